@@ -1,6 +1,6 @@
-"""What a run came to, as a small text file to review and to keep in git: a baseline.
+"""A baseline: the results of a run as a small text file to review and to keep in git.
 
-The report of a run becomes plain data; that is written to a file and read again, and compared with a later run.
+The report of a run is converted to plain data, written to a file, and compared with a later run.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ FORMAT_VERSION: Final = 1
 Plain = dict[str, Any]
 
 FOLDERS: Final = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
-"""Of files that a tool names, which lie somewhere else on another machine, or in another run."""
+"""Folders in messages, which differ by machine and by run."""
 
 
 def baseline_of(report: Report) -> Plain:
-    """Plain data: versions, the source, each row of the passes, structures, errors of the final model.
+    """The baseline of a report as plain data: versions, the source, passes, structures, errors of the final model.
 
-    Errors are told by the power of ten that they do not exceed, since their last digits are another machine's business.
+    Errors are rounded up to a power of ten, since their digits differ between machines.
     """
     marks = {mark.row: mark for mark in report.marks}
     return {
@@ -51,7 +51,7 @@ def baseline_of(report: Report) -> Plain:
 
 
 def _version(name: str, version: str) -> str:
-    """Without what says for which machine it was built."""
+    """A version without the part that names the machine it was built for."""
     plain = version.partition("+")[0]
     return ".".join(plain.split(".")[:2]) if name == "python" else plain
 
@@ -60,14 +60,14 @@ def _row(row: PassRow, mark: Mark | None) -> Plain | str:
     if row.status is Status.SKIPPED:
         return "skipped"
     reason = FOLDERS.sub("", row.reason)
-    told: Plain = {} if row.status is Status.RAN else {"status": str(row.status), "reason": reason}
+    entry: Plain = {} if row.status is Status.RAN else {"status": str(row.status), "reason": reason}
     if row.status is Status.RAN and reason:
-        told["note"] = reason
+        entry["note"] = reason
     if row.changed:
-        told |= {"change": dict(row.diff), **(_mark(mark) if mark else {}), "errors": _errors(row.errors)}
+        entry |= {"change": dict(row.diff), **(_mark(mark) if mark else {}), "errors": _errors(row.errors)}
     if row.lost:
-        told["lost"] = list(row.lost)
-    return told or "idle"
+        entry["lost"] = list(row.lost)
+    return entry or "idle"
 
 
 def _mark(mark: Mark) -> Plain:
@@ -80,11 +80,11 @@ def _mark(mark: Mark) -> Plain:
 
 
 def _structures(verdicts: tuple[StructureVerdict, ...]) -> Plain:
-    found: Plain = {}
-    for kind, count in Counter(one.kind for one in verdicts).items():
-        lost = {one.name: one.broken_by or "" for one in verdicts if one.kind == kind and not one.kept}
-        found[kind] = {"found": count, "kept": count - len(lost), **({"lost": lost} if lost else {})}
-    return found
+    structures: Plain = {}
+    for kind, count in Counter(verdict.kind for verdict in verdicts).items():
+        lost = {each.name: each.broken_by or "" for each in verdicts if each.kind == kind and not each.kept}
+        structures[kind] = {"found": count, "kept": count - len(lost), **({"lost": lost} if lost else {})}
+    return structures
 
 
 def _backend(backend: BackendReport) -> Plain | str:
@@ -110,19 +110,19 @@ HEAD: Final = (
 SUFFIX: Final = ".baseline"
 
 WIDTH: Final = 4096
-"""So that no entry is folded over lines."""
+"""Wide enough that no entry is split over lines."""
 
 
 def file_beside(config: Path) -> Path:
-    """`vit.baseline` for `vit.yaml`."""
+    """The default file of a baseline: `vit.baseline` for `vit.yaml`."""
     return config.with_suffix(SUFFIX)
 
 
 def write_baseline(baseline: dict[str, Any], path: Path) -> None:
-    """Under another name first, so that no half of it is ever there.
+    """Write a baseline, first under another name, so that the file is never incomplete.
 
     Raises:
-        UsageError: it cannot be written, or `path` is a file that is something else.
+        UsageError: it cannot be written, or `path` is another kind of file.
     """
     check_place(path)
     body = yaml.safe_dump(baseline, sort_keys=False, allow_unicode=True, default_flow_style=None, width=WIDTH)
@@ -136,7 +136,7 @@ def check_place(path: Path) -> None:
     """Refuse a place where no baseline can be written, before the run.
 
     Raises:
-        UsageError: a folder, something that is no baseline, or what cannot be read lies there.
+        UsageError: `path` is a folder, no baseline, or cannot be read.
     """
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give a file with --file")
@@ -149,7 +149,11 @@ def check_place(path: Path) -> None:
 
 
 def read_baseline(path: Path) -> dict[str, Any]:
-    """Raises UsageError: there is none, or it is not one of ours."""
+    """Read a baseline.
+
+    Raises:
+        UsageError: the file is missing, is no baseline, or has another format version.
+    """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -166,16 +170,16 @@ def read_baseline(path: Path) -> dict[str, Any]:
 
 
 FLOOR: Final = -9
-"""The power of ten below which errors are alike: less than a bit of a float32 near 1."""
+"""The power of ten below which errors count as equal: less than a bit of a float32 near 1."""
 
 SLACK: Final = 1
 """Powers of ten by which an error may differ from one machine to another."""
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """A line for each entry that is not the same; empty if all are.
+    """A line for each entry that differs; empty if none does.
 
-    Errors are no change while they are within one power of ten.
+    Errors within one power of ten count as equal.
     """
     return [f"{' › '.join(path)}: {_words(was)} → {_words(now)}" for path, was, now in _leaves((), before, after)]
 
@@ -196,11 +200,11 @@ def _is_alike(before: Any, after: Any) -> bool:
     return abs(high - low) <= SLACK
 
 
-def _power(told: Any) -> int | None:
-    """The power of ten of an error that is told as `<= 1e-06`; of none at all the least."""
-    if told == "0":
+def _power(text: Any) -> int | None:
+    """The power of ten of an error written as `<= 1e-06`; `FLOOR` for 0, None for other values."""
+    if text == "0":
         return FLOOR
-    return int(told.removeprefix("<= 1e")) if isinstance(told, str) and told.startswith("<= 1e") else None
+    return int(text.removeprefix("<= 1e")) if isinstance(text, str) and text.startswith("<= 1e") else None
 
 
 def _words(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""In the worker: run passes on one case, one after the other, each on a copy of its own."""
+"""In the worker: run passes on one case, one after the other, each on its own copy of the model."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from passes.weights.detached import DetachedModel
 __all__ = ["LARGEST", "PassAttempt", "attempts"]
 
 LARGEST: Final = 128 * 2**20
-"""Bytes of a result above which only its size is judged: a library that folds can make a gigabyte of a kilobyte."""
+"""Bytes of a result above which only its size is judged: constant folding can turn a kilobyte into a gigabyte."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassAttempt:
-    """What came of one call. `place` is the subject's.
+    """The result of one call of a pass. `place` is the index of the pass in `subjects`.
 
-    `again` is for the second call, on what the first has made, which is told of by itself: either may bring the process
-    down. It is made only where the first changed something, and `followed` says so beforehand.
+    `again` marks the second call, on the result of the first. Each call is reported by itself, since either may crash
+    the process. The second call is made only if the first changed something; `followed` announces it.
     """
 
     place: int
@@ -39,7 +39,7 @@ class PassAttempt:
 
 
 def attempts(model: bytes, subjects: Sequence[Mapping[str, Any]], start: int) -> Generator[PassAttempt]:
-    """Try `subjects` from `start` on. A call that leaves the meaning as it was is not repeated."""
+    """Try `subjects` from `start` on. A pass that does not change the model's meaning is not called again."""
     source = onnx.load_from_string(model)
     digests = _Digests()
     meaning = digests.of(model)
@@ -47,23 +47,23 @@ def attempts(model: bytes, subjects: Sequence[Mapping[str, Any]], start: int) ->
         if place < start:
             continue
         subject = AuditTarget(**data)
-        first = _called(subject, source, place)
+        first = _attempt(subject, source, place)
         changed = not first.raised and digests.of(first.model) != meaning
         small = len(first.model) <= LARGEST
         shipped = first.model if small else b""
         yield PassAttempt(place, first.raised, shipped, changed, len(first.model), followed=changed and small)
         if changed and small:
-            second = _called(subject, onnx.load_from_string(first.model), place)
+            second = _attempt(subject, onnx.load_from_string(first.model), place)
             same = not second.raised and digests.of(second.model) == digests.of(first.model)
             yield PassAttempt(place, second.raised, changed=not same, again=True)
 
 
-def _called(subject: AuditTarget, source: onnx.ModelProto, place: int) -> PassAttempt:
+def _attempt(subject: AuditTarget, source: onnx.ModelProto, place: int) -> PassAttempt:
     copy = onnx.ModelProto()
     copy.CopyFrom(source)
     try:
-        made = call(subject, copy)
-        return PassAttempt(place, model=made.SerializeToString(deterministic=True))
+        result = call(subject, copy)
+        return PassAttempt(place, model=result.SerializeToString(deterministic=True))
     except MemoryError:
         raise
     except Exception as error:
@@ -72,7 +72,7 @@ def _called(subject: AuditTarget, source: onnx.ModelProto, place: int) -> PassAt
 
 @dataclass(frozen=True, slots=True)
 class _Digests:
-    """What a model means, remembered by its bytes: most passes make the same of a model."""
+    """Canonical digests, cached by the bytes of a model: most passes produce the same result."""
 
     known: dict[bytes, str] = field(default_factory=dict)
 
@@ -86,5 +86,5 @@ class _Digests:
 def _digest(model: onnx.ModelProto) -> str:
     try:
         return canonical_digest(DetachedModel(model, {}))
-    except Exception as error:  # what a library made may not be readable, and is then something else
+    except Exception as error:  # a result that cannot be read counts as changed
         return f"unreadable: {type(error).__name__}"

@@ -1,4 +1,4 @@
-"""Every model that an audit tries, by name. Only names travel to other processes: each makes the models for itself."""
+"""Every model that an audit tries, by name. Other processes get only names, and load the models themselves."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`name` begins with the source: `node/test_abs`.
+    """A model to try passes on. `name` begins with the source: `node/test_abs`.
 
     Args:
         feeds: arrays, lists of arrays, or None, by input.
-        expected: by position of the outputs; None where the model itself has to say.
+        expected: by position of the outputs; None where the unoptimized model provides the reference.
         rtol, atol: of the test; None for the tolerances by dtype of `passes.proof.numbers`.
     """
 
@@ -58,16 +58,16 @@ class Case:
 
 
 def value_of(given: Any) -> Any:
-    """A value as a test has it, as numpy has it: tensors become arrays, also in lists and optionals."""
+    """Convert a test's value to numpy: tensors become arrays, also in lists and optionals."""
     if isinstance(given, onnx.TensorProto):
         return numpy_helper.to_array(given)
     if isinstance(given, list | tuple):
-        return [value_of(one) for one in given]
+        return [value_of(item) for item in given]
     return given if given is None else np.asarray(given)
 
 
 FOLDER: Final = "models"
-"""The source of a folder of the user's own."""
+"""The source name for models from the user's folder."""
 
 
 def case_names(models: Path | None = None, globs: Sequence[str] = ()) -> tuple[str, ...]:
@@ -82,23 +82,24 @@ def case_names(models: Path | None = None, globs: Sequence[str] = ()) -> tuple[s
         listed[FOLDER] = partial(folder_names, models)
     asked = [source for source in listed if not globs or any(_may_match(glob, source) for glob in globs)]
     names = [f"{source}/{name}" for source in asked for name in listed[source]()]
-    found = tuple(one for one in names if not globs or any(fnmatchcase(one, glob) for glob in globs))
-    if not found:
+    matching = tuple(name for name in names if not globs or any(fnmatchcase(name, glob) for glob in globs))
+    if not matching:
         raise PolicyError(
             f"--cases: nothing matches {', '.join(globs)}; expected a glob such as node/test_if*, "
             f"with one of the sources {', '.join(listed)}"
         )
-    return found
+    return matching
 
 
 def _may_match(glob: str, source: str) -> bool:
-    """To list the node tests takes seconds."""
+    """Whether `glob` can match a case of `source`: sources that cannot match are not listed, which takes seconds."""
     head, slash, _ = glob.partition("/")
     return head == source or not slash or any(letter in head for letter in "*?[")
 
 
 def load_case(name: str, models: Path | None = None) -> Case:
-    """
+    """Load the case called `name`.
+
     Raises:
         ModelError: its file cannot be read.
     """
@@ -121,7 +122,7 @@ def load_node(name: str) -> Case:
 
 @cache
 def _tests() -> dict[str, Any]:
-    """Name → test. To make them takes seconds, and some compute infinities on purpose."""
+    """Name → test of ONNX's node tests. Collecting them takes seconds, and some compute infinities on purpose."""
     from onnx.backend.test.case.node import collect_testcases
 
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -132,16 +133,16 @@ def _tests() -> dict[str, Any]:
 PACKAGE: Final = Path(onnx.backend.test.__file__).parent / "data"
 PLANTED: Final = Path(__file__).with_name("planted")
 TOO_LARGE: Final = frozenset({"light/light_bvlc_alexnet", "light/light_vgg19", "light/light_zfnet512"})
-"""Models of a few KiB that folding makes 240 MiB and more of: what comes of that depends on the machine's memory."""
+"""Models of a few KiB that folding grows to 240 MiB and more: the result depends on the machine's memory."""
 
 SUFFIX: Final = ".onnx"
 
 PICTURES: Final = {"planted": PLANTED, "gallery": GALLERY}
-"""Source → folder. `planted` holds what the node tests lack and has brought a library down before."""
+"""Source → folder. `planted` holds models that the node tests lack and that have crashed a library before."""
 
 
 def folder_names(folder: Path) -> tuple[str, ...]:
-    """Every `.onnx` file below `folder`, relative to it and without that suffix; one in capitals stays.
+    """Every `.onnx` file below `folder`, relative to it and without that suffix; a suffix in capitals stays.
 
     Raises:
         ModelError: there is none.
@@ -159,35 +160,38 @@ def picture_names(source: str) -> tuple[str, ...]:
 
 
 def load_picture(source: str, name: str) -> Case:
-    return _drawn(f"{source}/{name}", read_example(PICTURES[source] / f"{name}.onnxtxt").model)
+    return _with_drawn_feeds(f"{source}/{name}", read_example(PICTURES[source] / f"{name}.onnxtxt").model)
 
 
 def load_package(name: str) -> Case:
-    """One of onnx's models, with the inputs and outputs that lie beside it, where they do."""
+    """Load one of the models in the onnx package, with the test inputs and outputs stored beside it, if any."""
     case = load_file("package", PACKAGE, name)
     data = (PACKAGE / name).parent / "test_data_set_0"
     if not data.is_dir():
         return case
     given = {info.name: info.type for info in case.model.graph.input}
-    feeds = {name: _stored(data / f"input_{place}.pb", type_) for place, (name, type_) in enumerate(given.items())}
-    expected = [_stored(data / f"output_{place}.pb", info.type) for place, info in enumerate(case.model.graph.output)]
+    feeds = {name: _read_value(data / f"input_{place}.pb", type_) for place, (name, type_) in enumerate(given.items())}
+    expected = [
+        _read_value(data / f"output_{place}.pb", info.type) for place, info in enumerate(case.model.graph.output)
+    ]
     return Case(case.name, case.model, {name: value for name, value in feeds.items() if value is not None}, expected)
 
 
 def load_file(source: str, folder: Path, name: str) -> Case:
-    """
+    """Load a model with its external data.
+
     Raises:
-        ModelError: the file cannot be read, or what it says cannot be.
+        ModelError: the file cannot be read, or is no valid model.
     """
     bare = folder / f"{name}{SUFFIX}"
     path = bare if bare.exists() or Path(name).suffix.lower() != SUFFIX else folder / name
     model = load_model(path)
     onnx.load_external_data_for_model(model, str(path.resolve().parent))
-    return _drawn(f"{source}/{name}", model)
+    return _with_drawn_feeds(f"{source}/{name}", model)
 
 
-def _drawn(name: str, model: onnx.ModelProto) -> Case:
-    """With drawn inputs; without any where an input is no tensor, and then nothing is said of its numbers."""
+def _with_drawn_feeds(name: str, model: onnx.ModelProto) -> Case:
+    """A case with drawn inputs; without inputs if one is no tensor, and then its numbers are not judged."""
     try:
         feeds: Mapping[str, Any] = draw_feeds(DetachedModel(model, {}), 0)
     except ModelError:
@@ -195,7 +199,7 @@ def _drawn(name: str, model: onnx.ModelProto) -> Case:
     return Case(name, model, feeds)
 
 
-def _stored(file: Path, type_: onnx.TypeProto) -> Any:
+def _read_value(file: Path, type_: onnx.TypeProto) -> Any:
     if not file.is_file():
         return None
     kinds = {"sequence_type": onnx.SequenceProto, "optional_type": onnx.OptionalProto}

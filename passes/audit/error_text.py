@@ -1,11 +1,11 @@
-"""What went wrong, in words that are the same on every machine and for every model."""
+"""Error messages, normalized so that they are equal on every machine and for every model."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-__all__ = ["message_of", "signal_in", "steady"]
+__all__ = ["message_of", "normalize", "signal_in"]
 
 LENGTH: Final = 110
 
@@ -20,17 +20,17 @@ CHANGING: Final = (
     (r"\d+", "#"),
     (r"\(?node name: [^)]*\)?|node:? ?\S* ?name:? ?\S*|Name:\S*", "node"),
 )
-"""Pattern → what stands for it."""
+"""Pattern → replacement."""
 
 
 def message_of(error: BaseException) -> str:
-    """The type of an error and the first line that says something, without what differs from model to model."""
-    return steady(f"{type(error).__name__}: {error}")
+    """The type of an error and the first non-empty line of its message, normalized."""
+    return normalize(f"{type(error).__name__}: {error}")
 
 
-def steady(text: str) -> str:
-    """One line of at most 110 characters."""
-    line = next((one.strip() for one in text.splitlines() if one.strip(" :")), "")
+def normalize(text: str) -> str:
+    """Reduce a message to one line of at most 110 characters, without names, paths, numbers and addresses."""
+    line = next((part.strip() for part in text.splitlines() if part.strip(" :")), "")
     for pattern, instead in CHANGING:
         line = re.sub(pattern, instead, line)
     line = " ".join(line.split())
@@ -38,6 +38,6 @@ def steady(text: str) -> str:
 
 
 def signal_in(message: str) -> str:
-    """`SIGSEGV` out of what is said of a process that died, or what it says of memory."""
-    found = re.search(r"signal (SIG\w+)|exit code -?\d+|out of memory|more memory", message)
-    return found[1] or found[0] if found else "died"
+    """The signal named in the message of a crash, such as `SIGSEGV`; else its exit code or its words on memory."""
+    match = re.search(r"signal (SIG\w+)|exit code -?\d+|out of memory|more memory", message)
+    return match[1] or match[0] if match else "died"

@@ -1,4 +1,4 @@
-"""What an audit has to do, in jobs of some cases and all passes; and what the jobs come to together.
+"""The plan of an audit: jobs of some cases and all passes, and the tables made of their results.
 
 JSON in, JSON out, so that a job can run on any machine.
 """
@@ -21,7 +21,7 @@ from passes.advisories import AuditFinding, AuditTable, table_of
 from passes.advisories.text import to_one_line
 from passes.audit.cases import load_case
 from passes.audit.target import AuditTarget
-from passes.audit.trial import Trial
+from passes.audit.trial import AuditTrial
 from passes.context import memory_limit
 from passes.errors import ModelError, PolicyError
 from passes.suggest import nearest
@@ -42,14 +42,14 @@ PRELOAD: Final = ("onnxoptimizer", "passes.audit.attempts")
 
 
 @contextmanager
-def open_trial(timeout_s: float, memory_gib: float | None) -> Iterator[Trial]:
-    """The two workers; neither is started before it is needed."""
+def open_trial(timeout_s: float, memory_gib: float | None) -> Iterator[AuditTrial]:
+    """A trial with its two workers; neither is started before it is needed."""
     limit = memory_limit(memory_gib)
     with (
         Worker(timeout_s, limit, PRELOAD) as libraries,
         Worker(timeout_s, limit, ("passes.audit.judge",)) as judges,
     ):
-        yield Trial(libraries, judges)
+        yield AuditTrial(libraries, judges)
 
 
 def run_job(
@@ -64,11 +64,11 @@ def run_job(
     Args:
         models: the folder of the user's own models.
         timeout_s: seconds for one call of one pass.
-        memory_gib: what each of the two workers may allocate.
+        memory_gib: memory limit of each of the two workers.
 
     Returns:
-        `findings`: lists of name, kind, case and why; `unjudged`: case → why its numbers are not; `unread`: case → why
-        there is no model.
+        `findings`: lists of name, kind, case and why; `unjudged`: case → why its numbers were not judged; `unread`:
+        case → why the model cannot be read.
     """
     tried = [AuditTarget(**data) for data in subjects]
     findings: list[list[str]] = []
@@ -82,7 +82,7 @@ def run_job(
                 unread[name] = str(mistake)
                 continue
             outcome = trial.of(case, tried)
-            findings += [list(dataclasses.astuple(one)) for one in outcome.findings]
+            findings += [list(dataclasses.astuple(finding)) for finding in outcome.findings]
             if outcome.unjudged:
                 unjudged[name] = outcome.unjudged
     return {"findings": findings, "unjudged": unjudged, "unread": unread}
@@ -90,7 +90,7 @@ def run_job(
 
 @dataclass(frozen=True, slots=True)
 class AuditPlan:
-    """`subjects` on `cases`. `models` is the user's folder; `timeout_s` and `memory_gib` are for one call of a pass."""
+    """Try `subjects` on `cases`. `models` is the user's folder; `timeout_s` and `memory_gib` limit each call."""
 
     subjects: Sequence[AuditTarget]
     cases: Sequence[str]
@@ -116,9 +116,9 @@ class AuditPlan:
             )
 
     def tables(self, values: Iterable[Mapping[str, Any]]) -> tuple[AuditTable, ...]:
-        """A table for each library, of what the jobs returned."""
+        """A table of findings for each library. `values` are the results of the jobs."""
         done = list(values)
-        findings = [AuditFinding(*one) for value in done for one in value["findings"]]
+        findings = [AuditFinding(*fields) for value in done for fields in value["findings"]]
         unjudged = {case for value in done for case in value["unjudged"]}
         unread = unread_of(done)
         tried = Counter(name.partition("/")[0] for name in self.cases if name not in unread)
@@ -134,12 +134,12 @@ class AuditPlan:
 
 
 def unread_of(values: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The models that cannot be read, of what the jobs returned, each with the reason."""
+    """Case → reason, for the models that the jobs could not read."""
     return {case: why for value in values for case, why in value["unread"].items()}
 
 
 def chosen_targets(subjects: Sequence[AuditTarget], only: Sequence[str]) -> tuple[AuditTarget, ...]:
-    """Those that `only` names: libraries, passes, globs. All, where it names none.
+    """Select the subjects that `only` names by library, pass or glob; all if `only` is empty.
 
     Raises:
         PolicyError: an entry names nothing, with the nearest.
@@ -148,7 +148,7 @@ def chosen_targets(subjects: Sequence[AuditTarget], only: Sequence[str]) -> tupl
         if not any(_is_meant(subject, entry) for subject in subjects):
             known = [name for subject in subjects for name in (subject.name, subject.distribution)]
             raise PolicyError(f"--only: no pass and no library named {entry!r}{nearest(entry, known)}")
-    return tuple(one for one in subjects if not only or any(_is_meant(one, entry) for entry in only))
+    return tuple(subject for subject in subjects if not only or any(_is_meant(subject, entry) for entry in only))
 
 
 def _is_meant(subject: AuditTarget, entry: str) -> bool:

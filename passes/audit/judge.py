@@ -1,4 +1,4 @@
-"""In a worker of its own: what is wrong with what a pass made of a case. It shares no code with any pass."""
+"""In a worker of its own: judge the results of passes on a case. It shares no code with any pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from passes.audit.cases import Case
-from passes.audit.error_text import message_of, steady
+from passes.audit.error_text import message_of, normalize
 from passes.audit.metadata_probe import remove_marks, what_is_lost
 from passes.graph.op_facts import RANDOM_OPS
 from passes.graph.traversal import every_node
@@ -21,28 +21,28 @@ __all__ = ["RUNTIMES", "Result", "differs", "judge", "larger"]
 
 SHARE: Final = 1.1
 BYTES: Final = 1024
-"""A result has grown in bytes when it is larger by a tenth and by a KiB: a few types written down are not meant."""
+"""A result has grown when it is larger by a tenth and by a KiB, so that a few added type annotations do not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What some pass made. `changed` when it means something else, and its numbers have to be looked at."""
+    """The result of a pass. If `changed`, its meaning differs, so its numbers have to be compared."""
 
     model: bytes
     changed: bool
 
 
 Verdict = dict[str, str]
-"""Kind of finding → in words, why."""
+"""Kind of finding → the reason in words."""
 
-DRAWING: Final = RANDOM_OPS - {"Dropout"}
-"""Operators that draw other numbers each time, or others in another place of the graph."""
+RANDOM_OUTPUT_OPS: Final = RANDOM_OPS - {"Dropout"}
+"""Operators that draw other numbers in each run, or when they move in the graph."""
 
-APART: Final = frozenset({"invalid", "signature"})
+FATAL_KINDS: Final = frozenset({"invalid", "signature"})
 """Kinds after which numbers say nothing: the result does not run, or takes other inputs."""
 
 READY: Final = "ready"
-"""What is sent when the case itself has run: after that, a crash is the result's fault."""
+"""Sent once the case itself has run: a later crash is caused by a result."""
 
 
 def judge(case: Case, results: Sequence[Result], start: int, numbers: bool) -> Generator[str | tuple[int, Verdict]]:
@@ -51,19 +51,19 @@ def judge(case: Case, results: Sequence[Result], start: int, numbers: bool) -> G
     First comes "ready", or why the numbers cannot be judged; then the place of each result, with its verdict.
     """
     valid = not _invalid(case.model)
-    standard = _standard(case) if numbers else ""
+    standard = _find_standard(case) if numbers else ""
     yield standard if isinstance(standard, str) and standard else READY
     for place, result in enumerate(results):
         if place >= start:
             after = onnx.load_from_string(result.model)
-            said = dict(_said(case, after, valid))
-            if result.changed and said.keys().isdisjoint(APART) and not isinstance(standard, str):
-                said |= standard.judged(case, after)
-            yield place, said
+            verdict = dict(_static_findings(case, after, valid))
+            if result.changed and verdict.keys().isdisjoint(FATAL_KINDS) and not isinstance(standard, str):
+                verdict |= standard.judge_numbers(case, after)
+            yield place, verdict
 
 
-def _said(case: Case, after: onnx.ModelProto, valid: bool) -> Iterator[tuple[str, str]]:
-    """Everything that is known without running it."""
+def _static_findings(case: Case, after: onnx.ModelProto, valid: bool) -> Iterator[tuple[str, str]]:
+    """Findings that need no run of the model."""
     if valid and (why := _invalid(after)):
         yield "invalid", why
     elif why := _other_signature(case.model, after):
@@ -77,7 +77,7 @@ def _said(case: Case, after: onnx.ModelProto, valid: bool) -> Iterator[tuple[str
 
 
 def larger(before: int, after: int) -> bool:
-    """Whether a model of so many bytes has grown."""
+    """Whether a model that went from `before` to `after` bytes counts as grown."""
     return after > before * SHARE and after > before + BYTES
 
 
@@ -85,34 +85,34 @@ def _invalid(model: onnx.ModelProto) -> str:
     try:
         onnx.checker.check_model(model, full_check=True)
     except Exception as error:
-        return steady(str(error)) or type(error).__name__
+        return normalize(str(error)) or type(error).__name__
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Standard:
-    """The outputs to come up to, and the runtime that computes them from the case itself."""
+    """The expected outputs, and the runtime that computes them from the unoptimized model."""
 
     expected: Sequence[Any]
     runtime: str
 
-    def judged(self, case: Case, after: onnx.ModelProto) -> Verdict:
-        """Another runtime is asked where this one does not run the result: it may lack an operator."""
-        said = ""
+    def judge_numbers(self, case: Case, after: onnx.ModelProto) -> Verdict:
+        """Run `after` and compare its outputs. If this runtime cannot run it, try the others."""
+        failure = ""
         for name in (self.runtime, *(name for name in RUNTIMES if name != self.runtime)):
             try:
                 got = RUNTIMES[name](after, case.feeds)
             except Exception as error:
-                said = said or f"does not run: {message_of(error)}"
+                failure = failure or f"does not run: {message_of(error)}"
                 continue
             why = differs(self.expected, got, case.rtol, case.atol)
             return {"wrong": why} if why else {}
-        return {"wrong": said}
+        return {"wrong": failure}
 
 
-def _standard(case: Case) -> _Standard | str:
-    """Why there is none, where no runtime computes what the case expects."""
-    if case.expected is None and any(node.op_type in DRAWING for node in every_node(case.model.graph)):
+def _find_standard(case: Case) -> _Standard | str:
+    """Find a runtime that computes what the case expects; return the reason in words if there is none."""
+    if case.expected is None and any(node.op_type in RANDOM_OUTPUT_OPS for node in every_node(case.model.graph)):
         return "it draws random numbers"
     why = "it does not run"
     for name, run in RUNTIMES.items():
@@ -127,8 +127,11 @@ def _standard(case: Case) -> _Standard | str:
 
 
 def _other_signature(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
-    """What a caller of the model would notice."""
-    for what, ours, theirs in (("inputs", _given(before), _given(after)), ("outputs", _made(before), _made(after))):
+    """Describe a change of the inputs or outputs that a caller of the model would notice; empty if there is none."""
+    for what, ours, theirs in (
+        ("inputs", _input_types(before), _input_types(after)),
+        ("outputs", _output_types(before), _output_types(after)),
+    ):
         if list(ours) != list(theirs):
             return f"other {what}" if len(ours) == len(theirs) else f"{len(theirs) - len(ours):+} {what}"
         for name in ours:
@@ -137,17 +140,17 @@ def _other_signature(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
     return ""
 
 
-def _given(model: onnx.ModelProto) -> Mapping[str, onnx.TypeProto]:
+def _input_types(model: onnx.ModelProto) -> Mapping[str, onnx.TypeProto]:
     stored = {tensor.name for tensor in model.graph.initializer}
     return {info.name: info.type for info in model.graph.input if info.name not in stored}
 
 
-def _made(model: onnx.ModelProto) -> Mapping[str, onnx.TypeProto]:
+def _output_types(model: onnx.ModelProto) -> Mapping[str, onnx.TypeProto]:
     return {info.name: info.type for info in model.graph.output}
 
 
 def _contradicts(one: onnx.TypeProto, other: onnx.TypeProto, *, open_is_other: bool) -> bool:
-    """A size of an output that was open may be known afterwards; one of an input may not."""
+    """Whether two types contradict. An open size of an output may be known afterwards; one of an input may not."""
     kind = one.WhichOneof("value")
     if kind != other.WhichOneof("value"):
         return True
@@ -166,20 +169,20 @@ def _contradicts(one: onnx.TypeProto, other: onnx.TypeProto, *, open_is_other: b
 
 
 NEWEST_IR: Final = 10
-"""Of a file format that every supported onnxruntime reads; models are shown to it as of this one."""
+"""The newest IR version that every supported onnxruntime reads; models are given at most this version."""
 
 
 def _onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
     import onnxruntime
 
-    shown = onnx.ModelProto()
-    shown.CopyFrom(model)
-    shown.ir_version = min(shown.ir_version, NEWEST_IR)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.ir_version = min(copy.ir_version, NEWEST_IR)
     settings = onnxruntime.SessionOptions()
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     settings.log_severity_level = 4
     settings.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(shown.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(copy.SerializeToString(), settings, providers=["CPUExecutionProvider"])
     results: Any = session.run(None, dict(feeds))
     return results
 
@@ -196,11 +199,11 @@ RUNTIMES: Final[Mapping[str, Callable[[onnx.ModelProto, Mapping[str, Any]], list
     "onnxruntime": _onnxruntime,
     "onnx": _reference,
 }
-"""In the order in which they are asked; the first that computes what a case expects judges it."""
+"""Tried in this order; the first that computes what a case expects judges it."""
 
 
 def differs(expected: Sequence[Any], got: Sequence[Any], rtol: float | None, atol: float | None) -> str:
-    """How `got` is not what was expected, in words; empty when it is."""
+    """Describe how `got` differs from `expected`; empty if it does not."""
     if len(expected) != len(got):
         return f"{len(got)} outputs, expected {len(expected)}"
     return next((why for pair in zip(expected, got, strict=True) if (why := _differs(*pair, rtol, atol))), "")
@@ -228,7 +231,7 @@ def _differs(expected: Any, got: Any, rtol: float | None, atol: float | None) ->
 def _numbers(left: np.ndarray, right: np.ndarray, rtol: float | None, atol: float | None) -> str:
     if rtol is None or atol is None:
         errors = compare(left, right)
-        return "" if errors.ok else (f"max error {errors.max_abs:.1g}" if errors.limit else steady(errors.why))
+        return "" if errors.ok else (f"max error {errors.max_abs:.1g}" if errors.limit else normalize(errors.why))
     kind = np.complex128 if left.dtype.kind == "c" else np.float64
     one, other = left.astype(kind), right.astype(kind)
     with np.errstate(all="ignore"):

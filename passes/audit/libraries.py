@@ -1,4 +1,4 @@
-"""In the worker: call a library as its users do. Nothing is repaired here; each function says all that it hides."""
+"""In the worker: call a library as its users do. Nothing is repaired here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["call"]
 
 
 def call(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
-    """What the library makes of `model`, which it may change. Raises whatever the library raises."""
+    """Run the library on `model`, which it may change, and return its result. Raises whatever the library raises."""
     return CALLS[subject.step](subject, model)
 
 
@@ -56,7 +56,7 @@ def _onnxslim(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _onnxruntime(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
-    """The CPU provider's, at level extended, which is the most that is not laid out for one machine."""
+    """Save the graph of the CPU provider, by default at level extended: higher levels depend on the machine."""
     import onnxruntime
 
     with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
@@ -101,7 +101,7 @@ def _onnxscript_rewrites(subject: AuditTarget, model: onnx.ModelProto) -> onnx.M
 def _on_ir(
     function: Callable[[Any, Mapping[str, Any]], None], model: onnx.ModelProto, options: Mapping[str, Any]
 ) -> onnx.ModelProto:
-    """By one of our adapters that repairs nothing: it calls the library."""
+    """Run one of our adapters that only calls the library and repairs nothing."""
     import onnx_ir as ir
 
     edited = ir.from_proto(model)
@@ -114,13 +114,13 @@ def _infer_shapes(_: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _fold_constants(_: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Ours. It asks for a worker, and is in one already."""
+    """Our own pass. It asks for a worker; this process already is one."""
     with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
         return attach(FoldConstants().apply(detach(model), PassContext(_InThisProcess(), Path(folder))))
 
 
 class _InThisProcess(Worker):
-    """Makes each call where it is."""
+    """A worker that makes each call in this process."""
 
     def call(self, function: Function, /, *, within_s: float | None = None, **arguments: Any) -> Any:
         assert callable(function)

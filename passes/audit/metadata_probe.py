@@ -1,4 +1,4 @@
-"""Metadata that is planted into a case, since few test models have any, and looked for in what a pass makes of it."""
+"""Add metadata to a case, since few test models have any, and look for it in the result of a pass."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_marks(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def remove_marks(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without any metadata and doc strings: what counts when sizes are compared."""
+    """A copy without metadata and doc strings, for comparing sizes."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     del copy.metadata_props[:]
@@ -45,7 +45,7 @@ def remove_marks(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def what_is_lost(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
-    """What a marked model has lost, in words. A node that makes the same value by the same operator is still there."""
+    """Describe the metadata that a marked model has lost. Nodes match by operator and outputs."""
     lost = []
     if not any(entry.key == KEY for entry in after.metadata_props):
         lost.append("the model's metadata")

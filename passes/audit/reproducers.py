@@ -1,4 +1,4 @@
-"""For each pass and kind of finding, the smallest model that shows it, with the call: what one sends to its authors."""
+"""For each pass and kind of finding, the smallest model that shows it, with the call: a bug report for its authors."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from passes.advisories.text import to_one_line
 from passes.audit.cases import Case, load_case
 from passes.audit.job import open_trial
 from passes.audit.target import AuditTarget
-from passes.audit.trial import Trial
+from passes.audit.trial import AuditTrial
 from passes.catalog.graph_text import graph_text
 from passes.errors import ModelError
 from passes.optimize import draw_feeds
 from passes.run.reproduce import smallest
 from passes.weights.detached import DetachedModel
 
-__all__ = ["CALL", "reproduce", "reproductions_of", "told_by"]
+__all__ = ["CALL", "parse_heading", "reproduce", "reproductions_of"]
 
 CALL: Final = "passes.audit.reproducers:reproduce"
 
 KINDS: Final = (*sorted(UNSAFE), "raised")
 
 BUDGET_S: Final = 30.0
-"""Seconds for making one model smaller."""
+"""Seconds for reducing one model."""
 
 
 def reproductions_of(tables: Iterable[AuditTable], subjects: Iterable[AuditTarget]) -> Iterator[dict[str, Any]]:
-    """Arguments of `reproduce`: one for each pass and kind of finding that deserves it.
+    """Arguments of `reproduce`, for each pass and kind of finding in `KINDS`.
 
     Node tests go before whole models, since they are small already.
     """
@@ -44,12 +44,12 @@ def reproductions_of(tables: Iterable[AuditTable], subjects: Iterable[AuditTarge
         for entry in table.entries:
             if entry.kind in KINDS:
                 cases[entry.name, entry.kind] += entry.cases
-    for (name, kind), found in cases.items():
+    for (name, kind), candidates in cases.items():
         subject = by_name.get(name) or by_name[name.partition("/")[0]]
-        yield {"name": name, "subject": subject.data(), "kind": kind, "case": min(found, key=_weight)}
+        yield {"name": name, "subject": subject.data(), "kind": kind, "case": min(candidates, key=_simplicity)}
 
 
-def _weight(case: str) -> tuple[bool, int, str]:
+def _simplicity(case: str) -> tuple[bool, int, str]:
     return (not case.startswith("node/"), len(case), case)
 
 
@@ -62,13 +62,14 @@ def reproduce(
     timeout_s: float = 60.0,
     memory_gib: float | None = 4.0,
 ) -> dict[str, str]:
-    """
+    """Reduce the model of `case` to the smallest one on which `subject` still shows `kind`.
+
     Args:
         name: of the pass at fault: that of `subject`, or of a pass inside of it.
 
     Returns:
-        `name` of the files, the `model` in base64, and a `text` that says what happens, and how. The whole model where
-        no part of it shows it by itself.
+        `name` of the files, the `model` in base64, and a `text` that says what happens, and how. It is the whole model
+        if no smaller part shows the finding.
     """
     tried = AuditTarget(**subject)
     deadline = time.monotonic() + BUDGET_S
@@ -77,18 +78,18 @@ def reproduce(
         source = DetachedModel(given.model, {})
 
         def fails(part: DetachedModel) -> bool:
-            return bool(_shows(trial, _alone(part, given), tried, kind))
+            return bool(_shows(trial, _with_own_outputs(part, given), tried, kind))
 
         model = smallest(source, fails, deadline).proto if fails(source) else given.model
-        small = _alone(DetachedModel(model, {}), given) if model is not given.model else given
+        small = _with_own_outputs(DetachedModel(model, {}), given) if model is not given.model else given
         why = _shows(trial, small, tried, kind) or ["the whole model, with the inputs of its test"]
     file = _file(name, kind)
     text = f"{name}: {kind}; {why[0]}\nfound on {to_one_line(case)}\n\n{_call(tried, file)}\n\n{graph_text(model)}\n"
     return {"name": file, "model": base64.b64encode(model.SerializeToString()).decode(), "text": text}
 
 
-def told_by(stem: str, text: str) -> tuple[str, str] | None:
-    """Pass and kind of the reproducer of that file name and text; None where it is something else."""
+def parse_heading(stem: str, text: str) -> tuple[str, str] | None:
+    """Pass and kind of a reproducer, by its file name and text; None if the file is no reproducer."""
     head = re.match(rf"(\S+): ({'|'.join(KINDS)}); .*\nfound on ", text)
     return (head[1], head[2]) if head and _file(head[1], head[2]) == stem else None
 
@@ -97,8 +98,8 @@ def _file(name: str, kind: str) -> str:
     return f"{name.replace('/', '-')}-{kind}"
 
 
-def _alone(part: DetachedModel, given: Case) -> Case:
-    """A part of a case, with drawn inputs: what it should compute is then what it does compute."""
+def _with_own_outputs(part: DetachedModel, given: Case) -> Case:
+    """A part of a case with drawn inputs; what it computes unoptimized is the reference."""
     try:
         feeds: Mapping[str, Any] = draw_feeds(part, 0)
     except ModelError:
@@ -106,9 +107,9 @@ def _alone(part: DetachedModel, given: Case) -> Case:
     return replace(given, model=part.proto, feeds=feeds, expected=None, rtol=None, atol=None)
 
 
-def _shows(trial: Trial, case: Case, subject: AuditTarget, kind: str) -> list[str]:
-    """Why it is a finding of that kind; empty if it is none."""
-    return [one.why or kind for one in trial.of(case, [subject]).findings if one.kind == kind]
+def _shows(trial: AuditTrial, case: Case, subject: AuditTarget, kind: str) -> list[str]:
+    """The reasons of the findings of that kind; empty if there are none."""
+    return [finding.why or kind for finding in trial.of(case, [subject]).findings if finding.kind == kind]
 
 
 def _call(subject: AuditTarget, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What is tried: a pass alone, or a library's own set as a whole, and how the library is called for it."""
+"""What an audit tries: a single pass, or a library's own set of passes, and how the library is called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from passes.advisories import ROUND_TRIP
 from passes.catalog import catalog
 from passes.catalog.demo import isolate_pass
-from passes.catalog.listing import Entry
+from passes.catalog.listing import CatalogEntry
 from passes.context import PassContext
 from passes.external import onnxoptimizer
 from passes.recipe.recipe import OWN_STEPS
@@ -23,9 +23,12 @@ DEFAULT: Final = "default"
 
 @dataclass(frozen=True, slots=True)
 class AuditTarget:
-    """`distribution` is what the library is installed as, `step` how a recipe calls it. `passes` are onnxoptimizer's,
-    `left_out` those that a composite step leaves out, and `options` what else it is given. `inner` are the passes of a
-    step that are searched for who is at fault. JSON both ways by `data` and `Subject(**data)`."""
+    """A call to try. `distribution` is the library's name in pip, `step` its name in a recipe.
+
+    `passes` are onnxoptimizer's; `left_out` are the passes that a composite step leaves out, and `options` its other
+    options. `inner` are the passes of a step that are searched for the one at fault. `data` and `AuditTarget(**data)`
+    convert to JSON and back.
+    """
 
     name: str
     distribution: str
@@ -50,13 +53,15 @@ def targets_of(bench: PassContext, *, every: bool = False) -> tuple[AuditTarget,
     rows = catalog(bench, steps=None if every else ())
     default = AuditTarget(DEFAULT, "onnxoptimizer", "onnxoptimizer", onnxoptimizer.default_set())
     idle = AuditTarget(f"onnxruntime/{ROUND_TRIP}", "onnxruntime", "onnxruntime", options={"level": "disabled"})
-    found = [_subject(row, rows) for row in rows if row.runs not in ("missing", "never") and _is_known(row)]
-    return (default, idle, *found)
+    others = [_subject(row, rows) for row in rows if row.runs not in ("missing", "never") and _is_known(row)]
+    return (default, idle, *others)
 
 
 def with_inner(subjects: Sequence[AuditTarget], bench: PassContext) -> tuple[AuditTarget, ...]:
-    """Whole steps with the passes inside of them. To ask a library takes seconds, so choose `subjects` before."""
-    return tuple(replace(one, inner=_inner(one, bench)) if one.name in OWN_STEPS else one for one in subjects)
+    """Fill in the inner passes of whole steps. Asking a library takes seconds, so choose `subjects` before."""
+    return tuple(
+        replace(subject, inner=_inner(subject, bench)) if subject.name in OWN_STEPS else subject for subject in subjects
+    )
 
 
 def _inner(subject: AuditTarget, bench: PassContext) -> tuple[str, ...]:
@@ -64,12 +69,12 @@ def _inner(subject: AuditTarget, bench: PassContext) -> tuple[str, ...]:
     return step.inner(bench)
 
 
-def _is_known(row: Entry) -> bool:
-    """Not one that another package announces."""
+def _is_known(row: CatalogEntry) -> bool:
+    """Whether the pass is one of the supported libraries', and not announced by another package."""
     return row.source == "onnxoptimizer" or row.name.partition("/")[0] in OWN_STEPS
 
 
-def _subject(row: Entry, rows: Sequence[Entry]) -> AuditTarget:
+def _subject(row: CatalogEntry, rows: Sequence[CatalogEntry]) -> AuditTarget:
     if row.source == "onnxoptimizer":
         return AuditTarget(row.name, row.source, row.source, (row.bare,))
     if "/" not in row.name:

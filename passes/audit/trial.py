@@ -1,4 +1,4 @@
-"""Try passes on one case, and judge: what an audit does over and over."""
+"""Try passes on one case, and judge their results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from passes.errors import StepCrashed, StepTimedOut
 from passes.run.narrow import minimal_culprits
 from passes.worker.client import Worker
 
-__all__ = ["CaseOutcome", "Trial", "attribute_to_inner"]
+__all__ = ["AuditTrial", "CaseOutcome", "attribute_to_inner"]
 
 
 ATTEMPTS: Final = "passes.audit.attempts:attempts"
@@ -27,41 +27,45 @@ JUDGE: Final = "passes.audit.judge:judge"
 
 @dataclass(frozen=True, slots=True)
 class CaseOutcome:
-    """What came of one case. `unjudged` says why its numbers cannot be looked at; empty where they can."""
+    """The findings on one case. `unjudged` says why its numbers cannot be judged; empty if they can."""
 
     findings: tuple[AuditFinding, ...]
     unjudged: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """Two processes: in `libraries` the passes run, in `judges` the results are looked at. Either may die."""
+class AuditTrial:
+    """Two worker processes: `libraries` runs the passes, `judges` judges the results. Either may crash."""
 
     libraries: Worker
     judges: Worker
 
     def of(self, case: Case, subjects: Sequence[AuditTarget]) -> CaseOutcome:
-        """Every finding on `case`, of each of `subjects` alone; that of a step is told of the passes in it at fault."""
+        """Every finding on `case`, of each of `subjects` alone; a step's are attributed to its inner passes."""
         case = replace(case, model=add_marks(case.model))
-        outcome = self._tried(case, subjects)
-        findings = attribute_to_inner(outcome.findings, subjects, lambda subject: self._tried(case, [subject]).findings)
+        outcome = self._run_case(case, subjects)
+        findings = attribute_to_inner(
+            outcome.findings, subjects, lambda subject: self._run_case(case, [subject]).findings
+        )
         return CaseOutcome(findings, outcome.unjudged)
 
-    def _tried(self, case: Case, subjects: Sequence[AuditTarget]) -> CaseOutcome:
+    def _run_case(self, case: Case, subjects: Sequence[AuditTarget]) -> CaseOutcome:
         findings: list[AuditFinding] = []
         results: dict[Result, list[str]] = {}
         for attempt, failure in self._attempts(case, subjects):
             name = subjects[attempt.place].name
-            findings += [AuditFinding(name, kind, case.name, why) for kind, why in _found(attempt, failure, case)]
+            findings += [
+                AuditFinding(name, kind, case.name, why) for kind, why in _attempt_findings(attempt, failure, case)
+            ]
             if attempt.model and not failure:
                 results.setdefault(Result(attempt.model, attempt.changed), []).append(name)
-        unjudged, verdicts = self._judged(case, list(results))
+        unjudged, verdicts = self._judge(case, list(results))
         for names, verdict in zip(results.values(), verdicts, strict=True):
             findings += [AuditFinding(name, kind, case.name, why) for name in names for kind, why in verdict.items()]
         return CaseOutcome(tuple(dict.fromkeys(findings)), unjudged)
 
     def _attempts(self, case: Case, subjects: Sequence[AuditTarget]) -> Iterator[tuple[PassAttempt, str]]:
-        """Each attempt, with the kind of finding and the words where it brought the process down."""
+        """Each attempt, with the signal or `timed out` if it crashed the process, else an empty text."""
         model = case.model.SerializeToString()
         data = [subject.data() for subject in subjects]
         begun = PassAttempt(-1)
@@ -77,31 +81,31 @@ class Trial:
                 begun = PassAttempt(place, again=second)
                 yield begun, _kind(failure)
 
-    def _judged(self, case: Case, results: Sequence[Result]) -> tuple[str, list[dict[str, str]]]:
-        """Why the numbers are not judged, and a verdict for each result."""
-        said: list[dict[str, str]] = []
+    def _judge(self, case: Case, results: Sequence[Result]) -> tuple[str, list[dict[str, str]]]:
+        """Return why the numbers are not judged (empty if they are), and a verdict for each result."""
+        verdicts: list[dict[str, str]] = []
         unjudged, numbers = "", True
-        while len(said) < len(results):
+        while len(verdicts) < len(results):
             ready = False
-            arguments = {"case": case, "results": results, "start": len(said), "numbers": numbers}
+            arguments = {"case": case, "results": results, "start": len(verdicts), "numbers": numbers}
             try:
                 for item in _stream(self.judges, JUDGE, **arguments):
                     if isinstance(item, str):
                         ready, unjudged = True, unjudged or ("" if item == READY else item)
                     else:
-                        said.append(item[1])
+                        verdicts.append(item[1])
             except (StepCrashed, StepTimedOut) as failure:
                 if ready:
-                    said.append({"wrong": f"it brings who runs it down: {_kind(failure)}"})
+                    verdicts.append({"wrong": f"it brings who runs it down: {_kind(failure)}"})
                 elif not numbers:
                     raise
                 else:
                     unjudged, numbers = f"the model itself brings who runs it down: {_kind(failure)}", False
-        return unjudged, said
+        return unjudged, verdicts
 
 
 def _stream(worker: Worker, function: str, **arguments: Any) -> Iterator[Any]:
-    """What a generator in the worker yields, but not what it returns."""
+    """Yield what a generator in the worker yields."""
     ticket = worker.post(function, **arguments)
     while True:
         item = worker.collect(ticket)
@@ -114,8 +118,8 @@ def _kind(failure: StepCrashed | StepTimedOut) -> str:
     return "timed out" if isinstance(failure, StepTimedOut) else signal_in(str(failure))
 
 
-def _found(attempt: PassAttempt, failure: str, case: Case) -> Iterator[tuple[str, str]]:
-    """What is known of an attempt before anybody has looked at its result."""
+def _attempt_findings(attempt: PassAttempt, failure: str, case: Case) -> Iterator[tuple[str, str]]:
+    """Kind and reason of the findings that do not depend on the result."""
     where = ", on its own result" if attempt.again else ""
     if failure:
         timed_out = failure == "timed out"
@@ -131,42 +135,42 @@ def _found(attempt: PassAttempt, failure: str, case: Case) -> Iterator[tuple[str
 NARROWED: Final = UNSAFE | {"raised"}
 
 MOST: Final = 3
-"""Passes that can be at fault together; of more, none is."""
+"""The most passes that are blamed together; a larger set is not blamed."""
 
 
 def attribute_to_inner(
     findings: Sequence[AuditFinding],
     subjects: Sequence[AuditTarget],
-    tried: Callable[[AuditTarget], Sequence[AuditFinding]],
+    findings_of: Callable[[AuditTarget], Sequence[AuditFinding]],
 ) -> tuple[AuditFinding, ...]:
-    """The findings on one case, where a bad one of a step is that of the smallest set of passes without which the step
-    does nothing bad. It stays the step's own where there is no such set.
+    """Attribute a step's findings on one case to the smallest set of inner passes without which they do not occur.
+
+    A finding stays with the step if there is no such set.
 
     Args:
-        tried: every finding of a subject on the same case.
+        findings_of: returns every finding of a subject on the same case.
     """
     by_name = {subject.name: subject for subject in subjects}
-    bad = [one for one in findings if one.kind in NARROWED]
-    round_trip = {(one.name, one.kind) for one in bad}
+    bad = [finding for finding in findings if finding.kind in NARROWED]
+    round_trip = {(finding.name, finding.kind) for finding in bad}
     at_fault: dict[str, tuple[str, ...]] = {}
-    for one in bad:
-        own = round_trip.isdisjoint((name, one.kind) for name in round_trips(one.name))
-        if own and one.name not in at_fault and by_name[one.name].inner:
-            at_fault[one.name] = _culprits(by_name[one.name], tried)
-    return tuple(told for one in findings for told in _told(one, at_fault.get(one.name, ())))
+    for finding in bad:
+        own = round_trip.isdisjoint((name, finding.kind) for name in round_trips(finding.name))
+        if own and finding.name not in at_fault and by_name[finding.name].inner:
+            at_fault[finding.name] = _culprits(by_name[finding.name], findings_of)
+    return tuple(blamed for each in findings for blamed in _blame_inner(each, at_fault.get(each.name, ())))
 
 
-def _culprits(subject: AuditTarget, tried: Callable[[AuditTarget], Sequence[AuditFinding]]) -> tuple[str, ...]:
+def _culprits(subject: AuditTarget, findings_of: Callable[[AuditTarget], Sequence[AuditFinding]]) -> tuple[str, ...]:
     def is_good(left_out: tuple[str, ...]) -> bool:
-        found = tried(replace(subject, left_out=left_out))
-        return not any(one.kind in NARROWED for one in found)
+        return not any(finding.kind in NARROWED for finding in findings_of(replace(subject, left_out=left_out)))
 
-    found = minimal_culprits(subject.inner, (), is_good) or ()
-    return found if len(found) <= MOST else ()
+    blamed = minimal_culprits(subject.inner, (), is_good) or ()
+    return blamed if len(blamed) <= MOST else ()
 
 
-def _told(one: AuditFinding, at_fault: Sequence[str]) -> Iterator[AuditFinding]:
-    if one.kind in NARROWED and at_fault:
-        yield from (replace(one, name=f"{one.name}/{bare}") for bare in at_fault)
+def _blame_inner(finding: AuditFinding, at_fault: Sequence[str]) -> Iterator[AuditFinding]:
+    if finding.kind in NARROWED and at_fault:
+        yield from (replace(finding, name=f"{finding.name}/{bare}") for bare in at_fault)
     else:
-        yield one
+        yield finding

@@ -1,7 +1,7 @@
-"""Every pass that this installation can run: what it does, what it reads, what it may destroy, and a picture of it."""
+"""Every pass that this installation can run: what it does, reads and may destroy, with an example."""
 
 from __future__ import annotations
 
-from passes.catalog.listing import Entry, catalog, pass_names, rows_of
+from passes.catalog.listing import CatalogEntry, catalog, pass_names, rows_of
 
-__all__ = ["Entry", "catalog", "pass_names", "rows_of"]
+__all__ = ["CatalogEntry", "catalog", "pass_names", "rows_of"]

@@ -1,4 +1,4 @@
-"""One pass at work: its picture, before and after, run by the installed library."""
+"""Demonstrate one pass: its example model before and after, run by the installed library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx
 
 from passes.catalog.example_model import UNPICTURED, example_of, read_example
 from passes.catalog.graph_text import graph_text
-from passes.catalog.listing import Entry
+from passes.catalog.listing import CatalogEntry
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
@@ -29,7 +29,7 @@ __all__ = ["Demo", "find_entries", "fires", "isolate_pass", "show"]
 class Demo:
     """`before` and `after` are graphs as text. `why_not` says why they are missing, or why they are the same."""
 
-    entry: Entry
+    entry: CatalogEntry
     caption: str = ""
     before: str = ""
     after: str = ""
@@ -38,8 +38,8 @@ class Demo:
     why_not: str = ""
 
 
-def find_entries(name: str, rows: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The rows that `name` means: the one of that name, or else those inside of steps.
+def find_entries(name: str, rows: Sequence[CatalogEntry]) -> tuple[CatalogEntry, ...]:
+    """The entries that `name` means: the one with this full name, or else those of this name inside steps.
 
     Raises:
         PolicyError: there is none, with the nearest name.
@@ -53,8 +53,8 @@ def find_entries(name: str, rows: Sequence[Entry]) -> tuple[Entry, ...]:
     )
 
 
-def show(entry: Entry, rows: Sequence[Entry], bench: PassContext) -> Demo:
-    """Run the pass of `entry` alone on its picture; `rows` is the whole catalogue."""
+def show(entry: CatalogEntry, rows: Sequence[CatalogEntry], bench: PassContext) -> Demo:
+    """Run the pass of `entry` alone on its example model; `rows` is the whole catalogue."""
     if entry.runs == "missing":
         return Demo(entry, why_not=entry.note)
     file = example_of(entry.name)
@@ -77,19 +77,19 @@ def show(entry: Entry, rows: Sequence[Entry], bench: PassContext) -> Demo:
 
 
 def detached_copy(model: onnx.ModelProto) -> DetachedModel:
-    """As the runner holds a model; `model` stays as it is."""
+    """A detached copy, as the runner takes it; `model` is not changed."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     return detach(copy)
 
 
 def fires(before: DetachedModel, after: DetachedModel) -> bool:
-    """Whether a pass changed something: what is computed, or what is read of it."""
+    """Whether a pass changed the meaning of the model."""
     return canonical_digest(before) != canonical_digest(after)
 
 
-def isolate_pass(entry: Entry, rows: Sequence[Entry]) -> Step:
-    """The pass of `entry` by itself: of a composite step, everything else that `rows` list is left out."""
+def isolate_pass(entry: CatalogEntry, rows: Sequence[CatalogEntry]) -> Step:
+    """A step that runs only the pass of `entry`; a composite step leaves out every other pass in `rows`."""
     name, _, bare = entry.name.rpartition("/")
     if not name:
         return OWN_STEPS[bare]() if bare in OWN_STEPS else OnnxOptimizerPass(bare)
@@ -101,5 +101,5 @@ def isolate_pass(entry: Entry, rows: Sequence[Entry]) -> Step:
 
 
 def _appliers(step: str, bare: str) -> list[str]:
-    """What applies the pass, and so has to run with it: onnxruntime's rules run in groups."""
+    """The passes that have to run with this one: onnxruntime's rules run in groups."""
     return [group for group, rules in RULES.items() if bare in rules] if step == "onnxruntime" else []

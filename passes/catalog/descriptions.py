@@ -1,4 +1,4 @@
-"""What each pass does, in words: those of onnxoptimizer, and those that onnxsim runs by default."""
+"""Descriptions of passes: those of onnxoptimizer, and those that onnxsim runs by default."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = [
     "ONNXSIM",
     "STEPS",
     "UNDESCRIBED",
-    "About",
+    "Description",
     "Reads",
-    "about",
+    "describe",
     "structure",
     "values",
 ]
@@ -24,31 +24,31 @@ __all__ = [
 Reads = Literal["structure", "values"]
 
 UNDESCRIBED: Final = "not described by this release of onnxline"
-"""What is said of a pass that the installed library has and our tables do not have."""
+"""The description of a pass that the installed library has and our tables lack."""
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """`does` is one sentence without a full stop.
+class Description:
+    """What a pass does and reads. `does` is one sentence without a full stop.
 
-    A pass reads `values` if what it does depends on the numbers in weights, or if it computes new ones of them. All
+    A pass reads `values` if its effect depends on the numbers in weights, or if it computes new weights. All
     others read the `structure` only: operators, attributes, shapes, and constants that are as good as attributes (a
-    scalar such as an epsilon; axes, pads, shapes, indices). They wire weights, and never look at what is in them.
+    scalar such as an epsilon; axes, pads, shapes, indices). They may rewire weights, but never look at their numbers.
     """
 
     does: str
     reads: Reads
 
 
-def structure(does: str) -> About:
-    return About(does, "structure")
+def structure(does: str) -> Description:
+    return Description(does, "structure")
 
 
-def values(does: str) -> About:
-    return About(does, "values")
+def values(does: str) -> Description:
+    return Description(does, "values")
 
 
-ONNXOPTIMIZER: Final[Mapping[str, About]] = {
+ONNXOPTIMIZER: Final[Mapping[str, Description]] = {
     "nop": structure("Do nothing; the library's own pass for tests"),
     "adjust_add": structure("Put the constant operand of an Add on the right, where other passes look for it"),
     "adjust_slice_and_matmul": structure(
@@ -113,7 +113,7 @@ ONNXOPTIMIZER: Final[Mapping[str, About]] = {
 }
 
 
-ONNXSIM: Final[Mapping[str, About]] = {
+ONNXSIM: Final[Mapping[str, Description]] = {
     "constant_folding": values("Compute what depends on constants alone; a stage of its own beside the listed passes"),
     "eliminate_loop_with_const_trip_count": structure(
         "Write out the body of a Loop of a known number of rounds, up to 1024"
@@ -166,10 +166,10 @@ NEVER_RUN: Final[Mapping[str, str]] = {
     "eliminate_shape_gather": "it is listed, but never run: onnxsim folds shapes in another way",
     "extract_constant_to_initializer": "it is listed, but never run: onnxsim keeps constants apart from weights",
 }
-"""What `onnxsim.simplify` takes out of its list each time, by its sources and by running it."""
+"""Passes that `onnxsim.simplify` always removes from its list, as its sources and its runs show."""
 
 
-STEPS: Final[Mapping[str, About]] = {
+STEPS: Final[Mapping[str, Description]] = {
     "fold_constants": values("Compute what depends on constants alone, where that does not make the model larger"),
     "infer_shapes": structure("Write the inferred type and shape of every value into the model"),
     "onnxruntime": values("Save what onnxruntime's own graph optimization makes of the model"),
@@ -181,13 +181,13 @@ STEPS: Final[Mapping[str, About]] = {
 }
 
 
-def about(name: str) -> About:
-    """The words for a pass by its full name; a pass without any counts as one that reads values."""
+def describe(name: str) -> Description:
+    """The description of a pass by its full name; an undescribed pass counts as one that reads values."""
     step, _, bare = name.rpartition("/")
     return DESCRIBED.get(step, {}).get(bare, values(UNDESCRIBED))
 
 
-DESCRIBED: Final[Mapping[str, Mapping[str, About]]] = {
+DESCRIBED: Final[Mapping[str, Mapping[str, Description]]] = {
     "": {**ONNXOPTIMIZER, **STEPS},
     "onnxsim": {**ONNXOPTIMIZER, **ONNXSIM},
 }

@@ -1,7 +1,7 @@
-"""The gallery: for a pass, a tiny model on which it does something, as ONNX text.
+"""The gallery: tiny models in ONNX text, each of which shows the effect of a pass.
 
-A value that is declared with its type and that nothing computes is a weight. It is drawn by its name, so the files hold
-no weights; numbers that matter are written out. The comment in the first line says what one sees.
+A declared value that no node computes is a weight. Its numbers are drawn with its name as the seed, so files hold no
+weights; numbers that matter are written out. The comment in the first line is the caption.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ GALLERY: Final = Path(__file__).parents[1] / "gallery"
 
 @dataclass(frozen=True, slots=True)
 class ExampleModel:
-    """A model before a pass. `caption` is one sentence."""
+    """A model to run a pass on. `caption` is one sentence."""
 
     caption: str
     model: onnx.ModelProto
 
 
 def example_of(name: str) -> Path | None:
-    """The picture of the pass called `name`. One with the step in its name, `onnxsim.fuse_qkv`, goes before others."""
+    """The example file of the pass `name`, if any. `onnxsim.fuse_qkv`, with the step, takes precedence."""
     step, _, bare = name.rpartition("/")
     files = [GALLERY / f"{stem}.onnxtxt" for stem in ((f"{step}.{bare}", bare) if step else (bare,))]
     return next((file for file in files if file.is_file()), None)
@@ -39,7 +39,7 @@ def example_of(name: str) -> Path | None:
 def read_example(file: Path, seed: str = "") -> ExampleModel:
     """Read one file of the gallery, draw its weights, and infer the type of every value.
 
-    `seed` makes other weights. Floats are drawn from [-1, 1].
+    Another `seed` draws other weights. Floats are drawn from [-1, 1].
     """
     text = file.read_text(encoding="utf-8")
     model = onnx.parser.parse_model(text)
@@ -47,12 +47,12 @@ def read_example(file: Path, seed: str = "") -> ExampleModel:
     declared = list(model.graph.value_info)
     del model.graph.value_info[:]
     model.graph.value_info.extend(info for info in declared if info.name in computed)
-    model.graph.initializer.extend(_drawn(info, seed) for info in declared if info.name not in computed)
+    model.graph.initializer.extend(_draw_weight(info, seed) for info in declared if info.name not in computed)
     caption = text.partition("\n")[0].removeprefix("#").strip()
     return ExampleModel(caption, onnx.shape_inference.infer_shapes(model))
 
 
-def _drawn(info: onnx.ValueInfoProto, seed: str) -> onnx.TensorProto:
+def _draw_weight(info: onnx.ValueInfoProto, seed: str) -> onnx.TensorProto:
     tensor = info.type.tensor_type
     shape = [dim.dim_value for dim in tensor.shape.dim]
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
@@ -71,4 +71,4 @@ UNPICTURED: Final[Mapping[str, str]] = {
     "rank0_to_rank1": "it changes the shape of an output, and a run reverts what does that",
     "lift_lexical_references": "what it makes is no ONNX model",
 }
-"""Bare name → why a pass has no picture."""
+"""Bare name → why a pass has no example."""

@@ -1,4 +1,4 @@
-"""A graph as text for people: operators and how they are wired, without the numbers in weights."""
+"""Print a graph for people: operators and their connections, without the numbers in weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["COLUMNS", "graph_text"]
 COLUMNS: Final = 100
 
 SHORT: Final = 24
-"""Characters up to which the numbers of a tensor are written out: pads and axes, and not drawn weights."""
+"""Tensors of up to this many characters are printed, such as pads and axes; longer ones are weights."""
 
 STORED: Final = re.compile(r" =  \{([^{}]*)\}")
 CONSTANT: Final = re.compile(r"\{([-+0-9.einfa,]+)\}", re.IGNORECASE)
@@ -32,7 +32,7 @@ def graph_text(model: onnx.ModelProto) -> str:
     text = STORED.sub(lambda match: f" = {{{match[1]}}}" if len(match[1]) <= SHORT else "", text)
     text = CONSTANT.sub(lambda match: match[0] if len(match[1]) <= SHORT else "{…}", text)
     text = TYPED.sub(r"\1 = ", text)
-    return "\n".join(part for line in text.splitlines() for part in _wrapped(line))
+    return "\n".join(part for line in text.splitlines() for part in _wrap(line))
 
 
 def _strip(graph: onnx.GraphProto) -> None:
@@ -44,7 +44,7 @@ def _strip(graph: onnx.GraphProto) -> None:
                 _strip(inner)
 
 
-def _wrapped(line: str) -> list[str]:
+def _wrap(line: str) -> list[str]:
     space = " " * (len(line) - len(line.lstrip()))
     return textwrap.wrap(
         line.strip(),

@@ -1,4 +1,4 @@
-"""Read the catalogue from the installed libraries, never from memory."""
+"""Build the catalogue by asking the installed libraries which passes they have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from passes.catalog.descriptions import NEVER_RUN, UNDESCRIBED, Reads, about
+from passes.catalog.descriptions import NEVER_RUN, UNDESCRIBED, Reads, describe
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external import onnxoptimizer
@@ -16,7 +16,7 @@ from passes.recipe.recipe import OWN_STEPS
 from passes.recipe.user_passes import installed_passes
 from passes.step import Step
 
-__all__ = ["Entry", "Runs", "catalog", "pass_names", "rows_of"]
+__all__ = ["CatalogEntry", "Runs", "catalog", "pass_names", "rows_of"]
 
 
 Runs = Literal["default", "extra", "never", "missing"]
@@ -25,12 +25,11 @@ and takes it out each time. `missing`: the library is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogEntry:
     """One pass, with its `name` as a recipe or a skip list writes it; a pass inside a step is called `STEP/NAME`.
 
-    `does` is one sentence; `destroys` are the kinds of structures that the pass is known to break, of a composite
-    step those that any pass breaks that runs inside of it by default; `note` says why a pass never runs, or what to
-    install.
+    `does` is one sentence; `destroys` are the kinds of structures that the pass is known to break; for a composite
+    step, those that any of its default passes breaks. `note` says why a pass never runs, or what to install.
     """
 
     name: str
@@ -52,11 +51,11 @@ class Entry:
         return self.does != UNDESCRIBED
 
 
-def catalog(bench: PassContext, *, steps: Collection[str] | None = None) -> tuple[Entry, ...]:
+def catalog(bench: PassContext, *, steps: Collection[str] | None = None) -> tuple[CatalogEntry, ...]:
     """All passes: onnxoptimizer's, then each step of a recipe with its inner passes as `STEP/NAME`.
 
     Args:
-        steps: whose inner passes to list; None for all. To ask a library starts the worker and takes seconds.
+        steps: whose inner passes to list; None for all. Asking a library starts the worker and takes seconds.
     """
     defaults = set(onnxoptimizer.default_set())
     rows = [
@@ -65,7 +64,7 @@ def catalog(bench: PassContext, *, steps: Collection[str] | None = None) -> tupl
     for name, make in OWN_STEPS.items():
         step = make()
         rows += rows_of(step, bench) if steps is None or name in steps else [_step_entry(step)]
-    return (*rows, *_announced())
+    return (*rows, *_user_entries())
 
 
 def pass_names(steps: Sequence[Step], bench: PassContext) -> tuple[str, ...]:
@@ -81,24 +80,24 @@ def pass_names(steps: Sequence[Step], bench: PassContext) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def rows_of(step: Step, bench: PassContext) -> list[Entry]:
-    """The row of one step, and those of its inner passes; a library that is not there is said so, in the step's row."""
+def rows_of(step: Step, bench: PassContext) -> list[CatalogEntry]:
+    """The entry of one step, and those of its inner passes. The step's entry says if its library is missing."""
     if not step.is_composite:
         return [_step_entry(step)]
     try:
         inner, extras = step.inner(bench), step.extras(bench)
-    except PolicyError as absent:
-        return [replace(_step_entry(step), runs="missing", note=str(absent))]
+    except PolicyError as error:
+        return [replace(_step_entry(step), runs="missing", note=str(error))]
     rows = [_inner_entry(step, each, "default") for each in inner]
     destroys = tuple(dict.fromkeys(kind for row in rows if row.runs == "default" for kind in row.destroys))
     own = replace(_step_entry(step), destroys=destroys)
     return [own, *rows, *(_inner_entry(step, each, "extra") for each in extras if each not in inner)]
 
 
-def _announced() -> list[Entry]:
-    """The user's passes that installed packages announce; none is loaded to say this."""
+def _user_entries() -> list[CatalogEntry]:
+    """Entries of the user's passes that installed packages announce; no pass is loaded for this."""
     return [
-        Entry(
+        CatalogEntry(
             name,
             point.dist.name if point.dist is not None else "user",
             "extra",
@@ -110,16 +109,16 @@ def _announced() -> list[Entry]:
     ]
 
 
-def _step_entry(step: Step) -> Entry:
+def _step_entry(step: Step) -> CatalogEntry:
     return _entry(step.name, step.source, "default" if step.name in TORCH_RECIPE else "extra")
 
 
-def _inner_entry(step: Step, bare: str, runs: Runs) -> Entry:
+def _inner_entry(step: Step, bare: str, runs: Runs) -> CatalogEntry:
     never = NEVER_RUN.get(bare, "") if step.name == "onnxsim" else ""
     return _entry(f"{step.name}/{bare}", step.source, "never" if never else runs, never)
 
 
-def _entry(name: str, source: str, runs: Runs, note: str = "") -> Entry:
-    words = about(name)
+def _entry(name: str, source: str, runs: Runs, note: str = "") -> CatalogEntry:
+    words = describe(name)
     destroys = DESTROYS.get(name.rpartition("/")[2], ())
-    return Entry(name, source, runs, words.does, words.reads, groups_of(name), destroys, note)
+    return CatalogEntry(name, source, runs, words.does, words.reads, groups_of(name), destroys, note)

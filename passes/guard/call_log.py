@@ -1,4 +1,4 @@
-"""What a guard writes down of each call: who called, a record, its line of JSON, and the lines that people read.
+"""Record the calls of a guard: the caller, the record, its line of JSON, and the lines that people read.
 
 All processes of a guard append to one file.
 """
@@ -32,16 +32,16 @@ STANDARD = sysconfig.get_path("stdlib")
 
 
 class Returned(StrEnum):
-    """What the caller was given."""
+    """What the caller got."""
 
     GUARDED = "guarded"
     """The optimizer's result under the policy, proven."""
     UNGUARDED = "unguarded"
     """The optimizer's own result, in which nothing was found lost; the guarded run did not work."""
     AS_GIVEN = "as given"
-    """The model that came in: nothing else could be shown to be sound."""
+    """The model that came in: no other result could be proven sound."""
     NOT_JUDGED = "not judged"
-    """The optimizer's own result, unseen: the call has no model that a policy could speak of."""
+    """The optimizer's own result, unchecked: the call has no model to which a policy applies."""
     RAISED = "raised"
     """The optimizer's own exception, as it comes without a guard."""
 
@@ -53,7 +53,7 @@ class GuardedCall:
     `file`, `line` and `caller` (the function's name) are the nearest place outside of the libraries. `kept` counts what
     the policy holds, by kind, in the model that was returned; `missing` are the entries of `keep` that match nothing in
     this model. `would_have_lost` and `unguarded_fault` say what the same call does without a guard, and
-    `unguarded_nodes` what it leaves; None if it was not compared or left nothing.
+    `unguarded_nodes` counts the nodes of its result; None if it was not compared or has no result.
     """
 
     function: str
@@ -71,22 +71,22 @@ class GuardedCall:
     kept: Mapping[str, int] | None = None
     missing: tuple[str, ...] = ()
     reverted: Mapping[str, str] | None = None
-    """Pass → why it was taken back, or did not end well."""
+    """Pass → why it was reverted, or failed."""
     skipped: Mapping[str, str] | None = None
     compared: bool = False
     unguarded_nodes: int | None = None
     unguarded_fault: str = ""
-    """`differs: …` or `crashed: …`: what else is wrong with the unguarded result."""
+    """`differs: …` or `crashed: …`: any other fault of the unguarded result."""
     would_have_lost: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
     def lines(self) -> Iterator[str]:
-        """For people: one line of what happened, then one for each thing worth knowing."""
-        where = f"{_near(self.file)}:{self.line} in {self.caller}"
+        """Lines for people: one on the outcome, then one for each detail."""
+        where = f"{_display_path(self.file)}:{self.line} in {self.caller}"
         yield f"{where}: {self.function}{self._outcome()} ({self.seconds:.1f} s)"
-        for what in self.would_have_lost:
-            yield f"  without the guard lost: {what}"
+        for structure in self.would_have_lost:
+            yield f"  without the guard lost: {structure}"
         if self.unguarded_fault:
             yield f"  without the guard: {self.unguarded_fault}"
         for name, why in (self.reverted or {}).items():
@@ -110,13 +110,13 @@ class GuardedCall:
         return words.get(self.returned, "")
 
 
-def _near(file: str) -> str:
-    """A path below the working directory is shown from there."""
+def _display_path(file: str) -> str:
+    """Shorten a path below the working directory to a relative one."""
     try:
-        near = os.path.relpath(file)
+        relative = os.path.relpath(file)
     except ValueError:
         return file
-    return file if near.startswith("..") else near
+    return file if relative.startswith("..") else relative
 
 
 def write_call(call: GuardedCall, guards: Sequence[Settings]) -> None:
@@ -126,14 +126,14 @@ def write_call(call: GuardedCall, guards: Sequence[Settings]) -> None:
 
 
 def warn(text: str, guards: Sequence[Settings]) -> None:
-    """What concerns no single call."""
+    """Write down and print a warning that concerns no single call."""
     _append({"event": "warning", "process": os.getpid(), "text": text}, guards)
     if not all(one.quiet for one in guards):
         say([f"warning: {text}"])
 
 
 def say(lines: Iterable[str]) -> None:
-    """Lines for people. A script that has closed its standard error does not want them."""
+    """Print lines on standard error; a script that has closed it gets none."""
     text = "".join(f"onnxline guard: {line}\n" for line in lines)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(text)
@@ -141,15 +141,15 @@ def say(lines: Iterable[str]) -> None:
 
 
 def read_calls(path: str) -> tuple[GuardedCall, ...]:
-    return tuple(_call_from_json(one) for one in _read(path) if one["event"] == "call")
+    return tuple(_call_from_json(event) for event in _read(path) if event["event"] == "call")
 
 
 def read_warnings(path: str) -> tuple[str, ...]:
-    return tuple(one["text"] for one in _read(path) if one["event"] == "warning")
+    return tuple(event["text"] for event in _read(path) if event["event"] == "warning")
 
 
 def _append(event: Mapping[str, Any], guards: Sequence[Settings]) -> None:
-    """In one write under a lock, since other processes write there too. After the guard has ended the file is gone."""
+    """Append a line in one write under a lock: other processes write too. The file is gone once the guard has ended."""
     line = f"{json.dumps({'format_version': FORMAT_VERSION, **event})}\n".encode()
     for path in dict.fromkeys(one.journal for one in guards if one.journal):
         with contextlib.suppress(OSError):
@@ -175,18 +175,17 @@ def _call_from_json(data: Mapping[str, Any]) -> GuardedCall:
 
 
 def call_site() -> tuple[str, int, str]:
-    """File, line and function of the call that is being intercepted: the nearest place that is neither the optimizer's
-    nor ours.
+    """File, line and function of the intercepted call: the nearest frame outside of the optimizers and of this package.
 
-    The standard library counts only if there is nothing else, as when a pool's thread calls the optimizer itself.
+    A frame of the standard library counts only if there is no other, as when a pool's thread calls the optimizer.
     """
-    frames = list(_outside(sys._getframe(1)))
+    frames = list(_frames_outside(sys._getframe(1)))
     best = next((frame for frame in frames if not _is_standard(frame.f_code.co_filename)), None)
     frame = best or (frames[0] if frames else sys._getframe(1))
     return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
 
 
-def _outside(frame: FrameType | None) -> Iterator[FrameType]:
+def _frames_outside(frame: FrameType | None) -> Iterator[FrameType]:
     roots = [HERE, *(path for name in LIBRARIES if name in sys.modules for path in sys.modules[name].__path__)]
     while frame is not None:
         file = frame.f_code.co_filename

@@ -1,8 +1,7 @@
-"""Find the Python processes below this one that run without the guard, so that none of them does so in silence.
+"""Find the Python processes below this one that run without the guard, and warn of each.
 
-A guarded process says that it is one (`startup/processes.py`). A thread looks through /proc for the others many times a
-second: a process must live far longer than that to import an optimizer. Linux only; elsewhere nothing is found.
-"""
+A guarded process registers itself (`startup/hooks.py`). A thread looks through /proc for the others many times a
+second: a process must live far longer than that to import an optimizer. Linux only; elsewhere nothing is found."""
 
 from __future__ import annotations
 
@@ -27,28 +26,30 @@ __all__ = ["ChildWatch", "adopt_orphans"]
 INTERVAL_S: Final = 0.05
 
 STARTUP_S: Final = 3.0
-"""How long a Python that was begun at the end of the guard may take until it says that it has the guard."""
+"""How long a Python that starts just before the guard ends may take to register itself."""
 
 PYTHON: Final = re.compile(r"(python|pypy)[\d.]*[a-z]*")
 PYTHON_LIBRARY: Final = re.compile(rb"/libpython3[^/]*\.so|\.cpython-3[^/]*\.so")
-"""What a Python of another name, or a program with a Python in it, has loaded."""
+"""A library that a Python of another name, or a program with an embedded Python, has loaded."""
 
 LOADS_S: Final = 5.0
-"""For how long a program is asked whether it has loaded a Python by now."""
+"""For how long a program is checked again for a loaded Python."""
 
 PR_SET_CHILD_SUBREAPER: Final = 36
 """From Linux's <linux/prctl.h>."""
 
 IGNORES: Final = re.compile(r"-[a-zA-Z]*?([IES])")
-"""Options by which Python does not look into PYTHONPATH, or runs no `sitecustomize`."""
+"""Options with which Python ignores PYTHONPATH, or runs no `sitecustomize`."""
 
 HELPER: Final = "from multiprocessing.resource_tracker import main"
-"""What Python runs for itself, never a script's code."""
+"""A process that Python runs for itself; it never runs a script's code."""
 
 
 def adopt_orphans() -> None:
-    """Processes below this one whose parent ends become children of this one, where they are seen, and not of the
-    system's first. Only for a process of ours: nobody waits for such children, so they stay zombies until it ends."""
+    """Make this process the parent of descendants whose parent ends, so that they stay visible.
+
+    Only for a process of ours: nobody waits for such children, so they stay zombies until it ends.
+    """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "prctl"):
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -57,9 +58,9 @@ def adopt_orphans() -> None:
 class ChildKind(Enum):
     GUARDED = auto()
     OURS = auto()
-    """A worker of onnxline, and whatever that starts."""
+    """A worker of onnxline, and whatever it starts."""
     SUSPECT = auto()
-    """A Python that has not said that it has the guard; it may be starting."""
+    """A Python that is not registered as guarded; it may still be starting."""
     OTHER = auto()
 
 
@@ -71,7 +72,7 @@ class Child:
     reason: str = ""
     since: float = 0.0
     before: bool = False
-    """Whether it ran before the guard began."""
+    """Whether it was running when the guard began."""
 
 
 class ChildWatch:
@@ -89,15 +90,15 @@ class ChildWatch:
         self._thread = threading.Thread(target=self._run, name="onnxline guard", daemon=True)
 
     def start(self) -> None:
-        """From now on; a Python that runs already is warned of at once."""
+        """Begin to watch, and warn at once of each Python that is already running."""
         self._look(before=True)
         for child in self._suspects():
-            self._tell(child)
+            self._warn_of(child)
             child.since = float("-inf")
         self._thread.start()
 
     def stop(self) -> None:
-        """Until now; what is only starting is waited for."""
+        """Stop watching, after waiting for processes that are still starting."""
         self._ends.set()
         self._thread.join()
         self._look()
@@ -105,7 +106,7 @@ class ChildWatch:
             time.sleep(INTERVAL_S)
             self._look()
         for child in self._suspects():
-            self._tell(child)
+            self._warn_of(child)
 
     def _run(self) -> None:
         while not self._ends.wait(INTERVAL_S):
@@ -121,7 +122,7 @@ class ChildWatch:
         if root is None:
             return
         self._children[root.process] = Child(root, ChildKind.GUARDED)
-        # Those whose parent has ended are nobody's children here any more, and are looked for by their numbers.
+        # Processes whose parent has ended are not found as children, so they are looked up by their numbers.
         waiting = [root.process, *last]
         looked: set[int] = set()
         while waiting:
@@ -139,11 +140,11 @@ class ChildWatch:
             now = self._children.get(process)
             ended = now is None or now.image.name != child.image.name
             if child.kind is ChildKind.SUSPECT and ended and not is_registered(child.image, self._folder):
-                self._tell(child)
+                self._warn_of(child)
 
     def _child(self, process: int, last: Child | None, before: bool) -> Child | None:
         image = read_image(process)
-        if image is None or not image.arguments:  # it is between two programs
+        if image is None or not image.arguments:  # between two programs
             return None
         if last is not None and last.image.name == image.name:
             if last.kind is ChildKind.SUSPECT and is_registered(image, self._folder):
@@ -163,7 +164,7 @@ class ChildWatch:
             return Child(image, ChildKind.OTHER, since=since)
         return Child(image, ChildKind.SUSPECT, shlex.join(words), _reason(process, words), since, before)
 
-    def _tell(self, child: Child) -> None:
+    def _warn_of(self, child: Child) -> None:
         began = "ran before the guard began" if child.before else "started without the guard"
         reason = "" if child.before else f" ({child.reason})"
         text = f"child python {began}, so no call in it is guarded: {child.command}{reason}"
@@ -199,7 +200,7 @@ def _is_python(process: int) -> bool:
 
 
 def _reason(process: int, words: list[str]) -> str:
-    """Why a Python has not begun with the guard, as far as it can be seen from outside."""
+    """Why a Python runs without the guard, as far as can be seen from outside."""
     for word in words[1:]:
         if not word.startswith("-") or word in ("-c", "-m"):
             break

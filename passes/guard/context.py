@@ -1,4 +1,4 @@
-"""`with passes.guard(keep=["qkv"]) as log:`"""
+"""The context manager: `with passes.guard(keep=["qkv"]) as log:`"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Guard", "GuardLog", "guard", "summary"]
 
 @dataclass(slots=True)
 class GuardLog:
-    """What a guard has seen, of all processes; it grows until the guard ends."""
+    """The calls and warnings of a guard, from all processes; it grows until the guard ends."""
 
     path: str = ""
     _calls: tuple[GuardedCall, ...] = ()
@@ -38,7 +38,7 @@ class GuardLog:
         return read_warnings(self.path) if self.path else self._warnings
 
     def close(self) -> None:
-        """Hold what the file says, and do without it."""
+        """Read the file for the last time: it is about to be removed."""
         self._calls, self._warnings, self.path = self.calls, self.warnings, ""
 
 
@@ -53,16 +53,16 @@ def guard(
     memory_gib: float | None = None,
     quiet: bool = False,
 ) -> Guard:
-    """Hold a policy inside a `with` block, whatever code in it calls an optimizer.
+    """Enforce a policy on every call of an optimizer inside a `with` block.
 
     Args:
-        keep: as for `passes.optimize`; but one that matches nothing in one model is no mistake.
+        keep: as for `passes.optimize`, but an entry may match nothing in a model.
         skip: as there.
         watch: as there.
-        compare: make each call without the guard too, in a worker, and say what it would have lost.
-        log: a file for the calls, one JSON object a line; written anew.
+        compare: also make each call without the guard, in a worker, and report what it would have lost.
+        log: a file for the calls, one JSON object a line; an existing file is overwritten.
         timeout_s: seconds for one call of native code.
-        memory_gib: what one worker process may allocate; see `passes.context.memory_limit`.
+        memory_gib: memory limit of one worker process; see `passes.context.memory_limit`.
         quiet: no lines on standard error.
 
     Raises:
@@ -76,11 +76,11 @@ class Guard:
     """A context manager; the value of `with … as` is a `GuardLog`."""
 
     def __init__(self, settings: Settings, log: str | Path | None = None) -> None:
-        self._wishes, self._log_file = settings, log
-        self._entered: list[_Entered] = []
+        self._settings, self._log_file = settings, log
+        self._entered: list[_ActiveGuard] = []
 
     def __enter__(self) -> GuardLog:
-        self._wishes.check()
+        self._settings.check()
         folder = tempfile.mkdtemp(prefix="onnxline-guard-")
         journal = str(Path(self._log_file or Path(folder, "calls.jsonl")).absolute())
         try:
@@ -90,16 +90,16 @@ class Guard:
             raise PolicyError(f"the guard's log cannot be written: {error}") from error
         processes = str(Path(folder, "processes"))
         Path(processes).mkdir()
-        settings, log = replace(self._wishes, journal=journal, processes=processes), GuardLog(journal)
+        settings, log = replace(self._settings, journal=journal, processes=processes), GuardLog(journal)
         watch = ChildWatch(processes, lambda text: warn(text, [settings]))
         registry.enter(settings)
         watch.start()
-        self._entered.append(_Entered(settings, log, folder, os.getpid(), watch))
+        self._entered.append(_ActiveGuard(settings, log, folder, os.getpid(), watch))
         return log
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         entered = self._entered.pop()
-        if entered.process != os.getpid():  # a fork that leaves the block too; the log is its parent's
+        if entered.process != os.getpid():  # a fork that leaves the block too; the log belongs to its parent
             registry.leave(entered.settings)
             return
         entered.watch.stop()
@@ -112,8 +112,8 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entered:
-    """A block that has begun."""
+class _ActiveGuard:
+    """A guard whose block is running."""
 
     settings: Settings
     log: GuardLog
@@ -123,7 +123,7 @@ class _Entered:
 
 
 def summary(calls: Sequence[GuardedCall], settings: Settings) -> Iterator[str]:
-    """What was intercepted, what was saved, and what was asked for in vain."""
+    """Lines on what was intercepted, what was kept, and which entries of `keep` match nothing."""
     if not calls:
         yield "no call of an optimizer was intercepted"
         return

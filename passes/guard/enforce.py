@@ -1,4 +1,4 @@
-"""One call under a policy: run it pinned and proven, and say what it would have lost."""
+"""One call under a policy: run it pinned and proven, and report what it would have lost without."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from passes.run.runner import run_passes
 from passes.run.tracked import TrackedStructures, find_structures
 from passes.weights.detached import DetachedModel
 
-__all__ = ["GuardOutcome", "RefusedByOptimizer", "Unguarded", "enforce"]
+__all__ = ["GuardOutcome", "RefusedByOptimizer", "UnguardedResult", "enforce"]
 
 
 class RefusedByOptimizer(Exception):
-    """The call fails with and without a guard, so the caller has to hear it from the optimizer itself."""
+    """The call fails with and without a guard, so the optimizer itself should raise its error to the caller."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unguarded:
-    """What the same call makes without a guard, and what is wrong with that."""
+class UnguardedResult:
+    """The result of the same call without a guard, and its faults."""
 
     model: DetachedModel | None
     lost: tuple[str, ...]
     fault: str
     refused: bool = False
-    """It raised, as opposed to crashing."""
+    """Whether it raised, as opposed to crashing."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardOutcome:
-    """The model to return, and how it came about; see `passes.guard.call_log.GuardedCall` for the fields."""
+    """The model to return, and how it was obtained; see `passes.guard.call_log.GuardedCall` for the fields."""
 
     model: DetachedModel
     returned: Returned
@@ -49,84 +49,84 @@ class GuardOutcome:
     kept: Mapping[str, int] = field(default_factory=dict)
     reverted: Mapping[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
-    unguarded: Unguarded | None = None
+    unguarded: UnguardedResult | None = None
     notes: tuple[str, ...] = ()
 
 
-def enforce(call: InterceptedCall, demands: CombinedPolicy, bench: PassContext) -> GuardOutcome:
-    """Run `call` in the worker under what `demands` ask for.
+def enforce(call: InterceptedCall, policy: CombinedPolicy, bench: PassContext) -> GuardOutcome:
+    """Run `call` in the worker under `policy`.
 
     Raises:
-        RefusedByOptimizer: it has no result with or without us.
+        RefusedByOptimizer: it has no result with or without the guard.
     """
-    judge = _Judge.of(call, demands, bench)
-    run, plan, why = judge.attempt(lambda: call.plan(demands.skips, bench))
-    unguarded = judge.unguarded() if demands.compare or why else None
+    judge = _Judge.of(call, policy, bench)
+    run, plan, why = judge.attempt(lambda: call.plan(policy.skips, bench))
+    unguarded = judge.run_unguarded() if policy.compare or why else None
     if why and unguarded is not None and unguarded.refused:
         # An operator that the script has registered, say, is not known to the worker.
         refusal = why
-        run, plan, why = judge.attempt(lambda: call.plan_here(demands.skips, bench))
+        run, plan, why = judge.attempt(lambda: call.plan_here(policy.skips, bench))
         if why:
             raise RefusedByOptimizer(refusal)
     if run is None or plan is None or why:
         return judge.without_a_run(why, unguarded)
-    return judge.with_a_run(run, plan, unguarded if demands.compare else None)
+    return judge.with_a_run(run, plan, unguarded if policy.compare else None)
 
 
 @dataclass(slots=True)
 class _Judge:
-    """What holds for every attempt at one call."""
+    """The parts that every attempt at one call shares."""
 
     call: InterceptedCall
-    demands: CombinedPolicy
+    policy: CombinedPolicy
     bench: PassContext
     watched: TrackedStructures
     prover: NumericProver
     notes: list[str]
 
     @classmethod
-    def of(cls, call: InterceptedCall, demands: CombinedPolicy, bench: PassContext) -> _Judge:
-        watched = find_structures(call.model, demands.policy(), ())
+    def of(cls, call: InterceptedCall, policy: CombinedPolicy, bench: PassContext) -> _Judge:
+        watched = find_structures(call.model, policy.merge(), ())
         notes: list[str] = []
         try:
             prover = numbers_prover(call, watched.must_hold(), bench)
         except NotComparable as reason:
             notes.append(_line(f"only the structure is proven: {reason}"))
             prover = StructureOnly((), bench)
-        return cls(call, demands, bench, watched, prover, notes)
+        return cls(call, policy, bench, watched, prover, notes)
 
     @property
     def proven(self) -> bool:
         return not isinstance(self.prover, StructureOnly)
 
     def attempt(self, plan_of: Callable[[], CallPlan | None]) -> tuple[PassRun | None, CallPlan | None, str]:
-        """A run, its plan, and why nothing of it worked. Where a part of it failed, the rest counts."""
+        """Return a run, its plan, and why it failed as a whole; empty if any of its steps ran."""
         try:
             plan = plan_of()
             if plan is None:
                 return None, None, "it cannot be run in this process"
-            run = run_passes(self.call.model, plan.steps, self.demands.policy(), self.prover, self.bench)
+            run = run_passes(self.call.model, plan.steps, self.policy.merge(), self.prover, self.bench)
         except (PolicyError, ModelError, StepFailed) as error:
             return None, None, str(error)
         failed = [f"{row.name}: {row.reason}" for row in run.rows if row.status is Status.FAILED]
         has_run = any(row.status is Status.RAN for row in run.rows)
         return run, plan, failed[0] if failed and not has_run else ""
 
-    def unguarded(self) -> Unguarded:
+    def run_unguarded(self) -> UnguardedResult:
         try:
-            model = self.call.unguarded(self.bench)
+            model = self.call.run_unguarded(self.bench)
         except StepFailed as failure:
             refused = failure.status == Status.FAILED
-            return Unguarded(None, (), _line(f"{'raised' if refused else failure.status}: {failure}"), refused)
+            return UnguardedResult(None, (), _line(f"{'raised' if refused else failure.status}: {failure}"), refused)
         lost = [
             f"{kind} {name}: {why}"
             for (kind, name), why in self.watched.find_lost(model).items()
             if kind in self.watched.enforced
         ]
-        return Unguarded(model, tuple(lost), self._fault(model))
+        return UnguardedResult(model, tuple(lost), self._fault(model))
 
     def _fault(self, model: DetachedModel) -> str:
-        """What is wrong with its numbers. A caller may have asked for other inputs and outputs; then there are none."""
+        """What is wrong with the numbers of `model`; empty if the caller asked for another signature."""
         if _signature(model) != _signature(self.call.model):
             return ""
         try:
@@ -135,41 +135,41 @@ class _Judge:
             why = str(failure)
         return why and _line(f"differs: {why}")
 
-    def with_a_run(self, run: PassRun, plan: CallPlan, unguarded: Unguarded | None) -> GuardOutcome:
-        model = _with_what_it_wrote(self.call.model, run, plan)
-        if self._lost(model):  # the runner has reverted whatever did that
+    def with_a_run(self, run: PassRun, plan: CallPlan, unguarded: UnguardedResult | None) -> GuardOutcome:
+        model = _with_inferred_shapes(self.call.model, run, plan)
+        if self._loses_any(model):  # the runner should have reverted the cause
             return self.without_a_run("a structure is lost", unguarded)
         reverted = {row.name: row.reason for row in run.reverted}
         blind = [f"a fault in {', '.join(run.power.blind)} would not show in the numbers"] if run.power.blind else []
         notes = (*self.notes, *plan.notes, *blind)
         return GuardOutcome(
-            model, Returned.GUARDED, self.proven, self._kept(), reverted, plan.skipped, unguarded, notes
+            model, Returned.GUARDED, self.proven, self._count_kept(), reverted, plan.skipped, unguarded, notes
         )
 
-    def without_a_run(self, why: str, unguarded: Unguarded | None) -> GuardOutcome:
-        """The guarded run did not work: the optimizer's own result if nothing is wrong with it, else what came in.
+    def without_a_run(self, why: str, unguarded: UnguardedResult | None) -> GuardOutcome:
+        """After a failed run: the optimizer's own result if it has no fault, else the model that came in.
 
-        What the optimizer makes of its own accord skips nothing, so where something is to be skipped it does not count.
+        The optimizer's own result skips no pass, so it is not used if a guard skips any.
         """
         notes = (*self.notes, f"the guarded run did not work: {why}")
-        sound = unguarded is not None and not unguarded.lost and not unguarded.fault and not self.demands.skips_any()
+        sound = unguarded is not None and not unguarded.lost and not unguarded.fault and not self.policy.skips_any()
         model = unguarded.model if unguarded is not None and sound else None
         if model is None:
             return GuardOutcome(
-                self.call.model, Returned.AS_GIVEN, False, self._kept(), unguarded=unguarded, notes=notes
+                self.call.model, Returned.AS_GIVEN, False, self._count_kept(), unguarded=unguarded, notes=notes
             )
         proven = self.proven and _signature(model) == _signature(self.call.model)
-        return GuardOutcome(model, Returned.UNGUARDED, proven, self._kept(), unguarded=unguarded, notes=notes)
+        return GuardOutcome(model, Returned.UNGUARDED, proven, self._count_kept(), unguarded=unguarded, notes=notes)
 
-    def _kept(self) -> dict[str, int]:
+    def _count_kept(self) -> dict[str, int]:
         return {kind: len(self.watched.instances.get(kind, ())) for kind in sorted(self.watched.enforced)}
 
-    def _lost(self, model: DetachedModel) -> bool:
+    def _loses_any(self, model: DetachedModel) -> bool:
         return any(kind in self.watched.enforced for kind, _ in self.watched.find_lost(model))
 
 
 def _line(text: str) -> str:
-    """Native errors come in many lines."""
+    """Join the lines of a native error."""
     return " ".join(text.split())
 
 
@@ -179,7 +179,7 @@ def _signature(model: DetachedModel) -> list[list[str]]:
     return [[info.name for info in infos if info.name not in stored] for infos in (graph.input, graph.output)]
 
 
-def _with_what_it_wrote(before: DetachedModel, run: PassRun, plan: CallPlan) -> DetachedModel:
+def _with_inferred_shapes(before: DetachedModel, run: PassRun, plan: CallPlan) -> DetachedModel:
     """The run's model. Where no node changed, the step's own result: it may hold shapes that it has inferred."""
     recorded = [step for step in plan.steps if isinstance(step, RecordedStep) and step.results]
     if run.model is not before or not recorded or run.reverted:

@@ -1,6 +1,6 @@
-"""From an intercepted call to what it returns, and to its record in the log.
+"""Handle an intercepted call: run it under the policy, write its record, and return its result.
 
-Calls run in workers that outlive them, since importing an optimizer takes seconds: as many as there are calls at once.
+Calls run in workers that are reused, since importing an optimizer takes seconds; concurrent calls have workers each.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def handle(
     guards: Sequence[Settings],
     workers: WorkerPool,
 ) -> Any:
-    """Make the call under `guards`, and return what the caller expects of it."""
-    begun, demands = time.perf_counter(), CombinedPolicy(tuple(guards))
+    """Make the call under `guards`, and return its result to the caller."""
+    begun, policy = time.perf_counter(), CombinedPolicy(tuple(guards))
     blank = GuardedCall(
         *(target.key, *call_site()),
         *(os.getpid(), threading.current_thread().name, "", Returned.NOT_JUDGED),
@@ -45,7 +45,7 @@ def handle(
     def write(call: GuardedCall) -> None:
         write_call(replace(call, seconds=round(time.perf_counter() - begun, 3)), guards)
 
-    def let_through(reason: str, instead: Callable[[], Any] | None) -> Any:
+    def pass_through(reason: str, instead: Callable[[], Any] | None) -> Any:
         try:
             result = original(*args, **kwargs)
         except Exception:
@@ -55,16 +55,16 @@ def handle(
         write(replace(blank, returned=returned, notes=(reason,)))
         return result if instead is None else instead()
 
-    # The optimizer speaks outside of our `except` blocks, so that a traceback of its own shows nothing of ours.
+    # The optimizer is called outside of our `except` blocks, so that its tracebacks show no frames of ours.
     call = _read(target, original, args, kwargs)
     if isinstance(call, PassThrough):
-        return let_through(str(call), call.instead)
-    with workers.take(demands.timeout_s, demands.memory_gib) as bench:
-        outcome = _enforced(call, demands, bench)
+        return pass_through(str(call), call.instead)
+    with workers.take(policy.timeout_s, policy.memory_gib) as bench:
+        outcome = _enforce_safely(call, policy, bench)
         if isinstance(outcome, RefusedByOptimizer):
-            return let_through(str(outcome), lambda: call.deliver(call.model, proven=False))
+            return pass_through(str(outcome), lambda: call.deliver(call.model, proven=False))
         result = call.deliver(outcome.model, proven=outcome.proven)
-        write(_filled(blank, call, outcome, demands))
+        write(_fill_record(blank, call, outcome, policy))
         return result
 
 
@@ -77,17 +77,21 @@ def _read(
         return reason
 
 
-def _enforced(call: InterceptedCall, demands: CombinedPolicy, bench: PassContext) -> GuardOutcome | RefusedByOptimizer:
+def _enforce_safely(
+    call: InterceptedCall, policy: CombinedPolicy, bench: PassContext
+) -> GuardOutcome | RefusedByOptimizer:
     try:
-        return enforce(call, demands, bench)
+        return enforce(call, policy, bench)
     except RefusedByOptimizer as refusal:
         return refusal
-    except Exception:  # ours: the script must not suffer, and nothing may be lost
+    except Exception:  # a bug of ours: the script goes on, with the model that came in
         note = f"a bug of onnxline, please report it: {traceback.format_exc()}"
         return GuardOutcome(call.model, Returned.AS_GIVEN, False, notes=(note,))
 
 
-def _filled(blank: GuardedCall, call: InterceptedCall, outcome: GuardOutcome, demands: CombinedPolicy) -> GuardedCall:
+def _fill_record(
+    blank: GuardedCall, call: InterceptedCall, outcome: GuardOutcome, policy: CombinedPolicy
+) -> GuardedCall:
     unguarded = outcome.unguarded
     return replace(
         blank,
@@ -97,7 +101,7 @@ def _filled(blank: GuardedCall, call: InterceptedCall, outcome: GuardOutcome, de
         nodes_after=len(outcome.model.proto.graph.node),
         proof="numbers" if outcome.proven else "structure",
         kept=outcome.kept,
-        missing=tuple(kind for kind in demands.keep() if not outcome.kept.get(kind)),
+        missing=tuple(kind for kind in policy.keep() if not outcome.kept.get(kind)),
         reverted=outcome.reverted,
         skipped=outcome.skipped,
         compared=unguarded is not None,
@@ -109,11 +113,11 @@ def _filled(blank: GuardedCall, call: InterceptedCall, outcome: GuardOutcome, de
 
 
 Pair = tuple[Worker, Worker]
-"""For passes, and for proofs."""
+"""One worker for passes, and one for proofs."""
 
 
 class WorkerPool:
-    """Hands out workbenches. After a fork the child starts its own workers, and leaves its parent's alone."""
+    """Lends workers to calls. After a fork the child starts its own workers, and leaves its parent's alone."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -133,27 +137,27 @@ class WorkerPool:
                 yield PassContext(pair[0], Path(folder), pair[1])
         finally:
             with self._lock:
-                kept = self._open
-                if kept:
+                keeps = self._open
+                if keeps:
                     self._idle.append(pair)
-            if not kept:
+            if not keeps:
                 _close(pair)
 
     def _pair(self, limit: int) -> Pair:
-        """One of those that are idle, if it has the limit: a process cannot be given another one later."""
+        """An idle pair with this memory limit, which a process cannot change later; else a new pair."""
         with self._lock:
-            found = next((pair for pair in self._idle if pair[0].memory_bytes == limit), None)
-            if found is None:
+            idle = next((pair for pair in self._idle if pair[0].memory_bytes == limit), None)
+            if idle is None:
                 return Worker(memory_bytes=limit), Worker(memory_bytes=limit)
-            self._idle.remove(found)
-            return found
+            self._idle.remove(idle)
+            return idle
 
     def open(self) -> None:
-        """Workers are kept for the next call."""
+        """Keep idle workers for the next call."""
         self._open = True
 
     def close(self) -> None:
-        """End the workers that are idle; those that work end with their call."""
+        """End idle workers; busy ones end with their call."""
         with self._lock:
             self._open = False
             idle, self._idle = self._idle, []
@@ -162,7 +166,7 @@ class WorkerPool:
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._not_ours += self._idle  # still referred to: to drop them would speak to the parent's processes
+        self._not_ours += self._idle  # a reference stays: dropping them would close the parent's processes
         self._idle = []
 
 

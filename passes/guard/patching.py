@@ -1,9 +1,7 @@
 """Intercept a function, wherever it has been imported to, and restore it.
 
-To replace `onnxsim.simplify` in its module would miss everyone who wrote `from onnxsim import simplify` before. So the
-function object stays, and its `__code__` is swapped: every reference leads to us. What is not a Python
-function (a native one) is replaced in every module that holds it.
-"""
+Replacing `onnxsim.simplify` in its module would miss code that ran `from onnxsim import simplify` before. So the
+function object stays, and its `__code__` is swapped. A native function is replaced in every module that holds it."""
 
 from __future__ import annotations
 
@@ -30,13 +28,13 @@ def outside():
         return dispatch({key!r}, args, kwargs)
     return intercepted
 """
-"""A code object fits a function only if it has as many free variables, so it names some and reads none. The constant
-"dispatch" becomes the function: an import would be the script's, which may have a module of our name."""
+"""A code object fits a function only with the same number of free variables, so the template names them without reading
+them. The constant "dispatch" is replaced by the function: an import could find a module of the script with our name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interception:
-    """A function that is intercepted; `original` is the same function without us."""
+    """An intercepted function; `original` is a copy with the original code."""
 
     key: str
     original: Callable[..., Any]
@@ -46,11 +44,11 @@ class Interception:
     replacement: object = None
     """What modules hold in place of a function that has no code."""
     signed: bool = False
-    """Whether the function's signature had to be written down."""
+    """Whether `__signature__` was set on the function."""
 
 
 def intercept(key: str, function: Callable[..., Any], dispatch: Callable[..., Any]) -> Interception:
-    """From now on a call of `function` is a call of `dispatch(key, args, kwargs)`."""
+    """Redirect calls of `function` to `dispatch(key, args, kwargs)`."""
     if not isinstance(function, FunctionType):
         replacement = FunctionType(_code(key, (), dispatch), {"__builtins__": builtins}, key)
         for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # pickle finds it by these
@@ -70,7 +68,7 @@ def intercept(key: str, function: Callable[..., Any], dispatch: Callable[..., An
 
 
 def restore(interception: Interception) -> None:
-    """The function is as it was."""
+    """Undo an interception."""
     if interception.code is None:
         replace_everywhere(interception.replacement, interception.original)
         return
@@ -92,4 +90,4 @@ def _code(key: str, free: tuple[str, ...], dispatch: Callable[..., Any]) -> Code
     names: dict[str, Any] = {}
     exec(compile(text, INTERCEPT_FILE, "exec"), names)
     code: CodeType = names["outside"]().__code__
-    return code.replace(co_consts=tuple(dispatch if one == "dispatch" else one for one in code.co_consts))
+    return code.replace(co_consts=tuple(dispatch if value == "dispatch" else value for value in code.co_consts))

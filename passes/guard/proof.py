@@ -24,15 +24,15 @@ from passes.weights.detached import DetachedModel
 __all__ = ["NotComparable", "StructureOnly", "numbers_prover"]
 
 MOST_ELEMENTS: Final = 2**24
-"""Of one input."""
+"""The most elements of one input that is drawn."""
 
 
 class NotComparable(Exception):  # not an error: structure is still proven
-    """What the model computes cannot be compared, and why."""
+    """The outputs of the model cannot be compared; the message says why."""
 
 
 class NumbersProver(NumericProver):
-    """Looks at the given model once, although a call may be tried twice."""
+    """Watches the model only once, although a call may be tried twice."""
 
     _has_looked = False
 
@@ -43,7 +43,7 @@ class NumbersProver(NumericProver):
 
 
 class StructureOnly(NumericProver):
-    """Finds no difference in any numbers, since there are none."""
+    """Compares no numbers, and so finds no difference."""
 
     def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
         return Measurement({}, {})
@@ -62,13 +62,13 @@ class StructureOnly(NumericProver):
 
 
 def numbers_prover(call: InterceptedCall, instances: Sequence[Instance], bench: PassContext) -> NumericProver:
-    """Compares on the caller's own inputs if there are any, else on drawn ones of the shapes that the caller gave.
+    """A prover that compares on the caller's own inputs if there are any, else on drawn ones of the caller's shapes.
 
     Args:
         instances: what the prover watches.
 
     Raises:
-        NotComparable: no inputs can be drawn, the model does not run on them, or it computes something else each time.
+        NotComparable: no inputs can be drawn, the model does not run on them, or its outputs are random.
     """
     graph = call.model.proto.graph
     random = sorted({node.op_type for node in graph.node if node.op_type in RANDOM_OPS - {"Dropout"}})
@@ -89,7 +89,11 @@ def _watching(call: InterceptedCall, prover: NumericProver, instances: Sequence[
 
 
 def _plan(call: InterceptedCall) -> DrawPlan:
-    """The draws to try; those at the sizes that come first may not be too large."""
+    """The draws to try.
+
+    Raises:
+        NotComparable: the inputs of the first draws are too large, or cannot be drawn.
+    """
     inputs = _inputs(call)
     sizes = [dict.fromkeys(open_dims(inputs), size) for size in (FIRST_SIZE, FIRST_SIZE + 1, *FURTHER_SIZES)]
     elements = [math.prod(drawn_shape(info, drawn)) for drawn in sizes for info in inputs.graph.input]

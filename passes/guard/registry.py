@@ -1,8 +1,7 @@
-"""The guards that are in force in this process, and what an intercepted function does with a call.
+"""The active guards of this process, and what an intercepted function does with a call.
 
-The only state of the package, and it has to be one: the functions of the optimizers are there once in a process, so a
-guard holds for all of its threads.
-"""
+This is the only global state of the package: a process has each function of an optimizer once, so a guard applies to
+all of its threads."""
 
 from __future__ import annotations
 
@@ -27,59 +26,61 @@ __all__ = ["dispatch", "enter", "inherit", "leave"]
 Function = Callable[..., Any]
 
 _WORKING: ContextVar[bool] = ContextVar("onnxline_guard_working", default=False)
-"""Set while a call is being handled: what is called meanwhile is ours, and not intercepted."""
+"""Set while a call is being handled: calls made meanwhile are our own, and not intercepted."""
 
 
 def dispatch(key: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a call of the function that `key` names returns."""
-    original, guards = _STATE.originals[key], _STATE.guards()
+    """Handle a call of the intercepted function `key`, and return its result."""
+    original, guards = _REGISTRY.originals[key], _REGISTRY.guards()
     if _WORKING.get() or not guards:
         return original(*args, **kwargs)
     token = _WORKING.set(True)
     try:
-        return handle(_TARGETS[key], original, args, kwargs, guards, _STATE.workers)
+        return handle(_TARGETS[key], original, args, kwargs, guards, _REGISTRY.workers)
     finally:
         _WORKING.reset(token)
 
 
 def enter(settings: Settings) -> None:
-    """From now on `settings` are in force, in every thread and in children that are started."""
+    """Activate a guard, in every thread and in children started from now on."""
     inherit()
-    with _STATE.lock:
-        _STATE.borrowed = _STATE.borrowed or BorrowedEnvironment(os.environ)
-        _STATE.entered = (*_STATE.entered, settings)
-        _STATE.borrowed.put(_STATE.guards())
-        _STATE.open()
-    _STATE.catch_up()
+    with _REGISTRY.lock:
+        _REGISTRY.borrowed = _REGISTRY.borrowed or BorrowedEnvironment(os.environ)
+        _REGISTRY.entered = (*_REGISTRY.entered, settings)
+        _REGISTRY.borrowed.set_guards(_REGISTRY.guards())
+        _REGISTRY.open()
+    _REGISTRY.catch_up()
     register([settings.processes] if settings.processes else [])
 
 
 def leave(settings: Settings) -> None:
-    """`settings` are no more in force; with the last guard everything is as it was."""
-    with _STATE.lock:
-        _STATE.entered = tuple(one for one in _STATE.entered if one is not settings)
-        if _STATE.borrowed is not None and _STATE.entered:
-            _STATE.borrowed.put(_STATE.guards())
-        elif _STATE.borrowed is not None:
-            _STATE.borrowed.give_back()
-            _STATE.borrowed = None
-        if _STATE.guards():
-            _STATE.open()
+    """Deactivate a guard; the last one restores every function."""
+    with _REGISTRY.lock:
+        _REGISTRY.entered = tuple(active for active in _REGISTRY.entered if active is not settings)
+        if _REGISTRY.borrowed is not None and _REGISTRY.entered:
+            _REGISTRY.borrowed.set_guards(_REGISTRY.guards())
+        elif _REGISTRY.borrowed is not None:
+            _REGISTRY.borrowed.restore()
+            _REGISTRY.borrowed = None
+        if _REGISTRY.guards():
+            _REGISTRY.open()
         else:
-            _STATE.close()
+            _REGISTRY.close()
 
 
 def inherit() -> None:
-    """Begin the guards that the environment asks for, if this process has none yet: those of the process before it."""
-    with _STATE.lock:
-        if not _STATE.guards():
-            _STATE.inherited = guards_in(LAUNCHES.variables or os.environ)
-            if _STATE.inherited:
-                _STATE.open()
-    _STATE.catch_up()
+    """Activate the guards that the parent process set in the environment, if this process has none yet."""
+    with _REGISTRY.lock:
+        if not _REGISTRY.guards():
+            _REGISTRY.inherited = guards_in(LAUNCHES.variables or os.environ)
+            if _REGISTRY.inherited:
+                _REGISTRY.open()
+    _REGISTRY.catch_up()
 
 
-class _State:
+class _GuardRegistry:
+    """The active guards, and the functions that are intercepted for them."""
+
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.inherited: tuple[Settings, ...] = ()
@@ -89,8 +90,8 @@ class _State:
         self.interceptions: list[Interception] = []
         self.missing: set[str] = set()
         self.originals: dict[str, Function] = {}
-        """Outlives the interceptions: a thread may be in one just before it ends."""
-        self._finder = AfterImport(LIBRARIES, self._loaded)
+        """Kept after the interceptions end: a thread may still be in one."""
+        self._finder = AfterImport(LIBRARIES, self._on_loaded)
         if hasattr(os, "register_at_fork"):  # Windows has no fork
             os.register_at_fork(after_in_child=self._after_fork)
         atexit.register(self.workers.close)
@@ -106,11 +107,11 @@ class _State:
             sys.meta_path.insert(0, self._finder)  # type: ignore[arg-type]
 
     def catch_up(self) -> None:
-        """Intercept what is loaded. Not under the lock: a library may be being imported by another thread,
-        which then waits for the lock while we wait for the library."""
+        """Intercept the libraries that are loaded. The lock is not held here: another thread that imports a library may
+        wait for the lock while this one waits for the import."""
         for name in LIBRARIES:
             if name in sys.modules:
-                self._loaded(name)
+                self._on_loaded(name)
 
     def close(self) -> None:
         sys.meta_path.remove(self._finder)  # type: ignore[arg-type]
@@ -121,14 +122,14 @@ class _State:
         self.missing.clear()
         self.workers.close()
 
-    def _loaded(self, name: str) -> None:
-        """A library has been imported; or a module of it again, and that module's functions are new ones."""
+    def _on_loaded(self, name: str) -> None:
+        """Intercept the functions of a library that was imported, or of its module that was loaded again."""
         package = sys.modules.get(name.partition(".")[0])
         if name not in LIBRARIES and getattr(getattr(package, "__spec__", None), "_initializing", False):
-            return  # the whole is dealt with at its end
-        found = [(target, target.found()) for target in TARGETS if name in (target.package, target.module)]
+            return  # handled when the whole package is imported
+        functions = [(target, target.resolve()) for target in TARGETS if name in (target.package, target.module)]
         with self.lock:
-            for target, function in found:
+            for target, function in functions:
                 if self.guards():
                     self._guard(target, function)
 
@@ -152,5 +153,5 @@ class _State:
         register([one.processes for one in self.guards() if one.processes])
 
 
-_STATE: Final = _State()
+_REGISTRY: Final = _GuardRegistry()
 _TARGETS: Final = {target.key: target for target in TARGETS}

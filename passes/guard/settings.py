@@ -1,4 +1,4 @@
-"""What a guard was asked for: frozen, and as text in an environment variable for child processes."""
+"""The settings of a guard: a frozen object, and text in an environment variable for child processes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["BorrowedEnvironment", "CombinedPolicy", "Settings", "from_text", "gu
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The arguments of one guard. `journal` is the file that every process appends its calls to, and in the folder
-    `processes` each process says that it has the guard."""
+    """The arguments of one guard. Every process appends its calls to the file `journal`, and registers itself in the
+    folder `processes`."""
 
     keep: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
@@ -38,8 +38,8 @@ class Settings:
         """Refuse what cannot be honoured, before anything runs.
 
         Raises:
-            PolicyError: an unknown structure or pass. The libraries are only asked for their inner passes when an
-                entry of `skip` is none of the others, since that takes seconds.
+            PolicyError: an unknown structure or pass. Libraries are asked for their inner passes only if an entry of
+                `skip` is no other pass, since that takes seconds.
         """
         Policy((), self.keep).check((), ())
         if any(not _is_known(entry, _names(())) for entry in self.skip):
@@ -49,7 +49,7 @@ class Settings:
         return Policy(self.skip).skips(name)
 
     def kinds(self) -> tuple[str, ...]:
-        """What this guard holds: the kept kinds, and those that a skip watches."""
+        """The kinds of structures that this guard enforces: the kept ones, and those that a skip watches."""
         suspects = [name for each in DESTROYS for name in (each, f"onnxsim/{each}", f"onnxslim/{each}")]
         watched = Policy(self.skip, (), self.watch).watched_kinds(suspects)
         return tuple(dict.fromkeys((*Policy((), self.keep).kept_kinds(), *watched)))
@@ -57,7 +57,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class CombinedPolicy:
-    """What several guards, one inside of the other, ask for together."""
+    """The combined policy of nested guards."""
 
     guards: tuple[Settings, ...]
 
@@ -67,11 +67,11 @@ class CombinedPolicy:
     def skips_any(self) -> bool:
         return any(one.skip for one in self.guards)
 
-    def policy(self) -> Policy:
-        """What to enforce on one model. Not every model of a script has each kind, so all may be absent.
+    def merge(self) -> Policy:
+        """The policy to enforce on one model. Each kind may be absent, since not every model of a script has it.
 
-        Skips are not in it: they are taken out of the steps beforehand, since a name may belong to another library
-        than the one that is called. What they watch is held like what is kept.
+        It has no skips: skipped passes are removed from the steps beforehand, since a name may belong to another
+        library than the one that is called. The kinds that skips watch are enforced like kept ones.
         """
         kinds = dict.fromkeys(kind for one in self.guards for kind in one.kinds())
         return Policy((), tuple(f"{kind}?" for kind in kinds), watch=False)
@@ -86,7 +86,7 @@ class CombinedPolicy:
 
     @property
     def timeout_s(self) -> float:
-        return self.guards[-1].timeout_s  # the innermost's
+        return self.guards[-1].timeout_s  # of the innermost guard
 
     @property
     def memory_gib(self) -> float | None:
@@ -114,12 +114,12 @@ def _is_known(entry: str, names: Sequence[str]) -> bool:
 
 
 def _check(skip: tuple[str, ...], names: Sequence[str]) -> None:
-    """Which steps will be called nobody knows; each of onnxoptimizer's passes may be, and those that were asked for."""
+    """Check `skip` against `names`. A script may call any step, so all names but a recipe's own count."""
     Policy(skip).check(names, [name for name in names if name not in OWN_STEPS])
 
 
 def _names(steps: Collection[str] | None) -> tuple[str, ...]:
-    """All passes, with the inner ones of `steps`, or of every step."""
+    """The names of all passes, with the inner passes of `steps`, or of every step if None."""
     with open_context() as bench:
         return tuple(row.name for row in catalog(bench, steps=steps))
 
@@ -128,24 +128,24 @@ PATH: Final = "PYTHONPATH"
 
 
 class BorrowedEnvironment:
-    """An environment that asks children to be guarded, for a while."""
+    """Sets the variables that make children guarded, and restores them."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
         self._environment = environment
         self._before = {name: environment.get(name) for name in (VARIABLE, PROCESSES, PATH)}
-        self._put: dict[str, str] = {}
+        self._written: dict[str, str] = {}
 
-    def put(self, guards: Sequence[Settings]) -> None:
-        """Children begin with exactly these guards."""
+    def set_guards(self, guards: Sequence[Settings]) -> None:
+        """Make children start with exactly these guards."""
         guarded = add_guard(self._environment, variables_of(guards))
-        self._put = {name: guarded[name] for name in self._before}
-        self._environment.update(self._put)
+        self._written = {name: guarded[name] for name in self._before}
+        self._environment.update(self._written)
 
-    def give_back(self) -> None:
-        """As it was before. Should somebody else have changed PYTHONPATH, only our folder is taken out of it."""
-        for name, put in self._put.items():
+    def restore(self) -> None:
+        """Restore the variables. If the script has changed PYTHONPATH, only our folder is removed from it."""
+        for name, written in self._written.items():
             before, now = self._before[name], self._environment.get(name)
-            if now == put or name != PATH:
+            if now == written or name != PATH:
                 rest = before
             else:
                 rest = now and os.pathsep.join(entry for entry in now.split(os.pathsep) if entry != FOLDER)
@@ -156,7 +156,7 @@ class BorrowedEnvironment:
 
 
 def variables_of(guards: Sequence[Settings]) -> dict[str, str]:
-    """The variables that give `guards` to a child."""
+    """The variables that hand `guards` to a child."""
     folders = dict.fromkeys(one.processes for one in guards if one.processes)
     return {VARIABLE: to_text(guards), PROCESSES: os.pathsep.join(folders)}
 

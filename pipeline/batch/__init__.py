@@ -1,4 +1,4 @@
-"""Many configurations at once: which they are, one run as a job, and the table at the end."""
+"""Run many configurations: find them, run each as a job, and print a table at the end."""
 
 from pipeline.batch.configs import PlannedRun, read_configs
 from pipeline.batch.rows import WIDTH, Row, batch_text, print_batch

@@ -1,4 +1,4 @@
-"""From patterns to configurations that are read, each with a name of its own, and one job for each."""
+"""Read the configurations that patterns name, each with a unique name, and make a job for each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RUN_ONE: Final = "pipeline.batch.configs:run_one"
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A file that a pattern named. `config` is None if it cannot be read, and `mistake` then says why."""
+    """A file that a pattern names. `config` is None if it cannot be read; `mistake` says why."""
 
     path: Path
     name: str
@@ -41,18 +41,18 @@ class PlannedRun:
 
 
 def read_configs(patterns: Sequence[str], overrides: Sequence[str] = ()) -> tuple[PlannedRun, ...]:
-    """The configurations that `patterns` name, in their order; what a glob finds is sorted, and taken once.
+    """The configurations that `patterns` name, in their order; the matches of a glob are sorted; no duplicates.
 
     Raises:
         UsageError: a pattern names no file, or two configurations have one name, and so one folder.
     """
     planned = tuple(_read(path, overrides) for path in _files(patterns))
     first: dict[str, PlannedRun] = {}
-    for one in planned:
-        other = first.setdefault(one.name, one) if one.config is not None else one
-        if other is not one:
+    for run in planned:
+        other = first.setdefault(run.name, run) if run.config is not None else run
+        if other is not run:
             raise UsageError(
-                f"{other.path} and {one.path} are both named {one.name!r}, so they would write into one folder; "
+                f"{other.path} and {run.path} are both named {run.name!r}, so they would write into one folder; "
                 "give each a `name` of its own"
             )
     return planned
@@ -88,21 +88,21 @@ def _matches(pattern: str) -> Iterator[Path]:
 def job_of(planned: PlannedRun, out: Path) -> Job:
     """The run of a configuration that could be read, into `out`/<name>.
 
-    All on which it depends is in the arguments, so that it is another job when the settings, the files of the model,
-    the code of the user's own passes or what their tables call unsafe change.
+    The arguments hold all that the run depends on, so it is a new job when the settings, the files of the model, the
+    code of the user's passes, or the passes that tables call unsafe change.
 
     Raises:
-        PolicyError: a pass of the user's own cannot be loaded, or there is no table where one should be.
+        PolicyError: a user's pass cannot be loaded, or a table is missing.
         ModelError: a table cannot be read.
     """
     assert planned.config is not None
-    wishes = planned.config.passes
+    settings = planned.config.passes
     arguments = {
         "settings": planned.config.resolved(),
         "folder": str((out / planned.name).resolve()),
         "files": {file: stamp(locate(file)) for file in _model_files(planned.config) if _is_there(file)},
-        "passes": code_digest(names_of(wishes.recipe)),
-        "unsafe": quarantined_by_entry(wishes.skip),
+        "passes": code_digest(names_of(settings.recipe)),
+        "unsafe": quarantined_by_entry(settings.skip),
     }
     return Job(planned.name, RUN_ONE, arguments)
 
@@ -114,17 +114,17 @@ def run_one(
     passes: str,
     unsafe: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
-    """Run a configuration; what it raises is what `onnxline run` would say.
+    """Run a configuration, and return its figures; it raises the same errors as `onnxline run`.
 
     Args:
-        settings: a configuration as resolved.
-        folder: of its artifacts.
-        files: by path, size and time of what the model is read from, where the batch was started.
-        passes: a digest of the user's own passes; only there to make another job of it when they change.
-        unsafe: what tables of audits leave out; there for the same reason.
+        settings: a resolved configuration.
+        folder: where its artifacts go.
+        files: path → size and time of each file of the model, on the machine where the batch was started.
+        passes: a digest of the user's own passes; only there so that it is a new job when they change.
+        unsafe: the passes that tables of audits leave out; there for the same reason.
 
     Raises:
-        UsageError: this machine has not the same files at the same paths.
+        UsageError: this machine does not have the same files at the same paths.
     """
     config = RunConfig.from_mapping(settings)
     _refuse_other_files(files)
@@ -147,15 +147,15 @@ def _summary(result: RunResult) -> dict[str, Any]:
 
 
 def _model_files(config: RunConfig) -> list[str]:
-    """What the model and the user's own inputs are read from, as the configuration names it."""
+    """The files of the model and of the user's inputs, as the configuration names them."""
     model = config.model
     factory, _ = split_factory(model.factory) if model.factory else ("", "")
     named = [factory if factory.endswith(".py") else "", model.onnx, model.checkpoint]
     if model.transformers is not None:
         named += [model.transformers.config, model.transformers.checkpoint, *_in_folder(model.transformers.folder)]
-    with contextlib.suppress(UsageError):  # the run will name it
+    with contextlib.suppress(UsageError):  # the run will report it
         named += [str(file or name.rpartition(":")[0]) for name, file in input_files(config.verify.inputs)]
-    return [one for one in named if isinstance(one, str) and one]
+    return [file for file in named if isinstance(file, str) and file]
 
 
 def _in_folder(folder: str | None) -> list[str]:
@@ -163,7 +163,7 @@ def _in_folder(folder: str | None) -> list[str]:
 
 
 def _is_there(file: str) -> bool:
-    """What is not there the run will name."""
+    """Whether the file exists; the run itself reports a missing one."""
     try:
         return locate(file).exists()
     except UsageError:
@@ -171,7 +171,7 @@ def _is_there(file: str) -> bool:
 
 
 def _refuse_other_files(files: Mapping[str, Sequence[int]]) -> None:
-    """Times may differ, where a package was installed on each machine by itself."""
+    """Refuse missing files and other sizes. Times may differ, if a package was installed on each machine separately."""
     others = [file for file, (size, _) in files.items() if not _is_there(file) or stamp(locate(file))[0] != size]
     if others:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What became of each configuration of a batch: rows as data, and as a table for people."""
+"""The result of each configuration of a batch: rows as data, and as a table for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pipeline.batch.configs import REPORT, PlannedRun
 from pipeline.errors import UsageError
-from pipeline.jobs import Outcome, State
+from pipeline.jobs import JobStatus, Outcome
 
 __all__ = ["WIDTH", "Row", "batch_text", "print_batch", "row_of", "row_of_mistake"]
 
@@ -25,16 +25,16 @@ class Row:
     """One configuration.
 
     Attributes:
-        name: of the run; the stem of the file, where that could not be read.
+        name: of the run; the stem of the file if it could not be read.
         state: done, check failed, mistake, bug or lost.
         exit_code: as `onnxline run` would have it.
         why: what was wrong; empty if it is done.
         trace: the Python traceback of a bug.
-        folder: of the artifacts; of a configuration that could not be read, empty.
-        found: what the run came to: `nodes_before`, `nodes_after`, `kept` of `structures`, `reverted` steps,
+        folder: of the artifacts; empty if the configuration could not be read.
+        found: the figures of the run: `nodes_before`, `nodes_after`, `kept` of `structures`, `reverted` steps,
             `worst_error`, the largest absolute one of the final model on any backend, and `unsupported`, the backends
             that cannot take it; empty if it is not done.
-        known: whether it was done in an earlier batch.
+        known: whether an earlier batch had done it.
     """
 
     name: str
@@ -52,16 +52,16 @@ class Row:
 
 
 def row_of(planned: PlannedRun, outcome: Outcome, folder: Path, known: bool) -> Row:
-    """The row of a run; one that is done and whose files nobody sees here has made them on a disk of its own."""
+    """The row of a run. If a run is done but its files are missing here, its node wrote them to a disk of its own."""
     why, code = outcome.why, outcome.exit_code
-    if outcome.status is State.DONE and not (folder / REPORT).is_file():
+    if outcome.status is JobStatus.DONE and not (folder / REPORT).is_file():
         code = UsageError.exit_code
         why = f"it was done on {outcome.where}, and its files are not here; nodes need a disk that they share"
     found = {key: value for key, value in (outcome.value or {}).items() if key not in ("report", "code")}
     return Row(
         name=planned.name,
         config=str(planned.path),
-        state=State.LOST if outcome.status is State.LOST else STATES.get(code, STATES[3]),
+        state=JobStatus.LOST if outcome.status is JobStatus.LOST else STATES.get(code, STATES[3]),
         exit_code=code,
         why=why,
         trace=outcome.trace,
@@ -85,7 +85,7 @@ STATES: Final[Mapping[int, str]] = {0: "done", 1: "check failed", 2: "mistake", 
 
 
 def batch_text(rows: Sequence[Row]) -> str:
-    """All of it, as plain text."""
+    """The output of `print_batch` as plain text."""
     out = StringIO()
     print_batch(rows, Console(file=out, width=WIDTH, color_system=None))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
@@ -96,8 +96,8 @@ def print_batch(rows: Sequence[Row], console: Console) -> None:
     console.print(_table(rows))
     faults = [f"{row.config}: {row.trace}{row.why}" for row in rows if row.exit_code]
     counts = Counter(row.state for row in rows)
-    told = ", ".join(f"{count} {state}" for state, count in counts.items()) + f" of {len(rows)}"
-    for line in (*faults, told):
+    totals = ", ".join(f"{count} {state}" for state, count in counts.items()) + f" of {len(rows)}"
+    for line in (*faults, totals):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -109,11 +109,11 @@ def _table(rows: Sequence[Row]) -> Table:
             state += f" without {', '.join(row.found['unsupported'])}"
         tried = f", attempt {row.attempts}" if row.attempts > 1 else ""
         seconds = f"{row.seconds:.1f}" if row.attempts else ""
-        table.add_row(row.name, f"[{STYLES[row.exit_code]}]{state}[/]{tried}", *_found(row), seconds)
+        table.add_row(row.name, f"[{STYLES[row.exit_code]}]{state}[/]{tried}", *_result_cells(row), seconds)
     return table
 
 
-def _found(row: Row) -> tuple[str, str, str, str]:
+def _result_cells(row: Row) -> tuple[str, str, str, str]:
     if not row.found:
         return ("", "", "", "")
     found, error = row.found, row.found["worst_error"]
@@ -129,4 +129,4 @@ STYLES: Final = {0: "green", 1: "yellow", 2: "red", 3: "red"}
 """By exit code."""
 
 WIDTH: Final = 160
-"""Of the table where no terminal says how wide it is."""
+"""Width of the table where there is no terminal."""

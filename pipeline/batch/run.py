@@ -1,4 +1,4 @@
-"""A batch: the configurations that could be read become jobs, and what comes of them becomes rows."""
+"""Run a batch: configurations become jobs, and their outcomes become rows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from passes.errors import PassError
 from pipeline.batch.configs import REPORT, PlannedRun, job_of
 from pipeline.batch.rows import Row, batch_text, row_of, row_of_mistake
 from pipeline.errors import OnnxlineError
-from pipeline.jobs import Ended, Job, Outcome, Spread, run_jobs
+from pipeline.jobs import Job, JobExecutor, JobProgress, Outcome, run_jobs
 from pipeline.versions import digest_of_file, own_code, versions
 from pipeline.workspace import Workspace, stamp
 
 __all__ = ["TABLE", "TEXT", "run_batch"]
 
 TABLE: Final = "batch.jsonl"
-"""What is done, for the next batch."""
+"""The outcomes of jobs, for the next batch."""
 
 TEXT: Final = "batch.txt"
 """The same for people."""
@@ -26,19 +26,19 @@ TEXT: Final = "batch.txt"
 def run_batch(
     planned: Sequence[PlannedRun],
     out: Path,
-    spread: Spread,
-    observer: Callable[[Ended], None] = lambda _: None,
+    executor: JobExecutor,
+    observer: Callable[[JobProgress], None] = lambda _: None,
     again: bool = False,
 ) -> tuple[Row, ...]:
-    """Run each configuration into `out`/<name>, unless that was done, and write both tables into `out`.
+    """Run each configuration into `out`/<name>, unless it was done before, and write both tables into `out`.
 
-    One that fails does not hold up the others.
+    A run that fails does not stop the others.
 
     Args:
         planned: from `read_configs`.
-        spread: who does the runs.
-        observer: is told of each run that has ended.
-        again: also run what is done; each run still takes from its folder what has not changed.
+        executor: runs the jobs.
+        observer: called with each run that has ended.
+        again: also repeat runs that are done; each still reuses the unchanged stages in its folder.
 
     Returns:
         A row for each configuration, in their order.
@@ -49,35 +49,37 @@ def run_batch(
     mistakes, jobs = _jobs(planned, out)
     known: set[str] = set()
 
-    def observe(ended: Ended) -> None:
-        if ended.known:
-            known.add(ended.outcome.key)
-        observer(ended)
+    def observe(progress: JobProgress) -> None:
+        if progress.known:
+            known.add(progress.outcome.key)
+        observer(progress)
 
-    def stands(outcome: Outcome) -> bool:
-        """Nobody has removed or overwritten what it made, or edited the code that made its model."""
+    def is_current(outcome: Outcome) -> bool:
+        """Whether its report is unchanged, and the code of its model too."""
         same_code = all(digest_of_file(Path(file)) == digest for file, digest in outcome.value["code"].items())
         return not again and same_code and list(stamp(out / outcome.key / REPORT)) == outcome.value["report"]
 
-    of = {"code of onnxline": own_code(), **versions()}
-    ended = {one.key: one for one in run_jobs(jobs, spread, out / TABLE, of, observe, stands)}
+    stamps = {"code of onnxline": own_code(), **versions()}
+    outcomes = {outcome.key: outcome for outcome in run_jobs(jobs, executor, out / TABLE, stamps, observe, is_current)}
     rows = tuple(
-        mistakes[one.path] if one.path in mistakes else row_of(one, ended[one.name], out / one.name, one.name in known)
-        for one in planned
+        mistakes[run.path]
+        if run.path in mistakes
+        else row_of(run, outcomes[run.name], out / run.name, run.name in known)
+        for run in planned
     )
     Workspace(out).write_text(TEXT, batch_text(rows))
     return rows
 
 
 def _jobs(planned: Sequence[PlannedRun], out: Path) -> tuple[dict[Path, Row], list[Job]]:
-    """What cannot be run, and a job for each of the others."""
+    """Rows for the configurations that cannot be run, and a job for each of the others."""
     mistakes: dict[Path, Row] = {}
     jobs = []
-    for one in planned:
+    for run in planned:
         try:
-            if one.mistake is not None:
-                raise one.mistake
-            jobs.append(job_of(one, out))
+            if run.mistake is not None:
+                raise run.mistake
+            jobs.append(job_of(run, out))
         except (OnnxlineError, PassError) as error:
-            mistakes[one.path] = row_of_mistake(one, error)
+            mistakes[run.path] = row_of_mistake(run, error)
     return mistakes, jobs

@@ -18,14 +18,14 @@ from passes.advisories.text import to_one_line
 from passes.audit.cases import case_names
 from passes.audit.job import CALL, AuditPlan, chosen_targets, unread_of
 from passes.audit.reproducers import CALL as REPRODUCE
-from passes.audit.reproducers import reproductions_of, told_by
+from passes.audit.reproducers import parse_heading, reproductions_of
 from passes.audit.target import targets_of, with_inner
 from passes.context import open_context
 from passes.weights.files import replace_when_done
 from passes.worker.platforms import available_cores
 from pipeline.commands.shared import Json
 from pipeline.errors import InternalError, UsageError
-from pipeline.jobs import Job, Spread, State, run_jobs, spread_over
+from pipeline.jobs import Job, JobExecutor, JobStatus, choose_executor, run_jobs
 from pipeline.jobs.console import JobsConsole
 from pipeline.versions import own_code, versions
 from pipeline.workspace import disk_errors, key_of, stamp
@@ -62,7 +62,7 @@ def audit(
 
     Stopped or killed, the same command goes on where it was.
     """
-    spread = spread_over(ray, jobs or (None if ray else len(available_cores())))
+    spread = choose_executor(ray, jobs or (None if ray else len(available_cores())))
     against = _accepted(accepted)
     if models is not None and not models.is_dir():
         raise UsageError(f"--models: {models} is no folder; expected one with .onnx files")
@@ -116,7 +116,7 @@ def _stamps(models: Path | None) -> dict[str, str]:
     return {**versions(), "onnxline's code": own_code(), "models": seen}
 
 
-def _done(jobs: Sequence[Job], out: Path, spread: Spread, stamps: Mapping[str, str]) -> list[Any]:
+def _done(jobs: Sequence[Job], out: Path, spread: JobExecutor, stamps: Mapping[str, str]) -> list[Any]:
     """What each job returned; those that an earlier run has done, under the same stamps, are not done again.
 
     Raises:
@@ -128,7 +128,7 @@ def _done(jobs: Sequence[Job], out: Path, spread: Spread, stamps: Mapping[str, s
     with JobsConsole(len(jobs), console, quiet=console.is_terminal) as screen:
         outcomes = run_jobs(jobs, spread, out / "jobs.jsonl", stamps, screen.show)
     for outcome in outcomes:
-        if outcome.status is not State.DONE:
+        if outcome.status is not JobStatus.DONE:
             raise InternalError(f"{outcome.key}: {outcome.why}\n{outcome.trace}".rstrip())
     return [outcome.value for outcome in outcomes]
 
@@ -148,7 +148,9 @@ def remove_stale(folder: Path, tables: Sequence[AuditTable]) -> None:
     found = {(entry.name, entry.kind) for table in tables for entry in table.entries}
     for file in sorted(folder.glob("*.txt")):
         with disk_errors(file):
-            told = told_by(file.stem, file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else None
+            told = (
+                parse_heading(file.stem, file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else None
+            )
             if told and told not in found and any(table.covers(told[0]) for table in tables):
                 file.with_suffix(".onnx").unlink(missing_ok=True)
                 file.unlink()

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from pipeline.commands.shared import Json
-from pipeline.jobs import spread_over
+from pipeline.jobs import choose_executor
 from pipeline.jobs.console import JobsConsole
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def batch(
     """
     from pipeline.batch import WIDTH, print_batch, read_configs, run_batch  # needs torch; other commands do without
 
-    spread = spread_over(ray, jobs)
+    spread = choose_executor(ray, jobs)
     planned = read_configs(patterns, overrides or ())
     with JobsConsole(sum(one.config is not None for one in planned), Console(stderr=as_json), as_json) as screen:
         rows = run_batch(planned, out, spread, screen.show, again)

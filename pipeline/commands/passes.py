@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from passes.advisories.known import is_quarantine
-from passes.catalog import Entry, catalog
+from passes.catalog import CatalogEntry, catalog
 from passes.catalog.demo import Demo, find_entries, show
 from passes.catalog.graph_text import COLUMNS
 from passes.context import open_context
@@ -99,7 +99,7 @@ def _check(what: str, name: str | None, known: Iterable[str]) -> None:
         raise PolicyError(f"no {what} named {name!r}{nearest(name, names)}; known: {', '.join(names)}")
 
 
-def _as_data(rows: Sequence[Entry]) -> dict[str, object]:
+def _as_data(rows: Sequence[CatalogEntry]) -> dict[str, object]:
     return {
         "format_version": FORMAT_VERSION,
         "versions": library_versions(),
@@ -107,10 +107,10 @@ def _as_data(rows: Sequence[Entry]) -> dict[str, object]:
     }
 
 
-def print_entries(rows: Iterable[Entry], versions: Mapping[str, str]) -> None:
+def print_entries(rows: Iterable[CatalogEntry], versions: Mapping[str, str]) -> None:
     """A section for the steps of a recipe, one for onnxoptimizer, and one for what runs inside of each step."""
     page = _Page()
-    sections: dict[str, list[Entry]] = {}
+    sections: dict[str, list[CatalogEntry]] = {}
     for row in rows:
         sections.setdefault(_section(row), []).append(row)
     if not sections:
@@ -180,20 +180,20 @@ class _Page:
             self.line(f"  {line}")
 
 
-def _section(entry: Entry) -> str:
+def _section(entry: CatalogEntry) -> str:
     step, inside, _ = entry.name.rpartition("/")
     if inside:
         return f"{step}/…"
     return "onnxoptimizer" if entry.source == "onnxoptimizer" else STEPS
 
 
-def _counted(entries: Sequence[Entry]) -> str:
+def _counted(entries: Sequence[CatalogEntry]) -> str:
     default = sum(entry.runs == "default" for entry in entries)
     number = "one pass" if len(entries) == 1 else f"{len(entries)} passes"
     return number + (f", {default} by default" if default else "")
 
 
-def _print_row(entry: Entry, page: _Page) -> None:
+def _print_row(entry: CatalogEntry, page: _Page) -> None:
     line = Text(f"{entry.name:<{NAME}} ", style=STYLES.get(entry.runs, ""))
     line.append(f"{entry.runs:<8} {entry.reads:<10}")
     if entry.groups:
@@ -208,7 +208,7 @@ def _print_row(entry: Entry, page: _Page) -> None:
     page.words(" ".join(words), indent=4)
 
 
-def _runs(entry: Entry) -> str:
+def _runs(entry: CatalogEntry) -> str:
     step, inside, bare = entry.name.rpartition("/")
     if entry.runs in ("never", "missing"):
         return entry.note
@@ -222,7 +222,7 @@ def _runs(entry: Entry) -> str:
     return "only where a recipe names it"
 
 
-def _destroys(entry: Entry) -> str:
+def _destroys(entry: CatalogEntry) -> str:
     if not entry.destroys:
         return "nothing that onnxline knows of"
     if entry.bare not in DESTROYS:

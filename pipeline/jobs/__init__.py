@@ -1,7 +1,7 @@
-"""Jobs over processes of this machine or over a Ray cluster, with a table that knows what is done."""
+"""Run jobs in processes of this machine or on a Ray cluster, and record their outcomes in a table."""
 
-from pipeline.jobs.job import Job, Outcome, Spread, State
+from pipeline.jobs.job import Job, JobExecutor, JobStatus, Outcome
 from pipeline.jobs.local import LocalProcesses
-from pipeline.jobs.run import Ended, run_jobs, spread_over
+from pipeline.jobs.run import JobProgress, choose_executor, run_jobs
 
-__all__ = ["Ended", "Job", "LocalProcesses", "Outcome", "Spread", "State", "run_jobs", "spread_over"]
+__all__ = ["Job", "JobExecutor", "JobProgress", "JobStatus", "LocalProcesses", "Outcome", "choose_executor", "run_jobs"]

@@ -1,4 +1,4 @@
-"""Jobs on a terminal: one progress bar over all of them, and a line for each that ended. Elsewhere only the lines."""
+"""Progress of jobs on the console: a bar over all of them if it is a terminal, and a line for each that ended."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pipeline.jobs.job import State
-from pipeline.jobs.run import Ended
+from pipeline.jobs.job import JobStatus
+from pipeline.jobs.run import JobProgress
 
 __all__ = ["JobsConsole", "line_of"]
 
@@ -18,9 +18,9 @@ class JobsConsole:
     """Shows jobs as they end; `show` is an observer for `run_jobs`.
 
     Args:
-        total: how many jobs there are, as far as that is known at the beginning.
+        total: how many jobs there are, as far as is known at the start.
         console: standard output by default.
-        quiet: no lines, only the bar; what was known before has none anyway.
+        quiet: no lines, only the bar; jobs of an earlier run never have lines.
     """
 
     def __init__(self, total: int, console: Console | None = None, quiet: bool = False) -> None:
@@ -45,17 +45,19 @@ class JobsConsole:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._bar.stop()
 
-    def show(self, ended: Ended) -> None:
-        self._known += ended.known
-        self._bar.update(self._task, completed=ended.done, total=ended.total, description=f"{self._known} known before")
-        if not (ended.known or self._quiet):
-            style = "" if ended.outcome.status is State.DONE else "red"
-            self._console.print(line_of(ended), style=style, highlight=False, markup=False, soft_wrap=True)
+    def show(self, progress: JobProgress) -> None:
+        self._known += progress.known
+        self._bar.update(
+            self._task, completed=progress.done, total=progress.total, description=f"{self._known} known before"
+        )
+        if not (progress.known or self._quiet):
+            style = "" if progress.outcome.status is JobStatus.DONE else "red"
+            self._console.print(line_of(progress), style=style, highlight=False, markup=False, soft_wrap=True)
 
 
-def line_of(ended: Ended) -> str:
+def line_of(progress: JobProgress) -> str:
     """One line for a job that has ended."""
-    outcome = ended.outcome
+    outcome = progress.outcome
     more = f", attempt {outcome.attempts}" if outcome.attempts > 1 else ""
     why = f": {outcome.why}" if outcome.why else ""
-    return f"[{ended.done}/{ended.total}] {outcome.key} {outcome.status}{more}, {outcome.seconds:.1f} s{why}"
+    return f"[{progress.done}/{progress.total}] {outcome.key} {outcome.status}{more}, {outcome.seconds:.1f} s{why}"

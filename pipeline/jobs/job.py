@@ -1,4 +1,4 @@
-"""A job, what came of it, and who can do many of them; and how a job is done in the process that it is sent to."""
+"""A job, its outcome, the interface of executors; and how a job runs in the process that it is sent to."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import Any, Protocol
 
 from pipeline.errors import InternalError
 
-__all__ = ["Job", "Outcome", "Spread", "State", "here", "perform"]
+__all__ = ["Job", "JobExecutor", "JobStatus", "Outcome", "here", "perform"]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """A call of `package.module:function` with keyword arguments, in some other process, perhaps on another machine.
 
-    The arguments and what the function returns are plain data that JSON can hold. `key` names the job in tables and is
-    unique among those that are done together. A job may be done more than once, when its process dies on the way.
+    The arguments and the result are plain data that JSON can hold. `key` names the job in tables and is
+    unique among those that run together. A job may run more than once, if its process dies.
     """
 
     key: str
@@ -31,7 +31,7 @@ class Job:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-class State(StrEnum):
+class JobStatus(StrEnum):
     """How a job ended."""
 
     DONE = "done"
@@ -44,20 +44,20 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a job.
+    """The outcome of a job.
 
     Attributes:
         value: what the function returned; None unless it is done.
-        why: what the error said, or how the process died; empty if it is done.
-        trace: the Python traceback of an error that nobody raised on purpose; else empty.
+        why: the message of the error, or how the process died; empty if it is done.
+        trace: the Python traceback of an unexpected error; else empty.
         exit_code: of the error, as in `pipeline.errors`: 0 if done, 3 for a bug and for a job that was lost.
         seconds: of wall time, of the last attempt.
-        where: the machine and the process, or the Ray node, that did it last.
-        attempts: how often it was begun.
+        where: the machine and the process, or the Ray node, that ran it last.
+        attempts: how often it was started.
     """
 
     key: str
-    status: State
+    status: JobStatus
     value: Any = None
     why: str = ""
     trace: str = ""
@@ -67,24 +67,24 @@ class Outcome:
     attempts: int = 1
 
 
-class Spread(Protocol):
-    """Does jobs somewhere else."""
+class JobExecutor(Protocol):
+    """Runs jobs in other processes."""
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        """The outcome of each job, as they end. What still runs is stopped when the iterator is closed."""
+        """Yield the outcome of each job, as they end. Closing the iterator stops the running jobs."""
         ...
 
 
 def perform(key: str, call: str, arguments: Mapping[str, Any], attempts: int = 1) -> Outcome:
-    """Call `package.module:function`; an exception is an outcome too, but for those that end the process."""
+    """Call `package.module:function`; an exception becomes an outcome, except those that end the process."""
     begun = time.perf_counter()
     try:
-        value, error = _called(call, arguments), None
+        value, error = _call_function(call, arguments), None
     except Exception as raised:
         value, error = None, raised
     return Outcome(
         key=key,
-        status=State.FAILED if error else State.DONE,
+        status=JobStatus.FAILED if error else JobStatus.DONE,
         value=value,
         why=_sentence(error) if error else "",
         trace="".join(traceback.format_exception(error)) if error and not _is_meant(error) else "",
@@ -100,7 +100,7 @@ def here() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def _called(call: str, arguments: Mapping[str, Any]) -> Any:
+def _call_function(call: str, arguments: Mapping[str, Any]) -> Any:
     module, _, name = call.partition(":")
     value = getattr(importlib.import_module(module), name)(**arguments)
     try:

@@ -1,4 +1,4 @@
-"""Jobs over processes of this machine. A process that dies costs one attempt of one job, and is replaced."""
+"""Run jobs in processes of this machine. A process that dies costs one attempt of one job, and is replaced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from passes.errors import StepCrashed, StepFailed
 from passes.worker.client import Worker
 from passes.worker.platforms import available_cores
 from pipeline.errors import InternalError
-from pipeline.jobs.job import Job, Outcome, State, here
+from pipeline.jobs.job import Job, JobStatus, Outcome, here
 
 __all__ = ["CORES_PER_JOB", "LocalProcesses"]
 
@@ -23,14 +23,13 @@ CORES_PER_JOB: Final = 2
 
 
 class LocalProcesses:
-    """Does jobs in processes beside this one, each of which has its share of the cores to itself.
+    """Runs jobs in child processes, each with its own share of the cores.
 
-    A process is kept between jobs, since importing torch takes seconds. All of them end with this one, however it ends,
-    and Ctrl-C ends them too.
+    A process is kept between jobs, since importing torch takes seconds. They all end with this process, also on Ctrl-C.
 
     Args:
-        count: of processes; by default one for each two cores that this process may use, and at least one.
-        attempts: how often a job is begun before it is lost.
+        count: of processes; by default one for every two cores that this process may use, and at least one.
+        attempts: how often a job is started before it counts as lost.
     """
 
     def __init__(self, count: int | None = None, attempts: int = 3) -> None:
@@ -40,58 +39,60 @@ class LocalProcesses:
         self._shares = [cores[place :: self.count] or [cores[place % len(cores)]] for place in range(self.count)]
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        waiting = deque(_Turn(job, attempt=1) for job in jobs)
+        waiting = deque(_LocalAttempt(job, number=1) for job in jobs)
         with ExitStack() as stack:
             idle = [stack.enter_context(Worker(cores=share)) for share in self._shares[: len(jobs)]]
-            busy: dict[int, tuple[Worker, _Turn]] = {}
+            busy: dict[int, tuple[Worker, _LocalAttempt]] = {}
             while waiting or busy:
                 while waiting and idle:
-                    worker, turn = idle.pop(), waiting.popleft()
-                    turn.begin(worker)
-                    busy[worker.fileno()] = worker, turn
+                    worker, attempt = idle.pop(), waiting.popleft()
+                    attempt.begin(worker)
+                    busy[worker.fileno()] = worker, attempt
                 for handle in wait(list(busy)):
-                    worker, turn = busy.pop(cast(int, handle))
-                    outcome = turn.ended(worker)
+                    worker, attempt = busy.pop(cast(int, handle))
+                    outcome = attempt.collect(worker)
                     idle.append(worker)
-                    if outcome.status is State.LOST and turn.attempt < self.attempts:
-                        waiting.append(_Turn(turn.job, turn.attempt + 1))  # last: it may be what kills the others
+                    if outcome.status is JobStatus.LOST and attempt.number < self.attempts:
+                        waiting.append(
+                            _LocalAttempt(attempt.job, attempt.number + 1)
+                        )  # last: it may be what kills the others
                     else:
                         yield outcome
 
 
 @dataclass(slots=True)
-class _Turn:
+class _LocalAttempt:
     """One attempt at a job."""
 
     job: Job
-    attempt: int
+    number: int
     ticket: int = 0
     begun: float = 0.0
 
     def begin(self, worker: Worker) -> None:
         self.begun = time.perf_counter()
-        call = {"key": self.job.key, "call": self.job.call, "arguments": self.job.arguments, "attempts": self.attempt}
+        call = {"key": self.job.key, "call": self.job.call, "arguments": self.job.arguments, "attempts": self.number}
         try:
             self.ticket = worker.post(PERFORM, **call)
-        except StepCrashed:  # it died after its last job, and no job is to pay for that: once more, in a fresh one
+        except StepCrashed:  # it died after its last job, which is not this job's fault: try again in a fresh one
             self.ticket = worker.post(PERFORM, **call)
 
-    def ended(self, worker: Worker) -> Outcome:
-        """What the worker says, or what is known of how it died."""
+    def collect(self, worker: Worker) -> Outcome:
+        """Wait for the outcome; if the worker died, the outcome says how."""
         try:
             return worker.collect(self.ticket)
         except StepCrashed as error:
-            state, why = State.LOST, str(error)
+            state, why = JobStatus.LOST, str(error)
         except StepFailed as error:
-            state, why = State.FAILED, str(error)
+            state, why = JobStatus.FAILED, str(error)
         return Outcome(
             key=self.job.key,
             status=state,
-            why=f"{why} (attempt {self.attempt})" if self.attempt > 1 else why,
+            why=f"{why} (attempt {self.number})" if self.number > 1 else why,
             exit_code=InternalError.exit_code,
             seconds=time.perf_counter() - self.begun,
             where=here().partition(":")[0],
-            attempts=self.attempt,
+            attempts=self.number,
         )
 
 

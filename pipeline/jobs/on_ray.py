@@ -1,7 +1,7 @@
-"""Jobs over a Ray cluster, seen from our side: a process that talks to the cluster, and tells us what it hears.
+"""Run jobs on a Ray cluster, through a driver process that forwards the outcomes.
 
-Ray in a process of its own prints, warns and takes signals there, and not in the middle of our progress bar. When that
-process ends, the cluster stops what it did for us.
+Ray runs in a process of its own so that its output, warnings and signal handlers do not disturb the progress bar. When
+that process ends, the cluster stops its jobs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["RayCluster"]
 
 
 class RayCluster:
-    """Does jobs on the nodes of a Ray cluster that runs already.
+    """Runs jobs on the nodes of a running Ray cluster.
 
     Args:
-        address: as `ray start` told it: host:port, or auto for the cluster that this machine belongs to.
-        cpus: that each job takes from what its node offers; less where no node offers as many.
-        attempts: how often a job is begun before it is lost.
+        address: as printed by `ray start`, host:port; or auto for the cluster that this machine belongs to.
+        cpus: CPUs that each job reserves on its node; fewer if no node has as many.
+        attempts: how often a job is started before it counts as lost.
 
     Raises:
         UsageError: ray is not installed.
@@ -40,10 +40,10 @@ class RayCluster:
         self.attempts = attempts
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        """As `Spread` says.
+        """Yield the outcome of each job, as they end.
 
         Raises:
-            UsageError: no cluster answers at this address, or none answers any more.
+            UsageError: no cluster answers at this address, or it stops answering.
         """
         _refuse_silence(self.address)
         with Worker() as driver:
@@ -51,7 +51,7 @@ class RayCluster:
             while driver.awaits(ticket):
                 wait([driver.fileno()])  # for as long as it takes
                 try:
-                    told = driver.collect(ticket)
+                    outcome = driver.collect(ticket)
                 except StepCrashed as error:
                     raise UsageError(
                         f"the Ray cluster at {self.address} does not answer any more: {error}; "
@@ -59,14 +59,14 @@ class RayCluster:
                     ) from error
                 except StepFailed as error:
                     raise InternalError(f"the process that talks to Ray failed: {error}") from error
-                if isinstance(told, str):
-                    raise UsageError(NO_ANSWER.format(address=self.address, why=told))
-                if told is not None:
-                    yield told
+                if isinstance(outcome, str):
+                    raise UsageError(NO_ANSWER.format(address=self.address, why=outcome))
+                if outcome is not None:
+                    yield outcome
 
 
 def _refuse_silence(address: str) -> None:
-    """Ray itself tries for minutes before it says that nobody listens at an address."""
+    """Raise if no cluster listens at `address`: Ray itself would try for minutes first."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return  # auto

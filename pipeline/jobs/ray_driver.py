@@ -1,7 +1,7 @@
-"""The process that talks to a Ray cluster. What ran on a node that died is begun again, where there is room.
+"""The driver process of a Ray cluster. Jobs of a node that died are started again, on any node with room.
 
-The nodes run this very checkout, from the same path, with the same libraries; a node that has others says so, and does
-nothing. Ray itself would begin a task again too, but without telling how often.
+The nodes run this checkout, from the same path, with the same libraries; on a node with others a job fails and says so.
+Ray could restart tasks too, but would not report how often.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import ray
 from ray import exceptions
 
 from pipeline.errors import InternalError, UsageError
-from pipeline.jobs.job import Job, Outcome, State, here, perform
+from pipeline.jobs.job import Job, JobStatus, Outcome, here, perform
 from pipeline.versions import own_code, versions
 
 __all__ = ["differences", "drive", "perform_alike"]
 
 
 def drive(address: str, jobs: Sequence[Job], cpus: int, attempts: int) -> Iterator[Outcome | str]:
-    """The outcome of each job, as they end; if the cluster does not answer, only what Ray says of that."""
+    """Yield the outcome of each job, as they end; if the cluster does not answer, only Ray's message."""
     try:
-        with _connected(address):
+        with _connect(address):
             yield from _outcomes(jobs, cpus, attempts)
     except _NoAnswer as error:
         yield str(error)
@@ -39,7 +39,7 @@ class _NoAnswer(Exception):
 
 
 @contextmanager
-def _connected(address: str) -> Iterator[None]:
+def _connect(address: str) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     checkout = str(Path(__file__).parents[2])
     try:
@@ -58,77 +58,77 @@ def _connected(address: str) -> Iterator[None]:
 
 
 def _outcomes(jobs: Sequence[Job], cpus: int, attempts: int) -> Iterator[Outcome]:
-    begin = ray.remote(num_cpus=_cpus_of_a_job(cpus), max_retries=0)(perform_alike).remote
+    submit = ray.remote(num_cpus=_cpus_of_a_job(cpus), max_retries=0)(perform_alike).remote
     expected = _identity()
 
-    def turn(job: Job, attempt: int) -> _Turn:
-        reference = begin(job.key, job.call, dict(job.arguments), attempt, expected)
-        return _Turn(job, attempt, reference, time.perf_counter())
+    def begin(job: Job, number: int) -> _RayAttempt:
+        reference = submit(job.key, job.call, dict(job.arguments), number, expected)
+        return _RayAttempt(job, number, reference, time.perf_counter())
 
-    busy = {one.reference: one for one in (turn(job, attempt=1) for job in jobs)}
+    busy = {first.reference: first for first in (begin(job, number=1) for job in jobs)}
     while busy:
         for reference in ray.wait(list(busy), num_returns=1)[0]:
-            ended = busy.pop(reference)
-            outcome = ended.outcome()
-            if outcome.status is State.LOST and ended.attempt < attempts:
-                again = turn(ended.job, ended.attempt + 1)
+            attempt = busy.pop(reference)
+            outcome = attempt.collect()
+            if outcome.status is JobStatus.LOST and attempt.number < attempts:
+                again = begin(attempt.job, attempt.number + 1)
                 busy[again.reference] = again
             else:
                 yield outcome
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _RayAttempt:
     """One attempt at a job."""
 
     job: Job
-    attempt: int
+    number: int
     reference: ray.ObjectRef
     begun: float
 
-    def outcome(self) -> Outcome:
-        """What the job said, or what Ray knows of how it died."""
+    def collect(self) -> Outcome:
+        """Fetch the outcome; if the job died, the outcome has Ray's message."""
         try:
             return ray.get(self.reference)
         except (exceptions.RayTaskError, exceptions.RuntimeEnvSetupError) as error:
-            state, why = State.FAILED, f"the node could not begin: {_one_line(error)}"
+            state, why = JobStatus.FAILED, f"the node could not begin: {_one_line(error)}"
         except exceptions.RayError as error:
-            state, why = State.LOST, f"{type(error).__name__}: {_one_line(error)}"
+            state, why = JobStatus.LOST, f"{type(error).__name__}: {_one_line(error)}"
         return Outcome(
             key=self.job.key,
             status=state,
             why=why,
             exit_code=InternalError.exit_code,
             seconds=time.perf_counter() - self.begun,
-            attempts=self.attempt,
+            attempts=self.number,
         )
 
 
 def perform_alike(
     key: str, call: str, arguments: Mapping[str, object], attempts: int, expected: Mapping[str, str]
 ) -> Outcome:
-    """`perform`, on a node that has the code and the libraries which are expected of it."""
+    """Run `perform` if this node has the expected code and libraries; else the job fails."""
     where = f"{here()}, Ray node {ray.get_runtime_context().get_node_id()[:8]}"
     others = differences(expected, _identity())
     if others:
         why = f"{where} has {others}; every node needs the same checkout at the same path, and the same libraries"
-        return Outcome(key, State.FAILED, why=why, exit_code=UsageError.exit_code, where=where, attempts=attempts)
+        return Outcome(key, JobStatus.FAILED, why=why, exit_code=UsageError.exit_code, where=where, attempts=attempts)
     return replace(perform(key, call, arguments, attempts), where=where)
 
 
 def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """What a node has otherwise, in words; empty if it has the same."""
+    """Describe how the versions of a node differ from the expected ones; empty if they do not."""
     others = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
     return ", ".join(f"{name} {found.get(name, 'none')} and not {expected.get(name, 'none')}" for name in others)
 
 
 def _identity() -> dict[str, str]:
-    """What two nodes have in common if they come to the same results."""
+    """The versions that two nodes have to share to get the same results."""
     return {**versions(), "code of onnxline": own_code()}
 
 
 def _cpus_of_a_job(wanted: int) -> int:
-    """What is wanted, or what the largest node has: a job that asks for more would wait for ever."""
+    """`wanted`, or the CPUs of the largest node if it has fewer: a job that asks for more would wait forever."""
     largest = max((node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
     return max(1, min(wanted, int(largest)))
 
@@ -138,4 +138,4 @@ def _one_line(error: Exception) -> str:
 
 
 LAST_WORDS: Final = 600
-"""Characters of what Ray says."""
+"""The most characters of a message of Ray."""

@@ -1,4 +1,4 @@
-"""Jobs, somebody who does them, and a table: what is done already is not done again."""
+"""Run jobs with an executor, and record their outcomes in a table: jobs that are done are not repeated."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from passes.worker.platforms import lock
 from pipeline.errors import UsageError
-from pipeline.jobs.job import Job, Outcome, Spread, State
+from pipeline.jobs.job import Job, JobExecutor, JobStatus, Outcome
 from pipeline.jobs.local import LocalProcesses
 from pipeline.workspace import disk_errors, key_of, make_folder
 
-__all__ = ["Ended", "Table", "run_jobs", "spread_over"]
+__all__ = ["JobProgress", "OutcomeTable", "choose_executor", "run_jobs"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A job has ended, as the `done`-th of `total`; `known` if that was in an earlier run."""
+class JobProgress:
+    """A job that has ended, as number `done` of `total`; `known` if an earlier run did it."""
 
     outcome: Outcome
     done: int
@@ -35,22 +35,22 @@ class Ended:
 
 def run_jobs(
     jobs: Sequence[Job],
-    spread: Spread,
+    executor: JobExecutor,
     path: Path,
     versions: Mapping[str, str],
-    observer: Callable[[Ended], None] = lambda _: None,
-    stands: Callable[[Outcome], bool] = lambda _: True,
+    observer: Callable[[JobProgress], None] = lambda _: None,
+    is_current: Callable[[Outcome], bool] = lambda _: True,
 ) -> tuple[Outcome, ...]:
-    """Do what the table at `path` does not know as done, and write it there as it ends.
+    """Run the jobs that the table at `path` does not have as done, and add each outcome to it.
 
     Args:
         jobs: each with a key of its own.
-        spread: who does them. It is not called if there is nothing to do.
-        path: of the table; see `pipeline.jobs.run`.
-        versions: of everything that decides what comes of a job, such as `pipeline.versions.versions()`.
-        observer: is told of each job that has ended: first of those that were known.
-        stands: whether what came of a job in an earlier run still holds; if files that it made were removed, say, it
-            does not, and the job is done again.
+        executor: runs them. It is not called if there is nothing to do.
+        path: of the table; see `OutcomeTable`.
+        versions: of everything that affects the outcome of a job, such as `pipeline.versions.versions()`.
+        observer: called with each job that has ended, first with those of earlier runs.
+        is_current: whether the outcome of an earlier run is still valid; if not, for example because its files were
+            removed, the job runs again.
 
     Returns:
         The outcome of each job, in the order of the jobs.
@@ -61,26 +61,26 @@ def run_jobs(
     """
     _refuse_doubles(jobs)
     by_key = {job.key: job for job in jobs}
-    with Table(path, versions).opened() as table:
-        found = {job.key: known for job in jobs if (known := table.known(job)) is not None and stands(known)}
-        for done, outcome in enumerate(found.values(), 1):
-            observer(Ended(outcome, done, len(jobs), known=True))
-        missing = [job for job in jobs if job.key not in found]
-        with _outcomes(spread, missing) as outcomes:
-            for outcome in outcomes:
+    with OutcomeTable(path, versions).open() as table:
+        outcomes = {job.key: known for job in jobs if (known := table.find(job)) is not None and is_current(known)}
+        for done, outcome in enumerate(outcomes.values(), 1):
+            observer(JobProgress(outcome, done, len(jobs), known=True))
+        missing = [job for job in jobs if job.key not in outcomes]
+        with _run(executor, missing) as running:
+            for outcome in running:
                 table.add(by_key[outcome.key], outcome)
-                found[outcome.key] = outcome
-                observer(Ended(outcome, len(found), len(jobs), known=False))
-    return tuple(found[job.key] for job in jobs)
+                outcomes[outcome.key] = outcome
+                observer(JobProgress(outcome, len(outcomes), len(jobs), known=False))
+    return tuple(outcomes[job.key] for job in jobs)
 
 
 @contextmanager
-def _outcomes(spread: Spread, jobs: Sequence[Job]) -> Iterator[Iterator[Outcome]]:
-    """What still runs is stopped at the end, also after Ctrl-C in our own code."""
+def _run(executor: JobExecutor, jobs: Sequence[Job]) -> Iterator[Iterator[Outcome]]:
+    """The outcomes of `jobs`; running jobs are stopped at the end, also after Ctrl-C."""
     if not jobs:
         yield iter(())
         return
-    with closing(cast(Any, spread.run(jobs))) as outcomes:
+    with closing(cast(Any, executor.run(jobs))) as outcomes:
         yield outcomes
 
 
@@ -90,16 +90,16 @@ def _refuse_doubles(jobs: Sequence[Job]) -> None:
         raise ValueError(f"jobs need a key each, and these have one together: {', '.join(double)}")
 
 
-class Table:
-    """Outcomes in a file to which lines are only ever added.
+class OutcomeTable:
+    """Outcomes of jobs in an append-only file.
 
-    A line counts for a job if it has the job's key, and the digest of the call, its arguments and the versions: a job
-    that was changed is another one. Of several lines the last counts. One that is not whole is passed over, since the
-    writer may have been killed on the way.
+    A line counts for a job if it has the job's key, and the digest of the call, its arguments and the versions: a
+    changed job is a new one. Of several lines the last counts. Incomplete lines are ignored: a writer may have been
+    killed.
 
     Args:
-        path: of the file; made, with its folder, when it is opened.
-        versions: everything beside the arguments that decides what comes of a job.
+        path: of the file; created, with its folder, when it is opened.
+        versions: everything besides the arguments that affects the outcome of a job.
     """
 
     def __init__(self, path: Path, versions: Mapping[str, str]) -> None:
@@ -109,8 +109,8 @@ class Table:
         self._file: IO[bytes] | None = None
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[Self]:
-        """Read what is known, and stand ready for more.
+    def open(self) -> Iterator[Self]:
+        """Read the known outcomes, and keep the file open for more.
 
         Raises:
             UsageError: another process writes to the file, or it cannot be written.
@@ -130,13 +130,13 @@ class Table:
                 finally:
                     self._file = None
 
-    def known(self, job: Job) -> Outcome | None:
-        """What came of this very job; None if that is not known, or if it was not done."""
-        found = self._known.get((job.key, self._digest(job)))
-        return found if found is not None and found.status is State.DONE else None
+    def find(self, job: Job) -> Outcome | None:
+        """The outcome of exactly this job; None if it is not known, or the job was not done."""
+        outcome = self._known.get((job.key, self._digest(job)))
+        return outcome if outcome is not None and outcome.status is JobStatus.DONE else None
 
     def add(self, job: Job, outcome: Outcome) -> None:
-        """Write a line, at once."""
+        """Write a line, and flush it."""
         if self._file is None:
             raise ValueError("the table is not open")
         digest = self._digest(job)
@@ -151,7 +151,7 @@ class Table:
 
 def _lock(file: IO[bytes], path: Path) -> None:
     try:
-        lock(file.fileno(), wait=False)  # the system drops it with the process
+        lock(file.fileno(), wait=False)  # the system releases it with the process
     except BlockingIOError as error:
         raise UsageError(f"another onnxline writes to {path}; wait for it, or choose another folder") from error
 
@@ -172,8 +172,8 @@ DIGITS = 32
 """Of a digest, in hexadecimal."""
 
 
-def spread_over(ray: str | None = None, processes: int | None = None) -> Spread:
-    """A Ray cluster, if its address is given; else processes of this machine.
+def choose_executor(ray: str | None = None, processes: int | None = None) -> JobExecutor:
+    """An executor on a Ray cluster if its address is given; else on processes of this machine.
 
     Raises:
         UsageError: both are given, or ray is not installed.

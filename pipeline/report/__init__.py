@@ -1,4 +1,4 @@
-"""The run as data: `report.json`, and what `report.html` shows beside that."""
+"""The run as data: `report.json`, and what `report.html` shows in addition."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ DIFFS: Final = "passes"
 """The folder of the diffs of a run."""
 
 SOURCE: Final = -1
-"""In place of a row: before all passes."""
+"""The `row` of the mark before all passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class ExportReport:
     computed_in: tuple[str, ...] = ()
     """The floating types that the torch module computes in; empty for an ONNX source, whose file says it."""
     limits: tuple[str, ...] = ()
-    """Open dims of which the export holds for some sizes only, in sentences."""
+    """Sentences on open dims for which the export is valid at some sizes only."""
     not_drawn: tuple[str, ...] = ()
-    """Sizes that nobody asked for and that the export does not hold for, with the reasons."""
+    """Sizes, not asked for by the user, at which the export is not valid, with the reasons."""
     random: tuple[str, ...] = ()
     """Outputs that depend on random numbers: of these only shape and dtype are compared."""
     weights: str = ""
@@ -68,7 +68,7 @@ class ExportReport:
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """Sentences on what no comparison of the run has shown."""
+        """Sentences on what the comparisons of the run do not cover."""
         return (*self.limits, *self.not_drawn, *self.not_compared)
 
     @property
@@ -80,8 +80,10 @@ class ExportReport:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a model looks like after a row of `passes`, or before all of them (`row` -1), by which it is known again on
-    another machine. `nbytes` are those of its initializers; `ops` are counts by operator."""
+    """Identifies a model after a row of `passes`, or before all of them (`row` -1), also on another machine.
+
+    `nbytes` are those of its initializers; `ops` are counts by operator.
+    """
 
     row: int
     fingerprint: str
@@ -96,9 +98,9 @@ class OptimizeReport:
     sensitivity: Sensitivity
     nodes: int
     files: tuple[tuple[str, int, int], ...] = ()
-    """Name, size and time of the written files, by which the next run sees that they are still those."""
+    """Name, size and time of the written files, by which the next run sees whether they are unchanged."""
     marks: tuple[Mark, ...] = ()
-    """Of the source, and of each row that changed the model, taken or not."""
+    """Of the source, and of each row that changed the model, accepted or not."""
     pictures: Pictures = field(default_factory=Pictures)
     """For `report.html`; `report.json` does not hold them."""
     not_compared: str = ""
@@ -110,11 +112,11 @@ class OptimizeReport:
 
 @dataclass(frozen=True, slots=True)
 class BackendReport:
-    """`errors` are the worst over all draws; `seconds` the median of some runs on the first draw, after one that does
-    not count.
+    """`errors` are the worst over all draws; `seconds` the median of some runs on the first draw, after a
+    warm-up.
 
-    A backend that cannot take the model, and that nobody asked for by its name, is `unsupported`: `reason` is what it
-    said, `operators` are those that it lacks, and it has no errors.
+    A backend that cannot run the model, and was not requested by name, is `unsupported`: `reason` is its message,
+    `operators` are those that it lacks, and it has no errors.
     """
 
     name: str
@@ -126,7 +128,7 @@ class BackendReport:
 
     @property
     def shortfall(self) -> str:
-        """Empty if it ran; else in a few words what the model has that it cannot take."""
+        """What the backend does not support, in a few words; empty if it ran."""
         if self.status == "ran":
             return ""
         return f"unsupported: {', '.join(self.operators) or self.reason.splitlines()[0]}"
@@ -144,7 +146,7 @@ class RuntimeReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything. `failure` is empty when the run ended well; then `exit_code` is 0."""
+    """The whole report. `failure` is empty when the run ended well; then `exit_code` is 0."""
 
     name: str
     exit_code: int
@@ -164,14 +166,14 @@ class Report:
     coverage: Coverage | None = None
     """What the draws have shown; None where the passes were not proven by numbers, or not at all."""
     notes: tuple[str, ...] = ()
-    """What the stages said that stopped nothing, also in an earlier run from which a stage was taken."""
+    """Notes of the stages, also from the earlier run of a cached stage."""
     layers: tuple[LayerErrors, ...] = ()
     """The final model against the export, on the first draw, where a layer ends."""
     format_version: int = field(default=REPORT_VERSION)
 
 
 def diff_folder(place: int, row: PassRow) -> str:
-    """Where the diff of the row at `place` lies in the folder of a run: `passes/30-fuse_qkv`."""
+    """The folder of the diff of the row at `place`, relative to that of the run: `passes/30-fuse_qkv`."""
     return f"{DIFFS}/{place + 1:02}-{row.name.replace('/', '.')}"
 
 

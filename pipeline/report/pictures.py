@@ -14,13 +14,13 @@ class BoxKind(StrEnum):
     INPUT = "input"
     """A value from outside of the drawing."""
     OUTPUT = "output"
-    """Who reads a value outside of the drawing."""
+    """The consumers of a value outside of the drawing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
     """One thing in a drawing. `op` and `detail` are its two lines: an operator, and the shapes of its weights
-    (`768×768`) or else of what it lays out."""
+    (`768×768`) or else of its result."""
 
     kind: BoxKind
     op: str
@@ -53,7 +53,7 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class StructurePicture:
-    """An instance of a structure: in the source, in the final model, and in what a pass made of it.
+    """An instance of a structure: in the source, in the final model, and in the result of the pass that broke it.
 
     `broken_by` is that pass, which was reverted.
     """
@@ -62,7 +62,7 @@ class StructurePicture:
     name: str
     before: Drawing
     after: Drawing | None
-    """None if nothing in the final model stands for it."""
+    """None if nothing in the final model corresponds to it."""
     broken: Drawing | None = None
     broken_by: str = ""
 
@@ -86,4 +86,4 @@ class Pictures:
     structures: tuple[StructurePicture, ...] = ()
     nodes: tuple[NodeRow, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
-    """dtype and shape of what nodes read and none of them makes: inputs, weights, constants."""
+    """dtype and shape of the values that nodes read and none computes: inputs, weights, constants."""

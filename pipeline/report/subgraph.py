@@ -19,7 +19,7 @@ __all__ = ["MOST", "draw", "node_rows", "op_label", "shape_text", "value_types"]
 
 
 MOST: Final = 32
-"""Nodes of one drawing; behind that nobody reads it any more."""
+"""The most nodes of one drawing; larger ones cannot be read."""
 
 WHOLE_NUMBERS: Final = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL})
 
@@ -37,7 +37,7 @@ def op_label(node: NodeProto) -> str:
 
 
 def shape_text(view: GraphView, name: str) -> str:
-    """`1×197×768`; `?` is a dim that nobody has named; empty if nothing is known, `scalar` for rank 0."""
+    """`1×197×768`; `?` is an unnamed dim; empty if nothing is known, `scalar` for rank 0."""
     dims = view.dims(name)
     return "" if dims is None else "×".join(map(_dim_text, dims)) or "scalar"
 
@@ -79,8 +79,8 @@ class _Sketch:
     def _box(self, node: NodeProto) -> Box:
         weights = [tensor for tensor in map(self._weight, node.input) if tensor is not None]
         roles = (self._roles.get(self._view.model.digest(tensor), "") for tensor in weights)
-        told = ", ".join(dict.fromkeys(filter(None, map(self._weight_shape, node.input))))
-        detail = told or (self._result(node) if node.op_type in LAYOUT else "")
+        shapes = ", ".join(dict.fromkeys(filter(None, map(self._weight_shape, node.input))))
+        detail = shapes or (self._result(node) if node.op_type in LAYOUT else "")
         role = next(filter(None, roles), "")
         return Box(BoxKind.NODE, op_label(node), detail, role, annotations_of(node).author, known_as(node))
 
@@ -109,21 +109,21 @@ class _Sketch:
             for name in filter(None, node.output):
                 everyone = self._view.consumers.get(name, [])
                 readers = [one for one in everyone if inside.isdisjoint(one.output) and self._reads_data(one, name)]
-                told = _told(readers, name in ends)
-                if told:
-                    end = self._add(Box(BoxKind.OUTPUT, told, shape_text(self._view, name), name=name))
+                label = _reader_label(readers, name in ends)
+                if label:
+                    end = self._add(Box(BoxKind.OUTPUT, label, shape_text(self._view, name), name=name))
                     self.wires.append(Wire(self._sources[name], end, shape_text(self._view, name)))
 
     def _reads_data(self, node: NodeProto, name: str) -> bool:
-        """And not only the type or the shape of the value `name`."""
+        """Whether `node` reads the numbers of the value `name`, and not only its type or shape."""
         if node.op_type in ("Shape", "Size") or not is_data(node, self._view):
             return False
         return node.op_type != "CastLike" or node.input[0] == name
 
 
-def _told(readers: Sequence[NodeProto], is_output: bool) -> str:
-    told = [*(["output"] if is_output else []), *(op_label(one) for one in readers)]
-    ops: list[str] = list(dict.fromkeys(told))
+def _reader_label(readers: Sequence[NodeProto], is_output: bool) -> str:
+    labels = [*(["output"] if is_output else []), *map(op_label, readers)]
+    ops: list[str] = list(dict.fromkeys(labels))
     return ", ".join(ops[:2]) + (" …" if len(ops) > 2 else "")
 
 
@@ -139,7 +139,7 @@ def node_rows(view: GraphView) -> tuple[NodeRow, ...]:
 
 
 def _row(node: NodeProto, view: GraphView) -> NodeRow:
-    shapes = tuple(_typed(view, name) for name in node.output if name)
+    shapes = tuple(_value_text(view, name) for name in node.output if name)
     place = module_path_of(node)
     module = None if place is None else place.paths[-1] if place.paths else ""
     inputs, outputs = tuple(filter(None, node.input)), tuple(filter(None, node.output))
@@ -147,19 +147,19 @@ def _row(node: NodeProto, view: GraphView) -> NodeRow:
 
 
 def value_types(view: GraphView) -> dict[str, str]:
-    """dtype and shape of what nodes read and none of them makes."""
-    made = {name for node in view.nodes for name in node.output}
-    names = dict.fromkeys(name for node in view.nodes for name in node.input if name and name not in made)
+    """dtype and shape of the values that nodes read and none computes."""
+    computed = {name for node in view.nodes for name in node.output}
+    names = dict.fromkeys(name for node in view.nodes for name in node.input if name and name not in computed)
     stored = {tensor.name: tensor for tensor in view.model.proto.graph.initializer}
-    return {name: _stored(stored[name]) if name in stored else _typed(view, name) for name in names}
+    return {name: _tensor_text(stored[name]) if name in stored else _value_text(view, name) for name in names}
 
 
-def _stored(tensor: onnx.TensorProto) -> str:
+def _tensor_text(tensor: onnx.TensorProto) -> str:
     dtype = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
     return f"{dtype} {'×'.join(map(str, tensor.dims)) or 'scalar'}"
 
 
-def _typed(view: GraphView, name: str) -> str:
+def _value_text(view: GraphView, name: str) -> str:
     """`float 1×197×768`."""
     info = view.types.get(name)
     dtype = info.type.tensor_type.elem_type if info is not None else 0

@@ -11,7 +11,7 @@ import onnxoptimizer
 import onnxsim.onnxsim_cpp2py_export as native_onnxsim
 import pytest
 
-from passes.catalog import Entry, catalog, pass_names, rows_of
+from passes.catalog import CatalogEntry, catalog, pass_names, rows_of
 from passes.catalog.demo import find_entries, show
 from passes.catalog.descriptions import DESCRIBED, UNDESCRIBED
 from passes.context import PassContext
@@ -26,15 +26,15 @@ from passes.weights.detached import DetachedModel
 
 
 @pytest.fixture(scope="module")
-def rows(bench: PassContext) -> tuple[Entry, ...]:
+def rows(bench: PassContext) -> tuple[CatalogEntry, ...]:
     return catalog(bench)
 
 
-def named(rows: Sequence[Entry], name: str) -> Entry:
+def named(rows: Sequence[CatalogEntry], name: str) -> CatalogEntry:
     return next(row for row in rows if row.name == name)
 
 
-def test_every_pass_is_there_once_and_those_of_the_default_sets_are_described(rows: tuple[Entry, ...]) -> None:
+def test_every_pass_is_there_once_and_those_of_the_default_sets_are_described(rows: tuple[CatalogEntry, ...]) -> None:
     names = [row.name for row in rows]
     assert len(names) == len(set(names)) > 250
     told = [row for row in rows if row.source == "onnxoptimizer" or "/" not in row.name]
@@ -43,7 +43,7 @@ def test_every_pass_is_there_once_and_those_of_the_default_sets_are_described(ro
 
 
 @pytest.mark.parametrize("step", DESCRIBED)
-def test_every_description_has_its_pass(step: str, rows: tuple[Entry, ...]) -> None:
+def test_every_description_has_its_pass(step: str, rows: tuple[CatalogEntry, ...]) -> None:
     names = {row.name for row in rows}
     if step and named(rows, step).runs == "missing":
         pytest.skip(f"{step} is not installed")
@@ -51,19 +51,19 @@ def test_every_description_has_its_pass(step: str, rows: tuple[Entry, ...]) -> N
     assert [name for name in told if name not in names] == []
 
 
-def test_descriptions_are_one_short_sentence_without_a_full_stop(rows: tuple[Entry, ...]) -> None:
+def test_descriptions_are_one_short_sentence_without_a_full_stop(rows: tuple[CatalogEntry, ...]) -> None:
     told = [row for row in rows if row.described]
     odd = [row.name for row in told if row.does.endswith(".") or not row.does[0].isupper() or len(row.does) > 140]
     assert odd == []
 
 
-def test_the_default_set_is_the_librarys_own(rows: tuple[Entry, ...]) -> None:
+def test_the_default_set_is_the_librarys_own(rows: tuple[CatalogEntry, ...]) -> None:
     default = [row.name for row in rows if row.source == "onnxoptimizer" and row.runs == "default"]
     assert default == list(onnxoptimizer.get_fuse_and_elimination_passes())
     assert {row.name for row in rows if row.source == "onnxoptimizer"} == set(onnxoptimizer.get_available_passes())
 
 
-def test_onnxsims_passes_are_those_that_it_has_after_its_first_call(rows: tuple[Entry, ...]) -> None:
+def test_onnxsims_passes_are_those_that_it_has_after_its_first_call(rows: tuple[CatalogEntry, ...]) -> None:
     inner = [row for row in rows if row.name.startswith("onnxsim/")]
     assert set(native_onnxsim._list_optimizers()) <= {row.bare for row in inner}
     for late in ("fuse_attention", "fuse_gqa", "fuse_rope", "fuse_matmul_add_bias_into_gemm_batched"):
@@ -72,7 +72,7 @@ def test_onnxsims_passes_are_those_that_it_has_after_its_first_call(rows: tuple[
     assert named(rows, "onnxsim/extract_constant_to_initializer").runs == "never"
 
 
-def test_what_a_pass_destroys_is_told_wherever_it_runs(rows: tuple[Entry, ...]) -> None:
+def test_what_a_pass_destroys_is_told_wherever_it_runs(rows: tuple[CatalogEntry, ...]) -> None:
     for row in rows:
         if row.name not in COMPOSITE:
             assert row.destroys == DESTROYS.get(row.bare, ()), row.name
@@ -83,7 +83,9 @@ COMPOSITE = ("onnxsim", "onnxslim", "onnxruntime", "onnxruntime_fusions", "onnxs
 
 
 @pytest.mark.parametrize("step", COMPOSITE)
-def test_a_composite_step_destroys_what_the_passes_inside_of_it_destroy(step: str, rows: tuple[Entry, ...]) -> None:
+def test_a_composite_step_destroys_what_the_passes_inside_of_it_destroy(
+    step: str, rows: tuple[CatalogEntry, ...]
+) -> None:
     if named(rows, step).runs == "missing":
         pytest.skip(f"{step} is not installed")
     inside = {kind for row in rows if row.name.startswith(f"{step}/") for kind in row.destroys if row.runs == "default"}
@@ -144,7 +146,7 @@ def test_names_for_a_skip_list_ask_only_the_steps_that_run(bench: PassContext) -
     assert {"onnxsim/fuse_attention", "onnxsim/nf4"} <= set(pass_names([OnnxSim()], bench))
 
 
-def test_a_name_means_the_pass_itself_or_those_of_that_name_inside_of_steps(rows: tuple[Entry, ...]) -> None:
+def test_a_name_means_the_pass_itself_or_those_of_that_name_inside_of_steps(rows: tuple[CatalogEntry, ...]) -> None:
     assert [row.name for row in find_entries("fuse_qkv", rows)] == ["fuse_qkv"]
     assert [row.name for row in find_entries("onnxsim/fuse_qkv", rows)] == ["onnxsim/fuse_qkv"]
     assert [row.name for row in find_entries("fuse_rope", rows)] == ["onnxsim/fuse_rope"]
@@ -180,7 +182,7 @@ def test_groups(name: str, groups: set[str]) -> None:
     assert not in_group("no such group", name)
 
 
-def test_every_glob_of_a_group_names_a_pass_of_this_installation(rows: tuple[Entry, ...]) -> None:
+def test_every_glob_of_a_group_names_a_pass_of_this_installation(rows: tuple[CatalogEntry, ...]) -> None:
     for group, globs in GROUPS.items():
         lone = [glob for glob in globs if not any(in_group_of(glob, row.name) for row in rows)]
         assert lone == [], group
@@ -196,7 +198,7 @@ def test_a_group_may_be_skipped_where_nothing_of_it_runs() -> None:
         Policy(("quantising",)).check(["fuse_qkv"], ["fuse_qkv"])
 
 
-def test_passes_that_change_bits_or_dtypes_are_quantizing_and_no_default(rows: tuple[Entry, ...]) -> None:
+def test_passes_that_change_bits_or_dtypes_are_quantizing_and_no_default(rows: tuple[CatalogEntry, ...]) -> None:
     grouped = {row.name for row in rows if row.source == "onnxsim" and "quantizing" in row.groups}
     assert len(grouped) > 60
     assert [row.name for row in rows if row.name in grouped and row.runs == "default"] == []

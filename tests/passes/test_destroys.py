@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from passes.catalog import Entry, catalog
+from passes.catalog import CatalogEntry, catalog
 from passes.catalog.demo import isolate_pass
 from passes.catalog.example_model import example_of, read_example
 from passes.context import PassContext
@@ -16,7 +16,7 @@ from tests.passes.structures.pictures import drawn, found
 
 
 @pytest.fixture(scope="module")
-def rows(bench: PassContext) -> tuple[Entry, ...]:
+def rows(bench: PassContext) -> tuple[CatalogEntry, ...]:
     return catalog(bench)
 
 
@@ -95,7 +95,7 @@ def test_every_entry_of_the_two_libraries_is_seen() -> None:
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_destroys(name: str, rows: tuple[Entry, ...], bench: PassContext) -> None:
+def test_destroys(name: str, rows: tuple[CatalogEntry, ...], bench: PassContext) -> None:
     file = example_of(name)
     model = MODELS[name] if name in MODELS else read_example(file).model if file is not None else model_of("")
     kind = FIRST.get(name, DESTROYS[name][0])

@@ -14,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from passes.catalog import Entry, catalog
+from passes.catalog import CatalogEntry, catalog
 from passes.catalog.demo import detached_copy, fires, isolate_pass
 from passes.catalog.example_model import GALLERY, UNPICTURED, example_of, read_example
 from passes.catalog.graph_text import graph_text
@@ -33,10 +33,10 @@ NOT_ON_ONNXRUNTIME = {"rewrite_bool_where": "onnxruntime has no Where on bool, w
 
 @dataclass(frozen=True)
 class Library:
-    rows: tuple[Entry, ...]
+    rows: tuple[CatalogEntry, ...]
     bench: PassContext
 
-    def run_alone(self, row: Entry, model: onnx.ModelProto) -> onnx.ModelProto:
+    def run_alone(self, row: CatalogEntry, model: onnx.ModelProto) -> onnx.ModelProto:
         return attach(isolate_pass(row, self.rows).apply(detached_copy(model), self.bench))
 
 
@@ -45,7 +45,7 @@ def library(bench: PassContext) -> Library:
     return Library(catalog(bench), bench)
 
 
-def rows_of_picture(file: Path, rows: Sequence[Entry]) -> list[Entry]:
+def rows_of_picture(file: Path, rows: Sequence[CatalogEntry]) -> list[CatalogEntry]:
     return [row for row in rows if example_of(row.name) == file and row.runs != "missing"]
 
 

@@ -10,5 +10,5 @@ from passes.guard.calls.base import CallPlan, InterceptedCall, PassThrough, Skip
 __all__ = ["TARGETS", "CallPlan", "InterceptedCall", "PassThrough", "Skips", "Target"]
 
 TARGETS: Final = (*onnxsim.TARGETS, *onnxoptimizer.TARGETS, *onnxslim.TARGETS)
-"""What is intercepted: one row a function. A command of a library calls its function. Two names of one function are one
-interception, and the first names it."""
+"""The intercepted functions. Commands of a library call its functions. A function with two names is intercepted once,
+under the first."""

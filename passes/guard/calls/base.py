@@ -1,7 +1,6 @@
-"""A call that was intercepted, as every optimizer's adapter presents it.
+"""The interface of an intercepted call, and what the optimizers' adapters share.
 
-And what the adapters share: they read arguments and models as callers hand them over, and write models as callers
-want them.
+The adapters read arguments and models as callers pass them, and write models as callers expect them.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ Skips = Callable[[str], Skip | None]
 """Whether the policy skips the pass of a name such as `fuse_qkv` or `onnxsim/fuse_qkv`."""
 
 
-class PassThrough(Exception):  # not an error: the optimizer has the word
-    """The call holds no model that a policy could speak of, or a mistake that the optimizer itself should complain of.
+class PassThrough(Exception):  # not an error: the optimizer handles the call
+    """The call holds no model to which a policy applies, or a mistake that the optimizer itself should report.
 
-    Should it not complain, the caller gets what `instead` makes, if given: of a model that could not be read nobody can
-    say what became of it.
+    If the optimizer raises nothing, the caller gets the result of `instead`, if given: a result cannot be checked if
+    the model could not be read.
     """
 
     def __init__(self, reason: str, instead: Callable[[], Any] | None = None) -> None:
@@ -61,7 +60,7 @@ class PassThrough(Exception):  # not an error: the optimizer has the word
 
 @dataclass(frozen=True, slots=True)
 class CallPlan:
-    """The steps that do what the call asks for, less what is skipped: pass → the reason."""
+    """The steps that do what the call asks for, without skipped passes; `skipped` maps pass → reason."""
 
     steps: tuple[Step | Repeat, ...]
     skipped: Mapping[str, str] = field(default_factory=dict)
@@ -69,11 +68,11 @@ class CallPlan:
 
 
 class InterceptedCall(Protocol):
-    """One call of an optimizer, with its arguments understood."""
+    """One call of an optimizer, with its arguments parsed."""
 
     @property
     def model(self) -> DetachedModel:
-        """What the optimizer is given, and the reference for what it makes."""
+        """The optimizer's input model, and the reference for its result."""
         ...
 
     @property
@@ -83,12 +82,12 @@ class InterceptedCall(Protocol):
 
     @property
     def feeds(self) -> Sequence[Mapping[str, np.ndarray]]:
-        """Inputs that the caller gave to compare on."""
+        """Input arrays that the caller gave for comparing."""
         ...
 
     @property
     def shapes(self) -> Mapping[str, Sequence[int]]:
-        """Shapes that the caller gave to inputs."""
+        """Shapes that the caller gave for inputs."""
         ...
 
     def plan(self, skips: Skips, bench: PassContext) -> CallPlan:
@@ -96,12 +95,12 @@ class InterceptedCall(Protocol):
         ...
 
     def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan | None:
-        """The steps to run in this process, for what the worker does not know (an operator that the script registered);
-        None where that cannot be."""
+        """The steps to run in this process, if the call uses what the worker lacks (an operator that the script
+        registered); None if the call cannot run here."""
         ...
 
-    def unguarded(self, bench: PassContext) -> DetachedModel:
-        """What the call makes without a guard.
+    def run_unguarded(self, bench: PassContext) -> DetachedModel:
+        """The result of the call without a guard.
 
         Raises:
             StepFailed: it raised, crashed or ran out of time.
@@ -109,7 +108,7 @@ class InterceptedCall(Protocol):
         ...
 
     def deliver(self, model: DetachedModel, *, proven: bool) -> Any:
-        """What the caller expects back for `model`; files that it asked for are written."""
+        """Return `model` in the form that the caller expects, and write the files that it asked for."""
         ...
 
 
@@ -118,7 +117,7 @@ Reader = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Interc
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`key` is how the log calls the function, which is `attribute` of `module` in `package`."""
+    """A function to intercept: `attribute` of `module` in `package`. `key` is its name in the log."""
 
     key: str
     package: str
@@ -126,9 +125,9 @@ class Target:
     attribute: str
     read: Reader
     required: bool = True
-    """Every release that we know has it, as a Python function. The others are intercepted where there is one."""
+    """Whether every known release has it as a Python function. Other functions are intercepted if they exist."""
 
-    def found(self) -> Callable[..., Any] | None:
+    def resolve(self) -> Callable[..., Any] | None:
         """The function, if the installed release has it."""
         try:
             return reduce(getattr, self.attribute.split("."), importlib.import_module(self.module))  # type: ignore[return-value]
@@ -140,7 +139,7 @@ def bind_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Ma
     """Name → value of the arguments that were given.
 
     Raises:
-        LetThrough: the function does not take them.
+        PassThrough: the function does not take them.
     """
     try:
         return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
@@ -149,8 +148,8 @@ def bind_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Ma
 
 
 def without_defaults(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not what the function would take anyway: a command line passes every one."""
-    defaults = {name: one.default for name, one in inspect.signature(function).parameters.items()}
+    """The arguments that differ from the function's defaults: a command line passes every one."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
     return {
         name: value for name, value in given.items() if not _same(value, defaults.get(name, inspect.Parameter.empty))
     }
@@ -159,7 +158,7 @@ def without_defaults(function: Callable[..., Any], given: Mapping[str, Any]) -> 
 def known_only(
     options: Mapping[str, Any], key: str, known: Collection[str], library: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Without names in the list `key` that the library does not have and ignores in silence; and a note for each."""
+    """Drop names from the list `key` that the library does not have and silently ignores; return a note for each."""
     names = options.get(key)
     if not isinstance(names, list | tuple):
         return dict(options), ()
@@ -177,10 +176,10 @@ def _same(value: object, default: object) -> bool:
 
 
 def copy_model(model: onnx.ModelProto, instead: Callable[[], Any]) -> DetachedModel:
-    """A model in memory, detached; the caller's stays as it is.
+    """A detached copy of a model in memory; the caller's model is not changed.
 
     Raises:
-        LetThrough: it is broken, or its external data is not in it.
+        PassThrough: it is broken, or its external data is not in it.
     """
     copy = onnx.ModelProto()
     try:
@@ -193,22 +192,22 @@ def copy_model(model: onnx.ModelProto, instead: Callable[[], Any]) -> DetachedMo
 
 
 def parse_model(data: bytes) -> onnx.ModelProto:
-    """A model in bytes.
+    """Parse the bytes of a model.
 
     Raises:
-        LetThrough: they are none of a model.
+        PassThrough: they are not a model.
     """
     try:
         return onnx.load_from_string(data)
-    except Exception as error:  # of the protobuf library, by release
+    except Exception as error:  # its type depends on the protobuf release
         raise PassThrough(f"the bytes are not a model: {error}") from error
 
 
 def open_model(path: str) -> DetachedModel:
-    """A model in a file.
+    """Read a model from a file.
 
     Raises:
-        LetThrough: it cannot be read.
+        PassThrough: it cannot be read.
     """
     try:
         return read_model(Path(path))
@@ -217,12 +216,12 @@ def open_model(path: str) -> DetachedModel:
 
 
 def with_weights(model: DetachedModel) -> onnx.ModelProto:
-    """With its data inline. In memory a message may be larger than any file."""
+    """The model with its weights inline. In memory a message may exceed the size limit of files."""
     return attach(model, limit=None)
 
 
 def write(model: DetachedModel, path: str, external_from: int) -> None:
-    """Write to `path`; above `external_from` bytes the weights go to `<name>.data` beside it, as optimizers do it."""
+    """Write to `path`; above `external_from` bytes the weights go to `<name>.data` beside it, as in the optimizers."""
     proto, data = with_weights(model), Path(f"{path}.data")
     if model.nbytes() <= min(external_from, PROTOBUF_LIMIT):
         onnx.save(proto, path)
@@ -232,7 +231,7 @@ def write(model: DetachedModel, path: str, external_from: int) -> None:
 
 
 def is_valid(model: DetachedModel) -> bool:
-    """What ONNX's own checker says; of a model that is too large for it, yes."""
+    """Whether ONNX's checker accepts the model; a model too large for the checker counts as valid."""
     if model.nbytes() > PROTOBUF_LIMIT:
         return True
     try:

@@ -1,4 +1,4 @@
-"""`onnxoptimizer.optimize`, and the native functions below it: each of the passes alone, so that each change has an
+"""`onnxoptimizer.optimize`, and the native functions below it: each pass runs alone, so that each change has an
 author."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class OnnxOptimizerCall:
     def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan | None:
         return None  # the library has nothing that a script could register
 
-    def unguarded(self, bench: PassContext) -> DetachedModel:
+    def run_unguarded(self, bench: PassContext) -> DetachedModel:
         result = bench.worker.call(
             "passes.guard.calls.onnxoptimizer:optimize",
             model=self.model.proto.SerializeToString(),
@@ -75,7 +75,10 @@ def read_optimize(original: Callable[..., Any], args: Sequence[Any], kwargs: Map
         names = default_set()
     fixed_point = bool(given.get("fixed_point"))
     return OnnxOptimizerCall(
-        copy_model(model, lambda: model), _known(names, lambda: model), fixed_point, lambda made: with_weights(made)
+        copy_model(model, lambda: model),
+        _pass_names(names, lambda: model),
+        fixed_point,
+        lambda made: with_weights(made),
     )
 
 
@@ -88,7 +91,7 @@ def read_bytes(
     given, names = args
     model = copy_model(parse_model(given), lambda: given)
     return OnnxOptimizerCall(
-        model, _known(names, lambda: given), fixed_point, lambda made: with_weights(made).SerializeToString()
+        model, _pass_names(names, lambda: given), fixed_point, lambda result: with_weights(result).SerializeToString()
     )
 
 
@@ -96,25 +99,25 @@ def read_paths(
     original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, fixed_point: bool
 ) -> OnnxOptimizerCall:
     """Understand a call of the native `optimize_from_path` or `optimize_fixedpoint_from_path`, from file to file."""
-    if len(args) != 4 or kwargs or not all(isinstance(one, str) for one in (args[0], args[1], args[3])):
+    if len(args) != 4 or kwargs or not all(isinstance(arg, str) for arg in (args[0], args[1], args[3])):
         raise PassThrough(
             "the native optimize takes two paths, a list of passes and the name of a file for the weights"
         )
     source, target, names, data = args
 
-    def write(made: DetachedModel) -> None:
+    def write(result: DetachedModel) -> None:
         beside = Path(target).parent / data
         beside.unlink(missing_ok=True)  # onnx appends to what is there
-        onnx.save(with_weights(made), target, save_as_external_data=True, location=data, convert_attribute=True)
+        onnx.save(with_weights(result), target, save_as_external_data=True, location=data, convert_attribute=True)
 
-    return OnnxOptimizerCall(open_model(source), _known(names, None), fixed_point, write, source)
+    return OnnxOptimizerCall(open_model(source), _pass_names(names, None), fixed_point, write, source)
 
 
-def _known(names: object, instead: Callable[[], Any] | None) -> tuple[str, ...]:
+def _pass_names(names: object, instead: Callable[[], Any] | None) -> tuple[str, ...]:
     """The passes of a call.
 
     Raises:
-        LetThrough: there is no such pass.
+        PassThrough: there is no such pass.
     """
     known = available()
     if not isinstance(names, list | tuple) or any(name not in known for name in names):

@@ -37,14 +37,14 @@ __all__ = ["TARGETS", "OnnxSimCall", "all_passes"]
 
 
 OBJECTS: Final = ("custom_rewriter", "function_rewrite_rules")
-"""Options that a worker cannot be given."""
+"""Options that cannot be sent to a worker."""
 
 FILES: Final[Mapping[str, str]] = {
     "custom_lib": "",
     "profile": "onnxsim_profile.json",
     "ort_profile": "onnxsim_ort_profile",
 }
-"""Options that name files, with what an empty one stands for; the worker may have another working directory."""
+"""Option that names a file → its default. Paths are made absolute: the worker may have another working directory."""
 
 UNITS: Final[Mapping[str, int]] = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 THRESHOLD: Final = 100 * 2**20
@@ -56,7 +56,7 @@ Run = Callable[[str, str, Mapping[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class OnnxSimCall:
-    """`options` are those of simplify that change what it does. `run(source, target, options)` does it here."""
+    """`options` are those of simplify that affect the result. `run(source, target, options)` runs it here."""
 
     model: DetachedModel
     source: str
@@ -85,7 +85,7 @@ class OnnxSimCall:
             _refuse_unknown(self.options["extra_optimizers"], all_passes())
         return plan_without(self._here(known), known, skips, ())
 
-    def unguarded(self, bench: PassContext) -> DetachedModel:
+    def run_unguarded(self, bench: PassContext) -> DetachedModel:
         quiet = {name: value for name, value in self.options.items() if "profile" not in name}
         step = self._here(()) if self.unsent else OnnxSim(quiet)
         return step.apply(self.model, bench)
@@ -139,20 +139,20 @@ def read_simplify(original: Callable[..., Any], args: Sequence[Any], kwargs: Map
 
 
 def all_passes() -> list[str]:
-    """In the worker: the passes that onnxsim runs, and those that it runs only where `extra_optimizers` names them."""
+    """In the worker: the passes that onnxsim runs, and those that it runs only if `extra_optimizers` names them."""
     known = onnxsim.facts()
     return [*known["passes"], *known["extra"]]
 
 
 def _refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
-    """A mistake of the caller's is no pass that could be left out."""
+    """Refuse a name that onnxsim lacks: it is a mistake of the caller, and not a pass to leave out."""
     for name in names:
         if name not in known:
             raise StepFailed(f"extra_optimizers names {name!r}, which this onnxsim does not have")
 
 
 def _feeds(options: dict[str, Any]) -> tuple[Mapping[str, np.ndarray], ...]:
-    """Take `input_data` out: the proof runs on it, and with it goes the check that onnxsim would do on it."""
+    """Take `input_data` and `check_n` out of the options: the proof on these inputs replaces onnxsim's check."""
     data = options.pop("input_data", None)
     if not isinstance(data, Mapping) or not data:
         return ()
@@ -161,7 +161,7 @@ def _feeds(options: dict[str, Any]) -> tuple[Mapping[str, np.ndarray], ...]:
 
 
 def _shapes(options: Mapping[str, Any], model: DetachedModel) -> dict[str, Sequence[int]]:
-    """The input shapes that the caller gave, those that are written into the model last."""
+    """The input shapes that the caller gave; `overwrite_input_shapes` takes precedence."""
     stored = {tensor.name for tensor in model.proto.graph.initializer}
     inputs = [info.name for info in model.proto.graph.input if info.name not in stored]
     shapes: dict[str, Sequence[int]] = {}
@@ -174,7 +174,7 @@ def _shapes(options: Mapping[str, Any], model: DetachedModel) -> dict[str, Seque
 
 
 def _without_outputs(model: DetachedModel, options: dict[str, Any]) -> DetachedModel:
-    """Do what `unused_output` asks for beforehand: a step may not change the model's signature."""
+    """Remove the outputs that `unused_output` names beforehand: a step may not change the model's signature."""
     names = options.get("unused_output")
     outputs = [info.name for info in model.proto.graph.output]
     if not names or isinstance(names, str) or not set(names) < set(outputs):
@@ -182,14 +182,14 @@ def _without_outputs(model: DetachedModel, options: dict[str, Any]) -> DetachedM
     del options["unused_output"]
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    stays = [info for info in model.proto.graph.output if info.name not in names]
+    remaining = [info for info in model.proto.graph.output if info.name not in names]
     del proto.graph.output[:]
-    proto.graph.output.extend(stays)
+    proto.graph.output.extend(remaining)
     return model.with_proto(proto)
 
 
 def _bytes(size: object) -> int:
-    """`"500MB"` as a number."""
+    """Parse `"500MB"` into bytes."""
     text = str(size).strip().upper() if size else ""
     unit = next((unit for unit in ("KB", "MB", "GB", "TB", "B") if text.endswith(unit)), "")
     try:
@@ -204,7 +204,7 @@ NATIVE: Final = (
     *("include_inline_functions", "mutable_initializer", "overwrite_input_shapes", "unused_output"),
     "extra_optimizers",
 )
-"""The arguments of both native functions behind the model's, which have no signature that Python can read."""
+"""The arguments after the model of both native functions, which have no signature that Python can read."""
 
 SAME: Final = (
     *("target_opset_version", "initializers_as_constants", "mutable_initializer", "overwrite_input_shapes"),
@@ -215,44 +215,44 @@ SAME: Final = (
 
 def read_simplify_path(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSimCall:
     """Understand a call of `simplify_path(executor, in_path, out_path, …) -> bool`."""
-    given = _bound(original, ("executor", "in_path", "out_path", *NATIVE), args, kwargs)
+    given = _bind_native(original, ("executor", "in_path", "out_path", *NATIVE), args, kwargs)
     source, target = given.get("in_path"), given.get("out_path")
     if not isinstance(source, str) or not isinstance(target, str):
         raise PassThrough("simplify_path takes two paths")
 
     def run(path: str, result: str, settings: Mapping[str, Any]) -> None:
-        original(**{**given, **_changed(given, settings), "in_path": path, "out_path": result})
+        original(**{**given, **_native_settings(given, settings), "in_path": path, "out_path": result})
 
     def returns(final: DetachedModel, proven: bool) -> bool:
         write(final, target, PROTOBUF_LIMIT)
         return True
 
-    return OnnxSimCall(open_model(source), source, _options(given), run, returns, unsent=_unsent(given))
+    return OnnxSimCall(open_model(source), source, _options(given), run, returns, unsent=_unsent_options(given))
 
 
 def read_simplify_bytes(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSimCall:
     """Understand a call of the native `simplify(executor, model_bytes, …) -> bytes`."""
-    given = _bound(original, ("executor", "model_bytes", *NATIVE), args, kwargs)
+    given = _bind_native(original, ("executor", "model_bytes", *NATIVE), args, kwargs)
     data = given.get("model_bytes")
     if not isinstance(data, bytes):
         raise PassThrough("the native simplify takes the bytes of a model")
 
     def run(path: str, result: str, settings: Mapping[str, Any]) -> None:
         model = onnx.load(path).SerializeToString()
-        made = original(**{**given, **_changed(given, settings), "model_bytes": model})
-        Path(result).write_bytes(made)
+        result_bytes = original(**{**given, **_native_settings(given, settings), "model_bytes": model})
+        Path(result).write_bytes(result_bytes)
 
     def returns(final: DetachedModel, proven: bool) -> bytes:
         return with_weights(final).SerializeToString()
 
     model = copy_model(parse_model(data), lambda: data)
-    return OnnxSimCall(model, "", _options(given), run, returns, unsent=_unsent(given))
+    return OnnxSimCall(model, "", _options(given), run, returns, unsent=_unsent_options(given))
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of `onnxsim.simplify` that do the same."""
+    """The native arguments as options of `onnxsim.simplify`."""
     options = {name: given[name] for name in SAME if given.get(name) is not None}
-    skipped = _skipped(given)
+    skipped = _skipped_passes(given)
     options |= {"perform_optimization": False} if skipped is None else {"skipped_optimizers": list(skipped)}
     options["skip_constant_folding"] = not given.get("constant_folding", True)
     options["skip_shape_inference"] = not given.get("shape_inference", True)
@@ -262,24 +262,24 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _changed(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _native_settings(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The native arguments for `settings`, which are options of `onnxsim.simplify`."""
     return {
-        "skip_optimizers": None if _skipped(given) is None else settings["skipped_optimizers"],
+        "skip_optimizers": None if _skipped_passes(given) is None else settings["skipped_optimizers"],
         "constant_folding": not settings["skip_constant_folding"],
         "shape_inference": not settings["skip_shape_inference"],
     }
 
 
-def _skipped(given: Mapping[str, Any]) -> Sequence[str] | None:
+def _skipped_passes(given: Mapping[str, Any]) -> Sequence[str] | None:
     return given.get("skip_optimizers", given.get("skipped_optimizers"))
 
 
-def _unsent(given: Mapping[str, Any]) -> tuple[str, ...]:
+def _unsent_options(given: Mapping[str, Any]) -> tuple[str, ...]:
     return ("rewriter",) if given.get("rewriter") is not None else ()
 
 
-def _bound(
+def _bind_native(
     original: Callable[..., Any], names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     try:

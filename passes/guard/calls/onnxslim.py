@@ -1,4 +1,4 @@
-"""`onnxslim.slim`, from a file or from memory; the `onnxslim` command calls it too. And the functions of its core."""
+"""`onnxslim.slim`, from a file or from memory, and the functions of its core; the `onnxslim` command calls it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from passes.weights.detached import DetachedModel
 __all__ = ["TARGETS", "OnnxSlimCall"]
 
 BEFORE: Final = ("inputs", "outputs", "input_shapes")
-"""Options that make another model of it before it is optimized: that one is the reference."""
+"""Options that change the model before it is optimized: the changed model is the reference."""
 
 AFTER: Final = ("dtype", "save_as_external_data")
-"""Options of what comes last, which the caller wants and no policy speaks of."""
+"""Options applied after optimization, which no policy concerns."""
 
 OURS: Final = ("model_check", "model_check_inputs", "inspect", "dump_to_disk", "verbose")
-"""Options that print, or check what the proof checks."""
+"""Options that print, or check what the proof checks anyway."""
 
 
 LISTS: Final = ("skip_fusion_patterns", "skip_optimizations")
@@ -44,7 +44,7 @@ LISTS: Final = ("skip_fusion_patterns", "skip_optimizations")
 
 @dataclass(frozen=True, slots=True)
 class OnnxSlimCall:
-    """`options` are those of slim that decide what is optimized; `slim` is the function as it is without us."""
+    """`options` are those of slim that decide what is optimized; `slim` is the original function."""
 
     model: DetachedModel
     source: str
@@ -53,9 +53,9 @@ class OnnxSlimCall:
     target: str | None = None
     last: Mapping[str, Any] = field(default_factory=dict)
     off: tuple[str, ...] = ()
-    """The switches that are off in this process after the call, as without a guard."""
+    """The switches that are off in this process after the call, as they would be without a guard."""
     in_core: bool = False
-    """Whether a function of the core was called, which returns what it has optimized and no more."""
+    """Whether a function of the core was called, which only optimizes: no `AFTER` options apply."""
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
@@ -75,7 +75,7 @@ class OnnxSlimCall:
         names = (*_patterns(), *_optimizations())
         return plan_without(InProcessStep("onnxslim", names, self._run), names, skips, ())
 
-    def unguarded(self, bench: PassContext) -> DetachedModel:
+    def run_unguarded(self, bench: PassContext) -> DetachedModel:
         step = InProcessStep("onnxslim", (), self._run) if _own_patterns() else OnnxSlim(self.options)
         return step.apply(self.model, bench)
 
@@ -86,7 +86,7 @@ class OnnxSlimCall:
         onnx.save(self.slim(source, **options), target)
 
     def deliver(self, model: DetachedModel, *, proven: bool) -> onnx.ModelProto | None:
-        """Let the library itself do what comes last, with every optimization off."""
+        """Let the library itself apply the `AFTER` options, with every optimization off."""
         where = () if self.target is None else (self.target,)
         try:
             return (
@@ -123,7 +123,7 @@ def read_slim(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
     if before:
         try:
             model = copy_model(original(with_weights(model), **_nothing(), **before), lambda: source)
-        except Exception as error:  # the library will say it again
+        except Exception as error:  # the library will raise it again
             raise PassThrough(str(error)) from error
     off = tuple(given.get("skip_optimizations", ()))
     return OnnxSlimCall(model, source if isinstance(source, str) else "", given, original, target, last, off=off)
@@ -145,7 +145,7 @@ def read_graph(original: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
     """A call of a function of onnxslim that changes a graph in memory.
 
     Raises:
-        LetThrough: always, so that it is in the log.
+        PassThrough: always, so that it is in the log.
     """
     raise PassThrough("it changes a graph of onnxslim's own in place, of which no policy can speak; call onnxslim.slim")
 
@@ -167,7 +167,7 @@ def _read_core(source: Any, given: dict[str, Any], without: Sequence[str]) -> On
 
 
 def _nothing() -> dict[str, Any]:
-    """Options by which slim optimizes nothing."""
+    """Options that turn every optimization of slim off."""
     return {"skip_optimizations": list(_optimizations()), "no_shape_infer": True}
 
 
@@ -181,15 +181,17 @@ def _settings() -> Any:
 
 
 def _patterns() -> Mapping[str, Any]:
-    """The fusion patterns that this process knows: name → one or several."""
+    """The fusion patterns of this process: name → one or several."""
     return importlib.import_module("onnxslim.core.pattern.registry").DEFAULT_FUSION_PATTERNS
 
 
 def _own_patterns() -> list[str]:
-    """Those that the script has registered."""
-    found = {name: known if isinstance(known, list) else [known] for name, known in _patterns().items()}
+    """The names of fusion patterns that the script has registered."""
+    patterns = {name: known if isinstance(known, list) else [known] for name, known in _patterns().items()}
     return [
-        name for name, all_ in found.items() if any(not type(one).__module__.startswith("onnxslim.") for one in all_)
+        name
+        for name, each in patterns.items()
+        if any(not type(pattern).__module__.startswith("onnxslim.") for pattern in each)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The steps of a guarded call: an optimizer that runs in this process, and one whose last result can be looked at."""
+"""The steps of a guarded call: an optimizer that runs in this process, and a step that keeps its last result."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["InProcessStep", "RecordedStep", "plan_without"]
 
 @dataclass(frozen=True, slots=True)
 class InProcessStep(CompositeStep):
-    """`run(source, target, left_out)` makes the file `target` from the file `source` without the inner passes named."""
+    """`run(source, target, left_out)` optimizes `source` into `target` without the inner passes `left_out`."""
 
     name: str
     names: tuple[str, ...]
-    """The inner passes that it would run."""
+    """Its inner passes."""
     run: Callable[[str, str, Sequence[str]], None]
     narrows: bool = False
     """Whether the caller gave it other input shapes than those that the model declares."""
@@ -51,6 +51,8 @@ class InProcessStep(CompositeStep):
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep(Step):
+    """Runs `step` and keeps its last result."""
+
     step: Step
     results: list[DetachedModel] = field(default_factory=list)
     """At most one: the last."""

@@ -1,9 +1,8 @@
-"""What a guarded process hooks into: the programs that it starts, and the libraries that it imports.
+"""The hooks of a guarded process: into the programs that it starts, and the libraries that it imports.
 
-All ways of Python's standard library to start a program end in six native functions, which are replaced here, so that
-each program is given the guard, whatever environment a script makes for it. A guarded process also says that it is one.
-Only the standard library is used, and little of it: this runs at the start of every Python child of a guard.
-"""
+All ways of Python's standard library to start a program end in six native functions. They are replaced here, so that
+each program gets the guard, whatever environment a script builds for it. A guarded process also registers itself. Only
+the standard library is used, and little of it: this runs at the start of every Python child of a guard."""
 
 from __future__ import annotations
 
@@ -41,18 +40,18 @@ LIBRARIES = ("onnxsim", "onnxoptimizer", "onnxslim")
 """The libraries whose functions are intercepted."""
 
 VARIABLE = "ONNXLINE_GUARD"
-"""The environment variable that tells a child what to guard, as JSON; see `passes.guard.settings`."""
+"""The environment variable with the guards of a child, as JSON; see `passes.guard.settings`."""
 
 PROCESSES = "ONNXLINE_GUARD_PROCESSES"
-"""The variable with the folders in which guarded processes say that they are."""
+"""The variable with the folders in which guarded processes register themselves."""
 
 PATH = "PYTHONPATH"
 
 FOLDER = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120 - pathlib is slow to load
-"""What is put in front of PYTHONPATH: Python imports `sitecustomize.py` from there."""
+"""The folder that is put in front of PYTHONPATH: Python imports `sitecustomize.py` from there."""
 
 OUR_PROGRAM = os.fsencode(os.path.join(os.path.dirname(os.path.dirname(FOLDER)), "worker", "own_names.py"))  # noqa: PTH118, PTH120
-"""What our own processes run, in which nothing is guarded."""
+"""The program of our own worker processes, in which nothing is guarded."""
 
 
 def add_guard(environment: Mapping[Any, Any], variables: Mapping[str, str]) -> dict[Any, Any]:
@@ -65,15 +64,15 @@ def add_guard(environment: Mapping[Any, Any], variables: Mapping[str, str]) -> d
 
 
 class Launches:
-    """The functions of this process that start a program, with the guard in what they start."""
+    """Replaces the functions of this process that start programs, so that the programs are guarded."""
 
     def __init__(self) -> None:
         self.variables: dict[str, str] = {}
-        """What children are given; nothing is given where it is empty."""
+        """The variables that children get; if empty, children are started unchanged."""
         self._replaced: list[tuple[Function, Function]] = []
 
     def open(self, variables: Mapping[str, str]) -> None:
-        """Children are given `variables` from now on."""
+        """Give `variables` to children from now on."""
         self.variables = dict(variables)
         if not self._replaced:
             self._replaced = list(self._replacements())
@@ -81,7 +80,7 @@ class Launches:
                 replace_everywhere(native, ours)
 
     def close(self) -> None:
-        """Every function is as it was."""
+        """Restore every function."""
         self.variables = {}
         for native, ours in self._replaced:
             replace_everywhere(ours, native)
@@ -109,7 +108,7 @@ class Launches:
                     yield native, _function_like(native, way)
 
     def _is_ours(self, arguments: object) -> bool:
-        """Whether nothing is to be given to this program."""
+        """Whether to start this program unchanged: it is our own, or there is no guard."""
         if not self.variables:
             return True
         words = arguments if isinstance(arguments, list | tuple) else ()
@@ -131,13 +130,13 @@ class Launches:
     def _execv(self, native: Function, path: Any, argv: Any, /) -> Any:
         if self._is_ours(argv):
             return native(path, argv)
-        return os.execve(path, argv, os.environ)  # which is one of ours, too
+        return os.execve(path, argv, os.environ)  # replaced too: it adds the guard
 
     def _execve(self, native: Function, path: Any, argv: Any, env: Any) -> Any:
         return native(path, argv, env if self._is_ours(argv) else add_guard(env, self.variables))
 
     def _system(self, native: Function, command: Any) -> Any:
-        """`system` gives the environment of the process itself, in which a script may have changed something."""
+        """`system` passes the environment of this process, which a script may have changed."""
         own = {name: os.environ.get(name) for name in (*self.variables, PATH)}
         guarded = add_guard(os.environ, self.variables) if self.variables else {}
         changed = {name: value for name, value in own.items() if name in guarded and guarded[name] != value}
@@ -160,7 +159,7 @@ def _function_like(native: Function, way: Function) -> Function:
 
 
 def replace_everywhere(old: object, new: object) -> None:
-    """Each module that holds `old` holds `new` instead."""
+    """Replace `old` by `new` in each module that holds it."""
     for module in list(sys.modules.values()):
         names = vars(module) if isinstance(module, type(sys)) else {}
         for name in [name for name, value in list(names.items()) if value is old]:
@@ -168,24 +167,25 @@ def replace_everywhere(old: object, new: object) -> None:
 
 
 LAUNCHES = Launches()
-"""One, since the functions are there once in a process."""
+"""The only instance: a process has each of the functions once."""
 
 
 class Image:
-    """A process between two `exec`: its number, when it began, and where its arguments lie in memory. A fork has the
-    place of its parent, a program that was just begun has another one, since the kernel chooses it by chance. Linux
-    only: this is read from /proc."""
+    """A process between two `exec`: its number, start time, and the address of its arguments in memory.
+
+    A fork has the address of its parent; a new program has another one, since the kernel randomizes it. Linux only:
+    this is read from /proc."""
 
     def __init__(self, process: int, began: int, arguments: int, parent: int) -> None:
         self.process = process
         self.arguments = arguments
         self.parent = parent
         self.name = f"{process}-{began}-{arguments}"
-        """No other process has it, nor has this one after the next `exec`."""
+        """Unique to this process until its next `exec`."""
 
 
 def read_image(process: int) -> Image | None:
-    """What runs as `process`; None where nothing runs, or where it is not told."""
+    """The image of `process`; None if it is not running, or cannot be read."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123 - pathlib is slow to load
             words = file.read().rpartition(b")")[2].split()
@@ -197,7 +197,7 @@ def read_image(process: int) -> Image | None:
 
 
 def register(folders: Sequence[str]) -> None:
-    """Say in each of `folders` that this process has the guard. The folder is gone once the guard has ended."""
+    """Register this process as guarded in each of `folders`, which are gone once the guard has ended."""
     image = read_image(os.getpid())
     for folder in folders:
         if image is not None:
@@ -212,11 +212,13 @@ def is_registered(image: Image, folder: str) -> bool:
 
 
 class AfterImport:
-    """A finder that finds nothing itself: it lets the others find, and calls `then(name)` once the module is loaded, or
-    loaded again. It waits for the modules `names` and all that is in them."""
+    """A finder that calls `then(name)` once a module is loaded or loaded again; the other finders find it.
+
+    It applies to the packages `names` and their modules.
+    """
 
     only_waits = True
-    """Two of them would ask each other for ever."""
+    """Marks these finders: two of them would call each other without end."""
 
     def __init__(self, names: Sequence[str], then: Callable[[str], object]) -> None:
         self._names = frozenset(names)
@@ -246,4 +248,4 @@ class AfterImport:
             load(module)
             self._then(name)
 
-        loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader, which loads this module only
+        loader.exec_module = exec_module  # type: ignore[method-assign]  # this loader loads only this module

@@ -1,9 +1,8 @@
-"""The first thing that a Python child of a guard runs: give the guard to what it starts, say that it has the guard, and
-wait for an optimizer to be imported.
+"""The first code that a Python child of a guard runs: hook into what it starts, register it, and wait for the import of
+an optimizer.
 
-Python imports a module of this name at its start. Only the standard library is used, and little of it, so a child that
-never touches an optimizer pays some milliseconds. A `sitecustomize` that this one hides is run as well.
-"""
+Python imports a module of this name at its start. Only the standard library is used, and little of it, so the cost for
+a child that never imports an optimizer is some milliseconds. A `sitecustomize` that this one hides is run as well."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ FOLDER = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120 - pathlib i
 PASSES = os.path.dirname(os.path.dirname(FOLDER))  # noqa: PTH120
 
 HOOKS = "_onnxline.passes.guard.startup.hooks"
-"""The name under which the rest of our code knows the file beside this one; so there is one of it."""
+"""The name under which the rest of our code imports hooks.py; so it is loaded only once."""
 
 REGISTRY = "_onnxline.passes.guard.registry"
-"""The module whose `inherit()` begins the guard that the environment asked for."""
+"""The module whose `inherit()` activates the guards in the environment."""
 
 
 def begin() -> None:
-    """Start what is ours, and then what this file hides: should that fail, the guard is there."""
+    """Set up the hooks, then run the hidden `sitecustomize`: if that fails, the guard is in place."""
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != FOLDER]
     hooks = _load(HOOKS, f"{FOLDER}/hooks.py")
     if hooks.VARIABLE in os.environ:

@@ -2,10 +2,10 @@
 
 page.py        what the page shows, as data, and as HTML: page.html.j2 with page.css and page.js inlined
 headline.py    the verdict and the numbers at the top
-timeline.py    a row for each pass: what the model consists of after it, and what the pass changed
-figures.py     structures, and drawings of which equal ones are drawn once  layout.py  where each box goes
+timeline.py    a row for each pass: the operators of the model after it, and what the pass changed
+figures.py     structures, and drawings, equal ones only once  layout.py  where each box goes
 layers.py      error and SQNR by layer
-words.py       numbers in words
+words.py       numbers as text
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Structures by kind, with drawings of which equal ones are drawn once: twelve layers are one figure."""
+"""Structures by kind, with drawings; equal drawings share a figure, such as those of twelve layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from passes.run.result import StructureVerdict
-from pipeline.report.html.layout import LaidOut, lay_out
+from pipeline.report.html.layout import DrawingLayout, lay_out
 from pipeline.report.pictures import Box, BoxKind, Drawing, Pictures, StructurePicture
 
 __all__ = ["Figure", "Group", "InstanceRow", "Panel", "groups_of"]
@@ -22,7 +22,7 @@ PADDING: Final = 28
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One drawing. `weights` sums up what it multiplies with: `3 × 768×768`."""
+    """One drawing. `weights` summarizes the matrices it multiplies by: `3 × 768×768`."""
 
     title: str
     note: str
@@ -31,19 +31,19 @@ class Panel:
     drawing: Drawing | None
 
     @property
-    def laid_out(self) -> LaidOut | None:
+    def laid_out(self) -> DrawingLayout | None:
         return lay_out(self.drawing) if self.drawing else None
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Panels that are compared: drawn to one scale, side by side where each can be read so."""
+    """Panels that are compared: drawn to one scale, side by side if they stay readable."""
 
     panels: tuple[Panel, ...]
 
     @property
     def width(self) -> int:
-        """Pixels that each panel needs, so that its letters are not too small."""
+        """Pixels that each panel needs to be readable."""
         widest = max((one.laid_out.width for one in self.panels if one.laid_out), default=0)
         return round(max(320, widest * SMALLEST + PADDING))
 
@@ -110,7 +110,7 @@ def _panel(title: str, note: str, tone: str, drawing: Drawing) -> Panel:
 
 
 def _nameless(drawing: Drawing) -> Drawing:
-    """Equal for structures that look the same; the page fills in names when one is chosen."""
+    """The drawing without names, so that it is equal for similar structures; the page fills in the names."""
     return replace(drawing, boxes=tuple(_without_name(box) for box in drawing.boxes))
 
 
@@ -119,7 +119,7 @@ def _without_name(box: Box) -> Box:
 
 
 def _weights(drawing: Drawing) -> str:
-    """The matrices that are multiplied with: `3 × 768×768`; empty where there are none."""
+    """The matrices in the drawing: `3 × 768×768`; empty where there are none."""
     shapes = (box.detail.split(", ")[0] for box in drawing.boxes if box.kind is BoxKind.NODE)
     counts = Counter(shape for shape in shapes if "×" in shape and not shape.startswith("→"))
     return ", ".join(f"{count} × {shape}" if count > 1 else shape for shape, count in counts.items())

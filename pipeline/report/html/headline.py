@@ -1,4 +1,4 @@
-"""The top of the page: how the run ended, and what it comes to in a few numbers."""
+"""The top of the page: how the run ended, and its main numbers."""
 
 from __future__ import annotations
 

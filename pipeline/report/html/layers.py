@@ -1,4 +1,4 @@
-"""The plot of error and SQNR by layer: where each point lies, and what it says."""
+"""The plot of error and SQNR by layer: the place and text of each point."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from passes.diff import LayerErrors
 __all__ = ["LayerPlot", "layer_plot"]
 
 LEFT, RIGHT, HEIGHT, STEP = 64.0, 944.0, 120.0, 5
-"""Where the points lie, in units of the drawing; and in how many parts an axis is divided at most."""
+"""The area of the points, in units of the drawing; and the most parts of an axis."""
 
 MOST_LABELS: Final = 16
 
@@ -25,7 +25,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """`points` are x and y; a value that is equal in every bit lies at the edge of the best."""
+    """`points` are x and y; a value that is equal in every bit is at the better end."""
 
     title: str
     points: tuple[tuple[float, float], ...]
@@ -56,7 +56,7 @@ class LayerPlot:
 
 
 def layer_plot(layers: Sequence[LayerErrors]) -> LayerPlot | None:
-    """None where no layer was compared."""
+    """The plot of the layers; None if no layer was compared."""
     if not layers:
         return None
     rows = tuple(map(_row, layers))
@@ -76,7 +76,7 @@ def layer_plot(layers: Sequence[LayerErrors]) -> LayerPlot | None:
 
 
 def _labels(layers: Sequence[Tick]) -> tuple[Tick, ...]:
-    """Those of numbered layers, such as `encoder.layer.0`, if there are any; so many as have room."""
+    """Labels of numbered layers, such as `encoder.layer.0`, if there are any; as many as fit."""
     numbered = [one for one in layers if one.text.rpartition(".")[2].isdecimal()] or layers
     return tuple(numbered[:: math.ceil(len(numbered) / MOST_LABELS)])
 

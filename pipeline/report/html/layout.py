@@ -1,6 +1,6 @@
-"""Where each box of a drawing goes: in layers from top to bottom, so that values flow downwards and cross little.
+"""Where each box of a drawing goes: in layers from top to bottom, so that wires run downwards and rarely cross.
 
-Sugiyama's method, as small as it can be: longest paths make the layers, a way across several layers gets a bend in
+Sugiyama's method, in a small form: longest paths make the layers, a wire across several layers gets a bend in
 each, each layer is sorted by where its neighbours are (the barycenter), and boxes then move towards their neighbours.
 """
 
@@ -14,16 +14,16 @@ from typing import Final
 
 from pipeline.report.pictures import Box, BoxKind, Drawing, Wire
 
-__all__ = ["LaidOut", "Placed", "lay_out"]
+__all__ = ["DrawingLayout", "PlacedBox", "lay_out"]
 
 LETTER: Final = 6.9
 """Width of a letter, in the units of the drawing; a box is wide enough for its longer line."""
 
 NAMED: Final = 18
-"""Letters of a value's name that are shown; drawings are shared by values of other names."""
+"""Letters reserved for a value's name; a drawing is shared by values of different names."""
 
 LONGEST: Final = 36
-"""Letters of any label; what is longer is cut, and pressed together in the page."""
+"""The most letters of a label; the page compresses longer ones."""
 
 NARROWEST: Final = 66.0
 BEND: Final = 12.0
@@ -38,7 +38,7 @@ MARGIN: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedBox:
     """A box with its upper left corner and its size."""
 
     box: Box
@@ -49,17 +49,17 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class LaidOut:
+class DrawingLayout:
     """`paths` are SVG paths, one for each wire, with the shape that flows there."""
 
     width: float
     height: float
-    boxes: tuple[Placed, ...]
+    boxes: tuple[PlacedBox, ...]
     paths: tuple[tuple[str, str], ...]
 
 
-def lay_out(drawing: Drawing, sizes: Mapping[int, tuple[float, float]] | None = None) -> LaidOut:
-    """Args: sizes: width and height of boxes that hold something else than their two lines, by their places."""
+def lay_out(drawing: Drawing, sizes: Mapping[int, tuple[float, float]] | None = None) -> DrawingLayout:
+    """Place the boxes and wires of a drawing. `sizes` are width and height of boxes with other content, by index."""
     layers = _layers(drawing)
     ways = [_way(number, wire, layers) for number, wire in enumerate(drawing.wires)]
     extents = [(sizes or {}).get(place, (_width(box), _height(box))) for place, box in enumerate(drawing.boxes)]
@@ -71,12 +71,12 @@ def lay_out(drawing: Drawing, sizes: Mapping[int, tuple[float, float]] | None = 
     right = max((grid.x[key] + grid.width[key] / 2 for key in grid.x), default=0.0)
     x = {key: value - left + MARGIN for key, value in grid.x.items()}
     bands = _bands(layers, extents)
-    placed = tuple(_placed(box, x[at], bands[layers[at]], *extents[at]) for at, box in enumerate(drawing.boxes))
+    placed = tuple(_place_box(box, x[at], bands[layers[at]], *extents[at]) for at, box in enumerate(drawing.boxes))
     paths = tuple(
         (_path(way, x, placed, [bands[layers[key]] for key in way]), wire.shape)
         for way, wire in zip(ways, drawing.wires, strict=True)
     )
-    return LaidOut(right - left + 2 * MARGIN, max((end for _, end in bands), default=0.0) + MARGIN, placed, paths)
+    return DrawingLayout(right - left + 2 * MARGIN, max((end for _, end in bands), default=0.0) + MARGIN, placed, paths)
 
 
 def _bands(layers: Mapping[Key, int], extents: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -96,7 +96,7 @@ Key = int | tuple[int, int]
 
 
 def _layers(drawing: Drawing) -> dict[Key, int]:
-    """Layer of each box: below all that it reads; what only feeds others sits right above the first of them."""
+    """Layer of each box: below all that it reads; a box without inputs is right above its first consumer."""
     layers: dict[Key, int] = dict.fromkeys(range(len(drawing.boxes)), 0)
     for _ in drawing.boxes:
         for wire in drawing.wires:
@@ -110,7 +110,7 @@ def _layers(drawing: Drawing) -> dict[Key, int]:
 
 
 def _way(number: int, wire: Wire, layers: dict[Key, int]) -> list[Key]:
-    """From box to box, with a bend in each layer between, which is added to `layers`."""
+    """The path of a wire from box to box, with a bend in each layer between; adds the bends to `layers`."""
     bends: list[Key] = [(number, layer) for layer in range(layers[wire.start] + 1, layers[wire.end])]
     layers.update({(number, layer): layer for layer in range(layers[wire.start] + 1, layers[wire.end])})
     return [wire.start, *bends, wire.end]
@@ -162,25 +162,25 @@ class _Grid:
                 self._towards_neighbours(row)
 
     def _towards_neighbours(self, row: Sequence[Key]) -> None:
-        """The mean of what fits from the left and what fits from the right keeps boxes apart, and pulls to no side."""
-        wished = [
+        """Move boxes towards their neighbours: the mean of a pass from each side favours no side."""
+        target = [
             _mean([self.x[one] for one in (*self.above.get(key, ()), *self.below.get(key, ()))], self.x[key])
             for key in row
         ]
-        left, right = list(wished), list(wished)
+        left, right = list(target), list(target)
         for index in range(1, len(row)):
-            left[index] = max(left[index], left[index - 1] + self._apart(row, index))
+            left[index] = max(left[index], left[index - 1] + self._min_distance(row, index))
         for index in range(len(row) - 2, -1, -1):
-            right[index] = min(right[index], right[index + 1] - self._apart(row, index + 1))
+            right[index] = min(right[index], right[index + 1] - self._min_distance(row, index + 1))
         for key, one, other in zip(row, left, right, strict=True):
             self.x[key] = (one + other) / 2
 
     def straighten(self, ways: Iterable[Sequence[Key]]) -> None:
-        """Draw the bends of a long way upright, one above the other, where there is room beside what stands there."""
+        """Align the bends of a long wire vertically, if there is room in each layer."""
         for way in ways:
             bends = way[1:-1]
-            wished = sorted(self.x[bend] for bend in bends)
-            for at in (wished[len(wished) // 2 :: len(wished)] + wished[:1] + wished[-1:]) if len(bends) > 1 else ():
+            target = sorted(self.x[bend] for bend in bends)
+            for at in (target[len(target) // 2 :: len(target)] + target[:1] + target[-1:]) if len(bends) > 1 else ():
                 if all(self._is_free(bend, at) for bend in bends):
                     self.x.update(dict.fromkeys(bends, at))
                     break
@@ -188,16 +188,16 @@ class _Grid:
     def _is_free(self, key: Key, at: float) -> bool:
         row = next(row for row in self.rows if key in row)
         index = row.index(key)
-        left = index == 0 or at - self.x[row[index - 1]] >= self._apart(row, index)
-        right = index == len(row) - 1 or self.x[row[index + 1]] - at >= self._apart(row, index + 1)
+        left = index == 0 or at - self.x[row[index - 1]] >= self._min_distance(row, index)
+        right = index == len(row) - 1 or self.x[row[index + 1]] - at >= self._min_distance(row, index + 1)
         return left and right
 
-    def _apart(self, row: Sequence[Key], index: int) -> float:
+    def _min_distance(self, row: Sequence[Key], index: int) -> float:
         return (self.width[row[index - 1]] + self.width[row[index]]) / 2 + GAP
 
 
-def _mean(values: Sequence[float], otherwise: float) -> float:
-    return sum(values) / len(values) if values else otherwise
+def _mean(values: Sequence[float], default: float) -> float:
+    return sum(values) / len(values) if values else default
 
 
 def _width(box: Box) -> float:
@@ -210,14 +210,14 @@ def _height(box: Box) -> float:
     return HEIGHT if box.detail or box.kind is not BoxKind.NODE else LOW
 
 
-def _placed(box: Box, centre: float, band: tuple[float, float], width: float, height: float) -> Placed:
-    return Placed(box, round(centre - width / 2, 1), (band[0] + band[1] - height) / 2, width, height)
+def _place_box(box: Box, centre: float, band: tuple[float, float], width: float, height: float) -> PlacedBox:
+    return PlacedBox(box, round(centre - width / 2, 1), (band[0] + band[1] - height) / 2, width, height)
 
 
 def _path(
-    way: Sequence[Key], x: Mapping[Key, float], placed: Sequence[Placed], bands: Sequence[tuple[float, float]]
+    way: Sequence[Key], x: Mapping[Key, float], placed: Sequence[PlacedBox], bands: Sequence[tuple[float, float]]
 ) -> str:
-    """Curves that leave and arrive upright."""
+    """An SVG path of curves that leave and arrive vertically."""
     start, end = placed[way[0]], placed[way[-1]]  # type: ignore[index]
     points = [(x[way[0]], start.y + start.height)]
     for bend, (top, bottom) in zip(way[1:-1], bands[1:-1], strict=True):

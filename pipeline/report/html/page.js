@@ -251,8 +251,8 @@
         name += `.${inner.name}`;
       }
       const ops = [...group.ops].sort((a, b) => b[1] - a[1]);
-      const told = ops.slice(0, 4).map(([op, times]) => (times > 1 ? `${times} ${op}` : op)).join(", ");
-      const summary = [element("code", "", name), element("small", "", `${group.count} ${group.count === 1 ? "node" : "nodes"}: ${told}${ops.length > 4 ? " …" : ""}`)];
+      const summaryOfOps = ops.slice(0, 4).map(([op, times]) => (times > 1 ? `${times} ${op}` : op)).join(", ");
+      const summary = [element("code", "", name), element("small", "", `${group.count} ${group.count === 1 ? "node" : "nodes"}: ${summaryOfOps}${ops.length > 4 ? " …" : ""}`)];
       inner.box = folded("module", summary, () => (inner.list = listOf(inner.items)));
       return inner.box;
     };

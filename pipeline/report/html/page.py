@@ -41,7 +41,7 @@ class Page:
 
 
 def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
-    """Args: folder: of the run, where the diffs of its passes lie; what is missing is left out."""
+    """The page of a report. `folder` is that of the run, with the diffs of its passes; missing ones are left out."""
     timeline = timeline_of(report, folder)
     groups = groups_of(report.structures, pictures)
     names = [[row.names for row in group.rows] for group in groups]
@@ -59,10 +59,10 @@ def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
         timeline=timeline,
         groups=groups,
         nodes=len(pictures.nodes),
-        facts={title: told for title, told in facts.items() if told},
+        facts={title: table for title, table in facts.items() if table},
         notes=tuple(dict.fromkeys((*report.notes, *(report.export.notes if report.export else ())))),
         favicon=_favicon(headline.tone),
-        data={"nodes": _packed(pictures.nodes, pictures.values), "names": names},
+        data={"nodes": _pack_nodes(pictures.nodes, pictures.values), "names": names},
         layers=layer_plot(report.layers),
     )
 
@@ -89,7 +89,7 @@ def _export(report: Report) -> dict[str, str]:
     if report.export is None:
         return {}
     worst = worst_of([report.export.errors])
-    told = {
+    labels = {
         "origin": report.export.origin,
         "opset": str(report.export.opset),
         "inputs": "; ".join(report.export.inputs),
@@ -98,7 +98,7 @@ def _export(report: Report) -> dict[str, str]:
         "error": error_text(worst[1]) if worst else "",
         "tolerances": _tolerances(report.export.errors),
     }
-    return {label: text for label, text in told.items() if text}
+    return {label: text for label, text in labels.items() if text}
 
 
 def _tolerances(errors: Mapping[str, Errors]) -> str:
@@ -117,35 +117,35 @@ def _tolerances(errors: Mapping[str, Errors]) -> str:
 def _backends(report: Report) -> dict[str, str]:
     if report.runtime is None:
         return {}
-    told = {}
+    facts: dict[str, str] = {}
     for one in report.runtime.backends:
         worst = worst_of([one.errors])
         error = f"error {error_text(worst[1])}, " if worst else ""
-        told[one.name] = one.shortfall or f"{error}{one.seconds:.3f} s a run"
+        facts[one.name] = one.shortfall or f"{error}{one.seconds:.3f} s a run"
     if report.runtime.ops:
         counts = {"ops": report.runtime.ops, "values": report.runtime.values, "aliases": report.runtime.aliases}
-        told["IR and plan"] = ", ".join(f"{count:,} {what}" for what, count in counts.items())
-        told["arena"] = bytes_text(report.runtime.arena_bytes)
+        facts["IR and plan"] = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+        facts["arena"] = bytes_text(report.runtime.arena_bytes)
     if report.sensitivity is not None and report.sensitivity.blind:
-        told["blind"] = ", ".join(report.sensitivity.blind)
-    return told
+        facts["blind"] = ", ".join(report.sensitivity.blind)
+    return facts
 
 
 HERE: Final = Path(__file__).parent
 
 
 def render(page: Page) -> str:
-    """Every text is escaped; what the script reads is JSON in which no `<` is left that could end it."""
+    """Render the page. Every text is escaped; the script's JSON holds no `<` that could end it."""
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     template = environment.get_template("page.html.j2")
-    return template.render(page=page, style=_own("page.css"), script=_own("page.js"))
+    return template.render(page=page, style=_read_asset("page.css"), script=_read_asset("page.js"))
 
 
-def _own(name: str) -> Markup:
-    """A file of ours, which is no text of a user's."""
+def _read_asset(name: str) -> Markup:
+    """Read a file beside this one, which needs no escaping."""
     return Markup((HERE / name).read_text(encoding="utf-8"))
 
 
@@ -158,7 +158,7 @@ def _coverage(coverage: Coverage | None) -> dict[str, str]:
     if coverage is None or not coverage.draws:
         return {}
     facts = {"verify.inputs": f"{len(coverage.given)} of {len(coverage.draws)} draws"} if coverage.given else {}
-    facts |= {f"size of {name or 'unnamed dims'}": _listed(sizes) for name, sizes in coverage.sizes.items()}
+    facts |= {f"size of {name or 'unnamed dims'}": _join_numbers(sizes) for name, sizes in coverage.sizes.items()}
     facts |= {f"mask {name}": ", ".join(kinds) for name, kinds in coverage.masks.items()}
     if coverage.outliers:
         facts["ten times their range"] = ", ".join(coverage.outliers)
@@ -166,7 +166,7 @@ def _coverage(coverage: Coverage | None) -> dict[str, str]:
     if coverage.branches:
         taken = sum(one.then_taken + one.else_taken for one in coverage.branches)
         facts["branches of If"] = f"{taken} of {2 * len(coverage.branches)} taken"
-    facts |= {f"loop {loop.node}": f"{_listed(sorted(set(loop.turns)))} turns" for loop in coverage.loops}
+    facts |= {f"loop {loop.node}": f"{_join_numbers(sorted(set(loop.turns)))} turns" for loop in coverage.loops}
     facts |= _limits(coverage.limits)
     notes = coverage.not_covered
     more = f"; and {len(notes) - MOST_NOTES} more in report.json" if len(notes) > MOST_NOTES else ""
@@ -174,7 +174,7 @@ def _coverage(coverage: Coverage | None) -> dict[str, str]:
     return facts
 
 
-def _listed(numbers: tuple[int, ...] | list[int]) -> str:
+def _join_numbers(numbers: tuple[int, ...] | list[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
@@ -187,17 +187,17 @@ def _table(table: TableCoverage) -> str:
 
 def _limits(limits: tuple[LimitCoverage, ...]) -> dict[str, str]:
     """By operator: how many of its limits were reached."""
-    there: Counter[str] = Counter()
+    total: Counter[str] = Counter()
     reached: Counter[str] = Counter()
     for limit in limits:
         sides = [side for side in (limit.below, limit.above) if side is not None]
-        there[limit.op] += len(sides)
+        total[limit.op] += len(sides)
         reached[limit.op] += sum(sides)
-    return {f"limits of {op}": f"{reached[op]} of {count} reached" for op, count in there.items()}
+    return {f"limits of {op}": f"{reached[op]} of {count} reached" for op, count in total.items()}
 
 
-def _packed(nodes: Sequence[NodeRow], values: Mapping[str, str]) -> dict[str, Any]:
-    """`words` is every text once; all else is places in it.
+def _pack_nodes(nodes: Sequence[NodeRow], values: Mapping[str, str]) -> dict[str, Any]:
+    """Pack the nodes for the script: `words` holds every text once, everything else is indices into it.
 
     A row is name, op, shapes, module, author, list of inputs, list of outputs. An author is empty for a node of the
     source; so is the module where none is known. `values` are pairs: a value that no node makes, its dtype and shape.

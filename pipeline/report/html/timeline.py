@@ -1,4 +1,4 @@
-"""A row for each pass: what the model consists of after it, its bytes, its error, and why it did not run or stand."""
+"""A row for each pass: the operators of the model after it, bytes, error, and why it did not run or was reverted."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """`number` is from 1, 0 for the source. Of a row that changed something, numbers are of what it made, taken or not;
-    of others, of the model that stood."""
+    """`number` is from 1, 0 for the source. Of a row that changed something, numbers are of its result, accepted or
+    not; of other rows, of the model before them."""
 
     number: int
     name: str
@@ -48,7 +48,7 @@ class TimelineRow:
     nodes: int
     change: int
     nbytes: int | None
-    bytes_told: str
+    bytes_text: str
     bytes_width: float
     error: str
     error_note: str
@@ -72,23 +72,23 @@ class Timeline:
 
     @property
     def final(self) -> TimelineRow:
-        """The row of the model that stands in the end."""
+        """The row of the final model."""
         standing = [row for row in self.rows if not row.number or (row.changed and row.status == Status.RAN)]
         return standing[-1] if standing else self.rows[0]
 
     def groups(self) -> list[tuple[bool, list[TimelineRow]]]:
-        """The rows, those that did nothing joined where they follow each other: (is quiet, rows)."""
-        found: list[tuple[bool, list[TimelineRow]]] = []
+        """Group consecutive rows that did nothing: (is quiet, rows)."""
+        groups: list[tuple[bool, list[TimelineRow]]] = []
         for row in self.rows:
-            if found and row.is_quiet and found[-1][0]:
-                found[-1][1].append(row)
+            if groups and row.is_quiet and groups[-1][0]:
+                groups[-1][1].append(row)
             else:
-                found.append((row.is_quiet, [row]))
-        return found
+                groups.append((row.is_quiet, [row]))
+        return groups
 
 
 def timeline_of(report: Report, folder: Path) -> Timeline:
-    """Args: folder: of the run, where the diffs lie."""
+    """The timeline of a report; `folder` is that of the run, with the diffs."""
     marks = {mark.row: mark for mark in report.marks}
     if SOURCE not in marks:
         return Timeline()
@@ -122,11 +122,11 @@ class _Scale:
         return cls({op: place + 1 for place, op in enumerate(ranked)}, max(nodes, 1), _most_bytes(marks), most)
 
     def segments(self, mark: Mark) -> tuple[Segment, ...]:
-        told = {op: mark.ops.get(op, 0) for op in self.tints}
-        told[OTHERS] = sum(mark.ops.values()) - sum(told.values())
+        counts = {op: mark.ops.get(op, 0) for op in self.tints}
+        counts[OTHERS] = sum(mark.ops.values()) - sum(counts.values())
         return tuple(
             Segment(op, count, self.tints.get(op, 0), round(100 * count / self.most_nodes, 3))
-            for op, count in told.items()
+            for op, count in counts.items()
             if count
         )
 
@@ -153,7 +153,7 @@ def _source_row(report: Report, mark: Mark, scale: _Scale) -> TimelineRow:
         nodes=nodes,
         change=0,
         nbytes=mark.nbytes,
-        bytes_told=bytes_text(mark.nbytes),
+        bytes_text=bytes_text(mark.nbytes),
         bytes_width=round(100 * mark.nbytes / scale.most_bytes, 3),
         error=error_text(worst[1]) if worst else "",
         error_note=_error_note(worst),
@@ -174,7 +174,7 @@ def _row(place: int, row: PassRow, mark: Mark, scale: _Scale, diff: PassDiff | N
         nodes=row.nodes_after,
         change=row.nodes_after - row.nodes_before,
         nbytes=mark.nbytes,
-        bytes_told=bytes_text(mark.nbytes),
+        bytes_text=bytes_text(mark.nbytes),
         bytes_width=round(100 * mark.nbytes / scale.most_bytes, 3),
         error=error_text(worst[1]) if worst else "",
         error_note=_error_note(worst),
@@ -207,7 +207,7 @@ LONGEST: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class DiffEntry:
-    """Either nodes that went and nodes that came, or a sentence."""
+    """Either removed and added nodes, or a sentence."""
 
     removed: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
@@ -249,14 +249,15 @@ def _sections(diff: Diff) -> Iterator[DiffSection]:
 def _entry(found: object) -> DiffEntry:
     if isinstance(found, Replacement):
         return DiffEntry(
-            _listed(found.removed), _listed((*found.added, *(f"stored constant {name}" for name in found.stored)))
+            _node_texts(found.removed),
+            _node_texts((*found.added, *(f"stored constant {name}" for name in found.stored))),
         )
     return DiffEntry(text=_short(str(found)))
 
 
-def _listed(nodes: Sequence[NodeLabel | str]) -> tuple[str, ...]:
-    told = [_short(str(node)) for node in nodes[:MOST_NODES]]
-    return (*told, f"{len(nodes) - MOST_NODES} more") if len(nodes) > MOST_NODES else tuple(told)
+def _node_texts(nodes: Sequence[NodeLabel | str]) -> tuple[str, ...]:
+    texts = [_short(str(node)) for node in nodes[:MOST_NODES]]
+    return (*texts, f"{len(nodes) - MOST_NODES} more") if len(nodes) > MOST_NODES else tuple(texts)
 
 
 def _short(text: str) -> str:

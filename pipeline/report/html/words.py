@@ -1,4 +1,4 @@
-"""Numbers as a page shows them."""
+"""Format numbers for the page."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def plural(count: int, word: str, words: str = "") -> str:
 
 
 def worst_of(many: Iterable[Mapping[str, Errors]]) -> tuple[str, Errors] | None:
-    """The output that comes nearest to its limit, or is farthest over it, with its errors; None of nothing."""
-    pairs = [pair for one in many for pair in one.items()]
+    """The output nearest to its limit, or farthest over it, with its errors; None if there is none."""
+    pairs = [pair for errors in many for pair in errors.items()]
     return max(pairs, key=lambda pair: (not pair[1].ok, pair[1].excess, pair[1].max_abs), default=None)

@@ -13,7 +13,7 @@ from passes.audit.cases import case_names, load_case
 from passes.audit.job import open_trial, run_job
 from passes.audit.reproducers import reproduce
 from passes.audit.target import AuditTarget
-from passes.audit.trial import Trial
+from passes.audit.trial import AuditTrial
 
 VERSIONS = {name: metadata.version(name) for name in ("onnxoptimizer", "onnxsim")}
 KNOWN = pytest.mark.skipif(
@@ -29,19 +29,19 @@ ONNXSIM = AuditTarget("onnxsim", "onnxsim", "onnxsim")
 
 
 @pytest.fixture(scope="module")
-def trial() -> Iterator[Trial]:
+def trial() -> Iterator[AuditTrial]:
     with open_trial(60.0, None) as opened:
         yield opened
 
 
-def found(trial: Trial, case: str, *subjects: AuditTarget) -> list[tuple[str, str, str]]:
+def found(trial: AuditTrial, case: str, *subjects: AuditTarget) -> list[tuple[str, str, str]]:
     """Without lost metadata, which is almost everywhere."""
     findings = trial.of(load_case(case), subjects).findings
     return [(one.name, one.kind, one.why) for one in findings if one.kind != "lost-metadata"]
 
 
 @KNOWN
-def test_a_crash_costs_one_pass_and_the_others_go_on(trial: Trial) -> None:
+def test_a_crash_costs_one_pass_and_the_others_go_on(trial: AuditTrial) -> None:
     subjects = optimizer("nop", "eliminate_shape_op", "rename_input_output")
     assert found(trial, "node/test_shape_start_greater_than_end", *subjects) == [
         ("eliminate_shape_op", "crashed", "SIGSEGV"),
@@ -50,13 +50,13 @@ def test_a_crash_costs_one_pass_and_the_others_go_on(trial: Trial) -> None:
 
 
 @KNOWN
-def test_an_if_that_hands_out_an_initializer(trial: Trial) -> None:
+def test_an_if_that_hands_out_an_initializer(trial: AuditTrial) -> None:
     subjects = optimizer("eliminate_if_with_const_cond")
     assert found(trial, "planted/if_outputs_initializer", *subjects) == [(subjects[0].name, "crashed", "SIGSEGV")]
 
 
 @KNOWN
-def test_an_assertion_on_a_shared_graph_input(trial: Trial) -> None:
+def test_an_assertion_on_a_shared_graph_input(trial: AuditTrial) -> None:
     ((name, kind, why),) = found(trial, "planted/qkv_of_graph_input", *optimizer("fuse_qkv"))
     assert (name, kind) == ("fuse_qkv", "raised")
     assert "Assertion" in why
@@ -64,7 +64,7 @@ def test_an_assertion_on_a_shared_graph_input(trial: Trial) -> None:
 
 @KNOWN
 @pytest.mark.parametrize("case", ["epsilon", "example"])
-def test_wrong_numbers(trial: Trial, case: str) -> None:
+def test_wrong_numbers(trial: AuditTrial, case: str) -> None:
     subjects = optimizer("eliminate_consecutive_idempotent_ops", "eliminate_identity")
     assert found(trial, f"node/test_group_normalization_{case}_expanded", *subjects) == [
         ("eliminate_consecutive_idempotent_ops", "wrong", "max error 1")
@@ -72,7 +72,7 @@ def test_wrong_numbers(trial: Trial, case: str) -> None:
 
 
 @KNOWN
-def test_the_type_of_a_sequence_is_lost_by_each_pass(trial: Trial) -> None:
+def test_the_type_of_a_sequence_is_lost_by_each_pass(trial: AuditTrial) -> None:
     subjects = optimizer("nop", "eliminate_deadend")
     assert [(name, kind) for name, kind, _ in found(trial, "node/test_identity_sequence", *subjects)] == [
         ("nop", "invalid"),
@@ -81,17 +81,17 @@ def test_the_type_of_a_sequence_is_lost_by_each_pass(trial: Trial) -> None:
 
 
 @KNOWN
-def test_onnxsim_raises(trial: Trial) -> None:
+def test_onnxsim_raises(trial: AuditTrial) -> None:
     ((name, kind, why),) = found(trial, "node/test_depthtospace_example_expanded", ONNXSIM)
     assert (name, kind) == ("onnxsim", "raised")
     assert "onnxsim_transient_constant" in why
 
 
-def test_a_constant_that_is_spread_out_grows(trial: Trial) -> None:
+def test_a_constant_that_is_spread_out_grows(trial: AuditTrial) -> None:
     assert ("onnxsim", "grew-bytes", "") in found(trial, "planted/expand_of_constant", ONNXSIM)
 
 
-def test_a_call_that_takes_too_long_is_one_finding(trial: Trial) -> None:
+def test_a_call_that_takes_too_long_is_one_finding(trial: AuditTrial) -> None:
     with open_trial(0.001, None) as hasty:
         hasty.judges.timeout_s = 60.0
         assert found(hasty, "planted/named_dims", *optimizer("nop")) == [("nop", "timed-out", "")]
@@ -112,7 +112,7 @@ def test_a_job_is_plain_data() -> None:
 
 
 @KNOWN
-def test_a_reproducer_is_small_and_says_how(trial: Trial) -> None:
+def test_a_reproducer_is_small_and_says_how(trial: AuditTrial) -> None:
     value = reproduce("fuse_qkv", optimizer("fuse_qkv")[0].data(), "raised", "gallery/fuse_attention")
     small = onnx.load_from_string(__import__("base64").b64decode(value["model"]))
     assert [node.op_type for node in small.graph.node] == ["MatMul"] * 3

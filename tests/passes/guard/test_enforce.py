@@ -50,7 +50,7 @@ class Example:
     def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan | None:
         return None
 
-    def unguarded(self, bench: PassContext) -> DetachedModel:
+    def run_unguarded(self, bench: PassContext) -> DetachedModel:
         return self.alone(self.model, bench)
 
     def deliver(self, model: DetachedModel, *, proven: bool) -> onnx.ModelProto:
@@ -102,8 +102,8 @@ def test_one_that_has_lost_something_is_not(bench: PassContext) -> None:
 
 
 def test_nor_is_one_that_skips_nothing_where_something_is_to_be_skipped(bench: PassContext) -> None:
-    demands = CombinedPolicy((Settings(skip=("fuse_pad_into_conv",)),))
-    assert enforce(Example(refuses, drops_a_dead_end), demands, bench).returned is Returned.AS_GIVEN
+    policy = CombinedPolicy((Settings(skip=("fuse_pad_into_conv",)),))
+    assert enforce(Example(refuses, drops_a_dead_end), policy, bench).returned is Returned.AS_GIVEN
 
 
 def test_what_fails_both_ways_is_the_optimizers_to_tell(bench: PassContext) -> None:

@@ -22,22 +22,22 @@ TWO = Settings(skip=("fuse_*",), watch=False, compare=False, timeout_s=3.0, quie
 def test_the_environment_is_given_back_as_it_was(before: dict[str, str]) -> None:
     environment = {"LANG": "C", **before}
     borrowed = BorrowedEnvironment(environment)
-    borrowed.put([ONE, TWO])
+    borrowed.set_guards([ONE, TWO])
     assert guards_in(environment) == (ONE, TWO)
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == FOLDER
     assert environment["PYTHONPATH"].count(FOLDER) == 1
-    borrowed.put([TWO])
+    borrowed.set_guards([TWO])
     assert guards_in(environment) == (TWO,)
-    borrowed.give_back()
+    borrowed.restore()
     assert environment == {"LANG": "C", **before}
 
 
 def test_what_somebody_else_put_on_the_path_meanwhile_stays() -> None:
     environment = {"PYTHONPATH": "/a"}
     borrowed = BorrowedEnvironment(environment)
-    borrowed.put([ONE])
+    borrowed.set_guards([ONE])
     environment["PYTHONPATH"] += ":/b"
-    borrowed.give_back()
+    borrowed.restore()
     assert environment == {"PYTHONPATH": "/a:/b"}
 
 

@@ -41,12 +41,12 @@ def test_a_skip_holds_what_the_pass_destroys_unless_watch_is_off() -> None:
 
 
 def test_guards_inside_of_each_other_add_up() -> None:
-    demands = CombinedPolicy((Settings(keep=("qkv",), compare=False), Settings(skip=("fusions",), watch=False)))
-    assert demands.policy().keep == ("qkv?",)
-    assert demands.skips("fuse_qkv") and not demands.skips("eliminate_identity")
-    assert demands.compare
+    policy = CombinedPolicy((Settings(keep=("qkv",), compare=False), Settings(skip=("fusions",), watch=False)))
+    assert policy.merge().keep == ("qkv?",)
+    assert policy.skips("fuse_qkv") and not policy.skips("eliminate_identity")
+    assert policy.compare
 
 
 def test_the_limits_are_those_of_the_innermost_guard() -> None:
-    demands = CombinedPolicy((Settings(timeout_s=1.0, memory_gib=1.0), Settings(timeout_s=2.0, memory_gib=2.0)))
-    assert (demands.timeout_s, demands.memory_gib) == (2.0, 2.0)
+    policy = CombinedPolicy((Settings(timeout_s=1.0, memory_gib=1.0), Settings(timeout_s=2.0, memory_gib=2.0)))
+    assert (policy.timeout_s, policy.memory_gib) == (2.0, 2.0)

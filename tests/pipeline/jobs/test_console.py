@@ -6,13 +6,13 @@ from io import StringIO
 
 from rich.console import Console
 
-from pipeline.jobs import Ended, Outcome, State
+from pipeline.jobs import JobProgress, JobStatus, Outcome
 from pipeline.jobs.console import JobsConsole
 
 ENDED = (
-    Ended(Outcome("known", State.DONE), 1, 3, known=True),
-    Ended(Outcome("good", State.DONE, seconds=1.25), 2, 3, known=False),
-    Ended(Outcome("[bad]", State.LOST, why="signal SIGKILL", seconds=2.0, attempts=3), 3, 3, known=False),
+    JobProgress(Outcome("known", JobStatus.DONE), 1, 3, known=True),
+    JobProgress(Outcome("good", JobStatus.DONE, seconds=1.25), 2, 3, known=False),
+    JobProgress(Outcome("[bad]", JobStatus.LOST, why="signal SIGKILL", seconds=2.0, attempts=3), 3, 3, known=False),
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.jobs import Job, LocalProcesses, Outcome, State
+from pipeline.jobs import Job, JobStatus, LocalProcesses, Outcome
 from tests.processes import still_running
 
 HERE = "tests.pipeline.jobs.jobs"
@@ -34,14 +34,14 @@ def test_every_end_of_a_job(tmp_path: Path) -> None:
         Job("last", f"{HERE}:double", {"number": 4}),
     )
     assert {key: (one.status, one.value, one.exit_code, one.attempts) for key, one in found.items()} == {
-        "double": (State.DONE, 42, 0, 1),
-        "mistake": (State.FAILED, None, 2, 1),
-        "bug": (State.FAILED, None, 3, 1),
-        "nowhere": (State.FAILED, None, 3, 1),
-        "unspeakable": (State.FAILED, None, 3, 1),
-        "dies once": (State.DONE, "alive", 0, 2),
-        "dies always": (State.LOST, None, 3, 3),
-        "last": (State.DONE, 8, 0, 1),
+        "double": (JobStatus.DONE, 42, 0, 1),
+        "mistake": (JobStatus.FAILED, None, 2, 1),
+        "bug": (JobStatus.FAILED, None, 3, 1),
+        "nowhere": (JobStatus.FAILED, None, 3, 1),
+        "unspeakable": (JobStatus.FAILED, None, 3, 1),
+        "dies once": (JobStatus.DONE, "alive", 0, 2),
+        "dies always": (JobStatus.LOST, None, 3, 3),
+        "last": (JobStatus.DONE, 8, 0, 1),
     }
     assert (found["mistake"].why, found["mistake"].trace) == ("this is wrong; do that", "")
     assert found["bug"].why == "ZeroDivisionError: one by nothing"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import UsageError
-from pipeline.jobs import Job, State, run_jobs, spread_over
+from pipeline.jobs import Job, JobStatus, choose_executor, run_jobs
 from pipeline.jobs.on_ray import RayCluster
 
 pytest.importorskip("ray", reason="ray is an extra: pip install 'onnxline[ray]'")
@@ -57,19 +57,19 @@ def test_what_ran_on_a_node_that_died_is_done_elsewhere(cluster: Any, tmp_path: 
     killer = threading.Thread(target=kill_the_second_when_it_works, daemon=True)
     killer.start()
     table = tmp_path / "table.jsonl"
-    found = {one.key: one for one in run_jobs(jobs, spread_over(ray=cluster.address), table, {})}
+    found = {one.key: one for one in run_jobs(jobs, choose_executor(ray=cluster.address), table, {})}
     killer.join(5)
 
     begun = Counter(path.name.partition(".")[0] for path in marks.iterdir())
     moved = {path.name.partition(".")[0] for path in marks.iterdir() if path.read_text() == second.node_id}
     head = cluster.head_node.node_id
     assert {key: (one.status, one.attempts) for key, one in found.items() if key in "abcd"} == {
-        key: (State.DONE, 2 if key in moved else 1) for key in "abcd"
+        key: (JobStatus.DONE, 2 if key in moved else 1) for key in "abcd"
     }
     assert {found[key].value for key in "abcd"} == {head}
     assert moved and all(begun[key] == found[key].attempts for key in "abcd")
-    assert (found["mistake"].status, found["mistake"].why) == (State.FAILED, "this is wrong; do that")
-    assert (found["dies"].status, found["dies"].value, found["dies"].attempts) == (State.DONE, "alive", 2)
+    assert (found["mistake"].status, found["mistake"].why) == (JobStatus.FAILED, "this is wrong; do that")
+    assert (found["dies"].status, found["dies"].value, found["dies"].attempts) == (JobStatus.DONE, "alive", 2)
     lines = [json.loads(line)["key"] for line in table.read_text().splitlines()]
     assert sorted(lines) == sorted(found)
 
@@ -94,4 +94,4 @@ def test_a_node_says_what_it_has_otherwise() -> None:
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"--ray needs ray, which is not installed; pip install 'onnxline\[ray\]'"):
-        spread_over(ray="auto")
+        choose_executor(ray="auto")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import UsageError
-from pipeline.jobs import Ended, Job, LocalProcesses, Outcome, State, run_jobs
-from pipeline.jobs.run import Table
+from pipeline.jobs import Job, JobProgress, JobStatus, LocalProcesses, Outcome, run_jobs
+from pipeline.jobs.run import OutcomeTable
 
 HERE = "tests.pipeline.jobs.jobs"
 
@@ -30,7 +30,7 @@ def calls(folder: Path) -> dict[str, int]:
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     jobs = jobs_that_count(tmp_path / "calls", "a", "b", "c")
-    told: list[Ended] = []
+    told: list[JobProgress] = []
     first = run_jobs(jobs[:2], LocalProcesses(2), tmp_path / "table.jsonl", {}, told.append)
     again = run_jobs(jobs, LocalProcesses(2), tmp_path / "table.jsonl", {}, told.append)
     assert calls(tmp_path / "calls") == {"a": 1, "b": 1, "c": 1}
@@ -49,7 +49,7 @@ def test_what_changed_is_done_again(tmp_path: Path) -> None:
     table = tmp_path / "table.jsonl"
 
     def attempt(number: int, versions: dict[str, str]) -> tuple[Outcome, list[bool]]:
-        told: list[Ended] = []
+        told: list[JobProgress] = []
         job = Job("one", f"{HERE}:double", {"number": number})
         (found,) = run_jobs([job], LocalProcesses(1), table, versions, told.append)
         return found, [one.known for one in told]
@@ -65,7 +65,7 @@ def test_what_was_made_and_is_gone_is_done_again(tmp_path: Path) -> None:
     jobs = jobs_that_count(tmp_path / "calls", "a", "b")
     table = tmp_path / "table.jsonl"
     run_jobs(jobs, LocalProcesses(1), table, {})
-    run_jobs(jobs, LocalProcesses(1), table, {}, stands=lambda known: known.key != "b")
+    run_jobs(jobs, LocalProcesses(1), table, {}, is_current=lambda known: known.key != "b")
     assert calls(tmp_path / "calls") == {"a": 1, "b": 2}
 
 
@@ -74,9 +74,9 @@ def test_what_went_wrong_is_done_again(tmp_path: Path) -> None:
     jobs = [Job("dies", f"{HERE}:die_at_first", {"file": str(file), "times": 2}), Job("wrong", f"{HERE}:mistake")]
     table = tmp_path / "table.jsonl"
     first = run_jobs(jobs, LocalProcesses(1, attempts=2), table, {})
-    assert [one.status for one in first] == [State.LOST, State.FAILED]
+    assert [one.status for one in first] == [JobStatus.LOST, JobStatus.FAILED]
     again = run_jobs(jobs, LocalProcesses(1, attempts=2), table, {})
-    assert [(one.status, one.attempts) for one in again] == [(State.DONE, 1), (State.FAILED, 1)]
+    assert [(one.status, one.attempts) for one in again] == [(JobStatus.DONE, 1), (JobStatus.FAILED, 1)]
 
 
 KILLED = """
@@ -112,7 +112,7 @@ def test_a_run_that_was_killed_is_taken_up_again(tmp_path: Path, environment: di
 
 def test_two_at_once_cannot_write_one_table(tmp_path: Path) -> None:
     with (
-        Table(tmp_path / "table.jsonl", {}).opened(),
+        OutcomeTable(tmp_path / "table.jsonl", {}).open(),
         pytest.raises(UsageError, match=r"another onnxline writes to .*table\.jsonl"),
     ):
         run_jobs([Job("a", f"{HERE}:bug")], LocalProcesses(1), tmp_path / "table.jsonl", {})

@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.jobs import Job, Outcome, State
-from pipeline.jobs.run import Table
+from pipeline.jobs import Job, JobStatus, Outcome
+from pipeline.jobs.run import OutcomeTable
 
 JOBS = st.builds(
     Job,
@@ -24,7 +24,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
     max_leaves=4,
 )
-WRITES = st.tuples(JOBS, VALUES, st.sampled_from(State), st.text(), st.integers(1, 3))
+WRITES = st.tuples(JOBS, VALUES, st.sampled_from(JobStatus), st.text(), st.integers(1, 3))
 SESSIONS = st.lists(st.tuples(st.lists(WRITES, max_size=4), st.integers(0, 60)), max_size=4)
 
 
@@ -40,7 +40,7 @@ def test_the_last_whole_line_counts(sessions: list) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "table.jsonl")
         for writes, cut in sessions:
-            with Table(path, {"onnx": "1"}).opened() as table:
+            with OutcomeTable(path, {"onnx": "1"}).open() as table:
                 sizes = [path.stat().st_size]
                 for job, value, state, why, attempts in writes:
                     table.add(job, Outcome(job.key, state, value, why, attempts=attempts))
@@ -51,11 +51,11 @@ def test_the_last_whole_line_counts(sessions: list) -> None:
             for (job, value, state, why, attempts), end in zip(writes, sizes[1:], strict=True):
                 if end - 1 <= left:  # a line that lacks only its end is whole
                     expected[key_of(job)] = job, Outcome(job.key, state, value, why, attempts=attempts)
-        with Table(path, {"onnx": "1"}).opened() as table:
+        with OutcomeTable(path, {"onnx": "1"}).open() as table:
             for job, outcome in expected.values():
-                assert table.known(job) == (outcome if outcome.status is State.DONE else None)
-        with Table(path, {"onnx": "2"}).opened() as table:
-            assert not any(table.known(job) for job, _ in expected.values())
+                assert table.find(job) == (outcome if outcome.status is JobStatus.DONE else None)
+        with OutcomeTable(path, {"onnx": "2"}).open() as table:
+            assert not any(table.find(job) for job, _ in expected.values())
 
 
 def test_a_line_of_somebody_else_is_passed_over(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_line_of_somebody_else_is_passed_over(tmp_path: Path) -> None:
     path.write_bytes(
         b'[1]\n{"digest": 1}\n\xff\xfe\nnull\n{"digest": "x", "key": "a", "status": "eaten"}\n\n' + b"[" * 99999
     )
-    with Table(path, {}).opened() as table:
-        table.add(Job("a", "m:f"), Outcome("a", State.DONE))
-    with Table(path, {}).opened() as table:
-        assert table.known(Job("a", "m:f")) == Outcome("a", State.DONE)
+    with OutcomeTable(path, {}).open() as table:
+        table.add(Job("a", "m:f"), Outcome("a", JobStatus.DONE))
+    with OutcomeTable(path, {}).open() as table:
+        assert table.find(Job("a", "m:f")) == Outcome("a", JobStatus.DONE)

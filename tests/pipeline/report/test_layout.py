@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.report import Box, BoxKind, Drawing, Wire
-from pipeline.report.html.layout import LaidOut, lay_out
+from pipeline.report.html.layout import DrawingLayout, lay_out
 from tests.pipeline.report.made_up import attention
 
 
-def rows(laid: LaidOut) -> list[list[str]]:
+def rows(laid: DrawingLayout) -> list[list[str]]:
     """The layers as one sees them, each from left to right."""
     found: dict[int, list[tuple[float, str]]] = {}
     for one in laid.boxes:
