@@ -62,7 +62,7 @@ ASCII: Final = {"→": "->", "…": "...", "×": "x", "›": ">", "·": "*", "�
 """What a terminal is shown that cannot show our signs."""
 
 
-class _LateGroup(TyperGroup):
+class _LazyGroup(TyperGroup):
     """Lists `COMMANDS` without their modules, and imports the one that is called."""
 
     def __init__(self, **settings: Any) -> None:
@@ -92,7 +92,7 @@ def _add_traceback(command: Any, option: Any) -> None:
 
 app = typer.Typer(
     name="onnxline",
-    cls=_LateGroup,
+    cls=_LazyGroup,
     help="PyTorch → ONNX, pass by pass, with proof; then a static IR and a planned run.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -153,7 +153,7 @@ def _exit_code() -> int:
     except Exception as error:
         if settings["traceback"]:
             traceback.print_exception(error)
-        code = INTERRUPTED if _was_interrupted(error) else _explained(error, is_shown=settings["traceback"])
+        code = INTERRUPTED if _was_interrupted(error) else _report_error(error, is_shown=settings["traceback"])
     if code == INTERRUPTED:  # Ctrl-C: by release, typer raises Abort or Exit, or returns the code
         _complain("stopped; what was finished is kept, run the same command again to go on")
     return code
@@ -166,7 +166,7 @@ def _was_interrupted(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _explained(error: Exception, *, is_shown: bool) -> int:
+def _report_error(error: Exception, *, is_shown: bool) -> int:
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         extra = EXTRAS[error.name]
         _complain(f"this needs {error.name}, which is not installed; pip install 'onnxline[{extra}]'")

@@ -27,10 +27,10 @@ from pipeline.stages.export import export, exported_files, exported_path, refuse
 from pipeline.stages.passes import optimize, refuse_reverts
 from pipeline.stages.report import Findings, has_good_report, write_quietly, write_report, write_settings
 from pipeline.stages.source import code_of, fingerprint, open_source
-from pipeline.stages.weight_free import not_compared
+from pipeline.stages.weight_free import why_not_compared
 from pipeline.verify.references import References, compute_references, outputs_digest, plan_draws
 from pipeline.verify.user_inputs import input_files, read_inputs
-from pipeline.versions import digest_of_file, own_code, versions
+from pipeline.versions import digest_of_file, own_code_digest, versions
 from pipeline.workspace import Workspace, key_of
 
 __all__ = ["Pipeline"]
@@ -75,7 +75,7 @@ class Pipeline:
         workspace = Workspace(self.folder)
         if not self._is_checked:
             check_settings(self.config, workspace)
-        with workspace.opened():
+        with workspace.acquire():
             remember_settings(self.config, workspace)
             run = _Run(self.config, workspace, self._observer, self._source)
             try:
@@ -106,7 +106,7 @@ class _Run:
         """A digest of everything that the next stage depends on."""
         self.export_key = ""
         self.code: dict[str, str] = {}
-        self.found = Findings()
+        self.findings = Findings()
         self.replaces_results = False
         """Whether files of an earlier run have been replaced by this one."""
 
@@ -114,7 +114,7 @@ class _Run:
         source = self.source()  # make the module, or open the ONNX file
         references = self.reference(source)  # run torch, or that file, on every draw
         exported = self.export(source, references)  # torch → ONNX, compared with the reference
-        references = references.held_by(exported.draws, exported.not_covered)
+        references = references.restrict_to(exported.draws, exported.not_covered)
         optimized = self.passes(source, references, exported)  # each pass alone, proven after each change
         executed = self.runtime(exported, references)  # import, lower, plan, run, compare with the reference
         write_settings(self.config, self.versions, self.workspace, is_given=self._source is not None)
@@ -127,19 +127,19 @@ class _Run:
             source = self._source or open_source(self.config)
             identity = fingerprint(source, self.config)
             self.code = {str(file): digest_of_file(file) for file in code_of(source, self.config.model)}
-            self._depends_on(self.config.model, self.config.export, identity, own_code(), self.versions)
+            self._depends_on(self.config.model, self.config.export, identity, own_code_digest(), self.versions)
             weights = f"weights: {source.weights}, " if isinstance(source, TorchSource) and source.weights else ""
             count = len(source.inputs)
             note.detail = f"{count} {'input' if count == 1 else 'inputs'}, {weights}fingerprint {identity[:8]}"
         notes = source.notes if isinstance(source, TorchSource) else ()
-        self._tell_notes(filter(None, (missing_here(), *notes)))
+        self._send_notes(filter(None, (missing_here(), *notes)))
         return source
 
     def reference(self, source: Source) -> References:
         """Always: what the module computes says more of what it is than its files do."""
         with self.stage("reference") as note:
-            if not_compared(self.config):
-                note.detail = f"none: {not_compared(self.config)}"
+            if why_not_compared(self.config):
+                note.detail = f"none: {why_not_compared(self.config)}"
                 return References(())
             given, limits = read_inputs(self.config.verify, source.inputs), self.config.passes
             plan = plan_draws(source, self.config.model, self.config.verify, given.draws)
@@ -148,7 +148,7 @@ class _Run:
                 references = replace(references, skipped=(*given.notes, *references.skipped))
             self._depends_on(self.config.verify, outputs_digest(references.draws))
             note.detail = ", ".join(reference.label for reference in references.draws)
-        self._tell_notes(given.notes)
+        self._send_notes(given.notes)
         return references
 
     def export(self, source: Source, references: References) -> ExportReport:
@@ -163,7 +163,7 @@ class _Run:
             )
             size = f"{found.weight_bytes / 2**20:.0f} MiB"
             note.detail = f"{found.origin}, opset {found.opset}, {found.nodes} nodes, {size}"
-        self._tell_notes((*found.limits, *found.not_compared))
+        self._send_notes((*found.limits, *found.not_compared))
         return found
 
     def passes(self, source: Source, references: References, exported: ExportReport) -> OptimizeReport:
@@ -171,16 +171,16 @@ class _Run:
 
         def make() -> OptimizeReport:
             computed_in, begin = exported.computed_in, self._begin_results
-            made = optimize(self.config, path, references, self.workspace, self._tell, computed_in, begin)
+            made = optimize(self.config, path, references, self.workspace, self._send, computed_in, begin)
             # The exported model is another file now where it shares weights with the final one.
-            self.found.export = replace(exported, files=exported_files(path, self.workspace))
-            self.workspace.save("export", self.export_key, self.found.export, self.workspace.notes("export"))
+            self.findings.export = replace(exported, files=exported_files(path, self.workspace))
+            self.workspace.save("export", self.export_key, self.findings.export, self.workspace.notes("export"))
             return made
 
         with self.stage("passes") as note:
             self._depends_on(wishes, code_digest(names_of(wishes.recipe)), quarantines(wishes.skip))
             found = self._load_or_make(note, OptimizeReport, make)
-            self._tell(Optimized(found.passes, found.structures))
+            self._send(Optimized(found.passes, found.structures))
             note.detail = f"{len(found.passes)} steps, {found.nodes} nodes left"
             refuse_reverts(self.config, found)
         return found
@@ -189,7 +189,7 @@ class _Run:
         def make() -> RuntimeReport:
             from pipeline.stages.runtime import run_backends  # loads torch, which takes seconds
 
-            return run_backends(self.config, exported, references, self.workspace, self._tell)
+            return run_backends(self.config, exported, references, self.workspace, self._send)
 
         def refuse(made: RuntimeReport) -> None:
             from pipeline.stages.runtime import refuse_wrong_results
@@ -197,10 +197,10 @@ class _Run:
             refuse_wrong_results(made)
 
         with self.stage("runtime") as note:
-            if not_compared(self.config):
+            if why_not_compared(self.config):
                 note.detail = "nothing is run"
-                self.found.runtime = RuntimeReport(backends=())
-                return self.found.runtime
+                self.findings.runtime = RuntimeReport(backends=())
+                return self.findings.runtime
             self._depends_on(self.config.runtime)
             found = self._load_or_make(note, RuntimeReport, make, refuse)
             note.detail = ", ".join(map(_outcome_of, found.backends)) or "torch"
@@ -208,7 +208,7 @@ class _Run:
 
     def report(self, failure: str = "", exit_code: int = 0) -> Report:
         """Also of a run that failed: what is known of it."""
-        return write_report(self.config, self.found, self.versions, self.workspace, failure, exit_code)
+        return write_report(self.config, self.findings, self.versions, self.workspace, failure, exit_code)
 
     def _begin_results(self) -> None:
         """From here on what an earlier run has left is replaced."""
@@ -237,37 +237,37 @@ class _Run:
         found = self.workspace.load(note.stage, self.key, kind)
         if found is not None and self.workspace.is_unchanged(found.files):
             note.is_cached = True
-            setattr(self.found, note.stage, found)
+            setattr(self.findings, note.stage, found)
             return found
         made = make()
-        setattr(self.found, note.stage, made)
+        setattr(self.findings, note.stage, made)
         refuse(made)
-        self.workspace.save(note.stage, self.key, made, self.found.notes[note.stage])
+        self.workspace.save(note.stage, self.key, made, self.findings.notes[note.stage])
         return made
 
     @contextmanager
     def stage(self, name: str) -> Iterator[_StageNote]:
         """Tell that a stage begins and ends; what it noted when it was done is told again where it was not done now."""
-        self._tell(StageStarted(name))
-        self.found.notes[name] = []
+        self._send(StageStarted(name))
+        self.findings.notes[name] = []
         begun = time.perf_counter()
         note = _StageNote(name)
         yield note
-        seconds = self.found.seconds[name] = time.perf_counter() - begun
+        seconds = self.findings.seconds[name] = time.perf_counter() - begun
         if note.is_cached:
-            self.found.cached.append(name)
-            self._tell_notes(self.workspace.notes(name))
-        self._tell(StageEnded(name, seconds, note.is_cached, note.detail))
+            self.findings.cached.append(name)
+            self._send_notes(self.workspace.notes(name))
+        self._send(StageEnded(name, seconds, note.is_cached, note.detail))
 
-    def _tell(self, event: Event) -> None:
+    def _send(self, event: Event) -> None:
         self.log.add(event)
         if isinstance(event, Note):
-            self.found.notes[next(reversed(self.found.notes))].append(event.text)
+            self.findings.notes[next(reversed(self.findings.notes))].append(event.text)
         self._observer(event)
 
-    def _tell_notes(self, texts: Iterable[str]) -> None:
+    def _send_notes(self, texts: Iterable[str]) -> None:
         for text in texts:
-            self._tell(Note(text))
+            self._send(Note(text))
 
 
 @dataclass(slots=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 import passes
 from passes.external.installed import library_versions
 
-__all__ = ["digest_of_file", "digest_of_packages", "own_code", "versions"]
+__all__ = ["digest_of_file", "digest_of_packages", "own_code_digest", "versions"]
 
 
-def own_code() -> str:
+def own_code_digest() -> str:
     """A digest of every file of onnxline's packages, data such as audit tables and pictures with the sources: after an
     edit nothing that was computed before counts as known."""
     return digest_of_packages(Path(passes.__file__).parent, Path(__file__).parent)

@@ -54,7 +54,7 @@ class Workspace:
         return self.stages / "scratch"
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def acquire(self) -> Iterator[None]:
         """Make the folder, take its lock, and clear away what a killed run has left.
 
         Raises:

@@ -11,7 +11,7 @@ from pipeline.batch.configs import REPORT, PlannedRun, job_of
 from pipeline.batch.rows import Row, batch_text, row_of, row_of_mistake
 from pipeline.errors import OnnxlineError
 from pipeline.jobs import Ended, Job, Outcome, Spread, run_jobs
-from pipeline.versions import digest_of_file, own_code, versions
+from pipeline.versions import digest_of_file, own_code_digest, versions
 from pipeline.workspace import Workspace, stamp
 
 __all__ = ["TABLE", "TEXT", "run_batch"]
@@ -59,7 +59,7 @@ def run_batch(
         same_code = all(digest_of_file(Path(file)) == digest for file, digest in outcome.value["code"].items())
         return not again and same_code and list(stamp(out / outcome.key / REPORT)) == outcome.value["report"]
 
-    of = {"code of onnxline": own_code(), **versions()}
+    of = {"code of onnxline": own_code_digest(), **versions()}
     ended = {one.key: one for one in run_jobs(jobs, spread, out / TABLE, of, observe, stands)}
     rows = tuple(
         mistakes[one.path] if one.path in mistakes else row_of(one, ended[one.name], out / one.name, one.name in known)

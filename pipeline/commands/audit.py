@@ -27,7 +27,7 @@ from pipeline.commands.shared import Json
 from pipeline.errors import InternalError, UsageError
 from pipeline.jobs import Job, Spread, State, run_jobs, spread_over
 from pipeline.jobs.console import JobsConsole
-from pipeline.versions import own_code, versions
+from pipeline.versions import own_code_digest, versions
 from pipeline.workspace import disk_errors, key_of, stamp
 
 __all__ = ["register"]
@@ -63,7 +63,7 @@ def audit(
     Stopped or killed, the same command goes on where it was.
     """
     spread = spread_over(ray, jobs or (None if ray else len(available_cores())))
-    against = _accepted(accepted)
+    against = _read_accepted(accepted)
     if models is not None and not models.is_dir():
         raise UsageError(f"--models: {models} is no folder; expected one with .onnx files")
     with open_context() as bench:
@@ -71,11 +71,11 @@ def audit(
         subjects = with_inner(chosen_targets(found, only or ()), bench)
     plan = AuditPlan(subjects, case_names(models, cases or ()), models, timeout_s)
     stamps = _stamps(models)
-    values = _done([Job(key, CALL, what) for key, what in plan.jobs()], out, spread, stamps)
+    values = _finish_jobs([Job(key, CALL, what) for key, what in plan.jobs()], out, spread, stamps)
     tables, unread = plan.tables(values), unread_of(values)
     for table in tables:
         write_table(table, out)
-    for value in _done(_reproductions(plan, tables), out, spread, stamps):
+    for value in _finish_jobs(_reproductions(plan, tables), out, spread, stamps):
         write_reproducer(value, out / "reproducers")
     remove_stale(out / "reproducers", tables)
     unknown = news(tables, against)
@@ -91,7 +91,7 @@ def audit(
         raise typer.Exit(NEW)
 
 
-def _accepted(folder: Path | None) -> Sequence[Table]:
+def _read_accepted(folder: Path | None) -> Sequence[Table]:
     if folder is None:
         return own_tables()
     tables = tables_in(folder)
@@ -113,10 +113,10 @@ def _stamps(models: Path | None) -> dict[str, str]:
     """Everything that decides what comes of a job: libraries, our own code, and the user's models as they are now."""
     files = sorted(path for path in models.rglob("*") if path.is_file()) if models else []
     seen = key_of([(str(path), *stamp(path)) for path in files])
-    return {**versions(), "onnxline's code": own_code(), "models": seen}
+    return {**versions(), "onnxline's code": own_code_digest(), "models": seen}
 
 
-def _done(jobs: Sequence[Job], out: Path, spread: Spread, stamps: Mapping[str, str]) -> list[Any]:
+def _finish_jobs(jobs: Sequence[Job], out: Path, spread: Spread, stamps: Mapping[str, str]) -> list[Any]:
     """What each job returned; those that an earlier run has done, under the same stamps, are not done again.
 
     Raises:

@@ -71,14 +71,14 @@ def bisect_model(
 
     The recipe runs as its libraries run it, with nothing kept or reverted. The exit code is 1 if nothing is wrong.
     """
-    _check_one(lost, error, crash)
+    _check_target(lost, error, crash)
     if lost is not None and structure_of(lost) is None:  # said before a model is exported
         raise UsageError(f"--lost: {unknown_structure(lost)}")
     is_config = model.suffix in CONFIG_SUFFIXES
     if not recipe and is_config:
         recipe = [str(model)]
     steps = steps_of(read_recipe(recipe) if recipe else recipe_of_run(model))
-    with tempfile.TemporaryDirectory(prefix="onnxline-") as folder, _Progress() as progress:
+    with tempfile.TemporaryDirectory(prefix="onnxline-") as folder, _BisectProgress() as progress:
         if is_config:
             progress("exporting the model", model.name, 0, 0)
         file = _export(model, Path(folder)) if is_config else file_of(model)
@@ -119,7 +119,7 @@ def _export(config_file: Path, folder: Path) -> Path:
     return path
 
 
-class _Progress:
+class _BisectProgress:
     """On a terminal a bar; elsewhere a line on standard error for each part of the work."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class _Progress:
         self._said = what
 
 
-def _check_one(lost: str | None, error: float | None, crash: bool) -> None:
+def _check_target(lost: str | None, error: float | None, crash: bool) -> None:
     given = [
         name
         for name, is_given in (("--lost", lost is not None), ("--error", error is not None), ("--crash", crash))

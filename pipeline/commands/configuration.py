@@ -21,7 +21,7 @@ EXAMPLE: Final = "fuse_attention"
 """The picture of the gallery that is the model of `onnx-file`, where there is none yet."""
 
 
-class Kind(StrEnum):
+class Starter(StrEnum):
     VIT = "vit"
     LLM = "llm"
     CNN = "cnn"
@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    kind: Annotated[Kind, typer.Argument(help="What the configuration is for.")],
+    kind: Annotated[Starter, typer.Argument(help="What the configuration is for.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file to write (default KIND.yaml).")] = None,
 ) -> None:
     """Write a commented configuration to begin with; it runs as it is, on a small model with random weights."""
@@ -42,7 +42,7 @@ def init(
     _write(target, (STARTERS / f"{kind}.yaml").read_text(encoding="utf-8").replace(f"{kind}.yaml", target.name))
     typer.echo(f"wrote {target}")
     model = target.with_name("model.onnx")
-    if kind is Kind.ONNX_FILE and not model.exists():
+    if kind is Starter.ONNX_FILE and not model.exists():
         import onnx
 
         from passes.catalog.example_model import example_of, read_example

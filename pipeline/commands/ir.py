@@ -79,7 +79,7 @@ def extract(
         made = extract_source(model, name, functionalize=functionalize)
     made.save(path)
     typer.echo(f"{made!r}\nwritten to {path}")
-    for said in (told_mode(model), *model.notes):
+    for said in (note_on_mode(model), *model.notes):
         if said:
             typer.echo(f"onnxline: {said}", err=True)
 
@@ -154,11 +154,11 @@ def verify(
     from pipeline.torch_ir import load_ir, load_weights, verify_ir_with_state_dict
     from pipeline.torch_ir.command_files import read_arrays
 
-    if said := told_mode(model):
+    if said := note_on_mode(model):
         typer.echo(f"onnxline: {said}", err=True)
     if weights is not None:
         state = load_weights(weights)
-        _into(model.module, state, weights)
+        _load_weights(model.module, state, weights)
     else:
         state = model.module.state_dict()
     given = None if constants is None else read_arrays(constants)
@@ -201,7 +201,7 @@ def _check_file(file: Path) -> None:
         raise UsageError(f"IR file not found: {file} cannot be read: there is no such file or folder")
 
 
-def _into(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
+def _load_weights(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
     from pipeline.torch_ir.extract.stored import tied_names
 
     try:  # not strictly: of tied weights, a checkpoint has one
@@ -232,13 +232,13 @@ def open_model(
     import torch  # seconds: not for a source that is not there
 
     with torch.device("meta") if meta else contextlib.nullcontext():
-        source = _loaded(text, with_dynamic_shapes(config.model, config.export), train)
+        source = _load(text, with_dynamic_shapes(config.model, config.export), train)
     if not isinstance(source, TorchSource):
         raise UsageError(f"{text} names an ONNX file; an IR is extracted from a torch module")
     return source
 
 
-def told_mode(source: TorchSource) -> str:
+def note_on_mode(source: TorchSource) -> str:
     """A line that says what eval mode has changed, where it has; empty otherwise."""
     if not source.put_to_eval:
         return ""
@@ -249,7 +249,7 @@ def told_mode(source: TorchSource) -> str:
     )
 
 
-def _loaded(text: str, model: ModelConfig, train: bool) -> TorchSource | OnnxSource:
+def _load(text: str, model: ModelConfig, train: bool) -> TorchSource | OnnxSource:
     from pipeline.export.build_source import NoInputs
 
     try:

@@ -79,7 +79,7 @@ def show_passes(
         for number, entry in enumerate(found):
             if number:
                 typer.echo()
-            print_shown(show(entry, rows, bench), others)
+            print_demo(show(entry, rows, bench), others)
 
 
 def _steps_from(source: str) -> list[str]:
@@ -109,7 +109,7 @@ def _as_data(rows: Sequence[Entry]) -> dict[str, object]:
 
 def print_entries(rows: Iterable[Entry], versions: Mapping[str, str]) -> None:
     """A section for the steps of a recipe, one for onnxoptimizer, and one for what runs inside of each step."""
-    page = _Page()
+    page = _PassPage()
     sections: dict[str, list[Entry]] = {}
     for row in rows:
         sections.setdefault(_section(row), []).append(row)
@@ -119,15 +119,15 @@ def print_entries(rows: Iterable[Entry], versions: Mapping[str, str]) -> None:
         if number:
             page.line()
         version = "" if title == STEPS else versions.get(sections[title][0].source, "")
-        page.line(f"{title} {version}".strip() + f": {_counted(sections[title])}", style="bold")
+        page.line(f"{title} {version}".strip() + f": {_count_passes(sections[title])}", style="bold")
         page.line(f"{'pass':<{NAME}} {'runs':<8} {'reads':<10} groups", style="dim")
         for entry in sections[title]:
             _print_row(entry, page)
 
 
-def print_shown(shown: Demo, others: Sequence[str]) -> None:
+def print_demo(shown: Demo, others: Sequence[str]) -> None:
     """All that is known of one pass, and its picture; `others` are the passes of the same name in other places."""
-    page = _Page()
+    page = _PassPage()
     entry = shown.entry
     page.line(f"{entry.name}, a pass of {entry.source}", style="bold")
     page.fact("does", entry.does)
@@ -151,7 +151,7 @@ def print_shown(shown: Demo, others: Sequence[str]) -> None:
         page.words(_sentence(shown.why_not))
 
 
-class _Page:
+class _PassPage:
     """Lines of at most `COLUMNS` characters; plain where nobody looks at a terminal."""
 
     def __init__(self) -> None:
@@ -187,13 +187,13 @@ def _section(entry: Entry) -> str:
     return "onnxoptimizer" if entry.source == "onnxoptimizer" else STEPS
 
 
-def _counted(entries: Sequence[Entry]) -> str:
+def _count_passes(entries: Sequence[Entry]) -> str:
     default = sum(entry.runs == "default" for entry in entries)
     number = "one pass" if len(entries) == 1 else f"{len(entries)} passes"
     return number + (f", {default} by default" if default else "")
 
 
-def _print_row(entry: Entry, page: _Page) -> None:
+def _print_row(entry: Entry, page: _PassPage) -> None:
     line = Text(f"{entry.name:<{NAME}} ", style=STYLES.get(entry.runs, ""))
     line.append(f"{entry.runs:<8} {entry.reads:<10}")
     if entry.groups:

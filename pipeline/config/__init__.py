@@ -12,7 +12,7 @@ from pipeline.config.sections import (
     ModelConfig,
     PassesConfig,
     RuntimeConfig,
-    Tolerance,
+    ToleranceConfig,
     TransformersConfig,
     VerifyConfig,
 )
@@ -27,7 +27,7 @@ __all__ = [
     "PassesConfig",
     "RunConfig",
     "RuntimeConfig",
-    "Tolerance",
+    "ToleranceConfig",
     "TransformersConfig",
     "VerifyConfig",
     "is_reference",

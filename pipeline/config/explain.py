@@ -43,32 +43,32 @@ def suggest(found: str, known: Sequence[str]) -> str:
 def _line(path: KeyPath, details: list[ErrorDetails], root: type[BaseModel], document: Document) -> str:
     detail = details[0]
     place = document.marks.place(path)
-    above = _dotted(path[:-1])
+    above = _key_text(path[:-1])
     if detail["type"] == "extra_forbidden":
         key, known = str(path[-1]), keys_at(root, path[:-1])
         return f"{place}: unknown key {key!r}{f' in {above}' if above else ''}{suggest(key, known)}"
     if detail["type"] == "missing":
         return f"{place}: {f'{above}: ' if above else ''}the key {str(path[-1])!r} is missing"
-    name = _dotted(path) or "the file"
+    name = _key_text(path) or "the file"
     if detail["type"] == "value_error":
         said = str(detail["ctx"]["error"]) if "ctx" in detail else detail["msg"]
         whole = said if said.startswith("found ") else f"found {describe(detail['input'])}, {said}"
         return f"{place}: {name}: {whole}"
-    expected = " or ".join(dict.fromkeys(_expected(one) for one in details))
+    expected = " or ".join(dict.fromkeys(_expectation(one) for one in details))
     found = detail["input"]
     if detail["type"] == "tuple_type" and isinstance(found, str | int):
         expected += f": [{json.dumps(found)}]"
     return f"{place}: {name}: found {describe(found)}, expected {expected}"
 
 
-def _expected(detail: ErrorDetails) -> str:
+def _expectation(detail: ErrorDetails) -> str:
     rule = EXPECTED.get(detail["type"])
     if rule is None:  # a type of error that no section has today: pydantic's sentence is better than none
         return detail["msg"].removeprefix("Input should be ")
     return rule(detail.get("ctx", {}))
 
 
-def _dotted(path: KeyPath) -> str:
+def _key_text(path: KeyPath) -> str:
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
 
 

@@ -55,8 +55,8 @@ def recipe_of_run(model: Path) -> tuple[Any, ...]:
 
 def _items(entry: str) -> tuple[Any, ...]:
     if entry.endswith(SUFFIXES):
-        return _checked(_of_file(Path(entry)), entry)
-    return _checked(parse_value(f"[{entry}]", "--recipe"), "--recipe")
+        return _check_items(_of_file(Path(entry)), entry)
+    return _check_items(parse_value(f"[{entry}]", "--recipe"), "--recipe")
 
 
 def _of_file(path: Path) -> Any:
@@ -71,7 +71,7 @@ def _of_file(path: Path) -> Any:
     return section["recipe"]
 
 
-def _checked(items: Any, title: str) -> tuple[Any, ...]:
+def _check_items(items: Any, title: str) -> tuple[Any, ...]:
     data = {"recipe": items}
     try:
         recipe = PassesConfig.model_validate(data).recipe

@@ -47,7 +47,7 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _nothing_runs(cls, data: Any) -> Any:
+    def _leave_out_backends(cls, data: Any) -> Any:
         """Under a proof by structure no backend runs, unless one is asked for, which is a mistake."""
         match data:
             case {"verify": {"proof": "structure"}}:
@@ -57,7 +57,7 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _recipe_of_the_source(cls, data: Any) -> Any:
+    def _fill_in_recipe(cls, data: Any) -> Any:
         """Fill in the default recipe, which depends on where the model comes from."""
         if not isinstance(data, Mapping) or "model" not in data:
             return data
@@ -71,7 +71,7 @@ class RunConfig(Section):
         return data
 
     @model_validator(mode="after")
-    def _consistent(self) -> RunConfig:
+    def _check_consistency(self) -> RunConfig:
         if self.verify.proof == "structure" and self.runtime.backends:
             raise ValueError(
                 f"found runtime.backends {', '.join(self.runtime.backends)} with verify.proof structure, which runs "
@@ -107,7 +107,7 @@ class RunConfig(Section):
         Raises:
             ConfigError: naming every problem with its file and line.
         """
-        return _overridden(cls, read_with_bases(Path(path)), path, overrides, {})
+        return _build_config(cls, read_with_bases(Path(path)), path, overrides, {})
 
     @classmethod
     def from_source(
@@ -124,7 +124,7 @@ class RunConfig(Section):
             ConfigError: naming every problem with its file and line.
         """
         document = _document_of_model(str(source)) or read_with_bases(Path(source))
-        return _overridden(cls, document, source, overrides, wishes or {})
+        return _build_config(cls, document, source, overrides, wishes or {})
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], base_dir: str | Path = ".") -> RunConfig:
@@ -134,18 +134,18 @@ class RunConfig(Section):
             ConfigError: naming every problem by its key.
         """
         anchored = anchor_paths(dict(data), Path(base_dir))
-        return _validated(cls, Document(anchored, Marks.none("configuration")), "configuration")
+        return _validate(cls, Document(anchored, Marks.none("configuration")), "configuration")
 
-    def resolved(self) -> dict[str, Any]:
+    def to_mapping(self) -> dict[str, Any]:
         """The configuration as data that JSON can hold, in the order of the fields; unset keys are left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=False, exclude_none=True)
 
     def to_yaml(self) -> str:
         """The configuration as YAML that loads back to an equal one."""
-        return yaml.safe_dump(self.resolved(), sort_keys=False, allow_unicode=True, width=110)
+        return yaml.safe_dump(self.to_mapping(), sort_keys=False, allow_unicode=True, width=110)
 
 
-def _overridden(
+def _build_config(
     cls: type[RunConfig],
     document: Document,
     source: str | Path,
@@ -157,7 +157,7 @@ def _overridden(
         data = anchor_paths({"passes": {key: list(value)}}, Path.cwd())
         document = merge(document, Document(data, Marks({("passes", key): f"--{key}"})))
     document.data.setdefault("name", Path(source).stem)
-    return _validated(cls, document, str(source))
+    return _validate(cls, document, str(source))
 
 
 def _document_of_model(source: str) -> Document | None:
@@ -186,7 +186,7 @@ def _document_named(name: str, model: dict[str, str], title: str) -> Document:
     return Document(anchor_paths(data, Path.cwd()), Marks.none(title))
 
 
-def _validated(cls: type[RunConfig], document: Document, title: str) -> RunConfig:
+def _validate(cls: type[RunConfig], document: Document, title: str) -> RunConfig:
     try:
         return cls.model_validate(document.data)
     except ValidationError as error:

@@ -93,7 +93,7 @@ def read_yaml(path: Path) -> Document:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{path}: cannot be read: {reason}; expected a YAML configuration") from None
-    reader = _Reader(str(path))
+    reader = _YamlReader(str(path))
     data = reader.read(text)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: found {describe(data)}, expected a mapping with at least the key 'model'")
@@ -102,7 +102,7 @@ def read_yaml(path: Path) -> Document:
 
 def parse_value(text: str, title: str) -> Any:
     """The value on the right of `--set key=value`. `title` stands for the file and line in messages."""
-    return _Reader(title, numbered=False).read(text)
+    return _YamlReader(title, numbered=False).read(text)
 
 
 def describe(value: object) -> str:
@@ -119,7 +119,7 @@ def describe(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-class _Reader:
+class _YamlReader:
     """Walks the composed nodes of one text, noting the line of every key and item."""
 
     def __init__(self, title: str, numbered: bool = True) -> None:
@@ -135,7 +135,7 @@ class _Reader:
             node = loader.get_single_node()
             return None if node is None else self._value(loader, node, (), ())
         except yaml.MarkedYAMLError as error:
-            raise ConfigError(self._malformed(error)) from None
+            raise ConfigError(self._syntax_error(error)) from None
         except yaml.YAMLError as error:
             raise ConfigError(f"{self.title}: not YAML: {' '.join(str(error).split())}") from None
         except ValueError as error:
@@ -194,6 +194,6 @@ class _Reader:
     def _at(self, mark: yaml.Mark | None) -> str:
         return f"{self.title}:{mark.line + 1}" if mark is not None and self.numbered else self.title
 
-    def _malformed(self, error: yaml.MarkedYAMLError) -> str:
+    def _syntax_error(self, error: yaml.MarkedYAMLError) -> str:
         mark = error.problem_mark or error.context_mark
         return f"{self._at(mark)}: not YAML: {error.problem or error.context or 'cannot be parsed'}"

@@ -24,7 +24,7 @@ __all__ = ["fixed_values", "register_cache_types", "register_caches"]
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorLeaf:
     """A leaf: the next tensor, or symbolic number, in the row."""
 
 
@@ -44,7 +44,7 @@ class Nested:
     parts: tuple[Part, ...]
 
 
-Part: TypeAlias = Tensor | Fixed | Nested
+Part: TypeAlias = TensorLeaf | Fixed | Nested
 
 
 def register_caches(module: nn.Module) -> None:
@@ -76,7 +76,7 @@ def fixed_values(context: Any) -> dict[str, bool | int | float | str] | None:
     """
     if not isinstance(context, Nested):
         return None
-    return {path: value for path, value in _fixed(context, "") if type(value) in PLAIN}
+    return {path: value for path, value in _fixed_parts(context, "") if type(value) in PLAIN}
 
 
 def _caches_beside(model: type) -> Iterator[type]:
@@ -99,7 +99,7 @@ def _register(cache: type) -> None:
 
 def _flatten(cache: Any) -> tuple[list[Any], Nested]:
     tensors: list[Any] = []
-    return tensors, _nested(type(cache), vars(cache), tensors)
+    return tensors, _take_apart(type(cache), vars(cache), tensors)
 
 
 def _flatten_with_keys(cache: Any) -> tuple[list[tuple[Any, Any]], Nested]:
@@ -109,32 +109,32 @@ def _flatten_with_keys(cache: Any) -> tuple[list[tuple[Any, Any]], Nested]:
 
 
 def _unflatten(tensors: Any, context: Any) -> Any:
-    return _made(context, iter(tensors))
+    return _rebuild(context, iter(tensors))
 
 
 def _part(value: Any, tensors: list[Any]) -> Part:
     if isinstance(value, LEAVES):
         tensors.append(value)
-        return Tensor()
+        return TensorLeaf()
     if type(value) in (list, tuple):
-        return _nested(type(value), dict(enumerate(value)), tensors)
+        return _take_apart(type(value), dict(enumerate(value)), tensors)
     if type(value) is dict:
-        return _nested(dict, value, tensors)
+        return _take_apart(dict, value, tensors)
     if isinstance(value, OPAQUE) or not hasattr(value, "__dict__") or hasattr(value, "to_dict"):
         return Fixed(value)  # to_dict: a configuration
-    return _nested(type(value), vars(value), tensors)
+    return _take_apart(type(value), vars(value), tensors)
 
 
-def _nested(kind: type, held: dict[Any, Any], tensors: list[Any]) -> Nested:
+def _take_apart(kind: type, held: dict[Any, Any], tensors: list[Any]) -> Nested:
     return Nested(kind, tuple(held), tuple(_part(value, tensors) for value in held.values()))
 
 
-def _made(part: Part, tensors: Iterator[Any]) -> Any:
-    if isinstance(part, Tensor):
+def _rebuild(part: Part, tensors: Iterator[Any]) -> Any:
+    if isinstance(part, TensorLeaf):
         return next(tensors)
     if isinstance(part, Fixed):
         return part.value
-    parts = [_made(one, tensors) for one in part.parts]
+    parts = [_rebuild(one, tensors) for one in part.parts]
     if part.kind in (list, tuple):
         return part.kind(parts)
     held = dict(zip(part.keys, parts, strict=True))
@@ -147,20 +147,20 @@ def _made(part: Part, tensors: Iterator[Any]) -> Any:
 
 def _names(part: Part, above: str) -> Iterator[str]:
     """Of the tensors, in their order: `layers.0.keys`."""
-    if isinstance(part, Tensor):
+    if isinstance(part, TensorLeaf):
         yield above
     elif isinstance(part, Nested):
         for key, child in zip(part.keys, part.parts, strict=True):
             yield from _names(child, _under(above, key))
 
 
-def _fixed(part: Part, above: str) -> Iterator[tuple[str, Any]]:
+def _fixed_parts(part: Part, above: str) -> Iterator[tuple[str, Any]]:
     """(path, value) of what is no tensor, in order."""
     if isinstance(part, Fixed):
         yield above, part.value
     elif isinstance(part, Nested):
         for key, child in zip(part.keys, part.parts, strict=True):
-            yield from _fixed(child, _under(above, key))
+            yield from _fixed_parts(child, _under(above, key))
 
 
 def _under(above: str, key: Any) -> str:

@@ -8,13 +8,13 @@ import logging
 import warnings
 from collections.abc import Iterator
 
-__all__ = ["quiet"]
+__all__ = ["capture_output"]
 
 LOUD = ("torch", "transformers", "onnxscript", "onnx_ir", "huggingface_hub")
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[list[str]]:
+def capture_output() -> Iterator[list[str]]:
     """Within this block nothing reaches the terminal or the warning filters; the yielded list fills with the lines.
 
     Streams, loggers and warnings belong to the process, so two of these must not overlap in two threads.

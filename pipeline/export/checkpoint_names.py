@@ -89,11 +89,11 @@ def pieces_of(name: str, count: int, pieces: Mapping[str, Sequence[str]]) -> lis
     for pattern, parts in pieces.items():
         found = re.fullmatch(re.escape(pattern).replace(r"\*", r"(.+?)"), name)
         if found is not None:
-            return [[_filled(part, found.groups(), place) for part in parts] for place in range(count)]
+            return [[_fill_pattern(part, found.groups(), place) for part in parts] for place in range(count)]
     return []
 
 
-def _filled(pattern: str, stars: Sequence[str], place: int) -> str:
+def _fill_pattern(pattern: str, stars: Sequence[str], place: int) -> str:
     if pattern.count("*") != len(stars):
         raise SourceError(f"export.pieces: {pattern!r} has {pattern.count('*')} stars, expected {len(stars)}")
     filled = iter(stars)

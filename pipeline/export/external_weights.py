@@ -41,7 +41,7 @@ def refer(model: ir.Model, source: TorchSource, shards: Shards, pieces: Pieces) 
     known = names_of(source.module)
     wanted = {name: known[name] for name in model.graph.initializers if name in known}
     whole = {name: names for name, names in wanted.items() if not pieces_of(name, 1, pieces)}
-    work = _Referring(model.graph, model.graph[0], shards, best_rule(whole, shards.tensors.keys()))
+    work = _ReferenceWriter(model.graph, model.graph[0], shards, best_rule(whole, shards.tensors.keys()))
     for name, value in list(model.graph.initializers.items()):
         if name in whole:
             work.point(value, whole[name])
@@ -54,7 +54,7 @@ def refer(model: ir.Model, source: TorchSource, shards: Shards, pieces: Pieces) 
 
 
 @dataclass(slots=True)
-class _Referring:
+class _ReferenceWriter:
     graph: ir.Graph
     first: ir.Node
     """Of the graph's nodes; what is made of weights alone goes before it."""
@@ -75,8 +75,8 @@ class _Referring:
         for column in zip(*keys, strict=True):
             width = dims[1] // len(keys[0]) if len(dims) > 1 else 1
             shape = [1, width, *dims[2:]] if len(dims) > 1 else [1]
-            columns.append(self._stacked([self._piece(self.rule(key), value, shape) for key in column], 0, value))
-        joined = columns[0] if len(columns) == 1 else self._stacked(columns, 1, value)
+            columns.append(self._concatenate([self._piece(self.rule(key), value, shape) for key in column], 0, value))
+        joined = columns[0] if len(columns) == 1 else self._concatenate(columns, 1, value)
         joined.type, joined.shape = value.type, value.shape
         del self.graph.initializers[name]
         ir.convenience.replace_all_uses_with(value, joined)
@@ -89,7 +89,7 @@ class _Referring:
             self.graph.initializers[key] = piece
         return self.graph.initializers[key]
 
-    def _stacked(self, values: Sequence[ir.Value], axis: int, whole: ir.Value) -> ir.Value:
+    def _concatenate(self, values: Sequence[ir.Value], axis: int, whole: ir.Value) -> ir.Value:
         node = ir.node("Concat", values, {"axis": axis})
         node.metadata_props.update(next((use.node.metadata_props for use in whole.uses()), {}))
         self.graph.insert_before(self.first, node)

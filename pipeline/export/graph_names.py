@@ -83,10 +83,10 @@ def name_dims(model: ir.Model, inputs: Sequence[InputSpec]) -> None:
     for value, spec in zip(model.graph.inputs, inputs, strict=True):
         for axis, declared in enumerate(spec.shape):
             if isinstance(declared, str):
-                _match(names, _symbol(value, axis, spec), declared)
+                _bind_name(names, _symbol(value, axis, spec), declared)
     for value in _values(model):
         if value.shape is not None:
-            value.shape = ir.Shape([_renamed(dim, names) for dim in value.shape])
+            value.shape = ir.Shape([_rename_dim(dim, names) for dim in value.shape])
     for value, spec in zip(model.graph.inputs, inputs, strict=True):
         value.shape = ir.Shape(spec.shape)  # an axis tied to another one (`2*batch`) has a name of its own too
 
@@ -103,14 +103,14 @@ def _symbol(value: ir.Value, axis: int, spec: InputSpec) -> str:
     )
 
 
-def _match(names: dict[str, str], symbol: str, declared: str) -> None:
+def _bind_name(names: dict[str, str], symbol: str, declared: str) -> None:
     if names.setdefault(symbol, declared) != declared and _SYMBOL.fullmatch(symbol):
         raise UsageError(
             f"the dims {names[symbol]!r} and {declared!r} are always equal in this model; give them one name"
         )
 
 
-def _renamed(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:
+def _rename_dim(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:
     if isinstance(dim, int):
         return dim
     if dim.value is not None and dim.value.isdecimal():

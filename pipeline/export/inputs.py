@@ -67,7 +67,7 @@ class InputSpec:
         """What its draws depend on, beside the seed of each."""
         return f"{self.seed}:{self.name}"
 
-    def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    def shape_at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape with a number for every named dim.
 
         Raises:
@@ -120,7 +120,7 @@ def draw_inputs(inputs: Iterable[InputSpec], sizes: Mapping[str, int], seed: int
         SourceError: a named dim has no size.
     """
     specs = list(inputs)
-    sized = {dim: size for spec in specs for dim, size in zip(spec.shape, spec.sized(sizes), strict=True)}
+    sized = {dim: size for spec in specs for dim, size in zip(spec.shape, spec.shape_at(sizes), strict=True)}
     draw = Draw(seed, {dim: size for dim, size in sized.items() if isinstance(dim, str)})
     return {one.name: one.draw(draw) for one in drawn_inputs(specs)}
 

@@ -100,7 +100,9 @@ def _input(value: ValueInfoProto, model: ModelConfig, path: Path) -> InputSpec:
         raise SourceError(f"{title} is {dtype}, but model.inputs.{value.name} says {declared.dtype}")
     if declared.shape is not None:
         if not _fits(declared.shape, own):
-            raise SourceError(f"{title} has the shape {_shown(own)}, but model.inputs says {_shown(declared.shape)}")
+            raise SourceError(
+                f"{title} has the shape {_shape_text(own)}, but model.inputs says {_shape_text(declared.shape)}"
+            )
         return input_spec(value.name, declared, declared.shape, dtype)
     if own is None:
         raise SourceError(f"{title} has no shape, not even a rank; declare model.inputs.{value.name}.shape")
@@ -135,5 +137,5 @@ def _fits(declared: tuple[int | str, ...], own: tuple[int | str, ...] | None) ->
     return len(declared) == len(own) and all(a == b if isinstance(b, int) else True for a, b in pairs)
 
 
-def _shown(shape: tuple[int | str, ...] | None) -> str:
+def _shape_text(shape: tuple[int | str, ...] | None) -> str:
     return "unknown" if shape is None else f"[{', '.join('?' if dim == '' else str(dim) for dim in shape)}]"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["is_weightless", "taken_buffers", "without_weights"]
+__all__ = ["is_weightless", "take_buffers", "without_weights"]
 
 LARGE: Final = 2**24
 """Elements from which a tensor is not even allocated; its memory would not be touched, but a system may refuse it."""
@@ -62,7 +62,7 @@ def is_weightless(module: nn.Module) -> bool:
     return any(parameter.is_meta for parameter in module.parameters())
 
 
-def taken_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+def take_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     """The values of the module's buffers, in whose place it has buffers without any: a graph is traced on one device.
 
     Those that have no value are left out.

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.arrays import to_numpy, to_torch
-from pipeline.export.captured_output import quiet
+from pipeline.export.captured_output import capture_output
 from pipeline.export.error_location import first_line, module_frame
 from pipeline.export.source import TorchSource
 from pipeline.export.tree import call, input_tensors, output_tensors, refill
@@ -52,7 +52,7 @@ def run_torch(source: TorchSource, feeds: Mapping[str, np.ndarray | torch.Tensor
     example = refill(source.module, source.example, tensors)
     source.module.eval()
     try:
-        with quiet(), torch.random.fork_rng(devices=[]):
+        with capture_output(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             outputs = output_tensors(call(source.module, example))
     except OnnxlineError:

@@ -63,7 +63,7 @@ def read_shards(checkpoint: Path) -> Shards:
         SourceError: with everything that is wrong: shards that are missing, damaged, cut off, or links; tensors that
             are in no shard.
     """
-    folder, names, placed = _found(checkpoint)
+    folder, names, placed = _find_shards(checkpoint)
     tensors: dict[str, StoredTensor] = {}
     mistakes: list[str] = []
     for name in names:
@@ -74,7 +74,7 @@ def read_shards(checkpoint: Path) -> Shards:
     damaged = {mistake.partition(":")[0] for mistake in mistakes}
     lost = [name for name, shard in placed.items() if name not in tensors and shard not in damaged]
     if lost:
-        mistakes.append(f"{INDEX}: it names tensors that are in no shard: {_shown(lost)}")
+        mistakes.append(f"{INDEX}: it names tensors that are in no shard: {_names_text(lost)}")
     if mistakes:
         raise SourceError(
             f"checkpoint {folder}: {len(mistakes)} mistake(s); fetch it again, or what is missing\n  "
@@ -83,7 +83,7 @@ def read_shards(checkpoint: Path) -> Shards:
     return Shards(folder, tensors)
 
 
-def _found(checkpoint: Path) -> tuple[Path, list[str], Mapping[str, str]]:
+def _find_shards(checkpoint: Path) -> tuple[Path, list[str], Mapping[str, str]]:
     """Its folder, the names of its shards, and which tensor the index says to be in which of them."""
     path = checkpoint
     if checkpoint.is_dir():
@@ -137,10 +137,10 @@ def _read_header(folder: Path, name: str) -> Iterator[tuple[str, StoredTensor]]:
     except (ValueError, TypeError) as error:
         raise SourceError(f"{name}: its header is not JSON ({error})") from error
     header.pop("__metadata__", None)
-    return iter([(key, _stored(name, key, entry, LENGTH_BYTES + length, size)) for key, entry in header.items()])
+    return iter([(key, _read_entry(name, key, entry, LENGTH_BYTES + length, size)) for key, entry in header.items()])
 
 
-def _stored(shard: str, key: str, entry: Any, base: int, size: int) -> StoredTensor:
+def _read_entry(shard: str, key: str, entry: Any, base: int, size: int) -> StoredTensor:
     try:
         dtype, shape = str(entry["dtype"]), tuple(int(dim) for dim in entry["shape"])
         begin, end = (int(number) for number in entry["data_offsets"])
@@ -158,7 +158,7 @@ def _stored(shard: str, key: str, entry: Any, base: int, size: int) -> StoredTen
     return StoredTensor(shard, dtype, shape, base + begin, end - begin)
 
 
-def _shown(names: list[str]) -> str:
+def _names_text(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 

@@ -16,12 +16,12 @@ from torch.utils import _pytree as pytree
 
 from pipeline.config import ExportConfig
 from pipeline.errors import Unsupported
-from pipeline.export.captured_output import quiet
+from pipeline.export.captured_output import capture_output
 from pipeline.export.error_location import call_frames, first_line
 from pipeline.export.exported import ExportedModel
 from pipeline.export.graph_names import name_dims, name_inputs_and_outputs
 from pipeline.export.source import TorchSource, with_names
-from pipeline.export.trace import capture
+from pipeline.export.trace import trace_module
 from pipeline.export.translations import move_complex_as_real, translation_table
 
 __all__ = ["explain_untranslatable", "export_onnx"]
@@ -40,9 +40,9 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
         UsageError: a dim that was asked to be dynamic came out constant.
     """
     source = with_names(source, settings)
-    with quiet() as notes:
-        program = capture(source)
-        model = _translated(program, settings.opset)
+    with capture_output() as notes:
+        program = trace_module(source)
+        model = _translate(program, settings.opset)
     parameters = _parameters(model, source)  # before renaming, while names are torch's
     name_inputs_and_outputs(model, [spec.name for spec in source.inputs], source.outputs)
     name_dims(model, source.inputs)
@@ -55,7 +55,7 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
 
 
 @torch.no_grad()  # with gradients attention may take another way (T5), with strides that have no translation
-def _translated(program: ExportedProgram, opset: int) -> ir.Model:
+def _translate(program: ExportedProgram, opset: int) -> ir.Model:
     move_complex_as_real(program)
     try:
         made = torch.onnx.export(

@@ -20,13 +20,13 @@ from pipeline.export.tree import input_names, input_tensors
 from pipeline.importers.from_torch.memory import copy_as_it_lies, memory_of
 from pipeline.importers.from_torch.modules import every_tensor
 
-__all__ = ["apart", "capture"]
+__all__ = ["separate_memory", "trace_module"]
 
 
 T = TypeVar("T")
 
 
-def apart(module: nn.Module, arguments: T) -> T:
+def separate_memory(module: nn.Module, arguments: T) -> T:
     """`arguments`, where a tensor that shares memory with an earlier one, or with a weight, is a copy with its strides.
 
     The same object where no tensor does.
@@ -37,23 +37,23 @@ def apart(module: nn.Module, arguments: T) -> T:
         return arguments
     seen = set(held)
 
-    def own(leaf: Any) -> Any:
+    def copy_if_shared(leaf: Any) -> Any:
         memory = memory_of(leaf)
         if memory is None or memory not in seen:
             seen.add(memory)
             return leaf
         return copy_as_it_lies(leaf)
 
-    return pytree.tree_map(own, arguments)
+    return pytree.tree_map(copy_if_shared, arguments)
 
 
-def capture(source: TorchSource) -> ExportedProgram:
+def trace_module(source: TorchSource) -> ExportedProgram:
     """Trace the module on its example, with every named dim left open.
 
     Raises:
         SourceError: torch.export cannot trace the module.
     """
-    args, kwargs = apart(source.module, (source.example.args, source.example.kwargs))
+    args, kwargs = separate_memory(source.module, (source.example.args, source.example.kwargs))
     try:
         return torch.export.export(
             source.module,

@@ -17,7 +17,7 @@ from passes.suggest import nearest
 from pipeline.config import ModelConfig, TransformersConfig, locate
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.build_source import assemble
-from pipeline.export.captured_output import quiet
+from pipeline.export.captured_output import capture_output
 from pipeline.export.checkpoint import NAMES, read_checkpoint
 from pipeline.export.error_location import first_line
 from pipeline.export.inputs import named_dims
@@ -43,7 +43,7 @@ def make_from_transformers(
         name = class_of_folder(folder, read_config(folder), section)
     elif section.checkpoint is not None:
         checkpoint = locate(section.checkpoint)
-    with quiet(), torch.random.fork_rng(devices=[]):
+    with capture_output(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
         cls = _model_class(name, "model.transformers.class" if section.class_name else f"model.transformers: {folder}")
         config = _config(cls, section, folder)
@@ -164,9 +164,9 @@ def _with_weights(cls: Any, config: Any, checkpoint: Path, *, allow_extra: bool)
         f"checkpoint {checkpoint} does not load",
     )
     unused = info["unexpected_keys"]
-    extra = [f"{len(unused)} tensors of {checkpoint} are not in {cls.__name__}: {_listed(unused)}"]
+    extra = [f"{len(unused)} tensors of {checkpoint} are not in {cls.__name__}: {_names_text(unused)}"]
     problems = [
-        f"{len(names)} {title}: {_listed(names)}"
+        f"{len(names)} {title}: {_names_text(names)}"
         for title, names in (
             ("missing", info["missing_keys"]),
             ("unexpected", [] if allow_extra else unused),
@@ -182,11 +182,11 @@ def _with_weights(cls: Any, config: Any, checkpoint: Path, *, allow_extra: bool)
     return module, extra if unused else []
 
 
-def _listed(names: Collection[Any]) -> str:
-    return f"{', '.join(sorted(map(_shown, names))[:3])}{', …' if len(names) > 3 else ''}"
+def _names_text(names: Collection[Any]) -> str:
+    return f"{', '.join(sorted(map(_key_text, names))[:3])}{', …' if len(names) > 3 else ''}"
 
 
-def _shown(key: Any) -> str:
+def _key_text(key: Any) -> str:
     return key if isinstance(key, str) else f"{key[0]} ({list(key[1])}, expected {list(key[2])})"
 
 
@@ -228,7 +228,7 @@ def open_folder(text: str) -> Path:
     Raises:
         SourceError: it is not there, or lacks something.
     """
-    folder = _located(text)
+    folder = _find_folder(text)
     if folder.is_file():
         raise SourceError(f"model.transformers: {text} is a file, expected a folder that save_pretrained wrote")
     if not (folder / CONFIG).is_file():
@@ -239,7 +239,7 @@ def open_folder(text: str) -> Path:
     return folder
 
 
-def _located(text: str) -> Path:
+def _find_folder(text: str) -> Path:
     if Path(text).exists() or text.startswith("package:"):
         return locate(text)
     raise SourceError(

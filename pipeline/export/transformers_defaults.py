@@ -79,11 +79,11 @@ def with_derived_inputs(model: ModelConfig, module: Any) -> ModelConfig:
     declared = model.inputs
     is_own = any(entry.shape is not None for entry in declared.values())
     names = declared if is_own else {**derived, **declared}
-    filled = {name: _filled(declared.get(name), derived.get(name)) for name in names}
+    filled = {name: _fill_gaps(declared.get(name), derived.get(name)) for name in names}
     return model.model_copy(update={"inputs": filled, "dims": model.dims if is_own else {**DIMS, **model.dims}})
 
 
-def _filled(declared: InputConfig | None, derived: InputConfig | None) -> InputConfig:
+def _fill_gaps(declared: InputConfig | None, derived: InputConfig | None) -> InputConfig:
     if declared is None or derived is None:
         return declared or derived or InputConfig()
     known = {key: value for key in ("shape", "dtype", "range") if (value := getattr(declared, key)) is not None}

@@ -22,7 +22,7 @@ from pipeline.errors import CheckFailed, SourceError, Unsupported
 from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source
 from pipeline.report import ExportReport
-from pipeline.stages.weight_free import MODEL, not_compared, shards_folder, unread
+from pipeline.stages.weight_free import MODEL, leaves_unread, shards_folder, why_not_compared
 from pipeline.verify.backends import onnxruntime_runner
 from pipeline.verify.references import References
 from pipeline.workspace import Workspace, stamp
@@ -66,8 +66,8 @@ def export(config: RunConfig, source: Source, references: References, workspace:
         parameters, notes = exported.parameters, exported.notes
         ranges, computed_in = exported.ranges, exported.computed_in
         del exported
-    model = read_model(path, unread=unread(config), folder=folder)
-    measurement, draws, not_drawn = _measured(model, references.draws, ranges, config, workspace, computed_in)
+    model = read_model(path, unread=leaves_unread(config), folder=folder)
+    measurement, draws, not_drawn = _measure_export(model, references.draws, ranges, config, workspace, computed_in)
     return ExportReport(
         origin="onnx" if isinstance(source, OnnxSource) else "torch",
         opset=_opset(model),
@@ -88,7 +88,7 @@ def export(config: RunConfig, source: Source, references: References, workspace:
     )
 
 
-def _measured(
+def _measure_export(
     model: DetachedModel,
     references: Sequence[Reference],
     ranges: Mapping[str, tuple[int, int | None]],
@@ -102,7 +102,7 @@ def _measured(
     run. torch.export says of every dim that it is 2 or more, and most graphs are right for 1 too: so that is tried.
     Masks of zeros are left out where the export differs: of attention to nothing torch and ONNX give what they like.
     """
-    if not_compared(config):
+    if why_not_compared(config):
         return Measurement({}, {}), [], ()
     held = [one for one in references if not _is_optional(one)]
     optional = [one for one in references if _is_optional(one)]

@@ -38,8 +38,8 @@ from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed
 from pipeline.events import Note, Observer, PassEnded, Progress
 from pipeline.report import DIFFS, SOURCE, Mark, OptimizeReport, Pictures, diff_folder
-from pipeline.stages.pictures import Broken, take_pictures
-from pipeline.stages.weight_free import final_path, link_to, not_compared, shards_folder, unread
+from pipeline.stages.pictures import BrokenStructures, take_pictures
+from pipeline.stages.weight_free import final_path, leaves_unread, link_to, shards_folder, why_not_compared
 from pipeline.verify.references import References
 from pipeline.workspace import REPRODUCERS, Workspace, stamp
 
@@ -75,7 +75,7 @@ def optimize(
     wishes, path = config.passes, final_path(config, workspace)  # refused before the work, if at all
     history = _History(config, workspace, observer, begin)
     with open_context(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as bench:
-        stored = read_model(exported, unread=unread(config), folder=shards_folder(config))
+        stored = read_model(exported, unread=leaves_unread(config), folder=shards_folder(config))
         source, _ = collapse(stored)  # as the passes are shown it
         history.marks[SOURCE] = _mark(SOURCE, source)
         with limit_runs(bench, source, [one.feeds for one in references.draws]):
@@ -107,7 +107,7 @@ def optimize(
         files=tuple((_shown_path(file, workspace), *stamp(file)) for file in files),
         marks=tuple(mark for _, mark in sorted(history.marks.items())),
         pictures=pictures,
-        not_compared=not_compared(config),
+        not_compared=why_not_compared(config),
         coverage=run.coverage,
         layers=layers,
     )
@@ -120,9 +120,9 @@ class _History:
         self, config: RunConfig, workspace: Workspace, observer: Observer, begin: Callable[[], object]
     ) -> None:
         self.marks: dict[int, Mark] = {}
-        self.broken = Broken()
+        self.broken = BrokenStructures()
         self._workspace, self._send, self._begin = workspace, observer, begin
-        self._not_compared = not_compared(config)
+        self._not_compared = why_not_compared(config)
         self._has_begun = False
 
     def observe(self, name: str, index: int, total: int, row: PassRow | None) -> None:
@@ -179,7 +179,7 @@ def _shown_path(file: Path, workspace: Workspace) -> str:
     return str(file.relative_to(workspace.folder) if file.is_relative_to(workspace.folder) else file)
 
 
-def _pictures(run: PassRun, source: DetachedModel, broken: Broken, observer: Observer) -> Pictures:
+def _pictures(run: PassRun, source: DetachedModel, broken: BrokenStructures, observer: Observer) -> Pictures:
     """What `report.html` draws. A drawing that fails is told and must not cost the run, which is done."""
     try:
         return take_pictures(run, source, broken)
@@ -209,7 +209,7 @@ def _mark(row: int, model: DetachedModel) -> Mark:
 
 
 def _write_diff(
-    folder: str, row: PassRow, before: AnalyzedModel, after: AnalyzedModel, workspace: Workspace, not_compared: str
+    folder: str, row: PassRow, before: AnalyzedModel, after: AnalyzedModel, workspace: Workspace, why_not_compared: str
 ) -> None:
     """By structure, against the model before; by numbers, against the reference, which every pass is judged by."""
     numbers, why = (
@@ -217,7 +217,7 @@ def _write_diff(
         if row.errors
         else (
             None,
-            row.reason or not_compared or "there is no output to compare",
+            row.reason or why_not_compared or "there is no output to compare",
         )
     )
     found = compare_models(before.model, after.model, (before.reading, after.reading))

@@ -16,7 +16,7 @@ from passes.weights.detached import DetachedModel
 from pipeline.report import Drawing, Pictures, StructurePicture
 from pipeline.report.subgraph import draw, node_rows, value_types
 
-__all__ = ["Broken", "take_pictures"]
+__all__ = ["BrokenStructures", "take_pictures"]
 
 MOST: Final = 400
 """Structures of one kind that are drawn."""
@@ -26,7 +26,7 @@ MOST_NODES: Final = 20_000
 
 
 @dataclass(slots=True)
-class Broken:
+class BrokenStructures:
     """Collects what steps that did not stand have made of structures: the first of each, by `kind name`."""
 
     by_structure: dict[str, tuple[str, DetachedModel]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Broken:
                 self.by_structure.setdefault(structure, (row.name, made.model))
 
 
-def take_pictures(run: PassRun, source: DetachedModel, broken: Broken) -> Pictures:
+def take_pictures(run: PassRun, source: DetachedModel, broken: BrokenStructures) -> Pictures:
     """Draw every structure of `run`, and list the nodes of the final model."""
     album = _Album(GraphView(source), GraphView(run.model), broken.by_structure)
     pictures = [album.picture(one) for kind in run.watched.instances.values() for one in kind[:MOST]]

@@ -12,7 +12,7 @@ import yaml
 from pipeline.config import RunConfig
 from pipeline.report import ExportReport, OptimizeReport, Pictures, Report, RuntimeReport, report_json
 from pipeline.report.html import page_of, render
-from pipeline.stages.weight_free import not_compared
+from pipeline.stages.weight_free import why_not_compared
 from pipeline.workspace import Workspace
 
 __all__ = ["Findings", "has_good_report", "write_quietly", "write_report", "write_settings"]
@@ -41,7 +41,7 @@ def write_report(
     exit_code: int = 0,
 ) -> Report:
     """Write `report.json` and `report.html` with what is known so far."""
-    passes, why = found.passes, not_compared(config)
+    passes, why = found.passes, why_not_compared(config)
     report = Report(
         name=config.name,
         exit_code=exit_code,
@@ -102,6 +102,6 @@ def write_settings(config: RunConfig, versions: Mapping[str, str], workspace: Wo
     """
     note = "# The module was given from Python; this file alone does not make it.\n" if is_given else ""
     lines = "".join(f"#   {name} {version}\n" for name, version in versions.items())
-    resolved: dict[str, Any] = config.resolved()
+    resolved: dict[str, Any] = config.to_mapping()
     text = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
     workspace.write_text("run.yaml", f"{note}# As resolved by onnxline, with\n{lines}{text}")

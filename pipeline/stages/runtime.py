@@ -85,11 +85,11 @@ def run_backends(
                 raise
             remove_ir(workspace)
             planned = {}
-            reports.append(_unsupported(name, refusal))
+            reports.append(_unsupported_report(name, refusal))
     return RuntimeReport(backends=tuple(reports), **planned)
 
 
-def _unsupported(name: str, refusal: UsageError) -> BackendReport:
+def _unsupported_report(name: str, refusal: UsageError) -> BackendReport:
     operators = refusal.operators if isinstance(refusal, Unsupported) else ()
     return BackendReport(name, {}, 0.0, "unsupported", message_with_notes(refusal), operators)
 
@@ -134,7 +134,7 @@ def _time_runs(backend: Backend, reference: Reference) -> list[float]:
 
 def _write_ir(plan: Plan, reference: Reference, workspace: Workspace) -> dict[str, Any]:
     """Write the IR and the plan for the shapes of `reference`, and say what of the report they fill."""
-    graph, program = plan.compiled(shapes_of(reference.feeds))
+    graph, program = plan.compile_for(shapes_of(reference.feeds))
     files = [
         workspace.write_text("ir.json", json.dumps(to_json(graph), indent=1) + "\n"),
         workspace.write_text("ir.txt", to_text(graph)),

@@ -13,7 +13,7 @@ from pipeline.config import RunConfig, locate
 from pipeline.errors import UsageError
 from pipeline.workspace import Workspace
 
-__all__ = ["MODEL", "final_path", "link_to", "not_compared", "shards_folder", "unread", "written_path"]
+__all__ = ["MODEL", "final_path", "leaves_unread", "link_to", "shards_folder", "why_not_compared", "written_path"]
 
 MODEL = "model.onnx"
 
@@ -67,12 +67,12 @@ def link_to(path: Path, workspace: Workspace) -> None:
     temporary.replace(link)
 
 
-def unread(config: RunConfig) -> bool | None:
+def leaves_unread(config: RunConfig) -> bool | None:
     """For `read_model`: whether weights stay unread; None where the file itself says."""
     return True if config.verify.proof == STRUCTURE else None
 
 
-def not_compared(config: RunConfig) -> str:
+def why_not_compared(config: RunConfig) -> str:
     """Why no number was compared; empty where numbers were."""
     if config.verify.proof != STRUCTURE:
         return ""

@@ -51,7 +51,7 @@ class Plan:
         self._shapes: Shapes = {}
         self._compiled: tuple[Graph, CompiledProgram] | None = None
 
-    def compiled(self, shapes: Shapes) -> tuple[Graph, CompiledProgram]:
+    def compile_for(self, shapes: Shapes) -> tuple[Graph, CompiledProgram]:
         """The graph and the program for inputs of these shapes, made once as long as they stay the same.
 
         Raises:
@@ -65,7 +65,7 @@ class Plan:
         return self._compiled
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        _, program = self.compiled(shapes_of(feeds))
+        _, program = self.compile_for(shapes_of(feeds))
         return {name: to_numpy(tensor) for name, tensor in program.run(feeds).items()}
 
 

@@ -47,7 +47,7 @@ class References:
     traits: Mapping[str, frozenset[Trait]] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
 
-    def held_by(self, labels: Collection[str], not_covered: Sequence[str]) -> References:
+    def restrict_to(self, labels: Collection[str], not_covered: Sequence[str]) -> References:
         """The draws of these labels, on which the export is compared; what is not compared is said."""
         draws = tuple(one for one in self.draws if one.label in labels)
         return replace(self, draws=draws, skipped=(*self.skipped, *not_covered))
@@ -147,13 +147,13 @@ def _reference(chosen: ChosenDraw) -> Reference:
 
 
 def _has_nan(array: np.ndarray) -> bool:
-    return array.dtype.kind not in EXACT and bool(np.isnan(_widened(array)).any())
+    return array.dtype.kind not in EXACT and bool(np.isnan(_widen(array)).any())
 
 
 def _has_finite(array: np.ndarray) -> bool:
-    return array.dtype.kind in EXACT or bool(np.isfinite(_widened(array)).any())
+    return array.dtype.kind in EXACT or bool(np.isfinite(_widen(array)).any())
 
 
-def _widened(array: np.ndarray) -> np.ndarray:
+def _widen(array: np.ndarray) -> np.ndarray:
     """As numpy's own dtype: it may not know what the small ones of `ml_dtypes` mean."""
     return array if array.dtype.kind == "c" else array.astype(np.float64, copy=False)

@@ -38,7 +38,7 @@ def mask_for_model(mask: Tensor, position_ids: Tensor, model: Any) -> Tensor | d
     mask = _cast(mask, model)
     if SLIDING not in kinds:
         return mask
-    windowed = _windowed(mask, position_ids, _text_config(model).sliding_window)
+    windowed = _add_window(mask, position_ids, _text_config(model).sliding_window)
     return windowed if FULL not in kinds else {FULL: mask, SLIDING: windowed}
 
 
@@ -66,7 +66,7 @@ def _cast(mask: Tensor, model: Any) -> Tensor:
     return mask.clamp(min=torch.finfo(dtype).min).to(dtype)
 
 
-def _windowed(mask: Tensor, position_ids: Tensor, window: int) -> Tensor:
+def _add_window(mask: Tensor, position_ids: Tensor, window: int) -> Tensor:
     keys = torch.arange(mask.shape[-1], device=mask.device)
     too_old = keys <= position_ids.unsqueeze(-1) - window  # (1, queries, keys)
     return mask.masked_fill(too_old.unsqueeze(1), torch.finfo(mask.dtype).min)
