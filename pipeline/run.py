@@ -44,8 +44,8 @@ class Pipeline:
     Args:
         config: as read by `RunConfig.from_yaml`.
         out: the folder of the artifacts; `runs/<name>` below the working directory by default.
-        observer: is told what happens; nothing is printed.
-        source: the model, where it is at hand and need not be made from `config.model`.
+        observer: called with each event; the run itself prints nothing.
+        source: the model, if it exists already; otherwise it is made from `config.model`.
         is_checked: whether `check_settings` has been called already.
     """
 
@@ -65,7 +65,7 @@ class Pipeline:
         self._is_checked = is_checked
 
     def run(self) -> RunResult:
-        """Do what has changed since the last run, and take the rest from there.
+        """Run the stages whose inputs have changed since the last run in this folder; load the results of the others.
 
         Raises:
             UsageError, PassError: something that was given is wrong (exit code 2); the report of an earlier run that
@@ -90,10 +90,10 @@ class Pipeline:
 
 
 class _Run:
-    """One run: a method for each stage, and what is known so far.
+    """One run: a method for each stage, and the results so far.
 
-    A stage has one name: its method's, which is also its name in events, in the report, in `cached`, and that of its
-    section of the configuration where it has one of its own.
+    A stage has one name everywhere: its method, its events, its part of the report, its entry in `cached`, and its
+    section of the configuration, if any.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class _Run:
         self.log = RunLog()
         self.versions = versions()
         self.key = ""
-        """A digest of everything that the next stage depends on."""
+        """Digest of everything that the next stage depends on."""
         self.export_key = ""
         self.code: dict[str, str] = {}
         self.findings = Findings()
@@ -136,7 +136,7 @@ class _Run:
         return source
 
     def reference(self, source: Source) -> References:
-        """Always: what the module computes says more of what it is than its files do."""
+        """Computed in each run, never cached: outputs identify the model more safely than its files do."""
         with self.stage("reference") as note:
             if why_not_compared(self.config):
                 note.detail = f"none: {why_not_compared(self.config)}"
@@ -155,35 +155,35 @@ class _Run:
         path = exported_path(self.config, source, self.workspace)
         with self.stage("export") as note:
             self.export_key = self.key
-            found = self._load_or_make(
+            report = self._load_or_make(
                 note,
                 ExportReport,
                 lambda: export(self.config, source, references, self.workspace),
-                refuse=lambda made: refuse_wrong_export(made, path, references),
+                refuse=lambda report: refuse_wrong_export(report, path, references),
             )
-            size = f"{found.weight_bytes / 2**20:.0f} MiB"
-            note.detail = f"{found.origin}, opset {found.opset}, {found.nodes} nodes, {size}"
-        self._send_notes((*found.limits, *found.not_compared))
-        return found
+            size = f"{report.weight_bytes / 2**20:.0f} MiB"
+            note.detail = f"{report.origin}, opset {report.opset}, {report.nodes} nodes, {size}"
+        self._send_notes((*report.limits, *report.not_compared))
+        return report
 
     def passes(self, source: Source, references: References, exported: ExportReport) -> OptimizeReport:
         path, wishes = exported_path(self.config, source, self.workspace), self.config.passes
 
         def make() -> OptimizeReport:
             computed_in, begin = exported.computed_in, self._begin_results
-            made = optimize(self.config, path, references, self.workspace, self._send, computed_in, begin)
+            report = optimize(self.config, path, references, self.workspace, self._send, computed_in, begin)
             # The exported model is another file now where it shares weights with the final one.
             self.findings.export = replace(exported, files=exported_files(path, self.workspace))
             self.workspace.save("export", self.export_key, self.findings.export, self.workspace.notes("export"))
-            return made
+            return report
 
         with self.stage("passes") as note:
             self._depends_on(wishes, code_digest(names_of(wishes.recipe)), quarantines(wishes.skip))
-            found = self._load_or_make(note, OptimizeReport, make)
-            self._send(Optimized(found.passes, found.structures))
-            note.detail = f"{len(found.passes)} steps, {found.nodes} nodes left"
-            refuse_reverts(self.config, found)
-        return found
+            report = self._load_or_make(note, OptimizeReport, make)
+            self._send(Optimized(report.passes, report.structures))
+            note.detail = f"{len(report.passes)} steps, {report.nodes} nodes left"
+            refuse_reverts(self.config, report)
+        return report
 
     def runtime(self, exported: ExportReport, references: References) -> RuntimeReport:
         def make() -> RuntimeReport:
@@ -191,10 +191,10 @@ class _Run:
 
             return run_backends(self.config, exported, references, self.workspace, self._send)
 
-        def refuse(made: RuntimeReport) -> None:
+        def refuse(report: RuntimeReport) -> None:
             from pipeline.stages.runtime import refuse_wrong_results
 
-            refuse_wrong_results(made)
+            refuse_wrong_results(report)
 
         with self.stage("runtime") as note:
             if why_not_compared(self.config):
@@ -202,16 +202,16 @@ class _Run:
                 self.findings.runtime = RuntimeReport(backends=())
                 return self.findings.runtime
             self._depends_on(self.config.runtime)
-            found = self._load_or_make(note, RuntimeReport, make, refuse)
-            note.detail = ", ".join(map(_outcome_of, found.backends)) or "torch"
-        return found
+            report = self._load_or_make(note, RuntimeReport, make, refuse)
+            note.detail = ", ".join(map(_outcome_of, report.backends)) or "torch"
+        return report
 
     def report(self, failure: str = "", exit_code: int = 0) -> Report:
-        """Also of a run that failed: what is known of it."""
+        """Write the report, also that of a run that failed."""
         return write_report(self.config, self.findings, self.versions, self.workspace, failure, exit_code)
 
     def _begin_results(self) -> None:
-        """From here on what an earlier run has left is replaced."""
+        """Called before the first result of an earlier run is replaced."""
         self.replaces_results = True
         self.workspace.forget("passes")
         from pipeline.stages.runtime import remove_ir
@@ -219,7 +219,7 @@ class _Run:
         remove_ir(self.workspace)
 
     def _depends_on(self, *parts: Any) -> None:
-        """From here on every stage depends on `parts` too: sections of the configuration, or plain data."""
+        """Add `parts`, sections of the configuration or plain data, to the key of all later stages."""
         plain = [part.model_dump(mode="json") if isinstance(part, BaseModel) else part for part in parts]
         self.key = key_of(self.key, *plain)
 
@@ -230,9 +230,9 @@ class _Run:
         make: Callable[[], Record],
         refuse: Callable[[Record], None] = lambda _: None,
     ) -> Record:
-        """What an earlier run has found, if nothing that it depends on has changed since; otherwise `make()`.
+        """Load the result of an earlier run if nothing that it depends on has changed; otherwise call `make`.
 
-        What `refuse` raises for is in the report of the failed run, and not remembered.
+        A result that `refuse` raises for goes into the report of the failed run, and is not saved for later runs.
         """
         found = self.workspace.load(note.stage, self.key, kind)
         if found is not None and self.workspace.is_unchanged(found.files):
@@ -247,7 +247,7 @@ class _Run:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[_StageNote]:
-        """Tell that a stage begins and ends; what it noted when it was done is told again where it was not done now."""
+        """Send the events at the begin and the end of a stage; notes of a cached stage are sent again."""
         self._send(StageStarted(name))
         self.findings.notes[name] = []
         begun = time.perf_counter()
@@ -272,7 +272,7 @@ class _Run:
 
 @dataclass(slots=True)
 class _StageNote:
-    """What a stage says of itself when it ends."""
+    """Details for the event that ends a stage."""
 
     stage: str
     detail: str = ""

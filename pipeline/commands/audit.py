@@ -34,7 +34,7 @@ __all__ = ["register"]
 
 
 NEW: Final = 1
-"""Exit code of `--gate` when something is found that is not accepted."""
+"""Exit code of `--gate` when a finding is not accepted."""
 
 
 def register(app: typer.Typer) -> None:
@@ -110,17 +110,17 @@ def _reproductions(plan: AuditPlan, tables: Sequence[Table]) -> list[Job]:
 
 
 def _stamps(models: Path | None) -> dict[str, str]:
-    """Everything that decides what comes of a job: libraries, our own code, and the user's models as they are now."""
+    """Everything that can change the result of a job: libraries, our own code, and the user's models."""
     files = sorted(path for path in models.rglob("*") if path.is_file()) if models else []
     seen = key_of([(str(path), *stamp(path)) for path in files])
     return {**versions(), "onnxline's code": own_code_digest(), "models": seen}
 
 
 def _finish_jobs(jobs: Sequence[Job], out: Path, spread: Spread, stamps: Mapping[str, str]) -> list[Any]:
-    """What each job returned; those that an earlier run has done, under the same stamps, are not done again.
+    """Run the jobs and return their values; jobs that an earlier run did under the same stamps are not run again.
 
     Raises:
-        InternalError: a job failed: what a library does is a finding, so this is a mistake of ours.
+        InternalError: a job failed. A library's failure is a finding, so this is a bug of ours.
     """
     if not jobs:
         return []
@@ -138,18 +138,18 @@ def write_table(table: Table, folder: Path) -> None:
 
 
 def write_reproducer(value: Mapping[str, str], folder: Path) -> None:
-    """The model, and beside it how to see what is wrong."""
+    """Write the model, and beside it a text on how to see the fault."""
     _write(folder / f"{value['name']}.onnx", base64.b64decode(value["model"]))
     _write(folder / f"{value['name']}.txt", value["text"].encode())
 
 
 def remove_stale(folder: Path, tables: Sequence[Table]) -> None:
-    """Remove what earlier runs wrote of findings that are gone; of passes that were tried, so that it is known."""
+    """Remove the reproducers of findings that are gone; those of passes that were not tried this time stay."""
     found = {(entry.name, entry.kind) for table in tables for entry in table.entries}
     for file in sorted(folder.glob("*.txt")):
         with disk_errors(file):
-            told = told_by(file.stem, file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else None
-            if told and told not in found and any(table.speaks_of(told[0]) for table in tables):
+            finding = told_by(file.stem, file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else None
+            if finding and finding not in found and any(table.speaks_of(finding[0]) for table in tables):
                 file.with_suffix(".onnx").unlink(missing_ok=True)
                 file.unlink()
 
@@ -162,10 +162,10 @@ def _write(path: Path, content: bytes) -> None:
 
 
 FORMAT_VERSION: Final = 1
-"""Of what `--json` writes."""
+"""Version of the output of `--json`."""
 
 SHOWN: Final = 3
-"""Cases that a new finding names."""
+"""Cases listed for a new finding."""
 
 MOST: Final = 40
 """New findings that are shown."""
@@ -174,7 +174,7 @@ MOST: Final = 40
 def audit_as_data(
     tables: Sequence[Table], unread: Mapping[str, str], found: Sequence[News], out: Path
 ) -> dict[str, Any]:
-    """Everything that the text says, uncut."""
+    """All findings as plain data, none left out."""
     return {
         "format_version": FORMAT_VERSION,
         "tables": [
@@ -220,7 +220,7 @@ def unread_text(unread: Mapping[str, str]) -> str:
 
 
 def news_text(found: Sequence[News], out: Path) -> str:
-    """What is not accepted, the worst first, and how to accept it."""
+    """The findings that are not accepted, the worst first, and how to accept them."""
     if not found:
         return f"nothing that is not accepted; tables: {out}/\n"
     order = list(KINDS)

@@ -1,4 +1,4 @@
-"""`onnxline bisect MODEL`: the pass that is at fault, and the smallest model on which it is."""
+"""`onnxline bisect MODEL`: the pass at fault, and the smallest model that shows the fault."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pipeline.errors import UsageError
 __all__ = ["FORMAT_VERSION", "register"]
 
 FORMAT_VERSION: Final = 1
-"""Of what `--json` writes."""
+"""Version of the output of `--json`."""
 
 CONFIG_SUFFIXES: Final = (".yaml", ".yml")
 
@@ -35,7 +35,7 @@ STYLES: Final = {"  - ": "red", "  + ": "green", "  ~ ": "yellow", "  ": "", "no
 """How a line begins → its style on a terminal."""
 
 NOTHING: Final = 1
-"""Exit code when nothing is wrong with the recipe on this model."""
+"""Exit code when the recipe has no such fault on this model."""
 
 
 def register(app: typer.Typer) -> None:
@@ -72,7 +72,7 @@ def bisect_model(
     The recipe runs as its libraries run it, with nothing kept or reverted. The exit code is 1 if nothing is wrong.
     """
     _check_target(lost, error, crash)
-    if lost is not None and structure_of(lost) is None:  # said before a model is exported
+    if lost is not None and structure_of(lost) is None:  # refused before a model is exported
         raise UsageError(f"--lost: {unknown_structure(lost)}")
     is_config = model.suffix in CONFIG_SUFFIXES
     if not recipe and is_config:
@@ -97,7 +97,7 @@ def bisect_model(
 
 
 def _export(config_file: Path, folder: Path) -> Path:
-    """The model of a configuration as the passes get it: a file in `folder`, or the ONNX file that it names.
+    """Export the model of a configuration to `folder`; return that file, or the ONNX file that it names.
 
     Raises:
         UsageError: the configuration or its model is wrong, or its weights stay unread.
@@ -120,7 +120,7 @@ def _export(config_file: Path, folder: Path) -> Path:
 
 
 class _BisectProgress:
-    """On a terminal a bar; elsewhere a line on standard error for each part of the work."""
+    """Shows progress: a bar on a terminal, elsewhere a line on standard error for each part of the work."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -134,7 +134,7 @@ class _BisectProgress:
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=None, detail="")
-        self._said = ""
+        self._last_part = ""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -145,9 +145,9 @@ class _BisectProgress:
 
     def __call__(self, what: str, detail: str, done: float, total: float) -> None:
         self._bar.update(self._task, description=what, detail=detail, completed=done, total=total or None)
-        if self._bar.disable and what != self._said:
+        if self._bar.disable and what != self._last_part:
             typer.echo(f"bisect: {what}", err=True)
-        self._said = what
+        self._last_part = what
 
 
 def _check_target(lost: str | None, error: float | None, crash: bool) -> None:
@@ -170,7 +170,7 @@ def _fault(lost: str | None, error: float | None, source: DetachedModel, bench: 
 
 
 def _write(finding: Finding, out: Path | None, model: Path, source: Path) -> str:
-    """Write the smallest model, which is never written over the `source`; returns its file, empty where there is none.
+    """Write the smallest model, never over the `source`; return its file, empty where there is none.
 
     Raises:
         UsageError: it cannot be written.

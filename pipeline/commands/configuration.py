@@ -18,10 +18,12 @@ __all__ = ["register"]
 STARTERS: Final = Path(__file__).with_name("starters")
 
 EXAMPLE: Final = "fuse_attention"
-"""The picture of the gallery that is the model of `onnx-file`, where there is none yet."""
+"""The pass whose example model `init onnx-file` writes where there is no model yet."""
 
 
 class Starter(StrEnum):
+    """A configuration to begin with, by the kind of model."""
+
     VIT = "vit"
     LLM = "llm"
     CNN = "cnn"
@@ -55,7 +57,7 @@ def init(
 
 
 def _write(target: Path, text: str) -> None:
-    """Raises UsageError where a file stands there, or its folder cannot be written."""
+    """Write a new file; raises UsageError where it exists already, or its folder cannot be written."""
     with disk_errors(target.parent):
         try:
             with target.open("x", encoding="utf-8") as file:

@@ -66,7 +66,7 @@ def guard(
 
 
 def _run(command: Sequence[str]) -> int:
-    """The exit code as a shell gives it: 128 and the signal's number where a signal ended the command."""
+    """Run the command; return its exit code as a shell gives it: 128 and the signal's number after a signal."""
     try:
         process = subprocess.Popen(command)
     except FileNotFoundError:
@@ -82,7 +82,7 @@ def _run(command: Sequence[str]) -> int:
 
 @contextmanager
 def _forward_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Signals that would end us are for the command; Ctrl-C reaches it by itself, from the terminal."""
+    """Forward signals that would end us to the command; Ctrl-C reaches it from the terminal already."""
 
     def forward(number: int, frame: FrameType | None) -> None:
         if number != signal.SIGINT:

@@ -1,4 +1,4 @@
-"""What a run is told: YAML, `extends:` and `--set` → one frozen, checked `RunConfig`."""
+"""Configuration: YAML, `extends:` and `--set` → one frozen, checked `RunConfig`."""
 
 from pipeline.config.paths import is_reference, locate, split_factory
 from pipeline.config.recipe import read_recipe, recipe_of_run

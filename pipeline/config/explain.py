@@ -1,4 +1,4 @@
-"""pydantic's errors in our words: the place, what was found, what was expected, what to do."""
+"""Rewrites pydantic's errors: the place, what was found, what was expected, what to do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["explain", "suggest"]
 
 
 def explain(error: ValidationError, root: type[BaseModel], document: Document) -> list[str]:
-    """One line a mistake, in the order of the file. The branches of one union are one mistake."""
+    """One line for each mistake, in the order of the file; errors of the branches of one union count as one."""
     grouped: dict[tuple[KeyPath, bool], list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         unknown = detail["type"] == "extra_forbidden"
@@ -35,7 +35,7 @@ def _file_and_line(line: str) -> tuple[str, int]:
 
 
 def suggest(found: str, known: Sequence[str]) -> str:
-    """`; did you mean 'x'?`, or the list of what there is."""
+    """`; did you mean 'x'?`, or the list of known names."""
     listing = f"; expected one of: {', '.join(known)}" if known else "; expected no keys here"
     return nearest(found, known) or listing
 
@@ -63,7 +63,7 @@ def _line(path: KeyPath, details: list[ErrorDetails], root: type[BaseModel], doc
 
 def _expectation(detail: ErrorDetails) -> str:
     rule = EXPECTED.get(detail["type"])
-    if rule is None:  # a type of error that no section has today: pydantic's sentence is better than none
+    if rule is None:  # no section has this type of error today; fall back to pydantic's sentence
         return detail["msg"].removeprefix("Input should be ")
     return rule(detail.get("ctx", {}))
 
@@ -73,7 +73,7 @@ def _key_text(path: KeyPath) -> str:
 
 
 def _in_data(loc: KeyPath, document: Document) -> KeyPath:
-    """The part of pydantic's location that exists in the data: what follows is the name of a union's branch."""
+    """The part of pydantic's location that exists in the data; the rest names a branch of a union."""
     here: Any = document.data
     for depth, key in enumerate(loc):
         try:
@@ -84,7 +84,7 @@ def _in_data(loc: KeyPath, document: Document) -> KeyPath:
 
 
 def keys_at(root: type[BaseModel], path: KeyPath) -> list[str]:
-    """The keys that may stand in the mapping at `path`."""
+    """The keys that the mapping at `path` may have."""
     here: Any = root
     for key in path:
         section = _section(here)

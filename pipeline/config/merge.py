@@ -1,4 +1,4 @@
-"""One configuration of several sources: files that it `extends:`, and `--set KEY.PATH=VALUE` over them.
+"""Merges one configuration from several sources: the files that it `extends:`, then `--set KEY.PATH=VALUE`.
 
 Mappings are merged deeply, everything else is replaced.
 """
@@ -17,7 +17,7 @@ __all__ = ["apply_overrides", "merge", "read_with_bases"]
 
 
 def read_with_bases(path: Path, above: tuple[Path, ...] = ()) -> Document:
-    """A file merged over the files that it extends; a later base wins over an earlier one.
+    """Read a file and merge it over the files that it extends; a later base wins over an earlier one.
 
     Relative paths are resolved here, file by file, since each is relative to the file that it is written in.
 
@@ -74,10 +74,10 @@ def _merge_data(below: dict[str, Any], above: dict[str, Any], path: KeyPath, rep
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
-    """The document with each `key.path=value` put in; a later one wins.
+    """The document with each `key.path=value` applied; a later one wins.
 
-    A mapping replaces a mapping here, so that `--set passes={}` means what it says. Whether the key exists is left
-    to validation, which knows the neighbours to suggest.
+    A mapping replaces a mapping here, so that `--set passes={}` empties the section. Unknown keys are left to
+    validation, which can suggest the nearest one.
 
     Raises:
         ConfigError: no `=`, an empty key, a value that is not YAML, or a path through something that is no mapping.

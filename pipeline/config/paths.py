@@ -30,7 +30,7 @@ def split_factory(text: str, key: str = "model.factory") -> tuple[str, str]:
 
 
 def locate(path: str) -> Path:
-    """The file or folder that a resolved configuration names; `package:name/inside` lies in an installed package.
+    """The file or folder that a resolved configuration names; `package:name/inside` is one of an installed package.
 
     The package is found without being imported.
 
@@ -48,7 +48,7 @@ def locate(path: str) -> Path:
         raise SourceError(f"{path!r}: expected {PACKAGE}<package>/<path inside it>")
     if not target.exists():
         near = ", ".join(sorted(p.name for p in target.parent.iterdir())[:8]) if target.parent.is_dir() else "nothing"
-        raise SourceError(f"{path!r}: package {package!r} has no such file; beside it lies: {near}")
+        raise SourceError(f"{path!r}: package {package!r} has no such file; its folder has: {near}")
     return target
 
 
@@ -63,15 +63,15 @@ def _package_folder(package: str, path: str) -> Path:
 
 
 def anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The data with the relative paths that it holds made absolute; wrong types are left for validation to name."""
+    """The data with its relative paths made absolute; values of a wrong type are left to validation."""
     for keys, anchor in PATHS.items():
         data = _replace_at(data, keys, lambda text, anchor=anchor: anchor(text, folder))
     return _anchor_passes(data, folder)
 
 
 def _anchor_passes(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A pass of the user's own, `path/to/file.py:Name`, is anchored like a factory, with options or without; and so is
-    the folder in `skip: [unsafe:FOLDER]`."""
+    """Anchor the user's own passes, `path/to/file.py:Name` with or without options, like a factory; and the folder in
+    `skip: [unsafe:FOLDER]`."""
     section = data.get("passes")
     if not isinstance(section, dict):
         return data
@@ -89,7 +89,7 @@ def _anchor_skips(entries: Any, folder: Path) -> Any:
 
 
 def _anchor_steps(steps: Any, folder: Path) -> Any:
-    """A recipe, or the steps of a sequence in one."""
+    """Anchor the steps of a recipe, or of a sequence in one."""
     return [_anchor_step(item, folder) for item in steps] if isinstance(steps, list | tuple) else steps
 
 

@@ -1,4 +1,4 @@
-"""`RunConfig`: everything that one run is told. Read once, at the edge."""
+"""`RunConfig`: all settings of one run. Read once, at the edge."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["RunConfig", "json_schema"]
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}$"
 
 SCHEMA_ID: Final = "urn:onnxline:run-config:1"
-"""The number is raised when a configuration that was right is refused."""
+"""The number rises when a release refuses a configuration that was valid before."""
 
 
 class RunConfig(Section):
@@ -48,7 +48,7 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_backends(cls, data: Any) -> Any:
-        """Under a proof by structure no backend runs, unless one is asked for, which is a mistake."""
+        """Under a proof by structure no backend runs; one that is named explicitly is refused later."""
         match data:
             case {"verify": {"proof": "structure"}}:
                 runtime = data.get("runtime") or {}
@@ -92,7 +92,7 @@ class RunConfig(Section):
 
     @property
     def weightless(self) -> bool:
-        """Whether the module is made without its weights: nobody reads them."""
+        """Whether the module is made without its weights, since the run never reads them."""
         is_torch = self.model.onnx is None
         return is_torch and self.export.weights == "referenced" and self.verify.proof == "structure"
 
@@ -128,7 +128,7 @@ class RunConfig(Section):
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], base_dir: str | Path = ".") -> RunConfig:
-        """The same from Python: relative paths in `data` are relative to `base_dir`.
+        """Check a configuration that Python gives as a dict; relative paths in it are relative to `base_dir`.
 
         Raises:
             ConfigError: naming every problem by its key.
@@ -136,13 +136,13 @@ class RunConfig(Section):
         anchored = anchor_paths(dict(data), Path(base_dir))
         return _validate(cls, Document(anchored, Marks.none("configuration")), "configuration")
 
-    def to_mapping(self) -> dict[str, Any]:
+    def resolved(self) -> dict[str, Any]:
         """The configuration as data that JSON can hold, in the order of the fields; unset keys are left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=False, exclude_none=True)
 
     def to_yaml(self) -> str:
         """The configuration as YAML that loads back to an equal one."""
-        return yaml.safe_dump(self.to_mapping(), sort_keys=False, allow_unicode=True, width=110)
+        return yaml.safe_dump(self.resolved(), sort_keys=False, allow_unicode=True, width=110)
 
 
 def _build_config(
@@ -161,7 +161,7 @@ def _build_config(
 
 
 def _document_of_model(source: str) -> Document | None:
-    """The configuration of an ONNX file or a factory; None for the name of a configuration."""
+    """A configuration for an ONNX file or a factory; None where `source` names a configuration file."""
     place, colon, function = source.rpartition(":")
     if colon and function.isidentifier():
         if place.endswith(".py") and not Path(place).is_file():
@@ -198,7 +198,7 @@ def _validate(cls: type[RunConfig], document: Document, title: str) -> RunConfig
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema that editors complete a configuration from; `extends` is the loader's own key."""
+    """The JSON Schema of a configuration, for editors; `extends` is added here, since only the loader knows it."""
     schema = RunConfig.model_json_schema(by_alias=True)
     extends = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}], "title": "Extends"}
     properties = {"extends": extends, **schema["properties"]}

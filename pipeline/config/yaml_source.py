@@ -1,4 +1,4 @@
-"""Reading YAML strictly, with the place of each value kept beside the plain data."""
+"""Reads YAML strictly, and keeps the file and line of each value beside the plain data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Marks:
 
     @classmethod
     def none(cls, title: str) -> Marks:
-        """For data that no file holds."""
+        """Marks for data that comes from no file."""
         return cls({(): title})
 
     def place(self, path: KeyPath) -> str:
@@ -38,11 +38,11 @@ class Marks:
         return self.places[path]
 
     def over(self, other: Marks) -> Marks:
-        """These marks, and those of `other` for what these do not have."""
+        """These marks, completed by those of `other`."""
         return Marks({**other.places, **self.places})
 
     def without(self, prefix: KeyPath) -> Marks:
-        """These marks, less all that lie at or under `prefix`: for a value that was replaced as a whole."""
+        """These marks without those at or under `prefix`, whose value was replaced as a whole."""
         return Marks({path: place for path, place in self.places.items() if path[: len(prefix)] != prefix})
 
 
@@ -56,7 +56,7 @@ class Document:
 
 _DROPPED = {"tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"}
 LIMIT = 100_000
-"""Values in one file. Aliases of aliases can make billions out of a few lines."""
+"""Most values in one file: aliases of aliases can make billions out of a few lines."""
 
 _MERGE = "tag:yaml.org,2002:merge"
 
@@ -68,7 +68,7 @@ class _Loader(yaml.SafeLoader):
     }
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """As PyYAML does, with every key once: merges of merges would grow as a power of their depth."""
+        """Flatten as PyYAML does, then keep each key once: merges of merges would grow exponentially."""
         super().flatten_mapping(node)
         last = {
             (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key): (key, v) for key, v in node.value
@@ -81,7 +81,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123
 
 
 def read_yaml(path: Path) -> Document:
-    """One file, as it is written.
+    """Read one file.
 
     Raises:
         ConfigError: it is missing, is not YAML, repeats a key, or is no mapping.
@@ -101,7 +101,7 @@ def read_yaml(path: Path) -> Document:
 
 
 def parse_value(text: str, title: str) -> Any:
-    """The value on the right of `--set key=value`. `title` stands for the file and line in messages."""
+    """The value on the right of `--set key=value`. Messages begin with `title` in place of file and line."""
     return _YamlReader(title, numbered=False).read(text)
 
 
@@ -170,7 +170,7 @@ class _YamlReader:
                 already = f"the key {key!r} is already on line {seen[key]}"
                 raise ConfigError(f"{self._place(key_node)}: {already}; keep one of them")
             seen[key] = key_node.start_mark.line + 1
-        loader.flatten_mapping(node)  # what `<<: *anchor` brings comes first, so that own keys win
+        loader.flatten_mapping(node)  # merged keys (`<<: *anchor`) come first, so that own keys win
         found: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = self._key(loader, key_node)

@@ -244,4 +244,4 @@ def refuse_reverts(config: RunConfig, report: OptimizeReport) -> None:
     bad = [row for row in report.passes if row.status.counts_as_reverted]
     if config.passes.strict and bad:
         listing = "; ".join(f"{row.name} {row.status}: {row.reason}" for row in bad)
-        raise CheckFailed(f"passes.strict: {len(bad)} step(s) did not stand: {listing}")
+        raise CheckFailed(f"passes.strict: {len(bad)} step(s) were reverted or failed: {listing}")
