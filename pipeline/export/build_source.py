@@ -29,15 +29,15 @@ __all__ = ["NoInputs", "assemble", "mode_dependent_modules"]
 
 
 class NoInputs(SourceError):
-    """There is neither an example nor a declaration of inputs. `takes` says what forward takes."""
+    """The model has neither an example nor declared inputs. `takes` lists the parameters of forward."""
 
-    def __init__(self, said: str, takes: str) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, takes: str) -> None:
+        super().__init__(message)
         self.takes = takes
 
 
 def assemble(module: nn.Module, example: Example | None, model: ModelConfig, *, keep_mode: bool = False) -> TorchSource:
-    """Settle inputs and outputs, in eval mode unless `keep_mode`.
+    """Call the module once on its example and name its inputs and outputs; in eval mode unless `keep_mode`.
 
     Raises:
         SourceError: an input is undeclared, unknown or does not fit, or the module raises on the example.
@@ -57,13 +57,13 @@ def assemble(module: nn.Module, example: Example | None, model: ModelConfig, *, 
     if is_weightless(module):
         example = _on_meta(module, example)
     outputs = tuple(_outputs(module, example, inputs))
-    taken = {spec.name for spec in inputs}
-    unique = tuple(f"{name}_out" if name in taken else name for name in outputs)
+    input_names_taken = {spec.name for spec in inputs}
+    unique = tuple(f"{name}_out" if name in input_names_taken else name for name in outputs)
     return TorchSource(module, example, inputs, unique, buffers, put_to_eval)
 
 
 def _on_meta(module: nn.Module, example: Example) -> Example:
-    """A graph is traced on one device: that of the module."""
+    """The example on the meta device: a graph is traced on one device, and the module is there."""
     tensors = input_tensors(module, example)
     return refill(module, example, {name: tensor.to("meta") for name, tensor in tensors.items()})
 
@@ -134,7 +134,7 @@ def _check_example(module: nn.Module, example: Example, model: ModelConfig) -> t
 
 
 def _example_spec(name: str, tensor: torch.Tensor, declared: InputConfig | None) -> InputSpec:
-    """The example's shape, dtype and range of values, less what the declaration says otherwise."""
+    """The spec from the example's shape, dtype and range of values, where the declaration does not replace them."""
     own, dtype = tuple(tensor.shape), dtype_name(tensor)
     declared = declared or InputConfig()
     shape = _check_names(name, named_axes(name, own if declared.shape is None else declared.shape, declared))
@@ -148,7 +148,7 @@ def _example_spec(name: str, tensor: torch.Tensor, declared: InputConfig | None)
 
 
 def _range_of(tensor: torch.Tensor, dtype: str) -> tuple[float, float] | None:
-    """Draws should look like the example: token ids stay below the largest one, a mask of ones stays ones."""
+    """The range of the example's values, so that draws look like it: token ids stay below the largest one."""
     if tensor.numel() == 0 or tensor.is_meta:
         return None
     low, high = float(tensor.min()), float(tensor.max())
@@ -170,13 +170,13 @@ def _sizes(specs: tuple[InputSpec, ...], model: ModelConfig) -> dict[str, int]:
 
 def _outputs(module: nn.Module, example: Example, inputs: tuple[InputSpec, ...]) -> dict[str, torch.Tensor]:
     try:
-        # Without weights there are no values either: fake tensors tell a module so, as they do while it is traced.
+        # Without weights no tensor has values: fake tensors raise where a module reads one, as in a trace.
         with capture_output(), FakeTensorMode(allow_non_fake_inputs=True) if is_weightless(module) else nullcontext():
             result = call(module, example)
         return output_tensors(result)
     except OnnxlineError:
         raise
-    except Exception as error:  # anything at all may come out of a user's forward
+    except Exception as error:  # a user's forward may raise anything
         where = module_frame(error, module)
         place = f" in module {where[0]!r} ({where[1]})" if where else ""
         listing = "; ".join(map(str, inputs)) or "none, since the example holds no tensor"
@@ -187,9 +187,9 @@ def _outputs(module: nn.Module, example: Example, inputs: tuple[InputSpec, ...])
 
 
 def mode_dependent_modules(module: nn.Module) -> list[str]:
-    """Paths of the modules in train mode, of torch's own classes, that eval mode would change; the root's is its class.
+    """Paths of the modules of torch's own classes that are in train mode and that eval mode would change.
 
-    Code that asks `self.training` by itself is not seen.
+    The root is named by its class. Code of others that reads `self.training` is not seen.
     """
     return [
         path or type(one).__name__ for path, one in module.named_modules() if one.training and _depends_on_mode(one)

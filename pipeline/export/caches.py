@@ -1,9 +1,9 @@
 """transformers' key/value caches as trees of tensors, so that torch.export takes and returns them.
 
-torch keeps one table of tree types for the process; a type is entered once, and only when a model can return it.
+torch keeps one table of tree types for the process; a type is registered once, and only when a model can return it.
 
-transformers has entries of its own, which come and go with its releases, and which make tensors while they rebuild a
-cache: torch's decomposition then misses them among its constants (torch 2.13). Ours hands every tensor through.
+transformers registers some caches itself, depending on its release, and its functions make tensors while they rebuild a
+cache: torch's decomposition then misses them among its constants (torch 2.13). Ours passes every tensor through.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["fixed_values", "register_cache_types", "register_caches"]
 
 @dataclass(frozen=True, slots=True)
 class TensorLeaf:
-    """A leaf: the next tensor, or symbolic number, in the row."""
+    """A leaf: the next tensor or symbolic number of the flat list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """What is the same in every call: numbers, flags, dtypes, configurations."""
+    """A value that is the same in every call: a number, a flag, a dtype, a configuration."""
 
     value: Any
 
@@ -48,8 +48,8 @@ Part: TypeAlias = TensorLeaf | Fixed | Nested
 
 
 def register_caches(module: nn.Module) -> None:
-    """Enter the caches of `transformers` into torch's table, if the module is one of its models."""
-    modelling = sys.modules.get("transformers.modeling_utils")  # not loaded, it has made no model
+    """Register the caches of `transformers` in torch's table, if the module is one of its models."""
+    modelling = sys.modules.get("transformers.modeling_utils")  # a library that is not loaded has made no model
     if modelling is None:
         return
     kind: type = modelling.PreTrainedModel
@@ -62,17 +62,17 @@ def register_caches(module: nn.Module) -> None:
 
 
 def register_cache_types() -> None:
-    """Enter the caches of `transformers` itself, where it is loaded; for those who have no model at hand."""
+    """Register the caches of `transformers` where it is loaded; for callers that have no model."""
     transformers = sys.modules.get("transformers")
     for cache in () if transformers is None else _subclasses(transformers.Cache):
         _register(cache)
 
 
 def fixed_values(context: Any) -> dict[str, bool | int | float | str] | None:
-    """What a trace holds of a cache beside its tensors, by path: {"layers.0.cumulative_length_int": 2}.
+    """The plain values that a trace holds of a cache, by path: {"layers.0.cumulative_length_int": 2}.
 
-    `context` is that of the cache's TreeSpec. Objects (dtypes, devices, configurations) are left out. None where the
-    cache, or whatever it is, was taken apart by somebody else.
+    `context` is that of the cache's TreeSpec. Objects (dtypes, devices, configurations) are left out. None where
+    another library has registered the type.
     """
     if not isinstance(context, Nested):
         return None
@@ -80,7 +80,7 @@ def fixed_values(context: Any) -> dict[str, bool | int | float | str] | None:
 
 
 def _caches_beside(model: type) -> Iterator[type]:
-    """Classes of the model's own file that are caches by their name only."""
+    """Classes of the model's own file that are caches by name, without the base class."""
     for name, value in vars(sys.modules[model.__module__]).items():
         if isinstance(value, type) and name.endswith("Cache") and value.__module__ == model.__module__:
             yield value
@@ -125,8 +125,8 @@ def _part(value: Any, tensors: list[Any]) -> Part:
     return _take_apart(type(value), vars(value), tensors)
 
 
-def _take_apart(kind: type, held: dict[Any, Any], tensors: list[Any]) -> Nested:
-    return Nested(kind, tuple(held), tuple(_part(value, tensors) for value in held.values()))
+def _take_apart(kind: type, children: dict[Any, Any], tensors: list[Any]) -> Nested:
+    return Nested(kind, tuple(children), tuple(_part(value, tensors) for value in children.values()))
 
 
 def _rebuild(part: Part, tensors: Iterator[Any]) -> Any:
@@ -137,16 +137,16 @@ def _rebuild(part: Part, tensors: Iterator[Any]) -> Any:
     parts = [_rebuild(one, tensors) for one in part.parts]
     if part.kind in (list, tuple):
         return part.kind(parts)
-    held = dict(zip(part.keys, parts, strict=True))
+    values = dict(zip(part.keys, parts, strict=True))
     if part.kind is dict:
-        return held
-    made = object.__new__(part.kind)
-    vars(made).update(held)
-    return made
+        return values
+    cache = object.__new__(part.kind)
+    vars(cache).update(values)
+    return cache
 
 
 def _names(part: Part, above: str) -> Iterator[str]:
-    """Of the tensors, in their order: `layers.0.keys`."""
+    """The paths of the tensors, in their order: `layers.0.keys`."""
     if isinstance(part, TensorLeaf):
         yield above
     elif isinstance(part, Nested):
@@ -155,7 +155,7 @@ def _names(part: Part, above: str) -> Iterator[str]:
 
 
 def _fixed_parts(part: Part, above: str) -> Iterator[tuple[str, Any]]:
-    """(path, value) of what is no tensor, in order."""
+    """(path, value) of everything that is no tensor, in order."""
     if isinstance(part, Fixed):
         yield above, part.value
     elif isinstance(part, Nested):
@@ -178,4 +178,4 @@ LEAVES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 PLAIN = (bool, int, float, str)
 
 OPAQUE = (type, FunctionType, MethodType, ModuleType, nn.Module)
-"""Handed on as they are."""
+"""Types that are not taken apart."""

@@ -1,4 +1,4 @@
-"""Inputs, outputs and dynamic dims of an exported graph under the names of its source."""
+"""Gives the inputs, outputs and dynamic dims of an exported graph the names of its source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["name_dims", "name_inputs_and_outputs"]
 
 
 def name_inputs_and_outputs(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Rename in place, by position.
+    """Rename inputs and outputs in place, by position.
 
     Where one value is returned twice, or an input or a weight is returned as it is, an Identity gives the output
     a value of its own: ONNX wants distinct output names.
@@ -27,7 +27,7 @@ def name_inputs_and_outputs(model: ir.Model, inputs: Sequence[str], outputs: Seq
     _check_count("outputs", [value.name for value in graph.outputs], outputs)
     _make_outputs_distinct(graph)
     named = [*zip(graph.inputs, inputs, strict=True), *zip(graph.outputs, outputs, strict=True)]
-    _step_aside(model, {name: value for value, name in named})
+    _free_names(model, {name: value for value, name in named})
     for value, name in named:
         value.name = name
 
@@ -54,8 +54,8 @@ def _make_outputs_distinct(graph: ir.Graph) -> None:
         seen.add(own)
 
 
-def _step_aside(model: ir.Model, wanted: dict[str, ir.Value]) -> None:
-    """Give another name to each value that stands in the way of a wanted one."""
+def _free_names(model: ir.Model, wanted: dict[str, ir.Value]) -> None:
+    """Rename each value whose name is wanted for another one."""
     values = [value for node in ir.traversal.RecursiveGraphIterator(model.graph) for value in node.outputs]
     values += [*model.graph.inputs, *model.graph.initializers.values()]
     taken = {value.name for value in values} | set(wanted)

@@ -1,4 +1,4 @@
-"""`verify.inputs`: draws of the user's own data, from .npz files and loaders. Knows torch only if a loader does."""
+"""`verify.inputs`: draws of the user's own data, from .npz files and loaders. Imports torch only if a loader does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GivenInputs:
 
 
 def input_files(entries: Sequence[str]) -> list[tuple[str, Path | None]]:
-    """The files that `verify.inputs` names, globs resolved in the order of their names; None in place of a loader's.
+    """(name, file) for each entry of `verify.inputs`, globs expanded and sorted; the file of a loader is None.
 
     Raises:
         SourceError: a file is missing or is no .npz, or a glob matches nothing.
@@ -70,11 +70,11 @@ def _matches(entry: str) -> list[Path]:
 
 
 def read_inputs(verify: VerifyConfig, specs: Sequence[InputSpec]) -> GivenInputs:
-    """The first `verify.max_inputs` draws of `verify.inputs`, checked against the inputs of the model.
+    """Read the first `verify.max_inputs` draws of `verify.inputs`, and check them against the inputs of the model.
 
     Raises:
-        SourceError: a file or a loader cannot be read, or its arrays do not fit the inputs; all that is wrong with
-            the first draw that does not fit is in the message.
+        SourceError: a file or a loader cannot be read, or its arrays do not fit the inputs; the message lists
+            all mistakes of the first such draw.
     """
     draws: list[GivenDraw] = []
     notes: list[str] = []
@@ -99,7 +99,7 @@ def _samples(entries: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _read_npz(file: Path) -> Mapping[str, Any]:
-    """Arrays by name. Pickles are refused: they would run code."""
+    """Read the arrays of a file by name. Pickles are refused, since they run code."""
     try:
         with file.open("rb") as opened:
             archive = np.load(opened, allow_pickle=False)
@@ -158,7 +158,7 @@ def _check_feeds(label: str, arrays: Mapping[str, Any], specs: Sequence[InputSpe
 
 
 def _fit_array(value: Any, spec: InputSpec) -> tuple[np.ndarray, str]:
-    """A copy of `value`, which its owner may write into, and what is wrong with it; empty where it fits."""
+    """A copy of `value`, since a loader may reuse its buffer, and what is wrong with it; empty where it fits."""
     if type(value).__module__.partition(".")[0] == "torch":
         from pipeline.export.arrays import to_numpy
 
