@@ -16,7 +16,7 @@ __all__ = ["is_switchable_experts", "notes_on_experts", "set_experts", "sub_conf
 def set_experts(config: Any) -> bool:
     """Set the experts' implementation to `EXPERTS` where `config` leaves it open; return whether it did.
 
-    transformers' setter overwrites all sub-configurations: what the user set there is restored, from outside in. Releases
+    The setter overwrites all sub-configurations: what the user set there is restored, from outside in. Releases
     of transformers without this attribute are left alone.
     """
     if getattr(config, ATTRIBUTE, "absent") is not None:
