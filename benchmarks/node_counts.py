@@ -43,9 +43,9 @@ from passes.weights.detached import read_model
 from pipeline.config import ExportConfig, ModelConfig
 from pipeline.errors import OnnxlineError
 from pipeline.export import TorchSource, export_onnx, load_source
-from pipeline.export.captured_output import quiet
+from pipeline.export.captured_output import capture_output
 from pipeline.export.inputs import draw_inputs
-from pipeline.versions import own_code, versions
+from pipeline.versions import own_code_digest, versions
 
 FOLDER: Final = Path("runs/benchmarks")
 CALL_S: Final = 60.0
@@ -158,7 +158,7 @@ def _plain(source: TorchSource, folder: Path, bench: PassContext) -> dict[str, i
     """What `torch.onnx.export` leaves with its own defaults, and one `onnxsim.simplify` with its own, in the worker."""
     exported, simplified = folder / "plain.onnx", folder / "simplified.onnx"
     example = source.example
-    with quiet(), torch.no_grad():
+    with capture_output(), torch.no_grad():
         torch.onnx.export(source.module, example.args, str(exported), kwargs=example.kwargs, dynamo=True, verbose=False)
     bench.worker.call("passes.external.onnxsim:simplify", source=str(exported), target=str(simplified), options={})
     return _operators(onnx.load(simplified, load_external_data=False).graph)
@@ -177,7 +177,7 @@ def _in_a_line(error: Exception) -> str:
 
 def _key(name: str) -> str:
     source = inspect.getsource(sys.modules[__name__])
-    return hashlib.sha256(f"{own_code()} {versions()} {source} {families().get(name)}".encode()).hexdigest()
+    return hashlib.sha256(f"{own_code_digest()} {versions()} {source} {families().get(name)}".encode()).hexdigest()
 
 
 def _path(name: str) -> Path:

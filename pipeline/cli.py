@@ -1,4 +1,4 @@
-"""The `onnxline` command: options in, exit code out. Everything that it shows comes from events and results.
+"""The `onnxline` command: options in, exit code out. All that it prints comes from events and results.
 
 A command's module is imported when the command runs: `--help` and a misspelt option need none of them.
 """
@@ -30,7 +30,7 @@ COMMANDS: Final = {
         "configuration",
         "Write a commented configuration to begin with; it runs as it is, on a small model with random weights.",
     ),
-    "diff": ("diff", "Say what B has otherwise than A; the exit code is 1 if there is a difference."),
+    "diff": ("diff", "Compare B with A, by structure and by numbers; the exit code is 1 if they differ."),
     "why": ("why", "Say which torch module a node or a weight comes from, which line of it, and which pass made it."),
     "bisect": (
         "bisect",
@@ -41,7 +41,7 @@ COMMANDS: Final = {
         "guard",
         "Run COMMAND and hold a policy in each call of onnxsim, onnxoptimizer and onnxslim, children included.",
     ),
-    "baseline": ("baseline", "What a run comes to, in a text file for git: keep it, and see when it changes."),
+    "baseline": ("baseline", "Keep the results of a run in a text file for git, and see when they change."),
     "batch": ("batch", "Run many configurations at once; the same command again runs what is not done."),
     "audit": (
         "audit",
@@ -50,20 +50,20 @@ COMMANDS: Final = {
     "ir": ("ir", "A model as a graph of aten operations in JSON, without its weights."),
     "schema": ("configuration", "Write the JSON Schema of a configuration, for editors."),
 }
-"""Command → its module in `pipeline.commands`, and what `--help` says of it, in the order of `--help`."""
+"""Command → its module in `pipeline.commands` and its line in `--help`, in the order of `--help`."""
 
 EXTRAS = dict.fromkeys(("torch", "transformers", "safetensors", "orjson", "zstandard"), "torch")
-"""Module → the extra that brings it."""
+"""Module → the extra that installs it."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
 
 ASCII: Final = {"→": "->", "…": "...", "×": "x", "›": ">", "·": "*", "≤": "<=", "≥": ">=", "–": "-"}
-"""What a terminal is shown that cannot show our signs."""
+"""Replacements for terminals whose encoding lacks these characters."""
 
 
-class _LateGroup(TyperGroup):
-    """Lists `COMMANDS` without their modules, and imports the one that is called."""
+class _LazyGroup(TyperGroup):
+    """Lists `COMMANDS` without importing their modules; imports only the command that is called."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -73,7 +73,7 @@ class _LateGroup(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and name in COMMANDS:
             command = load_command(name)
-            _add_traceback(command, next(one for one in self.params if one.name == "with_traceback"))
+            _add_traceback(command, next(option for option in self.params if option.name == "with_traceback"))
         return name, command, rest
 
 
@@ -92,7 +92,7 @@ def _add_traceback(command: Any, option: Any) -> None:
 
 app = typer.Typer(
     name="onnxline",
-    cls=_LateGroup,
+    cls=_LazyGroup,
     help="PyTorch → ONNX, pass by pass, with proof; then a static IR and a planned run.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -108,7 +108,7 @@ def _show_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-def _remember(context: typer.Context, is_asked: bool) -> None:
+def _enable_traceback(context: typer.Context, is_asked: bool) -> None:
     if is_asked and context.obj is not None:
         context.obj["traceback"] = True
 
@@ -121,11 +121,14 @@ def options(
     with_traceback: Annotated[
         bool,
         typer.Option(
-            "--traceback", callback=_remember, expose_value=False, help="Show where in the code an error was raised."
+            "--traceback",
+            callback=_enable_traceback,
+            expose_value=False,
+            help="Show where in the code an error was raised.",
         ),
     ] = False,
 ) -> None:
-    """What is common to all commands."""
+    """Options of every command."""
 
 
 def main() -> None:
@@ -153,7 +156,7 @@ def _exit_code() -> int:
     except Exception as error:
         if settings["traceback"]:
             traceback.print_exception(error)
-        code = INTERRUPTED if _was_interrupted(error) else _explained(error, is_shown=settings["traceback"])
+        code = INTERRUPTED if _was_interrupted(error) else _report_error(error, is_shown=settings["traceback"])
     if code == INTERRUPTED:  # Ctrl-C: by release, typer raises Abort or Exit, or returns the code
         _complain("stopped; what was finished is kept, run the same command again to go on")
     return code
@@ -166,7 +169,7 @@ def _was_interrupted(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _explained(error: Exception, *, is_shown: bool) -> int:
+def _report_error(error: Exception, *, is_shown: bool) -> int:
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         extra = EXTRAS[error.name]
         _complain(f"this needs {error.name}, which is not installed; pip install 'onnxline[{extra}]'")

@@ -1,5 +1,5 @@
-"""A run on a terminal: a progress bar with the stage's name, elsewhere plain lines; then what changed the model, what
-did not work, and where the files are. A name is never cut: it can be copied into a `skip` list."""
+"""The console of a run: a progress bar on a terminal, plain lines elsewhere; then a table of the passes, what failed,
+and where the files are. Names are never cut, so they can be copied into a `skip` list."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ STYLES: Final = {
 }
 
 LOG_WIDTH: Final = 120
-"""Of what is no terminal."""
+"""Columns where the output is no terminal."""
 
 NAMED: Final = 3
-"""Lost structures, or skipped steps, that one line names."""
+"""Lost structures, or skipped steps, that one line lists."""
 
 
 class RunConsole:
-    """Shows a run as it goes on, and its end.
+    """Shows the progress and the result of a run.
 
     Args:
         verbose: show every step and every structure, not only what changed or failed.
         quiet: show nothing.
-        keep: what is kept already; the advice on how to keep what was lost adds to it.
+        keep: structures that the run keeps; the advice on lost structures adds to them.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RunConsole:
         self._bar.stop()
 
     def show(self, event: events.Event) -> None:
-        """What to do with one event of a run."""
+        """Show one event of a run."""
         match event:
             case events.StageStarted(name):
                 self._bar.reset(self._task, description=name, total=None, part="")
@@ -97,11 +97,11 @@ class RunConsole:
                 pass
 
     def line(self, text: str | Text, style: str = "") -> None:
-        """One line, which the terminal may wrap and nobody cuts."""
+        """Print one line; a terminal may wrap it."""
         self._console.print(Text(text, style) if isinstance(text, str) else text, soft_wrap=True)
 
     def show_passes(self, folder: Path | None = None) -> None:
-        """What the passes did and what became of the structures, as far as the run in `folder` came."""
+        """Print what the passes did and which structures are left; of a failed run, as far as it came."""
         if self._optimized is None:
             return
         rows, structures = self._optimized.passes, self._optimized.structures
@@ -122,7 +122,7 @@ class RunConsole:
             self.line(line, "red")
 
     def conclude(self, result: RunResult) -> None:
-        """What the passes did, how the final model runs, and where the files are."""
+        """Print what the passes did, how the final model runs, and where the files are."""
         self.show_passes(result.folder)
         if result.optimize.sensitivity.margin < float("inf"):
             self.line(
@@ -139,7 +139,7 @@ class RunConsole:
         self.line(f"files: {result.folder}/ ({', '.join(result.report.files)})")
 
     def show_failure(self, folder: Path, since: float) -> None:
-        """What is known of a run that failed, and the files in its folder that were written `since` it began."""
+        """Print the results of a run that failed, and the files that it wrote: those changed `since` it began."""
         self.show_passes(folder)
         with contextlib.suppress(OSError):  # the folder itself may be what is wrong
             files = sorted(file for file in folder.glob("[!.]*") if file.is_file() and file.stat().st_mtime >= since)
@@ -148,7 +148,7 @@ class RunConsole:
 
 
 def _table(rows: Sequence[PassRow], width: int, *, wraps: bool) -> Iterator[Text]:
-    """A line for each row under a heading; a name that is too long for its column has a line of its own."""
+    """A heading and a line for each row; a name that is too long for its column gets its own line."""
     if not rows:
         return
     table = [("pass", "status", "nodes", "seconds", "max error"), *map(_cells, rows)]
@@ -166,7 +166,7 @@ def _table(rows: Sequence[PassRow], width: int, *, wraps: bool) -> Iterator[Text
             line.append(f"  {pad}", style if column == 1 else "" if row else "bold")
         line.rstrip()
         yield line
-        if row and row.reason and not row.status.counts_as_reverted:  # those come below, where they are explained
+        if row and row.reason and not row.status.counts_as_reverted:  # those are explained below the table
             reason = textwrap.wrap(row.reason, width - 4, break_long_words=False, break_on_hyphens=False)
             yield from (Text(f"    {words}", "dim") for words in (reason if wraps else [row.reason]))
 
@@ -206,7 +206,7 @@ def _structure_lines(structures: Sequence[StructureVerdict], verbose: bool) -> I
 
 
 def _lost_lines(structures: Sequence[StructureVerdict], keep: Sequence[str]) -> Iterator[str]:
-    """Which structures the final model has no more, who broke them, and the option that keeps them."""
+    """The structures that the final model lost, the passes that broke them, and the option that keeps them."""
     lost = [verdict for verdict in structures if not verdict.kept]
     for kind, culprit in dict.fromkeys((verdict.kind, verdict.broken_by) for verdict in lost):
         names = [verdict.name for verdict in lost if (verdict.kind, verdict.broken_by) == (kind, culprit)]

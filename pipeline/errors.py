@@ -1,4 +1,4 @@
-"""What can go wrong outside of a pass, and whose turn it is. `passes.errors` draws the whole tree."""
+"""Errors from outside of a pass, each with its exit code. `passes.errors` draws the whole tree."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SourceError(UsageError):
 
 
 class Unsupported(UsageError):
-    """The model needs something that this release does not have; `operators` are those that lack, where it is that."""
+    """The model needs something that this release lacks; `operators` lists missing operators, if that is the reason."""
 
     def __init__(self, message: str, operators: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class Unsupported(UsageError):
 
 
 class CheckFailed(OnnxlineError):
-    """Everything ran, and a result is not what it has to be."""
+    """Everything ran, and a result is wrong."""
 
     exit_code = 1
 
@@ -53,5 +53,5 @@ class InternalError(OnnxlineError):
 
 
 def message_with_notes(error: BaseException) -> str:
-    """What `error` says, and below it its notes, which help where the message is held to the words of others."""
+    """The message of `error`, and its notes below: they hold advice where the message itself must not change."""
     return "\n".join([str(error), *getattr(error, "__notes__", ())])

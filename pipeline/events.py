@@ -1,4 +1,4 @@
-"""What a run says while it works: events, and events as lines of text.
+"""Events of a run while it works, and their form as lines of text.
 
 Stages send them and never print; the command line and the log render them.
 """
@@ -32,7 +32,7 @@ class StageStarted:
 
 @dataclass(frozen=True, slots=True)
 class StageEnded:
-    """`cached`: nothing that this stage depends on has changed since the last run, so it was not done again."""
+    """`cached`: the result is that of an earlier run, since nothing that the stage depends on has changed."""
 
     name: str
     seconds: float
@@ -42,7 +42,7 @@ class StageEnded:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`done` of `total` parts of the running stage are behind us; `part` begins now."""
+    """`part` of the running stage begins; `done` of `total` parts are finished."""
 
     stage: str
     part: str
@@ -57,7 +57,7 @@ class PassEnded:
 
 @dataclass(frozen=True, slots=True)
 class Optimized:
-    """All passes are done, or known from the last run."""
+    """All passes are done, or were taken from an earlier run."""
 
     passes: tuple[PassRow, ...]
     structures: tuple[StructureVerdict, ...]
@@ -65,7 +65,7 @@ class Optimized:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that the user should know and that stops nothing."""
+    """Information for the user that does not stop the run."""
 
     text: str
 

@@ -68,19 +68,19 @@ def optimize(
     observer: Observer | None = None,
     **options: Any,
 ) -> RunResult | PassRun:
-    """Run a recipe over a model, and prove after every pass that it computes the same and has what is to be kept.
+    """Run a recipe over a model; prove after every pass that it computes the same and has the structures to keep.
 
     Args:
         model: a torch module, which is exported first and left as it was; or an ONNX model or the path of one, for
-            which torch is not needed. Such a model is its own reference.
-        args: what the module is called with once, to export it; a single tensor may stand for a tuple of one.
-        kwargs: the same, by name.
+            which torch is not needed. An ONNX model is its own reference.
+        args: the arguments of the call that exports the module; a single tensor is taken as a tuple of one.
+        kwargs: keyword arguments of that call.
         recipe: the passes, in order; without it, the default recipe.
         skip: passes to leave out: docs/reference/configuration.md.
         keep: structures to keep, such as `qkv`.
         out: the folder of the artifacts of a module's run; by default `runs/` and the name of its class.
         settings: further sections of a configuration, such as `{"export": {"dynamic_shapes": {"x": {0: "batch"}}}}`.
-        observer: is given the events of a module's run.
+        observer: called with each event of a module's run.
         options: for a module, further keys of `passes:` such as `strict`; for ONNX, those of `passes.optimize`.
 
     Returns:
@@ -96,9 +96,11 @@ def optimize(
         from passes.optimize import optimize as optimize_onnx
 
         for_modules = {"args": args, "kwargs": kwargs, "out": out, "settings": settings, "observer": observer}
-        given = [name for name, value in for_modules.items() if value is not None]
-        if given:
-            raise UsageError(f"optimize: found {given[0]!r} with an ONNX model, expected it with a torch module only")
+        misplaced = [name for name, value in for_modules.items() if value is not None]
+        if misplaced:
+            raise UsageError(
+                f"optimize: found {misplaced[0]!r} with an ONNX model, expected it with a torch module only"
+            )
         return optimize_onnx(model if isinstance(model, onnx.ModelProto) else Path(model), **policy)
     return _optimize_module(model, args, kwargs, policy, settings or {}, out, observer or (lambda _: None))
 
@@ -124,14 +126,14 @@ def _optimize_module(
         )
     module, notes = plain_module(module, "optimize is given")
     config = _config_of(module, policy, settings)
-    with _as_it_was(module):
+    with _restore_mode(module):
         source = _source_of(module, args, kwargs, config)
         source = replace(source, notes=(*notes, *source.notes))
         return Pipeline(config, None if out is None else Path(out), observer, source).run()
 
 
 def _config_of(module: nn.Module, policy: Mapping[str, Any], settings: Mapping[str, Any]) -> RunConfig:
-    """The configuration of the run; `model.factory` is the class, for reports: the module itself is at hand."""
+    """The configuration of the run; `model.factory` names the class for reports, since the module is given."""
     kind = type(module)
     section = settings.get("model", {})
     taken = {"factory", "transformers", "onnx"} & set(section)
@@ -164,7 +166,7 @@ def _source_of(module: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, c
     tensors = (*module.parameters(), *module.buffers())
     device = next((tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")), None)
     if device is not None:
-        raise SourceError(f"the module lies on {device}, and onnxline runs it on the CPU; give module.cpu()")
+        raise SourceError(f"the module is on {device}, and onnxline runs it on the CPU; give module.cpu()")
     example = None if args is None and kwargs is None else Example(args or (), dict(kwargs or {}))
     if example is None and not config.model.inputs:
         kind = type(module).__name__
@@ -176,7 +178,7 @@ def _source_of(module: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, c
 
 
 @contextmanager
-def _as_it_was(module: nn.Module) -> Iterator[None]:
+def _restore_mode(module: nn.Module) -> Iterator[None]:
     """Put each part of the module back into its mode: the run needs eval mode, and the module is the user's."""
     modes = [(part, part.training) for part in module.modules()]
     try:

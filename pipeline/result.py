@@ -1,4 +1,4 @@
-"""What a run gives back: each stage's result, and the files."""
+"""`RunResult`: each stage's result, and the files of the run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunResult:
     report: Report
     cached: tuple[str, ...]
     code: Mapping[str, str] = field(default_factory=dict)
-    """The files of Python that the model was made with → digests of them."""
+    """Python files that made the model → their digests."""
 
     @property
     def passes(self) -> tuple[PassRow, ...]:
@@ -45,7 +45,7 @@ class RunResult:
 
     @property
     def model(self) -> Path:
-        """The final ONNX file; where it refers to weights of others, it lies beside those."""
+        """The final ONNX file; one that refers to the weights of a checkpoint is in the checkpoint's folder."""
         path = self.folder / "model.onnx"
         return path.readlink() if path.is_symlink() else path
 
@@ -69,7 +69,7 @@ class RunResult:
 
     @cached_property
     def graph(self) -> Graph:
-        """The IR as `ir.json` tells it, without weights.
+        """The IR from `ir.json`, without weights.
 
         Raises:
             FileNotFoundError: no IR was made: the `plan` backend was left out, or cannot take the model, and then

@@ -27,10 +27,10 @@ from pipeline.stages.export import export, exported_files, exported_path, refuse
 from pipeline.stages.passes import optimize, refuse_reverts
 from pipeline.stages.report import Findings, has_good_report, write_quietly, write_report, write_settings
 from pipeline.stages.source import code_of, fingerprint, open_source
-from pipeline.stages.weight_free import not_compared
+from pipeline.stages.weight_free import why_not_compared
 from pipeline.verify.references import References, compute_references, outputs_digest, plan_draws
 from pipeline.verify.user_inputs import input_files, read_inputs
-from pipeline.versions import digest_of_file, own_code, versions
+from pipeline.versions import digest_of_file, own_code_digest, versions
 from pipeline.workspace import Workspace, key_of
 
 __all__ = ["Pipeline"]
@@ -44,8 +44,8 @@ class Pipeline:
     Args:
         config: as read by `RunConfig.from_yaml`.
         out: the folder of the artifacts; `runs/<name>` below the working directory by default.
-        observer: is told what happens; nothing is printed.
-        source: the model, where it is at hand and need not be made from `config.model`.
+        observer: called with each event; the run itself prints nothing.
+        source: the model, if it exists already; otherwise it is made from `config.model`.
         is_checked: whether `check_settings` has been called already.
     """
 
@@ -65,7 +65,7 @@ class Pipeline:
         self._is_checked = is_checked
 
     def run(self) -> RunResult:
-        """Do what has changed since the last run, and take the rest from there.
+        """Run the stages whose inputs have changed since the last run in this folder; load the results of the others.
 
         Raises:
             UsageError, PassError: something that was given is wrong (exit code 2); the report of an earlier run that
@@ -75,7 +75,7 @@ class Pipeline:
         workspace = Workspace(self.folder)
         if not self._is_checked:
             check_settings(self.config, workspace)
-        with workspace.opened():
+        with workspace.acquire():
             remember_settings(self.config, workspace)
             run = _Run(self.config, workspace, self._observer, self._source)
             try:
@@ -90,10 +90,10 @@ class Pipeline:
 
 
 class _Run:
-    """One run: a method for each stage, and what is known so far.
+    """One run: a method for each stage, and the results so far.
 
-    A stage has one name: its method's, which is also its name in events, in the report, in `cached`, and that of its
-    section of the configuration where it has one of its own.
+    A stage has one name everywhere: its method, its events, its part of the report, its entry in `cached`, and its
+    section of the configuration, if any.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class _Run:
         self.log = RunLog()
         self.versions = versions()
         self.key = ""
-        """A digest of everything that the next stage depends on."""
+        """Digest of everything that the next stage depends on."""
         self.export_key = ""
         self.code: dict[str, str] = {}
-        self.found = Findings()
+        self.findings = Findings()
         self.replaces_results = False
         """Whether files of an earlier run have been replaced by this one."""
 
@@ -114,7 +114,7 @@ class _Run:
         source = self.source()  # make the module, or open the ONNX file
         references = self.reference(source)  # run torch, or that file, on every draw
         exported = self.export(source, references)  # torch → ONNX, compared with the reference
-        references = references.held_by(exported.draws, exported.not_covered)
+        references = references.restrict_to(exported.draws, exported.not_covered)
         optimized = self.passes(source, references, exported)  # each pass alone, proven after each change
         executed = self.runtime(exported, references)  # import, lower, plan, run, compare with the reference
         write_settings(self.config, self.versions, self.workspace, is_given=self._source is not None)
@@ -127,19 +127,19 @@ class _Run:
             source = self._source or open_source(self.config)
             identity = fingerprint(source, self.config)
             self.code = {str(file): digest_of_file(file) for file in code_of(source, self.config.model)}
-            self._depends_on(self.config.model, self.config.export, identity, own_code(), self.versions)
+            self._depends_on(self.config.model, self.config.export, identity, own_code_digest(), self.versions)
             weights = f"weights: {source.weights}, " if isinstance(source, TorchSource) and source.weights else ""
             count = len(source.inputs)
             note.detail = f"{count} {'input' if count == 1 else 'inputs'}, {weights}fingerprint {identity[:8]}"
         notes = source.notes if isinstance(source, TorchSource) else ()
-        self._tell_notes(filter(None, (missing_here(), *notes)))
+        self._send_notes(filter(None, (missing_here(), *notes)))
         return source
 
     def reference(self, source: Source) -> References:
-        """Always: what the module computes says more of what it is than its files do."""
+        """Computed in each run, never cached: outputs identify the model more safely than its files do."""
         with self.stage("reference") as note:
-            if not_compared(self.config):
-                note.detail = f"none: {not_compared(self.config)}"
+            if why_not_compared(self.config):
+                note.detail = f"none: {why_not_compared(self.config)}"
                 return References(())
             given, limits = read_inputs(self.config.verify, source.inputs), self.config.passes
             plan = plan_draws(source, self.config.model, self.config.verify, given.draws)
@@ -148,70 +148,70 @@ class _Run:
                 references = replace(references, skipped=(*given.notes, *references.skipped))
             self._depends_on(self.config.verify, outputs_digest(references.draws))
             note.detail = ", ".join(reference.label for reference in references.draws)
-        self._tell_notes(given.notes)
+        self._send_notes(given.notes)
         return references
 
     def export(self, source: Source, references: References) -> ExportReport:
         path = exported_path(self.config, source, self.workspace)
         with self.stage("export") as note:
             self.export_key = self.key
-            found = self._load_or_make(
+            report = self._load_or_make(
                 note,
                 ExportReport,
                 lambda: export(self.config, source, references, self.workspace),
-                refuse=lambda made: refuse_wrong_export(made, path, references),
+                refuse=lambda report: refuse_wrong_export(report, path, references),
             )
-            size = f"{found.weight_bytes / 2**20:.0f} MiB"
-            note.detail = f"{found.origin}, opset {found.opset}, {found.nodes} nodes, {size}"
-        self._tell_notes((*found.limits, *found.not_compared))
-        return found
+            size = f"{report.weight_bytes / 2**20:.0f} MiB"
+            note.detail = f"{report.origin}, opset {report.opset}, {report.nodes} nodes, {size}"
+        self._send_notes((*report.limits, *report.not_compared))
+        return report
 
     def passes(self, source: Source, references: References, exported: ExportReport) -> OptimizeReport:
         path, wishes = exported_path(self.config, source, self.workspace), self.config.passes
 
         def make() -> OptimizeReport:
             computed_in, begin = exported.computed_in, self._begin_results
-            made = optimize(self.config, path, references, self.workspace, self._tell, computed_in, begin)
+            report = optimize(self.config, path, references, self.workspace, self._send, computed_in, begin)
             # The exported model is another file now where it shares weights with the final one.
-            self.found.export = replace(exported, files=exported_files(path, self.workspace))
-            self.workspace.save("export", self.export_key, self.found.export, self.workspace.notes("export"))
-            return made
+            self.findings.export = replace(exported, files=exported_files(path, self.workspace))
+            self.workspace.save("export", self.export_key, self.findings.export, self.workspace.notes("export"))
+            return report
 
         with self.stage("passes") as note:
             self._depends_on(wishes, code_digest(names_of(wishes.recipe)), quarantined_by_entry(wishes.skip))
-            found = self._load_or_make(note, OptimizeReport, make)
-            self._tell(Optimized(found.passes, found.structures))
-            note.detail = f"{len(found.passes)} steps, {found.nodes} nodes left"
-            refuse_reverts(self.config, found)
-        return found
+            report = self._load_or_make(note, OptimizeReport, make)
+            self._send(Optimized(report.passes, report.structures))
+            note.detail = f"{len(report.passes)} steps, {report.nodes} nodes left"
+            refuse_reverts(self.config, report)
+        return report
 
     def runtime(self, exported: ExportReport, references: References) -> RuntimeReport:
         def make() -> RuntimeReport:
             from pipeline.stages.runtime import run_backends  # loads torch, which takes seconds
 
-            return run_backends(self.config, exported, references, self.workspace, self._tell)
+            return run_backends(self.config, exported, references, self.workspace, self._send)
 
-        def refuse(made: RuntimeReport) -> None:
+        def refuse(report: RuntimeReport) -> None:
             from pipeline.stages.runtime import refuse_wrong_results
 
-            refuse_wrong_results(made)
+            refuse_wrong_results(report)
 
         with self.stage("runtime") as note:
-            if not_compared(self.config):
+            if why_not_compared(self.config):
                 note.detail = "nothing is run"
-                self.found.runtime = RuntimeReport(backends=())
-                return self.found.runtime
+                self.findings.runtime = RuntimeReport(backends=())
+                return self.findings.runtime
             self._depends_on(self.config.runtime)
-            found = self._load_or_make(note, RuntimeReport, make, refuse)
-            note.detail = ", ".join(map(_outcome_of, found.backends)) or "torch"
-        return found
+            report = self._load_or_make(note, RuntimeReport, make, refuse)
+            note.detail = ", ".join(map(_outcome_of, report.backends)) or "torch"
+        return report
 
     def report(self, failure: str = "", exit_code: int = 0) -> Report:
-        """Also of a run that failed: what is known of it."""
-        return write_report(self.config, self.found, self.versions, self.workspace, failure, exit_code)
+        """Write the report, also that of a run that failed."""
+        return write_report(self.config, self.findings, self.versions, self.workspace, failure, exit_code)
 
     def _begin_results(self) -> None:
-        """From here on what an earlier run has left is replaced."""
+        """Called before the first result of an earlier run is replaced."""
         self.replaces_results = True
         self.workspace.forget("passes")
         from pipeline.stages.runtime import remove_ir
@@ -219,7 +219,7 @@ class _Run:
         remove_ir(self.workspace)
 
     def _depends_on(self, *parts: Any) -> None:
-        """From here on every stage depends on `parts` too: sections of the configuration, or plain data."""
+        """Add `parts`, sections of the configuration or plain data, to the key of all later stages."""
         plain = [part.model_dump(mode="json") if isinstance(part, BaseModel) else part for part in parts]
         self.key = key_of(self.key, *plain)
 
@@ -230,49 +230,49 @@ class _Run:
         make: Callable[[], Record],
         refuse: Callable[[Record], None] = lambda _: None,
     ) -> Record:
-        """What an earlier run has found, if nothing that it depends on has changed since; otherwise `make()`.
+        """Load the result of an earlier run if nothing that it depends on has changed; otherwise call `make`.
 
-        What `refuse` raises for is in the report of the failed run, and not remembered.
+        A result that `refuse` raises for goes into the report of the failed run, and is not saved for later runs.
         """
         found = self.workspace.load(note.stage, self.key, kind)
         if found is not None and self.workspace.is_unchanged(found.files):
             note.is_cached = True
-            setattr(self.found, note.stage, found)
+            setattr(self.findings, note.stage, found)
             return found
         made = make()
-        setattr(self.found, note.stage, made)
+        setattr(self.findings, note.stage, made)
         refuse(made)
-        self.workspace.save(note.stage, self.key, made, self.found.notes[note.stage])
+        self.workspace.save(note.stage, self.key, made, self.findings.notes[note.stage])
         return made
 
     @contextmanager
     def stage(self, name: str) -> Iterator[_StageNote]:
-        """Tell that a stage begins and ends; what it noted when it was done is told again where it was not done now."""
-        self._tell(StageStarted(name))
-        self.found.notes[name] = []
+        """Send the events at the begin and the end of a stage; notes of a cached stage are sent again."""
+        self._send(StageStarted(name))
+        self.findings.notes[name] = []
         begun = time.perf_counter()
         note = _StageNote(name)
         yield note
-        seconds = self.found.seconds[name] = time.perf_counter() - begun
+        seconds = self.findings.seconds[name] = time.perf_counter() - begun
         if note.is_cached:
-            self.found.cached.append(name)
-            self._tell_notes(self.workspace.notes(name))
-        self._tell(StageEnded(name, seconds, note.is_cached, note.detail))
+            self.findings.cached.append(name)
+            self._send_notes(self.workspace.notes(name))
+        self._send(StageEnded(name, seconds, note.is_cached, note.detail))
 
-    def _tell(self, event: Event) -> None:
+    def _send(self, event: Event) -> None:
         self.log.add(event)
         if isinstance(event, Note):
-            self.found.notes[next(reversed(self.found.notes))].append(event.text)
+            self.findings.notes[next(reversed(self.findings.notes))].append(event.text)
         self._observer(event)
 
-    def _tell_notes(self, texts: Iterable[str]) -> None:
+    def _send_notes(self, texts: Iterable[str]) -> None:
         for text in texts:
-            self._tell(Note(text))
+            self._send(Note(text))
 
 
 @dataclass(slots=True)
 class _StageNote:
-    """What a stage says of itself when it ends."""
+    """Details for the event that ends a stage."""
 
     stage: str
     detail: str = ""

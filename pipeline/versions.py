@@ -1,4 +1,4 @@
-"""Every library whose release can change a result."""
+"""Versions and digests of everything that can change a result: libraries, and our own code."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 import passes
 from passes.external.installed import library_versions
 
-__all__ = ["digest_of_file", "digest_of_packages", "own_code", "versions"]
+__all__ = ["digest_of_file", "digest_of_packages", "own_code_digest", "versions"]
 
 
-def own_code() -> str:
-    """A digest of every file of onnxline's packages, data such as audit tables and pictures with the sources: after an
-    edit nothing that was computed before counts as known."""
+def own_code_digest() -> str:
+    """Digest of every file of onnxline's packages, data such as audit tables included: any edit makes cached results
+    stale."""
     return digest_of_packages(Path(passes.__file__).parent, Path(__file__).parent)
 
 
 def digest_of_packages(*packages: Path) -> str:
-    """By name and content of each file; what Python compiles beside them does not count."""
+    """Digest of the name and content of each file; `__pycache__` is left out."""
     digest = hashlib.blake2b(digest_size=8)
     for package in packages:
         files = {path.relative_to(package).as_posix(): path for path in package.rglob("*") if path.is_file()}
@@ -31,7 +31,7 @@ def digest_of_packages(*packages: Path) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """Of its content; empty if it cannot be read."""
+    """Digest of the content of a file; empty if it cannot be read."""
     try:
         return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
     except OSError:

@@ -1,9 +1,9 @@
-"""The folder of a run: its files, what is known of earlier runs, and the lock that keeps a second run out.
+"""The folder of a run: its files, the results of earlier runs, and the lock that keeps a second run out.
 
 runs/<name>/
-  model.onnx …         the artifacts, each under its final name only when it is whole
+  model.onnx …         the artifacts; each gets its final name only when it is complete
   exported.onnx        the model as torch exported it
-  .stages/<stage>.json  what a stage found, with the key of everything that it depends on
+  .stages/<stage>.json  the result of a stage, with the key of everything that it depends on
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["REPRODUCERS", "Workspace", "disk_errors", "key_of", "make_folder", "
 Record = TypeVar("Record")
 
 REPRODUCERS: Final = "reproducers"
-"""The folder of the smallest models that bring a step down."""
+"""The folder of the smallest models that crash a step."""
 
 DISK_ERRORS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST}
@@ -54,8 +54,8 @@ class Workspace:
         return self.stages / "scratch"
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        """Make the folder, take its lock, and clear away what a killed run has left.
+    def acquire(self) -> Iterator[None]:
+        """Make the folder, hold its lock, and remove what a killed run has left.
 
         Raises:
             UsageError: another run holds the folder, or it cannot be written.
@@ -80,7 +80,7 @@ class Workspace:
         return path
 
     def save(self, stage: str, key: str, record: Any, notes: Sequence[str] = ()) -> None:
-        """Remember what `stage` found and noted for `key`; a later run with the same key takes it from here."""
+        """Save the result and the notes of `stage` under `key`, for a later run with the same key."""
         data = {"key": key, "record": json.loads(TypeAdapter(type(record)).dump_json(record)), "notes": list(notes)}
         self.write_text(f".stages/{stage}.json", json.dumps(data, indent=1))
 
@@ -89,15 +89,15 @@ class Workspace:
         try:
             data = json.loads((self.stages / f"{stage}.json").read_text(encoding="utf-8"))
             return TypeAdapter(kind).validate_python(data["record"]) if data["key"] == key else None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):  # whatever a damaged file may hold
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):  # what a damaged file can raise
             return None
 
     def notes(self, stage: str) -> list[str]:
-        """What was noted with the record of `stage`, which `load` has found."""
+        """The notes that were saved with the record of `stage`."""
         return json.loads((self.stages / f"{stage}.json").read_text(encoding="utf-8"))["notes"]
 
     def is_unchanged(self, files: Sequence[tuple[str, int, int]]) -> bool:
-        """Whether nobody has touched the files since they were written; each with its size and time."""
+        """Whether each file still has the size and time that it is listed with."""
         return all(stamp(self.folder / name) == (size, time) for name, size, time in files)
 
     def forget(self, stage: str) -> None:
@@ -112,7 +112,7 @@ class Workspace:
 
 
 def key_of(*parts: Any) -> str:
-    """A digest of everything that a stage depends on: plain data, in any nesting."""
+    """Digest of plain data, in any nesting: everything that a stage depends on."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -129,7 +129,7 @@ def make_folder(folder: Path) -> None:
     """Make `folder`, and those above it.
 
     Raises:
-        UsageError: there is no place for it, such as below /proc; full or read-only disks are for `disk_errors`.
+        UsageError: it cannot exist there, such as below /proc; full or read-only disks are for `disk_errors`.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Tell a full disk or a read-only folder from a bug of ours."""
+    """Turn a full disk or a read-only folder into a UsageError; other OSErrors are bugs of ours and pass."""
     try:
         yield
     except OSError as error:

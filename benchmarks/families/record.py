@@ -14,7 +14,7 @@ from benchmarks.families import detect, measure, truth
 from benchmarks.families.detect import Detection
 from benchmarks.families.measure import OPTIMIZERS, Outcome
 from benchmarks.families.table import Family
-from pipeline.versions import own_code, versions
+from pipeline.versions import own_code_digest, versions
 
 __all__ = ["Record", "Records"]
 
@@ -50,7 +50,7 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         judges = [inspect.getsource(module) for module in (detect, measure, truth)]
-        self._code = f"{own_code()} {versions()} {judges}"
+        self._code = f"{own_code_digest()} {versions()} {judges}"
 
     def read(self, family: Family) -> Record:
         """The record of `family`; an empty one if there is none that counts."""

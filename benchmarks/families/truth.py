@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from passes.weights.stand_ins import digest_of
 from pipeline.export.arrays import to_torch
-from pipeline.export.captured_output import quiet
+from pipeline.export.captured_output import capture_output
 from pipeline.export.inputs import draw_inputs
 from pipeline.export.source import TorchSource
 from pipeline.export.tree import refill
@@ -125,7 +125,7 @@ def _run(source: TorchSource, projections: Sequence[_Projection], seed: int, sca
     watched = {id(module): module for one in projections for module in (one.leaf, one.owner)}
     hooked = [module for module in watched.values() if not isinstance(module, _Slice)]
     hooks = [module.register_forward_hook(note, with_kwargs=True) for module in hooked]
-    with quiet(), torch.enable_grad():
+    with capture_output(), torch.enable_grad():
         result = source.module(*example.args, **example.kwargs)
     for hook in hooks:
         hook.remove()

@@ -11,7 +11,7 @@ from pipeline.batch.configs import REPORT, PlannedRun, job_of
 from pipeline.batch.rows import Row, batch_text, row_of, row_of_mistake
 from pipeline.errors import OnnxlineError
 from pipeline.jobs import Job, JobExecutor, JobProgress, Outcome, run_jobs
-from pipeline.versions import digest_of_file, own_code, versions
+from pipeline.versions import digest_of_file, own_code_digest, versions
 from pipeline.workspace import Workspace, stamp
 
 __all__ = ["TABLE", "TEXT", "run_batch"]
@@ -59,7 +59,7 @@ def run_batch(
         same_code = all(digest_of_file(Path(file)) == digest for file, digest in outcome.value["code"].items())
         return not again and same_code and list(stamp(out / outcome.key / REPORT)) == outcome.value["report"]
 
-    stamps = {"code of onnxline": own_code(), **versions()}
+    stamps = {"code of onnxline": own_code_digest(), **versions()}
     outcomes = {outcome.key: outcome for outcome in run_jobs(jobs, executor, out / TABLE, stamps, observe, is_current)}
     rows = tuple(
         mistakes[run.path]

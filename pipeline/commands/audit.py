@@ -27,14 +27,14 @@ from pipeline.commands.shared import Json
 from pipeline.errors import InternalError, UsageError
 from pipeline.jobs import Job, JobExecutor, JobStatus, choose_executor, run_jobs
 from pipeline.jobs.console import JobsConsole
-from pipeline.versions import own_code, versions
+from pipeline.versions import own_code_digest, versions
 from pipeline.workspace import disk_errors, key_of, stamp
 
 __all__ = ["register"]
 
 
 NEW: Final = 1
-"""Exit code of `--gate` when something is found that is not accepted."""
+"""Exit code of `--gate` when a finding is not accepted."""
 
 
 def register(app: typer.Typer) -> None:
@@ -63,7 +63,7 @@ def audit(
     Stopped or killed, the same command goes on where it was.
     """
     spread = choose_executor(ray, jobs or (None if ray else len(available_cores())))
-    against = _accepted(accepted)
+    against = _read_accepted(accepted)
     if models is not None and not models.is_dir():
         raise UsageError(f"--models: {models} is no folder; expected one with .onnx files")
     with open_context() as bench:
@@ -71,11 +71,11 @@ def audit(
         subjects = with_inner(chosen_targets(found, only or ()), bench)
     plan = AuditPlan(subjects, case_names(models, cases or ()), models, timeout_s)
     stamps = _stamps(models)
-    values = _done([Job(key, CALL, what) for key, what in plan.jobs()], out, spread, stamps)
+    values = _finish_jobs([Job(key, CALL, what) for key, what in plan.jobs()], out, spread, stamps)
     tables, unread = plan.tables(values), unread_of(values)
     for table in tables:
         write_table(table, out)
-    for value in _done(_reproductions(plan, tables), out, spread, stamps):
+    for value in _finish_jobs(_reproductions(plan, tables), out, spread, stamps):
         write_reproducer(value, out / "reproducers")
     remove_stale(out / "reproducers", tables)
     unknown = find_news(tables, against)
@@ -91,7 +91,7 @@ def audit(
         raise typer.Exit(NEW)
 
 
-def _accepted(folder: Path | None) -> Sequence[AuditTable]:
+def _read_accepted(folder: Path | None) -> Sequence[AuditTable]:
     if folder is None:
         return own_tables()
     tables = tables_in(folder)
@@ -110,17 +110,17 @@ def _reproductions(plan: AuditPlan, tables: Sequence[AuditTable]) -> list[Job]:
 
 
 def _stamps(models: Path | None) -> dict[str, str]:
-    """Everything that decides what comes of a job: libraries, our own code, and the user's models as they are now."""
+    """Everything that can change the result of a job: libraries, our own code, and the user's models."""
     files = sorted(path for path in models.rglob("*") if path.is_file()) if models else []
     seen = key_of([(str(path), *stamp(path)) for path in files])
-    return {**versions(), "onnxline's code": own_code(), "models": seen}
+    return {**versions(), "onnxline's code": own_code_digest(), "models": seen}
 
 
-def _done(jobs: Sequence[Job], out: Path, spread: JobExecutor, stamps: Mapping[str, str]) -> list[Any]:
-    """What each job returned; those that an earlier run has done, under the same stamps, are not done again.
+def _finish_jobs(jobs: Sequence[Job], out: Path, spread: JobExecutor, stamps: Mapping[str, str]) -> list[Any]:
+    """Run the jobs and return their values; jobs that an earlier run did under the same stamps are not run again.
 
     Raises:
-        InternalError: a job failed: what a library does is a finding, so this is a mistake of ours.
+        InternalError: a job failed. A library's failure is a finding, so this is a bug of ours.
     """
     if not jobs:
         return []
@@ -138,20 +138,20 @@ def write_table(table: AuditTable, folder: Path) -> None:
 
 
 def write_reproducer(value: Mapping[str, str], folder: Path) -> None:
-    """The model, and beside it how to see what is wrong."""
+    """Write the model, and beside it a text on how to see the fault."""
     _write(folder / f"{value['name']}.onnx", base64.b64decode(value["model"]))
     _write(folder / f"{value['name']}.txt", value["text"].encode())
 
 
 def remove_stale(folder: Path, tables: Sequence[AuditTable]) -> None:
-    """Remove what earlier runs wrote of findings that are gone; of passes that were tried, so that it is known."""
+    """Remove the reproducers of findings that are gone; those of passes that were not tried this time stay."""
     found = {(entry.name, entry.kind) for table in tables for entry in table.entries}
     for file in sorted(folder.glob("*.txt")):
         with disk_errors(file):
-            told = (
+            finding = (
                 parse_heading(file.stem, file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else None
             )
-            if told and told not in found and any(table.covers(told[0]) for table in tables):
+            if finding and finding not in found and any(table.covers(finding[0]) for table in tables):
                 file.with_suffix(".onnx").unlink(missing_ok=True)
                 file.unlink()
 
@@ -164,10 +164,10 @@ def _write(path: Path, content: bytes) -> None:
 
 
 FORMAT_VERSION: Final = 1
-"""Of what `--json` writes."""
+"""Version of the output of `--json`."""
 
 SHOWN: Final = 3
-"""Cases that a new finding names."""
+"""Cases listed for a new finding."""
 
 MOST: Final = 40
 """New findings that are shown."""
@@ -176,7 +176,7 @@ MOST: Final = 40
 def audit_as_data(
     tables: Sequence[AuditTable], unread: Mapping[str, str], found: Sequence[News], out: Path
 ) -> dict[str, Any]:
-    """Everything that the text says, uncut."""
+    """All findings as plain data, none left out."""
     return {
         "format_version": FORMAT_VERSION,
         "tables": [
@@ -222,7 +222,7 @@ def unread_text(unread: Mapping[str, str]) -> str:
 
 
 def news_text(found: Sequence[News], out: Path) -> str:
-    """What is not accepted, the worst first, and how to accept it."""
+    """The findings that are not accepted, the worst first, and how to accept them."""
     if not found:
         return f"nothing that is not accepted; tables: {out}/\n"
     order = list(KINDS)

@@ -1,4 +1,4 @@
-"""`onnxline baseline accept|check CONFIG`: keep what a run comes to in a text file; see when that changes."""
+"""`onnxline baseline accept|check CONFIG`: keep the results of a run in a text file; see when they change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.errors import CheckFailed, UsageError
 __all__ = ["FORMAT_VERSION", "register"]
 
 FORMAT_VERSION: Final = 1
-"""Of what `--json` writes."""
+"""Version of the output of `--json`."""
 
 Config = Annotated[Path, typer.Argument(help="The configuration file.")]
 Out = Annotated[
@@ -24,7 +24,7 @@ File = Annotated[Path | None, typer.Option(help="The baseline (default: beside C
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="What a run comes to, in a text file for git: keep it, and see when it changes.")
+    group = typer.Typer(help="Keep the results of a run in a text file for git, and see when they change.")
     group.command("accept")(accept)
     group.command("check")(check)
     app.add_typer(group, name="baseline")
@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 def accept(
     config: Config, out: Out = None, file: File = None, overrides: Overrides = None, as_json: Json = False
 ) -> None:
-    """Run CONFIG, and keep what it comes to."""
+    """Run CONFIG and write its results to the baseline."""
     from pipeline.baseline import check_place, file_beside, write_baseline
 
     path = file or file_beside(config)
@@ -49,7 +49,7 @@ def accept(
 def check(
     config: Config, out: Out = None, file: File = None, overrides: Overrides = None, as_json: Json = False
 ) -> None:
-    """Run CONFIG and compare with what was accepted; the exit code is 1 if anything has changed."""
+    """Run CONFIG and compare with the baseline; the exit code is 1 on any difference."""
     from pipeline.baseline import changes, file_beside, read_baseline
 
     path = file or file_beside(config)
@@ -94,7 +94,7 @@ def _show(path: Path, lines: list[str], found: dict[str, Any], as_json: bool) ->
 
 
 def _changes_since(path: Path, found: dict[str, Any]) -> list[str]:
-    """What is accepted that was not so before; nothing where there is no baseline that can be read."""
+    """The changes since the baseline at `path`; none where no readable baseline exists."""
     from pipeline.baseline import changes, read_baseline
 
     try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT_VERSION", "register"]
 
 FORMAT_VERSION: Final = 1
-"""Of what `--json` writes."""
+"""Version of the output of `--json`."""
 
 
 def register(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""`onnxline bisect MODEL`: the pass that is at fault, and the smallest model on which it is."""
+"""`onnxline bisect MODEL`: the pass at fault, and the smallest model that shows the fault."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pipeline.errors import UsageError
 __all__ = ["FORMAT_VERSION", "register"]
 
 FORMAT_VERSION: Final = 1
-"""Of what `--json` writes."""
+"""Version of the output of `--json`."""
 
 CONFIG_SUFFIXES: Final = (".yaml", ".yml")
 
@@ -35,7 +35,7 @@ STYLES: Final = {"  - ": "red", "  + ": "green", "  ~ ": "yellow", "  ": "", "no
 """How a line begins → its style on a terminal."""
 
 NOTHING: Final = 1
-"""Exit code when nothing is wrong with the recipe on this model."""
+"""Exit code when the recipe has no such fault on this model."""
 
 
 def register(app: typer.Typer) -> None:
@@ -71,14 +71,14 @@ def bisect_model(
 
     The recipe runs as its libraries run it, with nothing kept or reverted. The exit code is 1 if nothing is wrong.
     """
-    _check_one(lost, error, crash)
-    if lost is not None and structure_of(lost) is None:  # said before a model is exported
+    _check_target(lost, error, crash)
+    if lost is not None and structure_of(lost) is None:  # refused before a model is exported
         raise UsageError(f"--lost: {unknown_structure(lost)}")
     is_config = model.suffix in CONFIG_SUFFIXES
     if not recipe and is_config:
         recipe = [str(model)]
     steps = steps_of(read_recipe(recipe) if recipe else recipe_of_run(model))
-    with tempfile.TemporaryDirectory(prefix="onnxline-") as folder, _Progress() as progress:
+    with tempfile.TemporaryDirectory(prefix="onnxline-") as folder, _BisectProgress() as progress:
         if is_config:
             progress("exporting the model", model.name, 0, 0)
         file = _export(model, Path(folder)) if is_config else file_of(model)
@@ -97,7 +97,7 @@ def bisect_model(
 
 
 def _export(config_file: Path, folder: Path) -> Path:
-    """The model of a configuration as the passes get it: a file in `folder`, or the ONNX file that it names.
+    """Export the model of a configuration to `folder`; return that file, or the ONNX file that it names.
 
     Raises:
         UsageError: the configuration or its model is wrong, or its weights stay unread.
@@ -119,8 +119,8 @@ def _export(config_file: Path, folder: Path) -> Path:
     return path
 
 
-class _Progress:
-    """On a terminal a bar; elsewhere a line on standard error for each part of the work."""
+class _BisectProgress:
+    """Shows progress: a bar on a terminal, elsewhere a line on standard error for each part of the work."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -134,7 +134,7 @@ class _Progress:
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=None, detail="")
-        self._said = ""
+        self._last_part = ""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -145,12 +145,12 @@ class _Progress:
 
     def __call__(self, what: str, detail: str, done: float, total: float) -> None:
         self._bar.update(self._task, description=what, detail=detail, completed=done, total=total or None)
-        if self._bar.disable and what != self._said:
+        if self._bar.disable and what != self._last_part:
             typer.echo(f"bisect: {what}", err=True)
-        self._said = what
+        self._last_part = what
 
 
-def _check_one(lost: str | None, error: float | None, crash: bool) -> None:
+def _check_target(lost: str | None, error: float | None, crash: bool) -> None:
     given = [
         name
         for name, is_given in (("--lost", lost is not None), ("--error", error is not None), ("--crash", crash))
@@ -170,7 +170,7 @@ def _fault(lost: str | None, error: float | None, source: DetachedModel, bench: 
 
 
 def _write(finding: Finding, out: Path | None, model: Path, source: Path) -> str:
-    """Write the smallest model, which is never written over the `source`; returns its file, empty where there is none.
+    """Write the smallest model, never over the `source`; return its file, empty where there is none.
 
     Raises:
         UsageError: it cannot be written.

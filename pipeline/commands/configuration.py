@@ -18,10 +18,12 @@ __all__ = ["register"]
 STARTERS: Final = Path(__file__).with_name("starters")
 
 EXAMPLE: Final = "fuse_attention"
-"""The picture of the gallery that is the model of `onnx-file`, where there is none yet."""
+"""The pass whose example model `init onnx-file` writes where there is no model yet."""
 
 
-class Kind(StrEnum):
+class Starter(StrEnum):
+    """A configuration to begin with, by the kind of model."""
+
     VIT = "vit"
     LLM = "llm"
     CNN = "cnn"
@@ -34,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    kind: Annotated[Kind, typer.Argument(help="What the configuration is for.")],
+    kind: Annotated[Starter, typer.Argument(help="What the configuration is for.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file to write (default KIND.yaml).")] = None,
 ) -> None:
     """Write a commented configuration to begin with; it runs as it is, on a small model with random weights."""
@@ -42,7 +44,7 @@ def init(
     _write(target, (STARTERS / f"{kind}.yaml").read_text(encoding="utf-8").replace(f"{kind}.yaml", target.name))
     typer.echo(f"wrote {target}")
     model = target.with_name("model.onnx")
-    if kind is Kind.ONNX_FILE and not model.exists():
+    if kind is Starter.ONNX_FILE and not model.exists():
         import onnx
 
         from passes.catalog.example_model import example_of, read_example
@@ -55,7 +57,7 @@ def init(
 
 
 def _write(target: Path, text: str) -> None:
-    """Raises UsageError where a file stands there, or its folder cannot be written."""
+    """Write a new file; raises UsageError where it exists already, or its folder cannot be written."""
     with disk_errors(target.parent):
         try:
             with target.open("x", encoding="utf-8") as file:

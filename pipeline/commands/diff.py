@@ -1,4 +1,4 @@
-"""`onnxline diff A.onnx B.onnx`: what the second model has otherwise, by structure and by numbers."""
+"""`onnxline diff A.onnx B.onnx`: how the second model differs, by structure and by numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pipeline.errors import UsageError
 __all__ = ["FORMAT_VERSION", "register"]
 
 FORMAT_VERSION: Final = 1
-"""Of what `--json` writes."""
+"""Version of the output of `--json`."""
 
 MOST: Final = 20
 """Entries of one kind that are written out by default."""
@@ -58,7 +58,7 @@ def diff(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for programs, with every entry.")] = False,
 ) -> None:
-    """Say what B has otherwise than A; the exit code is 1 if there is a difference.
+    """Compare B with A, by structure and by numbers; the exit code is 1 if they differ.
 
     Nodes are matched by what they compute: other names and another order of independent nodes are no difference.
     """
@@ -94,7 +94,7 @@ def diff(
 
 
 ROWS: Final = 5
-"""A row of the table of layers is short: so many of them for one entry of another kind."""
+"""Rows of the table of layers for each entry that `--most` allows: a row is short."""
 
 STYLES: Final = {"  added": "green", "  removed": "red", "  ": "", "no difference": "green", "": "bold"}
 """How a line begins → its style on a terminal."""

@@ -66,7 +66,7 @@ def guard(
 
 
 def _run(command: Sequence[str]) -> int:
-    """The exit code as a shell gives it: 128 and the signal's number where a signal ended the command."""
+    """Run the command; return its exit code as a shell gives it: 128 and the signal's number after a signal."""
     try:
         process = subprocess.Popen(command)
     except FileNotFoundError:
@@ -75,21 +75,21 @@ def _run(command: Sequence[str]) -> int:
     except OSError as error:
         typer.echo(f"onnxline: {command[0]} cannot be run: {error.strerror}", err=True)
         return NOT_EXECUTABLE
-    with _passed_on(process):
+    with _forward_signals(process):
         code = process.wait()
     return 128 - code if code < 0 else code
 
 
 @contextmanager
-def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Signals that would end us are for the command; Ctrl-C reaches it by itself, from the terminal."""
+def _forward_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Forward signals that would end us to the command; Ctrl-C reaches it from the terminal already."""
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         if number != signal.SIGINT:
             process.send_signal(number)
 
     numbers = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
-    before = {number: signal.signal(number, pass_on) for number in numbers}
+    before = {number: signal.signal(number, forward) for number in numbers}
     try:
         yield
     finally:

@@ -76,24 +76,24 @@ def extract(
     name = name or type(model.module).__name__
     path = path or Path(f"{name}_ir.json")
     with _warnings_as_lines():
-        made = extract_source(model, name, functionalize=functionalize)
-    made.save(path)
-    typer.echo(f"{made!r}\nwritten to {path}")
-    for said in (told_mode(model), *model.notes):
-        if said:
-            typer.echo(f"onnxline: {said}", err=True)
+        ir = extract_source(model, name, functionalize=functionalize)
+    ir.save(path)
+    typer.echo(f"{ir!r}\nwritten to {path}")
+    for note in (note_on_mode(model), *model.notes):
+        if note:
+            typer.echo(f"onnxline: {note}", err=True)
 
 
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Who uses the command has no line of code to which a warning could point."""
+    """Print warnings as one line each: the user of a command has no line of code to point to."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         try:
             yield
         finally:
-            for one in caught:
-                typer.echo(f"onnxline: {one.message}", err=True)
+            for warning in caught:
+                typer.echo(f"onnxline: {warning.message}", err=True)
 
 
 def info(
@@ -101,7 +101,7 @@ def info(
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """Tell what an IR consists of."""
+    """Summarize an IR: its operators, weights, inputs and outputs."""
     _check_file(file)
     from pipeline.torch_ir import load_ir
     from pipeline.torch_ir.command_files import write_text
@@ -148,17 +148,17 @@ def verify(
     train: Train = False,
     overrides: Overrides = None,
 ) -> None:
-    """Compare what an IR computes with what its model computes in eval mode; the exit code is 1 if something else."""
+    """Compare what an IR computes with what its model computes in eval mode; the exit code is 1 on a difference."""
     _check_file(file)
     model = open_model(source, overrides or (), (), False, train)
     from pipeline.torch_ir import load_ir, load_weights, verify_ir_with_state_dict
     from pipeline.torch_ir.command_files import read_arrays
 
-    if said := told_mode(model):
-        typer.echo(f"onnxline: {said}", err=True)
+    if note := note_on_mode(model):
+        typer.echo(f"onnxline: {note}", err=True)
     if weights is not None:
         state = load_weights(weights)
-        _into(model.module, state, weights)
+        _load_weights(model.module, state, weights)
     else:
         state = model.module.state_dict()
     given = None if constants is None else read_arrays(constants)
@@ -201,7 +201,7 @@ def _check_file(file: Path) -> None:
         raise UsageError(f"IR file not found: {file} cannot be read: there is no such file or folder")
 
 
-def _into(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
+def _load_weights(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
     from pipeline.torch_ir.extract.stored import tied_names
 
     try:  # not strictly: of tied weights, a checkpoint has one
@@ -218,7 +218,7 @@ def _into(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None
 def open_model(
     text: str, overrides: Sequence[str], dynamic: Sequence[str], meta: bool, train: bool = False
 ) -> TorchSource:
-    """Make the module, in eval mode or, with `train`, in the mode in which it is made, and call it once on its example.
+    """Make the module and call it once on its example; in eval mode unless `train`, which keeps its own mode.
 
     Raises:
         UsageError: there is no such model, or it is an ONNX file; or `dynamic` is not as in `x.0=batch`.
@@ -232,14 +232,14 @@ def open_model(
     import torch  # seconds: not for a source that is not there
 
     with torch.device("meta") if meta else contextlib.nullcontext():
-        source = _loaded(text, with_dynamic_shapes(config.model, config.export), train)
+        source = _load(text, with_dynamic_shapes(config.model, config.export), train)
     if not isinstance(source, TorchSource):
         raise UsageError(f"{text} names an ONNX file; an IR is extracted from a torch module")
     return source
 
 
-def told_mode(source: TorchSource) -> str:
-    """A line that says what eval mode has changed, where it has; empty otherwise."""
+def note_on_mode(source: TorchSource) -> str:
+    """One line on what eval mode has changed in the model; empty where it changed nothing."""
     if not source.put_to_eval:
         return ""
     first, *others = source.put_to_eval
@@ -249,7 +249,7 @@ def told_mode(source: TorchSource) -> str:
     )
 
 
-def _loaded(text: str, model: ModelConfig, train: bool) -> TorchSource | OnnxSource:
+def _load(text: str, model: ModelConfig, train: bool) -> TorchSource | OnnxSource:
     from pipeline.export.build_source import NoInputs
 
     try:

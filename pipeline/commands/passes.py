@@ -1,4 +1,4 @@
-"""`onnxline passes`: what this installation can run. `onnxline passes show NAME`: one of them at work."""
+"""`onnxline passes`: what this installation can run. `onnxline passes show NAME`: one pass on an example model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["FORMAT_VERSION", "register"]
 
 
 FORMAT_VERSION: Final = 1
-"""Of what `--json` writes."""
+"""Version of the output of `--json`."""
 
 
 def register(app: typer.Typer) -> None:
@@ -79,16 +79,16 @@ def show_passes(
         for number, entry in enumerate(found):
             if number:
                 typer.echo()
-            print_shown(show(entry, rows, bench), others)
+            print_demo(show(entry, rows, bench), others)
 
 
 def _steps_from(source: str) -> list[str]:
-    """The steps whose inner passes come from one library: to ask the others takes seconds."""
+    """The steps of one library; asking the others for their inner passes takes seconds."""
     return [name for name, make in OWN_STEPS.items() if make().source == source]
 
 
 def _steps_around(name: str) -> list[str] | None:
-    """The step that `name` says it runs in; None for all steps, where it names none."""
+    """The step in front of the slash of `name`; None, which means all steps, where it has none."""
     step = name.partition("/")[0]
     return [step] if step != name and step in OWN_STEPS else None
 
@@ -108,8 +108,8 @@ def _as_data(rows: Sequence[CatalogEntry]) -> dict[str, object]:
 
 
 def print_entries(rows: Iterable[CatalogEntry], versions: Mapping[str, str]) -> None:
-    """A section for the steps of a recipe, one for onnxoptimizer, and one for what runs inside of each step."""
-    page = _Page()
+    """Print a section for the steps of a recipe, one for onnxoptimizer, and one for each step's inner passes."""
+    page = _PassPage()
     sections: dict[str, list[CatalogEntry]] = {}
     for row in rows:
         sections.setdefault(_section(row), []).append(row)
@@ -119,16 +119,16 @@ def print_entries(rows: Iterable[CatalogEntry], versions: Mapping[str, str]) -> 
         if number:
             page.line()
         version = "" if title == STEPS else versions.get(sections[title][0].source, "")
-        page.line(f"{title} {version}".strip() + f": {_counted(sections[title])}", style="bold")
+        page.line(f"{title} {version}".strip() + f": {_count_passes(sections[title])}", style="bold")
         page.line(f"{'pass':<{NAME}} {'runs':<8} {'reads':<10} groups", style="dim")
         for entry in sections[title]:
             _print_row(entry, page)
 
 
-def print_shown(shown: Demo, others: Sequence[str]) -> None:
-    """All that is known of one pass, and its picture; `others` are the passes of the same name in other places."""
-    page = _Page()
-    entry = shown.entry
+def print_demo(demo: Demo, others: Sequence[str]) -> None:
+    """Print the facts on one pass and its example; `others` are the passes of the same name in other steps."""
+    page = _PassPage()
+    entry = demo.entry
     page.line(f"{entry.name}, a pass of {entry.source}", style="bold")
     page.fact("does", entry.does)
     page.fact("runs", _runs(entry))
@@ -137,22 +137,22 @@ def print_shown(shown: Demo, others: Sequence[str]) -> None:
     page.fact("destroys", _destroys(entry))
     if others:
         page.fact("same name", ", ".join(others))
-    if shown.before:
+    if demo.before:
         page.line()
-        page.words(_sentence(shown.caption))
-        page.graph("before", shown.before)
-    if shown.after:
-        page.graph("after", shown.after)
-    if shown.left_behind:
+        page.words(_sentence(demo.caption))
+        page.graph("before", demo.before)
+    if demo.after:
+        page.graph("after", demo.after)
+    if demo.left_behind:
         page.line()
-        page.words(_left_behind(shown.left_behind))
-    if shown.why_not:
+        page.words(_left_behind(demo.left_behind))
+    if demo.why_not:
         page.line()
-        page.words(_sentence(shown.why_not))
+        page.words(_sentence(demo.why_not))
 
 
-class _Page:
-    """Lines of at most `COLUMNS` characters; plain where nobody looks at a terminal."""
+class _PassPage:
+    """Prints lines of at most `COLUMNS` characters, styled on a terminal and plain elsewhere."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
@@ -187,13 +187,13 @@ def _section(entry: CatalogEntry) -> str:
     return "onnxoptimizer" if entry.source == "onnxoptimizer" else STEPS
 
 
-def _counted(entries: Sequence[CatalogEntry]) -> str:
+def _count_passes(entries: Sequence[CatalogEntry]) -> str:
     default = sum(entry.runs == "default" for entry in entries)
     number = "one pass" if len(entries) == 1 else f"{len(entries)} passes"
     return number + (f", {default} by default" if default else "")
 
 
-def _print_row(entry: CatalogEntry, page: _Page) -> None:
+def _print_row(entry: CatalogEntry, page: _PassPage) -> None:
     line = Text(f"{entry.name:<{NAME}} ", style=STYLES.get(entry.runs, ""))
     line.append(f"{entry.runs:<8} {entry.reads:<10}")
     if entry.groups:
@@ -243,7 +243,7 @@ def _sentence(words: str) -> str:
 STEPS: Final = "steps of a recipe"
 
 NAME: Final = 46
-"""Width of the longest name that there is today: onnxsim/fuse_matmul_add_bias_into_gemm_batched."""
+"""Width of the longest name today: onnxsim/fuse_matmul_add_bias_into_gemm_batched."""
 
 KEY: Final = 11
 """Width of the keys that `show` writes in front of facts."""

@@ -1,5 +1,5 @@
-"""`onnxline run CONFIG|MODEL`: from a source to a verified model, its IR and its plan; `onnxline check`: what that
-would do, and what is wrong with it, before a model is opened."""
+"""`onnxline run CONFIG|MODEL`: from a source to a verified model, its IR and its plan; `onnxline check`: what such
+a run would do, or what is wrong with its configuration, before a model is opened."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def run(
         with screen:
             result = Pipeline(config, out, screen.show, is_checked=True).run()
     except Exception:
-        screen.show_failure(folder, begun)  # what is known is shown, also when a later stage failed
+        screen.show_failure(folder, begun)  # also when a later stage failed
         raise
     screen.conclude(result)
     if output is not None:

@@ -1,4 +1,4 @@
-"""What several commands share: options, and text with colours on a terminal."""
+"""Options that several commands share, and text with colours on a terminal."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 def wishes_of(
     recipe: Sequence[str] | None, keep: Sequence[str] | None, skip: Sequence[str] | None
 ) -> dict[str, Sequence[Any]]:
-    """The keys of the section `passes` that these options replace; those that were not given are not in it."""
+    """The keys of the section `passes` that the given options replace."""
     from pipeline.config import read_recipe
 
     wishes: dict[str, Sequence[Any]] = {}
@@ -78,7 +78,7 @@ def wishes_of(
 
 
 def split_names(entries: Sequence[str]) -> list[str]:
-    """The names in options that may be repeated and may have commas."""
+    """The names of an option that may be repeated and may hold commas."""
     return list(dict.fromkeys(name.strip() for entry in entries for name in entry.split(",") if name.strip()))
 
 
@@ -86,7 +86,7 @@ def check_output(path: Path, source: Path | None = None) -> None:
     """Refuse a place where no ONNX file can be written, before the work.
 
     Raises:
-        UsageError: naming what is wrong with it.
+        UsageError: the message says what is wrong with the place.
     """
     if path.suffix != ".onnx":
         raise UsageError(f"-o {path}: expected a file that ends in .onnx, where the final model is written")
@@ -136,7 +136,7 @@ def _item_text(item: Any) -> str:
 
 
 def print_styled(text: str, styles: Mapping[str, str]) -> None:
-    """Print lines; on a terminal each in the style of the first of the beginnings that it has.
+    """Print lines; on a terminal each has the style of the first key of `styles` that it begins with.
 
     Args:
         styles: how a line begins → a style of rich.

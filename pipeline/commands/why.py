@@ -19,12 +19,12 @@ from pipeline.commands.shared import Json, print_styled
 __all__ = ["FORMAT_VERSION", "register"]
 
 FORMAT_VERSION: Final = 1
-"""Of what `--json` writes."""
+"""Version of the output of `--json`."""
 
 REPORT: Final = "report.json"
 
 READERS: Final = 6
-"""Nodes that read a weight and are written out."""
+"""Readers of a weight that are listed."""
 
 STYLES: Final = {"  step": "dim", "  ": "", "": "bold"}
 """How a line begins → its style on a terminal."""
@@ -46,7 +46,7 @@ def why(
 ) -> None:
     """Say which torch module a node or a weight comes from, which line of it, and which pass made it.
 
-    Where the report of the run lies beside the model, the pass is shown with its status and its errors.
+    Where `report.json` of the run is beside the model, the pass is shown with its status and its errors.
     """
     proto = load_model(file_of(model), may_be_empty=True)
     try:
@@ -68,7 +68,7 @@ def why(
 
 
 def _rows_beside(model: Path) -> list[dict[str, Any]]:
-    """The pass rows of the report that lies beside the model; none if there is none that can be read."""
+    """The pass rows of `report.json` beside the model; none where no such file can be read."""
     try:
         rows = json.loads((model.parent / REPORT).read_text(encoding="utf-8"))["passes"]
     except (OSError, ValueError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""What a run is told: YAML, `extends:` and `--set` → one frozen, checked `RunConfig`."""
+"""Configuration: YAML, `extends:` and `--set` → one frozen, checked `RunConfig`."""
 
 from pipeline.config.paths import is_reference, locate, split_factory
 from pipeline.config.recipe import read_recipe, recipe_of_run
@@ -12,7 +12,7 @@ from pipeline.config.sections import (
     ModelConfig,
     PassesConfig,
     RuntimeConfig,
-    Tolerance,
+    ToleranceConfig,
     TransformersConfig,
     VerifyConfig,
 )
@@ -27,7 +27,7 @@ __all__ = [
     "PassesConfig",
     "RunConfig",
     "RuntimeConfig",
-    "Tolerance",
+    "ToleranceConfig",
     "TransformersConfig",
     "VerifyConfig",
     "is_reference",

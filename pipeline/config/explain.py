@@ -1,4 +1,4 @@
-"""pydantic's errors in our words: the place, what was found, what was expected, what to do."""
+"""Rewrites pydantic's errors: the place, what was found, what was expected, what to do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["explain", "suggest"]
 
 
 def explain(error: ValidationError, root: type[BaseModel], document: Document) -> list[str]:
-    """One line a mistake, in the order of the file. The branches of one union are one mistake."""
+    """One line for each mistake, in the order of the file; errors of the branches of one union count as one."""
     grouped: dict[tuple[KeyPath, bool], list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         unknown = detail["type"] == "extra_forbidden"
@@ -35,7 +35,7 @@ def _file_and_line(line: str) -> tuple[str, int]:
 
 
 def suggest(found: str, known: Sequence[str]) -> str:
-    """`; did you mean 'x'?`, or the list of what there is."""
+    """`; did you mean 'x'?`, or the list of known names."""
     listing = f"; expected one of: {', '.join(known)}" if known else "; expected no keys here"
     return nearest(found, known) or listing
 
@@ -43,37 +43,37 @@ def suggest(found: str, known: Sequence[str]) -> str:
 def _line(path: KeyPath, details: list[ErrorDetails], root: type[BaseModel], document: Document) -> str:
     detail = details[0]
     place = document.marks.place(path)
-    above = _dotted(path[:-1])
+    above = _key_text(path[:-1])
     if detail["type"] == "extra_forbidden":
         key, known = str(path[-1]), keys_at(root, path[:-1])
         return f"{place}: unknown key {key!r}{f' in {above}' if above else ''}{suggest(key, known)}"
     if detail["type"] == "missing":
         return f"{place}: {f'{above}: ' if above else ''}the key {str(path[-1])!r} is missing"
-    name = _dotted(path) or "the file"
+    name = _key_text(path) or "the file"
     if detail["type"] == "value_error":
         said = str(detail["ctx"]["error"]) if "ctx" in detail else detail["msg"]
         whole = said if said.startswith("found ") else f"found {describe(detail['input'])}, {said}"
         return f"{place}: {name}: {whole}"
-    expected = " or ".join(dict.fromkeys(_expected(one) for one in details))
+    expected = " or ".join(dict.fromkeys(_expectation(one) for one in details))
     found = detail["input"]
     if detail["type"] == "tuple_type" and isinstance(found, str | int):
         expected += f": [{json.dumps(found)}]"
     return f"{place}: {name}: found {describe(found)}, expected {expected}"
 
 
-def _expected(detail: ErrorDetails) -> str:
+def _expectation(detail: ErrorDetails) -> str:
     rule = EXPECTED.get(detail["type"])
-    if rule is None:  # a type of error that no section has today: pydantic's sentence is better than none
+    if rule is None:  # no section has this type of error today; fall back to pydantic's sentence
         return detail["msg"].removeprefix("Input should be ")
     return rule(detail.get("ctx", {}))
 
 
-def _dotted(path: KeyPath) -> str:
+def _key_text(path: KeyPath) -> str:
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
 
 
 def _in_data(loc: KeyPath, document: Document) -> KeyPath:
-    """The part of pydantic's location that exists in the data: what follows is the name of a union's branch."""
+    """The part of pydantic's location that exists in the data; the rest names a branch of a union."""
     here: Any = document.data
     for depth, key in enumerate(loc):
         try:
@@ -84,7 +84,7 @@ def _in_data(loc: KeyPath, document: Document) -> KeyPath:
 
 
 def keys_at(root: type[BaseModel], path: KeyPath) -> list[str]:
-    """The keys that may stand in the mapping at `path`."""
+    """The keys that the mapping at `path` may have."""
     here: Any = root
     for key in path:
         section = _section(here)

@@ -1,4 +1,4 @@
-"""One configuration of several sources: files that it `extends:`, and `--set KEY.PATH=VALUE` over them.
+"""Merges one configuration from several sources: the files that it `extends:`, then `--set KEY.PATH=VALUE`.
 
 Mappings are merged deeply, everything else is replaced.
 """
@@ -17,7 +17,7 @@ __all__ = ["apply_overrides", "merge", "read_with_bases"]
 
 
 def read_with_bases(path: Path, above: tuple[Path, ...] = ()) -> Document:
-    """A file merged over the files that it extends; a later base wins over an earlier one.
+    """Read a file and merge it over the files that it extends; a later base wins over an earlier one.
 
     Relative paths are resolved here, file by file, since each is relative to the file that it is written in.
 
@@ -55,18 +55,18 @@ def _bases(document: Document) -> list[str]:
 def merge(below: Document, above: Document) -> Document:
     """`above` over `below`: mappings are joined key by key, any other value is replaced as a whole."""
     marks = below.marks
-    data = _merged(below.data, above.data, (), replaced := [])
+    data = _merge_data(below.data, above.data, (), replaced := [])
     for path in replaced:
         marks = marks.without(path)
     return Document(data, above.marks.over(marks))
 
 
-def _merged(below: dict[str, Any], above: dict[str, Any], path: KeyPath, replaced: list[KeyPath]) -> dict[str, Any]:
+def _merge_data(below: dict[str, Any], above: dict[str, Any], path: KeyPath, replaced: list[KeyPath]) -> dict[str, Any]:
     result = dict(below)
     for key, value in above.items():
         old = below.get(key)
         if isinstance(old, dict) and isinstance(value, dict):
-            result[key] = _merged(old, value, (*path, key), replaced)
+            result[key] = _merge_data(old, value, (*path, key), replaced)
             continue
         replaced.append((*path, key))
         result[key] = value
@@ -74,10 +74,10 @@ def _merged(below: dict[str, Any], above: dict[str, Any], path: KeyPath, replace
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
-    """The document with each `key.path=value` put in; a later one wins.
+    """The document with each `key.path=value` applied; a later one wins.
 
-    A mapping replaces a mapping here, so that `--set passes={}` means what it says. Whether the key exists is left
-    to validation, which knows the neighbours to suggest.
+    A mapping replaces a mapping here, so that `--set passes={}` empties the section. Unknown keys are left to
+    validation, which can suggest the nearest one.
 
     Raises:
         ConfigError: no `=`, an empty key, a value that is not YAML, or a path through something that is no mapping.
@@ -94,14 +94,14 @@ def _apply(document: Document, text: str) -> Document:
     if not equals or not all(keys):
         raise ConfigError(f"{title}: expected key.path=value, such as passes.skip=[fuse_qkv]")
     _refuse_detour(document, keys, title)
-    value = _nested(keys, parse_value(right, title))
+    value = _nest(keys, parse_value(right, title))
     value = anchor_paths(value, Path.cwd())
     cleared = Document(_without(document.data, keys), document.marks.without(keys))
     above = [keys[:depth] for depth in range(1, len(keys)) if keys[:depth] not in document.marks.places]
     return merge(cleared, Document(value, Marks(dict.fromkeys([*above, keys], title))))
 
 
-def _nested(keys: KeyPath, value: Any) -> dict[str, Any]:
+def _nest(keys: KeyPath, value: Any) -> dict[str, Any]:
     for key in reversed(keys):
         value = {key: value}
     return value

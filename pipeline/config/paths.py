@@ -30,7 +30,7 @@ def split_factory(text: str, key: str = "model.factory") -> tuple[str, str]:
 
 
 def locate(path: str) -> Path:
-    """The file or folder that a resolved configuration names; `package:name/inside` lies in an installed package.
+    """The file or folder that a resolved configuration names; `package:name/inside` is one of an installed package.
 
     The package is found without being imported.
 
@@ -48,7 +48,7 @@ def locate(path: str) -> Path:
         raise SourceError(f"{path!r}: expected {PACKAGE}<package>/<path inside it>")
     if not target.exists():
         near = ", ".join(sorted(p.name for p in target.parent.iterdir())[:8]) if target.parent.is_dir() else "nothing"
-        raise SourceError(f"{path!r}: package {package!r} has no such file; beside it lies: {near}")
+        raise SourceError(f"{path!r}: package {package!r} has no such file; its folder has: {near}")
     return target
 
 
@@ -63,37 +63,37 @@ def _package_folder(package: str, path: str) -> Path:
 
 
 def anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The data with the relative paths that it holds made absolute; wrong types are left for validation to name."""
+    """The data with its relative paths made absolute; values of a wrong type are left to validation."""
     for keys, anchor in PATHS.items():
-        data = _replaced(data, keys, lambda text, anchor=anchor: anchor(text, folder))
-    return _with_anchored_passes(data, folder)
+        data = _replace_at(data, keys, lambda text, anchor=anchor: anchor(text, folder))
+    return _anchor_passes(data, folder)
 
 
-def _with_anchored_passes(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A pass of the user's own, `path/to/file.py:Name`, is anchored like a factory, with options or without; and so is
-    the folder in `skip: [unsafe:FOLDER]`."""
+def _anchor_passes(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Anchor the user's own passes, `path/to/file.py:Name` with or without options, like a factory; and the folder in
+    `skip: [unsafe:FOLDER]`."""
     section = data.get("passes")
     if not isinstance(section, dict):
         return data
-    anchors = {"recipe": _anchored_steps, "skip": _anchored_skips}
+    anchors = {"recipe": _anchor_steps, "skip": _anchor_skips}
     return {
         **data,
         "passes": {**section, **{key: anchors[key](section[key], folder) for key in anchors if key in section}},
     }
 
 
-def _anchored_skips(entries: Any, folder: Path) -> Any:
+def _anchor_skips(entries: Any, folder: Path) -> Any:
     if not isinstance(entries, list | tuple):
         return entries
     return [_anchor_tables(entry, folder) if isinstance(entry, str) else entry for entry in entries]
 
 
-def _anchored_steps(steps: Any, folder: Path) -> Any:
-    """A recipe, or the steps of a sequence in one."""
-    return [_anchored_step(item, folder) for item in steps] if isinstance(steps, list | tuple) else steps
+def _anchor_steps(steps: Any, folder: Path) -> Any:
+    """Anchor the steps of a recipe, or of a sequence in one."""
+    return [_anchor_step(item, folder) for item in steps] if isinstance(steps, list | tuple) else steps
 
 
-def _anchored_step(item: Any, folder: Path) -> Any:
+def _anchor_step(item: Any, folder: Path) -> Any:
     if isinstance(item, str):
         return _anchor_factory(item, folder)
     if not isinstance(item, dict):
@@ -101,15 +101,15 @@ def _anchored_step(item: Any, folder: Path) -> Any:
     anchored = {_anchor_factory(name, folder) if isinstance(name, str) else name: item[name] for name in item}
     sequence = anchored.get("sequence")
     if isinstance(sequence, dict) and "steps" in sequence:
-        anchored["sequence"] = {**sequence, "steps": _anchored_steps(sequence["steps"], folder)}
+        anchored["sequence"] = {**sequence, "steps": _anchor_steps(sequence["steps"], folder)}
     return anchored
 
 
-def _replaced(data: dict[str, Any], keys: KeyPath, change: Callable[[str], str]) -> dict[str, Any]:
+def _replace_at(data: dict[str, Any], keys: KeyPath, change: Callable[[str], str]) -> dict[str, Any]:
     key, *rest = keys
     value = data.get(str(key))
     if rest:
-        return {**data, str(key): _replaced(value, tuple(rest), change)} if isinstance(value, dict) else data
+        return {**data, str(key): _replace_at(value, tuple(rest), change)} if isinstance(value, dict) else data
     if isinstance(value, list):
         return {**data, str(key): [change(item) if isinstance(item, str) and item else item for item in value]}
     return {**data, str(key): change(value)} if isinstance(value, str) and value else data

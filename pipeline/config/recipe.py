@@ -21,11 +21,11 @@ __all__ = ["default_recipe", "read_recipe", "recipe_of_run"]
 SUFFIXES: Final = (".yaml", ".yml")
 
 OWNER: Final = "onnxoptimizer/"
-"""May stand before the name of a pass of onnxoptimizer, which a recipe names without."""
+"""Optional prefix of the passes of onnxoptimizer; a recipe names them without it."""
 
 
 def default_recipe(model: object) -> tuple[str, ...]:
-    """The recipe of a configuration that names none, by its section `model`: as data, or validated."""
+    """The default recipe for the section `model`, which may be plain data or validated."""
     onnx = model.get("onnx") if isinstance(model, Mapping) else getattr(model, "onnx", None)
     return DEFAULT_RECIPE if onnx else TORCH_RECIPE
 
@@ -48,15 +48,15 @@ def read_recipe(entries: Sequence[str]) -> tuple[Any, ...]:
 
 
 def recipe_of_run(model: Path) -> tuple[Any, ...]:
-    """The recipe of the run that has `model` for its folder; the default one of ONNX files where that is a file."""
+    """The recipe of the run in the folder `model`; for an ONNX file, the default recipe."""
     config = model / "run.yaml"
     return read_recipe([str(config)]) if config.is_file() else DEFAULT_RECIPE
 
 
 def _items(entry: str) -> tuple[Any, ...]:
     if entry.endswith(SUFFIXES):
-        return _checked(_of_file(Path(entry)), entry)
-    return _checked(parse_value(f"[{entry}]", "--recipe"), "--recipe")
+        return _check_items(_of_file(Path(entry)), entry)
+    return _check_items(parse_value(f"[{entry}]", "--recipe"), "--recipe")
 
 
 def _of_file(path: Path) -> Any:
@@ -64,14 +64,14 @@ def _of_file(path: Path) -> Any:
     if "recipe" in data:
         return anchor_paths({"passes": {"recipe": data["recipe"]}}, path.parent)["passes"]["recipe"]
     section = data.get("passes", {})
-    if isinstance(section, dict) and "model" in data:  # a configuration, whose recipe may be the default one
+    if isinstance(section, dict) and "model" in data:  # a configuration that may leave its recipe out
         return section.get("recipe", list(default_recipe(data["model"])))
     if not isinstance(section, dict) or "recipe" not in section:
         raise ConfigError(f"{path}: found no recipe; expected a configuration, or `recipe: [default, onnxsim]`")
     return section["recipe"]
 
 
-def _checked(items: Any, title: str) -> tuple[Any, ...]:
+def _check_items(items: Any, title: str) -> tuple[Any, ...]:
     data = {"recipe": items}
     try:
         recipe = PassesConfig.model_validate(data).recipe

@@ -1,4 +1,4 @@
-"""`RunConfig`: everything that one run is told. Read once, at the edge."""
+"""`RunConfig`: all settings of one run. Read once, at the edge."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["RunConfig", "json_schema"]
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}$"
 
 SCHEMA_ID: Final = "urn:onnxline:run-config:1"
-"""The number is raised when a configuration that was right is refused."""
+"""The number rises when a release refuses a configuration that was valid before."""
 
 
 class RunConfig(Section):
@@ -47,8 +47,8 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _nothing_runs(cls, data: Any) -> Any:
-        """Under a proof by structure no backend runs, unless one is asked for, which is a mistake."""
+    def _leave_out_backends(cls, data: Any) -> Any:
+        """Under a proof by structure no backend runs; one that is named explicitly is refused later."""
         match data:
             case {"verify": {"proof": "structure"}}:
                 runtime = data.get("runtime") or {}
@@ -57,7 +57,7 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _recipe_of_the_source(cls, data: Any) -> Any:
+    def _fill_in_recipe(cls, data: Any) -> Any:
         """Fill in the default recipe, which depends on where the model comes from."""
         if not isinstance(data, Mapping) or "model" not in data:
             return data
@@ -71,7 +71,7 @@ class RunConfig(Section):
         return data
 
     @model_validator(mode="after")
-    def _consistent(self) -> RunConfig:
+    def _check_consistency(self) -> RunConfig:
         if self.verify.proof == "structure" and self.runtime.backends:
             raise ValueError(
                 f"found runtime.backends {', '.join(self.runtime.backends)} with verify.proof structure, which runs "
@@ -92,7 +92,7 @@ class RunConfig(Section):
 
     @property
     def weightless(self) -> bool:
-        """Whether the module is made without its weights: nobody reads them."""
+        """Whether the module is made without its weights, since the run never reads them."""
         is_torch = self.model.onnx is None
         return is_torch and self.export.weights == "referenced" and self.verify.proof == "structure"
 
@@ -107,7 +107,7 @@ class RunConfig(Section):
         Raises:
             ConfigError: naming every problem with its file and line.
         """
-        return _overridden(cls, read_with_bases(Path(path)), path, overrides, {})
+        return _build_config(cls, read_with_bases(Path(path)), path, overrides, {})
 
     @classmethod
     def from_source(
@@ -124,17 +124,17 @@ class RunConfig(Section):
             ConfigError: naming every problem with its file and line.
         """
         document = _document_of_model(str(source)) or read_with_bases(Path(source))
-        return _overridden(cls, document, source, overrides, wishes or {})
+        return _build_config(cls, document, source, overrides, wishes or {})
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], base_dir: str | Path = ".") -> RunConfig:
-        """The same from Python: relative paths in `data` are relative to `base_dir`.
+        """Check a configuration that Python gives as a dict; relative paths in it are relative to `base_dir`.
 
         Raises:
             ConfigError: naming every problem by its key.
         """
         anchored = anchor_paths(dict(data), Path(base_dir))
-        return _validated(cls, Document(anchored, Marks.none("configuration")), "configuration")
+        return _validate(cls, Document(anchored, Marks.none("configuration")), "configuration")
 
     def resolved(self) -> dict[str, Any]:
         """The configuration as data that JSON can hold, in the order of the fields; unset keys are left out."""
@@ -145,7 +145,7 @@ class RunConfig(Section):
         return yaml.safe_dump(self.resolved(), sort_keys=False, allow_unicode=True, width=110)
 
 
-def _overridden(
+def _build_config(
     cls: type[RunConfig],
     document: Document,
     source: str | Path,
@@ -157,11 +157,11 @@ def _overridden(
         data = anchor_paths({"passes": {key: list(value)}}, Path.cwd())
         document = merge(document, Document(data, Marks({("passes", key): f"--{key}"})))
     document.data.setdefault("name", Path(source).stem)
-    return _validated(cls, document, str(source))
+    return _validate(cls, document, str(source))
 
 
 def _document_of_model(source: str) -> Document | None:
-    """The configuration of an ONNX file or a factory; None for the name of a configuration."""
+    """A configuration for an ONNX file or a factory; None where `source` names a configuration file."""
     place, colon, function = source.rpartition(":")
     if colon and function.isidentifier():
         if place.endswith(".py") and not Path(place).is_file():
@@ -186,7 +186,7 @@ def _document_named(name: str, model: dict[str, str], title: str) -> Document:
     return Document(anchor_paths(data, Path.cwd()), Marks.none(title))
 
 
-def _validated(cls: type[RunConfig], document: Document, title: str) -> RunConfig:
+def _validate(cls: type[RunConfig], document: Document, title: str) -> RunConfig:
     try:
         return cls.model_validate(document.data)
     except ValidationError as error:
@@ -198,7 +198,7 @@ def _validated(cls: type[RunConfig], document: Document, title: str) -> RunConfi
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema that editors complete a configuration from; `extends` is the loader's own key."""
+    """The JSON Schema of a configuration, for editors; `extends` is added here, since only the loader knows it."""
     schema = RunConfig.model_json_schema(by_alias=True)
     extends = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}], "title": "Extends"}
     properties = {"extends": extends, **schema["properties"]}

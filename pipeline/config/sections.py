@@ -40,7 +40,7 @@ __all__ = [
     "Section",
     "Seed",
     "Step",
-    "Tolerance",
+    "ToleranceConfig",
     "TransformersConfig",
     "VerifyConfig",
 ]
@@ -69,7 +69,7 @@ SOURCES = ("factory", "transformers", "onnx")
 DEFAULT_SIZES = (2, 3)
 
 
-def _known_dtype(name: str) -> str:
+def _check_dtype(name: str) -> str:
     if name not in DTYPES:
         raise ValueError(f"expected one of {', '.join(DTYPES)}")
     return name
@@ -87,7 +87,7 @@ class InputConfig(Section):
     """
 
     shape: tuple[Annotated[StrictInt, Field(ge=0)] | Annotated[StrictStr, Field(min_length=1)], ...] | None = None
-    dtype: Annotated[StrictStr, AfterValidator(_known_dtype)] | None = None
+    dtype: Annotated[StrictStr, AfterValidator(_check_dtype)] | None = None
     range: tuple[StrictFloat, StrictFloat] | None = None
     seed: Seed | None = None
     dynamic: dict[int, Annotated[StrictStr, Field(min_length=1)]] = Field(default_factory=dict)
@@ -95,7 +95,7 @@ class InputConfig(Section):
 
     @field_validator("range")
     @classmethod
-    def _ordered(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+    def _check_range(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
         if value is not None and not value[0] <= value[1]:
             raise ValueError("expected [lo, hi] with lo not above hi")
         return value
@@ -115,7 +115,7 @@ class TransformersConfig(Section):
     checkpoint: StrictStr | None = None
 
     @model_validator(mode="after")
-    def _one_origin(self) -> TransformersConfig:
+    def _check_origin(self) -> TransformersConfig:
         if self.folder is None:
             if self.class_name is None:
                 raise ValueError(
@@ -130,7 +130,7 @@ class TransformersConfig(Section):
         return self
 
 
-def _folder_alone(value: object) -> object:
+def _expand_folder(value: object) -> object:
     if isinstance(value, str) and value:
         return {"folder": value}
     if value is None or isinstance(value, Mapping | TransformersConfig):
@@ -151,7 +151,7 @@ class ModelConfig(Section):
     checkpoint: StrictStr | None = None
     transformers: Annotated[
         TransformersConfig | None,
-        BeforeValidator(_folder_alone, json_schema_input_type=StrictStr | TransformersConfig | None),
+        BeforeValidator(_expand_folder, json_schema_input_type=StrictStr | TransformersConfig | None),
     ] = None
     onnx: StrictStr | None = None
     seed: Seed = 0
@@ -161,7 +161,7 @@ class ModelConfig(Section):
 
     @field_validator("dims")
     @classmethod
-    def _exportable(cls, dims: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    def _check_first_sizes(cls, dims: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         for name, sizes in dims.items():
             # torch bakes a dim of 1 into the graph, silently.
             if not sizes or sizes[0] < 2:
@@ -169,7 +169,7 @@ class ModelConfig(Section):
         return dims
 
     @model_validator(mode="after")
-    def _one_source(self) -> ModelConfig:
+    def _check_source(self) -> ModelConfig:
         found = [name for name in SOURCES if getattr(self, name) is not None]
         if len(found) != 1:
             raise ValueError(f"found {' and '.join(found) or 'none'}, expected exactly one of {', '.join(SOURCES)}")
@@ -191,7 +191,7 @@ Backend = Literal["torch", "onnxruntime", "plan"]
 DEFAULT_BACKENDS: Final[tuple[Backend, ...]] = ("onnxruntime", "plan")
 
 
-def _step(value: object) -> object:
+def _expand_step(value: object) -> object:
     """A pass by name, or one name with its options; `{onnxsim: }` is the name alone."""
     if isinstance(value, str) and value:
         return value
@@ -213,17 +213,17 @@ _STEP_SCHEMA = {
         },
     ]
 }
-Step = Annotated[Any, BeforeValidator(_step), WithJsonSchema(_STEP_SCHEMA)]
+Step = Annotated[Any, BeforeValidator(_expand_step), WithJsonSchema(_STEP_SCHEMA)]
 
 
-def _no_repeats(names: tuple[str, ...]) -> tuple[str, ...]:
+def _refuse_repeats(names: tuple[str, ...]) -> tuple[str, ...]:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ValueError(f"expected each name once; found twice: {', '.join(repeated)}")
     return names
 
 
-Names = Annotated[tuple[Annotated[StrictStr, Field(min_length=1)], ...], AfterValidator(_no_repeats)]
+Names = Annotated[tuple[Annotated[StrictStr, Field(min_length=1)], ...], AfterValidator(_refuse_repeats)]
 
 
 class ExportConfig(Section):
@@ -258,7 +258,7 @@ class PassesConfig(Section):
     memory_gib: Fraction | None = None
 
 
-class Tolerance(Section):
+class ToleranceConfig(Section):
     """What one dtype may differ by: the largest |found - expected| <= atol + rtol · the largest |expected|."""
 
     atol: Fraction
@@ -289,10 +289,10 @@ class VerifyConfig(Section):
     max_inputs: Count = 8
     sizes: tuple[Count, ...] = FURTHER_SIZES
     seed: Natural = 0
-    tolerances: dict[str, Tolerance] = Field(default_factory=dict)
+    tolerances: dict[str, ToleranceConfig] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _has_draws(self) -> VerifyConfig:
+    def _check_draws(self) -> VerifyConfig:
         if self.inputs and self.proof == "structure":
             raise ValueError(
                 "found verify.inputs with verify.proof structure, which runs nothing; leave inputs out, or prove by "
@@ -309,7 +309,7 @@ class VerifyConfig(Section):
 
     @field_validator("tolerances")
     @classmethod
-    def _dtypes(cls, tolerances: dict[str, Tolerance]) -> dict[str, Tolerance]:
+    def _check_dtypes(cls, tolerances: dict[str, ToleranceConfig]) -> dict[str, ToleranceConfig]:
         known = dict.fromkeys((*DTYPES, *numbers.TOLERANCES))
         unknown = sorted(set(tolerances) - set(known))
         if unknown:

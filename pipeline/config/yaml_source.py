@@ -1,4 +1,4 @@
-"""Reading YAML strictly, with the place of each value kept beside the plain data."""
+"""Reads YAML strictly, and keeps the file and line of each value beside the plain data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Marks:
 
     @classmethod
     def none(cls, title: str) -> Marks:
-        """For data that no file holds."""
+        """Marks for data that comes from no file."""
         return cls({(): title})
 
     def place(self, path: KeyPath) -> str:
@@ -38,11 +38,11 @@ class Marks:
         return self.places[path]
 
     def over(self, other: Marks) -> Marks:
-        """These marks, and those of `other` for what these do not have."""
+        """These marks, completed by those of `other`."""
         return Marks({**other.places, **self.places})
 
     def without(self, prefix: KeyPath) -> Marks:
-        """These marks, less all that lie at or under `prefix`: for a value that was replaced as a whole."""
+        """These marks without those at or under `prefix`, whose value was replaced as a whole."""
         return Marks({path: place for path, place in self.places.items() if path[: len(prefix)] != prefix})
 
 
@@ -56,7 +56,7 @@ class Document:
 
 _DROPPED = {"tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"}
 LIMIT = 100_000
-"""Values in one file. Aliases of aliases can make billions out of a few lines."""
+"""Most values in one file: aliases of aliases can make billions out of a few lines."""
 
 _MERGE = "tag:yaml.org,2002:merge"
 
@@ -68,7 +68,7 @@ class _Loader(yaml.SafeLoader):
     }
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """As PyYAML does, with every key once: merges of merges would grow as a power of their depth."""
+        """Flatten as PyYAML does, then keep each key once: merges of merges would grow exponentially."""
         super().flatten_mapping(node)
         last = {
             (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key): (key, v) for key, v in node.value
@@ -81,7 +81,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123
 
 
 def read_yaml(path: Path) -> Document:
-    """One file, as it is written.
+    """Read one file.
 
     Raises:
         ConfigError: it is missing, is not YAML, repeats a key, or is no mapping.
@@ -93,7 +93,7 @@ def read_yaml(path: Path) -> Document:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{path}: cannot be read: {reason}; expected a YAML configuration") from None
-    reader = _Reader(str(path))
+    reader = _YamlReader(str(path))
     data = reader.read(text)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: found {describe(data)}, expected a mapping with at least the key 'model'")
@@ -101,8 +101,8 @@ def read_yaml(path: Path) -> Document:
 
 
 def parse_value(text: str, title: str) -> Any:
-    """The value on the right of `--set key=value`. `title` stands for the file and line in messages."""
-    return _Reader(title, numbered=False).read(text)
+    """The value on the right of `--set key=value`. Messages begin with `title` in place of file and line."""
+    return _YamlReader(title, numbered=False).read(text)
 
 
 def describe(value: object) -> str:
@@ -119,7 +119,7 @@ def describe(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-class _Reader:
+class _YamlReader:
     """Walks the composed nodes of one text, noting the line of every key and item."""
 
     def __init__(self, title: str, numbered: bool = True) -> None:
@@ -135,7 +135,7 @@ class _Reader:
             node = loader.get_single_node()
             return None if node is None else self._value(loader, node, (), ())
         except yaml.MarkedYAMLError as error:
-            raise ConfigError(self._malformed(error)) from None
+            raise ConfigError(self._syntax_error(error)) from None
         except yaml.YAMLError as error:
             raise ConfigError(f"{self.title}: not YAML: {' '.join(str(error).split())}") from None
         except ValueError as error:
@@ -170,7 +170,7 @@ class _Reader:
                 already = f"the key {key!r} is already on line {seen[key]}"
                 raise ConfigError(f"{self._place(key_node)}: {already}; keep one of them")
             seen[key] = key_node.start_mark.line + 1
-        loader.flatten_mapping(node)  # what `<<: *anchor` brings comes first, so that own keys win
+        loader.flatten_mapping(node)  # merged keys (`<<: *anchor`) come first, so that own keys win
         found: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = self._key(loader, key_node)
@@ -194,6 +194,6 @@ class _Reader:
     def _at(self, mark: yaml.Mark | None) -> str:
         return f"{self.title}:{mark.line + 1}" if mark is not None and self.numbered else self.title
 
-    def _malformed(self, error: yaml.MarkedYAMLError) -> str:
+    def _syntax_error(self, error: yaml.MarkedYAMLError) -> str:
         mark = error.problem_mark or error.context_mark
         return f"{self._at(mark)}: not YAML: {error.problem or error.context or 'cannot be parsed'}"

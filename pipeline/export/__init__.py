@@ -1,4 +1,4 @@
-"""Model sources, and torch → ONNX. What needs torch is imported when it is first asked for."""
+"""Model sources, and torch → ONNX. Names that need torch are imported at their first use."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-# What numpy does not have itself: torch dtype → (an integer of the same width, ml_dtypes' dtype).
+# Dtypes that numpy lacks: torch dtype → (an integer of the same width, ml_dtypes' dtype).
 VIEWS = {
     torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16)),
     torch.float8_e4m3fn: (torch.uint8, np.dtype(ml_dtypes.float8_e4m3fn)),

@@ -18,57 +18,57 @@ from pipeline.config import DTYPES, InputConfig, ModelConfig
 from pipeline.errors import OnnxlineError, SourceError, Unsupported
 from pipeline.export.arrays import dtype_name, to_torch
 from pipeline.export.caches import register_caches
-from pipeline.export.captured_output import quiet
+from pipeline.export.captured_output import capture_output
 from pipeline.export.error_location import first_line, module_frame
 from pipeline.export.inputs import InputSpec, draw_inputs, input_spec, is_float, named_axes, named_dims
-from pipeline.export.meta_init import is_weightless, taken_buffers
+from pipeline.export.meta_init import is_weightless, take_buffers
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.tree import call, input_names, input_tensors, not_dense, output_tensors, parameter_names, refill
 
-__all__ = ["NoInputs", "assemble", "minding_mode"]
+__all__ = ["NoInputs", "assemble", "mode_dependent_modules"]
 
 
 class NoInputs(SourceError):
-    """There is neither an example nor a declaration of inputs. `takes` says what forward takes."""
+    """The model has neither an example nor declared inputs. `takes` lists the parameters of forward."""
 
-    def __init__(self, said: str, takes: str) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, takes: str) -> None:
+        super().__init__(message)
         self.takes = takes
 
 
 def assemble(module: nn.Module, example: Example | None, model: ModelConfig, *, keep_mode: bool = False) -> TorchSource:
-    """Settle inputs and outputs, in eval mode unless `keep_mode`.
+    """Call the module once on its example and name its inputs and outputs; in eval mode unless `keep_mode`.
 
     Raises:
         SourceError: an input is undeclared, unknown or does not fit, or the module raises on the example.
         Unsupported: the module returns something that is not a tensor.
     """
-    put_to_eval = () if keep_mode else tuple(minding_mode(module))
+    put_to_eval = () if keep_mode else tuple(mode_dependent_modules(module))
     if not keep_mode:
         module.eval()
     register_caches(module)
-    buffers = taken_buffers(module) if is_weightless(module) else {}
+    buffers = take_buffers(module) if is_weightless(module) else {}
     if example is None:
-        example, inputs = _declared(module, model)
+        example, inputs = _draw_example(module, model)
     else:
         names, _ = parameter_names(module)
         ordered = dict(sorted(example.kwargs.items(), key=lambda item: _position(item[0], names)))
-        example, inputs = _given(module, Example(example.args, ordered), model)
+        example, inputs = _check_example(module, Example(example.args, ordered), model)
     if is_weightless(module):
         example = _on_meta(module, example)
     outputs = tuple(_outputs(module, example, inputs))
-    taken = {spec.name for spec in inputs}
-    unique = tuple(f"{name}_out" if name in taken else name for name in outputs)
+    input_names_taken = {spec.name for spec in inputs}
+    unique = tuple(f"{name}_out" if name in input_names_taken else name for name in outputs)
     return TorchSource(module, example, inputs, unique, buffers, put_to_eval)
 
 
 def _on_meta(module: nn.Module, example: Example) -> Example:
-    """A graph is traced on one device: that of the module."""
+    """The example on the meta device: a graph is traced on one device, and the module is there."""
     tensors = input_tensors(module, example)
     return refill(module, example, {name: tensor.to("meta") for name, tensor in tensors.items()})
 
 
-def _declared(module: nn.Module, model: ModelConfig) -> tuple[Example, tuple[InputSpec, ...]]:
+def _draw_example(module: nn.Module, model: ModelConfig) -> tuple[Example, tuple[InputSpec, ...]]:
     names, anything = parameter_names(module)
     if not model.inputs:
         takes = f"forward of {type(module).__name__} takes: {', '.join(names)}"
@@ -79,11 +79,11 @@ def _declared(module: nn.Module, model: ModelConfig) -> tuple[Example, tuple[Inp
             hint = nearest(root, names) or f"; it takes: {', '.join(names)}"
             raise SourceError(f"model.inputs: forward of {type(module).__name__} has no parameter {root!r}{hint}")
     ordered = sorted(model.inputs, key=lambda name: _position(name.partition(".")[0], names))
-    specs = tuple(_invented(name, model.inputs[name]) for name in ordered)
+    specs = tuple(_declared_spec(name, model.inputs[name]) for name in ordered)
     drawn = draw_inputs(specs, _sizes(specs, model), model.seed)
     kwargs: dict[str, Any] = {}
     for name, array in drawn.items():
-        _put(kwargs, name.split("."), to_torch(array))
+        _insert(kwargs, name.split("."), to_torch(array))
     return Example((), kwargs), specs
 
 
@@ -91,14 +91,14 @@ def _position(name: str, names: list[str]) -> int:
     return names.index(name) if name in names else len(names)
 
 
-def _invented(name: str, declared: InputConfig) -> InputSpec:
+def _declared_spec(name: str, declared: InputConfig) -> InputSpec:
     if declared.shape is None:
         raise SourceError(f"model.inputs.{name}: the key 'shape' is missing, and no example tells it")
-    shape = _checked_names(name, named_axes(name, declared.shape, declared))
+    shape = _check_names(name, named_axes(name, declared.shape, declared))
     return input_spec(name, declared, shape, declared.dtype or "float32")
 
 
-def _put(tree: dict[str, Any], keys: list[str], tensor: torch.Tensor) -> None:
+def _insert(tree: dict[str, Any], keys: list[str], tensor: torch.Tensor) -> None:
     *above, last = keys
     for key in above:
         tree = tree.setdefault(key, {})
@@ -109,7 +109,7 @@ def _put(tree: dict[str, Any], keys: list[str], tensor: torch.Tensor) -> None:
     tree[last] = tensor
 
 
-def _given(module: nn.Module, example: Example, model: ModelConfig) -> tuple[Example, tuple[InputSpec, ...]]:
+def _check_example(module: nn.Module, example: Example, model: ModelConfig) -> tuple[Example, tuple[InputSpec, ...]]:
     tensors = input_tensors(module, example)
     for name, tensor in tensors.items():
         if other := not_dense(tensor):
@@ -125,19 +125,19 @@ def _given(module: nn.Module, example: Example, model: ModelConfig) -> tuple[Exa
     unknown = sorted(set(model.inputs) - set(tensors))
     if unknown:
         raise SourceError(f"model.inputs: the example has no tensor {unknown[0]!r}; it has: {', '.join(tensors)}")
-    specs = tuple(_refined(name, tensor, model.inputs.get(name)) for name, tensor in tensors.items())
+    specs = tuple(_example_spec(name, tensor, model.inputs.get(name)) for name, tensor in tensors.items())
     sizes = _sizes(specs, model)
     # Where a dim is dynamic, the example's own size may be 1, or differ from its namesake elsewhere: draw these again.
-    stale = [spec for spec in specs if spec.sized(sizes) != tuple(tensors[spec.name].shape)]
+    stale = [spec for spec in specs if spec.shape_at(sizes) != tuple(tensors[spec.name].shape)]
     redrawn = {name: to_torch(array) for name, array in draw_inputs(stale, sizes, model.seed).items()}
     return refill(module, example, {**tensors, **redrawn}), specs
 
 
-def _refined(name: str, tensor: torch.Tensor, declared: InputConfig | None) -> InputSpec:
-    """The example's shape, dtype and range of values, less what the declaration says otherwise."""
+def _example_spec(name: str, tensor: torch.Tensor, declared: InputConfig | None) -> InputSpec:
+    """The spec from the example's shape, dtype and range of values, where the declaration does not replace them."""
     own, dtype = tuple(tensor.shape), dtype_name(tensor)
     declared = declared or InputConfig()
-    shape = _checked_names(name, named_axes(name, own if declared.shape is None else declared.shape, declared))
+    shape = _check_names(name, named_axes(name, own if declared.shape is None else declared.shape, declared))
     fits = len(shape) == len(own) and all(isinstance(a, str) or a == b for a, b in zip(shape, own, strict=True))
     if not fits or declared.dtype not in (None, dtype):
         said = f"{declared.dtype or dtype}[{', '.join(map(str, shape))}]"
@@ -148,7 +148,7 @@ def _refined(name: str, tensor: torch.Tensor, declared: InputConfig | None) -> I
 
 
 def _range_of(tensor: torch.Tensor, dtype: str) -> tuple[float, float] | None:
-    """Draws should look like the example: token ids stay below the largest one, a mask of ones stays ones."""
+    """The range of the example's values, so that draws look like it: token ids stay below the largest one."""
     if tensor.numel() == 0 or tensor.is_meta:
         return None
     low, high = float(tensor.min()), float(tensor.max())
@@ -157,7 +157,7 @@ def _range_of(tensor: torch.Tensor, dtype: str) -> tuple[float, float] | None:
     return low, high + 1
 
 
-def _checked_names(name: str, shape: tuple[int | str, ...]) -> tuple[int | str, ...]:
+def _check_names(name: str, shape: tuple[int | str, ...]) -> tuple[int | str, ...]:
     wrong = [dim for dim in shape if isinstance(dim, str) and not dim.isidentifier()]
     if wrong:
         raise SourceError(f"model.inputs.{name}.shape: found {wrong[0]!r}, expected a name such as 'batch'")
@@ -170,13 +170,13 @@ def _sizes(specs: tuple[InputSpec, ...], model: ModelConfig) -> dict[str, int]:
 
 def _outputs(module: nn.Module, example: Example, inputs: tuple[InputSpec, ...]) -> dict[str, torch.Tensor]:
     try:
-        # Without weights there are no values either: fake tensors tell a module so, as they do while it is traced.
-        with quiet(), FakeTensorMode(allow_non_fake_inputs=True) if is_weightless(module) else nullcontext():
+        # Without weights no tensor has values: fake tensors raise where a module reads one, as in a trace.
+        with capture_output(), FakeTensorMode(allow_non_fake_inputs=True) if is_weightless(module) else nullcontext():
             result = call(module, example)
         return output_tensors(result)
     except OnnxlineError:
         raise
-    except Exception as error:  # anything at all may come out of a user's forward
+    except Exception as error:  # a user's forward may raise anything
         where = module_frame(error, module)
         place = f" in module {where[0]!r} ({where[1]})" if where else ""
         listing = "; ".join(map(str, inputs)) or "none, since the example holds no tensor"
@@ -186,15 +186,17 @@ def _outputs(module: nn.Module, example: Example, inputs: tuple[InputSpec, ...])
         ) from error
 
 
-def minding_mode(module: nn.Module) -> list[str]:
-    """Paths of the modules in train mode, of torch's own classes, that eval mode would change; the root's is its class.
+def mode_dependent_modules(module: nn.Module) -> list[str]:
+    """Paths of the modules of torch's own classes that are in train mode and that eval mode would change.
 
-    Code that asks `self.training` by itself is not seen.
+    The root is named by its class. Code of others that reads `self.training` is not seen.
     """
-    return [path or type(one).__name__ for path, one in module.named_modules() if one.training and _minds(one)]
+    return [
+        path or type(one).__name__ for path, one in module.named_modules() if one.training and _depends_on_mode(one)
+    ]
 
 
-def _minds(module: nn.Module) -> bool:
+def _depends_on_mode(module: nn.Module) -> bool:
     if isinstance(module, _DropoutNd):
         return module.p > 0
     if isinstance(module, nn.RNNBase | nn.MultiheadAttention):

@@ -1,9 +1,9 @@
 """transformers' key/value caches as trees of tensors, so that torch.export takes and returns them.
 
-torch keeps one table of tree types for the process; a type is entered once, and only when a model can return it.
+torch keeps one table of tree types for the process; a type is registered once, and only when a model can return it.
 
-transformers has entries of its own, which come and go with its releases, and which make tensors while they rebuild a
-cache: torch's decomposition then misses them among its constants (torch 2.13). Ours hands every tensor through.
+transformers registers some caches itself, depending on its release, and its functions make tensors while they rebuild a
+cache: torch's decomposition then misses them among its constants (torch 2.13). Ours passes every tensor through.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["fixed_values", "register_cache_types", "register_caches"]
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """A leaf: the next tensor, or symbolic number, in the row."""
+class TensorLeaf:
+    """A leaf: the next tensor or symbolic number of the flat list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """What is the same in every call: numbers, flags, dtypes, configurations."""
+    """A value that is the same in every call: a number, a flag, a dtype, a configuration."""
 
     value: Any
 
@@ -44,12 +44,12 @@ class Nested:
     parts: tuple[Part, ...]
 
 
-Part: TypeAlias = Tensor | Fixed | Nested
+Part: TypeAlias = TensorLeaf | Fixed | Nested
 
 
 def register_caches(module: nn.Module) -> None:
-    """Enter the caches of `transformers` into torch's table, if the module is one of its models."""
-    modelling = sys.modules.get("transformers.modeling_utils")  # not loaded, it has made no model
+    """Register the caches of `transformers` in torch's table, if the module is one of its models."""
+    modelling = sys.modules.get("transformers.modeling_utils")  # a library that is not loaded has made no model
     if modelling is None:
         return
     kind: type = modelling.PreTrainedModel
@@ -62,25 +62,25 @@ def register_caches(module: nn.Module) -> None:
 
 
 def register_cache_types() -> None:
-    """Enter the caches of `transformers` itself, where it is loaded; for those who have no model at hand."""
+    """Register the caches of `transformers` where it is loaded; for callers that have no model."""
     transformers = sys.modules.get("transformers")
     for cache in () if transformers is None else _subclasses(transformers.Cache):
         _register(cache)
 
 
 def fixed_values(context: Any) -> dict[str, bool | int | float | str] | None:
-    """What a trace holds of a cache beside its tensors, by path: {"layers.0.cumulative_length_int": 2}.
+    """The plain values that a trace holds of a cache, by path: {"layers.0.cumulative_length_int": 2}.
 
-    `context` is that of the cache's TreeSpec. Objects (dtypes, devices, configurations) are left out. None where the
-    cache, or whatever it is, was taken apart by somebody else.
+    `context` is that of the cache's TreeSpec. Objects (dtypes, devices, configurations) are left out. None where
+    another library has registered the type.
     """
     if not isinstance(context, Nested):
         return None
-    return {path: value for path, value in _fixed(context, "") if type(value) in PLAIN}
+    return {path: value for path, value in _fixed_parts(context, "") if type(value) in PLAIN}
 
 
 def _caches_beside(model: type) -> Iterator[type]:
-    """Classes of the model's own file that are caches by their name only."""
+    """Classes of the model's own file that are caches by name, without the base class."""
     for name, value in vars(sys.modules[model.__module__]).items():
         if isinstance(value, type) and name.endswith("Cache") and value.__module__ == model.__module__:
             yield value
@@ -99,7 +99,7 @@ def _register(cache: type) -> None:
 
 def _flatten(cache: Any) -> tuple[list[Any], Nested]:
     tensors: list[Any] = []
-    return tensors, _nested(type(cache), vars(cache), tensors)
+    return tensors, _take_apart(type(cache), vars(cache), tensors)
 
 
 def _flatten_with_keys(cache: Any) -> tuple[list[tuple[Any, Any]], Nested]:
@@ -109,58 +109,58 @@ def _flatten_with_keys(cache: Any) -> tuple[list[tuple[Any, Any]], Nested]:
 
 
 def _unflatten(tensors: Any, context: Any) -> Any:
-    return _made(context, iter(tensors))
+    return _rebuild(context, iter(tensors))
 
 
 def _part(value: Any, tensors: list[Any]) -> Part:
     if isinstance(value, LEAVES):
         tensors.append(value)
-        return Tensor()
+        return TensorLeaf()
     if type(value) in (list, tuple):
-        return _nested(type(value), dict(enumerate(value)), tensors)
+        return _take_apart(type(value), dict(enumerate(value)), tensors)
     if type(value) is dict:
-        return _nested(dict, value, tensors)
+        return _take_apart(dict, value, tensors)
     if isinstance(value, OPAQUE) or not hasattr(value, "__dict__") or hasattr(value, "to_dict"):
         return Fixed(value)  # to_dict: a configuration
-    return _nested(type(value), vars(value), tensors)
+    return _take_apart(type(value), vars(value), tensors)
 
 
-def _nested(kind: type, held: dict[Any, Any], tensors: list[Any]) -> Nested:
-    return Nested(kind, tuple(held), tuple(_part(value, tensors) for value in held.values()))
+def _take_apart(kind: type, children: dict[Any, Any], tensors: list[Any]) -> Nested:
+    return Nested(kind, tuple(children), tuple(_part(value, tensors) for value in children.values()))
 
 
-def _made(part: Part, tensors: Iterator[Any]) -> Any:
-    if isinstance(part, Tensor):
+def _rebuild(part: Part, tensors: Iterator[Any]) -> Any:
+    if isinstance(part, TensorLeaf):
         return next(tensors)
     if isinstance(part, Fixed):
         return part.value
-    parts = [_made(one, tensors) for one in part.parts]
+    parts = [_rebuild(one, tensors) for one in part.parts]
     if part.kind in (list, tuple):
         return part.kind(parts)
-    held = dict(zip(part.keys, parts, strict=True))
+    values = dict(zip(part.keys, parts, strict=True))
     if part.kind is dict:
-        return held
-    made = object.__new__(part.kind)
-    vars(made).update(held)
-    return made
+        return values
+    cache = object.__new__(part.kind)
+    vars(cache).update(values)
+    return cache
 
 
 def _names(part: Part, above: str) -> Iterator[str]:
-    """Of the tensors, in their order: `layers.0.keys`."""
-    if isinstance(part, Tensor):
+    """The paths of the tensors, in their order: `layers.0.keys`."""
+    if isinstance(part, TensorLeaf):
         yield above
     elif isinstance(part, Nested):
         for key, child in zip(part.keys, part.parts, strict=True):
             yield from _names(child, _under(above, key))
 
 
-def _fixed(part: Part, above: str) -> Iterator[tuple[str, Any]]:
-    """(path, value) of what is no tensor, in order."""
+def _fixed_parts(part: Part, above: str) -> Iterator[tuple[str, Any]]:
+    """(path, value) of everything that is no tensor, in order."""
     if isinstance(part, Fixed):
         yield above, part.value
     elif isinstance(part, Nested):
         for key, child in zip(part.keys, part.parts, strict=True):
-            yield from _fixed(child, _under(above, key))
+            yield from _fixed_parts(child, _under(above, key))
 
 
 def _under(above: str, key: Any) -> str:
@@ -178,4 +178,4 @@ LEAVES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 PLAIN = (bool, int, float, str)
 
 OPAQUE = (type, FunctionType, MethodType, ModuleType, nn.Module)
-"""Handed on as they are."""
+"""Types that are not taken apart."""

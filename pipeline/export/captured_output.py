@@ -1,4 +1,4 @@
-"""Keep torch and transformers from printing: what they say is collected, so that the caller can put it in a log."""
+"""Keeps torch and transformers from printing, and collects their output, so that the caller can log it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import logging
 import warnings
 from collections.abc import Iterator
 
-__all__ = ["quiet"]
+__all__ = ["capture_output"]
 
 LOUD = ("torch", "transformers", "onnxscript", "onnx_ir", "huggingface_hub")
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[list[str]]:
-    """Within this block nothing reaches the terminal or the warning filters; the yielded list fills with the lines.
+def capture_output() -> Iterator[list[str]]:
+    """Collect what is printed, logged or warned of in this block; the yielded list gets the lines when it ends.
 
-    Streams, loggers and warnings belong to the process, so two of these must not overlap in two threads.
+    Streams, loggers and warnings belong to the process, so blocks in two threads must not overlap.
     """
     notes: list[str] = []
     stream = io.StringIO()
@@ -46,7 +46,7 @@ class _Collector(logging.Handler):
 
 @contextlib.contextmanager
 def _loggers_into(notes: list[str]) -> Iterator[None]:
-    """torch hangs a handler on dozens of its loggers, and each holds the real stderr: swap them all."""
+    """Send loud loggers into `notes`. Dozens of torch's loggers have a handler with the real stderr: swap them all."""
     collector = _Collector(notes)
     saved = {name: (logger.handlers, logger.propagate) for name, logger in _loud_loggers()}
     for name, logger in _loud_loggers():

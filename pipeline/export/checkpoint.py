@@ -22,7 +22,7 @@ NAMES = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin
 
 
 def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
-    """Name → tensor.
+    """Read all tensors of a checkpoint, by name.
 
     Raises:
         SourceError: there is no checkpoint, it is broken, or it holds something else than tensors.
@@ -69,7 +69,7 @@ def _shard(index: Path, name: str) -> Path:
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """What one safetensors file holds.
+    """Read the tensors of one safetensors file.
 
     Raises:
         SourceError: it cannot be read.
@@ -81,13 +81,13 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def read_pickle(path: Path) -> dict[str, torch.Tensor]:
-    """What one file of `torch.save` holds, mapped where its format allows it; a state dict may lie under `state_dict`.
+    """Read one file of `torch.save`, memory-mapped where its format allows it; the key `state_dict` is unwrapped.
 
     Raises:
         SourceError: it cannot be read, or holds something else than tensors.
     """
     try:
-        # Mapped: what nobody reads is never loaded. Files of torch before 1.6 are no archives, and cannot be.
+        # Mapped: unread tensors are never loaded. Files of torch before 1.6 are no archives and cannot be mapped.
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         if not zipfile.is_zipfile(path) and not _begins_as_pickle(path):
@@ -96,7 +96,7 @@ def read_pickle(path: Path) -> dict[str, torch.Tensor]:
             f"checkpoint {path}: it holds more than tensors, and running its code is refused "
             "(torch.load with weights_only=True); save module.state_dict() or a safetensors file"
         ) from error
-    except Exception as error:  # whatever torch's readers of two formats meet in an empty file, a text, half a file
+    except Exception as error:  # torch's two readers raise many types on an empty file, a text, half a file
         said = next(iter(str(error).splitlines()), type(error).__name__)
         raise SourceError(f"checkpoint {path}: no whole file of torch.save: {said}") from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):

@@ -1,7 +1,7 @@
-"""What a checkpoint calls the tensors of a module.
+"""Maps the names of a module's tensors to those of a checkpoint.
 
-Names are those of torch. A checkpoint may know a tensor by another of its tied names, and all of its tensors with one
-prefix more, or less; and it may hold a tensor in pieces, which the module has as one.
+A checkpoint may store a tied tensor under another of its names, may add a prefix to all names or drop one, and may
+hold in pieces a tensor that the module has as one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Rule", "best_rule", "names_of", "pieces_of"]
 
 DEEPEST: Final = 3
-"""Components of a prefix that are tried."""
+"""Most components of a prefix."""
 
 Names = Mapping[str, Sequence[str]]
 """The name of an initializer → all names of that tensor in the module, itself first."""
@@ -28,7 +28,7 @@ Names = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a checkpoint spells names: without the prefix `drop`, and with `add` before."""
+    """A change of prefix from the module's names to the checkpoint's: without `drop`, then with `add` in front."""
 
     drop: str = ""
     add: str = ""
@@ -41,12 +41,12 @@ class Rule:
         return " and ".join(parts)
 
     def key(self, names: Sequence[str], stored: Collection[str]) -> str | None:
-        """The first of a tensor's names under which the checkpoint has it."""
+        """The checkpoint's name of a tensor: the first of `names` that is stored, after this change of prefix."""
         return next((self(name) for name in names if self(name) in stored), None)
 
 
 def best_rule(wanted: Names, stored: Collection[str]) -> Rule:
-    """The one under which the fewest names are missing; the names as they are, if they do as well as any other."""
+    """The rule under which the fewest names are missing; no change of prefix wins a tie."""
     drops, adds = list(_prefixes(wanted)), list(_prefixes(stored))
     rules = [Rule(), *(Rule(drop=one) for one in drops), *(Rule(add=one) for one in adds)]
     rules += [Rule(drop, add) for drop in drops for add in adds]
@@ -54,7 +54,7 @@ def best_rule(wanted: Names, stored: Collection[str]) -> Rule:
 
 
 def _prefixes(names: Iterable[str]) -> Iterator[str]:
-    """What more than half of `names` begin with, in whole components; the shortest first."""
+    """Prefixes of more than half of `names`, in whole components; the shortest first."""
     every = [name.split(".") for name in names]
     for depth in range(1, DEEPEST + 1):
         counts = Counter(".".join(parts[:depth]) + "." for parts in every if len(parts) > depth)
@@ -62,7 +62,7 @@ def _prefixes(names: Iterable[str]) -> Iterator[str]:
 
 
 def names_of(module: nn.Module) -> Names:
-    """Of each parameter, and of each buffer that a checkpoint holds."""
+    """All names of each parameter and of each persistent buffer."""
     by_tensor: dict[int, list[str]] = {}
     for name, tensor in [*module.named_parameters(remove_duplicate=False), *_persistent_buffers(module)]:
         by_tensor.setdefault(id(tensor), []).append(name)
@@ -79,8 +79,8 @@ def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def pieces_of(name: str, count: int, pieces: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """The names of the pieces of a tensor, empty if it is whole: those behind each other along its second axis, for
-    each of the `count` places along its first.
+    """The names of the pieces of a tensor, a list for each of the `count` places along its first axis, in which the
+    pieces follow each other along the second; empty if the tensor is whole.
 
     Args:
         pieces: pattern → patterns; `*` is any text, the same on both sides, and `#` counts along the
@@ -89,11 +89,11 @@ def pieces_of(name: str, count: int, pieces: Mapping[str, Sequence[str]]) -> lis
     for pattern, parts in pieces.items():
         found = re.fullmatch(re.escape(pattern).replace(r"\*", r"(.+?)"), name)
         if found is not None:
-            return [[_filled(part, found.groups(), place) for part in parts] for place in range(count)]
+            return [[_fill_pattern(part, found.groups(), place) for part in parts] for place in range(count)]
     return []
 
 
-def _filled(pattern: str, stars: Sequence[str], place: int) -> str:
+def _fill_pattern(pattern: str, stars: Sequence[str], place: int) -> str:
     if pattern.count("*") != len(stars):
         raise SourceError(f"export.pieces: {pattern!r} has {pattern.count('*')} stars, expected {len(stars)}")
     filled = iter(stars)

@@ -1,4 +1,4 @@
-"""Who raised: the line of the user's code and the module in which it happened, read off a traceback."""
+"""Finds the line of the user's code and the module that raised an error, from its traceback."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["advice_on_type", "call_frames", "first_line", "innermost_line", "mod
 def innermost_line(error: BaseException, own: str = "") -> str:
     """`file:line: code` of the innermost frame of the user's code.
 
-    That is code below the folder `own`; else code that is not installed; else that of a library, of torch at last.
-    Empty where there is none: an import of a module that is not there.
+    The user's code is below the folder `own`; else any that is not installed; else that of a library, torch last. Empty
+    where no frame qualifies, as for the import of a missing module.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"
@@ -67,15 +67,15 @@ def call_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 
 def first_line(error: BaseException) -> str:
-    """`KeyError: 'x'`: the type and the first sentence of what was said."""
+    """The type of an error and the first line of its message: `KeyError: 'x'`."""
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
 
 
 def advice_on_type(error: BaseException) -> str | None:
-    """What to do about a class that torch.export cannot take apart, if `error` is about one; it may not say the module.
+    """Advice for a class that torch.export cannot flatten, if `error` names one; None otherwise.
 
-    Nobody enters it unasked: the table is the process's, and the user's own entry would then be the second.
+    We do not register the class ourselves: the process shares the table, and a second entry by the user would fail.
     """
     found = UNKNOWN.search(str(error))
     if found is None:
@@ -89,9 +89,9 @@ def advice_on_type(error: BaseException) -> str | None:
 
 
 UNKNOWN = re.compile(r"(?:Found|Unsupported input type) <class '(?P<name>[^']+)'>")
-"""As torch.export says it of results and of arguments (torch 2.11 to 2.13)."""
+"""The wording of torch.export for results and for arguments (torch 2.11 to 2.13)."""
 
-# nn.Module's machinery around forward, which every call goes through.
+# Frames of nn.Module around forward, in every call.
 DISPATCH = {"_call_impl", "_wrapped_call_impl"}
 
 OURS = tuple(f"{Path(__file__).parents[2] / name}/" for name in ("passes", "pipeline"))

@@ -1,4 +1,4 @@
-"""The export stage's result: an onnx_ir model whose weights are still torch's, and how to write it down."""
+"""The export stage's result: an onnx_ir model whose weights are still torch's, and how to save it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.export.source import TorchSource
 
 __all__ = ["ExportedModel", "save_model"]
 
-# Above this, weights go into a file of their own: protobuf ends at 2 GiB, and every reader copies what is inside.
+# Above this, weights go into a separate file: protobuf ends at 2 GiB, and every reader copies what is inside.
 EXTERNAL_DATA_BYTES = 100 * 1000 * 1000
 SMALLEST_EXTERNAL_BYTES = 1024
 
@@ -28,7 +28,7 @@ class ExportedModel:
 
     source: the torch source under the names of the graph; feed it and `run_torch` answers in these names.
     parameters: names of the initializers that are an nn.Parameter of the module.
-    notes: what was set by default in making the model, and what torch said while exporting.
+    notes: settings that were filled in by default, and warnings of torch during the export.
     computed_in: the floating types that the module computes in, as torch calls them.
     ranges: named dim → the smallest and the largest size that the graph was traced for; None: no largest.
     """
@@ -56,7 +56,7 @@ class ExportedModel:
         return named_dims(self.source.inputs)
 
     def save(self, path: Path) -> None:
-        """Write `path`, and `path`.data beside it when the weights exceed 100 MB. Those in other files stay there."""
+        """Write `path`, and `path`.data beside it when the weights exceed 100 MB. Weights in other files stay there."""
         save_model(self.ir_model, path)
 
     def referring_to(self, shards: Shards, pieces: Pieces) -> ExportedModel:
@@ -80,11 +80,11 @@ def save_model(model: ir.Model, path: Path) -> None:
     external = data.name if size > EXTERNAL_DATA_BYTES else None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # In a folder of its own both files bear their final names, which the one has written inside of the other.
+        # Written in a folder of its own, since the model refers to the weights by their final file name.
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp") as folder:
             draft = Path(folder) / path.name
             ir.save(model, draft, external_data=external, size_threshold_bytes=SMALLEST_EXTERNAL_BYTES)
-            path.unlink(missing_ok=True)  # first, so that no moment shows an old graph beside new weights
+            path.unlink(missing_ok=True)  # first, so that an old graph is never beside new weights
             if external:
                 draft.with_name(external).replace(data)
             for old in set(path.parent.glob(f"{path.name}.*data")) - ({data} if external else set()):

@@ -1,7 +1,7 @@
-"""Initializers of an exported model that lie in a checkpoint: each becomes a reference to its bytes there.
+"""Turns the initializers of an exported model into references to their bytes in a checkpoint.
 
-One that the checkpoint holds in pieces becomes a Concat of references. ONNX gives a reference any shape that its bytes
-fill, so a piece of a stack is (1, …) where the checkpoint has (…), and needs no Unsqueeze.
+An initializer that the checkpoint holds in pieces becomes a Concat of references. ONNX gives a reference any shape that
+its bytes fill, so a piece of a stack is (1, …) where the checkpoint has (…), and needs no Unsqueeze.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Pieces", "refer"]
 SHOWN: Final = 12
 
 Pieces = Mapping[str, Sequence[str]]
-"""See `key_names.pieces_of`."""
+"""See `checkpoint_names.pieces_of`."""
 
 
 def refer(model: ir.Model, source: TorchSource, shards: Shards, pieces: Pieces) -> tuple[str, ...]:
@@ -32,64 +32,66 @@ def refer(model: ir.Model, source: TorchSource, shards: Shards, pieces: Pieces) 
     Other buffers are stored in the model, with the values that `source` knows of them.
 
     Returns:
-        Notes: under which rule names were found, and how many tensors of the checkpoint are not in the model.
+        Notes: the change of prefix, and how many tensors of the checkpoint are not in the model.
 
     Raises:
-        SourceError: with everything that is wrong: tensors that the checkpoint has not, or in another shape or dtype;
+        SourceError: listing all mistakes: tensors that the checkpoint lacks or has in another shape or dtype;
             and initializers that have no value at all.
     """
     known = names_of(source.module)
     wanted = {name: known[name] for name in model.graph.initializers if name in known}
     whole = {name: names for name, names in wanted.items() if not pieces_of(name, 1, pieces)}
-    work = _Referring(model.graph, model.graph[0], shards, best_rule(whole, shards.tensors.keys()))
+    work = _ReferenceWriter(model.graph, model.graph[0], shards, best_rule(whole, shards.tensors.keys()))
     for name, value in list(model.graph.initializers.items()):
         if name in whole:
             work.point(value, whole[name])
         elif name in wanted:
             work.join(value, pieces_of(name, _dims(value)[0], pieces))
         else:
-            work.hold(value, source)
+            work.store(value, source)
     work.refuse_mistakes()
     return tuple(work.notes())
 
 
 @dataclass(slots=True)
-class _Referring:
+class _ReferenceWriter:
+    """Replaces initializers of `graph` by references into `shards`, and collects the mistakes."""
+
     graph: ir.Graph
     first: ir.Node
-    """Of the graph's nodes; what is made of weights alone goes before it."""
+    """The first node of the graph; new nodes that read weights only go before it."""
     shards: Shards
     rule: Rule
     used: set[str] = field(default_factory=set)
     mistakes: list[str] = field(default_factory=list)
 
     def point(self, value: ir.Value, names: Sequence[str]) -> None:
-        """Make `value` a reference."""
+        """Make `value` a reference to one stored tensor."""
         key = self.rule.key(names, self.shards.tensors.keys()) or self.rule(names[0])
         value.const_value = self._reference(value.name or key, key, _dtype(value), _dims(value)) or value.const_value
 
     def join(self, value: ir.Value, keys: list[list[str]]) -> None:
-        """Put a Concat of references in the place of `value`, which has `keys` along its first two axes."""
+        """Replace `value` by a Concat of references, `keys` along its first two axes."""
         name, dims = value.name or "", _dims(value)
         columns = []
         for column in zip(*keys, strict=True):
             width = dims[1] // len(keys[0]) if len(dims) > 1 else 1
             shape = [1, width, *dims[2:]] if len(dims) > 1 else [1]
-            columns.append(self._stacked([self._piece(self.rule(key), value, shape) for key in column], 0, value))
-        joined = columns[0] if len(columns) == 1 else self._stacked(columns, 1, value)
+            columns.append(self._concatenate([self._piece(self.rule(key), value, shape) for key in column], 0, value))
+        joined = columns[0] if len(columns) == 1 else self._concatenate(columns, 1, value)
         joined.type, joined.shape = value.type, value.shape
         del self.graph.initializers[name]
         ir.convenience.replace_all_uses_with(value, joined)
         joined.name = name
 
     def _piece(self, key: str, whole: ir.Value, shape: Sequence[int]) -> ir.Value:
-        held = self._reference(key, key, _dtype(whole), shape[1:], shape)
-        piece = ir.Value(name=key, shape=ir.Shape(shape), type=whole.type, const_value=held)
+        reference = self._reference(key, key, _dtype(whole), shape[1:], shape)
+        piece = ir.Value(name=key, shape=ir.Shape(shape), type=whole.type, const_value=reference)
         if key not in self.graph.initializers:
             self.graph.initializers[key] = piece
         return self.graph.initializers[key]
 
-    def _stacked(self, values: Sequence[ir.Value], axis: int, whole: ir.Value) -> ir.Value:
+    def _concatenate(self, values: Sequence[ir.Value], axis: int, whole: ir.Value) -> ir.Value:
         node = ir.node("Concat", values, {"axis": axis})
         node.metadata_props.update(next((use.node.metadata_props for use in whole.uses()), {}))
         self.graph.insert_before(self.first, node)
@@ -98,7 +100,7 @@ class _Referring:
     def _reference(
         self, name: str, key: str, dtype: ir.DataType, dims: Sequence[int], shape: Sequence[int] | None = None
     ) -> ir.ExternalTensor | None:
-        """The tensor `key`, which has to have `dims`, as `shape`; None, and a mistake, if it is not so."""
+        """A reference to the tensor `key` in `shape`; notes a mistake and returns None if it does not have `dims`."""
         stored = self.shards.tensors.get(key)
         if stored is None:
             self.mistakes.append(f"{key!r} is missing")
@@ -111,8 +113,8 @@ class _Referring:
         where = (stored.shard, stored.offset, stored.nbytes, dtype)
         return ir.ExternalTensor(*where, shape=ir.Shape(shape or dims), name=name, base_dir=self.shards.folder)
 
-    def hold(self, value: ir.Value, source: TorchSource) -> None:
-        """Store in the model what no checkpoint holds."""
+    def store(self, value: ir.Value, source: TorchSource) -> None:
+        """Store in the model a value that no checkpoint holds."""
         buffer = source.buffers.get(value.name or "")
         if buffer is not None:
             value.const_value = ir.Tensor(to_numpy(buffer), name=value.name)

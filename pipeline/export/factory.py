@@ -25,10 +25,10 @@ __all__ = ["make_from_factory", "plain_module"]
 
 
 def make_from_factory(model: ModelConfig, *, weightless: bool = False, keep_mode: bool = False) -> TorchSource:
-    """Call the factory with `model.args`; with weights from `model.checkpoint`, if it names one, or with none at all.
+    """Call the factory with `model.args`, and load `model.checkpoint`, if any; `weightless` makes it without weights.
 
     Raises:
-        SourceError: it is not there, it raises, or it returns something else than a module, (module, args tuple)
+        SourceError: the factory is missing, raises, or returns something else than a module, (module, args tuple)
             or (module, args tuple, kwargs dict).
     """
     text = model.factory or ""
@@ -53,7 +53,7 @@ def make_from_factory(model: ModelConfig, *, weightless: bool = False, keep_mode
 
 
 def _on_cpu(module: nn.Module, example: Example | None) -> tuple[nn.Module, Example | None, tuple[str, ...]]:
-    """The same on the CPU, where references are computed; the meta device stays."""
+    """Move module and example to the CPU, where references are computed; tensors on the meta device stay there."""
     devices = {str(tensor.device) for tensor in (*module.parameters(), *module.buffers())} - {"cpu", "meta"}
     if example is not None:
         args, kwargs = pytree.tree_map_only(torch.Tensor, _to_cpu, (example.args, example.kwargs))
@@ -68,7 +68,7 @@ def _to_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _load_weights(module: nn.Module, checkpoint: str) -> tuple[str, ...]:
-    """Also under names with one prefix more or less, as DataParallel and Lightning save them; a note says so."""
+    """Load a checkpoint; a prefix more or less, as DataParallel and Lightning save it, is fixed and noted."""
     state = read_checkpoint(locate(checkpoint))
     wanted = names_of(module)
     rule = best_rule(wanted, state)
@@ -83,7 +83,7 @@ def _load_weights(module: nn.Module, checkpoint: str) -> tuple[str, ...]:
 
 
 def _split_example(result: Any, title: str) -> tuple[Any, Example | None]:
-    """The module, which may still be anything, and the example that came with it."""
+    """Split what the factory returned into the module, unchecked, and its example, if any."""
     if not isinstance(result, tuple) or not 2 <= len(result) <= 3:
         return result, None
     args, kwargs = result[1], result[2] if len(result) == 3 else {}
@@ -100,7 +100,7 @@ def plain_module(value: Any, title: str) -> tuple[nn.Module, tuple[str, ...]]:
     """The module that torch.export can trace, and notes on the wrappers that were taken off.
 
     Args:
-        title: who gives it, with its verb: `the factory net.py:make returns`.
+        title: where it comes from, with a verb: `the factory net.py:make returns`.
 
     Raises:
         SourceError: it is no module, or one that torch.export cannot trace.
@@ -134,7 +134,7 @@ def plain_module(value: Any, title: str) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def _inside(value: Any) -> nn.Module | None:
-    """The module that a wrapper of torch's runs; None where `value` is no such wrapper."""
+    """The module inside a wrapper of torch's; None where `value` is no such wrapper."""
     if isinstance(value, nn.DataParallel | nn.parallel.DistributedDataParallel):
         return value.module
     original = getattr(value, "_orig_mod", None)  # of torch.compile's OptimizedModule

@@ -1,4 +1,4 @@
-"""Inputs, outputs and dynamic dims of an exported graph under the names of its source."""
+"""Gives the inputs, outputs and dynamic dims of an exported graph the names of its source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["name_dims", "name_inputs_and_outputs"]
 
 
 def name_inputs_and_outputs(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Rename in place, by position.
+    """Rename inputs and outputs in place, by position.
 
     Where one value is returned twice, or an input or a weight is returned as it is, an Identity gives the output
     a value of its own: ONNX wants distinct output names.
@@ -27,7 +27,7 @@ def name_inputs_and_outputs(model: ir.Model, inputs: Sequence[str], outputs: Seq
     _check_count("outputs", [value.name for value in graph.outputs], outputs)
     _make_outputs_distinct(graph)
     named = [*zip(graph.inputs, inputs, strict=True), *zip(graph.outputs, outputs, strict=True)]
-    _step_aside(model, {name: value for value, name in named})
+    _free_names(model, {name: value for value, name in named})
     for value, name in named:
         value.name = name
 
@@ -54,8 +54,8 @@ def _make_outputs_distinct(graph: ir.Graph) -> None:
         seen.add(own)
 
 
-def _step_aside(model: ir.Model, wanted: dict[str, ir.Value]) -> None:
-    """Give another name to each value that stands in the way of a wanted one."""
+def _free_names(model: ir.Model, wanted: dict[str, ir.Value]) -> None:
+    """Rename each value whose name is wanted for another one."""
     values = [value for node in ir.traversal.RecursiveGraphIterator(model.graph) for value in node.outputs]
     values += [*model.graph.inputs, *model.graph.initializers.values()]
     taken = {value.name for value in values} | set(wanted)
@@ -83,10 +83,10 @@ def name_dims(model: ir.Model, inputs: Sequence[InputSpec]) -> None:
     for value, spec in zip(model.graph.inputs, inputs, strict=True):
         for axis, declared in enumerate(spec.shape):
             if isinstance(declared, str):
-                _match(names, _symbol(value, axis, spec), declared)
+                _bind_name(names, _symbol(value, axis, spec), declared)
     for value in _values(model):
         if value.shape is not None:
-            value.shape = ir.Shape([_renamed(dim, names) for dim in value.shape])
+            value.shape = ir.Shape([_rename_dim(dim, names) for dim in value.shape])
     for value, spec in zip(model.graph.inputs, inputs, strict=True):
         value.shape = ir.Shape(spec.shape)  # an axis tied to another one (`2*batch`) has a name of its own too
 
@@ -103,14 +103,14 @@ def _symbol(value: ir.Value, axis: int, spec: InputSpec) -> str:
     )
 
 
-def _match(names: dict[str, str], symbol: str, declared: str) -> None:
+def _bind_name(names: dict[str, str], symbol: str, declared: str) -> None:
     if names.setdefault(symbol, declared) != declared and _SYMBOL.fullmatch(symbol):
         raise UsageError(
             f"the dims {names[symbol]!r} and {declared!r} are always equal in this model; give them one name"
         )
 
 
-def _renamed(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:
+def _rename_dim(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:
     if isinstance(dim, int):
         return dim
     if dim.value is not None and dim.value.isdecimal():

@@ -1,4 +1,4 @@
-"""What goes into a model: names, shapes with named dims, and seeded draws. Knows numpy, never torch."""
+"""Inputs of a model: names, shapes with named dims, and seeded draws. Imports numpy, never torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def with_dynamic_shapes(model: ModelConfig, settings: ExportConfig) -> ModelConf
     """The `model:` section with the axes of `export.dynamic_shapes` written into its inputs.
 
     Raises:
-        ConfigError: there is no export, since the source is an ONNX file.
+        ConfigError: the source is an ONNX file, which is not exported.
     """
     if not settings.dynamic_shapes:
         return model
@@ -33,7 +33,7 @@ def with_dynamic_shapes(model: ModelConfig, settings: ExportConfig) -> ModelConf
 
 
 def named_axes(name: str, shape: tuple[int | str, ...], declared: InputConfig) -> tuple[int | str, ...]:
-    """`shape` with the names of `declared.dynamic` in their places.
+    """`shape` with the names of `declared.dynamic` at their axes.
 
     Raises:
         ConfigError: the shape has no such axis.
@@ -64,10 +64,10 @@ class InputSpec:
 
     @property
     def identity(self) -> str:
-        """What its draws depend on, beside the seed of each."""
+        """Key of its random stream, beside the seed of each draw."""
         return f"{self.seed}:{self.name}"
 
-    def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    def shape_at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape with a number for every named dim.
 
         Raises:
@@ -83,7 +83,7 @@ class InputSpec:
 
 
 def input_spec(name: str, declared: InputConfig, shape: tuple[int | str, ...], dtype: str) -> InputSpec:
-    """A spec from a declaration whose shape and dtype are settled.
+    """Make a spec from a declaration, with its final shape and dtype.
 
     Raises:
         SourceError: the range does not suit the dtype.
@@ -114,19 +114,19 @@ def _check_whole_range(name: str, low: float, high: float, dtype: str) -> None:
 
 
 def draw_inputs(inputs: Iterable[InputSpec], sizes: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
-    """One draw for every input; it depends on the seed, the input's own seed, its name and its shape alone.
+    """Draw every input; a draw depends only on the seed, and on the input's own seed, name and shape.
 
     Raises:
         SourceError: a named dim has no size.
     """
     specs = list(inputs)
-    sized = {dim: size for spec in specs for dim, size in zip(spec.shape, spec.sized(sizes), strict=True)}
+    sized = {dim: size for spec in specs for dim, size in zip(spec.shape, spec.shape_at(sizes), strict=True)}
     draw = Draw(seed, {dim: size for dim, size in sized.items() if isinstance(dim, str)})
-    return {one.name: one.draw(draw) for one in drawn_inputs(specs)}
+    return {known.name: known.draw(draw) for known in drawn_inputs(specs)}
 
 
 def drawn_inputs(inputs: Iterable[InputSpec]) -> tuple[DrawnInput, ...]:
-    """The inputs for a plan of draws."""
+    """The inputs in the form that a `DrawPlan` takes."""
     return tuple(
         DrawnInput(spec.name, spec.shape, spec.dtype, spec.low, spec.high, spec.identity, is_padding=spec.padding)
         for spec in inputs

@@ -1,4 +1,4 @@
-"""`load_source`: from the `model:` section to the one kind of source that it names; ONNX files are read here."""
+"""`load_source`: makes or reads the source that the `model:` section names; ONNX files are read here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load_source(model: ModelConfig, *, weightless: bool = False, keep_mode: bool
 
     Raises:
         SourceError: the model, its checkpoint or its inputs cannot be made or read.
-        Unsupported: the module gives back something that an ONNX graph cannot.
+        Unsupported: the module returns something that an ONNX graph cannot return.
     """
     source = _load(model, weightless, keep_mode)
     check_dims(model, source)
@@ -37,7 +37,7 @@ def load_source(model: ModelConfig, *, weightless: bool = False, keep_mode: bool
 
 
 def check_dims(model: ModelConfig, source: Source) -> None:
-    """Raises ConfigError when `model.dims` has a name that no input has."""
+    """Raise ConfigError when `model.dims` has a name that no input has."""
     unused = sorted(set(model.dims) - set(named_dims(source.inputs)))
     if unused:
         names = ", ".join(filter(None, named_dims(source.inputs))) or "none"
@@ -59,7 +59,7 @@ def _load(model: ModelConfig, weightless: bool, keep_mode: bool) -> Source:
 
 
 def read_onnx_file(text: str, model: ModelConfig) -> OnnxSource:
-    """Check that the file is whole, and settle its inputs from its own declarations and `model.inputs`.
+    """Check that the file is complete, and make its input specs from its declarations and `model.inputs`.
 
     Raises:
         SourceError: the file is broken, its external data is missing, or a dim has neither size nor name.
@@ -100,7 +100,9 @@ def _input(value: ValueInfoProto, model: ModelConfig, path: Path) -> InputSpec:
         raise SourceError(f"{title} is {dtype}, but model.inputs.{value.name} says {declared.dtype}")
     if declared.shape is not None:
         if not _fits(declared.shape, own):
-            raise SourceError(f"{title} has the shape {_shown(own)}, but model.inputs says {_shown(declared.shape)}")
+            raise SourceError(
+                f"{title} has the shape {_shape_text(own)}, but model.inputs says {_shape_text(declared.shape)}"
+            )
         return input_spec(value.name, declared, declared.shape, dtype)
     if own is None:
         raise SourceError(f"{title} has no shape, not even a rank; declare model.inputs.{value.name}.shape")
@@ -108,7 +110,7 @@ def _input(value: ValueInfoProto, model: ModelConfig, path: Path) -> InputSpec:
 
 
 def _own_shape(value: ValueInfoProto) -> tuple[int | str, ...] | None:
-    """Numbers, and names of open dims; all that have no name are one dim, whose name is empty."""
+    """The declared shape: numbers, and names of open dims; open dims without a name share the empty name."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None
@@ -128,12 +130,12 @@ def _dtype(value: ValueInfoProto) -> str:
 
 
 def _fits(declared: tuple[int | str, ...], own: tuple[int | str, ...] | None) -> bool:
-    """A number may stand for a dynamic dim, a name only for a dynamic one."""
+    """Whether `declared` may replace `own`: a number may fix a dynamic dim, and a fixed dim takes no name."""
     if own is None:
         return True
     pairs = zip(declared, own, strict=False)
     return len(declared) == len(own) and all(a == b if isinstance(b, int) else True for a, b in pairs)
 
 
-def _shown(shape: tuple[int | str, ...] | None) -> str:
+def _shape_text(shape: tuple[int | str, ...] | None) -> str:
     return "unknown" if shape is None else f"[{', '.join('?' if dim == '' else str(dim) for dim in shape)}]"

@@ -1,4 +1,4 @@
-"""Make a module without its weights: parameters get shape and dtype and no memory, buffers are computed as always.
+"""Makes a module without its weights: parameters have shape and dtype but no memory, buffers are computed.
 
 `torch.device("meta")` alone would lose what a constructor computes, such as the frequencies of rotary embeddings, which
 no checkpoint holds.
@@ -14,17 +14,17 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["is_weightless", "taken_buffers", "without_weights"]
+__all__ = ["is_weightless", "take_buffers", "without_weights"]
 
 LARGE: Final = 2**24
-"""Elements from which a tensor is not even allocated; its memory would not be touched, but a system may refuse it."""
+"""Elements from which a tensor is not even allocated: a system may refuse the memory, though it would stay unused."""
 
 
 @contextlib.contextmanager
 def without_weights() -> Iterator[None]:
-    """In here every `nn.Parameter` that a module gets is on the meta device from then on, tied ones still tied.
+    """Put every `nn.Parameter` that a module registers in this block on the meta device; tied ones stay tied.
 
-    Large tensors are on it from the beginning. A buffer that is one has no value afterwards.
+    Large tensors are made there to begin with. A large buffer therefore has no value afterwards.
     """
     register = nn.Module.register_parameter
 
@@ -62,10 +62,10 @@ def is_weightless(module: nn.Module) -> bool:
     return any(parameter.is_meta for parameter in module.parameters())
 
 
-def taken_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The values of the module's buffers, in whose place it has buffers without any: a graph is traced on one device.
+def take_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the values of the module's buffers, and replace its buffers by ones on meta: a trace needs one device.
 
-    Those that have no value are left out.
+    Buffers that have no value are left out.
     """
     values = {name: one for name, one in module.named_buffers(remove_duplicate=False) if not one.is_meta}
     empty = {id(one): one.to("meta") for one in values.values()}
@@ -75,4 +75,4 @@ def taken_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 FACTORIES: Final = frozenset({torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn})
-"""What constructors make parameters with."""
+"""Functions by which constructors make parameters."""

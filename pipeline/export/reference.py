@@ -1,4 +1,4 @@
-"""What torch computes: the reference that every later stage is compared with, and which inputs it looks up rows by."""
+"""Runs the torch module: the reference that later stages are compared with, and the inputs that index its tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.arrays import to_numpy, to_torch
-from pipeline.export.captured_output import quiet
+from pipeline.export.captured_output import capture_output
 from pipeline.export.error_location import first_line, module_frame
 from pipeline.export.source import TorchSource
 from pipeline.export.tree import call, input_tensors, output_tensors, refill
@@ -21,7 +21,7 @@ __all__ = ["indexed_rows", "run_torch"]
 
 
 SEED = 0
-"""A module that draws numbers draws the same ones in each run; the user's own generator stays where it is."""
+"""Seed of each run, so that a module draws the same numbers in each; the user's generator is left alone."""
 
 
 def run_torch(source: TorchSource, feeds: Mapping[str, np.ndarray | torch.Tensor]) -> dict[str, np.ndarray]:
@@ -52,7 +52,7 @@ def run_torch(source: TorchSource, feeds: Mapping[str, np.ndarray | torch.Tensor
     example = refill(source.module, source.example, tensors)
     source.module.eval()
     try:
-        with quiet(), torch.random.fork_rng(devices=[]):
+        with capture_output(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             outputs = output_tensors(call(source.module, example))
     except OnnxlineError:
@@ -66,7 +66,7 @@ def run_torch(source: TorchSource, feeds: Mapping[str, np.ndarray | torch.Tensor
 
 
 def indexed_rows(source: TorchSource, feeds: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Inputs of whole numbers that are indices → the number of rows of the smallest table that they index.
+    """Integer inputs that are indices → the number of rows of the smallest table that they index.
 
     Raises:
         SourceError: the module raises.
@@ -80,33 +80,33 @@ def indexed_rows(source: TorchSource, feeds: Mapping[str, np.ndarray]) -> dict[s
 
 
 class _Lookups(TorchDispatchMode):
-    """Follows tensors through ops that move or cast their elements, up to those that look up rows."""
+    """Follows the inputs through ops that move or cast elements, up to ops that look up rows."""
 
     def __init__(self, inputs: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
         self.rows: dict[str, int] = {}
         self._names = {name: {_place(tensor)} for name, tensor in inputs.items()}
-        self._held: list[torch.Tensor] = []
-        """Tensors that are followed: a place in memory says who is there only while they live."""
+        self._alive: list[torch.Tensor] = []
+        """Tensors that are followed, kept alive: `data_ptr` identifies a tensor only while it lives."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         found = LOOKUPS.get(str(func))
         if found is not None:
             indices, axis = found
             self._note(args[0], args[indices], 0 if axis is None else args[axis])
-        elif str(func).partition(".default")[0] in MOVING and args and isinstance(made, torch.Tensor):
-            self._follow(args[0], made)
-        return made
+        elif str(func).partition(".default")[0] in MOVING and args and isinstance(result, torch.Tensor):
+            self._follow(args[0], result)
+        return result
 
-    def _follow(self, source: Any, made: torch.Tensor) -> None:
+    def _follow(self, source: Any, result: torch.Tensor) -> None:
         for tensor in pytree.tree_leaves(source):
             for places in self._names.values():
                 if isinstance(tensor, torch.Tensor) and _place(tensor) in places:
-                    places.add(_place(made))
-                    self._held.append(made)
+                    places.add(_place(result))
+                    self._alive.append(result)
 
     def _note(self, table: Any, indices: Any, axis: Any) -> None:
         for position, tensor in enumerate(indices if isinstance(indices, list | tuple) else [indices]):

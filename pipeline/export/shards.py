@@ -1,4 +1,4 @@
-"""Where the tensors of a safetensors checkpoint lie, told by the headers of its shards; no weight is read.
+"""Reads the headers of a safetensors checkpoint: where each tensor is stored; no weight is read.
 
 A shard begins with 8 bytes, the length of its header. Then comes the header, JSON that maps the name of a tensor to
 dtype, shape and `data_offsets`, which count from the end of the header; then the data.
@@ -23,7 +23,7 @@ INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 LENGTH_BYTES: Final = 8
 LONGEST_HEADER: Final = 100_000_000
-"""What the safetensors library allows."""
+"""The limit of the safetensors library."""
 SHOWN: Final = 8
 
 
@@ -46,7 +46,7 @@ class Shards:
     tensors: Mapping[str, StoredTensor]
 
     def fingerprint(self) -> str:
-        """A digest of the headers, and of size and time of each shard: of their bytes nothing is read."""
+        """Digest of the headers, and of size and time of each shard; weights are not read."""
         digest = hashlib.blake2b(digest_size=16)
         for shard in sorted({one.shard for one in self.tensors.values()}):
             status = os.stat(self.folder / shard)
@@ -60,10 +60,10 @@ def read_shards(checkpoint: Path) -> Shards:
     """Read the headers of a checkpoint: a folder, its `model.safetensors.index.json`, or one `.safetensors` file.
 
     Raises:
-        SourceError: with everything that is wrong: shards that are missing, damaged, cut off, or links; tensors that
-            are in no shard.
+        SourceError: listing all mistakes: shards that are missing, damaged, cut off, or links; tensors that are in no
+            shard.
     """
-    folder, names, placed = _found(checkpoint)
+    folder, names, placed = _find_shards(checkpoint)
     tensors: dict[str, StoredTensor] = {}
     mistakes: list[str] = []
     for name in names:
@@ -74,7 +74,7 @@ def read_shards(checkpoint: Path) -> Shards:
     damaged = {mistake.partition(":")[0] for mistake in mistakes}
     lost = [name for name, shard in placed.items() if name not in tensors and shard not in damaged]
     if lost:
-        mistakes.append(f"{INDEX}: it names tensors that are in no shard: {_shown(lost)}")
+        mistakes.append(f"{INDEX}: it names tensors that are in no shard: {_names_text(lost)}")
     if mistakes:
         raise SourceError(
             f"checkpoint {folder}: {len(mistakes)} mistake(s); fetch it again, or what is missing\n  "
@@ -83,8 +83,8 @@ def read_shards(checkpoint: Path) -> Shards:
     return Shards(folder, tensors)
 
 
-def _found(checkpoint: Path) -> tuple[Path, list[str], Mapping[str, str]]:
-    """Its folder, the names of its shards, and which tensor the index says to be in which of them."""
+def _find_shards(checkpoint: Path) -> tuple[Path, list[str], Mapping[str, str]]:
+    """The folder of a checkpoint, the names of its shards, and the index: tensor → shard."""
     path = checkpoint
     if checkpoint.is_dir():
         names = (INDEX, SINGLE)
@@ -101,7 +101,7 @@ def _found(checkpoint: Path) -> tuple[Path, list[str], Mapping[str, str]]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Name of a tensor → the shard that an index says it is in.
+    """Read an index: name of a tensor → its shard.
 
     Raises:
         SourceError: it is no index, or names a file in another folder.
@@ -137,10 +137,10 @@ def _read_header(folder: Path, name: str) -> Iterator[tuple[str, StoredTensor]]:
     except (ValueError, TypeError) as error:
         raise SourceError(f"{name}: its header is not JSON ({error})") from error
     header.pop("__metadata__", None)
-    return iter([(key, _stored(name, key, entry, LENGTH_BYTES + length, size)) for key, entry in header.items()])
+    return iter([(key, _read_entry(name, key, entry, LENGTH_BYTES + length, size)) for key, entry in header.items()])
 
 
-def _stored(shard: str, key: str, entry: Any, base: int, size: int) -> StoredTensor:
+def _read_entry(shard: str, key: str, entry: Any, base: int, size: int) -> StoredTensor:
     try:
         dtype, shape = str(entry["dtype"]), tuple(int(dim) for dim in entry["shape"])
         begin, end = (int(number) for number in entry["data_offsets"])
@@ -158,7 +158,7 @@ def _stored(shard: str, key: str, entry: Any, base: int, size: int) -> StoredTen
     return StoredTensor(shard, dtype, shape, base + begin, end - begin)
 
 
-def _shown(names: list[str]) -> str:
+def _names_text(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 

@@ -1,4 +1,4 @@
-"""Where a model comes from: the two kinds of source, as data."""
+"""The two kinds of source that a model comes from, as data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Example", "OnnxSource", "Source", "TorchSource", "with_names"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """What the module is called with once, to export it. Trees of tensors and constants."""
+    """The arguments of the one call that exports the module: trees of tensors and constants."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -30,7 +30,7 @@ class Example:
 class TorchSource:
     """A module and its tensors in and out as flat names, in the order of the ONNX graph.
 
-    It is in eval mode, or in the mode that it was made in where that was asked for.
+    It is in eval mode, unless the caller asked to keep the mode that it was made in.
     """
 
     module: nn.Module
@@ -38,15 +38,15 @@ class TorchSource:
     inputs: tuple[InputSpec, ...]
     outputs: tuple[str, ...]
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Of a module without weights, the values of its buffers: it is on the meta device, and they are not."""
+    """The values of the buffers of a module without weights, which is on the meta device."""
     put_to_eval: tuple[str, ...] = ()
     """Modules that came in train mode, and that eval mode has changed."""
     notes: tuple[str, ...] = ()
-    """For the report: what was set in the model's configuration because its user left it open."""
+    """For the report: settings that were filled in since the user left them open."""
     weights: str = ""
     """Where the weights come from, for the report: `random, seed 0`."""
     dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Sizes to try for named dims of inputs that nobody declared; `model.dims` goes before them."""
+    """Sizes to try for named dims of derived inputs; `model.dims` takes precedence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ Source = TorchSource | OnnxSource
 
 
 def with_names(source: TorchSource, settings: ExportConfig) -> TorchSource:
-    """The source under the names that `export.input_names` and `export.output_names` give; doing it twice is once.
+    """The source under the names that `export.input_names` and `export.output_names` give; idempotent.
 
     Raises:
         ConfigError: there are more or fewer names than tensors.

@@ -1,4 +1,4 @@
-"""The export stage: a torch source → ONNX, unoptimized, with the names and the dynamic dims that were asked for."""
+"""The export stage: a torch source → ONNX, unoptimized, with the configured names and dynamic dims."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from torch.utils import _pytree as pytree
 
 from pipeline.config import ExportConfig
 from pipeline.errors import Unsupported
-from pipeline.export.captured_output import quiet
+from pipeline.export.captured_output import capture_output
 from pipeline.export.error_location import call_frames, first_line
 from pipeline.export.exported import ExportedModel
 from pipeline.export.graph_names import name_dims, name_inputs_and_outputs
 from pipeline.export.source import TorchSource, with_names
-from pipeline.export.trace import capture
+from pipeline.export.trace import trace_module
 from pipeline.export.translations import move_complex_as_real, translation_table
 
 __all__ = ["explain_untranslatable", "export_onnx"]
 
 
 def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None = None) -> ExportedModel:
-    """Export the module; nothing is optimized, since passes do that and are proven.
+    """Export the module; nothing is optimized here: passes do that, with proof.
 
     Args:
         source: the module in eval mode with its example, whose named dims have two elements or more.
@@ -36,13 +36,13 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
 
     Raises:
         SourceError: torch.export cannot trace the module.
-        Unsupported: an operator has no ONNX form, or the opset cannot be had.
+        Unsupported: an operator has no ONNX form, or torch cannot make this opset.
         UsageError: a dim that was asked to be dynamic came out constant.
     """
     source = with_names(source, settings)
-    with quiet() as notes:
-        program = capture(source)
-        model = _translated(program, settings.opset)
+    with capture_output() as notes:
+        program = trace_module(source)
+        model = _translate(program, settings.opset)
     parameters = _parameters(model, source)  # before renaming, while names are torch's
     name_inputs_and_outputs(model, [spec.name for spec in source.inputs], source.outputs)
     name_dims(model, source.inputs)
@@ -54,11 +54,11 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
     return exported
 
 
-@torch.no_grad()  # with gradients attention may take another way (T5), with strides that have no translation
-def _translated(program: ExportedProgram, opset: int) -> ir.Model:
+@torch.no_grad()  # with gradients attention may take another way (T5), whose strides have no translation
+def _translate(program: ExportedProgram, opset: int) -> ir.Model:
     move_complex_as_real(program)
     try:
-        made = torch.onnx.export(
+        result = torch.onnx.export(
             program,
             dynamo=True,
             optimize=False,
@@ -68,17 +68,17 @@ def _translated(program: ExportedProgram, opset: int) -> ir.Model:
         )
     except Exception as error:  # the exporter's own errors have private types
         raise Unsupported(explain_untranslatable(error)) from error
-    if made is None:
+    if result is None:
         raise Unsupported("torch.onnx.export returned no program; expected one with dynamo=True")
-    got = made.model.opset_imports.get("")
+    got = result.model.opset_imports.get("")
     if got != opset:
         more = " or more" if got and opset < got else ""
         raise Unsupported(f"export.opset: asked for {opset}, torch could make {got} only; set it to {got}{more}")
-    return made.model
+    return result.model
 
 
 def _computed_types(program: ExportedProgram) -> tuple[str, ...]:
-    """The floating types of what the traced module computes, its inner graphs included."""
+    """The floating types that the traced module computes in, its inner graphs included."""
     graphs = [one.graph for one in program.graph_module.modules() if isinstance(one, torch.fx.GraphModule)]
     values = [node.meta.get("val") for graph in graphs for node in graph.nodes if node.op == "call_function"]
     tensors = [one for value in values for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
@@ -89,8 +89,8 @@ def _computed_types(program: ExportedProgram) -> tuple[str, ...]:
 def _ranges(program: ExportedProgram, source: TorchSource) -> dict[str, tuple[int, int | None]]:
     """The sizes that each named dim may have in the traced program, as far as torch knows them.
 
-    A trace may hold for fewer sizes than its ranges say: a state space that works in chunks keeps the number of chunks.
-    Then torch has a guard on it, which no graph shows.
+    A trace may hold for fewer sizes than its ranges say: a state space model may keep its number of chunks. Then torch
+    has a guard that is not in the graph.
     """
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     tensors = [values.get(name) for name in program.graph_signature.user_inputs if isinstance(name, str)]
@@ -114,17 +114,17 @@ def _ranges(program: ExportedProgram, source: TorchSource) -> dict[str, tuple[in
 
 
 def _largest_size(guards: Sequence[Any], traced: Mapping[Any, int], symbol: Any) -> int | None:
-    """The size of `symbol` up to which all guards hold, the others as they were traced; None if they hold for all.
+    """The largest size of `symbol` for which all guards hold, other symbols as traced; None where there is no limit.
 
-    A guard that breaks at single sizes, or at odd ones, sets no end: it is about an order in memory, or a divisor.
+    A guard that fails at single sizes, or at odd ones, sets no limit: it concerns strides or a divisor.
     """
 
     def holds(guard: Any, size: int) -> bool:
         values = {known: Integer(value) for known, value in {**traced, symbol: size}.items()}
         return guard.xreplace(values) != false
 
-    asked = [guard for guard in guards if symbol in guard.free_symbols and guard.free_symbols <= traced.keys()]
-    ends = [guard for guard in asked if not any(holds(guard, size) for size in (FAR, FAR + 1))]
+    relevant = [guard for guard in guards if symbol in guard.free_symbols and guard.free_symbols <= traced.keys()]
+    ends = [guard for guard in relevant if not any(holds(guard, size) for size in (FAR, FAR + 1))]
     if not ends:
         return None
     sizes = range(traced[symbol], FAR)
@@ -134,11 +134,11 @@ def _largest_size(guards: Sequence[Any], traced: Mapping[Any, int], symbol: Any)
 FAR: Final = 2**14
 """Longer than any chunk, and short enough that no count of bytes reaches the bounds of an index."""
 NO_LARGEST: Final = 2**31
-"""From here on torch's bounds stand for none."""
+"""From here on torch's bounds mean that there is none."""
 
 
 def _parameters(model: ir.Model, source: TorchSource) -> list[ir.Value]:
-    """A tied weight has one initializer under one of its names: all of the names are compared."""
+    """The initializers that are parameters. A tied weight has one initializer, so all of its names are compared."""
     named = {name for name, _ in source.module.named_parameters(remove_duplicate=False)}
     return [value for name, value in model.graph.initializers.items() if name in named]
 
@@ -161,7 +161,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _failed_node(chain: list[BaseException]) -> Node | None:
-    """The node that torch's exporter was at. It names the node in prose only, and after its own decompositions."""
+    """The node at which torch's exporter failed, from its frames: its message names a decomposed node only."""
     for error in reversed(chain):
         for frame, _ in reversed(list(call_frames(error))):
             node = frame.f_locals.get("node")

@@ -20,40 +20,40 @@ from pipeline.export.tree import input_names, input_tensors
 from pipeline.importers.from_torch.memory import copy_with_strides, memory_of
 from pipeline.importers.from_torch.modules import every_tensor
 
-__all__ = ["apart", "capture"]
+__all__ = ["separate_memory", "trace_module"]
 
 
 T = TypeVar("T")
 
 
-def apart(module: nn.Module, arguments: T) -> T:
-    """`arguments`, where a tensor that shares memory with an earlier one, or with a weight, is a copy with its strides.
+def separate_memory(module: nn.Module, arguments: T) -> T:
+    """Copy each tensor of `arguments` that shares memory with an earlier one or with a weight; strides are kept.
 
-    The same object where no tensor does.
+    Returns `arguments` itself where no tensor does.
     """
     memories = [memory for leaf in pytree.tree_leaves(arguments) if (memory := memory_of(leaf)) is not None]
-    held = {memory_of(one) for one in every_tensor(module)} if memories else set()
-    if len(set(memories)) == len(memories) and held.isdisjoint(memories):
+    weights = {memory_of(one) for one in every_tensor(module)} if memories else set()
+    if len(set(memories)) == len(memories) and weights.isdisjoint(memories):
         return arguments
-    seen = set(held)
+    seen = set(weights)
 
-    def own(leaf: Any) -> Any:
+    def copy_if_shared(leaf: Any) -> Any:
         memory = memory_of(leaf)
         if memory is None or memory not in seen:
             seen.add(memory)
             return leaf
         return copy_with_strides(leaf)
 
-    return pytree.tree_map(own, arguments)
+    return pytree.tree_map(copy_if_shared, arguments)
 
 
-def capture(source: TorchSource) -> ExportedProgram:
+def trace_module(source: TorchSource) -> ExportedProgram:
     """Trace the module on its example, with every named dim left open.
 
     Raises:
         SourceError: torch.export cannot trace the module.
     """
-    args, kwargs = apart(source.module, (source.example.args, source.example.kwargs))
+    args, kwargs = separate_memory(source.module, (source.example.args, source.example.kwargs))
     try:
         return torch.export.export(
             source.module,
@@ -79,7 +79,7 @@ def _dynamic_shapes(source: TorchSource) -> dict[str, Any] | None:
     """The tree of the arguments with {axis: AUTO} in place of every tensor.
 
     AUTO and not a named Dim: a named one is refused as soon as the model bounds it (a table of positions, a stride),
-    though the graph would be dynamic. What AUTO gives up silently, `check_dims` finds afterwards.
+    though the graph would be dynamic. Dims that AUTO silently makes constant are found by `name_dims`.
     """
     specs = dict(zip(input_tensors(source.module, source.example), source.inputs, strict=True))
     if not any(isinstance(dim, str) for spec in source.inputs for dim in spec.shape):
@@ -114,7 +114,7 @@ def _in_place_of_leaves(tree: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _advice(error: Exception, failed: nn.Module | None) -> str:
-    """`failed` is the module in whose code it happened, where that is known."""
+    """What to try; `failed` is the module whose code raised, if known."""
     said = f"{type(error).__name__} {error}"
     if failed is not None and DATA_DEPENDENT.search(said) and is_switchable_experts(failed):
         return (

@@ -1,4 +1,4 @@
-"""`model.transformers`: a class of the `transformers` library, a configuration or a folder, and weights or a seed."""
+"""`model.transformers`: a model from a class of `transformers`, a configuration or folder, and weights or a seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from passes.suggest import nearest
 from pipeline.config import ModelConfig, TransformersConfig, locate
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.build_source import assemble
-from pipeline.export.captured_output import quiet
+from pipeline.export.captured_output import capture_output
 from pipeline.export.checkpoint import NAMES, read_checkpoint
 from pipeline.export.error_location import first_line
 from pipeline.export.inputs import named_dims
@@ -43,7 +43,7 @@ def make_from_transformers(
         name = class_of_folder(folder, read_config(folder), section)
     elif section.checkpoint is not None:
         checkpoint = locate(section.checkpoint)
-    with quiet(), torch.random.fork_rng(devices=[]):
+    with capture_output(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
         cls = _model_class(name, "model.transformers.class" if section.class_name else f"model.transformers: {folder}")
         config = _config(cls, section, folder)
@@ -69,7 +69,7 @@ def make_from_transformers(
 
 
 def _set_for_folder(cls: Any, config: Any, section: TransformersConfig, *, weightless: bool) -> list[str]:
-    """Set what makes the model of a folder run as one graph here, unless `model.transformers.config` says otherwise."""
+    """Turn the cache and bfloat16 of a folder's model off, unless `model.transformers.config` sets these keys."""
     notes = []
     parts = (config, *sub_configs(config))
     if "use_cache" not in section.config:
@@ -103,7 +103,7 @@ def _class(name: str, key: str) -> Any:
 
 
 def _model_class(name: str, key: str) -> Any:
-    """A class of models: not a tokenizer's, nor one that chooses among models."""
+    """The model class `name`; tokenizers and Auto classes are refused."""
     found = _class(name, key)
     from transformers import PreTrainedModel
 
@@ -130,9 +130,9 @@ def _config(cls: Any, section: TransformersConfig, folder: Path | None) -> Any:
 
 
 def _refuse_unknown(config_class: Any, config: Mapping[str, Any]) -> None:
-    """transformers takes any key and forgets it; a misspelt one would silently leave the default.
+    """Refuse unknown keys: transformers ignores them, so a misspelt one would silently leave the default.
 
-    A config.json is not held to this: published ones carry keys of releases long past.
+    A config.json is not checked: published ones carry keys of old releases.
     """
     known = {*inspect.signature(config_class.__init__).parameters, *config_class.attribute_map, *ALWAYS}
     known -= {"self", "kwargs"}
@@ -143,7 +143,7 @@ def _refuse_unknown(config_class: Any, config: Mapping[str, Any]) -> None:
 
 
 def _refuse_negative_layers(config: Any) -> None:
-    """transformers makes a model without a layer of `num_hidden_layers: -1`."""
+    """Refuse negative counts of layers, of which transformers makes a model without layers."""
     for part in (config, *sub_configs(config)):
         for key, value in vars(part).items():
             if LAYERS.fullmatch(key) and type(value) is int and value < 0:
@@ -151,10 +151,10 @@ def _refuse_negative_layers(config: Any) -> None:
 
 
 def _with_weights(cls: Any, config: Any, checkpoint: Path, *, allow_extra: bool) -> tuple[Any, list[str]]:
-    """`from_pretrained` on tensors in memory: it knows old names, prefixes and tied weights. Nothing is fetched.
+    """Load weights by `from_pretrained` on tensors in memory, which knows old names and tied weights; offline.
 
     Args:
-        allow_extra: tensors that the class has not are a note and no mistake: folders of the hub have heads of others.
+        allow_extra: unknown tensors are a note and no mistake: folders of the hub may hold other heads.
     """
     state = read_checkpoint(checkpoint)
     module, info = _attempt(
@@ -164,9 +164,9 @@ def _with_weights(cls: Any, config: Any, checkpoint: Path, *, allow_extra: bool)
         f"checkpoint {checkpoint} does not load",
     )
     unused = info["unexpected_keys"]
-    extra = [f"{len(unused)} tensors of {checkpoint} are not in {cls.__name__}: {_listed(unused)}"]
+    extra = [f"{len(unused)} tensors of {checkpoint} are not in {cls.__name__}: {_names_text(unused)}"]
     problems = [
-        f"{len(names)} {title}: {_listed(names)}"
+        f"{len(names)} {title}: {_names_text(names)}"
         for title, names in (
             ("missing", info["missing_keys"]),
             ("unexpected", [] if allow_extra else unused),
@@ -182,11 +182,11 @@ def _with_weights(cls: Any, config: Any, checkpoint: Path, *, allow_extra: bool)
     return module, extra if unused else []
 
 
-def _listed(names: Collection[Any]) -> str:
-    return f"{', '.join(sorted(map(_shown, names))[:3])}{', …' if len(names) > 3 else ''}"
+def _names_text(names: Collection[Any]) -> str:
+    return f"{', '.join(sorted(map(_key_text, names))[:3])}{', …' if len(names) > 3 else ''}"
 
 
-def _shown(key: Any) -> str:
+def _key_text(key: Any) -> str:
     return key if isinstance(key, str) else f"{key[0]} ({list(key[1])}, expected {list(key[2])})"
 
 
@@ -201,7 +201,7 @@ def _attempt(make: Any, title: str) -> Any:
 
 
 LAYERS = re.compile(r"(n|num|encoder|decoder)_(\w+_)?layers?")
-"""What configurations call their numbers of layers; `vision_feature_layer: -2` is the place of one."""
+"""Keys for numbers of layers; `vision_feature_layer: -2` is an index and does not match."""
 
 # Taken by every configuration through **kwargs.
 ALWAYS = (
@@ -219,16 +219,16 @@ FOREIGN: Final[Mapping[str, str]] = {
     "tf_model.h5": "weights of TensorFlow: fetch the safetensors of the same model",
     "flax_model.msgpack": "weights of Flax: fetch the safetensors of the same model",
 }
-"""A file that tells what a folder is, or which weights it has, that cannot be read here."""
+"""Files of folders that cannot be read here → what the folder is, and what to do."""
 
 
 def open_folder(text: str) -> Path:
-    """The folder, with a config.json and weights in it.
+    """Check that a folder has a config.json and weights.
 
     Raises:
-        SourceError: it is not there, or lacks something.
+        SourceError: the folder is missing, or lacks one of them.
     """
-    folder = _located(text)
+    folder = _find_folder(text)
     if folder.is_file():
         raise SourceError(f"model.transformers: {text} is a file, expected a folder that save_pretrained wrote")
     if not (folder / CONFIG).is_file():
@@ -239,7 +239,7 @@ def open_folder(text: str) -> Path:
     return folder
 
 
-def _located(text: str) -> Path:
+def _find_folder(text: str) -> Path:
     if Path(text).exists() or text.startswith("package:"):
         return locate(text)
     raise SourceError(
@@ -257,10 +257,10 @@ def _refusal(folder: Path, lacks: str, advice: str = "") -> SourceError:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What config.json says.
+    """Read config.json.
 
     Raises:
-        SourceError: it is no JSON mapping, or says that the weights cannot be taken as they are.
+        SourceError: it is no JSON mapping, or declares quantized weights.
     """
     path = folder / CONFIG
     try:
@@ -280,10 +280,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def class_of_folder(folder: Path, data: Mapping[str, Any], section: TransformersConfig) -> str:
-    """The name of the model class: the one that was asked for, else the first of `architectures`.
+    """The name of the model class: the configured one, else the first of `architectures`.
 
     Raises:
-        SourceError: there is neither.
+        SourceError: neither exists.
     """
     if section.class_name is not None:
         return section.class_name

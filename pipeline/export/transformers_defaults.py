@@ -1,4 +1,4 @@
-"""What a `transformers` model gets where its user left it open: keys of its configuration, and its inputs."""
+"""Defaults for a `transformers` model: keys of its configuration and inputs that the user left open."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ __all__ = ["is_switchable_experts", "notes_on_experts", "set_experts", "sub_conf
 
 
 def set_experts(config: Any) -> bool:
-    """Let a mixture of experts compute by `EXPERTS` where `config` leaves that open; whether it did.
+    """Set the experts' implementation to `EXPERTS` where `config` leaves it open; return whether it did.
 
-    transformers' setter overwrites all sub-configurations: what the user set there is set again, from outside in. A
-    release of transformers that has no such attribute is left alone.
+    The setter overwrites all sub-configurations: what the user set there is restored, from outside in. Releases
+    of transformers without this attribute are left alone.
     """
     if getattr(config, ATTRIBUTE, "absent") is not None:
         return False
-    held = [(part, getattr(part, ATTRIBUTE, None)) for part in sub_configs(config)]
+    before = [(part, getattr(part, ATTRIBUTE, None)) for part in sub_configs(config)]
     setattr(config, ATTRIBUTE, EXPERTS)
-    for part, value in held:
+    for part, value in before:
         if value is not None:
             setattr(part, ATTRIBUTE, value)
     return True
 
 
 def notes_on_experts(module: nn.Module) -> tuple[str, ...]:
-    """A sentence for the report on what `set_experts` has set, where `module` has experts that compute by it."""
+    """A note for the report on the value of `set_experts`; empty where `module` has no such experts."""
     if not any(map(is_switchable_experts, module.modules())):
         return ()
     return (
@@ -41,7 +41,7 @@ def notes_on_experts(module: nn.Module) -> tuple[str, ...]:
 
 
 def is_switchable_experts(module: nn.Module) -> bool:
-    """Whether `module` is a mixture of experts whose way of computing transformers' configuration chooses."""
+    """Whether `module` is a mixture of experts whose implementation the configuration chooses."""
     return hasattr(module, "is_transposed") and hasattr(getattr(module, "config", None), "_experts_implementation")
 
 
@@ -55,22 +55,22 @@ def sub_configs(config: Any) -> Iterator[Any]:
 
 
 ATTRIBUTE: Final = "_experts_implementation"
-"""Where a configuration holds `experts_implementation`; None where it is open."""
+"""Attribute of a configuration that holds `experts_implementation`; None means open."""
 
 EXPERTS: Final = "batched_mm"
 
 DIMS: Final[Mapping[str, tuple[int, ...]]] = {"batch": (2, 3), "sequence": (8, 5), "decoder_sequence": (6, 4)}
-"""The sizes that the named dims of these inputs are tried at."""
+"""Sizes to try for the named dims of derived inputs."""
 
 IMAGE_SIZE: Final = 224
-"""Pixels along each side, where the configuration names no size: what most of these models were trained on."""
+"""Pixels along each side where the configuration names no size: most of these models were trained on it."""
 
 SAMPLES: Final = 16_000
-"""Of a waveform: a second at 16 kHz."""
+"""Length of a waveform: a second at 16 kHz."""
 
 
 def with_derived_inputs(model: ModelConfig, module: Any) -> ModelConfig:
-    """`model` with the inputs that `module` takes, where its user declared none.
+    """Fill in the inputs that `module` takes, where the user declared none.
 
     An entry without a shape refines what is derived. Where some entry has a shape the list is the user's own, and only
     gaps in its entries are filled.
@@ -79,11 +79,11 @@ def with_derived_inputs(model: ModelConfig, module: Any) -> ModelConfig:
     declared = model.inputs
     is_own = any(entry.shape is not None for entry in declared.values())
     names = declared if is_own else {**derived, **declared}
-    filled = {name: _filled(declared.get(name), derived.get(name)) for name in names}
+    filled = {name: _fill_gaps(declared.get(name), derived.get(name)) for name in names}
     return model.model_copy(update={"inputs": filled, "dims": model.dims if is_own else {**DIMS, **model.dims}})
 
 
-def _filled(declared: InputConfig | None, derived: InputConfig | None) -> InputConfig:
+def _fill_gaps(declared: InputConfig | None, derived: InputConfig | None) -> InputConfig:
     if declared is None or derived is None:
         return declared or derived or InputConfig()
     known = {key: value for key in ("shape", "dtype", "range") if (value := getattr(declared, key)) is not None}
@@ -95,17 +95,17 @@ def _filled(declared: InputConfig | None, derived: InputConfig | None) -> InputC
 
 
 def _inputs(module: Any) -> Iterator[tuple[str, InputConfig]]:
-    """In the order of forward's parameters. A mask belongs to tokens; what the table lacks is optional or unknown."""
+    """Inputs in the order of forward's parameters. Masks need `input_ids`; parameters without a rule are left out."""
     names, _ = parameter_names(module)
     for name in names:
         rule = RULES.get(name)
-        made = rule(module.config) if rule and (name in CONTENT or "input_ids" in names) else None
-        if made is not None:
-            yield name, made
+        derived = rule(module.config) if rule and (name in CONTENT or "input_ids" in names) else None
+        if derived is not None:
+            yield name, derived
 
 
 def _value(config: Any, *keys: str, default: Any = None) -> Any:
-    """The first of `keys` that the configuration, or one of those inside of it, knows."""
+    """The value of the first of `keys` that the configuration or one of its sub-configurations has."""
     for part in (config, *sub_configs(config)):
         for key in keys:
             found = getattr(part, key, None)
@@ -144,7 +144,7 @@ def _pixels(config: Any) -> InputConfig:
 
 
 def _spectrum(config: Any) -> InputConfig:
-    """Whisper's features lie along time, for as long as its encoder has positions; other encoders take any length."""
+    """Audio features: Whisper's length follows from its encoder's positions; other encoders take any length."""
     positions = _value(config, "max_source_positions")
     bins = _value(config, "num_mel_bins")
     if bins and positions:
@@ -172,4 +172,4 @@ RULES: Final[Mapping[str, Callable[[Any], InputConfig | None]]] = {
 }
 
 CONTENT: Final = frozenset({"input_ids", "decoder_input_ids", "pixel_values", "input_features", "input_values"})
-"""The inputs that do not belong to tokens of others."""
+"""Inputs that stand by themselves; masks and token types accompany `input_ids`."""

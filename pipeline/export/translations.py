@@ -1,6 +1,6 @@
-"""Forms in ONNX for operators that torch's exporter has none for: moves of complex tensors, and grouped products.
+"""ONNX translations that torch's exporter lacks: moves of complex tensors, and grouped products.
 
-An operator of `translation_table` is found by name, since a library enters its own when it is loaded.
+An operator of `translation_table` is found by name, since a library registers its own when it is loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["GROUPED_MM", "move_complex_as_real", "translation_table"]
 
 
 def move_complex_as_real(program: ExportedProgram) -> None:
-    """Replace, in place, each operator of `MOVES` on a complex tensor by the same on its parts."""
+    """Replace, in place, each operator of `MOVES` on a complex tensor by the same operator on its real view."""
     for graph in _graphs(program):
         for node in list(graph.nodes):
             move = MOVES.get(node.target) if node.op == "call_function" else None
@@ -32,8 +32,8 @@ def _graphs(program: ExportedProgram) -> list[Graph]:
 
 
 def _is_complex(value: Any) -> bool:
-    held = value.meta.get("val") if isinstance(value, Node) else None
-    return isinstance(held, torch.Tensor) and held.is_complex() and not held.is_conj()  # which has no parts to view
+    tensor = value.meta.get("val") if isinstance(value, Node) else None
+    return isinstance(tensor, torch.Tensor) and tensor.is_complex() and not tensor.is_conj()  # no real view
 
 
 def _replace(graph: Graph, node: Node, move: Callable[[int, tuple[Any, ...]], tuple[Any, ...]]) -> None:
@@ -44,12 +44,12 @@ def _replace(graph: Graph, node: Node, move: Callable[[int, tuple[Any, ...]], tu
         parts = graph.call_function(torch.ops.aten.view_as_real.default, (source,))
         result = graph.call_function(node.target, (parts, *moved))  # type: ignore[arg-type]
         whole = graph.call_function(torch.ops.aten.view_as_complex.default, (result,))
-    for made, value in (
+    for new, value in (
         (parts, torch.view_as_real(source.meta["val"])),
         (result, torch.view_as_real(node.meta["val"])),
         (whole, node.meta["val"]),
     ):
-        made.meta = {**node.meta, "val": value}
+        new.meta = {**node.meta, "val": value}
     node.replace_all_uses_with(whole)
     graph.erase_node(node)
 
@@ -66,7 +66,7 @@ MOVES: Final[Mapping[Any, Callable[[int, tuple[Any, ...]], tuple[Any, ...]]]] = 
 
 
 op: Final[Any] = opset18
-"""Its hints are those of eager evaluation; here it adds nodes to torch's graph."""
+"""Typed as Any: its annotations are for eager evaluation, and here it adds nodes to torch's graph."""
 
 
 def translate_grouped_mm(
@@ -113,13 +113,13 @@ GROUPED_MM: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Operator → translation, of the operators that this process knows."""
+    """Operator → translation, for the operators that are registered in this process."""
     found = ((_operator(name), translate) for name, translate in TRANSLATIONS.items())
     return {operator: translate for operator, translate in found if operator is not None}
 
 
 def _operator(name: str) -> Any:
-    """`aten._grouped_mm.default` of `torch.ops`; None where no library has entered it."""
+    """`aten._grouped_mm.default` of `torch.ops`; None where no library has registered it."""
     namespace, packet, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
 

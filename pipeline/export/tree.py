@@ -28,9 +28,9 @@ __all__ = [
 
 
 def not_dense(tensor: torch.Tensor) -> str:
-    """Such as `a sparse tensor (torch.sparse_csr), expected a dense one: call .to_dense()`; empty for a dense tensor.
+    """Say what a tensor is that is not dense, and what to call; empty for a dense tensor.
 
-    Has to be asked before the shape: a nested tensor has none.
+    Check this before reading the shape: a nested tensor has none.
     """
     if tensor.is_nested:
         return "a nested tensor, expected a dense one: call torch.nested.to_padded_tensor"
@@ -56,9 +56,9 @@ def leaves_with_path(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def own_names(item: Any, kind: Any) -> list[str] | None:
-    """The names of the children of `item` as the flattening of its type, `kind`, has them: `keys`, `layers.0.keys`.
+    """The names of the children of `item` by the registered flattening of `kind`: `keys`, `layers.0.keys`.
 
-    None where it has none. `kind` is the type of its TreeSpec, which is one for all named tuples.
+    None where it has no names. `kind` is the type of its TreeSpec, which all named tuples share.
     """
     named = pytree.SUPPORTED_NODES[kind].flatten_with_keys_fn
     return None if named is None else [_key(key) for key, _ in named(item)[0]]
@@ -113,26 +113,26 @@ def _input_path(module: nn.Module, path: tuple[str, ...]) -> list[str]:
 
 
 def refill(module: nn.Module, example: Example, feeds: Mapping[str, torch.Tensor]) -> Example:
-    """The example with other tensors in it; constants stay. Never shares memory with the example.
+    """The example with copies of `feeds` as its tensors; constants stay. Shares no memory with the example.
 
     Raises:
         SourceError: a tensor is missing from `feeds`.
     """
     leaves, shape = pytree.tree_flatten((example.args, example.kwargs))
     named = zip(input_names(module, example), leaves, strict=True)
-    filled = [_fed(name, feeds) if isinstance(leaf, torch.Tensor) else leaf for name, leaf in named]
+    filled = [_feed_of(name, feeds) if isinstance(leaf, torch.Tensor) else leaf for name, leaf in named]
     args, kwargs = pytree.tree_unflatten(filled, shape)
     return Example(args, kwargs)
 
 
-def _fed(name: str, feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _feed_of(name: str, feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if name not in feeds:
         raise SourceError(f"no value for the input {name!r}; found {', '.join(feeds) or 'none'}")
     return feeds[name].clone()
 
 
 def call(module: nn.Module, example: Example) -> Any:
-    """The module's own result, without gradients, on copies of the tensors: a module may write into its inputs."""
+    """Call the module without gradients, on copies of the tensors: a module may write into its inputs."""
     tensors = input_tensors(module, example)
     fresh = refill(module, example, tensors)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Functions of the user's: a factory, a loader of inputs. They run because the user named them. Needs no torch."""
+"""Loads and calls functions that the user named: a factory, a loader of inputs. Needs no torch."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 
 def load_function(text: str, key: str, title: str) -> Callable[..., Any]:
-    """What `path/to/file.py:name` or `package.module:name` names; a class or a module object is callable too.
+    """Load the callable that `path/to/file.py:name` or `package.module:name` names; classes are callable too.
 
     Args:
-        key: where in the configuration it was written.
+        key: the key of the configuration that holds it.
         title: how messages begin: `the factory net.py:make`.
 
     Raises:
@@ -46,11 +46,11 @@ def load_function(text: str, key: str, title: str) -> Callable[..., Any]:
 
 
 def call_user_code(call: Callable[[], T], title: str, own: str) -> T:
-    """`call()`; whatever it raises becomes a SourceError that names the innermost line of the user's own code.
+    """Call the user's code; any error becomes a SourceError that names the innermost line of that code.
 
     Args:
         title: how the message begins, with its verb: `the factory net.py:make raises`.
-        own: the reference that the code was named by.
+        own: the reference by which the user named the code.
     """
     try:
         return call()
@@ -64,7 +64,7 @@ def call_user_code(call: Callable[[], T], title: str, own: str) -> T:
 
 
 def _clash_in(folder: str) -> str:
-    """That a file beside the user's has a name of ours, which his code does not get under it; empty where it does."""
+    """Explain that a file beside the user's is hidden by a package of ours of the same name; empty where none is."""
     rivals = find_rivals(folder) if folder and sys.modules.get("passes") is passes else []
     if not rivals:
         return ""
@@ -75,7 +75,7 @@ def _clash_in(folder: str) -> str:
 
 
 def _folder_of(text: str) -> str:
-    """The folder of a file, or of the package that a module is in; empty where there is none."""
+    """The folder of a file, or of the package of a module; empty where it has none."""
     place = text.rpartition(":")[0] or text
     if place.endswith(".py"):
         return str(Path(place).parent)

@@ -20,7 +20,7 @@ from ray import exceptions
 
 from pipeline.errors import InternalError, UsageError
 from pipeline.jobs.job import Job, JobStatus, Outcome, here, perform
-from pipeline.versions import own_code, versions
+from pipeline.versions import own_code_digest, versions
 
 __all__ = ["differences", "drive", "perform_alike"]
 
@@ -124,7 +124,7 @@ def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
 
 def _identity() -> dict[str, str]:
     """The versions that two nodes have to share to get the same results."""
-    return {**versions(), "code of onnxline": own_code()}
+    return {**versions(), "code of onnxline": own_code_digest()}
 
 
 def _cpus_of_a_job(wanted: int) -> int:

@@ -1,1 +1,1 @@
-"""The stages of `pipeline.run`, one file each: data in, data out, files through the workspace. None of them prints."""
+"""The stages of `pipeline.run`, one file each: data in, data out, files through the workspace. No stage prints."""

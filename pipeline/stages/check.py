@@ -1,5 +1,4 @@
-"""What can be wrong with a configuration besides the model, found before a model is opened or a file is replaced.
-Needs no torch."""
+"""Checks everything in a configuration but the model, before a model is opened or a file replaced. Needs no torch."""
 
 from __future__ import annotations
 
@@ -26,12 +25,12 @@ def default_folder(config: RunConfig, out: Path | None) -> Path:
 
 
 def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repeat, ...]:
-    """The steps of the recipe, once every name, option and path is known to mean something.
+    """Check every name, option and path, and return the steps of the recipe.
 
-    Libraries are not asked again for what an earlier run in the same folder has asked them.
+    Names that an earlier run in the same folder has checked with the libraries are not checked again.
 
     Raises:
-        UsageError, PolicyError: one of them does not, with the nearest that does.
+        UsageError, PolicyError: one of them is wrong; the message suggests the nearest known one.
     """
     _check_paths(config)
     refuse_export_keys(config)
@@ -44,9 +43,10 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
 
 
 def refuse_export_keys(config: RunConfig) -> None:
-    """
+    """Refuse keys of `export:` that mean nothing for an ONNX file.
+
     Raises:
-        ConfigError: `export:` says something of an ONNX file, which is not exported.
+        ConfigError: one of them is set, and the source is an ONNX file.
     """
     if config.model.onnx is None:
         return
@@ -57,7 +57,7 @@ def refuse_export_keys(config: RunConfig) -> None:
 
 
 def remember_settings(config: RunConfig, workspace: Workspace) -> None:
-    """Write down that the names and options are right."""
+    """Save that the names and options have been checked."""
     workspace.save(STAGE, _key(config), True)
 
 

@@ -1,4 +1,4 @@
-"""torch → ONNX, compared with torch before anybody optimizes it. An ONNX source is taken as it is."""
+"""Stage `export`: torch → ONNX, compared with torch before any pass. An ONNX source is taken as it is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.errors import CheckFailed, SourceError, Unsupported
 from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source
 from pipeline.report import ExportReport
-from pipeline.stages.weight_free import MODEL, not_compared, shards_folder, unread
+from pipeline.stages.weight_free import MODEL, leaves_unread, shards_folder, why_not_compared
 from pipeline.verify.backends import onnxruntime_runner
 from pipeline.verify.references import References
 from pipeline.workspace import Workspace, stamp
@@ -31,9 +31,9 @@ __all__ = ["export", "exported_files", "exported_path", "key_of_parameter", "ref
 
 
 def exported_path(config: RunConfig, source: Source, workspace: Workspace) -> Path:
-    """Where the model as exported lies.
+    """The path of the exported model.
 
-    One that refers to a checkpoint's files cannot be loaded from the folder of the run, so it is no artifact.
+    A model that refers to a checkpoint's files cannot be loaded from the folder of the run, so it is no artifact.
     """
     if isinstance(source, OnnxSource):
         return source.path
@@ -41,8 +41,8 @@ def exported_path(config: RunConfig, source: Source, workspace: Workspace) -> Pa
 
 
 def exported_files(path: Path, workspace: Workspace) -> tuple[tuple[str, int, int], ...]:
-    """Name, size and time of the files of ours that a later run would read again; an ONNX source is the user's, and in
-    the key. Weights may lie in the file of the final model, where both have them."""
+    """Name, size and time of the exported files, which a later run would read again; none for an ONNX source, which is
+    part of the key. Weights may be in the file of the final model, if both share them."""
     if not path.is_relative_to(workspace.folder):
         return ()
     files = sorted([*path.parent.glob(f"{path.name}*"), *path.parent.glob(f"{MODEL}.*.data")])
@@ -50,7 +50,7 @@ def exported_files(path: Path, workspace: Workspace) -> tuple[tuple[str, int, in
 
 
 def export(config: RunConfig, source: Source, references: References, workspace: Workspace) -> ExportReport:
-    """Export, and compare with the references; `refuse_wrong_export` says what is wrong."""
+    """Export, and compare with the references; `refuse_wrong_export` judges the result."""
     path, folder = exported_path(config, source, workspace), shards_folder(config)
     parameters: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
@@ -66,8 +66,8 @@ def export(config: RunConfig, source: Source, references: References, workspace:
         parameters, notes = exported.parameters, exported.notes
         ranges, computed_in = exported.ranges, exported.computed_in
         del exported
-    model = read_model(path, unread=unread(config), folder=folder)
-    measurement, draws, not_drawn = _measured(model, references.draws, ranges, config, workspace, computed_in)
+    model = read_model(path, unread=leaves_unread(config), folder=folder)
+    measurement, draws, not_drawn = _measure_export(model, references.draws, ranges, config, workspace, computed_in)
     return ExportReport(
         origin="onnx" if isinstance(source, OnnxSource) else "torch",
         opset=_opset(model),
@@ -88,7 +88,7 @@ def export(config: RunConfig, source: Source, references: References, workspace:
     )
 
 
-def _measured(
+def _measure_export(
     model: DetachedModel,
     references: Sequence[Reference],
     ranges: Mapping[str, tuple[int, int | None]],
@@ -96,15 +96,15 @@ def _measured(
     workspace: Workspace,
     computed_in: Collection[str],
 ) -> tuple[Measurement, list[Reference], tuple[str, ...]]:
-    """The errors of the export, the draws that it holds for, and why it does not hold for the others.
+    """Measure the export: its errors, the draws that it holds for, and why it does not hold for the others.
 
-    Sizes that nobody asked for are left out where torch has traced the graph for others only, or the export does not
-    run. torch.export says of every dim that it is 2 or more, and most graphs are right for 1 too: so that is tried.
-    Masks of zeros are left out where the export differs: of attention to nothing torch and ONNX give what they like.
+    Optional sizes are left out where torch traced the graph for other sizes only, or the export does not run.
+    torch.export assumes that every dim is 2 or more, but most graphs are right for 1 too, so 1 is tried. Masks of zeros
+    are left out where the export differs: attention to nothing has no defined result.
     """
-    if not_compared(config):
+    if why_not_compared(config):
         return Measurement({}, {}), [], ()
-    held = [one for one in references if not _is_optional(one)]
+    required = [one for one in references if not _is_optional(one)]
     optional = [one for one in references if _is_optional(one)]
     not_drawn = [_not_drawn(one, beyond) for one in optional if (beyond := _beyond(one, ranges))]
     optional = [one for one in optional if not _beyond(one, ranges)]
@@ -118,13 +118,13 @@ def _measured(
             return NumericProver(draws, bench, config.verify.compared_within, computed_in or None).measure_export(model)
 
         try:
-            measurement = measure([*held, *optional])
+            measurement = measure([*required, *optional])
             if not measurement.why:
-                return measurement, [*held, *optional], tuple(not_drawn)
+                return measurement, [*required, *optional], tuple(not_drawn)
         except StepFailed as failure:
             if not optional:
                 raise _does_not_run(failure) from failure
-            if isinstance(failure, StepTimedOut):  # to ask for each of them would take that time again and again
+            if isinstance(failure, StepTimedOut):  # each of them alone would take that time again
                 not_drawn += [_not_drawn(one, f"the export {failure}") for one in optional]
                 optional = []
         for one in optional:
@@ -135,15 +135,15 @@ def _measured(
             if why:
                 not_drawn.append(_not_drawn(one, why))
             else:
-                held.append(one)
+                required.append(one)
         try:
-            return measure(held), held, tuple(not_drawn)
+            return measure(required), required, tuple(not_drawn)
         except StepFailed as failure:
             raise _does_not_run(failure) from failure
 
 
 def _random_outputs(errors: Mapping[str, Errors]) -> tuple[str, ...]:
-    """The outputs that depend on random numbers, which no two programs draw alike.
+    """The outputs that depend on random numbers, which no two programs draw equally.
 
     Raises:
         SourceError: all of them do.
@@ -159,7 +159,7 @@ def _random_outputs(errors: Mapping[str, Errors]) -> tuple[str, ...]:
 
 
 def _beyond(reference: Reference, ranges: Mapping[str, tuple[int, int | None]]) -> str:
-    """Which dim of a draw is larger, or smaller, than the graph was traced for; empty for none."""
+    """Explain which dim of a draw is outside of the range that the graph was traced for; empty where none is."""
     for name, size in (reference.draw.sizes if reference.draw else {}).items():
         low, high = ranges.get(name, (0, None))
         if (high is not None and size > high) or (size < low and low > ASSUMED):
@@ -183,7 +183,7 @@ def _masks_all(reference: Reference) -> bool:
 
 
 def _is_assumed(reference: Reference, ranges: Mapping[str, tuple[int, int | None]]) -> bool:
-    """Whether torch has assumed that a dim is 2 or more, where it is 1 in this draw."""
+    """Whether a dim is below the least size that torch has assumed."""
     sizes = reference.draw.sizes if reference.draw else {}
     return any(size < ranges.get(name, (0, None))[0] for name, size in sizes.items())
 
@@ -201,11 +201,11 @@ def _does_not_run(failure: StepFailed) -> Unsupported:
 
 
 ASSUMED: Final = 2
-"""What torch.export takes every open dim to be at least, whatever the module does with it."""
+"""The least size that torch.export assumes for every open dim."""
 
 
 def refuse_wrong_export(report: ExportReport, path: Path, references: References) -> None:
-    """Raises CheckFailed when the exported model at `path` differs from its reference."""
+    """Raise CheckFailed when the exported model at `path` differs from its reference."""
     why = Measurement(report.errors, {}).why
     if why:
         draws = [one for one in references.draws if one.label in report.draws]
@@ -216,8 +216,8 @@ def refuse_wrong_export(report: ExportReport, path: Path, references: References
 
 
 def _describe_ties(model: DetachedModel, draws: Sequence[Reference]) -> str:
-    """Which TopK of the model chooses among equal values, where torch and onnxruntime choose differently; empty if none
-    does. Routers and detectors with random weights score everything alike."""
+    """Explain which TopK chooses among equal values, where torch and onnxruntime may differ; empty where none does.
+    Routers and detectors with random weights score everything equally."""
     computed = {name for node in model.proto.graph.node for name in node.output}
     nodes = [node for node in model.proto.graph.node if node.op_type == "TopK" and node.input[0] in computed]
     if not nodes:
@@ -242,7 +242,7 @@ def _describe_ties(model: DetachedModel, draws: Sequence[Reference]) -> str:
 
 
 NEARLY_EQUAL: Final = 1e-6
-"""How far apart, relative to them, two values may be that rounding may put in another order."""
+"""Relative difference of two values whose order rounding may change."""
 
 
 def _digests(model: DetachedModel, names: frozenset[str]) -> frozenset[str]:
@@ -257,7 +257,7 @@ def _digests(model: DetachedModel, names: frozenset[str]) -> frozenset[str]:
 
 
 def key_of_parameter(tensor: TensorProto, digest: str) -> str:
-    """By its bytes alone, two zeros of float32 would be an int64 that says where a Slice starts."""
+    """Key of a parameter: dtype and digest. By bytes alone, two float32 zeros would equal an int64 start of a Slice."""
     return f"{tensor.data_type}:{digest}"
 
 

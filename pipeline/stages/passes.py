@@ -1,4 +1,4 @@
-"""Run the recipe under the policy; write the final model."""
+"""Stage `passes`: runs the recipe under the policy, and writes the final model."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed
 from pipeline.events import Note, Observer, PassEnded, Progress
 from pipeline.report import DIFFS, SOURCE, Mark, OptimizeReport, Pictures, diff_folder
-from pipeline.stages.pictures import Broken, take_pictures
-from pipeline.stages.weight_free import final_path, link_to, not_compared, shards_folder, unread
+from pipeline.stages.pictures import BrokenStructures, take_pictures
+from pipeline.stages.weight_free import final_path, leaves_unread, link_to, shards_folder, why_not_compared
 from pipeline.verify.references import References
 from pipeline.workspace import REPRODUCERS, Workspace, stamp
 
@@ -49,7 +49,7 @@ MOST_LAYERS: Final = 64
 """Layers that are compared for `report.html`, in one run of each model; `onnxline diff --layers` compares all."""
 
 MOST_COMPARED: Final = 2**27
-"""Bytes of a model up to which that is done: to run two larger ones once more would be felt (ViT-base: seconds)."""
+"""Bytes of a model up to which layers are compared: two more runs of a larger one take seconds (ViT-base)."""
 
 
 def optimize(
@@ -61,22 +61,21 @@ def optimize(
     computed_in: Collection[str] = (),
     begin: Callable[[], object] = lambda: None,
 ) -> OptimizeReport:
-    """Every pass alone, proven after every change.
+    """Run every pass alone, with a proof after every change.
 
     Args:
-        begin: is called once, before anything of an earlier run is replaced: no `keep` is wrong, so there will be a
-            new result.
-        computed_in: the floating types that the references were computed in, where they are torch's.
+        begin: called once, before results of an earlier run are replaced; the policy has been checked by then.
+        computed_in: the floating types in which torch computed the references.
 
     Raises:
         PolicyError: an unknown name, or a `keep` that matches nothing.
         CheckFailed: the final model is not valid ONNX; it is not written.
     """
-    wishes, path = config.passes, final_path(config, workspace)  # refused before the work, if at all
+    wishes, path = config.passes, final_path(config, workspace)  # raises before the work
     history = _History(config, workspace, observer, begin)
     with open_context(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as bench:
-        stored = read_model(exported, unread=unread(config), folder=shards_folder(config))
-        source, _ = collapse(stored)  # as the passes are shown it
+        stored = read_model(exported, unread=leaves_unread(config), folder=shards_folder(config))
+        source, _ = collapse(stored)  # as the passes get it
         history.marks[SOURCE] = _mark(SOURCE, source)
         with limit_runs(bench, source, [one.feeds for one in references.draws]):
             run = passes.optimize(
@@ -96,8 +95,8 @@ def optimize(
         pictures = _pictures(run, source, history.broken, observer)
     history.clear_old_results()  # a recipe may have no step
     _save_final(run, path, stored, exported, config, workspace)
-    for said in _notes(run, run.model.proto):
-        observer(Note(said))
+    for text in _notes(run, run.model.proto):
+        observer(Note(text))
     files = [path, *sorted(path.parent.glob(f"{path.name}.*.data"))]
     return OptimizeReport(
         passes=run.rows,
@@ -107,22 +106,22 @@ def optimize(
         files=tuple((_shown_path(file, workspace), *stamp(file)) for file in files),
         marks=tuple(mark for _, mark in sorted(history.marks.items())),
         pictures=pictures,
-        not_compared=not_compared(config),
+        not_compared=why_not_compared(config),
         coverage=run.coverage,
         layers=layers,
     )
 
 
 class _History:
-    """Follows the pass run: sends events, writes a diff of each change, and keeps what the report shows of it."""
+    """Observes the pass run: sends events, writes a diff of each change, and collects data for the report."""
 
     def __init__(
         self, config: RunConfig, workspace: Workspace, observer: Observer, begin: Callable[[], object]
     ) -> None:
         self.marks: dict[int, Mark] = {}
-        self.broken = Broken()
+        self.broken = BrokenStructures()
         self._workspace, self._send, self._begin = workspace, observer, begin
-        self._not_compared = not_compared(config)
+        self._not_compared = why_not_compared(config)
         self._has_begun = False
 
     def observe(self, name: str, index: int, total: int, row: PassRow | None) -> None:
@@ -151,7 +150,7 @@ class _History:
 def _prover_of(
     config: RunConfig, references: References, bench: PassContext, computed_in: Collection[str]
 ) -> NumericProver | None:
-    """By numbers, against `references`, which were `computed_in` these floating types; None by structure alone."""
+    """The prover by numbers against `references`, which were `computed_in` these types; None for proof by structure."""
     if config.verify.proof == STRUCTURE:
         return None
     known = {"inputs": references.traits, "skipped": references.skipped}
@@ -167,7 +166,7 @@ def _save_final(
 
 
 def _notes(run: PassRun, final: onnx.ModelProto) -> tuple[str, ...]:
-    """What the user should know of the structures, of the proof, and of the final model."""
+    """Notes for the user on the structures, the proof, and the final model."""
     notes = [f"keep: {kind}: the source has {seen}" for kind, seen in run.watched.partly.items()]
     if run.power.blind:
         notes.append(f"a fault in the weights of {', '.join(run.power.blind)} would not show in the outputs")
@@ -175,12 +174,12 @@ def _notes(run: PassRun, final: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def _shown_path(file: Path, workspace: Workspace) -> str:
-    """Below the folder of the run, or, beside the weights that it refers to, in full."""
+    """The path relative to the folder of the run; in full for a file outside of it."""
     return str(file.relative_to(workspace.folder) if file.is_relative_to(workspace.folder) else file)
 
 
-def _pictures(run: PassRun, source: DetachedModel, broken: Broken, observer: Observer) -> Pictures:
-    """What `report.html` draws. A drawing that fails is told and must not cost the run, which is done."""
+def _pictures(run: PassRun, source: DetachedModel, broken: BrokenStructures, observer: Observer) -> Pictures:
+    """Pictures for `report.html`. If they fail, a note says so and the run, which is done, still succeeds."""
     try:
         return take_pictures(run, source, broken)
     except Exception as error:
@@ -191,7 +190,7 @@ def _pictures(run: PassRun, source: DetachedModel, broken: Broken, observer: Obs
 def _layers(
     source: DetachedModel, final: DetachedModel, references: References, bench: PassContext, observer: Observer
 ) -> tuple[LayerErrors, ...]:
-    """The final model against the export layer by layer, on the first draw; none where no number is compared."""
+    """Compare the final model with the export layer by layer, on the first draw; empty where no number is compared."""
     if not references.draws or source.nbytes() > MOST_COMPARED:
         return ()
     first = references.draws[0]
@@ -209,15 +208,15 @@ def _mark(row: int, model: DetachedModel) -> Mark:
 
 
 def _write_diff(
-    folder: str, row: PassRow, before: AnalyzedModel, after: AnalyzedModel, workspace: Workspace, not_compared: str
+    folder: str, row: PassRow, before: AnalyzedModel, after: AnalyzedModel, workspace: Workspace, why_not_compared: str
 ) -> None:
-    """By structure, against the model before; by numbers, against the reference, which every pass is judged by."""
+    """Write a diff by structure against the model before the pass, and by numbers against the reference."""
     numbers, why = (
         (Numbers(row.errors), "")
         if row.errors
         else (
             None,
-            row.reason or not_compared or "there is no output to compare",
+            row.reason or why_not_compared or "there is no output to compare",
         )
     )
     found = compare_models(before.model, after.model, (before.reading, after.reading))
@@ -240,8 +239,8 @@ def _check(path: Path) -> None:
 
 
 def refuse_reverts(config: RunConfig, report: OptimizeReport) -> None:
-    """Raises CheckFailed under `strict` when a step was reverted."""
+    """Raise CheckFailed under `strict` when a step was reverted or failed."""
     bad = [row for row in report.passes if row.status.counts_as_reverted]
     if config.passes.strict and bad:
         listing = "; ".join(f"{row.name} {row.status}: {row.reason}" for row in bad)
-        raise CheckFailed(f"passes.strict: {len(bad)} step(s) did not stand: {listing}")
+        raise CheckFailed(f"passes.strict: {len(bad)} step(s) were reverted or failed: {listing}")

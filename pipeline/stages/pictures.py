@@ -1,4 +1,4 @@
-"""Pictures of a pass run for `report.html`: each structure before and after, and what a reverted pass made of it."""
+"""Pictures of a pass run for `report.html`: each structure before and after, and after a reverted pass."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from passes.weights.detached import DetachedModel
 from pipeline.report import Drawing, Pictures, StructurePicture
 from pipeline.report.subgraph import draw, node_rows, value_types
 
-__all__ = ["Broken", "take_pictures"]
+__all__ = ["BrokenStructures", "take_pictures"]
 
 MOST: Final = 400
 """Structures of one kind that are drawn."""
 
 MOST_NODES: Final = 20_000
-"""Nodes that go into the table."""
+"""Most nodes of the table."""
 
 
 @dataclass(slots=True)
-class Broken:
-    """Collects what steps that did not stand have made of structures: the first of each, by `kind name`."""
+class BrokenStructures:
+    """Collects the first broken model of each structure, from steps that were reverted or failed, by `kind name`."""
 
     by_structure: dict[str, tuple[str, DetachedModel]] = field(default_factory=dict)
 
-    def note(self, row: PassRow, made: AnalyzedModel) -> None:
+    def note(self, row: PassRow, after: AnalyzedModel) -> None:
         if row.status is not Status.RAN:
             for structure in row.lost:
-                self.by_structure.setdefault(structure, (row.name, made.model))
+                self.by_structure.setdefault(structure, (row.name, after.model))
 
 
-def take_pictures(run: PassRun, source: DetachedModel, broken: Broken) -> Pictures:
+def take_pictures(run: PassRun, source: DetachedModel, broken: BrokenStructures) -> Pictures:
     """Draw every structure of `run`, and list the nodes of the final model."""
     album = _Album(GraphView(source), GraphView(run.model), broken.by_structure)
     pictures = [album.picture(one) for kind in run.watched.instances.values() for one in kind[:MOST]]
@@ -46,11 +46,13 @@ def take_pictures(run: PassRun, source: DetachedModel, broken: Broken) -> Pictur
 
 @dataclass(slots=True)
 class _Album:
+    """Draws structures of the source in the source, in the final model and in broken ones."""
+
     source: GraphView
     final: GraphView
     broken: Mapping[str, tuple[str, DetachedModel]]
     views: dict[int, GraphView] = field(default_factory=dict)
-    heirs: dict[int, Descendants] = field(default_factory=dict)
+    descendants: dict[int, Descendants] = field(default_factory=dict)
     """By the id of a view in this album."""
 
     def picture(self, instance: Instance) -> StructurePicture:
@@ -62,14 +64,14 @@ class _Album:
         return replace(picture, broken=self._later(instance, self._view(model)), broken_by=author)
 
     def _view(self, model: DetachedModel) -> GraphView:
-        """One for each model, which it holds, so that no other can have its id."""
+        """The view of a model, made once; it keeps the model alive, so that its id stays unique."""
         if id(model) not in self.views:
             self.views[id(model)] = GraphView(model)
         return self.views[id(model)]
 
     def _later(self, instance: Instance, view: GraphView) -> Drawing | None:
-        """What stands for `instance` in a later model; None if nothing does."""
-        if id(view) not in self.heirs:
-            self.heirs[id(view)] = Descendants(view.nodes)
-        heirs = self.heirs[id(view)].of(extent_of(instance, self.source))
-        return draw(between(heirs, view), view, instance) if heirs else None
+        """Draw the descendants of `instance` in a later model; None if it has none."""
+        if id(view) not in self.descendants:
+            self.descendants[id(view)] = Descendants(view.nodes)
+        descendants = self.descendants[id(view)].of(extent_of(instance, self.source))
+        return draw(between(descendants, view), view, instance) if descendants else None

@@ -1,4 +1,4 @@
-"""The last stage: what is known of a run, as `report.json`, `report.html` and `run.yaml`."""
+"""The last stage: writes the results of a run as `report.json`, `report.html` and `run.yaml`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from pipeline.config import RunConfig
 from pipeline.report import ExportReport, OptimizeReport, Pictures, Report, RuntimeReport, report_json
 from pipeline.report.html import page_of, render
-from pipeline.stages.weight_free import not_compared
+from pipeline.stages.weight_free import why_not_compared
 from pipeline.workspace import Workspace
 
 __all__ = ["Findings", "has_good_report", "write_quietly", "write_report", "write_settings"]
@@ -20,7 +20,7 @@ __all__ = ["Findings", "has_good_report", "write_quietly", "write_report", "writ
 
 @dataclass(slots=True)
 class Findings:
-    """What the stages of a run have found so far, each under the stage's name."""
+    """The results of the stages so far, each under the stage's name."""
 
     export: ExportReport | None = None
     passes: OptimizeReport | None = None
@@ -29,7 +29,7 @@ class Findings:
     """Stages that were taken from an earlier run."""
     seconds: dict[str, float] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=lambda: {"": []})
-    """By stage; the last one is running."""
+    """Notes by stage; the last key is the running stage."""
 
 
 def write_report(
@@ -40,8 +40,8 @@ def write_report(
     failure: str = "",
     exit_code: int = 0,
 ) -> Report:
-    """Write `report.json` and `report.html` with what is known so far."""
-    passes, why = found.passes, not_compared(config)
+    """Write `report.json` and `report.html` with the results so far."""
+    passes, why = found.passes, why_not_compared(config)
     report = Report(
         name=config.name,
         exit_code=exit_code,
@@ -72,7 +72,7 @@ def write_report(
 
 
 def write_quietly(write: Callable[[], object], *, when: bool = True) -> None:
-    """A report of a failure that cannot be written must not hide the failure."""
+    """Call `write`; with `when`, ignore its errors: a report that cannot be written must not hide the run's failure."""
     try:
         write()
     except Exception:
@@ -89,13 +89,13 @@ def has_good_report(workspace: Workspace) -> bool:
 
 
 def _files(workspace: Workspace) -> tuple[str, ...]:
-    """The artifacts, with those that are written last."""
+    """The files of the run, including those that are written after the report."""
     present = {path.name for path in workspace.folder.iterdir() if path.is_file()}
     return tuple(sorted(present | {"report.json", "report.html", "log.txt"}))
 
 
 def write_settings(config: RunConfig, versions: Mapping[str, str], workspace: Workspace, *, is_given: bool) -> None:
-    """Write `run.yaml`: the configuration as it was understood, which runs again as it is, the versions as a comment.
+    """Write `run.yaml`: the resolved configuration, which can be run again, with versions as a comment.
 
     Args:
         is_given: whether the module was given from Python, so that no file could name it; a comment says so.

@@ -1,4 +1,4 @@
-"""Import the final model into the IR, plan it, and run it on every backend that the configuration names."""
+"""Stage `runtime`: imports the final model into the IR, plans it, and runs it on every configured backend."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from pipeline.workspace import Workspace, stamp
 __all__ = ["refuse_wrong_results", "remove_ir", "run_backends"]
 
 Judge = Callable[[str, np.ndarray, np.ndarray], Errors]
-"""Compares the output of a name with what was expected of it, as the exported model was compared."""
+"""(output name, expected, found) → errors, under the tolerances by which the export was compared."""
 
 TIMED_RUNS: Final = 5
 TIMED_S: Final = 1.0
-"""Runs of which the report gives the median, and the seconds after which fewer are enough."""
+"""Runs for the median in the report, and the seconds after which fewer are enough."""
 
 IR_FILES: Final = ("ir.json", "ir.txt", "plan.json")
 
@@ -55,7 +55,7 @@ def run_backends(
     and is an error only where the configuration names `plan`.
 
     Raises:
-        CheckFailed: onnxruntime stops, or takes longer than weights and inputs explain.
+        CheckFailed: onnxruntime fails, or exceeds its time limit, which follows from weights and inputs.
         UsageError: the configuration names `plan`, which cannot take the model; `Unsupported` lists what it lacks.
     """
     remove_ir(workspace)
@@ -78,30 +78,30 @@ def run_backends(
             reports.append(_run(name, backend, references.draws, judge))
         except StepFailed as failure:
             raise CheckFailed(f"the final model does not run on {name}: {failure}") from failure
-        except DataError:  # a fault of the feed, and none of what `plan` can take
+        except DataError:  # the input values are wrong, not the model
             raise
         except UsageError as refusal:
             if name != "plan" or config.runtime.needs_plan:
                 raise
             remove_ir(workspace)
             planned = {}
-            reports.append(_unsupported(name, refusal))
+            reports.append(_unsupported_report(name, refusal))
     return RuntimeReport(backends=tuple(reports), **planned)
 
 
-def _unsupported(name: str, refusal: UsageError) -> BackendReport:
+def _unsupported_report(name: str, refusal: UsageError) -> BackendReport:
     operators = refusal.operators if isinstance(refusal, Unsupported) else ()
     return BackendReport(name, {}, 0.0, "unsupported", message_with_notes(refusal), operators)
 
 
 def remove_ir(workspace: Workspace) -> None:
-    """The IR and the plan of an earlier model must not stand beside a new one."""
+    """Remove the IR and the plan of an earlier model, so that they are never beside a new one."""
     for name in IR_FILES:
         (workspace.folder / name).unlink(missing_ok=True)
 
 
 def refuse_wrong_results(report: RuntimeReport) -> None:
-    """Raises CheckFailed when a backend does not compute what the reference did."""
+    """Raise CheckFailed when a backend does not compute what the reference did."""
     bad = [
         f"{backend.name}: {name}: {errors.why}"
         for backend in report.backends
@@ -123,7 +123,7 @@ def _run(name: str, backend: Backend, references: Sequence[Reference], judge: Ju
 
 
 def _time_runs(backend: Backend, reference: Reference) -> list[float]:
-    """Seconds of some runs after a first one, in which a session allocates and chooses kernels."""
+    """Time some runs, after a first one in which a session allocates and chooses kernels."""
     seconds: list[float] = []
     while not seconds or (len(seconds) < TIMED_RUNS and sum(seconds) < TIMED_S):
         begun = time.perf_counter()
@@ -133,8 +133,8 @@ def _time_runs(backend: Backend, reference: Reference) -> list[float]:
 
 
 def _write_ir(plan: Plan, reference: Reference, workspace: Workspace) -> dict[str, Any]:
-    """Write the IR and the plan for the shapes of `reference`, and say what of the report they fill."""
-    graph, program = plan.compiled(shapes_of(reference.feeds))
+    """Write the IR and the plan for the shapes of `reference`; return the fields of the report that they fill."""
+    graph, program = plan.compile_for(shapes_of(reference.feeds))
     files = [
         workspace.write_text("ir.json", json.dumps(to_json(graph), indent=1) + "\n"),
         workspace.write_text("ir.txt", to_text(graph)),
@@ -150,7 +150,7 @@ def _write_ir(plan: Plan, reference: Reference, workspace: Workspace) -> dict[st
 
 
 def _trainable(path: Path, digests: frozenset[str], globs: Sequence[str]) -> frozenset[str]:
-    """Names of the final model's initializers that hold an `nn.Parameter`'s bytes, or that the user's globs match."""
+    """Names of the initializers that hold an `nn.Parameter`'s bytes, or that match the user's globs."""
     model = read_model(path)
     return frozenset(
         tensor.name

@@ -1,4 +1,4 @@
-"""Make or open the model, and take the fingerprint of everything that it is made of."""
+"""Stage `source`: makes or opens the model, and computes its fingerprint."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = ["code_of", "fingerprint", "open_source"]
 
 
 def open_source(config: RunConfig) -> Source:
-    """The source under the names that `export:` gives.
+    """Make or open the source, under the names that `export:` gives.
 
     Raises:
         SourceError: the model, its checkpoint or its inputs cannot be made or read.
-        ConfigError: `export:` says something of an ONNX file, which is not exported.
+        ConfigError: keys of `export:` that mean nothing for an ONNX file are set.
     """
     refuse_export_keys(config)
     source = load_source(with_dynamic_shapes(config.model, config.export), weightless=config.weightless)
@@ -40,7 +40,7 @@ def open_source(config: RunConfig) -> Source:
 def fingerprint(source: Source, config: RunConfig) -> str:
     """A digest of the model's bytes: weights, and for torch also the code that makes and runs it.
 
-    Of weights that nobody reads, only where they lie counts, and size and time of their files.
+    Of unread weights only the position in their files counts, and the files' size and time.
     """
     digest, model_config = hashlib.blake2b(digest_size=16), config.model
     if config.export.weights == "referenced" and config.checkpoint is not None:
@@ -60,8 +60,8 @@ def fingerprint(source: Source, config: RunConfig) -> str:
 
 
 def code_of(source: Source, model: ModelConfig) -> list[Path]:
-    """The files of the module classes; of a factory its file or package, with what was imported from beside it, and
-    what these import that is no installed library. Empty for an ONNX source."""
+    """The Python files that made the model: those of the module classes; a factory's file or package and the loaded
+    files beside it; and what these import, without installed libraries. Empty for an ONNX source."""
     files = set()
     if isinstance(source, OnnxSource):
         return []
@@ -87,20 +87,20 @@ def _beside_file(factory: Path) -> set[Path]:
 
 
 def _of_package(factory: str) -> set[Path]:
-    """What is loaded of the package that the factory is in."""
+    """The loaded files of the factory's package."""
     top = factory.partition(".")[0]
     loaded = [module for name, module in list(sys.modules.items()) if name == top or name.startswith(f"{top}.")]
     return {Path(file) for module in loaded if (file := getattr(module, "__file__", None))}
 
 
 def _with_imports(files: Iterable[Path]) -> set[Path]:
-    """`files` and what they import, directly or not, as far as it is loaded and no installed library."""
+    """`files` and the loaded files that they import, directly or not, without installed libraries."""
     paths = {name: Path(file) for name, module in list(sys.modules.items()) if (file := _file_of(module))}
     names = {path: name for name, path in paths.items()}
     reached, waiting = set(files), list(files)
     while waiting:
         file = waiting.pop()
-        if not file.is_file():  # within an archive
+        if not file.is_file():  # it is inside an archive
             continue
         for name in _imported_names(file, getattr(sys.modules.get(names.get(file, "")), "__package__", None) or ""):
             path = paths.get(name)
@@ -116,7 +116,7 @@ def _file_of(module: object) -> str:
 
 
 def _imported_names(file: Path, package: str) -> Iterator[str]:
-    """Of modules that `file` may import: of `from a import b` both `a` and `a.b`."""
+    """Names of the modules that `file` may import; `from a import b` gives both `a` and `a.b`."""
     for node in ast.walk(ast.parse(file.read_bytes())) if file.suffix == ".py" else ():
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -128,7 +128,7 @@ def _imported_names(file: Path, package: str) -> Iterator[str]:
 
 
 def _is_library(path: Path) -> bool:
-    """Releases of libraries, and our own code, are in every key already."""
+    """Whether a file belongs to a library or to us; their versions and digests are in every key already."""
     folders = (sysconfig.get_path("stdlib"), Path(passes.__file__).parent, Path(__file__).parents[1])
     installed = {"site-packages", "dist-packages"} & set(path.parts)
     return bool(installed) or any(path.is_relative_to(folder) for folder in folders)

@@ -1,4 +1,4 @@
-"""A model whose weights stay in the files of others: where it is written, and what is read of them."""
+"""Models whose weights stay in a checkpoint's files: where they are written, and whether weights are read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pipeline.config import RunConfig, locate
 from pipeline.errors import UsageError
 from pipeline.workspace import Workspace
 
-__all__ = ["MODEL", "final_path", "link_to", "not_compared", "shards_folder", "unread", "written_path"]
+__all__ = ["MODEL", "final_path", "leaves_unread", "link_to", "shards_folder", "why_not_compared", "written_path"]
 
 MODEL = "model.onnx"
 
 
 def shards_folder(config: RunConfig) -> Path | None:
-    """The folder of the files that the model refers to; None where weights are copied."""
+    """The folder of the weight files that the model refers to; None where weights are copied."""
     if config.export.weights != "referenced":
         return None
     path = locate(config.model.onnx or config.checkpoint or "").resolve()
@@ -27,10 +27,10 @@ def shards_folder(config: RunConfig) -> Path | None:
 
 
 def final_path(config: RunConfig, workspace: Workspace) -> Path:
-    """Where the final model is written: ONNX takes external data from the model's own folder only.
+    """The path of the final model: beside referenced weights, since ONNX loads external data from its own folder only.
 
     Raises:
-        UsageError: a file that is not ours stands there.
+        UsageError: another file, which onnxline has not written, has that path.
     """
     folder = shards_folder(config)
     if folder is None:
@@ -46,18 +46,18 @@ def final_path(config: RunConfig, workspace: Workspace) -> Path:
 def _is_ours(path: Path) -> bool:
     try:
         return any(entry.key == UNREAD for entry in onnx.load(path, load_external_data=False).metadata_props)
-    except Exception:  # whatever it is, it is not ours
+    except Exception:  # a file that cannot be read is not ours
         return False
 
 
 def written_path(workspace: Workspace) -> Path:
-    """Where the final model of the run lies: its data is beside it, not beside a link to it."""
+    """The path of the final model, links resolved: its data is beside the file, not beside a link to it."""
     path = workspace.folder / MODEL
     return path.readlink() if path.is_symlink() else path
 
 
 def link_to(path: Path, workspace: Workspace) -> None:
-    """Let `model.onnx` of the run stand for a model in another folder."""
+    """Make `model.onnx` of the run a link to a model in another folder."""
     link = workspace.folder / MODEL
     if path == link:
         return
@@ -67,13 +67,13 @@ def link_to(path: Path, workspace: Workspace) -> None:
     temporary.replace(link)
 
 
-def unread(config: RunConfig) -> bool | None:
-    """For `read_model`: whether weights stay unread; None where the file itself says."""
+def leaves_unread(config: RunConfig) -> bool | None:
+    """Whether weights stay unread, for `read_model`; None where the file itself decides."""
     return True if config.verify.proof == STRUCTURE else None
 
 
-def not_compared(config: RunConfig) -> str:
-    """Why no number was compared; empty where numbers were."""
+def why_not_compared(config: RunConfig) -> str:
+    """The reason why no numbers are compared; empty where they are."""
     if config.verify.proof != STRUCTURE:
         return ""
     made = (

@@ -1,1 +1,1 @@
-"""References and runners: who computes what the others are compared with, and everybody who computes it again."""
+"""References, which every result is compared with, and the backends that run the final model."""

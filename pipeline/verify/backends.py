@@ -51,29 +51,29 @@ class Plan:
         self._shapes: Shapes = {}
         self._compiled: tuple[Graph, CompiledProgram] | None = None
 
-    def compiled(self, shapes: Shapes) -> tuple[Graph, CompiledProgram]:
-        """The graph and the program for inputs of these shapes, made once as long as they stay the same.
+    def compile_for(self, shapes: Shapes) -> tuple[Graph, CompiledProgram]:
+        """The graph and the program for inputs of these shapes; made again only when the shapes change.
 
         Raises:
             Unsupported: an operator that cannot be imported or has no emitter; all are listed.
         """
         if self._compiled is None or self._shapes != shapes:
-            self._compiled = None  # its storage is freed first
+            self._compiled = None  # first, to free its storage
             graph = from_onnx(self._path, shapes=shapes, emitters=EMITTERS, trainable=self._trainable)  # import
             check(graph)
             self._shapes, self._compiled = shapes, (graph, compile_graph(graph))  # lower, plan, bind
         return self._compiled
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        _, program = self.compiled(shapes_of(feeds))
+        _, program = self.compile_for(shapes_of(feeds))
         return {name: to_numpy(tensor) for name, tensor in program.run(feeds).items()}
 
 
 def onnxruntime_runner(model: DetachedModel, extra_outputs: Sequence[str] = ()) -> Runner:
-    """onnxruntime on the CPU, graph optimization off, for as long as weights and inputs explain.
+    """A function that runs the model on onnxruntime's CPU, graph optimization off, within a time limit by its size.
 
     Raises:
-        StepFailed: onnxruntime refuses the model; the runner raises it where a run fails, or takes longer.
+        StepFailed: onnxruntime refuses the model. The function raises it when a run fails or exceeds its time.
     """
     session, weights = Session.of(model, extra_outputs), model.nbytes()
 
@@ -84,7 +84,7 @@ def onnxruntime_runner(model: DetachedModel, extra_outputs: Sequence[str] = ()) 
 
 
 def shapes_of(feeds: Feeds) -> Shapes:
-    """An ONNX file may call its dims other names than the configuration does, or none; shapes fit always."""
+    """The shapes of the feeds. Shapes and not dims, since an ONNX file may name its dims otherwise, or not at all."""
     return {name: array.shape for name, array in feeds.items()}
 
 

@@ -1,4 +1,4 @@
-"""The outputs that everything else is judged by: torch's, or for an ONNX source that file's on onnxruntime."""
+"""Reference outputs, which all results are compared with: torch's, or those of an ONNX source on onnxruntime."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ EXACT: Final = "OUSbiu"
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What everything is compared with.
+    """The references of a run.
 
     Args:
-        traits: what can be drawn otherwise of each input.
+        traits: special draws that each input allows.
         skipped: what was not drawn, and why.
     """
 
@@ -47,18 +47,18 @@ class References:
     traits: Mapping[str, frozenset[Trait]] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
 
-    def held_by(self, labels: Collection[str], not_covered: Sequence[str]) -> References:
-        """The draws of these labels, on which the export is compared; what is not compared is said."""
+    def restrict_to(self, labels: Collection[str], not_covered: Sequence[str]) -> References:
+        """Keep the draws with these labels, on which the export is compared; `not_covered` says why others are out."""
         draws = tuple(one for one in self.draws if one.label in labels)
         return replace(self, draws=draws, skipped=(*self.skipped, *not_covered))
 
 
 def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig, given: Sequence[GivenDraw] = ()) -> DrawPlan:
-    """The draws that were `given`, then `verify.draws` ones at the first size of each named dim, and one at each
-    further size; these have to run.
+    """Plan the draws: the `given` ones, then `verify.draws` ones at the first size of each named dim, and one at each
+    further size; all of these have to run.
 
-    Beside them those of `verify.sizes`, and the ends of what the inputs may be, where the reference runs so. Dims of an
-    ONNX file that `model.dims` does not name may be drawn larger, since nobody has said at which sizes it runs.
+    Optional draws are those of `verify.sizes` and of extreme inputs, where the reference runs on them. Dims of an ONNX
+    file that `model.dims` does not name may be drawn larger, since the sizes that it runs at are unknown.
     """
     if not verify.draws:
         return DrawPlan(drawn_inputs(source.inputs), (), (), (), verify.seed, given=tuple(given))
@@ -78,16 +78,16 @@ def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig, given: 
 
 
 def compute_references(source: Source, plan: DrawPlan, bench: PassContext) -> References:
-    """Run the reference on every draw that it bears: torch here, an ONNX file in the proof worker of `bench`.
+    """Run the reference on every draw that it supports: torch here, an ONNX file in the proof worker of `bench`.
 
     Raises:
-        SourceError: it does not run on a draw that is needed, or an output holds NaN or nothing is finite, so that
-            nothing can be compared.
+        SourceError: it fails on a required draw, or an output holds NaN, or no output is finite, so that nothing can
+            be compared.
     """
     skipped: list[str] = []
-    if isinstance(source, TorchSource):  # each of its runs draws the same numbers
+    if isinstance(source, TorchSource):  # each run draws the same numbers
         from pipeline.export.reference import (
-            indexed_rows,  # these load torch, which an ONNX file does not need
+            indexed_rows,  # loads torch, which an ONNX file does not need
             run_torch,
         )
 
@@ -110,7 +110,7 @@ def compute_references(source: Source, plan: DrawPlan, bench: PassContext) -> Re
 
 
 def _ask_for_sizes(plan: DrawPlan) -> str:
-    """What to do where an ONNX file does not run at the sizes that were tried."""
+    """Advice where an ONNX file does not run at the sizes that were tried; empty where no dim is open."""
     if not plan.open:
         return ""
     sizes = ", ".join(f"{dim}: [2, 3]" for dim in plan.open if dim)
@@ -120,7 +120,7 @@ def _ask_for_sizes(plan: DrawPlan) -> str:
 
 
 def outputs_digest(references: Sequence[Reference]) -> str:
-    """A digest of what the reference computes, for keys: it sees also what no file of the model tells."""
+    """Digest of the reference's inputs and outputs, for keys: it covers state that is in no file of the model."""
     digest = hashlib.blake2b(digest_size=16)
     for reference in references:
         digest.update(reference.label.encode())
@@ -147,13 +147,13 @@ def _reference(chosen: ChosenDraw) -> Reference:
 
 
 def _has_nan(array: np.ndarray) -> bool:
-    return array.dtype.kind not in EXACT and bool(np.isnan(_widened(array)).any())
+    return array.dtype.kind not in EXACT and bool(np.isnan(_widen(array)).any())
 
 
 def _has_finite(array: np.ndarray) -> bool:
-    return array.dtype.kind in EXACT or bool(np.isfinite(_widened(array)).any())
+    return array.dtype.kind in EXACT or bool(np.isfinite(_widen(array)).any())
 
 
-def _widened(array: np.ndarray) -> np.ndarray:
-    """As numpy's own dtype: it may not know what the small ones of `ml_dtypes` mean."""
+def _widen(array: np.ndarray) -> np.ndarray:
+    """The array as float64: numpy cannot test the small dtypes of `ml_dtypes` for NaN."""
     return array if array.dtype.kind == "c" else array.astype(np.float64, copy=False)

@@ -1,4 +1,4 @@
-"""`verify.inputs`: draws of the user's own data, from .npz files and loaders. Knows torch only if a loader does."""
+"""`verify.inputs`: draws of the user's own data, from .npz files and loaders. Imports torch only if a loader does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GivenInputs:
 
 
 def input_files(entries: Sequence[str]) -> list[tuple[str, Path | None]]:
-    """The files that `verify.inputs` names, globs resolved in the order of their names; None in place of a loader's.
+    """(name, file) for each entry of `verify.inputs`, globs expanded and sorted; the file of a loader is None.
 
     Raises:
         SourceError: a file is missing or is no .npz, or a glob matches nothing.
@@ -70,17 +70,17 @@ def _matches(entry: str) -> list[Path]:
 
 
 def read_inputs(verify: VerifyConfig, specs: Sequence[InputSpec]) -> GivenInputs:
-    """The first `verify.max_inputs` draws of `verify.inputs`, checked against the inputs of the model.
+    """Read the first `verify.max_inputs` draws of `verify.inputs`, and check them against the inputs of the model.
 
     Raises:
-        SourceError: a file or a loader cannot be read, or its arrays do not fit the inputs; all that is wrong with
-            the first draw that does not fit is in the message.
+        SourceError: a file or a loader cannot be read, or its arrays do not fit the inputs; the message lists
+            all mistakes of the first such draw.
     """
     draws: list[GivenDraw] = []
     notes: list[str] = []
     samples = _samples(verify.inputs)
     for label, arrays in islice(samples, verify.max_inputs):
-        feeds = _checked(label, arrays, specs)
+        feeds = _check_feeds(label, arrays, specs)
         sizes = _sizes(label, feeds, specs)
         draws.append(GivenDraw(Draw(len(draws), sizes, source=label), feeds))
     if verify.inputs and not draws:
@@ -95,11 +95,11 @@ def _samples(entries: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if file is not None:
             yield name, _read_npz(file)
         else:
-            yield from _loaded_samples(name)
+            yield from _load_samples(name)
 
 
 def _read_npz(file: Path) -> Mapping[str, Any]:
-    """Arrays by name. Pickles are refused: they would run code."""
+    """Read the arrays of a file by name. Pickles are refused, since they run code."""
     try:
         with file.open("rb") as opened:
             archive = np.load(opened, allow_pickle=False)
@@ -116,7 +116,7 @@ def _read_npz(file: Path) -> Mapping[str, Any]:
         raise SourceError(f"{KEY}: {file} is no whole .npz file ({why}); write it again with numpy.savez") from error
 
 
-def _loaded_samples(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _load_samples(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     title = f"{KEY}: {text}"
     samples: Any = call_user_code(load_function(text, KEY, title), f"{title} raises", text)
     if isinstance(samples, Mapping):  # `return {...}` for one draw
@@ -136,7 +136,7 @@ def _loaded_samples(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield name, sample
 
 
-def _checked(label: str, arrays: Mapping[str, Any], specs: Sequence[InputSpec]) -> dict[str, np.ndarray]:
+def _check_feeds(label: str, arrays: Mapping[str, Any], specs: Sequence[InputSpec]) -> dict[str, np.ndarray]:
     names = [spec.name for spec in specs]
     mistakes = []
     for name in arrays:
@@ -148,7 +148,7 @@ def _checked(label: str, arrays: Mapping[str, Any], specs: Sequence[InputSpec]) 
     feeds: dict[str, np.ndarray] = {}
     for spec in specs:
         if spec.name in arrays:
-            array, why = _fitted(arrays[spec.name], spec)
+            array, why = _fit_array(arrays[spec.name], spec)
             feeds[spec.name] = array
             mistakes += [f"{spec.name!r} {why}"] * bool(why)
     if mistakes:
@@ -157,8 +157,8 @@ def _checked(label: str, arrays: Mapping[str, Any], specs: Sequence[InputSpec]) 
     return feeds
 
 
-def _fitted(value: Any, spec: InputSpec) -> tuple[np.ndarray, str]:
-    """A copy of `value`, which its owner may write into, and what is wrong with it; empty where it fits."""
+def _fit_array(value: Any, spec: InputSpec) -> tuple[np.ndarray, str]:
+    """A copy of `value`, since a loader may reuse its buffer, and what is wrong with it; empty where it fits."""
     if type(value).__module__.partition(".")[0] == "torch":
         from pipeline.export.arrays import to_numpy
 

@@ -71,7 +71,7 @@ def test_locate_finds_a_file_in_a_package_without_importing_it(tmp_path: Path, m
     monkeypatch.syspath_prepend(tmp_path)
     assert locate("package:never_imported/data/m.onnx") == package / "data" / "m.onnx"
     assert "never_imported" not in sys.modules
-    with pytest.raises(SourceError, match=r"has no such file; beside it lies: m\.onnx"):
+    with pytest.raises(SourceError, match=r"has no such file; its folder has: m\.onnx"):
         locate("package:never_imported/data/n.onnx")
     with pytest.raises(SourceError, match="expected package:<package>/<path inside it>"):
         locate("package:never_imported/../secret")

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.errors import UsageError
 from pipeline.export import save_model
-from pipeline.export.captured_output import quiet
+from pipeline.export.captured_output import capture_output
 
 
 def model(elements: int, fill: float = 1.0) -> ir.Model:
@@ -74,7 +74,7 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
 def test_quiet_collects_and_restores(capfd: pytest.CaptureFixture[str]) -> None:
     child = logging.getLogger("torch.onnx")
     handlers = list(child.handlers)
-    with quiet() as notes:
+    with capture_output() as notes:
         print("printed")
         print("to stderr", file=sys.stderr)
         warnings.warn("warned", UserWarning, stacklevel=1)
@@ -82,6 +82,6 @@ def test_quiet_collects_and_restores(capfd: pytest.CaptureFixture[str]) -> None:
     assert notes == ["torch.onnx.something: logged 1", "printed", "to stderr", "UserWarning: warned"]
     assert capfd.readouterr() == ("", "")
     assert child.handlers == handlers
-    with pytest.raises(KeyError), quiet():
+    with pytest.raises(KeyError), capture_output():
         raise KeyError
     assert child.handlers == handlers

@@ -42,7 +42,7 @@ from pipeline.workspace import Workspace
 from pathlib import Path
 run = passes.optimize("in.onnx", ["fuse_qkv"], keep=["qkv"])
 run.save("out.onnx")
-with Workspace(Path("run")).opened():
+with Workspace(Path("run")).acquire():
     pass
 worker = Worker()
 print(run.structures[0].kept, worker.call("os:getpid"), flush=True)

@@ -22,7 +22,7 @@ from pipeline.ir.text import to_text
 from pipeline.lowering import EMITTERS
 from pipeline.planning import to_json
 from pipeline.runtime import compile_graph
-from pipeline.stages.pictures import Broken, take_pictures
+from pipeline.stages.pictures import BrokenStructures, take_pictures
 from tests.passes.models import detached
 
 SIZES: Final = (2, 4, 16)
@@ -116,7 +116,7 @@ def _lines_of_run(count: int) -> dict[str, int]:
         recipe = ["extract_constant_to_initializer", "eliminate_deadend"]
         found = {
             "passes": _lines_of(lambda: runs.append(passes.optimize(model, recipe, keep=["qkv"], bench=bench))),
-            "pictures": _lines_of(lambda: take_pictures(runs[0], source, Broken())),
+            "pictures": _lines_of(lambda: take_pictures(runs[0], source, BrokenStructures())),
             "diff": _lines_of(lambda: diff_text(compare_models(source, runs[0].model), most=sys.maxsize)),
         }
     assert any(row.changed for row in runs[0].rows)

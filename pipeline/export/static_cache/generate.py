@@ -1,4 +1,4 @@
-"""Run a pair of programs as a host would: prefill, copy into fixed caches, then token by token."""
+"""Runs a pair of programs as a host would: prefill, copy into fixed caches, then token by token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 PREFILL_INPUTS: Final = ("input_ids", "attention_mask", "position_ids")
 DECODE_INPUTS: Final = (*PREFILL_INPUTS, "cache_position")
-"""What decode takes before the caches."""
+"""Inputs of decode before the caches."""
 
 
 class LayerMapping(TypedDict):
@@ -135,7 +135,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generated:
-    """tokens: int64 (steps + 1,), greedy. logits: (steps + 1, vocabulary), which each token was chosen from."""
+    """tokens: int64 (steps + 1,), greedy. logits: (steps + 1, vocabulary), from which each token was chosen."""
 
     tokens: Tensor
     logits: Tensor
@@ -192,7 +192,7 @@ def _decode_feed(token: Tensor, position: int, sizes: CacheSizes) -> dict[str, T
 
 
 def _fixed_caches(found: Mapping[str, Tensor], mapping: KVMapping, sizes: CacheSizes) -> dict[str, Tensor]:
-    """What prefill returned, at the beginning of caches that are zero otherwise."""
+    """The outputs of prefill, padded with zeros to the length of the caches."""
     spare = (0, 0, 0, sizes.max_cache_len - sizes.prefill_len)
     return {
         row[f"decode_{side}_input"]: torch.nn.functional.pad(found[row[f"prefill_{side}_output"]], spare)

@@ -54,7 +54,7 @@ class CacheSpec:
 
 
 def cache_specs(model: nn.Module) -> tuple[CacheSpec, ...]:
-    """k0, v0, k1, v1, … as this model makes them: it is called once, with one token, wherever it lies."""
+    """The specs of k0, v0, k1, v1, …, from one call of the model with one token, on its own device."""
     device = next(model.parameters()).device
     with torch.no_grad(), as_exporting():  # some operators that experts use otherwise take one dtype only on meta
         _, *states = Prefill(model)(*_prompt(1, device))

@@ -18,7 +18,7 @@ def causal_mask(query_positions: Tensor, key_length: int) -> Tensor:
     """The mask that both graphs take, float32 (1, 1, queries, keys), on the device of the positions.
 
     Args:
-        query_positions: int64 (queries,), where in the sequence each query stands.
+        query_positions: int64 (queries,), the position of each query in the sequence.
 
     Source: seed document 000, `make_additive_causal_mask`.
     """
@@ -29,7 +29,7 @@ def causal_mask(query_positions: Tensor, key_length: int) -> Tensor:
 
 
 def mask_for_model(mask: Tensor, position_ids: Tensor, model: Any) -> Tensor | dict[str, Tensor]:
-    """The mask as this model's attention wants it: its dtype, and with its sliding window if it has one.
+    """The mask for this model's attention: in its dtype, and with its sliding window if it has one.
 
     transformers takes a mask of four dims as it is and adds no window to it, so the window is added here; a model
     with layers of both kinds takes a mapping by kind.
@@ -38,7 +38,7 @@ def mask_for_model(mask: Tensor, position_ids: Tensor, model: Any) -> Tensor | d
     mask = _cast(mask, model)
     if SLIDING not in kinds:
         return mask
-    windowed = _windowed(mask, position_ids, _text_config(model).sliding_window)
+    windowed = _add_window(mask, position_ids, _text_config(model).sliding_window)
     return windowed if FULL not in kinds else {FULL: mask, SLIDING: windowed}
 
 
@@ -57,7 +57,7 @@ def _text_config(model: Any) -> Any:
 
 
 def _cast(mask: Tensor, model: Any) -> Tensor:
-    """Eager attention adds the mask in float32; torch's fused attention wants the dtype of the queries."""
+    """Cast the mask: eager attention adds it in float32, torch's fused attention wants the dtype of the queries."""
     implementation = getattr(_text_config(model), "_attn_implementation", "eager")
     dtype = next(model.parameters()).dtype
     if implementation == "eager" or dtype == mask.dtype:
@@ -66,7 +66,7 @@ def _cast(mask: Tensor, model: Any) -> Tensor:
     return mask.clamp(min=torch.finfo(dtype).min).to(dtype)
 
 
-def _windowed(mask: Tensor, position_ids: Tensor, window: int) -> Tensor:
+def _add_window(mask: Tensor, position_ids: Tensor, window: int) -> Tensor:
     keys = torch.arange(mask.shape[-1], device=mask.device)
     too_old = keys <= position_ids.unsqueeze(-1) - window  # (1, queries, keys)
     return mask.masked_fill(too_old.unsqueeze(1), torch.finfo(mask.dtype).min)

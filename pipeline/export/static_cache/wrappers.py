@@ -11,7 +11,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from pipeline.export.static_cache.masks import mask_for_model
-from pipeline.export.static_cache.suited import check_model, check_updates
+from pipeline.export.static_cache.model_checks import check_model, check_updates
 
 __all__ = ["Decode", "FixedLayer", "FreshLayer", "Prefill"]
 

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 
 from pipeline.export.caches import register_caches
 from pipeline.export.error_location import advice_on_type
-from pipeline.export.trace import apart
+from pipeline.export.trace import separate_memory
 from pipeline.export.tree import leaves_with_path, not_dense
 from pipeline.importers.from_torch.module_state import preserve_module_state
 from pipeline.importers.from_torch.modules import every_module, every_path, every_tensor
@@ -145,7 +145,7 @@ def arguments_of(
     if strict:
         validate_meta_device(model)
         validate_inputs_meta(*given)
-    return apart(model, given)
+    return separate_memory(model, given)
 
 
 def _refuse_scripted(model: nn.Module) -> None:

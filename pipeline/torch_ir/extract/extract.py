@@ -12,7 +12,7 @@ from passes.run.gc_pause import pause_collector
 from pipeline.errors import UsageError
 from pipeline.export.inputs import InputSpec
 from pipeline.export.source import TorchSource
-from pipeline.export.trace import capture
+from pipeline.export.trace import trace_module
 from pipeline.importers.from_torch.layer_dedup import TracedWhole, deduplicate_layers
 from pipeline.ir import Graph
 from pipeline.torch_ir.errors import ExportError, warn
@@ -94,7 +94,7 @@ def extract_source(source: TorchSource, name: str, *, functionalize: bool = True
         ConversionError: the program holds something that the IR cannot.
         UsageError: a dim that was asked to be dynamic came out as a number.
     """
-    program = capture(source)
+    program = trace_module(source)
     return convert_exported_program(
         program,
         name,

@@ -1,4 +1,4 @@
-"""Which models can work with a cache that is input and output, told before anything is traced."""
+"""Checks before a trace whether a model can work with a cache that is input and output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ NEEDED_ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "past_key_val
 
 
 def check_model(model: Any) -> None:
-    """
+    """Refuse a model that cannot have a static cache.
+
     Raises:
         UsageError: this model class or this setting of it cannot be split into prefill and decode.
     """
@@ -28,7 +29,7 @@ def check_model(model: Any) -> None:
 
 
 def check_updates(cache: Cache, model: Any) -> None:
-    """After the forward: every layer was written exactly once.
+    """Check after the forward that every layer was written exactly once.
 
     Raises:
         UsageError: the model has layers without a cache of their own, or writes one twice.
@@ -65,25 +66,27 @@ def _encoder(model: Any) -> str | None:
 
 
 def _alibi(model: Any) -> str | None:
-    asked = getattr(getattr(model, "config", None), "alibi", None)
-    if asked is None:  # Bloom has no other positions, and its configuration no word of them
-        asked = hasattr(getattr(model, "base_model", model), "build_alibi_tensor")
-    if not asked:
+    is_alibi = getattr(getattr(model, "config", None), "alibi", None)
+    if is_alibi is None:  # Bloom has no other positions, and its configuration no word of them
+        is_alibi = hasattr(getattr(model, "base_model", model), "build_alibi_tensor")
+    if not is_alibi:
         return None
     return "its positions are in a bias (ALiBi) that it makes from a mask of two dims; the static mask has four"
 
 
-def _own_words(model: Any) -> str | None:
+def _own_claim(model: Any) -> str | None:
     if getattr(model, "_can_compile_fullgraph", True):
         return None
     return "transformers says so of this class (`_can_compile_fullgraph` is False); wrap it by hand"
 
 
 def _attention(model: Any) -> str | None:
-    given = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if given in KNOWN_ATTENTION:
+    implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if implementation in KNOWN_ATTENTION:
         return None
-    return f"its attention is {given!r}, which takes no additive mask; make it with attn_implementation='eager'"
+    return (
+        f"its attention is {implementation!r}, which takes no additive mask; make it with attn_implementation='eager'"
+    )
 
 
 def _layer_kinds(model: Any) -> str | None:
@@ -93,4 +96,4 @@ def _layer_kinds(model: Any) -> str | None:
     return f"it has layers of kind {', '.join(other)}; only {' and '.join(sorted(KNOWN_KINDS))} keep keys and values"
 
 
-QUESTIONS = (_in_training, _encoder, _alibi, _arguments, _own_words, _attention, _layer_kinds)
+QUESTIONS = (_in_training, _encoder, _alibi, _arguments, _own_claim, _attention, _layer_kinds)
