@@ -44,12 +44,12 @@ class Product:
     def value(self) -> str:
         return self.node.output[0]
 
-    def contracted(self, side: Side) -> int | None:
+    def contracted_axis(self, side: Side) -> int | None:
         """The axis of an operand that is summed over."""
         both = [letter for letter in self.terms[0] if letter in self.terms[1] and letter not in self.out]
         return _place(self.terms[side], both[-1]) if both else None
 
-    def free(self, side: Side) -> int | None:
+    def free_axis(self, side: Side) -> int | None:
         """The axis of an operand that the result has from it alone, the last of several."""
         other = self.terms[1 - side]
         alone = [letter for letter in self.terms[side] if letter not in other and letter in self.out]

@@ -15,7 +15,7 @@ from passes.graph.traversal import live_nodes, reads_of
 from passes.structures.types import Boundary, Instance
 from passes.weights.detached import DetachedModel
 
-__all__ = ["lost_boundaries", "with_sources"]
+__all__ = ["find_lost_boundaries", "with_sources"]
 
 
 def with_sources(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
@@ -30,7 +30,7 @@ def with_sources(instances: Sequence[Instance], model: DetachedModel) -> tuple[I
     )
 
 
-def lost_boundaries(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
+def find_lost_boundaries(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
     """Name → why it is lost, of the `instances` that have a boundary.
 
     A boundary stands when its values are still there, as they were computed or as they were read, and what lies between

@@ -22,7 +22,7 @@ from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, Core, Cor
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
 
-__all__ = ["lost_cores", "with_copies"]
+__all__ = ["find_lost_cores", "with_copies"]
 
 
 def with_copies(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
@@ -36,7 +36,7 @@ def with_copies(instances: Sequence[Instance], model: DetachedModel) -> tuple[In
     )
 
 
-def lost_cores(instances: Sequence[Instance], model: DetachedModel) -> dict[tuple[str, str], str]:
+def find_lost_cores(instances: Sequence[Instance], model: DetachedModel) -> dict[tuple[str, str], str]:
     """(kind, name) → why it is lost, of the `instances` that have a core.
 
     Those whose value is still made by a node like the exported one stand. Of the others, whose values have lost their

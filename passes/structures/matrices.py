@@ -41,7 +41,9 @@ def matrix_of(view: GraphView, name: str) -> Matrix | None:
         return Matrix(name, plain, True, (plain,))
     if name not in view.folded:
         return None
-    tensors = [tensor for tensor in _leaves(view, _past(view, name), name) if tensor.data_type != TensorProto.STRING]
+    tensors = [
+        tensor for tensor in _leaves(view, _nodes_behind(view, name), name) if tensor.data_type != TensorProto.STRING
+    ]
     if not tensors:
         return None
     return Matrix(name, max(tensors, key=_size), False, tuple(tensors))
@@ -51,7 +53,7 @@ def matrix_values(view: GraphView, matrix: Matrix) -> np.ndarray | None:
     """The numbers of a matrix as the product reads it; None where they are not to be read, or cannot be computed."""
     if any(view.model.is_unread(tensor) for tensor in matrix.tensors):
         return None
-    nodes = _past(view, matrix.value)
+    nodes = _nodes_behind(view, matrix.value)
     if not nodes:
         return view.model.array(view.initializers[matrix.value])
     names = dict.fromkeys(name for node in nodes for name in node.input)
@@ -103,7 +105,7 @@ def _plain_tensor(view: GraphView, name: str) -> TensorProto | None:
     return view.initializers[name]
 
 
-def _past(view: GraphView, name: str) -> list[NodeProto]:
+def _nodes_behind(view: GraphView, name: str) -> list[NodeProto]:
     """The nodes that a constant is computed by, in graph order."""
     seen: set[str] = set()
     found: dict[int, NodeProto] = {}

@@ -14,7 +14,7 @@ from passes.structures.axes import axes_of
 from passes.structures.candidates import Candidate, find_fused
 from passes.structures.view import GraphView
 
-__all__ = ["batch_norms", "layer_norms", "rms_norms"]
+__all__ = ["find_batch_norms", "find_layer_norms", "find_rms_norms"]
 
 BATCH_NORM_OPS: Final = ("BatchNormalization",)
 LAYER_NORM_OPS: Final = ("LayerNormalization", "com.microsoft.SkipLayerNormalization")
@@ -26,28 +26,28 @@ RMS_NORM_OPS: Final = (
 """onnxruntime's SimplifiedLayerNormalization is an RMS norm, and stands in the default domain."""
 
 
-def batch_norms(view: GraphView) -> Iterator[Candidate]:
+def find_batch_norms(view: GraphView) -> Iterator[Candidate]:
     yield from find_fused(view, BATCH_NORM_OPS)
 
 
-def layer_norms(view: GraphView) -> Iterator[Candidate]:
+def find_layer_norms(view: GraphView) -> Iterator[Candidate]:
     yield from find_fused(view, LAYER_NORM_OPS)
     yield from _spelled_out(view, centred=True)
 
 
-def rms_norms(view: GraphView) -> Iterator[Candidate]:
+def find_rms_norms(view: GraphView) -> Iterator[Candidate]:
     yield from find_fused(view, RMS_NORM_OPS)
     yield from _spelled_out(view, centred=False)
 
 
 def _spelled_out(view: GraphView, *, centred: bool) -> Iterator[Candidate]:
-    for normal in normals(view):
-        if normal.centred == centred:
-            yield Candidate(normal.last, normal.nodes, (normal.quotient, normal.last.output[0]))
+    for norm in find_norm_patterns(view):
+        if norm.centred == centred:
+            yield Candidate(norm.last, norm.nodes, (norm.quotient, norm.last.output[0]))
 
 
 @dataclass(frozen=True, slots=True)
-class Normal:
+class NormPattern:
     """x / √(mean(x²) + ε) over the last axis, or over the channels; with `centred`, of x - mean(x).
 
     `nodes` begin with the mean and end with the `last`: the scale and the bias if there are any.
@@ -64,7 +64,7 @@ class Normal:
         return self.nodes[-1]
 
 
-def normals(view: GraphView) -> Iterator[Normal]:
+def find_norm_patterns(view: GraphView) -> Iterator[NormPattern]:
     """Every such division in the graph, each in whatever way it is spelled."""
     for root in (*view.by_op.get("Sqrt", ()), *view.by_op.get("Pow", ())):
         under = _mean_square(view, root)
@@ -74,7 +74,9 @@ def normals(view: GraphView) -> Iterator[Normal]:
         for division in _divisions(view, root, squared):
             x, differences = _without_mean(view, squared)
             ends = _scale_and_bias(view, division[-1])
-            yield Normal(x, bool(differences), (*differences, *nodes, root, *division, *ends), division[-1].output[0])
+            yield NormPattern(
+                x, bool(differences), (*differences, *nodes, root, *division, *ends), division[-1].output[0]
+            )
 
 
 def _mean_square(view: GraphView, root: NodeProto) -> tuple[str, list[NodeProto]] | None:

@@ -11,16 +11,16 @@ from passes.graph.traversal import reads_of
 from passes.structures.candidates import PRODUCTS, Candidate
 from passes.structures.view import GraphView, op_of
 
-__all__ = ["residuals"]
+__all__ = ["find_residuals"]
 
 
-def residuals(view: GraphView) -> Iterator[Candidate]:
+def find_residuals(view: GraphView) -> Iterator[Candidate]:
     """Sums of two branches, of which one is the value that the other starts from, or a mere projection of it.
 
     A mask, or a position that is added in every layer, comes before its later sums too. But it is not what the layers
     pass on: a residual on the way from it begins elsewhere.
     """
-    past = _Past(view)
+    past = _Ancestry(view)
     begun: dict[str, str] = {}
     for node in view.nodes:
         if op_of(node) != "Add" or view.folded.intersection(node.input) or _is_score(view, node):
@@ -34,7 +34,7 @@ def residuals(view: GraphView) -> Iterator[Candidate]:
             break
 
 
-class _Past:
+class _Ancestry:
     """What each value is computed from, as bits: one for each graph input and each node."""
 
     def __init__(self, view: GraphView) -> None:

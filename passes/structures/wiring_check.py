@@ -23,7 +23,7 @@ from passes.graph.traversal import bodies_of, every_node, live_nodes, reads_of
 from passes.structures.types import Instance, Wiring
 from passes.weights.detached import DetachedModel
 
-__all__ = ["bypassed_projections", "with_wiring"]
+__all__ = ["find_bypassed_projections", "with_wiring"]
 
 
 def with_wiring(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
@@ -38,7 +38,7 @@ def with_wiring(instances: Sequence[Instance], model: DetachedModel) -> tuple[In
     )
 
 
-def bypassed_projections(
+def find_bypassed_projections(
     instances: Sequence[Instance], model: DetachedModel, lost: Mapping[str, str]
 ) -> dict[str, str]:
     """Instance name → why attention does not read what its matrices make, of those that are not `lost` anyway."""
