@@ -1,4 +1,4 @@
-"""Embeddings: a lookup of rows in a table of weights, and the rotary embedding."""
+"""Find embeddings: a lookup of rows in a table of weights, and the rotary embedding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TABLE_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFL
 
 
 def find_embeddings(view: GraphView) -> Iterator[Candidate]:
-    """Gather on axis 0 of a matrix. A lookup by a constant is a constant, whoever folds it; it is left out later."""
+    """Each Gather on axis 0 of a matrix. A lookup by constant indices is itself constant; `instances_of` drops it."""
     for node in view.by_op.get("Gather", ()):
         table = view.weight_behind(node.input[0])
         if (
@@ -95,4 +95,4 @@ def _wholes(view: GraphView, part: str) -> Iterator[str]:
 
 
 CUTS: Final = frozenset({"Slice", "Split", "SplitToSequence", "SequenceAt", "Gather", "Identity", "Squeeze"})
-"""What takes a half, or every second element."""
+"""Ops that take a half, or every second element."""

@@ -1,6 +1,7 @@
-"""Batch norm, layer norm and RMS norm: one op each, and the latter two also spelled out.
+"""Find batch norm, layer norm and RMS norm: as one op each, the latter two also as several ops.
 
-Spelled out, both divide by the root of a mean square."""
+As several ops, both divide by the root of a mean square.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ RMS_NORM_OPS: Final = (
     "SimplifiedLayerNormalization",
     "com.microsoft.SkipSimplifiedLayerNormalization",
 )
-"""onnxruntime's SimplifiedLayerNormalization is an RMS norm, and stands in the default domain."""
+"""onnxruntime's SimplifiedLayerNormalization is an RMS norm, and is in the default domain."""
 
 
 def find_batch_norms(view: GraphView) -> Iterator[Candidate]:
@@ -65,7 +66,7 @@ class NormPattern:
 
 
 def find_norm_patterns(view: GraphView) -> Iterator[NormPattern]:
-    """Every such division in the graph, each in whatever way it is spelled."""
+    """Every such division in the graph, in all its forms."""
     for root in (*view.by_op.get("Sqrt", ()), *view.by_op.get("Pow", ())):
         under = _mean_square(view, root)
         if under is None:
@@ -80,7 +81,7 @@ def find_norm_patterns(view: GraphView) -> Iterator[NormPattern]:
 
 
 def _mean_square(view: GraphView, root: NodeProto) -> tuple[str, list[NodeProto]] | None:
-    """What is squared, averaged and lifted by ε under `root`, and the nodes of that."""
+    """The value whose mean square plus ε is under `root`, and the nodes that compute this."""
     plus = view.maker(root.input[0], "Add")
     if plus is None or (root.op_type == "Pow" and view.scalar(root.input[1]) not in (0.5, -0.5)):
         return None
@@ -98,7 +99,7 @@ def _mean_square(view: GraphView, root: NodeProto) -> tuple[str, list[NodeProto]
 
 
 def _divisions(view: GraphView, root: NodeProto, squared: str) -> Iterator[list[NodeProto]]:
-    """The nodes that divide what was `squared` by `root`: Div, or Reciprocal and Mul; behind a power of -½ just Mul."""
+    """The nodes that divide `squared` by `root`: Div, or Reciprocal and Mul; after a power of -½ just Mul."""
     if root.op_type == "Pow" and view.scalar(root.input[1]) == -0.5:
         yield from ([node] for node in _products_with(view, root, squared))
         return
@@ -118,7 +119,7 @@ def _products_with(view: GraphView, inverse: NodeProto, squared: str) -> Iterato
 
 
 def _is_same(view: GraphView, name: str, other: str) -> bool:
-    """The same value, or the same difference computed twice."""
+    """Whether both are one value, or one difference computed twice."""
     name = view.source(name)
     here, there = view.maker(name, "Sub"), view.maker(other, "Sub")
     if name == other or here is None or there is None:
@@ -140,7 +141,7 @@ def _without_mean(view: GraphView, squared: str) -> tuple[str, list[NodeProto]]:
 
 
 def _scale_and_bias(view: GraphView, last: NodeProto) -> list[NodeProto]:
-    """The product with a weight, and the sum with one, that alone read on."""
+    """The product with a weight, and the sum with one, that are the only readers."""
     ends = []
     for op in ("Mul", "Add"):
         readers = view.readers(last.output[0])
@@ -155,7 +156,7 @@ def _scale_and_bias(view: GraphView, last: NodeProto) -> list[NodeProto]:
 
 
 def _is_over_features(view: GraphView, mean: NodeProto) -> bool:
-    """Averages over the last axes, or over axis 1: the channels of an image. Others are other norms (instance norm)."""
+    """Whether the mean is over the last axes, or over axis 1, the channels of an image; not as in an instance norm."""
     axes = axes_of(view, mean)
     dims = view.dims(mean.input[0])
     if not axes:

@@ -18,8 +18,8 @@ __all__ = ["Operand", "Projection", "computed_from", "projections_behind", "with
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A value that enters attention. `feature` is the axis of its features, which scores sum over and V keeps; `other` is
-    its second axis, of positions. None: not known."""
+    """A value that enters attention. `feature` is the axis of its features, which scores sum over and V keeps; `other`
+    is its second axis, of positions. None: not known."""
 
     name: str
     feature: int | None = None
@@ -194,8 +194,8 @@ def _as_projection(view: GraphView, node: NodeProto) -> Projection | None:
 
 
 def _is_matrix(view: GraphView, node: NodeProto, side: Side, matrix: Matrix) -> bool:
-    """Whether the constant is a matrix or a stack of them (torch keeps one per head in an Einsum's weight), or the filter
-    of a 1×1 Conv, which mixes channels at each position: all of them, or those of each group."""
+    """Whether the constant is a matrix or a stack of them (torch keeps one per head in an Einsum's weight), or the
+    filter of a 1×1 Conv, which mixes channels at each position: all of them, or those of each group."""
     dims = view.dims(matrix.value) or tuple(matrix.stored.dims)
     if "Conv" in node.op_type:
         return side == 1 and len(dims) > 2 and set(dims[2:]) == {1} and dims[1] != 1

@@ -65,7 +65,7 @@ class _GraphScope:
 
 @dataclass(frozen=True, slots=True)
 class _ProductOperand:
-    """An operand of the product that makes `value`; its digests end in `suffix`, which distinguishes scaled products."""
+    """An operand of the product that makes `value`; `suffix` distinguishes the digests of scaled products."""
 
     scope: _GraphScope
     value: str

@@ -78,7 +78,7 @@ def _search(view: GraphView) -> QkvCandidates:
             others += 1
         else:
             _, key, value = read
-            # Two softmaxes may weight the same V (DiffLlama); a later layer may use an earlier one's K and V (Gemma 3n).
+            # Two softmaxes may weight one V (DiffLlama); a later layer may use an earlier one's K and V (Gemma 3n).
             pair = frozenset({key.value, value.value})
             if pair not in taken:
                 taken.add(pair)
