@@ -1,29 +1,29 @@
-"""Find the pass that is at fault, and the smallest model on which it is. Nothing is kept, pinned or reverted here.
+"""Find the pass at fault, and the smallest model that shows the fault. Nothing is kept, pinned or reverted here.
 
-bisect.py    the whole of it: read this first
-replay.py    the states that a model goes through, a library's call at a time
-faults.py    what is looked for: a lost structure, a step that breaks down, numbers that leave a tolerance
-search.py    where it shows first, and which passes inside of a step do it
-smallest.py  the smallest model that shows it
-result.py    what was found: as data, in words, for JSON
+bisect.py    `bisect`, which runs the steps below: read this first
+replay.py    runs a recipe and yields the model before and after each call of a library
+faults.py    the faults to look for: a lost structure, a step that breaks down, an error over a tolerance
+search.py    finds the first step that shows the fault, and the passes inside of a composite step
+smallest.py  finds the smallest model that shows the fault
+result.py    the result: as data, as text, for JSON
 """
 
 from __future__ import annotations
 
 from passes.bisect.bisect import BUDGET_S, bisect
 from passes.bisect.faults import Breakdown, Deviation, Fault, Loss
-from passes.bisect.result import Culprit, Finding, Smallest, finding_as_data, finding_text
+from passes.bisect.result import Bisection, Culprit, Smallest, bisection_as_data, bisection_text
 
 __all__ = [
     "BUDGET_S",
+    "Bisection",
     "Breakdown",
     "Culprit",
     "Deviation",
     "Fault",
-    "Finding",
     "Loss",
     "Smallest",
     "bisect",
-    "finding_as_data",
-    "finding_text",
+    "bisection_as_data",
+    "bisection_text",
 ]

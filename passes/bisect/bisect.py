@@ -1,4 +1,4 @@
-"""The whole of a bisection: find the step, then the pass inside of it, then the smallest model."""
+"""Bisect a recipe: find the step at fault, then the pass inside of it, then the smallest model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Final
 
 from passes.bisect.faults import Fault
-from passes.bisect.replay import Made, Observer, Runs, join_blocks
-from passes.bisect.result import Culprit, Finding, Smallest
-from passes.bisect.search import Guilty, Inner, find_guilty, find_inner
+from passes.bisect.replay import Observer, Runs, StepOutcome, join_blocks
+from passes.bisect.result import Bisection, Culprit, Smallest
+from passes.bisect.search import GuiltyStep, InnerCulprit, find_guilty, find_inner
 from passes.bisect.smallest import find_smallest
 from passes.catalog import pass_names
 from passes.context import PassContext
@@ -26,7 +26,7 @@ from passes.weights.detached import DetachedModel
 __all__ = ["BUDGET_S", "bisect"]
 
 BUDGET_S: Final = 60.0
-"""Seconds for making the model smaller."""
+"""Seconds to spend on making the model smaller."""
 
 
 def bisect(
@@ -38,37 +38,40 @@ def bisect(
     skip: Sequence[str] = (),
     budget_s: float = BUDGET_S,
     observer: Observer = lambda *_: None,
-) -> Finding:
-    """Find the first pass of `recipe` after which `fault` is seen, and the smallest model on which it is.
+) -> Bisection:
+    """Find the first pass of `recipe` after which the model shows `fault`, and the smallest model that shows it.
 
     The recipe runs as its libraries run it: nothing is kept, pinned or reverted.
 
     Args:
         skip: passes, groups and globs to leave out, as in a policy.
-        budget_s: seconds for making the model smaller; 0 to leave that.
-        observer: is shown how far it is.
+        budget_s: seconds to spend on making the model smaller; 0 to skip that.
+        observer: is called with the progress.
 
     Raises:
         PolicyError: an unknown name in `skip`, or an option that a step does not take.
     """
     check_lists(recipe=recipe, skip=skip)
     begun, runs = time.perf_counter(), Runs(bench, observer)
-    blocks = _without(join_blocks(recipe), Policy(tuple(skip), watch=False), bench)
+    blocks = _without_skipped(join_blocks(recipe), Policy(tuple(skip), watch=False), bench)
     steps = sum(len(block.steps) for block in blocks)
     found = find_guilty(blocks, source, fault, runs)
-    if not isinstance(found, Guilty):
+    if not isinstance(found, GuiltyStep):
         seconds = time.perf_counter() - begun
-        return Finding(fault.description, steps, None, None, fault.not_found_message, runs.count, seconds, found.failed)
+        return Bisection(
+            fault.description, steps, None, None, fault.not_found_message, runs.count, seconds, found.failed
+        )
     inner = find_inner(found, fault, runs)
-    culprit = _culprit(found, inner, fault, _repeats(blocks, found.place))
+    culprit = _build_culprit(found, inner, fault, _repeats(blocks, found.place))
     count, named = runs.count, time.perf_counter()
     smallest = _smallest(found, inner, source, fault, runs, budget_s) if budget_s > 0 else None
-    notes = tuple(note for note in (found.note, _growing(culprit), _invalid(source, found)) if note)
-    return Finding(fault.description, steps, culprit, smallest, "", count, named - begun, found.failed, notes)
+    notes = (found.note, _note_on_growing_error(culprit), _note_on_invalid_source(source, found))
+    notes = tuple(note for note in notes if note)
+    return Bisection(fault.description, steps, culprit, smallest, "", count, named - begun, found.failed, notes)
 
 
-def _without(blocks: Sequence[Repeat], policy: Policy, bench: PassContext) -> list[Repeat]:
-    """The blocks without what is skipped."""
+def _without_skipped(blocks: Sequence[Repeat], policy: Policy, bench: PassContext) -> list[Repeat]:
+    """The blocks without the steps and passes that `policy` skips."""
     if policy.skip:
         all_steps = [step for block in blocks for step in block.steps]
         policy.check(pass_names(all_steps, bench), [step.name for step in all_steps])
@@ -86,12 +89,12 @@ def _repeats(blocks: Sequence[Repeat], place: int) -> bool:
     return limits[place] > 1
 
 
-def _culprit(guilty: Guilty, inner: Inner, fault: Fault, repeats: bool) -> Culprit:
+def _build_culprit(guilty: GuiltyStep, inner: InnerCulprit, fault: Fault, repeats: bool) -> Culprit:
     sighting = guilty.sighting
     return Culprit(
         step=guilty.step.name,
         source=guilty.step.source,
-        inner=inner.primary_culprit,
+        inner=inner.primary,
         others=inner.others,
         place=guilty.place + 1,
         turn=guilty.turn,
@@ -103,44 +106,44 @@ def _culprit(guilty: Guilty, inner: Inner, fault: Fault, repeats: bool) -> Culpr
     )
 
 
-def _growing(culprit: Culprit) -> str:
-    """A word where the pass that crosses the line is not the only one that adds to the error."""
+def _note_on_growing_error(culprit: Culprit) -> str:
+    """A note if passes before the culprit add to the error too; else empty."""
     before, after = culprit.error_before, culprit.error_after
     if before is None or after is None or before < after / 10:
         return ""
     return f"the error was {before:.3g} before it: passes before this one add to it too"
 
 
-def _invalid(source: DetachedModel, guilty: Guilty) -> str:
-    """A word where a step cannot be blamed for that it fails."""
-    invalid = what_is_invalid(source) if guilty.made.failure is not None else ""
+def _note_on_invalid_source(source: DetachedModel, guilty: GuiltyStep) -> str:
+    """A note if a step fails and the source is itself not valid ONNX; else empty."""
+    invalid = what_is_invalid(source) if guilty.outcome.failure is not None else ""
     return f"the model itself is not valid ONNX, which may be why: {invalid}" if invalid else ""
 
 
 def _smallest(
-    guilty: Guilty, inner: Inner, source: DetachedModel, fault: Fault, runs: Runs, budget_s: float
+    guilty: GuiltyStep, inner: InnerCulprit, source: DetachedModel, fault: Fault, runs: Runs, budget_s: float
 ) -> Smallest | None:
     begun, counted = time.perf_counter(), runs.count
     shown = find_smallest(guilty, inner, source, fault, runs, budget_s)
     if shown is None:
         return None
-    found = _describe_smallest(shown.model, shown.made, fault)
+    found = _describe_smallest(shown.model, shown.outcome, fault)
     return replace(found, runs=runs.count - counted, seconds=time.perf_counter() - begun)
 
 
-def _describe_smallest(model: DetachedModel, made: Made, fault: Fault) -> Smallest:
-    """The nodes that came and went at the place of the fault; in a model that is small, there are no others."""
-    if made.failure is not None:
+def _describe_smallest(model: DetachedModel, outcome: StepOutcome, fault: Fault) -> Smallest:
+    """The nodes that the step adds and removes at the place of the fault."""
+    if outcome.failure is not None:
         return Smallest(model, tuple(label_of(node) for node in model.proto.graph.node))
-    matched = match_models(_live(model), _live(made.model))
+    matched = match_models(_live(model), _live(outcome.model))
     diff, nodes = compare_matched(matched), matched.same.before.items
-    place = set(fault.place(model, made))
+    place = set(fault.place(model, outcome))
     here = [
         one
         for one, (olds, _) in zip(diff.replaced, matched.groups, strict=True)
         if any(not place.isdisjoint(nodes[old].node.output) for old in olds)
     ] or list(diff.replaced)
-    # Tensors that come or go with nodes are no news.
+    # Tensors that come or go with nodes are not worth a line.
     stored = [one for one in diff.initializers if not diff.replaced or (one.before and one.after)]
     return Smallest(
         model,
@@ -152,7 +155,7 @@ def _describe_smallest(model: DetachedModel, made: Made, fault: Fault) -> Smalle
 
 
 def _live(model: DetachedModel) -> DetachedModel:
-    """`model` without the nodes that nobody reads, which some passes leave behind for another to remove."""
+    """`model` without dead nodes, which some passes leave behind for another one to remove."""
     proto = type(model.proto)()
     proto.CopyFrom(model.proto)
     kept = live_nodes(model.proto.graph)[::-1]

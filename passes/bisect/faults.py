@@ -1,4 +1,4 @@
-"""What a bisection looks for: a structure that is lost, a step that breaks down, numbers that leave a tolerance."""
+"""The faults that a bisection looks for: a lost structure, a step that breaks down, an error over a tolerance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from passes.bisect.replay import Made
+from passes.bisect.replay import StepOutcome
 from passes.context import PassContext
 from passes.diff import match_models
 from passes.errors import ModelError, PolicyError, StepFailed
@@ -25,16 +25,16 @@ from passes.structures import Instance, structure_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
 
-__all__ = ["Breakdown", "Deviation", "Fault", "Loss", "Run", "Sighting", "outputs"]
+__all__ = ["Breakdown", "Deviation", "Fault", "Loss", "Run", "Sighting", "compute_outputs"]
 
 
-Run = Callable[[DetachedModel], Made]
+Run = Callable[[DetachedModel], StepOutcome]
 """Runs one step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """The fault, as a model or a failure shows it: `lost` are structures, `error` is the largest at an output."""
+    """How a model or a failure shows the fault: the structures `lost`, or the largest `error` at an output."""
 
     why: str
     lost: tuple[str, ...] = ()
@@ -42,61 +42,61 @@ class Sighting:
 
 
 class Fault(ABC):
-    """What is looked for. It knows the source model, which does not show it."""
+    """A fault to look for, relative to a source model that does not show it."""
 
     __slots__ = ()
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The structures that it is about, for which some passes are known."""
+        """The kinds of structure it concerns; for some kinds the passes that destroy them are known."""
         return ()
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """What is looked for, in words."""
+        """The fault in words."""
 
     @property
     @abstractmethod
     def not_found_message(self) -> str:
-        """What is right where the fault is nowhere."""
+        """What to print when no step shows the fault."""
 
     @abstractmethod
-    def observe(self, made: Made) -> Sighting | None:
-        """How what steps have made of the source shows it; None if it does not."""
+    def observe(self, outcome: StepOutcome) -> Sighting | None:
+        """How `outcome`, which steps have made of the source, shows the fault; None if it does not."""
 
     @abstractmethod
     def reproduces(self, part: DetachedModel, run: Run) -> bool:
-        """Whether the step that `run` runs shows it on `part`, which may be any model."""
+        """Whether the step that `run` runs shows the fault on `part`, which may be any model."""
 
     def measure(self, model: DetachedModel) -> float | None:
-        """How far `model` is from the source, if that is what this is about."""
+        """The error of `model` against the source; None for a fault that has no numbers."""
         return None
 
-    def of_one_step(self, before: DetachedModel, made: Made) -> Self:
-        """What of it a single step shows, which has made this of `before`."""
+    def of_one_step(self, before: DetachedModel, outcome: StepOutcome) -> Self:
+        """The part of the fault that one step shows, whose outcome on `before` is given."""
         return self
 
-    def place(self, before: DetachedModel, made: Made) -> Collection[str]:
-        """Values at which it is first seen; none if that is not known."""
+    def place(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:
+        """Values at which the fault shows first; none if that is not known."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Loss(Fault):
-    """A structure of `kind` is there no more."""
+    """A structure of `kind` is gone."""
 
     kind: str
     instances: tuple[Instance, ...]
     first: Instance | None = None
-    """The one to look for where the finder does not see the structure in the model that it is lost from."""
+    """The instance to look for where the finder does not recognize the structure just before the loss."""
 
     @classmethod
     def of(cls, kind: str, source: DetachedModel) -> Self:
         """Every instance in `source`.
 
         Raises:
-            PolicyError: there is no such kind, or the model has none; with what it has instead.
+            PolicyError: the kind is unknown, or the model has none; the message says what it has instead.
         """
         structure = structure_of(kind)
         if structure is None:
@@ -122,22 +122,22 @@ class Loss(Fault):
     def description(self) -> str:
         return f"lost {self.kind}"
 
-    def observe(self, made: Made) -> Sighting | None:
-        lost = {} if made.failure else self._find_lost(self.instances, made.model)
+    def observe(self, outcome: StepOutcome) -> Sighting | None:
+        lost = {} if outcome.failure else self._find_lost(self.instances, outcome.model)
         if not lost:
             return None
         names = tuple(lost)
         return Sighting(f"{self.kind} {names[0]}: {lost[names[0]]}", names)
 
-    def of_one_step(self, before: DetachedModel, made: Made) -> Self:
-        if self.reproduces(before, lambda _: made):
+    def of_one_step(self, before: DetachedModel, outcome: StepOutcome) -> Self:
+        if self.reproduces(before, lambda _: outcome):
             return self
-        lost = self._find_lost(self.instances, made.model)
+        lost = self._find_lost(self.instances, outcome.model)
         return replace(self, first=next((one for one in self.instances if one.name in lost), None))
 
-    def place(self, before: DetachedModel, made: Made) -> Collection[str]:
+    def place(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:
         instances = self._instances_in(before)
-        lost = self._find_lost(instances, made.model)
+        lost = self._find_lost(instances, outcome.model)
         first = next((one for one in instances if one.name in lost), None)
         if first is None:
             return ()
@@ -147,11 +147,11 @@ class Loss(Fault):
         instances = self._instances_in(part)
         if not instances:
             return False
-        made = run(part)
-        return not made.failure and made.model is not part and bool(self._find_lost(instances, made.model))
+        outcome = run(part)
+        return not outcome.failure and outcome.model is not part and bool(self._find_lost(instances, outcome.model))
 
     def _instances_in(self, part: DetachedModel) -> Sequence[Instance]:
-        """What may be lost from `part`."""
+        """The instances that `part` could lose."""
         if self.first is not None:
             return [] if self._find_lost([self.first], part) else [self.first]
         structure = structure_of(self.kind)
@@ -159,15 +159,15 @@ class Loss(Fault):
 
     def _find_lost(self, instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
         structure = structure_of(self.kind)
-        return structure.lost(instances, model) if structure is not None and instances else {}
+        return structure.find_lost(instances, model) if structure is not None and instances else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown(Fault):
-    """A step crashes, runs past its time, raises, or returns something that is no such model."""
+    """A step crashes, times out, raises, or returns no valid model with the same signature."""
 
     status: str = ""
-    """How it ended, once that is known."""
+    """The status of the failed step, once that is known."""
 
     @property
     def not_found_message(self) -> str:
@@ -177,18 +177,18 @@ class Breakdown(Fault):
     def description(self) -> str:
         return "crash"
 
-    def observe(self, made: Made) -> Sighting | None:
-        if made.failure is None:
+    def observe(self, outcome: StepOutcome) -> Sighting | None:
+        if outcome.failure is None:
             return None
-        said = " ".join(str(made.failure).split()) or type(made.failure).__name__
-        return Sighting(f"{made.failure.status.replace('_', ' ')}: {said}")
+        said = " ".join(str(outcome.failure).split()) or type(outcome.failure).__name__
+        return Sighting(f"{outcome.failure.status.replace('_', ' ')}: {said}")
 
-    def of_one_step(self, before: DetachedModel, made: Made) -> Self:
-        return self if made.failure is None else replace(self, status=made.failure.status)
+    def of_one_step(self, before: DetachedModel, outcome: StepOutcome) -> Self:
+        return self if outcome.failure is None else replace(self, status=outcome.failure.status)
 
     def reproduces(self, part: DetachedModel, run: Run) -> bool:
-        made = run(part)
-        return made.failure is not None and is_same_failure(made.failure.status, self.status)
+        outcome = run(part)
+        return outcome.failure is not None and is_same_failure(outcome.failure.status, self.status)
 
 
 Feeds = Sequence[Mapping[str, np.ndarray]]
@@ -198,7 +198,7 @@ Outputs = Sequence[Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """The largest absolute error, in words too; infinite where a model does not run, which is `refused`."""
+    """The largest absolute error, also in words. A model that does not run is `refused`, at an infinite distance."""
 
     error: float
     why: str = ""
@@ -207,24 +207,24 @@ class Distance:
 
 @dataclass(frozen=True, slots=True)
 class Deviation(Fault):
-    """Some output is further than `tolerance` from what the source model computes, on seeded draws, in onnxruntime with
-    graph optimization off. A model that does not run any more is infinitely far."""
+    """An output differs from the source's by more than `tolerance`, on seeded draws, in onnxruntime without graph
+    optimization. A model that no longer runs is infinitely far off."""
 
     tolerance: float
     bench: PassContext
     feeds: Feeds
     expected: Outputs
     refused: bool = False
-    """Whether what is looked for is that a model does not run."""
+    """Whether the fault is that a model does not run."""
     known: dict[str, Distance] = field(default_factory=dict, compare=False)
-    """By what a model computes, as a digest."""
+    """Digest of what a model computes → its distance."""
 
     @classmethod
     def of(cls, tolerance: float, source: DetachedModel, bench: PassContext) -> Self:
-        """With the draws of `passes.optimize`.
+        """A deviation from `source` on the draws that `passes.optimize` makes.
 
         Raises:
-            ModelError: the model does not run, computes NaN, or is random: then it cannot be judged.
+            ModelError: the model does not run, computes NaN, or is random, so it cannot be judged.
         """
         feeds, expected = _reference(source, bench)
         nan = [name for draw in expected for name, value in draw.items() if value.dtype.kind == "f" and _has_nan(value)]
@@ -249,10 +249,10 @@ class Deviation(Fault):
     def description(self) -> str:
         return f"error over {self.tolerance:g}"
 
-    def observe(self, made: Made) -> Sighting | None:
-        if made.failure:
+    def observe(self, outcome: StepOutcome) -> Sighting | None:
+        if outcome.failure:
             return None
-        found = self._distance(made.model)
+        found = self._distance(outcome.model)
         return Sighting(found.why, (), found.error) if found.error > self.tolerance else None
 
     def measure(self, model: DetachedModel) -> float:
@@ -267,30 +267,32 @@ class Deviation(Fault):
                 self.known[meaning] = Distance(math.inf, " ".join(str(failure).split()), refused=True)
         return self.known[meaning]
 
-    def of_one_step(self, before: DetachedModel, made: Made) -> Self:
-        """The error may have grown over several steps; then half of what this one adds is looked for."""
-        if self._distance(made.model).refused:
+    def of_one_step(self, before: DetachedModel, outcome: StepOutcome) -> Self:
+        """The error may have grown over several steps; then the tolerance is half of what this step adds."""
+        if self._distance(outcome.model).refused:
             return replace(self, refused=True)
-        apart = _distance(_outputs(before, self.feeds, self.bench), _outputs(made.model, self.feeds, self.bench)).error
+        apart = _distance(
+            _outputs(before, self.feeds, self.bench), _outputs(outcome.model, self.feeds, self.bench)
+        ).error
         return self if apart > self.tolerance else replace(self, tolerance=apart / 2)
 
-    def place(self, before: DetachedModel, made: Made) -> Collection[str]:
-        """What the nodes make that went or were changed first."""
-        matched = match_models(before, made.model)
+    def place(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:
+        """The outputs of the first nodes that the step removed or changed."""
+        matched = match_models(before, outcome.model)
         items = matched.same.before.items
         first = next((olds for olds, _ in matched.groups if olds), ())
         return [name for old in first for name in items[old].node.output]
 
     def reproduces(self, part: DetachedModel, run: Run) -> bool:
-        made = run(part)
-        if made.failure or made.model is part:
+        outcome = run(part)
+        if outcome.failure or outcome.model is part:
             return False
         try:
             feeds, expected = _reference(part, self.bench)
         except (ModelError, StepFailed):  # no model that can be judged
             return False
         try:
-            got = _outputs(made.model, feeds, self.bench)
+            got = _outputs(outcome.model, feeds, self.bench)
         except StepFailed:
             return self.refused
         if self.refused or any(map(_has_nan, (value for draw in expected for value in draw.values()))):
@@ -298,8 +300,8 @@ class Deviation(Fault):
         return _distance(expected, got).error > self.tolerance
 
 
-def outputs(model: MappedModel, feeds: Feeds) -> Outputs:
-    """In the proof worker: what `model` computes from each of `feeds`.
+def compute_outputs(model: MappedModel, feeds: Feeds) -> Outputs:
+    """Run `model` on each of `feeds`, in the proof worker.
 
     Raises:
         StepFailed: onnxruntime refuses the model, or stops.
@@ -336,4 +338,4 @@ def _has_nan(value: np.ndarray) -> bool:
     return value.dtype.kind == "f" and bool(np.isnan(value).any())
 
 
-OUTPUTS: Final = "passes.bisect.faults:outputs"
+OUTPUTS: Final = "passes.bisect.faults:compute_outputs"

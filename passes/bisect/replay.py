@@ -1,4 +1,4 @@
-"""The states that a model goes through under a recipe, with nothing kept, pinned or reverted."""
+"""Replay a recipe call by call, with nothing kept, pinned or reverted."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from passes.model.signature import keep_signature
 from passes.step import Repeat, Step
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Made", "Observer", "Part", "Runs", "Stretch", "join_blocks", "route"]
+__all__ = ["Observer", "ReplayedGroup", "Runs", "StepGroup", "StepOutcome", "join_blocks", "replay"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StepGroup:
     """Neighbouring steps of a recipe that one call can run: passes of onnxoptimizer, or one step of another library.
 
-    `place` is that of the first of them among all steps of the recipe.
+    `place` is the position of the first of them among all steps of the recipe.
     """
 
     steps: tuple[Step, ...]
@@ -29,50 +29,50 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What a run made of a model: another model, the very same one, or a failure."""
+class StepOutcome:
+    """The result of running steps on a model: another model, the same object, or a failure."""
 
     model: DetachedModel
     failure: StepFailed | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """One part of the way, in one `turn` of a repeat: the model before it, and what came out."""
+class ReplayedGroup:
+    """One call of a replay, in one `turn` of a repeat: the model before it, and the outcome."""
 
-    part: Part
+    group: StepGroup
     turn: int
     before: DetachedModel
-    made: Made
+    outcome: StepOutcome
 
 
 Observer = Callable[[str, str, float, float], None]
-"""Called as (what is being done, with what, how much of it is done, of how much: 0 where that is not known)."""
+"""Called as (activity, its subject, steps done, steps in all: 0 if unknown)."""
 
 
 @dataclass(slots=True)
 class Runs:
-    """Runs steps, and counts: a call of a library is one pass run, also where it is given several passes."""
+    """Runs steps and counts the calls: a call with several passes is one pass run."""
 
     bench: PassContext
     observer: Observer = lambda *_: None
     count: int = 0
 
-    def run(self, steps: Sequence[Step], model: DetachedModel) -> Made:
-        """Neighbouring steps of one part, in one call; what they make has the inputs and outputs of `model`."""
+    def run(self, steps: Sequence[Step], model: DetachedModel) -> StepOutcome:
+        """Run the steps of one group in one call. The new model keeps the inputs and outputs of `model`."""
         self.count += 1
         step = steps[0] if len(steps) == 1 else OnnxOptimizerPasses(tuple(one.name for one in steps))
         try:
-            made = step.apply(model, self.bench)
-            if made is not model:
-                keep_signature(model, made, narrows=step.narrows)
+            result = step.apply(model, self.bench)
+            if result is not model:
+                keep_signature(model, result, narrows=step.narrows)
         except StepFailed as failure:
-            return Made(model, failure)
-        return Made(made)
+            return StepOutcome(model, failure)
+        return StepOutcome(result)
 
 
-def route(blocks: Sequence[Repeat], source: DetachedModel, runs: Runs, *, together: bool) -> Iterator[Stretch]:
-    """Run a recipe on `source`, a part after the other. A part that fails is left out.
+def replay(blocks: Sequence[Repeat], source: DetachedModel, runs: Runs, *, together: bool) -> Iterator[ReplayedGroup]:
+    """Run a recipe on `source`, one group of steps after the other. A group that fails is left out.
 
     Args:
         together: passes of onnxoptimizer that follow each other run in one call; else each step runs alone.
@@ -81,11 +81,11 @@ def route(blocks: Sequence[Repeat], source: DetachedModel, runs: Runs, *, togeth
     for block in blocks:
         for turn in range(1, block.limit + 1):
             begun = model
-            for part in _parts(block.steps, place, together=together):
-                runs.observer("running the recipe", _label_of(part.steps), part.place, total)
-                made = runs.run(part.steps, model)
-                yield Stretch(part, turn, model, made)
-                model = made.model
+            for group in _groups(block.steps, place, together=together):
+                runs.observer("running the recipe", _label_of(group.steps), group.place, total)
+                outcome = runs.run(group.steps, model)
+                yield ReplayedGroup(group, turn, model, outcome)
+                model = outcome.model
             if block.limit > 1 and canonical_digest(model) == canonical_digest(begun):
                 break
         place += len(block.steps)
@@ -96,19 +96,19 @@ def _label_of(steps: Sequence[Step]) -> str:
 
 
 def join_blocks(recipe: Sequence[Step | Repeat]) -> tuple[Repeat, ...]:
-    """The recipe in blocks, with all that stands beside each other and runs once as one of them."""
+    """The recipe as blocks; neighbouring steps that run once are joined into one block."""
     blocks = [item if isinstance(item, Repeat) else Repeat((item,), 1) for item in recipe]
-    found: list[Repeat] = []
-    for repeats, group in groupby(blocks, lambda block: block.limit > 1):
-        items = list(group)
-        found.extend(items if repeats else [Repeat(tuple(step for block in items for step in block.steps), 1)])
-    return tuple(found)
+    joined: list[Repeat] = []
+    for repeats, neighbours in groupby(blocks, lambda block: block.limit > 1):
+        items = list(neighbours)
+        joined.extend(items if repeats else [Repeat(tuple(step for block in items for step in block.steps), 1)])
+    return tuple(joined)
 
 
-def _parts(steps: Sequence[Step], place: int, *, together: bool) -> Iterator[Part]:
+def _groups(steps: Sequence[Step], place: int, *, together: bool) -> Iterator[StepGroup]:
     def key(entry: tuple[int, Step]) -> int:
         return -1 if together and isinstance(entry[1], OnnxOptimizerPass) else entry[0]
 
     for _, group in groupby(enumerate(steps), key):
         entries = list(group)
-        yield Part(tuple(step for _, step in entries), place + entries[0][0])
+        yield StepGroup(tuple(step for _, step in entries), place + entries[0][0])

@@ -1,4 +1,4 @@
-"""What a bisection has found: as data, in words, and for JSON."""
+"""The result of a bisection: as data, as text, and for JSON."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, Final
 from passes.diff.types import NodeLabel
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Culprit", "Finding", "Smallest", "finding_as_data", "finding_text"]
+__all__ = ["Bisection", "Culprit", "Smallest", "bisection_as_data", "bisection_text"]
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
     """The pass at fault.
 
-    `inner` is the pass inside of a composite step that did it; those in `others` do it too, once that one is left out.
-    `place` counts the recipe's steps from 1, `turn` those of a repeat. `lost` are the structures that went at this
-    step. The errors are those of the whole model, before and after the step, if numbers were looked for.
+    `inner` is the pass inside of a composite step; those in `others` do the same once it is left out. `place` counts
+    the recipe's steps from 1, `turn` the rounds of a repeat. `lost` are the structures that this step loses. The errors
+    are those of the whole model, before and after the step, if the fault has numbers.
     """
 
     step: str
@@ -37,22 +37,22 @@ class Culprit:
 
     @property
     def name(self) -> str:
-        """As a skip list writes it."""
+        """The name as a skip list writes it."""
         return f"{self.step}/{self.inner}" if self.inner else self.step
 
 
 @dataclass(frozen=True, slots=True)
 class Smallest:
-    """The smallest model, with the nodes that the step takes out of it and puts into it. For a step that breaks down
-    `removed` are all its nodes. `seconds` and `runs` are what it took to make it small."""
+    """The smallest model, with the nodes that the step removes from it and adds to it. For a step that breaks down
+    `removed` are all nodes of the model. `seconds` and `runs` are the cost of the search for it."""
 
     model: DetachedModel
     removed: tuple[NodeLabel, ...] = ()
     added: tuple[NodeLabel, ...] = ()
     changed: tuple[str, ...] = ()
-    """What is otherwise of the nodes that stay: attributes, inputs, stored tensors."""
+    """Differences of the nodes that stay: attributes, inputs, stored tensors."""
     elsewhere: int = 0
-    """Other places at which nodes came or went."""
+    """Other places at which the step adds or removes nodes."""
     runs: int = 0
     seconds: float = 0.0
 
@@ -62,11 +62,11 @@ class Smallest:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What was looked for, and what was found; without a culprit `nothing` says what is right.
+class Bisection:
+    """What was looked for, and what was found; without a culprit `nothing` says so.
 
-    `runs` counts the pass runs that it took to name the culprit, each one call of a library; `failed` are steps that
-    were left out since they do not run; `notes` say where the answer is less than plain.
+    `runs` counts the calls of libraries that it took to name the culprit; `failed` are steps that were left out since
+    they fail; `notes` are caveats.
     """
 
     fault: str
@@ -87,12 +87,12 @@ MOST_FAILED: Final = 3
 """Failed steps that are written out."""
 
 
-def finding_text(finding: Finding, file: str = "") -> str:
-    """Some lines; `file` is where the smallest model was written."""
+def bisection_text(finding: Bisection, file: str = "") -> str:
+    """The result as text; `file` is where the smallest model was written."""
     return "\n".join(_lines(finding, file)) + "\n"
 
 
-def _lines(finding: Finding, file: str) -> Iterator[str]:
+def _lines(finding: Bisection, file: str) -> Iterator[str]:
     culprit = finding.culprit
     took = f"{_count(finding.runs, 'pass run')}, {finding.seconds:.1f} s"
     if culprit is None:
@@ -150,9 +150,11 @@ def _count(count: int, what: str) -> str:
     return f"{count} {what}" + ("" if count == 1 else "s")
 
 
-def finding_as_data(finding: Finding, file: str = "") -> dict[str, Any]:
-    """The fields of `Finding`; of the smallest model its `file` and the number of its `nodes`. No number is infinite:
-    the word stands for it."""
+def bisection_as_data(finding: Bisection, file: str = "") -> dict[str, Any]:
+    """The fields of `Bisection`; for the smallest model its `file` and the number of its `nodes`.
+
+    JSON has no infinity: such a number is written as "Infinity".
+    """
     culprit = None
     if finding.culprit is not None:
         culprit = {"name": finding.culprit.name, **dataclasses.asdict(finding.culprit)}

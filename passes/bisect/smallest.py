@@ -1,4 +1,4 @@
-"""The smallest model on which a step still shows the fault, begun around the place of the fault."""
+"""Find the smallest model on which a step still shows the fault, starting around the place of the fault."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from passes.bisect.faults import Fault
-from passes.bisect.replay import Made, Runs
-from passes.bisect.search import Guilty, Inner
+from passes.bisect.replay import Runs, StepOutcome
+from passes.bisect.search import GuiltyStep, InnerCulprit
 from passes.errors import StepFailed
 from passes.graph.traversal import reads_of
 from passes.model.extraction import extract_nodes, types_of
@@ -22,37 +22,38 @@ from passes.step import Step
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Shown", "begin_near", "find_smallest"]
+__all__ = ["Reproduction", "find_neighbourhood", "find_smallest"]
 
 
 def find_smallest(
-    guilty: Guilty, inner: Inner, source: DetachedModel, fault: Fault, runs: Runs, budget_s: float
-) -> Shown | None:
-    """A part of the model from before the guilty step on which that step alone shows the fault, and what it makes of
-    it; None if not even the whole of it does, by itself.
+    guilty: GuiltyStep, inner: InnerCulprit, source: DetachedModel, fault: Fault, runs: Runs, budget_s: float
+) -> Reproduction | None:
+    """A part of the model before the guilty step on which that step alone shows the fault, and the outcome.
 
-    Nodes are called as in `source`. What is found within `budget_s` counts. Of a composite step only the pass at fault
-    runs at first, which is quicker by far; what is left has to show the fault with all of them.
+    None if the step does not show the fault by itself even on the whole model.
+
+    Nodes have their names from `source`. The search ends after `budget_s`. Of a composite step only the pass at fault
+    runs at first, which is much quicker; the final model has to show the fault with all passes.
     """
     whole = _as_named(source, guilty.before)
-    alone = fault.of_one_step(guilty.before, guilty.made)
+    alone = fault.of_one_step(guilty.before, guilty.outcome)
     deadline = time.monotonic() + budget_s
-    place = alone.place(whole, guilty.made)
+    place = alone.place(whole, guilty.outcome)
     focused = _focus(guilty.step, inner, runs)
     if focused is not None:
         quick, proof = _Search(focused, alone, runs, deadline, budget_s), _Search(guilty.step, alone, runs, math.inf)
-        begun = begin_near(whole, place, quick.shows)
-        if begun is not None and proof.shows(_smaller(begun, quick, deadline)):
+        begun = find_neighbourhood(whole, place, quick.shows)
+        if begun is not None and proof.shows(_minimize(begun, quick, deadline)):
             return proof.last
     search = _Search(guilty.step, alone, runs, deadline, budget_s)
-    begun = begin_near(whole, place, search.shows)
+    begun = find_neighbourhood(whole, place, search.shows)
     if begun is not None:
-        _smaller(begun, search, deadline)
+        _minimize(begun, search, deadline)
     return search.last
 
 
-def _smaller(begun: DetachedModel, search: _Search, deadline: float) -> DetachedModel:
-    """The smallest part of `begun`, or of what is left of it when constants are stored as what they come to."""
+def _minimize(begun: DetachedModel, search: _Search, deadline: float) -> DetachedModel:
+    """The smallest part of `begun`, with constants folded first if it then still shows the fault."""
     try:
         folded = FoldConstants().apply(begun, search.runs.bench)
     except StepFailed:
@@ -62,16 +63,16 @@ def _smaller(begun: DetachedModel, search: _Search, deadline: float) -> Detached
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A model that shows the fault, and what the step made of it."""
+class Reproduction:
+    """A model that shows the fault, and the outcome of the step on it."""
 
     model: DetachedModel
-    made: Made
+    outcome: StepOutcome
 
 
 @dataclass(slots=True)
 class _Search:
-    """Asks whether `step` shows `fault`, until the deadline; `last` is the last model on which it did."""
+    """Tests models until the deadline: does `step` show `fault` on them? `last` is the last one on which it did."""
 
     step: Step
     fault: Fault
@@ -79,12 +80,12 @@ class _Search:
     deadline: float
     budget_s: float = 0
     """Seconds from the beginning to the deadline; 0 where there is none."""
-    last: Shown | None = None
+    last: Reproduction | None = None
 
     def shows(self, part: DetachedModel) -> bool:
-        tried: list[Made] = []
+        tried: list[StepOutcome] = []
 
-        def run(one: DetachedModel) -> Made:
+        def run(one: DetachedModel) -> StepOutcome:
             tried.append(self.runs.run([self.step], one))
             return tried[-1]
 
@@ -94,36 +95,34 @@ class _Search:
         self.runs.observer("making the model smaller", left, spent, self.budget_s)
         if time.monotonic() > self.deadline or not self.fault.reproduces(part, run):
             return False
-        self.last = Shown(part, tried[-1])
+        self.last = Reproduction(part, tried[-1])
         return True
 
 
-def _focus(step: Step, inner: Inner, runs: Runs) -> Step | None:
-    """The step with no other passes inside than the one at fault, beside its fixed stages; None if it has none."""
-    if not step.is_composite or not inner.primary_culprit:
+def _focus(step: Step, inner: InnerCulprit, runs: Runs) -> Step | None:
+    """The composite step with only the pass at fault and its fixed stages; None if the pass is not known."""
+    if not step.is_composite or not inner.primary:
         return None
-    return step.without(
-        [name for name in step.inner(runs.bench) if name not in (inner.primary_culprit, *step.suspects)]
-    )
+    return step.without([name for name in step.inner(runs.bench) if name not in (inner.primary, *step.suspects)])
 
 
-def _as_named(source: DetachedModel, made: DetachedModel) -> DetachedModel:
-    """`made`, whose nodes have got back what is known of them in `source`, where they come from there."""
-    if made is source:
-        return made
-    copy = type(made.proto)()
-    copy.CopyFrom(made.proto)
-    return carry(source, made.with_proto(copy), "earlier passes")
+def _as_named(source: DetachedModel, model: DetachedModel) -> DetachedModel:
+    """A copy of `model` whose nodes have the names and metadata that they have in `source`."""
+    if model is source:
+        return model
+    copy = type(model.proto)()
+    copy.CopyFrom(model.proto)
+    return carry(source, model.with_proto(copy), "earlier passes")
 
 
 HOPS: Final = range(2, 13)
-"""How many nodes away from the place the parts to try end. Most are refused without a run, as they lack something."""
+"""Radii, in nodes, of the parts to try. Most parts are refused without a run, as an input lacks a type."""
 
 
-def begin_near(
+def find_neighbourhood(
     model: DetachedModel, values: Collection[str], shows: Callable[[DetachedModel], bool]
 ) -> DetachedModel | None:
-    """A part of `model` around where `values` are made on which `shows` holds; None if that is only the whole of it."""
+    """The smallest part of `model` around the makers of `values` on which `shows` holds; else `model`, else None."""
     types = types_of(model.proto) if values else {}
     for chosen in _around(model, values):
         if len(chosen) == len(model.proto.graph.node):
@@ -135,9 +134,9 @@ def begin_near(
 
 
 def _around(model: DetachedModel, values: Collection[str]) -> Iterator[set[int]]:
-    """The places of the nodes around those that make `values`, further and further, with the constants that they read.
+    """Growing sets of node positions around the makers of `values`, each with the constants that its nodes read.
 
-    No way leads through what is computed from constants alone: many parts of a model share that.
+    The walk does not cross constants, which many parts of a model share.
     """
     view = GraphView(model)
     nodes = list(model.proto.graph.node)

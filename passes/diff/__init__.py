@@ -1,11 +1,11 @@
-"""How two models differ: by structure, whatever their nodes are called, and by numbers.
+"""Compare two models: by structure, whatever the names of their nodes, and by numbers.
 
-types.py            what differs, as data
-model_matching.py   which nodes and values are the same
-compare.py          all of it together, node by node
-initializers.py     the stored tensors; model_level.py, the model itself
-numbers.py          how far outputs, values between, and values where a layer ends are apart
-formats.py          in words, and for JSON
+types.py            the differences, as data
+model_matching.py   matches nodes, values, inputs and outputs
+compare.py          compares node by node: read this first
+initializers.py     compares stored tensors; model_level.py, the models as a whole
+numbers.py          measures the errors of outputs, inner values, and values at which a layer ends
+formats.py          the differences as text, and for JSON
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from passes.diff.formats import (
     layers_text,
     numbers_as_data,
     numbers_text,
-    summary,
+    summarize,
 )
 from passes.diff.model_matching import ModelMatching, match_models
 from passes.diff.numbers import DrawnInputs, LayerErrors, Numbers, compare_layers, compare_numbers, draw_inputs
@@ -42,5 +42,5 @@ __all__ = [
     "match_models",
     "numbers_as_data",
     "numbers_text",
-    "summary",
+    "summarize",
 ]

@@ -1,4 +1,4 @@
-"""Compare two models by structure: what each pair of matched nodes has otherwise, and what has no counterpart."""
+"""Compare two models by structure: how matched nodes differ, and which nodes have no counterpart."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = ["compare_matched", "compare_models"]
 def compare_models(
     before: DetachedModel, after: DetachedModel, readings: tuple[CanonicalGraph, CanonicalGraph] | None = None
 ) -> Diff:
-    """What `after` has otherwise than `before`; `readings` are theirs, if they have been read already.
+    """The differences of `after` from `before`; `readings` are their canonical graphs, if there are any already.
 
     Nodes are matched by what they compute, so other names, another order of independent nodes and other metadata are no
-    difference. A node that only computes something else because of what it reads is none either.
+    difference. Nor is a node that computes something else only because its inputs do.
     """
     return compare_matched(match_models(before, after, readings))
 
 
 def compare_matched(matched: ModelMatching) -> Diff:
-    """`compare_models`, of models that have been matched."""
+    """Like `compare_models`, for models that have been matched."""
     attributes, rewired = [], []
     stored: list[Stored] = []
     for old, new in matched.pairs():
@@ -70,7 +70,7 @@ def _replacements(matched: ModelMatching, stored: Sequence[Stored]) -> Iterator[
 
 
 def attribute_changes(matched: ModelMatching, item: Item, old_item: Item) -> Iterator[AttributeChange]:
-    """What `item` of the second model says otherwise than `old_item`, which it is."""
+    """The attributes and outputs in which `item` of the second model differs from its counterpart `old_item`."""
     if item.settings != old_item.settings:
         yield from _attribute_changes(matched, item, old_item)
     yield from _output_count(item, old_item)
@@ -92,7 +92,7 @@ def _digest(attribute: AttributeProto) -> str:
 
 
 def _output_count(item: Item, old_item: Item) -> Iterator[AttributeChange]:
-    """Optional outputs that a node makes or not; on them may depend what it computes, as of Split."""
+    """A change in the optional outputs of a node, which may change what it computes, as for Split."""
     old, new = ([bool(name) for name in one.node.output] for one in (old_item, item))
     if old != new:
         yield AttributeChange(label_of(item.node), "outputs", str(sum(old)), str(sum(new)))
@@ -106,12 +106,12 @@ def _is_same(matched: ModelMatching, old: AttributeProto, new: AttributeProto) -
     if old.type != new.type:
         return False
     if old.type in (AttributeProto.TENSOR, AttributeProto.TENSORS) and not old.ref_attr_name:
-        told = [
+        contents = [
             [(list(tensor.dims), tensor.data_type, model.digest(tensor)) for tensor in (one.tensors or [one.t])]
             for one, model in ((old, matched.before), (new, matched.after))
         ]
-        return told[0] == told[1]
-    if old.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):  # its nodes are among the others
+        return contents[0] == contents[1]
+    if old.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):  # the nodes of the body are compared like all others
         return len(old.graphs) == len(new.graphs)
     bare = []
     for one in (old, new):
@@ -123,7 +123,7 @@ def _is_same(matched: ModelMatching, old: AttributeProto, new: AttributeProto) -
 
 
 def input_changes(matched: ModelMatching, item: Item, old_item: Item) -> tuple[list[InputChange], list[Stored]]:
-    """The places where a node reads something else; as pairs of ids, stored tensors that have other values there, and
+    """The inputs at which a node reads another value; and pairs of ids of stored tensors whose content differs, or of
     constants that one model stores and the other computes."""
     same = matched.same
     changed, stored = [], []
@@ -153,7 +153,7 @@ def _is_stored_and_computed(matched: ModelMatching, old: int, new: int) -> bool:
     if ABSENT in (old, new) or (old in same.before.shapes) == (new in same.after.shapes):
         return False
     if new in same.after.shapes:
-        return old in same.before.constants and same.lost(same.before.makers[old])
+        return old in same.before.constants and same.is_lost(same.before.makers[old])
     return new in same.after.constants and same.old_of[same.after.makers[new]] < 0
 
 

@@ -1,4 +1,4 @@
-"""A diff in words, for a person, and as plain data, for JSON."""
+"""Format a diff as text, for a person, and as plain data, for JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from passes.diff.numbers import LayerErrors, Numbers
 from passes.diff.types import Diff, NodeLabel, Replacement
 from passes.proof.numbers import Errors
 
-__all__ = ["diff_as_data", "diff_text", "layers_as_data", "layers_text", "numbers_as_data", "numbers_text", "summary"]
+__all__ = ["diff_as_data", "diff_text", "layers_as_data", "layers_text", "numbers_as_data", "numbers_text", "summarize"]
 
 
 MOST: Final = 20
@@ -25,7 +25,7 @@ LONGEST: Final = 240
 """Characters of one line."""
 
 
-def summary(diff: Diff) -> str:
+def summarize(diff: Diff) -> str:
     """One line: `12 removed, 1 added, 3 rewired`."""
     counts = {
         "removed": len(diff.removed),
@@ -40,16 +40,16 @@ def summary(diff: Diff) -> str:
 
 
 def diff_text(diff: Diff, *, names: bool = False, most: int | None = MOST) -> str:
-    """Sections with an entry a line, `most` of each; with `names` also what was only renamed.
+    """Sections with an entry a line, `most` of each; with `names` also renamed nodes and values.
 
     Args:
-        most: None for all entries, uncut.
+        most: None for all entries, in full.
     """
     return "\n".join(_lines(diff, names, most)) + "\n"
 
 
 def _lines(diff: Diff, names: bool, most: int | None) -> Iterator[str]:
-    yield summary(diff)
+    yield summarize(diff)
     yield from _section("model", diff.header, most)
     if diff.replaced:
         replaced = diff.replaced if most is None else _group_removed(diff.replaced)
@@ -63,23 +63,23 @@ def _lines(diff: Diff, names: bool, most: int | None) -> Iterator[str]:
 
 
 def _group_removed(replaced: Sequence[Replacement]) -> list[Replacement]:
-    """Nodes that went without a trace as one entry for each operator, behind what came or was replaced."""
-    told, gone = [], dict[str, list[NodeLabel]]()
+    """`replaced`, with nodes that were only removed grouped into one entry for each operator, at the end."""
+    entries, removed = list[Replacement](), dict[str, list[NodeLabel]]()
     for one in replaced:
         if one.added or one.stored:
-            told.append(one)
+            entries.append(one)
         else:
             for node in one.removed:
-                gone.setdefault(node.op, []).append(node)
-    return [*told, *(Replacement(tuple(nodes), ()) for nodes in gone.values())]
+                removed.setdefault(node.op, []).append(node)
+    return [*entries, *(Replacement(tuple(nodes), ()) for nodes in removed.values())]
 
 
 def _ops(removed: Sequence[NodeLabel], added: Sequence[NodeLabel]) -> str:
     """`Identity -25, Gemm +1`."""
     counts = Counter(node.op for node in added)
     counts.subtract(node.op for node in removed)
-    told = [f"{op} {count:+d}" for op, count in sorted(counts.items()) if count]
-    return ", ".join(told) or "as many of each operator"
+    texts = [f"{op} {count:+d}" for op, count in sorted(counts.items()) if count]
+    return ", ".join(texts) or "as many of each operator"
 
 
 def _section(title: str, entries: Sequence[object], most: int | None) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _entry(entry: object, *, is_cut: bool) -> str:
 
 
 def numbers_text(numbers: Numbers | None, why: str = "", *, most: int | None = MOST, title: str = "numbers") -> str:
-    """How far outputs are apart, and the inner values that are; empty if nothing was run."""
+    """The errors of outputs and of inner values; empty if nothing was run."""
     if numbers is None:
         return f"\nno numbers: {why}\n" if why else ""
     lines = ["", title, *(f"  output {name}: {_distance(errors)}" for name, errors in numbers.outputs.items())]
@@ -149,19 +149,19 @@ def _layer_row(one: LayerErrors) -> tuple[str, ...]:
 
 
 RIGHT: Final = 3
-"""Columns from here on hold numbers."""
+"""The first column that holds numbers."""
 
 
 def _distance(errors: Errors) -> str:
     if errors.ok and not errors.max_abs:
         return "equal in every bit"
-    told = f"max error {errors.max_abs:.3g}, relative {errors.max_rel:.3g}, SQNR {errors.sqnr_db:.1f} dB"
-    return told if errors.ok else f"{told}; {errors.why}"
+    text = f"max error {errors.max_abs:.3g}, relative {errors.max_rel:.3g}, SQNR {errors.sqnr_db:.1f} dB"
+    return text if errors.ok else f"{text}; {errors.why}"
 
 
 def diff_as_data(diff: Diff) -> dict[str, Any]:
     """The fields of `Diff`, with `different` and the one line `summary`."""
-    return {"different": not diff.is_empty, "summary": summary(diff), **dataclasses.asdict(diff)}
+    return {"different": not diff.is_empty, "summary": summarize(diff), **dataclasses.asdict(diff)}
 
 
 def numbers_as_data(numbers: Numbers | None, why: str = "") -> dict[str, Any]:
@@ -179,7 +179,7 @@ def layers_as_data(layers: Sequence[LayerErrors]) -> list[dict[str, Any]]:
 
 
 def _errors(errors: Errors) -> dict[str, Any]:
-    """JSON has no infinity and no NaN; the words stand for them."""
+    """The fields of `errors`. JSON has no infinity and no NaN: they are written as words."""
     return {
         name: value if not isinstance(value, float) or math.isfinite(value) else str(value).replace("inf", "Infinity")
         for name, value in dataclasses.asdict(errors).items()

@@ -1,4 +1,4 @@
-"""Which stored tensors two models have otherwise."""
+"""Compare the stored tensors of two models."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from passes.weights.detached import DetachedModel
 __all__ = ["Stored", "initializer_changes"]
 
 Stored = tuple[int, int]
-"""The ids, before and after, of what two matched nodes read at the same place: a tensor whose values differ, or a
-constant that one model stores and the other computes."""
+"""The ids, before and after, of two values that matched nodes read at the same place: tensors whose content differs, or
+a constant that one model stores and the other computes."""
 
 
 def initializer_changes(matched: ModelMatching, changed: Sequence[Stored]) -> Iterator[InitializerChange]:
-    """What is changed, with how far; what has another form; what came, and what went. Copies count, names do not."""
+    """Tensors that changed, that have another form, or were added or removed. Copies count, names do not."""
     before, after = matched.same.before, matched.same.after
     gone, come = _surplus(before, after), _surplus(after, before)
     changed = list(dict.fromkeys(changed))
@@ -41,11 +41,11 @@ def initializer_changes(matched: ModelMatching, changed: Sequence[Stored]) -> It
         types = dict.fromkeys(format_tensor_type(before.tensors[old]) for old in olds)
         was = tuple(before.names[old] for old in olds)
         yield InitializerChange(after.names[new], ", ".join(types), format_tensor_type(after.tensors[new]), form, was)
-    told = {old for old, _ in pairs} | {old for _, olds in reshaped.values() for old in olds}
-    yield from _removals(before, after, [old for old in gone if old not in told], changed)
-    told = {new for _, new in pairs} | reshaped.keys()
+    listed = {old for old, _ in pairs} | {old for _, olds in reshaped.values() for old in olds}
+    yield from _removals(before, after, [old for old in gone if old not in listed], changed)
+    listed = {new for _, new in pairs} | reshaped.keys()
     makers = {new: _maker(before, old) for old, new in changed if old not in before.tensors}
-    for new in (new for new in come if new not in told):
+    for new in (new for new in come if new not in listed):
         shape = format_tensor_type(after.tensors[new])
         yield InitializerChange(after.names[new], "", shape, computed_by=makers.get(new, ""))
 
@@ -53,12 +53,12 @@ def initializer_changes(matched: ModelMatching, changed: Sequence[Stored]) -> It
 def _pairs(
     before: GraphIndex, after: GraphIndex, gone: Sequence[int], come: Sequence[int], changed: Sequence[Stored]
 ) -> list[Stored]:
-    """Tensors that changed: what matched nodes read in one place, else what has a name that no other has."""
+    """Tensors that changed: those that matched nodes read in one place, and others of one name."""
     pairs = [pair for pair in changed if pair[0] in before.tensors and pair[1] in after.tensors]
-    told = {old for old, _ in pairs} | {new for _, new in pairs}
+    paired = {old for old, _ in pairs} | {new for _, new in pairs}
     names = {before.names[old]: old for old in gone}
     other_names = {after.names[new]: new for new in come}
-    named = [(old, other_names[name]) for name, old in names.items() if name in other_names and old not in told]
+    named = [(old, other_names[name]) for name, old in names.items() if name in other_names and old not in paired]
     return [*pairs, *named]
 
 
@@ -84,8 +84,8 @@ def _forms(
 ) -> dict[int, tuple[str, tuple[int, ...]]]:
     """New tensors that hold weights of the first model in another form, as (form, the weights).
 
-    A tensor of the same numbers, reshaped or transposed, is found by its content: the one that is `paired` with it, or
-    any of its size. That it was merged or folded of others is what the tensor itself says, if onnxline has made it.
+    A reshaped or transposed tensor is found by its content: the one that is `paired` with it, or any of its size. For a
+    merged or folded tensor its annotations say so, if onnxline has made it.
     """
     before, after = matched.same.before, matched.same.after
     by_name = {before.names[old]: old for old in before.tensors}
@@ -110,7 +110,7 @@ def _forms(
 
 
 class _Contents:
-    """The tensors of a model by what they hold; each is digested once for each order of its axes that is asked for."""
+    """The tensors of a model by content; each is digested once for each order of its axes that is needed."""
 
     def __init__(self, model: DetachedModel, tensors: Mapping[int, TensorProto]) -> None:
         self._model = model
@@ -124,7 +124,7 @@ class _Contents:
                 self._by_dims[tensor.data_type, *sorted(tensor.dims)][place] = tensor
 
     def form_of(self, other: TensorProto, digest: str) -> tuple[str, tuple[int, ...]] | None:
-        """Which tensor `other`, of this digest, holds in another form; None if it holds none."""
+        """The form of `other`, whose digest is given, and the tensor that it holds; None if it holds none."""
         size = (other.data_type, math.prod(other.dims))
         place = self._find("as they are", size, digest, lambda: self._stored_digests(size))
         if place is not None and self._by_size[size][place].dims != other.dims:
@@ -135,7 +135,7 @@ class _Contents:
     def _find(
         self, how: str, key: tuple[int, ...], digest: str, digests: Callable[[], Iterator[tuple[str, int]]]
     ) -> int | None:
-        """The first tensor with this digest; all `digests` are made when one is asked for first."""
+        """The first tensor with this digest; the first call for a `key` computes all its `digests`."""
         if (how, key) not in self._known:
             known = self._known[how, key] = {}
             for one, place in digests():
@@ -146,7 +146,7 @@ class _Contents:
         return ((self._model.digest(one), place) for place, one in self._by_size[size].items())
 
     def _turned_digests(self, other: TensorProto) -> Iterator[tuple[str, int]]:
-        """The digests of all tensors that have the dims of `other` when their axes are in another order."""
+        """The digests of all tensors that, in another order of axes, have the dims of `other`."""
         for place, tensor in self._by_dims[other.data_type, *sorted(other.dims)].items():
             count = len(tensor.dims)
             for axes in permutations(range(count)) if 1 < count <= MOST_AXES else ():
@@ -155,21 +155,21 @@ class _Contents:
 
 
 MOST_AXES: Final = 4
-"""Axes up to which all orders of them are tried."""
+"""The highest rank at which all orders of axes are tried."""
 
 
 def _surplus(one: GraphIndex, other: GraphIndex) -> list[int]:
-    """The initializers of `one` that `other` has not, or has fewer copies of."""
-    there = Counter(other.value_meanings[value] for value in other.tensors)
+    """The initializers of `one` of which `other` has fewer copies, or none."""
+    counts = Counter(other.value_meanings[value] for value in other.tensors)
     namesakes = {(other.names[value], other.value_meanings[value]) for value in other.tensors}
     copies: dict[int, list[int]] = defaultdict(list)
     for value in one.tensors:
         copies[one.value_meanings[value]].append(value)
     found = []
     for meaning, values in copies.items():
-        # Of copies those are surplus that have no namesake.
+        # Among copies, those without a namesake are surplus.
         ordered = sorted(values, key=lambda value: (one.names[value], meaning) not in namesakes)
-        found.extend(ordered[there[meaning] :])
+        found.extend(ordered[counts[meaning] :])
     return found
 
 

@@ -18,19 +18,19 @@ __all__ = ["function_changes", "header_changes", "output_changes", "renamings", 
 
 
 def function_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
-    """The models' own functions that came, went, or compute something else."""
+    """Model-local functions that were added or removed, or compute something else."""
     old, new = (
         function_digests(model, reading)
         for model, reading in zip((matched.before, matched.after), matched.readings, strict=True)
     )
     for name in dict.fromkeys((*old, *new)):
         if old.get(name) != new.get(name):
-            told = [f"({one[name][:SHOWN]})" if name in one else "" for one in (old, new)]
-            yield HeaderChange(f"function {name}", *told)
+            digests = [f"({one[name][:SHOWN]})" if name in one else "" for one in (old, new)]
+            yield HeaderChange(f"function {name}", *digests)
 
 
 def output_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
-    """Outputs, by name, that another node makes."""
+    """Outputs that, under the same name, another node makes."""
     same = matched.same
     for name, old in same.before.outputs.items():
         new = same.after.outputs.get(name)
@@ -47,21 +47,21 @@ def _maker(wiring: GraphIndex, value: int) -> str:
 
 
 def sharing_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
-    """What is left to tell of models that are the same node by node: which of several equal values is read."""
+    """For models that are equal node by node: which of several equal values is read."""
     first, second = matched.readings
     if first.canonical == second.canonical:
         return
     reads = [_reads(wiring) for wiring in (matched.same.before, matched.same.after)]
-    told = [meaning for meaning in reads[0] if meaning in reads[1] and reads[0][meaning][1] != reads[1][meaning][1]]
-    for meaning in told:
+    changed = [meaning for meaning in reads[0] if meaning in reads[1] and reads[0][meaning][1] != reads[1][meaning][1]]
+    for meaning in changed:
         counts = [", ".join(map(str, one[meaning][1])) for one in reads]
         yield HeaderChange(f"how often values equal to that of {reads[0][meaning][0]} are read", *counts)
-    if not told:
+    if not changed:
         yield HeaderChange("digest", f"({first.canonical[:SHOWN]})", f"({second.canonical[:SHOWN]})")
 
 
 def _reads(wiring: GraphIndex) -> dict[int, tuple[str, list[int]]]:
-    """Meaning → the first value that has it, and how often each of them is read."""
+    """Meaning → its first value, and how often each of its values is read."""
     found: dict[int, tuple[str, list[int]]] = {}
     outputs = Counter(wiring.outputs.values())
     for value, meaning in enumerate(wiring.value_meanings):
@@ -74,9 +74,9 @@ SHOWN: Final = 8
 
 
 def header_changes(before: ModelProto, after: ModelProto) -> Iterator[HeaderChange]:
-    """Inputs and outputs are compared by name, since that is how callers find them, and by their order."""
-    for said in (_versions, _inputs, _outputs):
-        old, new = said(before), said(after)
+    """Changes of versions, inputs and outputs. The latter are compared by name, as callers find them, and by order."""
+    for describe in (_versions, _inputs, _outputs):
+        old, new = describe(before), describe(after)
         for what in dict.fromkeys((*old, *new)):
             follows = what.startswith("order") and old.keys() != new.keys()
             if old.get(what) != new.get(what) and not follows:
@@ -105,6 +105,7 @@ def _signature(what: str, infos: list[ValueInfoProto]) -> Mapping[str, str]:
 
 
 def renamings(matched: ModelMatching) -> Iterator[Renaming]:
+    """Matched nodes, values and initializers whose names differ."""
     before, after = matched.same.before, matched.same.after
     for old, new in matched.pairs():
         item, old_item = after.items[new], before.items[old]

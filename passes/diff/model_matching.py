@@ -1,4 +1,4 @@
-"""Which nodes, values, inputs and outputs of two models are the same."""
+"""Match the nodes, values, inputs and outputs of two models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from passes.graph.formatting import format_type
 from passes.matching.graph_index import ABSENT, NodeMeanings, index_graph
 from passes.matching.match import match
 from passes.matching.node_matching import NodeMatching, is_one_kind, share_name
-from passes.matching.replacements import replacements
+from passes.matching.replacements import find_replacements
 from passes.model.canonical import CanonicalGraph, read
 from passes.weights.detached import DetachedModel
 
@@ -22,10 +22,10 @@ __all__ = ["ModelMatching", "match_models", "same_outputs"]
 
 @dataclass(frozen=True)
 class ModelMatching:
-    """Two models, and for their nodes and values the counterparts.
+    """Two models, with the counterparts of their nodes and values.
 
-    `groups` are the nodes without one, as (places in the model before, places in the one after): nodes that stand in
-    the place of others are in one group.
+    `groups` are the nodes without a counterpart, as (places in the model before, places in the one after): nodes are in
+    one group with those that they replace.
     """
 
     before: DetachedModel
@@ -38,7 +38,7 @@ class ModelMatching:
 
     @cached_property
     def old_meanings(self) -> frozenset[int]:
-        """What there is in the model before."""
+        """The meanings of all values in the model before."""
         return frozenset(self.same.before.value_meanings)
 
     def pairs(self) -> Iterator[tuple[int, int]]:
@@ -46,26 +46,28 @@ class ModelMatching:
         return ((old, new) for new, old in enumerate(self.same.old_of) if old >= 0)
 
     def is_same_value(self, old: int, new: int) -> bool:
-        """Whether both are one value, or follow from nodes that came or went: those are told themselves."""
+        """Whether both are one value, or differ because of added or removed nodes, which are listed themselves."""
         same = self.same
-        known = same.known(new)
+        known = same.counterpart(new)
         if same.before.makers[old] < 0 and same.after.makers[new] < 0:  # inputs, and what is stored
             return same.before.value_meanings[old] == same.after.value_meanings[new]
         if known >= 0:
-            return known == same.alike(old) or known in self._behind_lost(old)
+            return known == same.representative(old) or known in self._behind_lost(old)
         maker = same.after.makers[new]
         return maker >= 0 and same.old_of[maker] < 0
 
     def _behind_lost(self, value: int) -> set[int]:
-        """What a value was computed from by nodes that are gone: with them gone, that stands in its place."""
+        """The values that lost nodes computed `value` from: a pass that removes such a node passes one of them on."""
         same, found, front = self.same, set(), [value]
         while front:
             maker = same.before.makers[front.pop()]
-            if maker >= 0 and same.lost(maker):
+            if maker >= 0 and same.is_lost(maker):
                 needs = [
-                    one for one in same.before.items[maker].needs if one != ABSENT and same.alike(one) not in found
+                    one
+                    for one in same.before.items[maker].needs
+                    if one != ABSENT and same.representative(one) not in found
                 ]
-                found.update(map(same.alike, needs))
+                found.update(map(same.representative, needs))
                 front.extend(needs)
         return found
 
@@ -73,7 +75,7 @@ class ModelMatching:
 def match_models(
     before: DetachedModel, after: DetachedModel, readings: tuple[CanonicalGraph, CanonicalGraph] | None = None
 ) -> ModelMatching:
-    """Match two models; `readings` are theirs, if they have been read already."""
+    """Match two models; `readings` are their canonical graphs, if there are any already."""
     first, second = readings or (read(before), read(after))
     inputs = _pair_values(_fed_inputs(before.proto.graph), _fed_inputs(after.proto.graph))
     meanings: NodeMeanings = {}
@@ -82,14 +84,14 @@ def match_models(
     for olds, news in groups:
         _pair(same, olds, news)
     left = [
-        (tuple(filter(same.lost, olds)), tuple(new for new in news if same.old_of[new] < 0)) for olds, news in groups
+        (tuple(filter(same.is_lost, olds)), tuple(new for new in news if same.old_of[new] < 0)) for olds, news in groups
     ]
     return ModelMatching(before, after, (first, second), inputs, same, tuple(group for group in left if any(group)))
 
 
 def _groups(same: NodeMatching) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Unmatched nodes, those together of which the new ones stand for the same old ones."""
-    found = [(set(one.lost), set(one.news)) for one in replacements(same)]
+    """Group unmatched nodes: new ones that replace some of the same old nodes are together."""
+    found = [(set(one.lost), set(one.news)) for one in find_replacements(same)]
     merged: list[tuple[set[int], set[int]]] = []
     for olds, news in found:
         apart = []
@@ -106,9 +108,9 @@ def _groups(same: NodeMatching) -> list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def _pair(same: NodeMatching, olds: tuple[int, ...], news: tuple[int, ...]) -> None:
-    """A node that stands for one of its own kind, or of its own operator and name, is that one, changed."""
+    """Match a new node with the lost node of its kind that it replaces, or of its operator and name."""
     kinds: dict[tuple[str, str], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for old in filter(same.lost, olds):
+    for old in filter(same.is_lost, olds):
         kinds[same.before.items[old].op][0].append(old)
     for new in news:
         if same.old_of[new] < 0:
@@ -124,7 +126,7 @@ def _is_one(same: NodeMatching, old: int, new: int) -> bool:
 
 
 def _fed_inputs(graph: GraphProto) -> list[ValueInfoProto]:
-    """Without those that have a default."""
+    """The graph inputs that have no default."""
     stored = {tensor.name for tensor in graph.initializer}
     return [info for info in graph.input if info.name not in stored]
 
@@ -138,7 +140,7 @@ def _pair_values(olds: list[ValueInfoProto], news: list[ValueInfoProto]) -> dict
     known = {info.name for info in olds} & {info.name for info in news}
     old_rest, new_rest = ([info for info in infos if info.name not in known] for infos in (olds, news))
     found = {info.name: info.name for info in news if info.name in known}
-    if len(old_rest) == len(new_rest):  # else nobody knows which one came, and which went
+    if len(old_rest) == len(new_rest):  # otherwise it is unclear which were added and which removed
         pairs = zip(old_rest, new_rest, strict=True)
         found |= {new.name: old.name for old, new in pairs if format_type(old) == format_type(new)}
     return found

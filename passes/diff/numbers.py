@@ -1,4 +1,4 @@
-"""How far apart two models are in what they compute: each output, each value that both make, and each layer."""
+"""Measure how much the values of two models differ: each output, each common inner value, and each layer."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ __all__ = [
     "ValueErrors",
     "compare_layers",
     "compare_numbers",
-    "distances",
     "draw_inputs",
+    "measure_distances",
     "measure_pairs",
 ]
 
 
 AT_ONCE: Final = 64
-"""Inner values that are compared in one run, which holds them all."""
+"""Inner values that are compared in one run; all of them are in memory at once."""
 
 MOST_SAID: Final = 200
-"""Characters of what onnxruntime says of a draw."""
+"""Characters of a message of onnxruntime that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueErrors:
-    """A value that both models make, by its names, with the worst of all draws."""
+    """A value that both models make, by its name in each, with the worst errors of all draws."""
 
     before: str
     after: str
@@ -61,8 +61,7 @@ class ValueErrors:
 class Numbers:
     """`values` are in the order in which the second model computes them; empty if they were not asked for.
 
-    `draws` are those that both models ran on; `not_run` says of the others, on which the first one runs, why the second
-    does not.
+    `draws` are those on which both models ran; `not_run` says why the second model does not run on the others.
     """
 
     outputs: Mapping[str, Errors]
@@ -78,7 +77,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class DrawnInputs:
-    """Inputs of the first model, with what they are called in words."""
+    """Inputs of the first model, with a label for messages."""
 
     label: str
     feeds: Mapping[str, np.ndarray]
@@ -87,7 +86,7 @@ class DrawnInputs:
 def draw_inputs(matched: ModelMatching, bench: PassContext, most: int | None = None) -> list[DrawnInputs]:
     """The draws of a proof (`passes.optimize.plan_draws`) on which the first model runs; `most` of them.
 
-    A dim that only the second model fixes is drawn as it asks for.
+    A dim that only the second model fixes has its size.
 
     Raises:
         ModelError: an input is no tensor.
@@ -99,7 +98,7 @@ def draw_inputs(matched: ModelMatching, bench: PassContext, most: int | None = N
 
 
 def _with_fixed_dims(matched: ModelMatching) -> ModelProto:
-    """The inputs of the first model, with the sizes that those of the second one have."""
+    """The inputs of the first model, with the fixed sizes of those of the second model."""
     inputs = ModelProto()
     inputs.graph.input.extend(matched.before.proto.graph.input)
     inputs.graph.initializer.extend(TensorProto(name=tensor.name) for tensor in matched.before.proto.graph.initializer)
@@ -114,10 +113,10 @@ def _with_fixed_dims(matched: ModelMatching) -> ModelProto:
 def compare_numbers(
     matched: ModelMatching, draws: Sequence[DrawnInputs], bench: PassContext, *, values: bool = False
 ) -> Numbers:
-    """Run both models on each of `draws` and compare their outputs; with `values` also what lies between.
+    """Run both models on each of `draws` and compare their outputs; with `values` also their inner values.
 
     Raises:
-        ModelError: they have no output in common, by name or place, or the second one asks for other inputs.
+        ModelError: they have no output in common, by name or place, or the second model needs other inputs.
         StepFailed: onnxruntime refuses one of them, or stops.
     """
     outputs = [(old, new) for new, old in same_outputs(matched.before.proto.graph, matched.after.proto.graph).items()]
@@ -154,11 +153,11 @@ def measure_pairs(
     *,
     may_collapse: bool = False,
 ) -> tuple[dict[Pair, Distance], dict[str, str]]:
-    """The worst distance of each pair of values over all draws, without what cannot be compared; and by the labels of
-    the draws on which the second model does not run, why.
+    """The worst distance of each comparable pair of values over all draws; and label → reason for each draw on which
+    the second model does not run.
 
     Args:
-        may_collapse: see `distances`.
+        may_collapse: see `measure_distances`.
 
     Raises:
         StepFailed: onnxruntime refuses one of the models, or stops on the first.
@@ -192,7 +191,7 @@ def measure_pairs(
 
 
 def _common_values(matched: ModelMatching) -> Iterator[Pair]:
-    """The values that matched nodes of the main graphs make, but for outputs."""
+    """The values that matched nodes of the main graphs make, without graph outputs."""
     same, made = matched.same, [_inner_values(model) for model in (matched.before, matched.after)]
     for old, new in matched.pairs():
         for one, other in zip(same.before.items[old].makes, same.after.items[new].makes, strict=False):
@@ -205,7 +204,7 @@ def _inner_values(model: DetachedModel) -> set[str]:
     return _main_values(model) - {info.name for info in model.proto.graph.output}
 
 
-DISTANCES: Final = "passes.diff.numbers:distances"
+DISTANCES: Final = "passes.diff.numbers:measure_distances"
 
 
 Pair = tuple[str, str]
@@ -215,7 +214,7 @@ Distance = tuple[str, Errors]
 """The element type of the first of two values, and how far the second is from it."""
 
 
-def distances(
+def measure_distances(
     before: MappedModel,
     after: MappedModel,
     pairs: Sequence[Pair],
@@ -223,13 +222,13 @@ def distances(
     computed_in: Precisions,
     may_collapse: bool,
 ) -> list[list[Distance | None] | str]:
-    """For each draw how far the second value of each pair is from the first, None for what is no tensor, or random; or
-    why the second model does not run on it.
+    """For each draw the distance of each pair of values, None for values that are random or no tensors; or the reason
+    why the second model does not run on the draw.
 
     Values are judged by the types that the first model computes them in.
 
     Args:
-        may_collapse: take values as equal in shape if one has neighbouring dims of the other as one: 16×32 for 2×8×32.
+        may_collapse: treat shapes as equal if one merges neighbouring dims of the other: 16×32 for 2×8×32.
 
     Raises:
         StepFailed: onnxruntime refuses one of the models, or stops on the first.
@@ -254,7 +253,7 @@ def distances(
 
 
 def _expand_shape(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """`wanted`, if it differs from `shape` in neighbouring dims that are one in either of them; else `shape`."""
+    """`wanted`, if one of the shapes merges neighbouring dims of the other; else `shape`."""
     ends, wanted_ends = (set(accumulate(dims, operator.mul)) for dims in (shape, wanted))
     is_alike = math.prod(shape) == math.prod(wanted) and (ends <= wanted_ends or wanted_ends <= ends)
     return wanted if is_alike else shape
@@ -271,10 +270,10 @@ def _compare_values(before: np.ndarray, after: np.ndarray, computed_in: str | No
 
 @dataclass(frozen=True, slots=True)
 class LayerErrors:
-    """A value at which a layer ends, by its name in each model, and how far the second model is off there.
+    """A value at which a layer ends, by its name in each model, with the errors of the second model there.
 
-    `layer` is the outermost torch module that the value leaves, or the outermost numbered one (`encoder.layer.0`)
-    if it leaves any; the node itself where the model knows of no modules.
+    `layer` is the outermost numbered torch module that the value leaves (`encoder.layer.0`), else the outermost
+    one; the node itself where the model has no module paths.
     """
 
     layer: str
@@ -286,20 +285,21 @@ class LayerErrors:
 
 
 @dataclass(frozen=True, slots=True)
-class _Boundary:
+class _LayerBoundary:
     layer: str
     op: str
     depth: int
-    """How many modules it lies in: the outermost layers have the lowest."""
+    """The number of modules around it: the outermost layers have the lowest."""
     pair: Pair
 
 
 def compare_layers(
     matched: ModelMatching, draws: Sequence[DrawnInputs], bench: PassContext, *, most: int | None = None
 ) -> tuple[LayerErrors, ...]:
-    """Run both models on `draws` and compare the floating values at which a layer of the first one ends.
+    """Run both models on `draws` and compare the floating-point values at which a layer of the first one ends.
 
-    A layer of which the second model has no such value is left out, and so is a value that has another shape there.
+    A layer is left out if the second model does not have its value, or has it in another shape.
+
 
     Args:
         most: compare at most so many values, those of the outermost layers.
@@ -319,8 +319,8 @@ def compare_layers(
     )
 
 
-def _boundaries(matched: ModelMatching) -> Iterator[_Boundary]:
-    """In the order of the first model."""
+def _boundaries(matched: ModelMatching) -> Iterator[_LayerBoundary]:
+    """The values at which layers end, in the order of the first model."""
     same = matched.same
     inner = [_main_values(model) for model in (matched.before, matched.after)]
     counterparts = {
@@ -339,13 +339,13 @@ def _boundaries(matched: ModelMatching) -> Iterator[_Boundary]:
             pair = (same.before.names[value], same.after.names[new])
             if not by_module:
                 if not same.before.weights.isdisjoint(item.needs):
-                    yield _Boundary(str(label_of(item.node)), item.node.op_type, 0, pair)
+                    yield _LayerBoundary(str(label_of(item.node)), item.node.op_type, 0, pair)
             elif place is not None and (depth := _depth_left(matched, value, place, places)):
-                yield _Boundary(place.paths[depth], item.node.op_type, depth, pair)
+                yield _LayerBoundary(place.paths[depth], item.node.op_type, depth, pair)
 
 
 def _depth_left(matched: ModelMatching, value: int, place: ModulePath, places: Sequence[ModulePath | None]) -> int:
-    """Which of the modules around a node, counted from the root, is the layer that `value` leaves; 0 for none."""
+    """The depth of the module around a node that is the layer which `value` leaves; 0 for none."""
     before = matched.same.before
     if value in before.outputs.values():
         left = list(range(1, len(place.paths)))
@@ -365,4 +365,4 @@ def _main_values(model: DetachedModel) -> set[str]:
 
 
 UNLIKE: Final = ("shape ", "dtype ")
-"""How a complaint begins about values that do not correspond."""
+"""Prefixes of `why` for values that do not correspond."""

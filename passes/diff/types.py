@@ -1,4 +1,4 @@
-"""What differs between two models, as data."""
+"""The differences between two models, as data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class NodeLabel:
-    """How a node is spoken of: by its name, or its first output where it has none.
+    """How a message names a node: by its name, or its first output where it has none.
 
     `module` is the path of the torch module that it comes from; empty if none is known.
     """
@@ -41,7 +41,7 @@ class NodeLabel:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Nodes of the second model that stand in the place of nodes of the first; on either side there may be none.
+    """Nodes of the second model that replace nodes of the first; either side may be empty.
 
     `stored` are initializers of the second model that hold what the removed nodes computed from constants.
     """
@@ -54,7 +54,7 @@ class Replacement:
         return self.text()
 
     def text(self, most: int = sys.maxsize) -> str:
-        """In words, with at most so many nodes on each side."""
+        """The replacement as text, with at most `most` nodes on each side."""
         removed, added = (
             _join_entries(self.removed, most),
             _join_entries((*self.added, *map(_label_stored, self.stored)), most),
@@ -75,7 +75,7 @@ def _join_entries(entries: Sequence[object], most: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AttributeChange:
-    """`before` or `after` is empty where the node does not say it."""
+    """A changed attribute; `before` or `after` is empty where the node does not have it."""
 
     node: NodeLabel
     attribute: str
@@ -88,9 +88,9 @@ class AttributeChange:
 
 @dataclass(frozen=True, slots=True)
 class InputChange:
-    """The node reads another value at `position`; the values are called as in their own models, empty for none.
+    """The node reads another value at `position`; each value has its name from its own model, empty for none.
 
-    Behind the inputs come what the bodies of If, Loop and Scan return; `what` says which it is.
+    Positions after the inputs are results of the bodies of If, Loop and Scan; `what` describes the position.
     """
 
     node: NodeLabel
@@ -107,8 +107,8 @@ class InputChange:
 class InitializerChange:
     """A stored tensor: `before` or `after`, such as `float32[768,768]`, is empty where there is none.
 
-    `what` says how far two of one type are apart; or in which form the second model holds weights of the first, whose
-    names are `was`. `computed_by` is the node that makes the value in the other model.
+    `what` is the distance of two tensors of one type; or the form in which the second model holds weights of the first,
+    whose names are `was`. `computed_by` is the node that makes the value in the other model.
     """
 
     name: str
@@ -138,7 +138,7 @@ SHOWN: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class HeaderChange:
-    """What a model says of itself: its inputs, outputs, opsets and functions."""
+    """A difference at the level of the model: inputs, outputs, opsets and functions."""
 
     what: str
     before: str
@@ -150,7 +150,7 @@ class HeaderChange:
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
-    """`kind` is node, value or initializer."""
+    """A new name; `kind` is node, value or initializer."""
 
     kind: str
     before: str
@@ -162,9 +162,9 @@ class Renaming:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What the second model has otherwise than the first. Nodes are named as in the second, lost ones as in the first.
+    """The differences of a second model from a first. Nodes are named as in the second, lost ones as in the first.
 
-    `renamed` is no difference: nodes are matched by what they compute.
+    `renamed` does not count as a difference: nodes are matched by what they compute.
     """
 
     replaced: tuple[Replacement, ...] = ()
@@ -173,7 +173,7 @@ class Diff:
     initializers: tuple[InitializerChange, ...] = ()
     header: tuple[HeaderChange, ...] = ()
     shared: tuple[HeaderChange, ...] = ()
-    """Which of several equal values is read, where models are the same node by node."""
+    """Which of several equal values is read, for models that are equal node by node."""
     renamed: tuple[Renaming, ...] = ()
 
     @property

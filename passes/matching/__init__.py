@@ -1,7 +1,7 @@
-"""Which node of a model is which node of another one: what `provenance` and `diff` share.
+"""Match the nodes of two models, for `provenance` and `diff`.
 
 graph_index.py    a model as one flat list of nodes and values, with subgraphs and functions
-node_matching.py  what is known so far of which node is which
-match.py          finds out, by what nodes compute, read and are called
-replacements.py   what a node without a counterpart stands for
+node_matching.py  `NodeMatching`: the pairs that are known so far
+match.py          finds the pairs, by what nodes compute, what they read, and their names
+replacements.py   finds the old nodes that an unmatched new node replaces
 """

@@ -1,4 +1,4 @@
-"""A model as one flat list of nodes and values: subgraphs and functions lie in it beside what holds them."""
+"""A model as one flat list of nodes and values, in which subgraphs and functions are not nested."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from passes.weights.detached import DetachedModel
 __all__ = ["ABSENT", "TELLING", "GraphIndex", "Item", "NodeMeanings", "index_graph"]
 
 ABSENT: Final = -1
-"""The value id of an optional input that is not given."""
+"""The value id of an omitted optional input."""
 
 TELLING: Final = 16
-"""Elements from which on a tensor is a weight; smaller ones are shapes, axes and scalars, which many nodes share."""
+"""The fewest elements of a weight; smaller tensors are shapes, axes and scalars, which many nodes share."""
 
 NodeMeanings = dict[Hashable, int]
-"""Numbers for what things compute. Two wirings that share one can be compared: equal numbers mean equal results."""
+"""Computation → its number. Two indices that share one can be compared: equal numbers mean equal results."""
 
 
 class Item(NamedTuple):
-    """One node. `needs` are the ids of its inputs, then of what its bodies return; `makes` those of its outputs."""
+    """One node. `needs` are the value ids of its inputs, then of its bodies' results; `makes` those of its outputs."""
 
     node: NodeProto
     op: tuple[str, str]
     settings: str
-    """A digest of its op and its attributes, but for the bodies of If, Loop and Scan."""
+    """A digest of the op and the attributes, without the bodies of If, Loop and Scan."""
     needs: tuple[int, ...]
     makes: tuple[int, ...]
     meaning: int
 
 
 class GraphIndex:
-    """All nodes of a model, inner ones before the node that holds them, with who makes and who reads each value.
+    """All nodes of a model, inner ones before the node that holds them, with the maker and the users of each value.
 
-    Names are looked up once, where they are visible: two branches may use one name for two values.
+    Names are resolved to value ids once, in their scope: two branches may use one name for two values.
     """
 
     def __init__(self, meanings: NodeMeanings) -> None:
@@ -58,13 +58,14 @@ class GraphIndex:
         self.tensors: dict[int, TensorProto] = {}
         """Value id → initializer."""
         self.constants: set[int] = {ABSENT}
-        """Stored tensors, and what is computed from nothing else."""
+        """Stored tensors, and values computed from these alone."""
         self.weights: set[int] = set()
-        """Those of them that are large enough to tell one node from another."""
+        """The constants that are large enough to identify a node."""
         self.outputs: dict[str, int] = {}
-        self.told: dict[int, bytes] = {}
-        """Index of an item → the metadata and the doc string of its node, as far as they were carried to it: in bytes,
-        since most nodes survive many a pass, and to copy entry by entry takes longer than all else."""
+        self.carried: dict[int, bytes] = {}
+        """Index of an item → the metadata and the doc string that were carried to its node, serialized.
+
+        Most nodes survive many passes, and to copy them entry by entry takes longer than everything else."""
         self._meanings = meanings
 
     def intern(self, what: Hashable) -> int:
@@ -105,13 +106,14 @@ def index_graph(
     meanings: NodeMeanings,
     called: Mapping[str, str] = MappingProxyType({}),
 ) -> GraphIndex:
-    """Index `model`; what its nodes and values mean is numbered in `meanings`, and goes by what they compute from.
+    """Index `model`; `meanings` numbers what its nodes and values compute.
 
-    `reading` is that of the model, whose names and metadata may have changed since; `called` says what an input is
-    called in another model that it is to be compared with, where that is another name.
+    Args:
+        reading: the canonical graph of `model`, whose names and metadata may have changed since.
+        called: input → its name in the other model of a comparison, where the names differ.
     """
     wiring = GraphIndex(meanings)
-    walk = _Walk(wiring, called)
+    walk = _GraphIndexer(wiring, called)
     values = walk.graph(model.proto.graph, reading.graph, {}, None)
     wiring.outputs = {info.name: value for info, value in zip(model.proto.graph.output, values, strict=True)}
     for function, body in zip(model.proto.functions, reading.functions, strict=True):
@@ -120,14 +122,14 @@ def index_graph(
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
+class _GraphIndexer:
     wiring: GraphIndex
     called: Mapping[str, str]
 
     def graph(
         self, graph: GraphProto, reading: GraphReading, outer: dict[str, int], owner: Hashable
     ) -> tuple[int, ...]:
-        """Add the nodes of `graph`; returns the ids of its outputs. `owner` says whose body it is."""
+        """Add the nodes of `graph` and return the ids of its outputs. `owner` identifies the node whose body it is."""
         scope = dict(outer)
         for index, info in enumerate(graph.input):
             formal = ("input", self.called.get(info.name, info.name)) if owner is None else (owner, index)
@@ -147,7 +149,7 @@ class _Walk:
         self._nodes(function.node, reading.nodes, scope)
 
     def _nodes(self, nodes: Iterable[NodeProto], readings: Sequence[NodeReading], scope: dict[str, int]) -> None:
-        for reading in readings:  # first, since a node may come before one that it reads
+        for reading in readings:  # all outputs first, since a node may come before its producer
             scope.update({name: self.wiring.value(name, ("made", name)) for name in reading.outputs if name})
         for node, reading in zip(nodes, readings, strict=True):
             self._node(node, reading, scope)
@@ -174,7 +176,7 @@ class _Walk:
             wiring.store(makes[0], tuple(node.attribute[0].t.dims))
 
     def _read(self, name: str, scope: dict[str, int]) -> int:
-        if name not in scope:  # an invalid model is for others to judge
+        if name not in scope:  # other checks report an invalid model
             scope[name] = self.wiring.value(name, ("missing", name))
         return scope[name]
 

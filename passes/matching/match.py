@@ -1,8 +1,9 @@
 """Match the nodes of a model with those of the model that a pass made of it.
 
-The evidence, strongest first: a node computes the same (a digest from the inputs up); its result goes to the same
-places; it is the only one of its kind on the same weights; it reads the same values, or makes one for the same reader;
-it has the same name. Names come last, since some tools number what they make afresh, and then a name is another node's.
+The evidence, strongest first: two nodes compute the same (a digest from the inputs up); their results go to the same
+places; they are the only ones of their kind on the same weights; they read the same values, or make one for the same
+reader; they have the same name. Names come last, since some tools renumber nodes, and then a name belongs to another
+node.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from passes.graph.op_facts import COMMUTATIVE
 from passes.matching.graph_index import ABSENT, GraphIndex, Item
 from passes.matching.node_matching import (
     NodeMatching,
-    alone,
     handle_of,
+    index_unique,
     is_namesake,
     is_one_kind,
     name_of,
@@ -34,14 +35,14 @@ def match(before: GraphIndex, after: GraphIndex) -> NodeMatching:
     same = NodeMatching(before, after)
     _match_by_meaning(same)
     _match_by_weights(same)
-    _spread(same)
-    while any(found(same) for found in NAMING):
-        _spread(same)
+    _match_neighbours(same)
+    while any(rule(same) for rule in NAMING):
+        _match_neighbours(same)
     return same
 
 
 def _match_by_meaning(same: NodeMatching) -> None:
-    """Nodes that compute the same from the inputs up, where there is one of them; values that mean the same."""
+    """Match nodes that compute the same, where each model has one of them; and values that are equal."""
     before, after = same.before, same.after
     olds: dict[int, list[int]] = defaultdict(list)
     news: dict[int, list[int]] = defaultdict(list)
@@ -66,32 +67,32 @@ def _match_by_meaning(same: NodeMatching) -> None:
 
 
 def _match_by_weights(same: NodeMatching) -> None:
-    """The only node of its op and attributes on these weights, in both models."""
-    olds = alone(same.open_old(), lambda old: _weights(same.before, same.before.items[old]))
-    news = alone(same.open_new(), lambda new: _weights(same.after, same.after.items[new]))
+    """Match nodes that are the only ones of their op and attributes on their weights, in both models."""
+    olds = index_unique(same.open_old(), lambda old: _weights(same.before, same.before.items[old]))
+    news = index_unique(same.open_new(), lambda new: _weights(same.after, same.after.items[new]))
     for key, new in news.items():
         if key in olds:
             same.claim(new, olds[key])
 
 
 def _weights(wiring: GraphIndex, item: Item) -> Hashable:
-    told = tuple(wiring.value_meanings[one] if one in wiring.weights else ABSENT for one in item.needs)
-    return (item.op, item.settings, told) if any(one != ABSENT for one in told) else None
+    read = tuple(wiring.value_meanings[need] if need in wiring.weights else ABSENT for need in item.needs)
+    return (item.op, item.settings, read) if any(meaning != ABSENT for meaning in read) else None
 
 
-def _spread(same: NodeMatching) -> None:
-    """From what is matched to what lies beside it, until nothing more is found."""
-    while _downwards(same) + _upwards(same):
+def _match_neighbours(same: NodeMatching) -> None:
+    """Match the neighbours of matched nodes until there is nothing more to match."""
+    while _match_downwards(same) + _match_upwards(same):
         pass
 
 
-def _downwards(same: NodeMatching) -> int:
-    """Nodes that read the same values. If several read them, a namesake goes first."""
+def _match_downwards(same: NodeMatching) -> int:
+    """Match nodes that read the same values. If several do, a namesake goes first."""
     count = 0
     for new in same.open_new():
         item = same.after.items[new]
         key = None if same.open_twins(new) else _known_reading(same, item)
-        olds = [old for old in same.olds_by_reading.get(key, ()) if same.lost(old)]
+        olds = [old for old in same.olds_by_reading.get(key, ()) if same.is_lost(old)]
         if olds:
             same.claim(new, _namesake(same, item, olds))
             count += 1
@@ -99,7 +100,7 @@ def _downwards(same: NodeMatching) -> int:
 
 
 def _known_reading(same: NodeMatching, item: Item) -> Hashable:
-    needs = [same.known(one) for one in item.needs]
+    needs = [same.counterpart(one) for one in item.needs]
     if not item.needs or any(old < 0 and one != ABSENT for old, one in zip(needs, item.needs, strict=True)):
         return None
     return reading_of(item, needs)
@@ -113,8 +114,8 @@ def _namesake(same: NodeMatching, item: Item, olds: list[int]) -> int:
     return olds[0]
 
 
-def _upwards(same: NodeMatching) -> int:
-    """Nodes that make a value for the same reader at the same place. If several do, a namesake goes first."""
+def _match_upwards(same: NodeMatching) -> int:
+    """Match nodes that make a value for the same reader at the same place. If several do, a namesake goes first."""
     count = 0
     for new in reversed(same.open_new()):
         for place, value in enumerate(same.after.items[new].makes):
@@ -124,7 +125,7 @@ def _upwards(same: NodeMatching) -> int:
             for old_value in wanted:
                 if same.value_of[value] < 0:
                     same.value_of[value] = old_value
-                count += _meet(same, new, place, old_value)
+                count += _match_maker(same, new, place, old_value)
     return count
 
 
@@ -134,48 +135,48 @@ def _is_made_by_namesake(same: NodeMatching, new: int, old_value: int) -> bool:
 
 
 def _read_before(same: NodeMatching, value: int) -> list[int]:
-    """What those that read `value` read there before."""
+    """The old values that the matched users of `value` read in its place."""
     if value == ABSENT:
         return []
     given = same.before.outputs.get(same.after.names[value], ABSENT)
     found = [given] if given != ABSENT and same.after.outputs.get(same.after.names[value]) == value else []
     for user, _ in same.after.users[value]:
         if same.old_of[user] >= 0:
-            pairs = _opposite(same, same.after.items[user], same.before.items[same.old_of[user]])
+            pairs = _values_read_in_same_place(same, same.after.items[user], same.before.items[same.old_of[user]])
             found.extend(old for one, old in pairs if one == value)
     return found
 
 
-def _opposite(same: NodeMatching, item: Item, old_item: Item) -> list[tuple[int, int]]:
+def _values_read_in_same_place(same: NodeMatching, item: Item, old_item: Item) -> list[tuple[int, int]]:
     """The values that two matched nodes read in the same place."""
     if len(item.needs) != len(old_item.needs):
         return []
     if item.op[1] not in COMMUTATIVE:
         pairs = zip(item.needs, old_item.needs, strict=True)
         return [(one, other) for one, other in pairs if ABSENT not in (one, other)]
-    # In any order: what is known goes by what it means, the rest by what makes it.
+    # Operands in any order: known ones are paired by value, the others by the kind of their maker.
     both = itertools.product(item.needs, old_item.needs)
-    pairs = [(one, other) for one, other in both if same.known(one) == same.alike(other) != ABSENT]
-    told = {other for _, other in pairs}
-    ones = [one for one in item.needs if same.known(one) < 0]
-    others = [other for other in old_item.needs if other not in told]
+    pairs = [(one, other) for one, other in both if same.counterpart(one) == same.representative(other) != ABSENT]
+    paired = {other for _, other in pairs}
+    ones = [one for one in item.needs if same.counterpart(one) < 0]
+    others = [other for other in old_item.needs if other not in paired]
     if len(ones) == len(others) == 1:
         return [*pairs, (ones[0], others[0])]
-    kinds = alone(ones, lambda one: _kind(same.after, one))
-    old_kinds = alone(others, lambda one: _kind(same.before, one))
+    kinds = index_unique(ones, lambda one: _kind(same.after, one))
+    old_kinds = index_unique(others, lambda one: _kind(same.before, one))
     return [*pairs, *((one, old_kinds[kind]) for kind, one in kinds.items() if kind in old_kinds)]
 
 
 def _kind(wiring: GraphIndex, value: int) -> Hashable:
-    """Op and attributes of what makes `value`."""
+    """Op and attributes of the node that makes `value`."""
     maker = wiring.makers[value]
     return None if maker < 0 else (wiring.items[maker].op, wiring.items[maker].settings)
 
 
-def _meet(same: NodeMatching, new: int, place: int, old_value: int) -> int:
-    """Match `new`, whose output at `place` stands where `old_value` did, with its maker if that is of the same kind."""
+def _match_maker(same: NodeMatching, new: int, place: int, old_value: int) -> int:
+    """Match `new`, whose output at `place` replaces `old_value`, with the maker of that if both are of one kind."""
     old = same.before.makers[old_value]
-    if old < 0 or not same.may_be(new, old):
+    if old < 0 or not same.may_match(new, old):
         return 0
     item, old_item = same.after.items[new], same.before.items[old]
     if place != old_item.makes.index(old_value) or item.settings != old_item.settings:
@@ -186,23 +187,23 @@ def _meet(same: NodeMatching, new: int, place: int, old_value: int) -> int:
     return 1
 
 
-def _akin_by_name(same: NodeMatching) -> int:
-    """Nodes of one name that share something else too: a value that they read, or a reader."""
-    return _by_name(same, _share)
+def _match_related_namesakes(same: NodeMatching) -> int:
+    """Match nodes of one name that also share an input or a reader."""
+    return _match_by_name(same, _share_neighbour)
 
 
-def _by_both_names(same: NodeMatching) -> int:
-    """Nodes of one name whose outputs have one name too."""
-    return _by_name(same, _have_both_names)
+def _match_by_both_names(same: NodeMatching) -> int:
+    """Match nodes of one name whose outputs have one name too."""
+    return _match_by_name(same, _have_both_names)
 
 
-def _by_name(same: NodeMatching, agree: Callable[[NodeMatching, int, int], bool]) -> int:
+def _match_by_name(same: NodeMatching, agree: Callable[[NodeMatching, int, int], bool]) -> int:
     count = 0
     for handle, olds in ((name_of, same.olds_by_name), (result_of, same.olds_by_result)):
-        news = alone(same.open_new(), lambda new, handle=handle: handle_of(same.after, new, handle))
+        news = index_unique(same.open_new(), lambda new, handle=handle: handle_of(same.after, new, handle))
         for key, new in news.items():
             old = olds.get(key, -1)
-            if old < 0 or not same.may_be(new, old):
+            if old < 0 or not same.may_match(new, old):
                 continue
             if is_one_kind(same, same.after.items[new], same.before.items[old]) and agree(same, new, old):
                 same.claim(new, old)
@@ -215,10 +216,10 @@ def _have_both_names(same: NodeMatching, new: int, old: int) -> bool:
     return all(handle(item) == handle(old_item) != "" for handle in (name_of, result_of))
 
 
-def _share(same: NodeMatching, new: int, old: int) -> bool:
+def _share_neighbour(same: NodeMatching, new: int, old: int) -> bool:
     before, after = same.before, same.after
-    read = {same.alike(one) for one in before.items[old].needs if not _is_small(before, one)}
-    if any(same.known(one) in read for one in after.items[new].needs if not _is_small(after, one)):
+    read = {same.representative(one) for one in before.items[old].needs if not _is_small(before, one)}
+    if any(same.counterpart(one) in read for one in after.items[new].needs if not _is_small(after, one)):
         return True
     readers = {user for one in before.items[old].makes if one != ABSENT for user, _ in before.users[one]}
     users = (user for one in after.items[new].makes if one != ABSENT for user, _ in after.users[one])
@@ -229,39 +230,39 @@ def _is_small(wiring: GraphIndex, value: int) -> bool:
     return value in wiring.constants and value not in wiring.weights
 
 
-def _values_by_name(same: NodeMatching) -> int:
-    """Values whose maker was replaced, and whose name was kept."""
+def _match_values_by_name(same: NodeMatching) -> int:
+    """Match values whose maker was replaced and whose name was kept."""
     count = 0
     for value, old in enumerate(same.value_of):
         old_value = same.old_values_by_name.get(same.after.names[value], -1) if old < 0 else -1
-        if old_value >= 0 and (same.before.makers[old_value] < 0 or same.lost(same.before.makers[old_value])):
+        if old_value >= 0 and (same.before.makers[old_value] < 0 or same.is_lost(same.before.makers[old_value])):
             same.value_of[value] = old_value
             count += 1
     return count
 
 
-def _values_by_weights(same: NodeMatching) -> int:
-    """What goes into and comes out of a new product, if lost nodes read its weights: a Gemm for a MatMul and an Add."""
+def _match_values_by_weights(same: NodeMatching) -> int:
+    """Match the input and output of a new product whose weights lost nodes read: a Gemm for a MatMul and an Add."""
     count = 0
     for new in same.open_new():
         item = same.after.items[new]
         if item.op[1] not in PRODUCTS:
             continue
         kin = find_weight_readers(same, item)
-        count += _equate(same, item.makes, _going_out(same, kin))
+        count += _equate(same, item.makes, _outputs_of_group(same, kin))
         if all(same.value_of[value] >= 0 for value in item.needs if value in same.after.weights):
-            # Else the node that read the unknown one is missing among the kin, and what it read would be too.
+            # Otherwise `kin` lacks the node that read the unknown weight, and so its inputs.
             data = [one for one in item.needs if one not in same.after.constants]
-            count += _equate(same, data, _coming_in(same, kin))
+            count += _equate(same, data, _inputs_of_group(same, kin))
     return count
 
 
-def _coming_in(same: NodeMatching, kin: set[int]) -> set[int]:
+def _inputs_of_group(same: NodeMatching, kin: set[int]) -> set[int]:
     needs = {one for old in kin for one in same.before.items[old].needs}
     return {one for one in needs if one not in same.before.constants and same.before.makers[one] not in kin}
 
 
-def _going_out(same: NodeMatching, kin: set[int]) -> set[int]:
+def _outputs_of_group(same: NodeMatching, kin: set[int]) -> set[int]:
     makes = {one for old in kin for one in same.before.items[old].makes if one != ABSENT}
     inner = {one for one in makes if any(user in kin for user, _ in same.before.users[one])}
     return makes - inner
@@ -274,8 +275,8 @@ def _equate(same: NodeMatching, values: Sequence[int], old_values: set[int]) -> 
     return 1
 
 
-def _twins_in_order(same: NodeMatching) -> int:
-    """Nodes that compute the same, and that neither a reader nor a name tells apart."""
+def _match_twins_in_order(same: NodeMatching) -> int:
+    """Match nodes that compute the same and that neither a reader nor a name distinguishes, in order."""
     count = 0
     for new in same.open_new():
         twins = same.open_twins(new)
@@ -286,10 +287,10 @@ def _twins_in_order(same: NodeMatching) -> int:
 
 
 NAMING: Final = (
-    _akin_by_name,
-    _by_both_names,
-    _values_by_name,
-    _values_by_weights,
-    _twins_in_order,
+    _match_related_namesakes,
+    _match_by_both_names,
+    _match_values_by_name,
+    _match_values_by_weights,
+    _match_twins_in_order,
 )
 """Tried in turn until one finds something; the most certain first."""

@@ -1,4 +1,4 @@
-"""Which node after a pass is which one from before it: what is known so far, while `match.py` finds out."""
+"""The state of a matching: which node after a pass is which node from before it, as far as `match.py` knows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from passes.matching.graph_index import ABSENT, GraphIndex, Item
 
 __all__ = [
     "NodeMatching",
-    "alone",
     "handle_of",
+    "index_unique",
     "is_namesake",
     "is_one_kind",
     "name_of",
@@ -23,7 +23,7 @@ __all__ = [
 
 
 class NodeMatching:
-    """What is known so far: for each node and value after the pass its counterpart before it, or -1."""
+    """For each node and value after the pass its counterpart before it, or -1; `match.py` fills it in."""
 
     def __init__(self, before: GraphIndex, after: GraphIndex) -> None:
         self.before, self.after = before, after
@@ -31,12 +31,12 @@ class NodeMatching:
         self.new_of = [-1] * len(before.items)
         self.value_of = [-1] * len(after.names)
         self.twins: dict[int, set[int]] = {}
-        """Meaning → the open old nodes that share it, where there were several of them or of the new ones."""
+        """Meaning → the unmatched old nodes that have it, where several nodes of a model have it."""
         first: dict[int, int] = {}
-        # Values that mean the same are one value, by whatever name they are read.
-        self._alike = [first.setdefault(meaning, one) for one, meaning in enumerate(before.value_meanings)]
+        # Equal values are one value, under all their names; the first represents them.
+        self._representatives = [first.setdefault(meaning, one) for one, meaning in enumerate(before.value_meanings)]
 
-    def lost(self, old: int) -> bool:
+    def is_lost(self, old: int) -> bool:
         return self.new_of[old] < 0
 
     def claim(self, new: int, old: int) -> None:
@@ -46,9 +46,9 @@ class NodeMatching:
             if one != ABSENT and other != ABSENT:
                 self.value_of[one] = other
 
-    def may_be(self, new: int, old: int) -> bool:
-        """Whether both are free, and `old` is among the twins of `new` as long as it has any."""
-        if self.old_of[new] >= 0 or not self.lost(old):
+    def may_match(self, new: int, old: int) -> bool:
+        """Whether both are unmatched, and `old` is among the twins of `new` if it has any."""
+        if self.old_of[new] >= 0 or not self.is_lost(old):
             return False
         twins = self.open_twins(new)
         return not twins or old in twins
@@ -62,46 +62,46 @@ class NodeMatching:
     def open_old(self) -> list[int]:
         return [old for old, new in enumerate(self.new_of) if new < 0]
 
-    def known(self, value: int) -> int:
-        """A value after the pass as one from before it, equal ones as one; -1 if it is not known."""
+    def counterpart(self, value: int) -> int:
+        """The representative of the old value that a value after the pass is; -1 if it is not known."""
         old = self.value_of[value] if value != ABSENT else ABSENT
-        return old if old < 0 else self._alike[old]
+        return old if old < 0 else self._representatives[old]
 
-    def alike(self, old_value: int) -> int:
-        return old_value if old_value == ABSENT else self._alike[old_value]
+    def representative(self, old_value: int) -> int:
+        return old_value if old_value == ABSENT else self._representatives[old_value]
 
-    def equals(self, old_value: int) -> list[int]:
-        """All values from before the pass that mean the same as this one: a pass may have made one of them."""
-        return self._equals[self._alike[old_value]]
+    def values_equal_to(self, old_value: int) -> list[int]:
+        """All old values that equal this one: a pass may have merged them."""
+        return self._equals[self._representatives[old_value]]
 
     @cached_property
     def _equals(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = defaultdict(list)
-        for value, first in enumerate(self._alike):
+        for value, first in enumerate(self._representatives):
             found[first].append(value)
         return dict(found)
 
-    # What follows is asked for once the digests have done their part, and covers the nodes that were lost by then.
+    # The tables below are built on first use, after the matching by digests, and cover the nodes still unmatched then.
 
     @cached_property
     def olds_by_reading(self) -> dict[Hashable, list[int]]:
         found: dict[Hashable, list[int]] = defaultdict(list)
         for old in self.open_old():
             item = self.before.items[old]
-            found[reading_of(item, [self.alike(one) for one in item.needs])].append(old)
+            found[reading_of(item, [self.representative(one) for one in item.needs])].append(old)
         return dict(found)
 
     @cached_property
     def olds_by_name(self) -> dict[Hashable, int]:
-        return alone(self.open_old(), lambda old: handle_of(self.before, old, name_of))
+        return index_unique(self.open_old(), lambda old: handle_of(self.before, old, name_of))
 
     @cached_property
     def olds_by_result(self) -> dict[Hashable, int]:
-        return alone(self.open_old(), lambda old: handle_of(self.before, old, result_of))
+        return index_unique(self.open_old(), lambda old: handle_of(self.before, old, result_of))
 
     @cached_property
     def old_values_by_name(self) -> dict[Hashable, int]:
-        return alone(range(len(self.before.names)), lambda old: self.before.names[old])
+        return index_unique(range(len(self.before.names)), lambda old: self.before.names[old])
 
 
 Handle = Callable[[Item], str]
@@ -112,7 +112,7 @@ def name_of(item: Item) -> str:
 
 
 def result_of(item: Item) -> str:
-    """The name of its first output."""
+    """The name of the first output."""
     return next((name for name in item.node.output if name), "")
 
 
@@ -123,12 +123,12 @@ def handle_of(wiring: GraphIndex, place: int, handle: Handle) -> Hashable:
 
 
 def reading_of(item: Item, needs: list[int]) -> Hashable:
-    """Its op and attributes on the values `needs`, in an order that does not count where it does not matter."""
+    """A key of op, attributes and the values `needs`; the order of a commutative op's operands does not count."""
     return (item.op, item.settings, *(sorted(needs) if item.op[1] in COMMUTATIVE else needs))
 
 
-def alone(places: Iterable[int], key_of: Callable[[int], Hashable]) -> dict[Hashable, int]:
-    """Key → place, for those whose key no other place has."""
+def index_unique(places: Iterable[int], key_of: Callable[[int], Hashable]) -> dict[Hashable, int]:
+    """Key → place, of the places whose key is unique."""
     found: dict[Hashable, list[int]] = defaultdict(list)
     for place in places:
         key = key_of(place)
@@ -138,14 +138,14 @@ def alone(places: Iterable[int], key_of: Callable[[int], Hashable]) -> dict[Hash
 
 
 def is_one_kind(same: NodeMatching, item: Item, old_item: Item) -> bool:
-    """Of one op, and where both read weights, of one shape."""
+    """Whether both nodes have one op, and weights of one shape where both read weights."""
     if item.op != old_item.op:
         return False
     after, before = same.after, same.before
     pairs = zip(item.needs, old_item.needs, strict=False)
     stored = [(one, other) for one, other in pairs if one in after.shapes and other in before.shapes]
-    told = (pair for pair in stored if pair[0] in after.weights or pair[1] in before.weights)
-    return all(after.shapes[one] == before.shapes[other] for one, other in told)
+    weights = (pair for pair in stored if pair[0] in after.weights or pair[1] in before.weights)
+    return all(after.shapes[one] == before.shapes[other] for one, other in weights)
 
 
 def is_namesake(same: NodeMatching, new: int, old: int) -> bool:

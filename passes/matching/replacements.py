@@ -1,4 +1,4 @@
-"""What a node that a pass made stands for: the lost nodes between what it reads and what its readers read before."""
+"""Find what a new node replaces: the lost nodes between its inputs and the values that its readers read before."""
 
 from __future__ import annotations
 
@@ -10,85 +10,87 @@ from typing import Final
 from passes.matching.graph_index import ABSENT, Item
 from passes.matching.node_matching import NodeMatching, is_namesake
 
-__all__ = ["PRODUCTS", "Replaced", "find_weight_readers", "replacements"]
+__all__ = ["PRODUCTS", "ReplacedNodes", "find_replacements", "find_weight_readers"]
 
 
 ASKS_FOR_SHAPE: Final = frozenset({"Shape", "Size"})
-"""What is computed from a shape lies beside the way of the data, and often in another module."""
+"""Readers of a shape are off the data path, and often in another module."""
 
 
 CLUMP: Final = 64
-"""New nodes in one clump up to which each is asked for its own share."""
+"""The largest clump of new nodes in which each node gets its own replaced nodes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
-    """What some new nodes stand for, by place in the model before: the lost nodes, and those around them."""
+class ReplacedNodes:
+    """The old nodes that some new nodes replace, by place in the model before: lost ones, and those around them."""
 
     news: frozenset[int]
     lost: tuple[int, ...]
-    """Empty where the new nodes only came between."""
+    """Empty where the new nodes were only inserted."""
     around: tuple[int, ...]
 
 
-def replacements(same: NodeMatching) -> list[Replaced]:
-    """What the unmatched nodes after the pass replace; each of them is in one entry.
+def find_replacements(same: NodeMatching) -> list[ReplacedNodes]:
+    """The old nodes that each unmatched new node replaces; each new node is in one entry.
 
-    Claims a node that replaces nothing but its namesake: that is no new one.
+    A node that replaces nothing but its namesake is matched with it: it is not new.
     """
-    found: list[Replaced] = []
+    found: list[ReplacedNodes] = []
     for clump in _clumps(same):
-        # In a large one a node's own share costs much to find, and would be nearly all of it.
+        # In a large clump the share of a single node is expensive to find, and nearly the whole clump.
         shares = [clump] if len(clump) > CLUMP else [{new} for new in sorted(clump)]
         for share in shares:
             together = _replaced_by(same, share)
             products = _products_among(same, together) if len(clump) > 1 else []
-            told = {new for one in products for new in one.news}
-            if share - told:
-                found.append(replace(together, news=together.news - told))
+            in_products = {new for product in products for new in product.news}
+            if share - in_products:
+                found.append(replace(together, news=together.news - in_products))
             found.extend(products)
     news = [one for one in found if not _is_namesake_alone(same, one)]
-    return [replace(one, lost=tuple(filter(same.lost, one.lost))) for one in news]
+    return [replace(one, lost=tuple(filter(same.is_lost, one.lost))) for one in news]
 
 
-def _is_namesake_alone(same: NodeMatching, found: Replaced) -> bool:
+def _is_namesake_alone(same: NodeMatching, found: ReplacedNodes) -> bool:
     if len(found.news) != 1 or len(found.lost) != 1:
         return False
     [new], [old] = found.news, found.lost
-    if not same.lost(old) or not is_namesake(same, new, old):
+    if not same.is_lost(old) or not is_namesake(same, new, old):
         return False
     same.claim(new, old)
     return True
 
 
 def _clumps(same: NodeMatching) -> list[set[int]]:
-    """The new nodes, each set of them linked by values that are as new."""
+    """The new nodes in sets that new values connect."""
     clumps: list[set[int]] = []
     seen: set[int] = set()
     for new in same.open_new():
         if new not in seen:
-            clumps.append(_through_new(same, {new}, lambda item: [*_behind(same, item), *_ahead(same, item)]))
+            clumps.append(
+                _through_new(same, {new}, lambda item: [*_unknown_makers(same, item), *_unknown_readers(same, item)])
+            )
             seen |= clumps[-1]
     return clumps
 
 
-def _replaced_by(same: NodeMatching, share: set[int]) -> Replaced:
+def _replaced_by(same: NodeMatching, share: set[int]) -> ReplacedNodes:
     items = same.before.items
     entries = _entries(same, share)
     exits = {_without_identities(same, value) for value in _exits(same, share)}
-    ends = {equal for value in entries for equal in same.equals(value)}
+    ends = {equal for value in entries for equal in same.values_equal_to(value)}
     back = _reach(exits - ends, ends, lambda value: _lost_maker(same, value), lambda old: items[old].needs)
     forth = _reach(ends, exits, lambda value: _lost_readers(same, value), lambda old: items[old].makes)
     makers = (same.before.makers[value] for value in entries)
     readers = (user for value in exits for user, _ in same.before.users[value])
     around = {old for old in (*makers, *readers) if old >= 0}
-    return Replaced(frozenset(share), tuple(sorted(back & forth or back)), tuple(sorted(around)))
+    return ReplacedNodes(frozenset(share), tuple(sorted(back & forth or back)), tuple(sorted(around)))
 
 
-def _products_among(same: NodeMatching, found: Replaced) -> list[Replaced]:
-    """Those of the new nodes that are products of weights, each with the lost nodes that had to do with these alone.
+def _products_among(same: NodeMatching, found: ReplacedNodes) -> list[ReplacedNodes]:
+    """The new products of weights, each with the lost nodes that used only these weights.
 
-    The other new nodes of its clump stand for what lies before and behind it: a Reshape for the Reshape in front.
+    The other new nodes of the clump replace the nodes before and behind it: a Reshape replaces the Reshape in front.
     """
     products = []
     for new in sorted(found.news):
@@ -98,12 +100,12 @@ def _products_among(same: NodeMatching, found: Replaced) -> list[Replaced]:
         readers = find_weight_readers(same, item, among=set(found.lost))
         if readers:
             lost = [old for old in found.lost if old in readers or _feeds_constant(same, old, readers)]
-            products.append(Replaced(frozenset({new}), tuple(lost), found.around))
+            products.append(ReplacedNodes(frozenset({new}), tuple(lost), found.around))
     return products
 
 
 def _feeds_constant(same: NodeMatching, old: int, readers: set[int]) -> bool:
-    """Whether a node makes a constant that one of `readers` needs, such as a transposed weight."""
+    """Whether a node makes a constant that one of `readers` reads, such as a transposed weight."""
     before = same.before
     front = [value for value in before.items[old].makes if value in before.constants]
     while front:
@@ -115,11 +117,11 @@ def _feeds_constant(same: NodeMatching, old: int, readers: set[int]) -> bool:
 
 
 def _without_identities(same: NodeMatching, old_value: int) -> int:
-    """The value before the lost nodes that only passed it on: nothing has to stand for them."""
+    """The value before the lost identities that passed it on: nothing has to replace them."""
     maker = same.before.makers[old_value]
-    while maker >= 0 and same.lost(maker):
+    while maker >= 0 and same.is_lost(maker):
         passed = same.before.items[maker].needs
-        if not passed or passed[0] == ABSENT or same.alike(passed[0]) != same.alike(old_value):
+        if not passed or passed[0] == ABSENT or same.representative(passed[0]) != same.representative(old_value):
             break
         old_value = passed[0]
         maker = same.before.makers[old_value]
@@ -127,16 +129,16 @@ def _without_identities(same: NodeMatching, old_value: int) -> int:
 
 
 def _entries(same: NodeMatching, share: set[int]) -> set[int]:
-    """The old values that new nodes read, if need be through others."""
-    places = _through_new(same, share, lambda item: _behind(same, item))
+    """The old values that new nodes read, directly or through other new nodes."""
+    places = _through_new(same, share, lambda item: _unknown_makers(same, item))
     read = (value for place in places for value in same.after.items[place].needs if value != ABSENT)
     return {same.value_of[value] for value in read if same.value_of[value] >= 0}
 
 
 def _exits(same: NodeMatching, share: set[int]) -> set[int]:
-    """The old values in whose place new nodes put something, if need be through others."""
+    """The old values that outputs of new nodes replace, directly or through other new nodes."""
     after = same.after
-    places = _through_new(same, share, lambda item: _ahead(same, item))
+    places = _through_new(same, share, lambda item: _unknown_readers(same, item))
     made = {value for place in places for value in after.items[place].makes if value != ABSENT}
     found = {same.value_of[value] for value in made if same.value_of[value] >= 0}
     for user, position in (pair for value in made if same.value_of[value] < 0 for pair in after.users[value]):
@@ -146,16 +148,20 @@ def _exits(same: NodeMatching, share: set[int]) -> set[int]:
     return found
 
 
-def _behind(same: NodeMatching, item: Item) -> list[int]:
-    """What makes the unknown values that a node reads."""
+def _unknown_makers(same: NodeMatching, item: Item) -> list[int]:
+    """The makers of the unknown values that a node reads."""
     makers = (same.after.makers[value] for value in item.needs if value != ABSENT and same.value_of[value] < 0)
     return [maker for maker in makers if maker >= 0]
 
 
-def _ahead(same: NodeMatching, item: Item) -> list[int]:
-    """What reads the unknown values that a node makes."""
+def _unknown_readers(same: NodeMatching, item: Item) -> list[int]:
+    """The readers of the unknown values that a node makes."""
     unknown = (value for value in item.makes if value != ABSENT and same.value_of[value] < 0)
     return [user for value in unknown for user, _ in same.after.users[value]]
+
+
+def _unknown_neighbours(same: NodeMatching, item: Item) -> list[int]:
+    return [*_unknown_makers(same, item), *_unknown_readers(same, item)]
 
 
 def _through_new(same: NodeMatching, start: set[int], onwards: Callable[[Item], Iterable[int]]) -> set[int]:
@@ -187,25 +193,25 @@ def _reach(
 
 def _lost_maker(same: NodeMatching, value: int) -> list[int]:
     maker = same.before.makers[value]
-    return [maker] if maker >= 0 and same.lost(maker) else []
+    return [maker] if maker >= 0 and same.is_lost(maker) else []
 
 
 def _lost_readers(same: NodeMatching, value: int) -> list[int]:
-    """But for those that only ask for its shape."""
-    readers = [user for user, _ in same.before.users[value] if same.lost(user)]
+    """The lost readers of a value, without those that only ask for its shape."""
+    readers = [user for user, _ in same.before.users[value] if same.is_lost(user)]
     return [user for user in readers if same.before.items[user].op[1] not in ASKS_FOR_SHAPE]
 
 
 PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
-"""Ops that may take in a bias, and as a rule nothing else. What another op takes in, its weights do not tell."""
+"""Ops that may absorb a bias, and as a rule nothing else. The weights of other ops do not show what was absorbed."""
 
 
 def find_weight_readers(same: NodeMatching, item: Item, among: AbstractSet[int] | None = None) -> set[int]:
-    """The lost nodes that read the weights of `item`, a node after the pass; empty where it is not certain which.
+    """The lost nodes that read the weights of `item`, a node after the pass; empty where that is ambiguous.
 
-    A weight tells that if one node reads it, under any of its names: layers may share it, and a pass makes one of
-    equal ones, such as biases of zeros. Of the readers of the others it is the one beside those that are certain.
-    Only nodes `among` these come into question, if it is given.
+    A weight with one reader, under all its names, is certain. Layers may share a weight, and a pass merges equal
+    ones, such as biases of zeros: of several readers the right one is a neighbour of those that are certain. With
+    `among`, only these nodes count.
     """
     weights = (same.value_of[value] for value in item.needs if value in same.after.weights)
     readings = [_readers_of(same, value) for value in weights if value >= 0]
@@ -218,17 +224,17 @@ def find_weight_readers(same: NodeMatching, item: Item, among: AbstractSet[int] 
         if len(beside) != 1:
             return set()
         found |= beside
-    return found if all(map(same.lost, found)) else set()
+    return found if all(map(same.is_lost, found)) else set()
 
 
 def _readers_of(same: NodeMatching, old_value: int) -> set[int]:
-    """The nodes that put a weight to use, by whatever name; a node that makes another constant of it is passed by."""
+    """The nodes that compute with a weight, under any of its names or through constants computed from it."""
     before = same.before
     found: set[int] = set()
     seen: set[int] = set()
     front = [old_value]
     while front:
-        for value in same.equals(front.pop()):
+        for value in same.values_equal_to(front.pop()):
             if value in seen:
                 continue
             seen.add(value)

@@ -178,7 +178,7 @@ def _product_with_one_hot(
     sides: tuple[Side, Side] = (1, 0)
     for side in sides:
         table, hot = product.operands[side], product.operands[1 - side]
-        over, counts = product.contracted(side), product.contracted(sides[side])
+        over, counts = product.contracted_axis(side), product.contracted_axis(sides[side])
         if table not in constant or not _is_one_hot(hot, constant, makers) or over is None or counts is None:
             continue
         if all(-axis <= len(view().dims(name) or ()) for name, axis in ((table, over), (hot, counts))):

@@ -1,9 +1,9 @@
 """Carry what is known of a node (torch module, source line, name, author) across a pass that drops it.
 
-carry.py           all of it together, on the matching of `passes.matching`
-module_path.py     where in the torch module a node lies: read, joined and written in the exporter's own keys
-annotations.py     what onnxline writes beside that: author, replaced nodes, later changes; and who descends from whom
-weight_origins.py  which of the source's weights a stored tensor was made of, and its name
+carry.py           carries all of it, on the matching of `passes.matching`: read this first
+module_path.py     the torch module that a node belongs to: read, joined and written in the exporter's own keys
+annotations.py     what onnxline writes beside that: author, replaced nodes, later changes; descendants of a node
+weight_origins.py  the source's weights that a stored tensor was made of, and its name
 """
 
 from __future__ import annotations

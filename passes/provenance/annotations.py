@@ -1,6 +1,6 @@
-"""What onnxline itself writes on a node or a stored tensor: who made it, of what, and who changed it since.
+"""Annotations that onnxline writes on a node or a stored tensor: which pass made it, of what, and later changes.
 
-`Descendants` reads it: the nodes of a later model that stand where nodes of the source stood.
+`Descendants` reads them: the nodes of a later model that replace nodes of the source.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ __all__ = [
 
 
 AUTHOR_KEY: Final = "onnxline.pass"
-"""The pass that made the node. A node that comes from the source has none."""
+"""The pass that made the node. A node of the source has none."""
 
 REPLACED_KEY: Final = "onnxline.from"
-"""The names of the source's nodes that a made node stands for: a JSON list of at most 8."""
+"""The names of the source's nodes that the node replaces: a JSON list of at most 8."""
 
 COUNT_KEY: Final = "onnxline.from_count"
-"""How many they are, where they are more than 8."""
+"""The number of replaced nodes, if it is more than 8."""
 
 CHANGED_KEY: Final = "onnxline.changed"
 """The passes that gave the node other attributes or other constants since: a JSON list, in order."""
 
 SHOWN: Final = 8
-"""Names of sources that are written down."""
+"""How many names of sources are written down."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAnnotations:
-    """`author` is empty for a node of the source; `count` is that of the nodes of which `replaced` names the first."""
+    """`author` is empty for a node of the source; `replaced` names the first of the `count` replaced nodes."""
 
     author: str = ""
     replaced: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class NodeAnnotations:
 
 
 def annotations_of(node: NodeProto | TensorProto) -> NodeAnnotations:
-    """The marks of a node, or of a stored tensor, whose sources are initializers."""
+    """The annotations of a node, or of a stored tensor, whose sources are initializers."""
     known = metadata_of(node)
     replaced = _names(known.get(REPLACED_KEY, "[]"))
     count = known.get(COUNT_KEY, "")
@@ -73,20 +73,20 @@ def annotations_of(node: NodeProto | TensorProto) -> NodeAnnotations:
 
 
 def write_annotations(node: NodeProto | TensorProto, marks: NodeAnnotations) -> None:
-    """Put `marks` in the place of those that `node` has."""
+    """Replace the annotations of `node` by `marks`."""
     lists = {REPLACED_KEY: marks.replaced, CHANGED_KEY: marks.changed}
-    told = {AUTHOR_KEY: marks.author, COUNT_KEY: str(marks.count) if marks.count > len(marks.replaced) else ""}
-    told |= {key: json.dumps(names, ensure_ascii=False) if names else "" for key, names in lists.items()}
-    rest = [entry for entry in node.metadata_props if entry.key not in told]
+    entries = {AUTHOR_KEY: marks.author, COUNT_KEY: str(marks.count) if marks.count > len(marks.replaced) else ""}
+    entries |= {key: json.dumps(names, ensure_ascii=False) if names else "" for key, names in lists.items()}
+    rest = [entry for entry in node.metadata_props if entry.key not in entries]
     del node.metadata_props[:]
     node.metadata_props.extend(rest)
-    for key, value in told.items():
+    for key, value in entries.items():
         if value:
             node.metadata_props.add(key=key, value=value)
 
 
 def join_annotations(author: str, replaced: Iterable[NodeProto]) -> NodeAnnotations:
-    """The marks of what `author` makes of `replaced`. What an earlier pass made is named by what that stood for."""
+    """The annotations of a node that `author` makes of `replaced`; nodes of earlier passes count as their sources."""
     names: dict[str, None] = {}
     unnamed = 0
     for node in replaced:
@@ -97,7 +97,7 @@ def join_annotations(author: str, replaced: Iterable[NodeProto]) -> NodeAnnotati
 
 
 def _names(written: str) -> tuple[str, ...]:
-    """A list of names; empty if somebody else has written something else there."""
+    """A JSON list of names; empty if the text is something else."""
     try:
         names = json.loads(written)
     except ValueError:
@@ -106,28 +106,28 @@ def _names(written: str) -> tuple[str, ...]:
 
 
 def known_as(node: NodeProto) -> str:
-    """The name by which marks speak of a node: its own, or its first output's."""
+    """The name of a node in annotations: its own, or its first output's."""
     return next((name for name in (node.name, *node.output) if name), "")
 
 
 class Descendants:
-    """The nodes of a later model, by the names of the source's nodes that they stand for; their marks are read once."""
+    """The nodes of a later model, by the names of the source's nodes that they replace; annotations are read once."""
 
     def __init__(self, nodes: Sequence[NodeProto]) -> None:
         self._nodes = nodes
         self._places: dict[str, list[int]] = defaultdict(list)
         for place, node in enumerate(nodes):
-            for name in _stands_for(node):
+            for name in _source_names(node):
                 self._places[name].append(place)
 
     def of(self, sources: Iterable[NodeProto]) -> list[NodeProto]:
-        """The nodes, in order, that are one of `sources` or made of some of them, by whatever passes lie between."""
+        """The nodes, in order, that are one of `sources` or were made of some of them, by one pass or several."""
         names = {known_as(node) for node in sources}
         return [
             self._nodes[place] for place in sorted({place for name in names for place in self._places.get(name, ())})
         ]
 
 
-def _stands_for(node: NodeProto) -> set[str]:
+def _source_names(node: NodeProto) -> set[str]:
     marks = annotations_of(node)
     return set(marks.replaced) if marks.author else {known_as(node)}

@@ -1,4 +1,4 @@
-"""Carry what is known of nodes across a pass: match, give back, and mark what is new."""
+"""Carry metadata and names of nodes across a pass: match nodes, restore the survivors, annotate new ones."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from onnx import ModelProto, NodeProto
 from passes.matching.graph_index import ABSENT, GraphIndex, NodeMeanings, index_graph
 from passes.matching.match import match
 from passes.matching.node_matching import NodeMatching
-from passes.matching.replacements import Replaced, replacements
+from passes.matching.replacements import ReplacedNodes, find_replacements
 from passes.model.analysis import AnalyzedModel
 from passes.provenance.annotations import annotations_of, join_annotations, write_annotations
-from passes.provenance.module_path import ModulePath, common, module_path_of, write_module_path
+from passes.provenance.module_path import ModulePath, common_module, module_path_of, write_module_path
 from passes.provenance.weight_origins import free_name, trace_weights
 from passes.weights.detached import DetachedModel
 
@@ -22,16 +22,16 @@ __all__ = ["Carrier", "carry", "restore_names"]
 
 
 class Carrier:
-    """Carries along the passes of one run, in which what comes out of one pass goes into the next."""
+    """Carries metadata through the passes of one run; keeps the index of a model for the next pass."""
 
     def __init__(self) -> None:
         self._meanings: NodeMeanings = {}
         self._indices: list[tuple[ModelProto, GraphIndex]] = []
 
     def carry(self, before: AnalyzedModel, after: AnalyzedModel, author: str) -> None:
-        """`passes.provenance.carry`. Changes the graph of `after`."""
+        """Like `passes.provenance.carry`. Changes the graph of `after`."""
         same = match(self._index_of(before), self._index_of(after))
-        replaced = replacements(same)
+        replaced = find_replacements(same)
         news = _mark_new(same, author, replaced)
         trace_weights(same, (before.model, after.model), author, replaced)
         survivors = [(new, old) for new, old in enumerate(same.old_of) if old >= 0]
@@ -40,13 +40,13 @@ class Carrier:
             if _is_changed(same, new, old):
                 node = same.after.items[new].node
                 write_annotations(node, annotations_of(node).changed_by(author))
-                same.after.told.pop(new, None)
+                same.after.carried.pop(new, None)
         named = [(same.after.items[new].node, same.before.items[old].node.name) for new, old in survivors]
         restore_names(named, [same.after.items[new].node for new in sorted(news)])
         _carry_model(before.model, after.model)
 
     def _index_of(self, subject: AnalyzedModel) -> GraphIndex:
-        """A model is known again by identity."""
+        """The index of a model, cached by identity."""
         found = next((index for proto, index in self._indices if proto is subject.model.proto), None)
         if found is None:
             found = index_graph(subject.model, subject.reading, self._meanings)
@@ -55,27 +55,27 @@ class Carrier:
 
 
 def carry(before: DetachedModel, after: DetachedModel, author: str) -> DetachedModel:
-    """Give each node of `after` that was in `before` what was known of it there, and mark the others with `author`.
+    """Restore the metadata of the nodes of `after` that were in `before`, and annotate the others with `author`.
 
-    A node that survived gets its metadata, its name and its doc string back, and is marked as changed if the pass gave
-    it other settings. A new one is marked with the pass and with what it stands for, and lies, in torch's own keys, in
-    the innermost module that holds all of that; if it stands for nothing, in the one that holds the nodes around it. A
-    stored tensor that the pass made is marked with the initializers of the source that it was made of.
-    Changes `after.proto`.
+    A node that survived gets its metadata, its name and its doc string back, and is annotated as changed if the pass
+    changed its attributes or constants. A new node is annotated with the pass and the nodes that it replaces. Its
+    module path, in torch's own keys, is the innermost module that holds all of these; if it replaces none, the one that
+    holds the nodes around it. A stored tensor that the pass made is annotated with the initializers of the source that
+    it was made of. Changes `after.proto`.
     """
     Carrier().carry(AnalyzedModel(before), AnalyzedModel(after), author)
     return after
 
 
-def _mark_new(same: NodeMatching, author: str, found: Sequence[Replaced]) -> set[int]:
-    """Mark the nodes that the pass made; returns which they are."""
+def _mark_new(same: NodeMatching, author: str, found: Sequence[ReplacedNodes]) -> set[int]:
+    """Annotate the nodes that the pass made, and return them."""
     root = _root(same) if found else None
     for one in found:
         replaced = [same.before.items[old].node for old in one.lost]
         around = [same.before.items[old].node for old in one.around]
         inside, beside, marks = _common(replaced), _common(around), join_annotations(author, replaced)
         for node in (same.after.items[new].node for new in one.news):
-            # What a tool has copied from one of the nodes says less than all of them.
+            # A tool may have copied the metadata of one replaced node; all of them together say more.
             place = inside or _common([node]) or beside or root
             write_annotations(node, marks)
             if place is not None:
@@ -84,11 +84,11 @@ def _mark_new(same: NodeMatching, author: str, found: Sequence[Replaced]) -> set
 
 
 def _common(nodes: Iterable[NodeProto]) -> ModulePath | None:
-    return common(place for place in map(module_path_of, nodes) if place is not None)
+    return common_module(place for place in map(module_path_of, nodes) if place is not None)
 
 
 def _root(same: NodeMatching) -> ModulePath | None:
-    """The model itself; None if nothing is known of torch."""
+    """The module path of the model itself; None if no node has one."""
     places = (module_path_of(item.node) for item in same.before.items)
     return next(
         (ModulePath(one.paths[:1], one.classes[:1], ()) for one in places if one is not None and one.paths), None
@@ -103,16 +103,16 @@ def _give_back(same: NodeMatching, new: int, old: int) -> None:
         if known.doc_string and not node.doc_string:
             node.doc_string = known.doc_string
         return
-    told = same.before.told.get(old)
-    if told is None:
+    carried = same.before.carried.get(old)
+    if carried is None:
         bare = NodeProto(metadata_props=known.metadata_props, doc_string=known.doc_string or None)
-        told = bare.SerializeToString()
-    node.MergeFromString(told)
-    same.after.told[new] = told
+        carried = bare.SerializeToString()
+    node.MergeFromString(carried)
+    same.after.carried[new] = carried
 
 
 def _is_changed(same: NodeMatching, new: int, old: int) -> bool:
-    """Whether the node was given other attributes, another number of inputs, or other constants."""
+    """Whether the pass changed the attributes, the number of inputs, or the constants of the node."""
     item, old_item = same.after.items[new], same.before.items[old]
     if item.meaning == old_item.meaning:
         return False
@@ -136,11 +136,11 @@ def _carry_model(before: DetachedModel, after: DetachedModel) -> None:
 
 
 REMEMBERED: Final = 4
-"""Models whose index is held: the one that stands, and what was made of it with one and with the other pins."""
+"""Models whose index is kept: the current one, and the attempts at it with one and with the other pins."""
 
 
 def restore_names(survivors: Iterable[tuple[NodeProto, str]], made: Iterable[NodeProto]) -> None:
-    """Rename nodes in place. A survivor, given with its name from before, has it back; a new node makes way for it.
+    """Rename nodes in place: survivors get their old names back, and new nodes make way for them.
 
     No name appears twice unless it did before. Nodes without a name stay so.
     """

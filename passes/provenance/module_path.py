@@ -1,10 +1,10 @@
-"""Where in the torch module a node lies: in the keys of torch's exporter, for nodes that a pass made too.
+"""The torch module path of a node, in the keys of torch's exporter, also for nodes that a pass made.
 
     pkg.torch.onnx.name_scopes       ['', 'encoder', 'encoder.layer.0', 'linear_3']    module paths, then the call
     pkg.torch.onnx.class_hierarchy   ['ViTModel', 'ViTEncoder', 'ViTLayer', 'aten.linear.default']
     pkg.torch.onnx.stack_trace       the frames of the call, outermost first
 
-A node that a pass made has the pass in the place of the call.
+For a node that a pass made, the pass takes the place of the call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto
 
-__all__ = ["ModulePath", "common", "metadata_of", "module_path_of", "write_module_path"]
+__all__ = ["ModulePath", "common_module", "metadata_of", "module_path_of", "write_module_path"]
 
 SCOPES_KEY: Final = "pkg.torch.onnx.name_scopes"
 CLASSES_KEY: Final = "pkg.torch.onnx.class_hierarchy"
@@ -27,15 +27,15 @@ STACK_KEY: Final = "pkg.torch.onnx.stack_trace"
 NAMESPACE_KEY: Final = "namespace"
 
 NO_MODULE: Final = "_empty_nn_module_stack"
-"""How a scope begins that torch made up for what it computes outside of any module: sizes of inputs."""
+"""Prefix of a scope that torch makes up for values outside of any module, such as sizes of inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModulePath:
-    """The modules that a node lies in, from the root inwards, with their classes, and the frames that led there.
+    """The modules around a node, from the root inwards, with their classes, and the stack frames of the call.
 
-    A path is dotted and whole ('encoder.layer.0'); the root's is empty. No paths: torch computed it outside of any
-    module.
+    Each path is dotted and complete ('encoder.layer.0'); the root's is empty. There are no paths if torch computed the
+    node outside of any module.
     """
 
     paths: tuple[str, ...]
@@ -48,7 +48,7 @@ def metadata_of(node: NodeProto | TensorProto) -> dict[str, str]:
 
 
 def module_path_of(node: NodeProto) -> ModulePath | None:
-    """None where nothing is known of a torch module."""
+    """The module path in the metadata of `node`; None if it has none."""
     known = metadata_of(node)
     if SCOPES_KEY not in known:
         return None
@@ -58,7 +58,7 @@ def module_path_of(node: NodeProto) -> ModulePath | None:
     return ModulePath(paths, classes, _frames(known.get(STACK_KEY, "")))
 
 
-def common(places: Iterable[ModulePath]) -> ModulePath | None:
+def common_module(places: Iterable[ModulePath]) -> ModulePath | None:
     """The innermost module that holds all of `places`; those outside of any module do not count."""
     inside = [place for place in places if place.paths]
     if not inside:
@@ -70,8 +70,8 @@ def common(places: Iterable[ModulePath]) -> ModulePath | None:
 
 
 def write_module_path(node: NodeProto, place: ModulePath, author: str) -> None:
-    """Say that `node`, which the pass `author` made, lies at `place`; replaces what it says of that."""
-    told = {
+    """Write the module path `place` on `node`, which the pass `author` made."""
+    entries = {
         NAMESPACE_KEY: "/".join(
             f"{path}: {kind}"
             for path, kind in zip((*place.paths, author), (*place.classes, node.op_type), strict=False)
@@ -80,17 +80,17 @@ def write_module_path(node: NodeProto, place: ModulePath, author: str) -> None:
         CLASSES_KEY: repr([*place.classes, author]),
         STACK_KEY: "\n".join(place.frames),
     }
-    rest = [entry for entry in node.metadata_props if entry.key not in told]
+    rest = [entry for entry in node.metadata_props if entry.key not in entries]
     del node.metadata_props[:]
     node.metadata_props.extend(rest)
-    for key, value in told.items():
+    for key, value in entries.items():
         if value:
             node.metadata_props.add(key=key, value=value)
 
 
 @lru_cache(maxsize=4096)
 def _texts(written: str) -> tuple[str, ...]:
-    """A list as the exporter writes it; empty if it is not one."""
+    """A list as the exporter writes it; empty if the text is something else."""
     try:
         items = ast.literal_eval(written)
     except (ValueError, SyntaxError):
@@ -103,6 +103,6 @@ def _frames(stack: str) -> tuple[str, ...]:
 
 
 def _common(columns: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """What they all begin with."""
-    alike = itertools.takewhile(lambda row: len(set(row)) == 1, zip(*columns, strict=False))
-    return tuple(row[0] for row in alike)
+    """The longest common prefix of the columns."""
+    shared = itertools.takewhile(lambda row: len(set(row)) == 1, zip(*columns, strict=False))
+    return tuple(row[0] for row in shared)

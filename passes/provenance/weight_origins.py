@@ -1,7 +1,8 @@
-"""Which of the source's weights a stored tensor was made of, and how: written on the tensor by the step that made it.
+"""Trace which of the source's weights a stored tensor was made of, and how, and name the tensor after them.
 
-A step that stores what a Transpose made of `layer.0.query.weight` calls it after a value, such as `val_27`, by which
-nobody knows the weight again. So the tensor says what it is, and `name_weights` names it accordingly in the end.
+A step that folds a Transpose of `layer.0.query.weight` names the result after a value, such as `val_27`, which hides
+the origin. So `trace_weights` writes the origin on the tensor after each step, and `name_weights`
+renames it in the end.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from passes.graph.op_facts import COMMUTATIVE
 from passes.graph.traversal import bodies_of, every_graph
 from passes.matching.graph_index import ABSENT, TELLING, GraphIndex
 from passes.matching.node_matching import NodeMatching
-from passes.matching.replacements import PRODUCTS, Replaced
+from passes.matching.replacements import PRODUCTS, ReplacedNodes
 from passes.provenance.annotations import SHOWN, NodeAnnotations, annotations_of, write_annotations
 from passes.weights.detached import DetachedModel
 
 __all__ = ["FORM_KEY", "form_of", "free_name", "name_weights", "trace_weights"]
 
 FORM_KEY: Final = "onnxline.form"
-"""What was done to the weights that a stored tensor was made of: one of `FORMS`; none where it is the weight itself."""
+"""How a stored tensor was made of its weights: one of `FORMS`; absent where it is the weight itself."""
 
 FORMS: Final = ("reshaped", "transposed", "cast", "merged", "folded")
-"""The later ones say more: a weight that was transposed and then folded is folded."""
+"""Weakest first: a weight that was transposed and then folded is folded."""
 
 INTEGERS: Final = frozenset(
     getattr(TensorProto, name)
@@ -42,7 +43,7 @@ FORM_BY_OP: Final = {
     "Cast": "cast",
     "CastLike": "cast",
 }
-"""What an operator does to a weight; others fold it."""
+"""The form that an operator gives a weight; other operators fold it."""
 
 
 def form_of(tensor: TensorProto) -> str:
@@ -50,21 +51,21 @@ def form_of(tensor: TensorProto) -> str:
 
 
 BIAS: Final = 2
-"""The input of a product that is its bias."""
+"""The position of the bias among the inputs of a product."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """Stored tensors that a constant is computed from, and the form that the operators on the way give them."""
+    """The stored tensors that a constant is computed from, and the form that the operators give them."""
 
     weights: tuple[TensorProto, ...]
     form: str = ""
 
 
 def trace_weights(
-    same: NodeMatching, models: tuple[DetachedModel, DetachedModel], author: str, replaced: Iterable[Replaced]
+    same: NodeMatching, models: tuple[DetachedModel, DetachedModel], author: str, replaced: Iterable[ReplacedNodes]
 ) -> None:
-    """Write on each initializer after a step what it was made of; what is known of those that stayed is given back."""
+    """Write on each new initializer after a step what it was made of; the others get their annotations back."""
     lost_by = {new: one.lost for one in replaced for new in one.news}
     chains: dict[int, _Chain] | None = None
     for value, tensor in same.after.tensors.items():
@@ -77,7 +78,7 @@ def trace_weights(
 
 
 def _is_weight(tensor: TensorProto) -> bool:
-    """Whether a tensor may be one: small integers are shapes and axes, a scalar is a constant of the code."""
+    """Whether a tensor may be a weight: small integers are shapes and axes, a scalar is a constant of the code."""
     size = math.prod(tensor.dims)
     if not tensor.dims or tensor.data_type == TensorProto.STRING:
         return False
@@ -85,14 +86,14 @@ def _is_weight(tensor: TensorProto) -> bool:
 
 
 def _find_unchanged(same: NodeMatching, value: int) -> TensorProto | None:
-    """The stored tensor from before the step that holds the same; its namesake, if several do."""
+    """The stored tensor from before the step with the same content; of several the namesake."""
     if same.value_of[value] < 0:
         return None
     meaning = same.after.value_meanings[value]
     before = same.before
     olds = [
         old
-        for old in same.equals(same.value_of[value])
+        for old in same.values_equal_to(same.value_of[value])
         if old in before.tensors and before.value_meanings[old] == meaning
     ]
     name = same.after.names[value]
@@ -109,14 +110,14 @@ def _give_back(tensor: TensorProto, old: TensorProto) -> None:
 def _sources_of(
     same: NodeMatching, value: int, lost_by: Mapping[int, tuple[int, ...]], chains: Mapping[int, _Chain]
 ) -> _Chain:
-    """What stood in the place of a new tensor: what its readers read there, else what lost nodes around them read."""
+    """The weights that a new tensor replaces: those that its readers read there, else those of lost nodes around."""
     before, beside = same.before, []
     known = same.value_of[value]
     olds = [known] if known in before.constants and known != ABSENT else []
     for user, position in same.after.users[value]:
         old = same.old_of[user]
         if old >= 0:
-            olds.extend(_opposite(same, user, old, position))
+            olds.extend(_constants_read_before(same, user, old, position))
             beside.extend(_lost_beside(same, old))
         else:
             beside.extend(lost_by.get(user, ()))
@@ -133,12 +134,12 @@ def _sources_of(
     return _Chain(tuple({tensor.name: tensor for tensor in weights}.values()))
 
 
-def _opposite(same: NodeMatching, user: int, old: int, position: int) -> list[int]:
-    """The constants that a node read before where it reads a new tensor now."""
+def _constants_read_before(same: NodeMatching, user: int, old: int, position: int) -> list[int]:
+    """The old constants that a node read where it now reads a new tensor."""
     item, needs = same.after.items[user], same.before.items[old].needs
     if item.op[1] in COMMUTATIVE:
-        kept = {same.known(need) for need in item.needs}
-        places = [need for need in needs if same.alike(need) not in kept]
+        kept = {same.counterpart(need) for need in item.needs}
+        places = [need for need in needs if same.representative(need) not in kept]
     else:
         places = [needs[position]] if position < len(needs) else []
     return [need for need in places if need != ABSENT and need in same.before.constants]
@@ -150,11 +151,11 @@ def _lost_beside(same: NodeMatching, old: int) -> list[int]:
     item = before.items[old]
     readers = [user for value in item.makes if value != ABSENT for user, _ in before.users[value]]
     makers = [before.makers[value] for value in item.needs if value != ABSENT and value not in before.constants]
-    return [one for one in (*readers, *makers) if one >= 0 and same.lost(one)]
+    return [one for one in (*readers, *makers) if one >= 0 and same.is_lost(one)]
 
 
 def _chains(before: GraphIndex) -> dict[int, _Chain]:
-    """Value → the weights that it is computed from, in the order in which they are read; of constants alone."""
+    """Constant value → the weights that it is computed from, in the order in which they are read."""
     chains = {value: _Chain((tensor,)) for value, tensor in before.tensors.items() if _is_weight(tensor)}
     for item in before.items:
         if all(value in before.constants for value in item.makes):
@@ -171,7 +172,7 @@ def _strongest(forms: Iterable[str]) -> str:
 
 
 def _mark(tensor: TensorProto, sources: _Chain, models: tuple[DetachedModel, DetachedModel], author: str) -> None:
-    """Without sources it is a constant that the step made up."""
+    """Annotate `tensor` with its sources; without any it is a constant that the step made."""
     form, weights = (sources.form, sources.weights) if sources.form else _compare(tensor, sources.weights, models)
     names: dict[str, None] = {}
     forms = [form]
@@ -196,7 +197,7 @@ def _names_of(tensor: TensorProto) -> tuple[str, ...]:
 def _compare(
     tensor: TensorProto, weights: Sequence[TensorProto], models: tuple[DetachedModel, DetachedModel]
 ) -> tuple[str, Sequence[TensorProto]]:
-    """The form that `tensor` has of some of `weights`, and which they are, where no operator says it."""
+    """The form of `tensor` relative to some of `weights`, and these weights, judged by shape and content."""
     before, after = models
     size = math.prod(tensor.dims)
     of_size = [one for one in weights if math.prod(one.dims) == size]
@@ -208,7 +209,7 @@ def _compare(
         if is_turned and before.turned_digest(weight, (1, 0)) == digest:
             return "transposed", [weight]
     of_type = [one for one in weights if one.data_type == tensor.data_type]
-    for kind_of in (_dims_of, _rank_of):  # Q, K and V may be of other widths
+    for kind_of in (_dims_of, _rank_of):  # Q, K and V may have different widths
         for kind in dict.fromkeys(map(kind_of, of_type)):
             pieces = [one for one in of_type if kind_of(one) == kind]
             if len(pieces) > 1 and sum(math.prod(one.dims) for one in pieces) == size:
@@ -227,7 +228,7 @@ def _rank_of(tensor: TensorProto) -> Hashable:
 
 
 def _is_uniform(model: DetachedModel, tensor: TensorProto) -> bool:
-    """Whether all its numbers are the same: no weights are, so it is not made of any."""
+    """Whether all numbers are equal. No weight is like that, so the tensor is not made of any."""
     if model.is_unread(tensor):
         return False
     flat = model.array(tensor).ravel()
@@ -237,10 +238,10 @@ def _is_uniform(model: DetachedModel, tensor: TensorProto) -> bool:
 def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
     """`model` with each initializer that was made of weights of `source` named after them; the same object if none is.
 
-    Of one weight: its own name with the form, `layer.0.query.weight_transposed`, and without it where it is the weight
-    itself. Of a merged one: what their names have in common, `layer.0.weight_merged`. A number is added where the name
-    is taken. An initializer that has the name of one of its weights, or of another initializer of the source, keeps it;
-    so does one that is an input or output.
+    One weight gives its name and the form, `layer.0.query.weight_transposed`, or just its name where the tensor is the
+    weight itself. Merged weights give the common parts of their names, `layer.0.weight_merged`. A number is added
+    where the name is taken. An initializer keeps the name of one of its weights, or of another initializer of the
+    source; so does one that is an input or output.
     """
     graph = model.proto.graph
     signature = {info.name for info in (*graph.input, *graph.output)}
@@ -280,7 +281,7 @@ def _names_in(graph: GraphProto) -> Iterator[str]:
 
 
 def _rename(graph: GraphProto, names: dict[str, str]) -> None:
-    """Rename values in `graph` and in the bodies that read them; a body may have a value of its own of that name."""
+    """Rename values in `graph` and in the bodies that read them, unless a body has its own value of that name."""
     for entry in (*graph.initializer, *graph.value_info):
         entry.name = names.get(entry.name, entry.name)
     for node in graph.node:

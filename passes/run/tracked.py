@@ -11,8 +11,8 @@ from onnx import ValueInfoProto
 
 from passes.errors import PolicyError
 from passes.policy.policy import Policy
-from passes.structures import Found, Instance, structure_of
-from passes.structures.core_check import lost_cores
+from passes.structures import Instance, SearchResult, structure_of
+from passes.structures.core_check import find_lost_cores
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
@@ -77,9 +77,9 @@ class TrackedStructures:
             structure = structure_of(kind)
             others = [one for one in instances if one.core is None]
             if structure is not None and others:
-                lost |= {(kind, name): why for name, why in structure.lost(others, model).items()}
+                lost |= {(kind, name): why for name, why in structure.find_lost(others, model).items()}
         cores = [one for instances in self.instances.values() for one in instances if one.core is not None]
-        return {**lost, **(lost_cores(cores, model) if cores else {})}
+        return {**lost, **(find_lost_cores(cores, model) if cores else {})}
 
 
 def _tiers(instance: Instance) -> Iterator[tuple[ValueInfoProto, ...]]:
@@ -128,7 +128,7 @@ def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) 
     return TrackedStructures(instances, frozenset(enforced), frozenset(kept), partly)
 
 
-def _find(kind: str, view: GraphView) -> Found:
+def _find(kind: str, view: GraphView) -> SearchResult:
     structure = structure_of(kind)
     if structure is None:
         raise PolicyError(f"keep: no structure named {kind!r}")

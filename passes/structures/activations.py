@@ -1,4 +1,4 @@
-"""GELU and SwiGLU: one op each, or spelled out."""
+"""Find GELU and SwiGLU: as one op each, or as several."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx import NodeProto
 from passes.structures.candidates import PRODUCTS, Candidate, find_fused
 from passes.structures.view import GraphView, op_of
 
-__all__ = ["gelus", "swiglus"]
+__all__ = ["find_gelus", "find_swiglus"]
 
 
 GELU_OPS: Final = (
@@ -20,7 +20,7 @@ GELU_OPS: Final = (
 )
 
 
-def gelus(view: GraphView) -> Iterator[Candidate]:
+def find_gelus(view: GraphView) -> Iterator[Candidate]:
     yield from find_fused(view, GELU_OPS)
     for op in ("Erf", "Tanh"):
         for node in view.by_op.get(op, ()):
@@ -43,7 +43,7 @@ def _exact(view: GraphView, curve: NodeProto) -> Iterator[Candidate]:
 
 
 def _products(view: GraphView, plus: NodeProto) -> Iterator[tuple[tuple[str, str], tuple[NodeProto, ...]]]:
-    """The two factors that may stand beside `plus`, and the products that join the three."""
+    """The two other factors of a product with `plus`, and the nodes that multiply the three."""
     for product in view.readers(plus.output[0], "Mul"):
         other = view.other_operand(product, plus.output[0])
         inner = view.maker(other, "Mul")
@@ -54,7 +54,7 @@ def _products(view: GraphView, plus: NodeProto) -> Iterator[tuple[tuple[str, str
 
 
 def _is_curve_of(view: GraphView, curve: NodeProto, x: str) -> bool:
-    """Whether `curve` is Erf(x/√2), or Tanh(√(2/π)·(x + 0.044715·x³)) in any spelling, of this very `x`."""
+    """Whether `curve` is Erf(x/√2), or Tanh(√(2/π)·(x + 0.044715·x³)) in any form, of `x`."""
     numbers = _numbers_over(view, curve.input[0], x)
     if curve.op_type == "Erf":
         return any(_is_near(number, root) for number in numbers for root in (math.sqrt(0.5), math.sqrt(2.0)))
@@ -63,7 +63,7 @@ def _is_curve_of(view: GraphView, curve: NodeProto, x: str) -> bool:
 
 
 def _numbers_over(view: GraphView, name: str, x: str) -> list[float]:
-    """The numbers that a polynomial of `x` alone is made with; empty if it is of something else."""
+    """The constants of a polynomial of `x` alone; empty if it depends on something else."""
     numbers: list[float] = []
     front = [name]
     while front:
@@ -101,10 +101,10 @@ def _is_near(number: float, other: float) -> bool:
 
 
 MOST_NUMBERS: Final = 8
-"""A polynomial with more of them is something else."""
+"""The most constants of such a polynomial."""
 
 
-def swiglus(view: GraphView) -> Iterator[Candidate]:
+def find_swiglus(view: GraphView) -> Iterator[Candidate]:
     for curve in view.by_op.get("Sigmoid", ()):
         x = view.source(curve.input[0])
         for silu in view.readers(curve.output[0], "Mul"):
@@ -127,7 +127,7 @@ def _find_gated(view: GraphView, x: str, silu: tuple[NodeProto, ...]) -> Iterato
 
 
 def _product_behind(view: GraphView, name: str) -> NodeProto | None:
-    """The product with a constant matrix that `name` is, but for a bias and the choice of a part."""
+    """The product with a constant matrix behind `name`, seen through a bias and the selection of a part."""
     for node in view.upstream(name, BETWEEN):
         if op_of(node) in PRODUCTS:
             return node if node.input[1] in view.folded and node.input[0] not in view.folded else None

@@ -1,7 +1,7 @@
-"""Where attention is, by its shape or as one operator: softmax(Q·Kᵀ)·V, other weightings, and linear attention.
+"""Find attention, as a pattern or as one operator: softmax(Q·Kᵀ)·V, other weightings, and linear attention.
 
-A softmax may be spelled with Exp (Reformer). In linear attention nothing is between the two products, which may then
-stand in either order: (Q·Kᵀ)·V is Q·(Kᵀ·V).
+A softmax may be written with Exp (Reformer). In linear attention nothing is between the two products, which may then
+come in either order: (Q·Kᵀ)·V is Q·(Kᵀ·V).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from passes.structures.candidates import Candidate, find_fused
 from passes.structures.projection import Operand, projections_behind
 from passes.structures.view import GraphView, op_of
 
-__all__ = ["Operands", "attention_operands", "attentions"]
+__all__ = ["Operands", "attention_operands", "find_attentions"]
 
 
-def attentions(view: GraphView) -> Iterator[Candidate]:
+def find_attentions(view: GraphView) -> Iterator[Candidate]:
     yield from find_fused(view, FUSED_OPS, inputs=3)
     for softmax in view.by_op.get("Softmax", ()):
         scores = next((up for up in view.upstream(softmax.input[0], BEFORE) if _is_joint(view, up)), None)
@@ -31,7 +31,7 @@ def attentions(view: GraphView) -> Iterator[Candidate]:
 
 
 def _is_joint(view: GraphView, node: NodeProto) -> bool:
-    """A product of two computed values. One with a constant is a projection, or mixes heads."""
+    """Whether a node multiplies two computed values. A product with a constant is a projection, or mixes heads."""
     operands = [name for name in node.input if name]
     return node.op_type in ("MatMul", "Einsum") and len(operands) == 2 and not view.folded.intersection(operands)
 
@@ -53,7 +53,7 @@ class Operands:
 
 @dataclass(frozen=True, slots=True)
 class _Joint:
-    """The operand of one product that comes from another: `axis` of `inner` is summed over by `outer`."""
+    """Two products, of which `outer` sums over `axis` of the result of `inner`, its operand on `side`."""
 
     inner: Product
     axis: int | None
@@ -67,7 +67,7 @@ class _Joint:
 
     @property
     def near(self) -> Side:
-        """The operand of `inner` that has the axis which `outer` sums over; the right one if that is not known."""
+        """The operand of `inner` with the axis that `outer` sums over; the right one if that is not known."""
         sides = self.inner.sources(self.axis)
         return sides[0][0] if len(sides) == 1 else 1
 
@@ -77,22 +77,24 @@ class _Joint:
         return 0 if self.side else 1
 
     def as_scores(self) -> Operands:
-        """`inner` is Q·Kᵀ: K is the operand with the places that V is summed over."""
+        """Read `inner` as Q·Kᵀ: K is the operand with the positions that V is summed over."""
         return Operands(
             _summed_operand(self.inner, self.far),
             _summed_operand(self.inner, self.near),
-            _passed_on(self.outer, self.last),
+            _passed_operand(self.outer, self.last),
         )
 
     def as_context(self) -> Operands:
-        """`inner` is Kᵀ·V: K is the operand with the features that Q is summed over."""
+        """Read `inner` as Kᵀ·V: K is the operand with the features that Q is summed over."""
         return Operands(
-            _summed_operand(self.outer, self.last), _passed_on(self.inner, self.near), _passed_on(self.inner, self.far)
+            _summed_operand(self.outer, self.last),
+            _passed_operand(self.inner, self.near),
+            _passed_operand(self.inner, self.far),
         )
 
 
 def attention_operands(view: GraphView) -> Iterator[tuple[Operands, ...]]:
-    """For each attention in this graph itself, in order, the ways to read it.
+    """For each attention in this graph itself, in order, the possible readings of its operands.
 
     There are several where scores are a sum: content with content, and content with relative positions.
     """
@@ -111,7 +113,7 @@ def attention_operands(view: GraphView) -> Iterator[tuple[Operands, ...]]:
                 found.append((view.position[node.output[0]], readings))
     for product in _joins(view):
         if product.value in own and product.value not in taken:
-            read = (_linear(view, joint) for joint in _behind(view, product, taken))
+            read = (_read_linear(view, joint) for joint in _behind(view, product, taken))
             readings = tuple(one for one in read if one is not None)
             if readings:
                 found.append((view.position[product.value], readings))
@@ -120,7 +122,7 @@ def attention_operands(view: GraphView) -> Iterator[tuple[Operands, ...]]:
 
 
 def _find_weighted(view: GraphView, node: NodeProto) -> Iterator[_Joint]:
-    """The products before a weighting, each with one behind it that reads what it weighs."""
+    """The products before a weighting, each with the product behind it that reads the weights."""
     before, after = (BEFORE, AFTER) if node.op_type in SOFTMAXES else (BEFORE - MIXERS, AFTER - MIXERS)
 
     def ends(one: NodeProto) -> bool:
@@ -135,7 +137,7 @@ def _find_weighted(view: GraphView, node: NodeProto) -> Iterator[_Joint]:
         outer = product_of(view, reader)
         if outer is not None and is_join(view, outer):
             side: Side = 0 if outer.operands[0] == weights else 1
-            for product, axis in _trace(view, weights, outer.contracted(side), through):
+            for product, axis in _trace(view, weights, outer.contracted_axis(side), through):
                 if product.value in inner:
                     yield _Joint(product, axis, outer, side)
 
@@ -146,9 +148,9 @@ def _joins(view: GraphView) -> list[Product]:
 
 
 def _behind(view: GraphView, outer: Product, taken: set[str]) -> Iterator[_Joint]:
-    """The products that an operand of `outer` is but for a scale, a mask or a norm."""
+    """The products behind an operand of `outer`, seen through a scale, a mask or a norm."""
     for side in _SIDES:
-        for inner, axis in _trace(view, outer.operands[side], outer.contracted(side), BETWEEN):
+        for inner, axis in _trace(view, outer.operands[side], outer.contracted_axis(side), BETWEEN):
             if inner.value not in taken:
                 yield _Joint(inner, axis, outer, side)
 
@@ -156,7 +158,7 @@ def _behind(view: GraphView, outer: Product, taken: set[str]) -> Iterator[_Joint
 def _trace(
     view: GraphView, name: str, axis: int | None, through: frozenset[str]
 ) -> Iterator[tuple[Product, int | None]]:
-    """The products of two computed values that `name` is made from, each with the axis that its `axis` is there."""
+    """The products of two computed values that `name` is made from, each with the axis there that becomes `axis`."""
     seen: set[str] = set()
     front = [(name, axis)]
     while front:
@@ -175,10 +177,10 @@ def _trace(
             front.extend(inputs_with_axis(view, node, axis))
 
 
-def _linear(view: GraphView, joint: _Joint) -> Operands | None:
-    """Reads two products with nothing between them, by where the axis comes from that the inner one sums over.
+def _read_linear(view: GraphView, joint: _Joint) -> Operands | None:
+    """Read two products with nothing between them by the origin of the axis that the inner one sums over.
 
-    One of features is made by a projection: Q·Kᵀ. One of places is as old as the data: Kᵀ·V.
+    An axis of features is made by a projection: Q·Kᵀ. An axis of positions is one of the data: Kᵀ·V.
     """
     scores, context = joint.as_scores(), joint.as_context()
     if all(projections_behind(view, Operand(one.name, one.feature, one.feature)) for one in (scores.query, scores.key)):
@@ -191,11 +193,11 @@ def _linear(view: GraphView, joint: _Joint) -> Operands | None:
 
 
 def _summed_operand(product: Product, side: Side) -> Operand:
-    return Operand(product.operands[side], product.contracted(side), product.free(side))
+    return Operand(product.operands[side], product.contracted_axis(side), product.free_axis(side))
 
 
-def _passed_on(product: Product, side: Side) -> Operand:
-    return Operand(product.operands[side], product.free(side), product.contracted(side))
+def _passed_operand(product: Product, side: Side) -> Operand:
+    return Operand(product.operands[side], product.free_axis(side), product.contracted_axis(side))
 
 
 _SIDES: Final[tuple[Side, Side]] = (0, 1)
@@ -206,7 +208,7 @@ ATTENTION_OPS: Final = frozenset({"Attention", "com.microsoft.MultiHeadAttention
 SOFTMAXES: Final = frozenset({"Softmax", "Exp", "QLinearSoftmax"})
 
 WEIGHTINGS: Final = SOFTMAXES | {"Sigmoid", "HardSigmoid", "Relu", "LeakyRelu", "Softplus", "Elu", "Hardmax"}
-"""What makes weights of scores."""
+"""Ops that turn scores into weights."""
 
 BETWEEN: Final = frozenset(
     {
@@ -214,7 +216,7 @@ BETWEEN: Final = frozenset(
         *("Add", "Sub", "Mul", "Div", "Where", "Dropout", "Split", "Trilu", "QuantizeLinear", "DequantizeLinear"),
     }
 )
-"""What may stand between the two products of linear attention: a scale, a mask, a decay, the sum over all keys."""
+"""Ops that may be between the two products of linear attention: a scale, a mask, a decay, the sum over all keys."""
 
 MIXERS: Final = frozenset({"MatMul", "Einsum"})
 """Products with weights that mix heads, as talking heads do."""
@@ -225,7 +227,7 @@ BEFORE: Final = (
     | {*("Min", "Max", "Clip", "Tanh", "LogSoftmax", "Concat", "Slice", "Pad", "Gather", "GatherElements")}
     | {"ScatterND", "ScatterElements"}
 )
-"""What may stand between Q·Kᵀ and the softmax: scale, mask, bias, soft cap, sinks, talking heads, windows."""
+"""Ops that may be between Q·Kᵀ and the softmax: scale, mask, bias, soft cap, sinks, talking heads, windows."""
 
 AFTER: Final = BETWEEN | MIXERS | {"Slice", "Pad", "Concat", "Pow"}
-"""What may stand between the softmax and its product with V."""
+"""Ops that may be between the softmax and its product with V."""

@@ -1,4 +1,4 @@
-"""Which axis of which input an axis of a value was: through products of two operands, and through other nodes."""
+"""Trace an axis of a value back to the inputs of its node: through products of two operands, and other nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Side = Literal[0, 1]
 class Product:
     """`node` multiplies two operands; each axis has a letter, as in Einsum.
 
-    Axes that a term does not list stand before its letters, and are the same in all terms. Axes are counted from the
+    Axes that a term does not list come before its letters, and are the same in all terms. Axes are counted from the
     end: -1 is the last.
     """
 
@@ -44,21 +44,21 @@ class Product:
     def value(self) -> str:
         return self.node.output[0]
 
-    def contracted(self, side: Side) -> int | None:
+    def contracted_axis(self, side: Side) -> int | None:
         """The axis of an operand that is summed over."""
         both = [letter for letter in self.terms[0] if letter in self.terms[1] and letter not in self.out]
         return _place(self.terms[side], both[-1]) if both else None
 
-    def free(self, side: Side) -> int | None:
-        """The axis of an operand that the result has from it alone, the last of several."""
+    def free_axis(self, side: Side) -> int | None:
+        """The axis of an operand that the result has and the other operand has not; the last of several."""
         other = self.terms[1 - side]
         alone = [letter for letter in self.terms[side] if letter not in other and letter in self.out]
         return _place(self.terms[side], alone[-1]) if alone else None
 
     def sources(self, axis: int | None) -> tuple[tuple[Side, int | None], ...]:
-        """The operands that have the `axis` of the result, each with the axis that it is there; all if it is not known.
+        """The operands that have the `axis` of the result, each with its axis there; both if that is not known.
 
-        An axis of both operands is one of the stacked matrices that are multiplied pairwise.
+        An axis of both operands is a batch axis.
         """
         if axis is None:
             return ((0, None), (1, None))
@@ -104,7 +104,7 @@ def _einsum(node: NodeProto) -> Product | None:
     if not arrow:
         letters = sides.replace(".", "").replace(",", "")
         out = "".join(sorted(letter for letter in letters if letters.count(letter) == 1))
-    # Letters before an ellipsis stand at places that are not known, and are none of a product of heads.
+    # Letters before an ellipsis have unknown positions; products of heads have none.
     *terms, result = (term.rpartition("...")[2] for term in (*sides.split(","), out))
     pairs = [
         (one, other)
@@ -131,16 +131,16 @@ OPERAND_PLACES: Final[Mapping[str, tuple[int, int]]] = {
     **dict.fromkeys(("com.microsoft.MatMulNBits", "com.microsoft.TransposeMatMul"), (0, 1)),
     "com.microsoft.QGemm": (0, 3),
 }
-"""Op → the places of its two operands among its inputs."""
+"""Op → the positions of its two operands among its inputs."""
 
 
 Dims = Sequence[int | str]
 
 
 def inputs_with_axis(view: GraphView, node: NodeProto, axis: int | None) -> Iterator[tuple[str, int | None]]:
-    """The inputs that carry data on, each with the axis in it that is the `axis` of what `node` makes.
+    """The inputs that carry data on, each with the axis there that becomes the `axis` of the output of `node`.
 
-    Axes are counted from the end: -1 is the last. None: it is not known, before the node or behind it.
+    Axes are counted from the end: -1 is the last. None: the axis is not known, in the output or in the input.
     """
     rule = RULES.get(node.op_type)
     for name in carried_inputs(node):
@@ -179,7 +179,7 @@ def _through_reshape(view: GraphView, node: NodeProto, name: str, axis: int) -> 
 
 
 def _align(before: Dims, after: Dims, axis: int) -> int | None:
-    """The axis of `before` that an `axis` of `after` is, or is a part of; the last of several that it is made of."""
+    """The axis of `before` that an `axis` of `after` equals or is a part of; the last of several that it merges."""
     most = min(len(before), len(after))
     front = next((at for at in range(most) if before[at] != after[at] or before[at] == ""), most)
     most -= front
@@ -199,7 +199,7 @@ def _align(before: Dims, after: Dims, axis: int) -> int | None:
 
 
 def _in_groups(olds: Dims, news: Dims, at: int) -> int | None:
-    """The place in `olds` that a place in `news` belongs to; sizes that are not known are taken for one group."""
+    """The position in `olds` that a position in `news` belongs to; with unknown sizes all are one group."""
     if len(olds) == 1:
         return 0
     if not all(isinstance(dim, int) for dim in (*olds, *news)):
@@ -210,13 +210,13 @@ def _in_groups(olds: Dims, news: Dims, at: int) -> int | None:
     reached, found = 1, None
     for place, size in enumerate(sizes):
         if size > 1 and reached < end and reached * size > start:
-            found = place  # its elements are counted within this axis
+            found = place  # the elements of this axis vary within the new one
         reached *= size
     return found
 
 
 def _through_gather(view: GraphView, node: NodeProto, name: str, axis: int) -> int | None:
-    """A Gather puts the axes of its indices in the place of the one that it gathers along."""
+    """A Gather replaces the axis that it gathers along by the axes of its indices."""
     data, indices, after = view.dims(name), view.dims(node.input[1]), view.dims(node.output[0])
     if data is None or indices is None or after is None:
         return axis if (attribute_of(node, "axis") or 0) == 0 else None
@@ -234,7 +234,7 @@ def _same_rank(view: GraphView, node: NodeProto, name: str, axis: int) -> int | 
 
 
 def axes_of(view: GraphView, node: NodeProto) -> list[int]:
-    """What the attribute or the input `axes` of a node says; empty where it says nothing."""
+    """The attribute or the constant input `axes` of a node; empty if there is none."""
     given = attribute_of(node, "axes")
     if given:
         return list(given)
@@ -252,4 +252,4 @@ RULES: Final[Mapping[str, Callable[[GraphView, NodeProto, str, int], int | None]
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Where", "Pow", "Min", "Max", "Expand"), _same_rank),
     "SequenceAt": lambda *_: None,
 }
-"""Op → its rule; other ops leave the axis where it is."""
+"""Op → its rule; other ops keep the axis."""

@@ -1,6 +1,6 @@
-"""Does a part of the graph still begin and end where it did? Judged by its values, and by what they are computed from.
+"""Check that a part of the graph still begins and ends at the same values, by their names and their sources.
 
-Shares no code with the finder of modules: it walks back from where the part ends, and has to come to where it begins.
+It shares no code with the finder of modules: it walks back from the outputs of the part and must reach its inputs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from passes.graph.traversal import live_nodes, reads_of
 from passes.structures.types import Boundary, Instance
 from passes.weights.detached import DetachedModel
 
-__all__ = ["lost_boundaries", "with_sources"]
+__all__ = ["find_lost_boundaries", "with_sources"]
 
 
 def with_sources(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
-    """`instances` of the exported `model`, each with the graph inputs that its part is computed from past its own."""
+    """`instances` of the exported `model`, each with the graph inputs that bypass the inputs of its part."""
     makers = {name: node for node in model.proto.graph.node for name in node.output}
     given = {info.name for info in model.proto.graph.input}
     return tuple(
@@ -30,11 +30,11 @@ def with_sources(instances: Sequence[Instance], model: DetachedModel) -> tuple[I
     )
 
 
-def lost_boundaries(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
+def find_lost_boundaries(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
     """Name → why it is lost, of the `instances` that have a boundary.
 
-    A boundary stands when its values are still there, as they were computed or as they were read, and what lies between
-    them is computed from nothing further back.
+    A boundary is kept when its values are still there, as they were computed or as they were read, and its outputs
+    are computed only from its inputs.
     """
     graph = model.proto.graph
     makers = {name: node for node in live_nodes(graph) for name in node.output}
@@ -55,7 +55,7 @@ def lost_boundaries(instances: Sequence[Instance], model: DetachedModel) -> dict
 
 
 def _sources(boundary: Boundary, makers: Mapping[str, NodeProto], given: set[str]) -> set[str]:
-    """The graph inputs that its outputs are computed from without passing through its inputs."""
+    """The graph inputs that the outputs of `boundary` are computed from without passing through its inputs."""
     seen = {name for one in boundary.inputs for name in (one.value, *one.read_as)}
     front = [name for one in boundary.outputs for name in ((one.value,) if one.value in makers else one.read_as)]
     sources: set[str] = set()

@@ -1,4 +1,4 @@
-"""From what a finder has seen to instances: names, weights, pins, and the core that the checker will look for."""
+"""Build instances from the candidates of a finder: names, weights, pins, and the core that the checker looks for."""
 
 from __future__ import annotations
 
@@ -12,22 +12,31 @@ import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from passes.structures.matrices import matrix_of, matrix_values
-from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, Core, CoreNode, Found, Instance, KeptWeight
+from passes.structures.types import (
+    CAST_TO,
+    MOST_COMPUTED,
+    MOST_HOPS,
+    Core,
+    CoreNode,
+    Instance,
+    KeptWeight,
+    SearchResult,
+)
 from passes.structures.view import LAYOUT_OPS, PASSING_OPS, GraphView, attribute_of, constant_of, module_of, op_of
 from passes.weights.stand_ins import digest_of
 
 __all__ = ["PRODUCTS", "Candidate", "find_by_shape", "find_fused", "instances_of", "pins_at"]
 
 PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv", "com.microsoft.FusedMatMul"})
-"""Ops that may stand for one another, as long as the matrix is the same: optimizers turn MatMul and Add into Gemm."""
+"""Ops that may replace one another while the matrix is the same: optimizers turn MatMul and Add into Gemm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One structure as a finder sees it.
 
-    `nodes` make it what it is, the `last` of them makes its value. `pins` names values to hold visible. `computed` is
-    how many inputs of `last` have to be computed. `allow_gaps`: other nodes may lie between the core nodes.
+    `nodes` define it; the `last` of them makes its value. `pins` names the values to pin. `computed` is how many inputs
+    of `last` must not be constant. `allow_gaps`: other nodes may be between the core nodes.
     """
 
     last: NodeProto
@@ -43,7 +52,7 @@ class Candidate:
 
 
 def find_fused(view: GraphView, ops: Iterable[str], inputs: int = 1) -> Iterator[Candidate]:
-    """Each node of one of `ops`, which are the whole structure, with its first `inputs` and its output as pins."""
+    """Each node of one of `ops`, which is a whole structure, with its first `inputs` and its output as pins."""
     for op in ops:
         for node in view.by_op.get(op, ()):
             yield Candidate(node, (node,), (*filter(None, node.input[:inputs]), node.output[0]))
@@ -51,24 +60,24 @@ def find_fused(view: GraphView, ops: Iterable[str], inputs: int = 1) -> Iterator
 
 def find_by_shape(
     view: GraphView, kind: str, what: str, candidates: Iterable[Candidate], related: Sequence[str]
-) -> Found:
-    """The `candidates` as instances of `kind`; or that there is no `what`, but ops that are `related`."""
+) -> SearchResult:
+    """The `candidates` as instances of `kind`; without any, a text that names the `related` ops of the model."""
     instances = instances_of(kind, candidates, view)
     ops = {op: len(nodes) for op, nodes in view.by_op.items()}
-    there = {op: ops[op] for op in related if op in ops} or dict(Counter(ops).most_common(5))
-    instead = f"no {what}, but " + ", ".join(f"{count} {op}" for op, count in there.items())
-    return Found(instances, "" if instances else instead)
+    counts = {op: ops[op] for op in related if op in ops} or dict(Counter(ops).most_common(5))
+    instead = f"no {what}, but " + ", ".join(f"{count} {op}" for op, count in counts.items())
+    return SearchResult(instances, "" if instances else instead)
 
 
 def instances_of(kind: str, candidates: Iterable[Candidate], view: GraphView) -> tuple[Instance, ...]:
-    """Instances of all candidates, one for each value, but those that compute a constant: to fold one is no loss."""
+    """Instances of all candidates, one for each value. Those that compute a constant are left out: it may be folded."""
     by_value = {candidate.value: candidate for candidate in candidates if candidate.value not in view.folded}
     kept = list(by_value.values())
     if not kept:
         return ()
     modules = [module_of(list(candidate.nodes)) for candidate in kept]
     names = _unique_names([candidate.name or module or kind for candidate, module in zip(kept, modules, strict=True)])
-    builder = _Builder(view)
+    builder = _InstanceBuilder(view)
     return tuple(
         Instance(
             kind,
@@ -83,7 +92,7 @@ def instances_of(kind: str, candidates: Iterable[Candidate], view: GraphView) ->
 
 
 def _unique_names(names: Sequence[str]) -> list[str]:
-    """The same names, the second and later of the same with a number behind: `layers.0`, `layers.0 #2`."""
+    """`names`, with a number behind the second and later of equal ones: `layers.0`, `layers.0 #2`."""
     count: Counter[str] = Counter()
     unique = []
     for name in names:
@@ -93,12 +102,12 @@ def _unique_names(names: Sequence[str]) -> list[str]:
 
 
 def pins_at(names: Iterable[str], view: GraphView) -> tuple[ValueInfoProto, ...]:
-    """The types of those values that can be pinned: computed ones, whose type and rank are known."""
+    """The types of the values that can be pinned: computed ones whose type and rank are known."""
     made = (name for name in dict.fromkeys(names) if name in view.producers and name not in view.folded)
     return tuple(view.types[name] for name in made if view.dims(name) is not None)
 
 
-class _Builder:
+class _InstanceBuilder:
     def __init__(self, view: GraphView) -> None:
         self._view = view
         self._digests: dict[tuple[str, bool], frozenset[str]] = {}
@@ -153,7 +162,7 @@ class _Builder:
                     yield KeptWeight(node.op_type, tensor.name, self._digests_of(name, op_of(node)))
 
     def _digests_of(self, name: str, op: str) -> frozenset[str]:
-        """The digests of the weight that `name` is: as it is stored, as it is read, and for a product transposed."""
+        """The digests of the weight `name`: as it is stored, as it is read, and for a product also transposed."""
         key = (name, op in PRODUCTS)
         if key not in self._digests:
             self._digests[key] = frozenset(self._ways(*key))
@@ -187,7 +196,7 @@ class _Builder:
             yield view.model.turned_digest(tensor, (1, 0))
 
     def _computed_digest(self, name: str) -> Iterator[str]:
-        """The digest of a small constant that is computed, as it will be stored once it is folded: `1 + w`."""
+        """The digest that a small computed constant, such as `1 + w`, will have once it is folded."""
         matrix = matrix_of(self._view, name)
         if matrix is None or not _is_weight(matrix.stored):
             return
@@ -198,7 +207,7 @@ class _Builder:
 
 
 def _rearrange(node: NodeProto, array: np.ndarray) -> np.ndarray:
-    """`array` behind `node`; a new shape leaves it as it is, since the bytes are all that counts."""
+    """`array` after `node`. A Reshape changes nothing, since only the bytes count."""
     if node.op_type == "Transpose" and len(attribute_of(node, "perm", array.shape)) == array.ndim:
         return array.transpose(attribute_of(node, "perm"))
     if node.op_type == "Cast":
@@ -207,12 +216,12 @@ def _rearrange(node: NodeProto, array: np.ndarray) -> np.ndarray:
 
 
 def _is_weight(tensor: TensorProto) -> bool:
-    """Whole numbers of 32 or 64 bits are sizes, places and axes, which an optimizer may write in other ways."""
+    """Whether a tensor is a weight; integers of 32 or 64 bits are sizes, indices and axes, which may be rewritten."""
     return tensor.data_type not in (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL, TensorProto.STRING)
 
 
 def _attributes(node: NodeProto) -> Iterator[tuple[str, object]]:
-    """Those attributes that say what is computed and that no optimizer writes in another way."""
+    """The attributes that determine the result and that no optimizer rewrites."""
     for name, (default, ops) in TELLING.items():
         if op_of(node) in ops:
             yield name, attribute_of(node, name, default)
@@ -225,7 +234,7 @@ TELLING: Final[Mapping[str, tuple[object, frozenset[str]]]] = {
     "approximate": (b"none", frozenset({"Gelu"})),
     "alpha": (1.0, PRODUCTS),
 }
-"""Attribute → what it is when a node does not say it, and the ops that have it."""
+"""Attribute → its default, and the ops that have it."""
 
 LAYOUT: Final = PASSING_OPS | {"Expand"}
-"""What may stand between two core nodes."""
+"""Ops that may be between two core nodes."""

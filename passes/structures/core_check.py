@@ -1,7 +1,7 @@
-"""Do the nodes that make a structure still stand? Judged by what they are and read: names, order and layout may change.
+"""Check that the nodes of a structure are still there, by op and inputs: names, order and layout may change.
 
-Shares no code with the finders: it knows no structure, only that a node of some op, with some weights bit for bit, has
-to be computed from other such nodes. It asks whether the model has as many as the instances need.
+It shares no code with the finders and knows no structure, only that a node of some op, with some weights bit for bit,
+must be computed from other such nodes. It checks that the model has as many of them as the instances need.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, Core, Cor
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
 
-__all__ = ["lost_cores", "with_copies"]
+__all__ = ["find_lost_cores", "with_copies"]
 
 
 def with_copies(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
@@ -36,11 +36,11 @@ def with_copies(instances: Sequence[Instance], model: DetachedModel) -> tuple[In
     )
 
 
-def lost_cores(instances: Sequence[Instance], model: DetachedModel) -> dict[tuple[str, str], str]:
+def find_lost_cores(instances: Sequence[Instance], model: DetachedModel) -> dict[tuple[str, str], str]:
     """(kind, name) → why it is lost, of the `instances` that have a core.
 
-    Those whose value is still made by a node like the exported one stand. Of the others, whose values have lost their
-    names, as many stand as there are such nodes left over.
+    An instance is kept if a node like the exported one still makes its value. Of the others, whose values were renamed,
+    as many are kept as there are such nodes left over.
     """
     index = CoreIndex(model)
     alike: dict[tuple[str, CoreNode], list[tuple[Instance, Core]]] = defaultdict(list)
@@ -51,7 +51,7 @@ def lost_cores(instances: Sequence[Instance], model: DetachedModel) -> dict[tupl
     for (kind, last), group in alike.items():
         unnamed = [(one, core) for one, core in group if not index.makes(last, core.value)]
         if not unnamed:
-            continue  # the usual case; to look through the whole model takes long
+            continue  # the usual case; a search of the whole model is slow
         no_instances = group[0][1].copies - len(group)
         left_over = len(index.values_of(last)) - (len(group) - len(unnamed)) - no_instances
         for one, core in unnamed[max(0, left_over) :]:
@@ -60,12 +60,12 @@ def lost_cores(instances: Sequence[Instance], model: DetachedModel) -> dict[tupl
 
 
 class CoreIndex:
-    """The live nodes of a model by number: their ops, who makes what they read, and which weights those are."""
+    """The live nodes of a model by number: their ops, the makers of their inputs, and the weights among these."""
 
     def __init__(self, model: DetachedModel) -> None:
         graph = model.proto.graph
         self._model = model
-        self._nodes = live_nodes(graph, by_numbers=True)  # what nobody reads keeps nothing
+        self._nodes = live_nodes(graph, by_numbers=True)  # dead nodes keep no structure
         self._ops = [_op(node) for node in self._nodes]
         self._inputs = [[name for name in node.input if name] for node in self._nodes]
         self._outputs = [next((name for name in node.output if name), "") for node in self._nodes]
@@ -80,19 +80,19 @@ class CoreIndex:
         self._before: dict[int, dict[str, list[int]]] = {}
 
     def makes(self, last: CoreNode, value: str) -> bool:
-        """Whether `value` is made by a node that looks like `last`, and stands on nodes like its own."""
+        """Whether `value` is made by a node that looks like `last`, from nodes like those of `last`."""
         self._known.clear()  # its keys are identities, which hold for one call
         maker = self._makers.get(value)
         return maker is not None and self._outputs[maker] == value and self._matches(last, maker)
 
     def values_of(self, last: CoreNode) -> set[str]:
-        """All values that are made so."""
+        """All values that are made by such a node."""
         self._known.clear()
         candidates = (index for op in last.ops for index in self._by_op.get(op, ()))
         return {self._outputs[index] for index in candidates if self._matches(last, index)}
 
     def why(self, core: Core) -> str:
-        """What is there in the place of `core`."""
+        """The reason for the loss: what the model has in the place of `core`."""
         chain = " → ".join(dict.fromkeys(_names_of(core.last)))
         maker = self._makers.get(core.value)
         if maker is None:
@@ -150,7 +150,7 @@ class CoreIndex:
         return self._ops[index] in BARRIERS and not any(map(self._digest, self._inputs[index]))
 
     def _behind(self, name: str) -> str:
-        """Follow `name` back through nodes that only re-arrange their first input."""
+        """Follow `name` back through layout ops."""
         maker = self._makers.get(name)
         while maker is not None and self._ops[maker] in LAYOUT:
             name = self._inputs[maker][0]
@@ -158,9 +158,9 @@ class CoreIndex:
         return name
 
     def _digest(self, name: str) -> str:
-        """The digest of the stored tensor that `name` is but for its shape, with the types that it is cast to.
+        """The digest of the stored tensor behind `name`, up to its shape, with the types that it is cast to.
 
-        Of a constant that is computed, that of its numbers. Empty for what is computed from data.
+        For a computed constant, that of its numbers. Empty for a value computed from data.
         """
         if name not in self._digests:
             self._digests[name] = self._digest_of(name)
@@ -185,11 +185,11 @@ class CoreIndex:
 
     @cached_property
     def _all_makers(self) -> dict[str, NodeProto]:
-        """Also of what no output depends on."""
+        """Value → the node that makes it, dead nodes included."""
         return {value: node for node in self._model.proto.graph.node for value in node.output}
 
     def _computed_digest(self, name: str) -> str:
-        """Of a constant that is computed: of its numbers, where it is small enough to be folded and to be looked at."""
+        """The digest of a computed constant: that of its numbers if it is small enough, else `LARGE`."""
         if name not in self._constants:
             return ""
         if _most_numbers(name, self._all_makers, self._stored) > MOST_COMPUTED:
@@ -199,7 +199,7 @@ class CoreIndex:
 
 
 def _most_numbers(name: str, makers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]) -> int:
-    """How many numbers the largest tensor has that a constant is computed from."""
+    """The size of the largest tensor that a constant is computed from."""
     seen: set[str] = set()
     front, most = [name], 0
     while front:
@@ -241,18 +241,18 @@ def _op(node: NodeProto) -> str:
 
 
 BARRIERS: Final = frozenset({"MatMul", "Einsum", "Gemm", "Softmax"})
-"""Ops behind which a core node is not looked for, unless they read weights."""
+"""Ops at which the search for a core node stops, unless they read weights."""
 
 LARGE: Final = "constant"
-"""Stands for the digest of a constant whose numbers are not looked at."""
+"""The digest of a constant whose numbers are not read."""
 
 ARRANGING: Final = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
-"""What may stand between a stored weight and its reader. A cast changes its bits, so it is part of the digest."""
+"""Ops that may be between a stored weight and its reader. A cast changes its bits, so it is part of the digest."""
 
 LAYOUT: Final = frozenset(
     {"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast", "CastLike", "Expand", "Dropout"}
 )
-"""What may stand between two core nodes."""
+"""Ops that may be between two core nodes."""
 
 DEFAULTS: Final[Mapping[str, object]] = {"epsilon": np.float32(1e-5).item(), "approximate": b"none", "alpha": 1.0}
-"""What an attribute is when a node does not say it; these are all that a core may demand."""
+"""Attribute → its default; a core may require no others."""

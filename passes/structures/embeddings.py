@@ -1,4 +1,4 @@
-"""Embeddings: a lookup of rows in a table of weights, and the rotary embedding."""
+"""Find embeddings: a lookup of rows in a table of weights, and the rotary embedding."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from onnx import NodeProto, TensorProto
 from passes.structures.candidates import Candidate, find_fused
 from passes.structures.view import LAYOUT_OPS, GraphView, attribute_of
 
-__all__ = ["embeddings", "rotary_embeddings"]
+__all__ = ["find_embeddings", "find_rotary_embeddings"]
 
 
 TABLE_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 
-def embeddings(view: GraphView) -> Iterator[Candidate]:
-    """Gather on axis 0 of a matrix. A lookup by a constant is a constant, whoever folds it; it is left out later."""
+def find_embeddings(view: GraphView) -> Iterator[Candidate]:
+    """Each Gather on axis 0 of a matrix. A lookup by constant indices is itself constant; `instances_of` drops it."""
     for node in view.by_op.get("Gather", ()):
         table = view.weight_behind(node.input[0])
         if (
@@ -30,7 +30,7 @@ def embeddings(view: GraphView) -> Iterator[Candidate]:
         yield Candidate(node, (node,), (node.output[0],))
 
 
-def rotary_embeddings(view: GraphView) -> Iterator[Candidate]:
+def find_rotary_embeddings(view: GraphView) -> Iterator[Candidate]:
     yield from find_fused(view, ("RotaryEmbedding", "com.microsoft.RotaryEmbedding"))
     for turn in view.by_op.get("Neg", ()):
         yield from _find_whole(view, turn)
@@ -95,4 +95,4 @@ def _wholes(view: GraphView, part: str) -> Iterator[str]:
 
 
 CUTS: Final = frozenset({"Slice", "Split", "SplitToSequence", "SequenceAt", "Gather", "Identity", "Squeeze"})
-"""What takes a half, or every second element."""
+"""Ops that take a half, or every second element."""

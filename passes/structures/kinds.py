@@ -1,7 +1,7 @@
-"""The kinds of structure that a policy can keep: for each its finder, and the checker that judges what was found.
+"""The kinds of structure that a policy can keep: for each its finder and the checker of its instances.
 
-Finders and checkers share data types alone (`types.py`); only this file knows both. What a checker needs to know of the
-exported model it measures there by itself, beside the finder.
+Finders and checkers share only data types (`types.py`); only this file knows both. Each checker measures for itself
+what it needs to know of the exported model.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from passes.structures.activations import gelus, swiglus
-from passes.structures.attention import attentions
-from passes.structures.boundary_check import lost_boundaries, with_sources
+from passes.structures.activations import find_gelus, find_swiglus
+from passes.structures.attention import find_attentions
+from passes.structures.boundary_check import find_lost_boundaries, with_sources
 from passes.structures.candidates import Candidate, find_by_shape
-from passes.structures.core_check import lost_cores, with_copies
-from passes.structures.embeddings import embeddings, rotary_embeddings
-from passes.structures.norms import batch_norms, layer_norms, rms_norms
-from passes.structures.projection_check import lost_projections
+from passes.structures.core_check import find_lost_cores, with_copies
+from passes.structures.embeddings import find_embeddings, find_rotary_embeddings
+from passes.structures.norms import find_batch_norms, find_layer_norms, find_rms_norms
+from passes.structures.projection_check import find_lost_projections
 from passes.structures.qkv import find_separate_qkv
-from passes.structures.residual import residuals
+from passes.structures.residual import find_residuals
 from passes.structures.selectors import find_modules, find_nodes, name_of
-from passes.structures.types import Found, Instance
+from passes.structures.types import Instance, SearchResult
 from passes.structures.view import GraphView, op_of
-from passes.structures.wiring_check import bypassed_projections, with_wiring
+from passes.structures.wiring_check import find_bypassed_projections, with_wiring
 from passes.weights.detached import DetachedModel
 
 __all__ = ["SELECTORS", "STRUCTURES", "Structure", "structure_of"]
@@ -33,35 +33,35 @@ Instances = Sequence[Instance]
 
 @dataclass(frozen=True, slots=True)
 class Checker:
-    """`measure` writes on instances what is true of the exported model; `lost` says by name why which are gone."""
+    """`measure` notes on instances what holds in the exported model; `find_lost` returns name → why it is gone."""
 
     measure: Callable[[Instances, DetachedModel], tuple[Instance, ...]]
-    lost: Callable[[Instances, DetachedModel], dict[str, str]]
+    find_lost: Callable[[Instances, DetachedModel], dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
     """A kind of structure that can be kept or watched."""
 
-    finder: Callable[[GraphView], Found]
+    finder: Callable[[GraphView], SearchResult]
     checker: Checker
 
-    def find(self, model: DetachedModel) -> Found:
+    def find(self, model: DetachedModel) -> SearchResult:
         """Every instance in the exported model."""
         return self.search(GraphView(model))
 
-    def search(self, view: GraphView) -> Found:
-        """`find` in the exported model that `view` indexes."""
+    def search(self, view: GraphView) -> SearchResult:
+        """Like `find`, in the exported model that `view` indexes."""
         found = self.finder(view)
         return replace(found, instances=self.checker.measure(found.instances, view.model))
 
-    def lost(self, instances: Instances, model: DetachedModel) -> dict[str, str]:
-        """Name → reason of each instance that `model` has no more."""
-        return self.checker.lost(instances, model)
+    def find_lost(self, instances: Instances, model: DetachedModel) -> dict[str, str]:
+        """Name → reason of each instance that `model` has lost."""
+        return self.checker.find_lost(instances, model)
 
 
 def structure_of(entry: str) -> Structure | None:
-    """What an entry of `keep` means, its question mark taken off; None if it means nothing."""
+    """The structure that an entry of `keep`, without its question mark, names; None if it names none."""
     prefix, colon, pattern = entry.partition(":")
     if colon:
         return SELECTORS[prefix](entry, pattern) if prefix in SELECTORS and pattern else None
@@ -69,12 +69,12 @@ def structure_of(entry: str) -> Structure | None:
 
 
 def _lost_cores(instances: Instances, model: DetachedModel) -> dict[str, str]:
-    return {name: why for (_, name), why in lost_cores(instances, model).items()}
+    return {name: why for (_, name), why in find_lost_cores(instances, model).items()}
 
 
 def _lost_qkv(instances: Instances, model: DetachedModel) -> dict[str, str]:
-    lost = lost_projections(instances, model)
-    return lost | bypassed_projections(instances, model, lost)
+    lost = find_lost_projections(instances, model)
+    return lost | find_bypassed_projections(instances, model, lost)
 
 
 CORES: Final = Checker(with_copies, _lost_cores)
@@ -83,7 +83,7 @@ CORES: Final = Checker(with_copies, _lost_cores)
 def _by_shape(
     kind: str, what: str, candidates: Callable[[GraphView], Iterable[Candidate]], *related: str
 ) -> tuple[str, Structure]:
-    """`related` are the ops that tell what a model has instead."""
+    """A row of the table; where a model has none, the message counts the `related` ops."""
     return kind, Structure(lambda view: find_by_shape(view, kind, what, candidates(view), related), CORES)
 
 
@@ -94,16 +94,18 @@ STRUCTURES: Final[Mapping[str, Structure]] = {
     "qkv": Structure(find_separate_qkv, Checker(with_wiring, _lost_qkv)),
     **dict(
         (
-            _by_shape("attention", "softmax between two products of computed values", attentions, "Softmax", "MatMul"),
-            _by_shape("batchnorm", "BatchNormalization", batch_norms, *_NORMS),
-            _by_shape("layernorm", "layer norm", layer_norms, *_NORMS, "ReduceMean", "Sqrt"),
-            _by_shape("rmsnorm", "RMS norm", rms_norms, *_NORMS, "ReduceMean", "Sqrt"),
-            _by_shape("gelu", "GELU", gelus, *_CURVES),
-            _by_shape("swiglu", "product of silu(x·W) and x·V", swiglus, *_CURVES),
-            _by_shape("embedding", "lookup of rows in a table of weights", embeddings, "Gather", "GatherND"),
-            _by_shape("rope", "rotary embedding", rotary_embeddings, "Cos", "Sin", "Neg", "Softmax"),
             _by_shape(
-                "residual", "sum of a value and of what a sublayer makes of it", residuals, "Add", "Sum", "Concat"
+                "attention", "softmax between two products of computed values", find_attentions, "Softmax", "MatMul"
+            ),
+            _by_shape("batchnorm", "BatchNormalization", find_batch_norms, *_NORMS),
+            _by_shape("layernorm", "layer norm", find_layer_norms, *_NORMS, "ReduceMean", "Sqrt"),
+            _by_shape("rmsnorm", "RMS norm", find_rms_norms, *_NORMS, "ReduceMean", "Sqrt"),
+            _by_shape("gelu", "GELU", find_gelus, *_CURVES),
+            _by_shape("swiglu", "product of silu(x·W) and x·V", find_swiglus, *_CURVES),
+            _by_shape("embedding", "lookup of rows in a table of weights", find_embeddings, "Gather", "GatherND"),
+            _by_shape("rope", "rotary embedding", find_rotary_embeddings, "Cos", "Sin", "Neg", "Softmax"),
+            _by_shape(
+                "residual", "sum of a value and of what a sublayer makes of it", find_residuals, "Add", "Sum", "Concat"
             ),
         )
     ),
@@ -113,7 +115,7 @@ SELECTORS: Final[Mapping[str, Callable[[str, str], Structure]]] = {
     "op": lambda entry, pattern: Structure(lambda view: find_nodes(view, entry, pattern, op_of), CORES),
     "node": lambda entry, pattern: Structure(lambda view: find_nodes(view, entry, pattern, name_of), CORES),
     "module": lambda entry, pattern: Structure(
-        lambda view: find_modules(view, entry, pattern), Checker(with_sources, lost_boundaries)
+        lambda view: find_modules(view, entry, pattern), Checker(with_sources, find_lost_boundaries)
     ),
 }
-"""Prefix → what makes the structure of an entry such as `op:Softmax`."""
+"""Prefix → factory of the structure of an entry such as `op:Softmax`."""

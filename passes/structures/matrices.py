@@ -1,6 +1,7 @@
-"""A constant matrix that a product reads: stored as it is, laid out anew, or computed from what is stored.
+"""The constant matrix that a product reads: a stored tensor, possibly behind layout ops, or computed from several.
 
-It may be a slice of a stack, a tensor of integers with its scales, or a direction times a length (weight norm).
+Computed, it may be a slice of a stack, a tensor of integers with its scales, or a direction times a length (weight
+norm).
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ __all__ = ["Matrix", "is_rotation", "matrix_digest", "matrix_of", "matrix_values
 class Matrix:
     """The constant called `value`, made from `stored`, the largest tensor behind it.
 
-    It `is_plain` if nothing but layout and a change of type lies between the two. `tensors` are all that it is
-    computed from.
+    It `is_plain` if only layout ops and casts are between the two. `tensors` are all tensors that it is computed from.
     """
 
     value: str
@@ -35,27 +35,29 @@ class Matrix:
 
 
 def matrix_of(view: GraphView, name: str) -> Matrix | None:
-    """The matrix that `name` is; None if it is computed from data, or from no stored tensor."""
+    """The matrix `name`; None if it is computed from data, or from no stored tensor."""
     plain = _plain_tensor(view, name)
     if plain is not None:
         return Matrix(name, plain, True, (plain,))
     if name not in view.folded:
         return None
-    tensors = [tensor for tensor in _leaves(view, _past(view, name), name) if tensor.data_type != TensorProto.STRING]
+    tensors = [
+        tensor for tensor in _leaves(view, _nodes_behind(view, name), name) if tensor.data_type != TensorProto.STRING
+    ]
     if not tensors:
         return None
     return Matrix(name, max(tensors, key=_size), False, tuple(tensors))
 
 
 def matrix_values(view: GraphView, matrix: Matrix) -> np.ndarray | None:
-    """The numbers of a matrix as the product reads it; None where they are not to be read, or cannot be computed."""
+    """The numbers of a matrix as the product reads it; None where weights are unread, or it cannot be computed."""
     if any(view.model.is_unread(tensor) for tensor in matrix.tensors):
         return None
-    nodes = _past(view, matrix.value)
+    nodes = _nodes_behind(view, matrix.value)
     if not nodes:
         return view.model.array(view.initializers[matrix.value])
     names = dict.fromkeys(name for node in nodes for name in node.input)
-    if not view.folded.issuperset(names):  # the sizes of a computed value are read, or its type
+    if not view.folded.issuperset(names):  # a node reads the size or the type of a computed value
         return None
     part = onnx.ModelProto(ir_version=view.model.proto.ir_version, opset_import=view.model.proto.opset_import)
     part.graph.name = "matrix"
@@ -72,7 +74,7 @@ def matrix_values(view: GraphView, matrix: Matrix) -> np.ndarray | None:
 
 
 def matrix_digest(view: GraphView, matrix: Matrix) -> str:
-    """Equal for matrices with equal numbers, as far as these can be read; else for the same value alone."""
+    """A digest, equal for matrices with equal numbers if these can be read; else the name of the value."""
     if matrix.is_plain and matrix.stored.name in view.initializers:
         return view.model.digest(matrix.stored)
     values = matrix_values(view, matrix)
@@ -80,7 +82,7 @@ def matrix_digest(view: GraphView, matrix: Matrix) -> str:
 
 
 def is_rotation(view: GraphView, matrix: Matrix) -> bool:
-    """Whether the numbers are those of a rotation times a factor (Hadamard, a permutation): it keeps all lengths."""
+    """Whether the matrix is a rotation times a factor (Hadamard, a permutation), which preserves lengths."""
     if _size(matrix.stored) > MOST_READ:
         return False
     values = matrix_values(view, matrix)
@@ -103,8 +105,8 @@ def _plain_tensor(view: GraphView, name: str) -> TensorProto | None:
     return view.initializers[name]
 
 
-def _past(view: GraphView, name: str) -> list[NodeProto]:
-    """The nodes that a constant is computed by, in graph order."""
+def _nodes_behind(view: GraphView, name: str) -> list[NodeProto]:
+    """The nodes that compute a constant, in graph order."""
     seen: set[str] = set()
     found: dict[int, NodeProto] = {}
     front = [name]
@@ -130,7 +132,7 @@ def _leaves(view: GraphView, nodes: list[NodeProto], name: str) -> Iterator[Tens
 
 
 def _named_constant(node: NodeProto) -> TensorProto | None:
-    """The tensor of a Constant node, called as its value."""
+    """The tensor of a Constant node, named after its output."""
     constant = constant_of(node)
     if constant is None:
         return None
@@ -152,7 +154,7 @@ def _size(tensor: TensorProto) -> int:
 
 
 MOST_READ: Final = 2**20
-"""Numbers of a matrix that are looked at for what it does; rotations between heads are small."""
+"""The largest matrix, in numbers, that is tested for a rotation; rotations of heads are small."""
 
 NEARLY: Final = 1e-2
-"""How far a rotation in half precision is from a perfect one."""
+"""The tolerance for a rotation in half precision."""

@@ -1,6 +1,7 @@
-"""Batch norm, layer norm and RMS norm: one op each, and the latter two also spelled out.
+"""Find batch norm, layer norm and RMS norm: as one op each, the latter two also as several ops.
 
-Spelled out, both divide by the root of a mean square."""
+As several ops, both divide by the root of a mean square.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from passes.structures.axes import axes_of
 from passes.structures.candidates import Candidate, find_fused
 from passes.structures.view import GraphView
 
-__all__ = ["batch_norms", "layer_norms", "rms_norms"]
+__all__ = ["find_batch_norms", "find_layer_norms", "find_rms_norms"]
 
 BATCH_NORM_OPS: Final = ("BatchNormalization",)
 LAYER_NORM_OPS: Final = ("LayerNormalization", "com.microsoft.SkipLayerNormalization")
@@ -23,31 +24,31 @@ RMS_NORM_OPS: Final = (
     "SimplifiedLayerNormalization",
     "com.microsoft.SkipSimplifiedLayerNormalization",
 )
-"""onnxruntime's SimplifiedLayerNormalization is an RMS norm, and stands in the default domain."""
+"""onnxruntime's SimplifiedLayerNormalization is an RMS norm, and is in the default domain."""
 
 
-def batch_norms(view: GraphView) -> Iterator[Candidate]:
+def find_batch_norms(view: GraphView) -> Iterator[Candidate]:
     yield from find_fused(view, BATCH_NORM_OPS)
 
 
-def layer_norms(view: GraphView) -> Iterator[Candidate]:
+def find_layer_norms(view: GraphView) -> Iterator[Candidate]:
     yield from find_fused(view, LAYER_NORM_OPS)
     yield from _spelled_out(view, centred=True)
 
 
-def rms_norms(view: GraphView) -> Iterator[Candidate]:
+def find_rms_norms(view: GraphView) -> Iterator[Candidate]:
     yield from find_fused(view, RMS_NORM_OPS)
     yield from _spelled_out(view, centred=False)
 
 
 def _spelled_out(view: GraphView, *, centred: bool) -> Iterator[Candidate]:
-    for normal in normals(view):
-        if normal.centred == centred:
-            yield Candidate(normal.last, normal.nodes, (normal.quotient, normal.last.output[0]))
+    for norm in find_norm_patterns(view):
+        if norm.centred == centred:
+            yield Candidate(norm.last, norm.nodes, (norm.quotient, norm.last.output[0]))
 
 
 @dataclass(frozen=True, slots=True)
-class Normal:
+class NormPattern:
     """x / √(mean(x²) + ε) over the last axis, or over the channels; with `centred`, of x - mean(x).
 
     `nodes` begin with the mean and end with the `last`: the scale and the bias if there are any.
@@ -64,8 +65,8 @@ class Normal:
         return self.nodes[-1]
 
 
-def normals(view: GraphView) -> Iterator[Normal]:
-    """Every such division in the graph, each in whatever way it is spelled."""
+def find_norm_patterns(view: GraphView) -> Iterator[NormPattern]:
+    """Every such division in the graph, in all its forms."""
     for root in (*view.by_op.get("Sqrt", ()), *view.by_op.get("Pow", ())):
         under = _mean_square(view, root)
         if under is None:
@@ -74,11 +75,13 @@ def normals(view: GraphView) -> Iterator[Normal]:
         for division in _divisions(view, root, squared):
             x, differences = _without_mean(view, squared)
             ends = _scale_and_bias(view, division[-1])
-            yield Normal(x, bool(differences), (*differences, *nodes, root, *division, *ends), division[-1].output[0])
+            yield NormPattern(
+                x, bool(differences), (*differences, *nodes, root, *division, *ends), division[-1].output[0]
+            )
 
 
 def _mean_square(view: GraphView, root: NodeProto) -> tuple[str, list[NodeProto]] | None:
-    """What is squared, averaged and lifted by ε under `root`, and the nodes of that."""
+    """The value whose mean square plus ε is under `root`, and the nodes that compute this."""
     plus = view.maker(root.input[0], "Add")
     if plus is None or (root.op_type == "Pow" and view.scalar(root.input[1]) not in (0.5, -0.5)):
         return None
@@ -96,7 +99,7 @@ def _mean_square(view: GraphView, root: NodeProto) -> tuple[str, list[NodeProto]
 
 
 def _divisions(view: GraphView, root: NodeProto, squared: str) -> Iterator[list[NodeProto]]:
-    """The nodes that divide what was `squared` by `root`: Div, or Reciprocal and Mul; behind a power of -½ just Mul."""
+    """The nodes that divide `squared` by `root`: Div, or Reciprocal and Mul; after a power of -½ just Mul."""
     if root.op_type == "Pow" and view.scalar(root.input[1]) == -0.5:
         yield from ([node] for node in _products_with(view, root, squared))
         return
@@ -116,7 +119,7 @@ def _products_with(view: GraphView, inverse: NodeProto, squared: str) -> Iterato
 
 
 def _is_same(view: GraphView, name: str, other: str) -> bool:
-    """The same value, or the same difference computed twice."""
+    """Whether both are one value, or one difference computed twice."""
     name = view.source(name)
     here, there = view.maker(name, "Sub"), view.maker(other, "Sub")
     if name == other or here is None or there is None:
@@ -138,7 +141,7 @@ def _without_mean(view: GraphView, squared: str) -> tuple[str, list[NodeProto]]:
 
 
 def _scale_and_bias(view: GraphView, last: NodeProto) -> list[NodeProto]:
-    """The product with a weight, and the sum with one, that alone read on."""
+    """The product with a weight, and the sum with one, that are the only readers."""
     ends = []
     for op in ("Mul", "Add"):
         readers = view.readers(last.output[0])
@@ -153,7 +156,7 @@ def _scale_and_bias(view: GraphView, last: NodeProto) -> list[NodeProto]:
 
 
 def _is_over_features(view: GraphView, mean: NodeProto) -> bool:
-    """Averages over the last axes, or over axis 1: the channels of an image. Others are other norms (instance norm)."""
+    """Whether the mean is over the last axes, or over axis 1, the channels of an image; not as in an instance norm."""
     axes = axes_of(view, mean)
     dims = view.dims(mean.input[0])
     if not axes:

@@ -1,4 +1,4 @@
-"""A projection: a product of data with a constant matrix, and the way back to it from where attention uses it."""
+"""Projections, which are products of data with a constant matrix: find those behind an operand of attention."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["Operand", "Projection", "computed_from", "projections_behind", "with
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A value that enters attention. `feature` is the axis of its features, which scores sum over and V passes on;
-    `other` is its second axis, of places. None: not known."""
+    """A value that enters attention. `feature` is the axis of its features, which scores sum over and V keeps; `other`
+    is its second axis, of positions. None: not known."""
 
     name: str
     feature: int | None = None
@@ -52,22 +52,22 @@ class Projection:
 
     @property
     def contracted(self) -> Operand:
-        """The data, with the axis that is projected."""
-        return Operand(self.data, self.product.contracted(_other(self.side)))
+        """The data, with the axis that the product sums over."""
+        return Operand(self.data, self.product.contracted_axis(_other_side(self.side)))
 
     def axis_of_data(self, axis: int | None) -> int | Literal["made here"] | None:
-        """Which axis of the data an `axis` of the result is, if not one that the matrix makes."""
+        """The axis of the data that an `axis` of the result is, or "made here" for one that the matrix makes."""
         if axis is None:
             return "made here"
-        return dict(self.product.sources(axis)).get(_other(self.side), "made here")
+        return dict(self.product.sources(axis)).get(_other_side(self.side), "made here")
 
 
 def projections_behind(view: GraphView, operand: Operand) -> list[Projection]:
-    """The projections that `operand` is made from, heads and norms aside; the nearest first.
+    """The projections that `operand` is made from, seen through heads and norms; the nearest first.
 
-    Those count that make its features, or else its other axis: attention over channels has the two the other way
-    round. Behind a norm there may be a residual sum, whose terms are computed one from the other: then the operand is
-    no projection, but a hidden state, and nothing is found.
+    They make its features, or else its other axis: attention over channels swaps the two. Behind a norm there may be a
+    residual sum, whose terms are computed one from the other: then the operand is a hidden state, no projection, and
+    the result is empty.
     """
     for axis in dict.fromkeys((operand.feature, operand.other)):
         found = _reach(view, operand.name, axis, HEAD_OPS)
@@ -81,9 +81,9 @@ def projections_behind(view: GraphView, operand: Operand) -> list[Projection]:
 def without_shared_rotation(
     view: GraphView, ones: list[Projection], others: list[Projection]
 ) -> tuple[list[Projection], list[Projection]]:
-    """The same, with what stands behind each matrix that both sides share, where these are projections apart.
+    """Both sides, with a matrix that they share replaced by the projections behind it, if these are distinct.
 
-    Q and K may be turned alike, as scores do not change by it: by a rotary embedding spelled as a product, say.
+    Q and K may be rotated by one matrix, which does not change the scores: by a rotary embedding written as a product.
     """
     shared = _digests(view, ones) & _digests(view, others)
     if not shared or {one.value for one in ones} & {one.value for one in others}:
@@ -94,7 +94,7 @@ def without_shared_rotation(
 
 
 def computed_from(view: GraphView, node: NodeProto, source: NodeProto) -> bool:
-    """Whether something of `source` goes into `node`. Looks no further up than `source` stands in the graph."""
+    """Whether `node` depends on `source`. The search stops at the position of `source` in the graph."""
     limit = view.position[source.output[0]]
     seen: set[str] = set()
     front = list(node.input)
@@ -122,7 +122,7 @@ def _behind_shared(view: GraphView, projections: Iterable[Projection], shared: s
 
 
 def _reach(view: GraphView, name: str, axis: int | None, through: frozenset[str]) -> list[Projection]:
-    """The projections that make the `axis` of `name`; one that turns heads does not count, but what it turns."""
+    """The projections that make the `axis` of `name`; for one that rotates heads, the projections behind it."""
     found: dict[str, Projection] = {}
     seen: set[tuple[str, int | None]] = set()
     front = deque([(name, axis, 0)])
@@ -148,14 +148,14 @@ def _reach(view: GraphView, name: str, axis: int | None, through: frozenset[str]
 
 
 def _turned_heads(view: GraphView, projection: Projection) -> list[Projection]:
-    """The projections whose heads a rotation turns, each by itself; none if `projection` is no such rotation.
+    """The projections whose heads `projection` rotates, each head by itself; none if it is no such rotation.
 
-    Its matrix is smaller than what is projected behind it, since heads are split off in between.
+    Its matrix is smaller than the width of the projections behind it, since heads are split off in between.
     """
     size = view.dims(projection.matrix.value)
     if size is None or len(size) < 2 or size[-1] != size[-2] or not isinstance(size[-1], int):
         return []
-    # Asked first: the way back from each projection to those before it would lead through the whole model.
+    # This comes first: walking back from each projection to those before it would cross the whole model.
     if not is_rotation(view, projection.matrix):
         return []
     data = projection.contracted
@@ -165,13 +165,13 @@ def _turned_heads(view: GraphView, projection: Projection) -> list[Projection]:
 
 def _columns(view: GraphView, projection: Projection) -> int:
     """How many features a projection makes; 0 if that is not known."""
-    dims, axis = view.dims(projection.matrix.value), projection.product.free(projection.side)
+    dims, axis = view.dims(projection.matrix.value), projection.product.free_axis(projection.side)
     size = dims[axis] if dims is not None and axis is not None and -axis <= len(dims) else 0
     return size if isinstance(size, int) else 0
 
 
 def _carries(node: NodeProto, value: str) -> bool:
-    """Whether `value` is the data among what `node` makes, and no statistics or mask beside it."""
+    """Whether `value` is the data output of `node`, not a statistic or a mask."""
     return value == node.output[0] or node.op_type in ("Split", "RotaryEmbedding")
 
 
@@ -194,20 +194,20 @@ def _as_projection(view: GraphView, node: NodeProto) -> Projection | None:
 
 
 def _is_matrix(view: GraphView, node: NodeProto, side: Side, matrix: Matrix) -> bool:
-    """A matrix or a stack of them (torch keeps the heads of an Einsum's weight apart), or a 1×1 Conv, which mixes
-    channels at each place: all of them, or those of each group."""
+    """Whether the constant is a matrix or a stack of them (torch keeps one per head in an Einsum's weight), or the
+    filter of a 1×1 Conv, which mixes channels at each position: all of them, or those of each group."""
     dims = view.dims(matrix.value) or tuple(matrix.stored.dims)
     if "Conv" in node.op_type:
         return side == 1 and len(dims) > 2 and set(dims[2:]) == {1} and dims[1] != 1
     return len(dims) >= 2 and sum(dim != 1 for dim in dims) > 1
 
 
-def _other(side: Side) -> Side:
+def _other_side(side: Side) -> Side:
     return 0 if side else 1
 
 
 MOST_PASSED: Final = 2
-"""Products over other axes between attention and a projection: Linformer has one, of places."""
+"""The most products over other axes between attention and a projection: Linformer has one, over positions."""
 
 NORM_OPS: Final = frozenset(
     {
@@ -215,7 +215,7 @@ NORM_OPS: Final = frozenset(
         *("Pow", "ReduceMean", "ReduceL2", "Sqrt", "Reciprocal"),
     }
 )
-"""What a norm is, whole or spelled out. Q and K may have norms of their own; a block begins with one too."""
+"""Ops of a norm, as one op or several. Q and K may have their own norms; a block begins with one too."""
 
 CURVE_OPS: Final = frozenset(
     {
@@ -235,4 +235,4 @@ HEAD_OPS: Final = frozenset(
         *("QuantizeLinear", "DequantizeLinear", "ScatterElements", "ScatterND"),
     }
 )
-"""What may stand between a projection and its place in attention: heads, rotary embedding, norms, curves, KV cache."""
+"""Ops that may be between a projection and attention: heads, rotary embedding, norms, curves, KV cache."""

@@ -1,8 +1,8 @@
-"""Are the projections still apart? Judged by weights alone: names may change, matrices may not.
+"""Check that projections are still separate, by weights alone: names may change, matrices may not.
 
-Shares no code with the finder: it does not know what attention looks like. It looks for a product node of its own for
-each kept matrix, and counts them, since layers may share a matrix. A product may read its matrix as it is stored, laid
-out anew, or computed from constants.
+It shares no code with the finder and does not know attention. For each kept matrix it looks for a product node with
+only that matrix, and counts them, since layers may share a matrix. A product may read its matrix as it is stored,
+through layout ops, or computed from constants.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from passes.structures.types import Instance, KeptWeight
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
 
-__all__ = ["computed_constant", "constants_of", "lost_projections"]
+__all__ = ["computed_constant", "constants_of", "find_lost_projections"]
 
 
-def lost_projections(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
-    """Instance name → why it is lost. An instance stands when each of its matrices has a product node of its own.
+def find_lost_projections(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
+    """Instance name → why it is lost. An instance is kept when each of its matrices has its own product node.
 
-    Layers may share a matrix. Where there are fewer products with it than instances, those instances stand whose own
+    Layers may share a matrix. If there are fewer products with it than instances, those instances are kept whose pinned
     value is still such a product.
     """
     products = ProductOperands(model)
@@ -52,22 +52,22 @@ def lost_projections(instances: Sequence[Instance], model: DetachedModel) -> dic
 
 
 @dataclass(frozen=True, slots=True)
-class _Scope:
-    """A graph with all those around it: who makes a value, and what is stored. `path` is empty for the model's own."""
+class _GraphScope:
+    """A graph with all graphs around it: makers of values, and stored tensors. `path` is empty for the main graph."""
 
     path: str
     live: list[NodeProto]
     makers: Mapping[str, NodeProto]
     stored: Mapping[str, TensorProto]
     constants: Callable[[], set[str]]
-    """What is stored or computed from that alone."""
+    """Returns the names of stored values and of those computed from these alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Operand:
-    """An operand of the product that makes `value`; its digests end in `suffix`, which tells scaled products apart."""
+class _ProductOperand:
+    """An operand of the product that makes `value`; `suffix` distinguishes the digests of scaled products."""
 
-    scope: _Scope
+    scope: _GraphScope
     value: str
     name: str
     suffix: str
@@ -82,7 +82,7 @@ class ProductOperands:
         self._operands = [one for scope in _scopes(graph, "", {}, {}) for one in _operands(scope)]
 
     def values_with(self, weight: KeptWeight) -> set[str]:
-        """The values that are a product with the matrix of `weight` and nothing else."""
+        """The values that are a product with only the matrix of `weight`."""
         found = {value for digest in weight.digests for value in self._stored[digest]}
         if not found:
             found = {value for digest in weight.digests for value in self._computed[digest]}
@@ -90,7 +90,7 @@ class ProductOperands:
 
     @cached_property
     def _stored(self) -> dict[str, set[str]]:
-        """Digest of a stored tensor → the products that read it through nothing but layout."""
+        """Digest of a stored tensor → the products that read it through layout ops only."""
         values: dict[str, set[str]] = defaultdict(set)
         for one in self._operands:
             tensor = _stored_behind(one)
@@ -110,7 +110,7 @@ class ProductOperands:
 
     @cached_property
     def _values(self) -> list[np.ndarray | None]:
-        """The numbers of each operand that is constant, and None of others."""
+        """The numbers of each constant operand, and None for the others."""
         return [self._values_of(one) for one in self._operands]
 
     def _rounded_products(self, weight: KeptWeight) -> Iterator[str]:
@@ -121,7 +121,7 @@ class ProductOperands:
             if digest_of(values) + one.suffix in weight.digests or weight.rounded.is_close(sums_of(values)):
                 yield one.value
 
-    def _values_of(self, one: _Operand) -> np.ndarray | None:
+    def _values_of(self, one: _ProductOperand) -> np.ndarray | None:
         if one.name not in one.scope.constants():
             return None
         return computed_constant(self._model, one.name, one.scope.makers, one.scope.stored)
@@ -130,8 +130,8 @@ class ProductOperands:
 def computed_constant(
     model: DetachedModel, name: str, makers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]
 ) -> np.ndarray | None:
-    """The numbers of a value that depends on nothing but what is stored; None where they cannot be had."""
-    nodes = _past(name, makers)
+    """The numbers of a value computed from stored tensors alone; None if they cannot be computed."""
+    nodes = _nodes_behind(name, makers)
     names = dict.fromkeys((name, *(read for node in nodes for read in node.input)))
     tensors = [stored[read] for read in names if read in stored]
     if any(model.is_unread(tensor) for tensor in tensors):
@@ -152,28 +152,28 @@ def computed_constant(
 
 def _scopes(
     graph: GraphProto, path: str, makers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]
-) -> Iterator[_Scope]:
-    live = live_nodes(graph, by_numbers=True)  # a product that nobody reads keeps nothing
+) -> Iterator[_GraphScope]:
+    live = live_nodes(graph, by_numbers=True)  # a dead product keeps no structure
     makers = {**makers, **{name: node for node in graph.node for name in node.output}}
     stored = {**stored, **{tensor.name: tensor for tensor in graph.initializer}}
-    yield _Scope(path, live, makers, stored, cache(lambda: constants_of(makers.values(), stored)))
+    yield _GraphScope(path, live, makers, stored, cache(lambda: constants_of(makers.values(), stored)))
     for node in live:
         for attribute in node.attribute:
             for body in bodies_of(attribute):
                 yield from _scopes(body, f"{path}{node.output[0]}.{attribute.name}/", makers, stored)
 
 
-def _operands(scope: _Scope) -> Iterator[_Operand]:
+def _operands(scope: _GraphScope) -> Iterator[_ProductOperand]:
     for node in scope.live:
         scale = next((one.f for one in node.attribute if one.name == "alpha"), 1.0)
         for place in PRODUCTS.get(node.op_type, ()):
             if place < len(node.input):
                 suffix = "" if scale == 1.0 else f"*{scale}"
-                yield _Operand(scope, scope.path + node.output[0], node.input[place], suffix)
+                yield _ProductOperand(scope, scope.path + node.output[0], node.input[place], suffix)
 
 
-def _stored_behind(one: _Operand) -> TensorProto | None:
-    """The tensor that only is laid out anew, or given another type, to be the operand."""
+def _stored_behind(one: _ProductOperand) -> TensorProto | None:
+    """The stored tensor that the operand is, behind layout ops and casts only."""
     name, makers = one.name, one.scope.makers
     node = makers.get(name)
     while node is not None and node.op_type in LAYOUT_OPS:
@@ -185,7 +185,7 @@ def _stored_behind(one: _Operand) -> TensorProto | None:
 
 
 def constants_of(nodes: Iterable[NodeProto], stored: Iterable[str]) -> set[str]:
-    """What is stored, or computed from that alone by `nodes`, which come in order."""
+    """The names in `stored`, and values that `nodes`, in order, compute from these alone."""
     constants = {"", *stored}
     for node in nodes:
         has_body = any(bodies_of(attribute) for attribute in node.attribute)
@@ -194,7 +194,7 @@ def constants_of(nodes: Iterable[NodeProto], stored: Iterable[str]) -> set[str]:
     return constants
 
 
-def _past(name: str, makers: Mapping[str, NodeProto]) -> list[NodeProto]:
+def _nodes_behind(name: str, makers: Mapping[str, NodeProto]) -> list[NodeProto]:
     """The nodes that compute a constant, in their order."""
     order = {id(node): at for at, node in enumerate(makers.values())}
     found: dict[int, NodeProto] = {}
@@ -214,6 +214,6 @@ PRODUCTS: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("QLinearMatMul", "QLinearConv", "QGemm"), (0, 3)),
     "MatMulNBits": (1,),
 }
-"""Op → where its operands stand among its inputs."""
+"""Op → the positions of its operands among its inputs."""
 
 LAYOUT_OPS: Final = ("Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten", "Cast")

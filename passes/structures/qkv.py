@@ -1,4 +1,4 @@
-"""Separate Q, K and V projections: three products with a matrix of their own each, in front of one attention."""
+"""Find separate Q, K and V projections: three products, each with its own matrix, in front of one attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from passes.model.rounding import Sums, sums_of
 from passes.structures.attention import Operands, attention_operands
 from passes.structures.matrices import Matrix, matrix_values
 from passes.structures.projection import Projection, computed_from, projections_behind, without_shared_rotation
-from passes.structures.types import Found, Instance, KeptWeight
+from passes.structures.types import Instance, KeptWeight, SearchResult
 from passes.structures.view import PASSING_OPS, GraphView, attribute_of, module_of
 from passes.weights.stand_ins import digest_of
 
@@ -29,8 +29,8 @@ Triple = tuple[Projection, Projection, Projection]
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
-    """One product where there should be several: `whole` if it makes all of Q, K and V, and not two of them."""
+class MergedProjection:
+    """One product in place of several: `whole` if it makes all of Q, K and V, not just two of them."""
 
     projection: Projection
     whole: bool
@@ -40,12 +40,12 @@ class Merged:
         return f"{weight.name} ({'×'.join(str(dim) for dim in weight.dims)})"
 
 
-def find_separate_qkv(view: GraphView) -> Found:
-    """Three projections with a weight of their own each, feeding one attention (MHA, GQA, MQA, cross-attention)."""
+def find_separate_qkv(view: GraphView) -> SearchResult:
+    """Three projections, each with its own weight, feeding one attention (MHA, GQA, MQA, cross-attention)."""
     inlined = with_functions_inlined(view.model)
     whole = view if inlined is view.model else GraphView(inlined)
     instances: list[Instance] = []
-    merged: list[Merged] = []
+    merged: list[MergedProjection] = []
     others = 0
     for each in (whole, *whole.inner_views()):
         seen = _search(each)
@@ -53,47 +53,47 @@ def find_separate_qkv(view: GraphView) -> Found:
         merged += seen.merged
         others += seen.others
     named = tuple(replace(one, name=one.name or f"attention {at}") for at, one in enumerate(instances))
-    return Found(named, _instead(named, merged, others))
+    return SearchResult(named, _instead(named, merged, others))
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """The attention blocks of one graph: with three projections, with fewer, and `others`."""
+class QkvCandidates:
+    """The attention blocks of one graph: with three projections, with merged ones, and the number of `others`."""
 
     triples: list[Triple]
-    merged: list[Merged]
+    merged: list[MergedProjection]
     others: int
 
 
-def _search(view: GraphView) -> Seen:
+def _search(view: GraphView) -> QkvCandidates:
     triples: list[Triple] = []
-    merged: list[Merged] = []
+    merged: list[MergedProjection] = []
     others = 0
     taken: set[frozenset[str]] = set()
     for readings in attention_operands(view):
         read = _read(view, readings)
-        if isinstance(read, Merged):
+        if isinstance(read, MergedProjection):
             merged.append(read)
         elif read is None:
             others += 1
         else:
             _, key, value = read
-            # Two softmaxes may weigh the same V (DiffLlama); a later layer may use an earlier one's K and V (Gemma 3n).
+            # Two softmaxes may weight one V (DiffLlama); a later layer may use an earlier one's K and V (Gemma 3n).
             pair = frozenset({key.value, value.value})
             if pair not in taken:
                 taken.add(pair)
                 triples.append(read)
-    return Seen(triples, merged, others)
+    return QkvCandidates(triples, merged, others)
 
 
-def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | Merged | None:
-    """The triple that one attention reads; or the product that stands for several of the three; or None.
+def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | MergedProjection | None:
+    """The triple that one attention reads; or the product that merges several of the three; or None.
 
-    Where scores are a sum, K is the one that is made from what V is made from; Q, if it can be, too. The others are
-    projections of positions (DeBERTa, XLNet), or of what an adapter has made already.
+    Where scores are a sum, the K that has the source of V is chosen, and if possible a Q of that source. The others are
+    projections of positions (DeBERTa, XLNet), or of the output of an adapter.
     """
     triples: list[tuple[int, Triple]] = []
-    merged: Merged | None = None
+    merged: MergedProjection | None = None
     for reading in readings:
         queries, keys = without_shared_rotation(
             view, projections_behind(view, reading.query), projections_behind(view, reading.key)
@@ -101,7 +101,9 @@ def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | Merged | No
         for query, key, value in product(queries, keys, projections_behind(view, reading.value)):
             values = [query.value, key.value, value.value]
             if len(set(values)) < 3:
-                merged = merged or Merged(key if values.count(key.value) > 1 else query, len(set(values)) == 1)
+                merged = merged or MergedProjection(
+                    key if values.count(key.value) > 1 else query, len(set(values)) == 1
+                )
             elif not _in_turn(view, (query, key, value)):
                 sources = [view.behind(one.data, PASSING_OPS) for one in (query, key, value)]
                 agreement = 2 * (sources[1] == sources[2]) + (sources[0] in sources[1:])
@@ -110,7 +112,7 @@ def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | Merged | No
 
 
 def _in_turn(view: GraphView, triple: Triple) -> bool:
-    """Whether one of the three is computed from another: then it does not stand beside it, but behind."""
+    """Whether one of the three is computed from another: then they are in sequence, not parallel."""
     return any(computed_from(view, a.node, b.node) for a in triple for b in triple if a is not b)
 
 
@@ -118,7 +120,7 @@ def _instances(view: GraphView, triples: Sequence[Triple], made: Set[str]) -> li
     """`made` are the values of the model's own graph that a pin can hold."""
     computed = any(not one.matrix.is_plain for triple in triples for one in triple)
     meanings = meanings_of(view.model) if computed else None
-    # Matrices are hashed in each layout that they may be left in, which leaves the interpreter free.
+    # Each matrix is hashed in all layouts that an optimizer may leave it in; hashing releases the interpreter lock.
     with ThreadPoolExecutor() as pool:
         weights = list(
             pool.map(
@@ -126,7 +128,8 @@ def _instances(view: GraphView, triples: Sequence[Triple], made: Set[str]) -> li
             )
         )
     return [
-        _instance(view, triple, _told_apart(weights[3 * at : 3 * at + 3]), made) for at, triple in enumerate(triples)
+        _instance(view, triple, _without_shared_digests(weights[3 * at : 3 * at + 3]), made)
+        for at, triple in enumerate(triples)
     ]
 
 
@@ -134,8 +137,8 @@ def _with_roles(triples: Sequence[Triple]) -> list[tuple[str, Projection]]:
     return [one for triple in triples for one in zip("QKV", triple, strict=True)]
 
 
-def _told_apart(weights: Sequence[KeptWeight]) -> tuple[KeptWeight, ...]:
-    """The weights without the digests that only some of them share: a stored tensor that several are computed from."""
+def _without_shared_digests(weights: Sequence[KeptWeight]) -> tuple[KeptWeight, ...]:
+    """`weights` without the digests that distinct ones share, such as that of a tensor both are computed from."""
     count = Counter(digest for weight in {one.digests for one in weights} for digest in weight)
     return tuple(replace(one, digests=frozenset(each for each in one.digests if count[each] == 1)) for one in weights)
 
@@ -145,14 +148,14 @@ def _instance(view: GraphView, triple: Triple, weights: tuple[KeptWeight, ...], 
     outputs = [projection.value for projection in triple]
     sums = [_behind_bias(view, name) for name in outputs]
     heads = [_behind_reshape(view, name) for name in sums]
-    # A pin needs a type, and a value of the graph itself; elsewhere the checker alone stands guard.
+    # A pin needs a type, and a value of the main graph; elsewhere only the checker protects the instance.
     known = all(name in view.types and name in made for name in (*outputs, *sums, *heads))
     pins, loose, wide = (tuple(view.types[name] for name in names if known) for names in (outputs, sums, heads))
     return Instance("qkv", module, module, weights, pins, loose, wide)
 
 
 def _behind_bias(view: GraphView, name: str) -> str:
-    """The sum with a constant that alone reads `name`, or `name` itself: product and sum may become a Gemm."""
+    """The sum with a constant that is the only reader of `name`, else `name`: product and sum may become a Gemm."""
     readers = view.consumers.get(name, [])
     if len(readers) == 1 and readers[0].op_type == "Add" and any(map(view.is_constant, readers[0].input)):
         return readers[0].output[0]
@@ -160,9 +163,9 @@ def _behind_bias(view: GraphView, name: str) -> str:
 
 
 def _behind_reshape(view: GraphView, name: str) -> str:
-    """What the Reshape makes that alone reads `name`, or `name` itself.
+    """The output of the Reshape that is the only reader of `name`, else `name`.
 
-    A Gemm takes matrices. Of others it is made between two reshapes, and this one may take in the second.
+    A Gemm takes matrices. For other ranks a pass puts it between two reshapes, and may merge the second with this one.
     """
     readers = view.consumers.get(name, [])
     if len(readers) == 1 and readers[0].op_type == "Reshape" and view.dims(readers[0].output[0]) is not None:
@@ -170,8 +173,8 @@ def _behind_reshape(view: GraphView, name: str) -> str:
     return name
 
 
-def _instead(apart: Sequence[Instance], merged: Sequence[Merged], others: int) -> str:
-    """What the attention blocks without a triple have in its place, beside those that are `apart`; empty if all are."""
+def _instead(apart: Sequence[Instance], merged: Sequence[MergedProjection], others: int) -> str:
+    """A text on the attention blocks without separate projections, beside those that are `apart`; empty if all are."""
     said = _without_triple(merged, others)
     if not apart:
         return said or "no attention (no softmax between two matrix products)"
@@ -181,7 +184,7 @@ def _instead(apart: Sequence[Instance], merged: Sequence[Merged], others: int) -
     return f"{_count(len(apart), 'attention block')} with separate Q, K and V ({names}), and {said}"
 
 
-def _without_triple(merged: Sequence[Merged], others: int) -> str:
+def _without_triple(merged: Sequence[MergedProjection], others: int) -> str:
     said = []
     if merged:
         which = "Q, K and V" if all(one.whole for one in merged) else "Q, K and V, or two of them,"
@@ -205,8 +208,8 @@ def _join_names(names: Sequence[str]) -> str:
 def _kept_weight(view: GraphView, role: str, projection: Projection, meanings: ValueDigests | None) -> KeptWeight:
     """The matrix of `projection` in that `role`; `meanings` are those of the exported model, if they are needed.
 
-    A matrix that is computed from stored tensors may be folded into one, by whoever computes in another order. So it
-    is known by its numbers to rounding too.
+    A matrix computed from stored tensors may be folded by a tool that computes in another order. So it is also
+    identified by its numbers up to rounding.
     """
     matrix = projection.matrix
     if matrix.is_plain:
@@ -215,7 +218,7 @@ def _kept_weight(view: GraphView, role: str, projection: Projection, meanings: V
     digests = set() if values is None else {digest_of(values), *map(digest_of, _transposes(values))}
     if meanings is not None and matrix.value in meanings.values:
         digests.add(meanings.values[matrix.value])
-    if _is_quantized(view, matrix):  # it may be multiplied as it is stored, and scaled afterwards
+    if _is_quantized(view, matrix):  # a pass may multiply with the stored tensor and scale afterwards
         digests.add(view.model.digest(matrix.stored))
         digests.update(view.model.turned_digest(matrix.stored, axes) for axes in _turns(matrix.stored))
     return _with_scale(role, projection, frozenset(digests), None if values is None else sums_of(values))
@@ -229,17 +232,17 @@ def _with_scale(role: str, projection: Projection, digests: frozenset[str], roun
 
 
 def _is_quantized(view: GraphView, matrix: Matrix) -> bool:
-    """Whether it is stored in whole numbers, and nothing is cut out of them."""
+    """Whether the matrix is a whole tensor of integers."""
     dims = view.dims(matrix.value)
     whole = matrix.stored.data_type in (TensorProto.INT8, TensorProto.UINT8)
     return whole and dims is not None and sorted(map(str, dims)) == sorted(map(str, matrix.stored.dims))
 
 
 def _plain_digests(view: GraphView, matrix: Matrix) -> Iterator[str]:
-    """Of the matrix in each type and layout that an optimizer may leave it in."""
+    """The digests of the matrix in each type and layout that an optimizer may leave it in."""
     stored = matrix.stored
     yield view.model.digest(stored)
-    if view.model.is_unread(stored):  # what it would be in another type cannot be said without a look at it
+    if view.model.is_unread(stored):  # a cast cannot be digested without the data
         yield from map(partial(view.model.turned_digest, stored), _turns(stored))
         return
     array = view.model.array(stored)
@@ -251,7 +254,7 @@ def _plain_digests(view: GraphView, matrix: Matrix) -> Iterator[str]:
 
 
 def _turns(stored: TensorProto) -> Iterator[tuple[int, ...]]:
-    """The other orders of its axes."""
+    """The other orders of the tensor's axes."""
     rank = len(stored.dims)
     yield from (axes for axes in permutations(range(rank)) if rank <= 3 and axes != tuple(range(rank)))
 

@@ -1,4 +1,4 @@
-"""Residual: the sum of a value and of what a sublayer makes of that value."""
+"""Find residuals: sums of a value and of the output of a sublayer on that value."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from passes.graph.traversal import reads_of
 from passes.structures.candidates import PRODUCTS, Candidate
 from passes.structures.view import GraphView, op_of
 
-__all__ = ["residuals"]
+__all__ = ["find_residuals"]
 
 
-def residuals(view: GraphView) -> Iterator[Candidate]:
-    """Sums of two branches, of which one is the value that the other starts from, or a mere projection of it.
+def find_residuals(view: GraphView) -> Iterator[Candidate]:
+    """Sums of two branches, of which one is the value that the other starts from, or just a projection of it.
 
-    A mask, or a position that is added in every layer, comes before its later sums too. But it is not what the layers
-    pass on: a residual on the way from it begins elsewhere.
+    A mask or a position that every layer adds comes before its later sums too. But layers do not pass it on: a
+    residual on the path from it starts elsewhere.
     """
-    past = _Past(view)
+    past = _Ancestry(view)
     begun: dict[str, str] = {}
     for node in view.nodes:
         if op_of(node) != "Add" or view.folded.intersection(node.input) or _is_score(view, node):
@@ -34,8 +34,8 @@ def residuals(view: GraphView) -> Iterator[Candidate]:
             break
 
 
-class _Past:
-    """What each value is computed from, as bits: one for each graph input and each node."""
+class _Ancestry:
+    """The ancestors of each value as a bit set, with a bit for each graph input and each node."""
 
     def __init__(self, view: GraphView) -> None:
         self._view = view
@@ -61,7 +61,7 @@ class _Past:
     def start(self, skip: str, branch: str, begun: Mapping[str, str]) -> str | None:
         """The value behind `skip` from which a sublayer computes `branch`; None if there is no such value.
 
-        `begun` has the value that each residual so far begins with: two sublayers may stand beside each other.
+        `begun` maps each residual so far to its start: two sublayers may be parallel.
         """
         view = self._view
         for _ in range(MOST_SHORTCUTS):
@@ -75,7 +75,7 @@ class _Past:
             if node is None or op_of(node) not in SHORTCUT:
                 return None
             if not self._past.get(branch, 0) & ~self._past[skip] & self._curves:
-                return None  # two projections beside each other
+                return None  # two parallel projections
             data = [name for name in node.input if name and name not in view.folded]
             if len(data) != 1:
                 return None
@@ -83,7 +83,7 @@ class _Past:
         return None
 
     def is_on_the_way(self, start: str, inner: str, branch: str, begin: str) -> bool:
-        """Whether the residual `inner` lies between `start` and `branch` but begins elsewhere."""
+        """Whether the residual `inner` is between `start` and `branch` but starts elsewhere."""
         branch = self._view.source(branch)
         between = self._comes_before(start, inner) and (inner == branch or self._comes_before(inner, branch))
         return between and begin != start and not self._comes_before(start, begin)
@@ -93,7 +93,7 @@ class _Past:
         return name != other and bool(self._past.get(other, 0) & self._bit.get(name, 0))
 
     def _has_sublayer(self, name: str, other: str) -> bool:
-        """Whether a product with weights lies between the two."""
+        """Whether there is a product with weights between the two."""
         start, end = self._bit[name], self._past[self._view.source(other)]
         return any(past & start and end & bit and bit != start for bit, past in self._layers)
 
@@ -131,7 +131,7 @@ SHORTCUT: Final = frozenset(
     {*("Conv", "BatchNormalization", "AveragePool", "MaxPool", "Pad", "Slice", "Transpose", "Reshape", "Mul", "Div")}
     | {*("LayerNormalization", "Squeeze", "Unsqueeze", "Concat", "Add", "Sub")}
 )
-"""What may stand on the short branch, with weights beside the data: a projection to another width, pooling, a scale."""
+"""Ops of the short branch, with weights beside the data: a projection to another width, pooling, a scale."""
 
 SCORE: Final = frozenset(
     {*("Add", "Sub", "Mul", "Div", "Where", "Cast", "CastLike", "Reshape", "Identity", "Min", "Max", "Clip", "Tanh")}

@@ -1,7 +1,7 @@
-"""Structures that are chosen by name: nodes by op or name (`op:Softmax`, `node:layer0_*`), and torch modules.
+"""Find structures by name: nodes by op or name (`op:Softmax`, `node:layer0_*`), and torch modules.
 
-Once found, a name does not count any more: the checkers look for nodes of the same op with the same weights, and for
-the values at which a module begins and ends.
+The checkers ignore names: they look for nodes of the same op with the same weights, and for the values at which a
+module begins and ends.
 """
 
 from __future__ import annotations
@@ -14,40 +14,42 @@ from typing import Final
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from passes.structures.candidates import Candidate, instances_of, pins_at
-from passes.structures.types import Boundary, Crossing, Found, Instance
+from passes.structures.types import Boundary, Crossing, Instance, SearchResult
 from passes.structures.view import PASSING_OPS, GraphView, modules_of
 from passes.suggest import nearest
 
 __all__ = ["find_modules", "find_nodes", "name_of"]
 
 SHOWN: Final = 6
-"""Names of what is there instead that are written out."""
+"""How many names of other nodes or modules a message lists."""
 
 
-def find_nodes(view: GraphView, kind: str, pattern: str, label: Callable[[NodeProto], str]) -> Found:
-    """The nodes whose `label` matches the glob `pattern`, each as a structure by itself."""
+def find_nodes(view: GraphView, kind: str, pattern: str, label: Callable[[NodeProto], str]) -> SearchResult:
+    """The nodes whose `label` matches the glob `pattern`, each as one structure."""
     chosen = [node for node in view.nodes if label(node) and fnmatch.fnmatchcase(label(node), pattern)]
-    alone = (Candidate(node, (node,), (*node.input, *node.output), name=node.name or node.output[0]) for node in chosen)
-    instances = instances_of(kind, alone, view)
+    singles = (
+        Candidate(node, (node,), (*node.input, *node.output), name=node.name or node.output[0]) for node in chosen
+    )
+    instances = instances_of(kind, singles, view)
     if instances:
-        return Found(instances)
+        return SearchResult(instances)
     if chosen:
-        return Found((), f"{len(chosen)} of them, but all compute a constant, which may be folded")
+        return SearchResult((), f"{len(chosen)} of them, but all compute a constant, which may be folded")
     labels = Counter(name for node in view.nodes if (name := label(node)))
-    there = ", ".join(f"{count} {name}" if count > 1 else name for name, count in labels.most_common(SHOWN))
+    others = ", ".join(f"{count} {name}" if count > 1 else name for name, count in labels.most_common(SHOWN))
     more = " …" if len(labels) > SHOWN else ""
-    return Found((), f"{there}{more}{nearest(pattern, labels)}" if labels else "nodes without names")
+    return SearchResult((), f"{others}{more}{nearest(pattern, labels)}" if labels else "nodes without names")
 
 
 def name_of(node: NodeProto) -> str:
     return node.name
 
 
-def find_modules(view: GraphView, kind: str, pattern: str) -> Found:
-    """The torch modules whose path matches the glob `pattern`, by the paths that the exporter wrote down.
+def find_modules(view: GraphView, kind: str, pattern: str) -> SearchResult:
+    """The torch modules whose path, in the exporter's metadata, matches the glob `pattern`.
 
-    What crosses a module's boundary stays a value, so no fusion reaches across. Inside, and among mere layout, passes
-    may work.
+    The values that cross a module's boundary are kept, so no fusion reaches across. Inside, and among layout ops,
+    passes may work.
     """
     inside: dict[str, list[NodeProto]] = {}
     for node in view.nodes:
@@ -59,7 +61,7 @@ def find_modules(view: GraphView, kind: str, pattern: str) -> Found:
         if boundary is not None:
             pins, loose = _pins(view, boundary)
             instances.append(Instance(kind, path, path, (), pins, loose, boundary=boundary))
-    return Found(tuple(instances), "" if instances else _other_modules(list(inside), pattern))
+    return SearchResult(tuple(instances), "" if instances else _other_modules(list(inside), pattern))
 
 
 def _other_modules(paths: list[str], pattern: str) -> str:
@@ -72,10 +74,10 @@ def _other_modules(paths: list[str], pattern: str) -> str:
 
 
 def _boundary_of(view: GraphView, nodes: list[NodeProto]) -> Boundary | None:
-    """Where the part of the graph that `nodes` are begins and ends; None if it computes nothing but constants."""
+    """The boundary of the part of the graph that `nodes` form; None if it computes only constants."""
     made = {name for node in nodes for name in node.output}
     origins = {view.behind(name, PASSING_OPS) for node in nodes for name in node.input if name not in made}
-    # Passes may merge layout across a boundary, so what goes in is taken from before it was rearranged.
+    # Passes may merge layout ops across a boundary, so inputs are taken from before the layout.
     outputs = _crossings(view, (name for node in nodes for name in node.output), made, inwards=False)
     inputs = _crossings(view, sorted(origins - made), made, inwards=True)
     if not outputs:
@@ -84,7 +86,7 @@ def _boundary_of(view: GraphView, nodes: list[NodeProto]) -> Boundary | None:
 
 
 def _crossings(view: GraphView, values: Iterable[str], made: set[str], *, inwards: bool) -> tuple[Crossing, ...]:
-    """Those of `values` that are data, can be pinned, and are read on the other side, by a node that computes."""
+    """Those of `values` that are data, can be pinned, and are read by a computing node on the other side."""
     crossings = []
     for name in values:
         node = view.producers.get(name)
@@ -98,7 +100,7 @@ def _crossings(view: GraphView, values: Iterable[str], made: set[str], *, inward
 
 
 def _reads(view: GraphView, name: str, made: set[str]) -> Iterator[tuple[str, bool]]:
-    """The values as which `name` is read behind layout, each with whether a node that `made` the part reads it."""
+    """The values behind layout ops as which nodes read `name`, each with whether the reader is inside the part."""
     if any(name == info.name for info in view.model.proto.graph.output):
         yield name, False
     for reader in view.consumers.get(name, []):
@@ -109,14 +111,14 @@ def _reads(view: GraphView, name: str, made: set[str]) -> Iterator[tuple[str, bo
 
 
 def _pins(view: GraphView, boundary: Boundary) -> tuple[tuple[ValueInfoProto, ...], tuple[ValueInfoProto, ...]]:
-    """What to hold visible: each value as it is computed or, once that is gone, as it is read."""
+    """The pins: each value where it is computed, and, for the second choice, where it is read."""
     pairs = [(one.value, read) for one in (*boundary.inputs, *boundary.outputs) for read in one.read_as]
     known = [pair for pair in pairs if len(pins_at(pair, view)) == len(set(pair))]
     return tuple(view.types[value] for value, _ in known), tuple(view.types[read] for _, read in known)
 
 
 def _is_size(view: GraphView, name: str) -> bool:
-    """Whole numbers of rank 0 or 1 are sizes and places, which passes compute in other ways."""
+    """Whether a value is an integer of rank 0 or 1: a size or an index, which passes compute in other ways."""
     dims, info = view.dims(name), view.types.get(name)
     whole = info is not None and info.type.tensor_type.elem_type in (TensorProto.INT64, TensorProto.INT32)
     return whole and dims is not None and len(dims) < 2

@@ -1,4 +1,4 @@
-"""Which nodes of the exported model an instance of a structure is made of: for who wants to show it."""
+"""The nodes of the exported model that an instance of a structure consists of, for drawings."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from onnx import NodeProto
 from passes.structures.types import Boundary, CoreNode, Instance
 from passes.structures.view import LAYOUT_OPS, GraphView, op_of
 
-__all__ = ["between", "extent_of", "is_data"]
+__all__ = ["is_data", "nodes_between", "subgraph_of"]
 
 HOPS: Final = 12
-"""How far apart two nodes of one structure may be."""
+"""The longest path between two nodes of one structure."""
 
 GAP: Final = 4
-"""Nodes that may lie between two others for them to count as part of it."""
+"""The longest path between two nodes whose inner nodes belong to the structure too."""
 
 
-def extent_of(instance: Instance, view: GraphView) -> list[NodeProto]:
-    """The nodes that compute with data, in graph order; what only makes a constant is left out.
+def subgraph_of(instance: Instance, view: GraphView) -> list[NodeProto]:
+    """The data nodes of `instance`, in graph order; nodes that compute constants are left out.
 
-    With a core they are its nodes, with a boundary those inside. Else they are the nodes at the pins, down to where the
-    ways of the pins meet: of Q, K and V the attention.
+    With a core they are its nodes, with a boundary those inside. Otherwise they are the nodes at the pins, down to the
+    node where the paths from the pins meet: for Q, K and V the attention.
     """
     if instance.boundary is not None:
         return _sort(_inside(instance.boundary, view), view)
@@ -32,18 +32,18 @@ def extent_of(instance: Instance, view: GraphView) -> list[NodeProto]:
     seeds = [view.producers[name] for name in pinned if name in view.producers]
     if instance.core is not None:
         seeds += _core(instance.core.last, view.producers.get(instance.core.value), view)
-        return between(seeds, view)
+        return nodes_between(seeds, view)
     starts = [view.producers[one.name] for one in instance.pins if one.name in view.producers]
-    return between([*seeds, *_meeting(starts, view)], view, HOPS)
+    return nodes_between([*seeds, *_meeting(starts, view)], view, HOPS)
 
 
 def is_data(node: NodeProto, view: GraphView) -> bool:
-    """Whether `node` computes with data, and not from constants alone."""
+    """Whether `node` computes with data, not only from constants."""
     return not view.folded.issuperset(name for name in node.output if name)
 
 
-def between(nodes: Iterable[NodeProto], view: GraphView, hops: int = GAP) -> list[NodeProto]:
-    """`nodes`, and the data nodes on ways of at most `hops` nodes from one of them to another, in graph order."""
+def nodes_between(nodes: Iterable[NodeProto], view: GraphView, hops: int = GAP) -> list[NodeProto]:
+    """`nodes`, and the data nodes on paths of at most `hops` nodes from one of them to another, in graph order."""
     chosen = {_id(node): node for node in nodes if is_data(node, view)}
     ahead = _reach(chosen.values(), lambda node: _readers(node, view), hops)
     behind = _reach(chosen.values(), lambda node: _makers(node, view), hops)
@@ -84,7 +84,7 @@ def _core(core: CoreNode, node: NodeProto | None, view: GraphView) -> list[NodeP
 
 
 def _meeting(starts: list[NodeProto], view: GraphView) -> list[NodeProto]:
-    """The first node that depends on all of `starts`, with the layout behind it; none if it is far away."""
+    """The first node that depends on all of `starts`, with the layout ops behind it; none if it is far away."""
     if len(starts) < 2:
         return []
     reached = [set(_reach([start], lambda one: _readers(one, view), HOPS)) for start in starts]
@@ -121,5 +121,5 @@ def _readers(node: NodeProto, view: GraphView) -> list[NodeProto]:
 
 
 def _id(node: NodeProto) -> str:
-    """Values have one maker, so what a node makes first names it."""
+    """The first output of a node, which identifies it, as each value has one maker."""
     return next((name for name in node.output if name), "")

@@ -1,4 +1,4 @@
-"""What is known of a structure, as data: all that finders and checkers share."""
+"""The data that finders and checkers of structures share."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ __all__ = [
     "Core",
     "CoreNode",
     "Crossing",
-    "Found",
     "Instance",
     "KeptWeight",
+    "SearchResult",
     "Wiring",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class KeptWeight:
-    """A weight matrix that has to be there in the end, bit for bit; `name` is that of the stored tensor.
+    """A weight matrix that the final model must contain, bit for bit; `name` is that of the stored tensor.
 
-    `digests` are those of the matrix as it was and of its transpose: an optimizer may fold a Transpose into it.
+    `digests` are those of the matrix and of its transpose: an optimizer may fold a Transpose into it.
     """
 
     role: str
     name: str
     digests: frozenset[str]
     rounded: Sums | None = None
-    """Of a matrix that is computed from stored tensors: its numbers to rounding, which is all that folding keeps."""
+    """For a matrix computed from stored tensors: sums that identify it up to rounding, as folding may round."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoreNode:
-    """A node that makes a structure what it is, as it is known without its name."""
+    """A node that defines a structure, described without its name."""
 
     ops: frozenset[str]
-    """`Softmax`, or `com.microsoft.Gelu`; several where one may stand for another (MatMul, Gemm)."""
+    """`Softmax`, or `com.microsoft.Gelu`; several where one may replace another (MatMul, Gemm)."""
     attributes: frozenset[tuple[str, object]]
     weights: tuple[frozenset[str], ...]
     """For each weight that it reads, the digests that count as that weight."""
     reads: tuple[CoreNode, ...]
-    """The core nodes that it is computed from, through nothing but layout."""
+    """The core nodes that it is computed from, through layout ops only."""
     computed: int = 0
-    """How many of its inputs have to be computed and not constant."""
+    """How many of its inputs must not be constant."""
     allow_gaps: bool = False
-    """`reads` may be `MOST_HOPS` nodes away: a scale, a mask or a bias between them is not the structure's."""
+    """Whether `reads` may be up to `MOST_HOPS` nodes away, with a scale, a mask or a bias in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """What of an instance has to stand.
+    """The nodes of an instance that a model must keep.
 
-    `value` is what the last core node makes. `copies`, which the checker fills in, counts the nodes of the exported
-    model that look like `last`: one for each instance with such a core, and others may look alike by chance.
+    `value` is the output of the last core node. `copies`, which the checker fills in, counts the nodes of the exported
+    model that look like `last`: one for each instance with such a core, and others that look alike by chance.
     """
 
     last: CoreNode
@@ -70,7 +70,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A value that crosses a boundary: as it is computed, and as it is read, with nothing but layout in between."""
+    """A value that crosses a boundary: its name where it is computed, and where it is read, behind layout ops only."""
 
     value: str
     read_as: tuple[str, ...]
@@ -78,7 +78,7 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Where a part of the graph begins and ends.
+    """The values at which a part of the graph begins and ends.
 
     `sources`, which the checker fills in, are the graph inputs that `outputs` were computed from without passing
     through `inputs`.
@@ -91,10 +91,10 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """How the kept matrices of an instance come to the products of two computed values, in the exported model.
+    """How the kept matrices of an instance reach the products of two computed values, in the exported model.
 
-    `company` has for each matrix, and each operand of such a product that it comes to, how many matrices come there
-    that belong to no instance. `strangers` counts the operands in the whole model that no kept matrix comes to.
+    For each matrix, and each operand of such a product that it reaches, `company` counts the matrices of no instance
+    that reach it too. `strangers` counts the operands in the whole model that no kept matrix reaches.
     """
 
     company: tuple[tuple[int, ...], ...]
@@ -103,7 +103,7 @@ class Wiring:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One occurrence of a structure in the model as it was exported."""
+    """One occurrence of a structure in the exported model."""
 
     kind: str
     name: str
@@ -111,11 +111,11 @@ class Instance:
     """Torch module path from the exporter's metadata; empty where there is none."""
     weights: tuple[KeptWeight, ...]
     pins: tuple[onnx.ValueInfoProto, ...]
-    """The values to hold visible across a pass, with the types that graph outputs need."""
+    """The values to pin during a pass, with the types that graph outputs need."""
     relaxed_pins: tuple[onnx.ValueInfoProto, ...] = ()
-    """Values a little further on, behind which a pass may do more; it may also do too much, so they come second."""
+    """Values a little further downstream, the second choice: with them a pass may do more, and also too much."""
     wide_pins: tuple[onnx.ValueInfoProto, ...] = ()
-    """Values further on still, for a step that can leave out what is known to break this kind of structure."""
+    """Values still further downstream, for a step without the passes that are known to break this kind."""
     core: Core | None = None
     wiring: Wiring | None = None
     """Filled in by the checker."""
@@ -123,18 +123,18 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The instances of a kind, and what was seen instead where there are none."""
+class SearchResult:
+    """The instances of a kind; where there are none, `instead` says what the model has."""
 
     instances: tuple[Instance, ...]
     instead: str = ""
 
 
 MOST_HOPS: Final = 10
-"""How many nodes may lie between two core nodes that allow gaps."""
+"""The most nodes between two core nodes that allow gaps."""
 
 MOST_COMPUTED: Final = 2**16
-"""Numbers of a tensor that a constant is computed from, for its digest to be that of the numbers: scales and biases."""
+"""The largest tensor, in numbers, from which a constant is computed to be digested: scales and biases."""
 
 CAST_TO: Final = ">"
-"""Stands in a digest before the ONNX dtype that the tensor is cast to."""
+"""Precedes, in a digest, the ONNX dtype that the tensor is cast to."""

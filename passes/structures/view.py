@@ -1,4 +1,4 @@
-"""A read-only index over a graph, for finders: who makes a value, who reads it, and which constant stands behind it."""
+"""A read-only index over a graph, for finders: the maker and readers of a value, and the constant behind it."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ CARRIED: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("ScatterElements", "ScatterND"), (0, 2)),
     "Where": (1, 2),
 }
-"""Op → the places of the inputs that carry data, where these are not all of them."""
+"""Op → the positions of the inputs that carry data, where not all do."""
 
 LAYOUT_OPS = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
-"""Ops that only re-arrange their first input, or change its type."""
+"""Ops that only rearrange their first input, or change its type."""
 
 SAME_OPS = frozenset({"Identity", "Cast", "CastLike", "Dropout"})
-"""Ops whose first output is their first input, as far as a finder is concerned."""
+"""Ops whose first output a finder treats as their first input."""
 
 PASSING_OPS = LAYOUT_OPS | SAME_OPS
 
 Stop = Callable[[NodeProto], bool]
-"""Says of a node that a walk ends there."""
+"""Returns whether a walk stops at a node."""
 
 SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 
 
 class GraphView:
-    """Indexes `model.proto.graph` once; holds references, copies nothing.
+    """Indexes `model.proto.graph` once, without copies.
 
     With `body`, a graph inside of one of the nodes of `outer`, it indexes that together with all graphs around it: a
-    body may read what is made outside, and names are unique on the way in.
+    body may read outer values, and names are unique along the nesting.
     """
 
     def __init__(self, model: DetachedModel, body: GraphProto | None = None, outer: GraphView | None = None) -> None:
@@ -67,7 +67,7 @@ class GraphView:
         self.body = body
         self._outer = outer
         self.own: list[NodeProto] = list(graph.node)
-        """The nodes of this very graph, without those around it."""
+        """The nodes of this graph alone, without those around it."""
         self.nodes: list[NodeProto] = [*(outer.nodes if outer else ()), *self.own]
         self.initializers: dict[str, TensorProto] = dict(outer.initializers) if outer else {}
         self.initializers.update((tensor.name, tensor) for tensor in graph.initializer)
@@ -78,7 +78,7 @@ class GraphView:
                 self.consumers[name].append(node)
 
     def inner_views(self) -> Iterator[GraphView]:
-        """A view of each graph inside of this one's own nodes: branches of If, bodies of Loop and Scan, and so on."""
+        """A view of each graph inside of this graph's nodes: branches of If, bodies of Loop and Scan, and so on."""
         for node in self._inferred.node:
             for attribute in node.attribute:
                 for body in bodies_of(attribute):
@@ -88,17 +88,17 @@ class GraphView:
 
     @cached_property
     def _inferred(self) -> GraphProto:
-        """This graph with all types that inference can reach, also in the graphs inside of its nodes."""
+        """This graph with all inferred types, also in the graphs inside of its nodes."""
         if self.body is not None:
             return self.body  # it was taken from an inferred graph
         try:
             return onnx.shape_inference.infer_shapes(self.model.proto, data_prop=True).graph
-        except Exception:  # a model that inference cannot read still has the types that it came with
+        except Exception:  # without inference, the model still has its own types
             return self.model.proto.graph
 
     @cached_property
     def types(self) -> dict[str, ValueInfoProto]:
-        """The inferred type and shape of every value that inference can reach."""
+        """The type and shape of every value for which inference has one."""
         types = dict(self._outer.types) if self._outer is not None else {}
         graph = self._inferred
         types.update((info.name, info) for info in (*graph.value_info, *graph.output, *graph.input))
@@ -114,7 +114,7 @@ class GraphView:
 
     @cached_property
     def folded(self) -> set[str]:
-        """Values that are constant, or computed from constants alone: an optimizer may make a tensor of each."""
+        """Values that are constant, or computed from constants alone: an optimizer may fold them."""
         fixed = {"", *self.initializers}
         for node in self.nodes:
             inputs = [name for name in node.input[:1] if name] if node.op_type == "CastLike" else node.input
@@ -139,7 +139,7 @@ class GraphView:
         return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims)
 
     def weight_behind(self, name: str) -> TensorProto | None:
-        """The initializer that `name` is, or is a mere re-layout of; None if it is computed."""
+        """The initializer that `name` is, behind layout ops only; None if it is computed."""
         return self.initializers.get(self.behind(name, LAYOUT_OPS))
 
     def is_constant(self, name: str) -> bool:
@@ -147,11 +147,11 @@ class GraphView:
         return self.weight_behind(name) is not None or (node is not None and node.op_type == "Constant")
 
     def source(self, name: str) -> str:
-        """The value that `name` is but for its type: seen through Identity, Cast and Dropout."""
+        """The value behind `name`, seen through Identity, Cast and Dropout."""
         return self.behind(name, SAME_OPS)
 
     def behind(self, name: str, ops: Collection[str]) -> str:
-        """The value that `name` is made of by nothing but nodes of a type in `ops`, along their first inputs."""
+        """The value behind `name`, seen through the first inputs of nodes whose type is in `ops`."""
         node = self.producers.get(name)
         while node is not None and node.op_type in ops and node.output[0] == name:
             name = node.input[0]
@@ -187,7 +187,7 @@ class GraphView:
         return np.asarray(self.model.array(tensor)).ravel()
 
     def scalar(self, name: str) -> float | None:
-        """The one number that `name` holds; None if it is computed, or holds more."""
+        """The number that `name` holds; None if it is computed, or not a single number."""
         numbers = self.numbers(name)
         if numbers is None or numbers.size != 1 or numbers.dtype.kind not in "fiu":
             return None
@@ -195,7 +195,7 @@ class GraphView:
 
     @cached_property
     def position(self) -> dict[str, int]:
-        """For each value that a node makes, where that node stands."""
+        """Value → the position of the node that makes it."""
         return {name: at for at, node in enumerate(self.nodes) for name in node.output if name}
 
     def upstream(self, name: str, through: frozenset[str], until: Stop = lambda _: False) -> Iterator[NodeProto]:
@@ -219,7 +219,7 @@ class GraphView:
     def downstream(
         self, name: str, through: frozenset[str], until: Stop = lambda _: False
     ) -> Iterator[tuple[NodeProto, str]]:
-        """Nodes that read what follows from `name`, nearest first, each with the value by which it is reached."""
+        """Nodes that depend on `name`, nearest first, each with the value by which it is reached."""
         seen: set[str] = set()
         front = [name]
         while front:
@@ -240,14 +240,14 @@ def op_of(node: NodeProto) -> str:
 
 
 def carried_inputs(node: NodeProto) -> list[str]:
-    """The inputs that carry data on, without those that only say how: shapes, indices, conditions, scales."""
+    """The inputs that carry data on, without parameters: shapes, indices, conditions, scales."""
     places = CARRIED.get(node.op_type)
     names = node.input if places is None else [node.input[at] for at in places if at < len(node.input)]
     return [name for name in names if name]
 
 
 def attribute_of(node: NodeProto, name: str, default: Any = None) -> Any:
-    """The value of an attribute; `default` where the node does not say it."""
+    """The value of an attribute; `default` if the node does not have it."""
     return next((onnx.helper.get_attribute_value(one) for one in node.attribute if one.name == name), default)
 
 

@@ -1,12 +1,12 @@
-"""Does attention still read the products with the kept matrices, and no others in their place?
+"""Check that attention still reads the products with the kept matrices, and no others in their place.
 
-A product that is computed and changes nothing keeps its matrix in the model, and says nothing of what attention reads.
-So this looks from the other side: at each *join*, a product of two computed values or an attention operator, it asks
-which matrices its operands were multiplied with last. In the exported model that says how many others each kept matrix
-meets there, nearly always none. A merged product beside the old one is one more, whatever the old
-one is multiplied with; a join that reads a merged product alone is one more operand without any kept matrix.
+A product that is computed but has no effect keeps its matrix in the model, so its presence does not prove that
+attention reads it. So this check starts from each *join*, a product of two computed values or an attention operator,
+and finds the matrices that its operands were multiplied with last. In the exported model that gives the number of
+others that each kept matrix meets there, nearly always none. A merged product beside the old one is one more; a join
+that reads only a merged product is one more operand without any kept matrix.
 
-Shares no code with the finders, and knows of attention no more than that it multiplies two computed values.
+It shares no code with the finders, and knows only that attention multiplies two computed values.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from passes.graph.traversal import bodies_of, every_node, live_nodes, reads_of
 from passes.structures.types import Instance, Wiring
 from passes.weights.detached import DetachedModel
 
-__all__ = ["bypassed_projections", "with_wiring"]
+__all__ = ["find_bypassed_projections", "with_wiring"]
 
 
 def with_wiring(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
-    """`instances` of the exported `model`, each with how its matrices come to the joins there."""
+    """`instances` of the exported `model`, each with how its matrices reach the joins there."""
     if not instances:
         return ()
     joins = _Joins(model, _digests(instances))
@@ -38,10 +38,10 @@ def with_wiring(instances: Sequence[Instance], model: DetachedModel) -> tuple[In
     )
 
 
-def bypassed_projections(
+def find_bypassed_projections(
     instances: Sequence[Instance], model: DetachedModel, lost: Mapping[str, str]
 ) -> dict[str, str]:
-    """Instance name → why attention does not read what its matrices make, of those that are not `lost` anyway."""
+    """Instance name → why attention does not read its projections, of the instances that are not `lost` anyway."""
     wired = [(one, one.wiring) for one in instances if one.wiring is not None]
     standing = [(one, wiring) for one, wiring in wired if one.name not in lost]
     if not standing:
@@ -73,7 +73,7 @@ def _digests(instances: Iterable[Instance]) -> Iterator[str]:
 
 
 class _Joins:
-    """For each operand of a join the matrices that it was multiplied with last, as the bits of a mask.
+    """The operands of all joins, each as the bit mask of the matrices that it was multiplied with last.
 
     Args:
         kept: the digests of all kept matrices.
@@ -100,19 +100,19 @@ class _Joins:
         self._company = self._count_company()
 
     def mask_of(self, digests: Iterable[str]) -> int:
-        """The bits of the matrices with these digests; those that nothing is multiplied with have none."""
+        """The bits of the matrices with these digests; a matrix that no product reads has none."""
         mask = 0
         for digest in digests:
             mask |= self._bits.get(digest, 0)
         return mask
 
     def company_of(self, digests: Iterable[str]) -> tuple[int, ...]:
-        """For each operand that the matrix with one of `digests` comes to, how many others do that are not kept."""
+        """For each operand that the matrix with one of `digests` reaches, how many not kept do too."""
         bits = {self._bits[digest] for digest in digests if digest in self._bits}
         return tuple(others for bit in bits for others in self._company.get(bit, ()))
 
     def _count_company(self) -> dict[int, list[int]]:
-        """By the bit of a kept matrix, for each operand that it comes to how many others do."""
+        """Bit of a kept matrix → for each operand that it reaches, how many not kept do too."""
         company: dict[int, list[int]] = defaultdict(list)
         for operand in self._operands:
             own = operand & self._kept
@@ -123,7 +123,7 @@ class _Joins:
         return company
 
     def strangers(self) -> list[int]:
-        """The operands that no kept matrix comes to."""
+        """The operands that no kept matrix reaches."""
         return [operand for operand in self._operands if not operand & self._kept]
 
     def sources_of(self, mask: int) -> set[str]:
@@ -131,7 +131,7 @@ class _Joins:
         return {name for bit, names in self._sources.items() if bit & mask for name in names}
 
     def _visit(self, node: NodeProto) -> int | None:
-        """The mask of what `node` makes; None for a constant."""
+        """The mask of the outputs of `node`; None for a constant."""
         read = reads_of(node)
         has_body = any(map(bodies_of, node.attribute))
         if self._constants.issuperset(read) and not has_body and node.op_type not in RANDOM_OPS:
@@ -159,8 +159,10 @@ class _Joins:
         return matrix | addend
 
     def _product_at(self, node: NodeProto) -> NodeProto | None:
-        """What multiplies matrices where `node` does: the node itself, or the Mul of a product that is spelled as a sum
-        of products; but no square, which norms add up."""
+        """The node that multiplies matrices: `node` itself, or the Mul of a product written as a sum of products.
+
+        A square, as in norms, is none.
+        """
         if node.op_type in PRODUCTS or node.domain not in ("", "ai.onnx") or "Attention" in node.op_type:
             return node
         maker = self._makers.get(self._behind_layout(node.input[0])) if node.op_type in SUMS else None
@@ -195,7 +197,7 @@ class _Joins:
         return self._model.digest(tensor) if mixes else ""
 
     def _multiplied_inside(self, node: NodeProto) -> int:
-        """The bits of the constants that products in the bodies of `node` read: of each its name there."""
+        """The bits of the constants that products in the bodies of `node` read."""
         mask = 0
         for body in (body for attribute in node.attribute for body in bodies_of(attribute)):
             constants = {*self._constants, *(tensor.name for tensor in body.initializer)} - {""}
@@ -233,9 +235,9 @@ PRODUCTS: Final = frozenset(
 CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv"})
 
 JOINS: Final = frozenset({"MatMul", "Gemm", "Einsum", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "Mul"})
-"""Ops that join two values where both are computed, a Mul that is summed up among them; any Attention does, too."""
+"""Ops that join two computed values, including a Mul whose result is summed; so does any Attention."""
 
 SUMS: Final = frozenset({"ReduceSum", "ReduceMean", "CumSum", "AveragePool", "GlobalAveragePool", "LpPool", "ReduceL1"})
 
 ARRANGING: Final = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
-"""What may stand between a stored matrix, or the value that it is multiplied with, and the product."""
+"""Ops that may be between a stored matrix, or the value that it is multiplied with, and the product."""

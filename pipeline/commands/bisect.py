@@ -12,7 +12,17 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from passes.bisect import BUDGET_S, Breakdown, Deviation, Fault, Finding, Loss, bisect, finding_as_data, finding_text
+from passes.bisect import (
+    BUDGET_S,
+    Bisection,
+    Breakdown,
+    Deviation,
+    Fault,
+    Loss,
+    bisect,
+    bisection_as_data,
+    bisection_text,
+)
 from passes.context import PassContext, limit_runs, open_context
 from passes.policy.policy import unknown_structure
 from passes.recipe.recipe import steps_of
@@ -88,10 +98,10 @@ def bisect_model(
             finding = bisect(source, steps, fault, bench, skip=skip or (), budget_s=budget_s, observer=progress)
             written = _write(finding, out, model, file)
     if as_json:
-        data = {"format_version": FORMAT_VERSION, **finding_as_data(finding, written)}
+        data = {"format_version": FORMAT_VERSION, **bisection_as_data(finding, written)}
         typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
     else:
-        print_styled(finding_text(finding, written), STYLES)
+        print_styled(bisection_text(finding, written), STYLES)
     if finding.culprit is None:
         raise typer.Exit(NOTHING)
 
@@ -169,8 +179,8 @@ def _fault(lost: str | None, error: float | None, source: DetachedModel, bench: 
     return Breakdown() if error is None else Deviation.of(error, source, bench)
 
 
-def _write(finding: Finding, out: Path | None, model: Path, source: Path) -> str:
-    """Write the smallest model, never over the `source`; return its file, empty where there is none.
+def _write(finding: Bisection, out: Path | None, model: Path, source: Path) -> str:
+    """Write the smallest model, which is never written over the `source`; returns its file, empty where there is none.
 
     Raises:
         UsageError: it cannot be written.

@@ -52,7 +52,7 @@ Count = int | tuple[int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class CallSignature:
+class EmitterSignature:
     """How many inputs and outputs a call has, and its checks."""
 
     checks: tuple[Check, ...]
@@ -60,8 +60,8 @@ class CallSignature:
     outputs: Count
 
 
-def signature(*checks: Check, inputs: Count = 1, outputs: Count = 1) -> CallSignature:
-    return CallSignature(checks, inputs, outputs)
+def signature(*checks: Check, inputs: Count = 1, outputs: Count = 1) -> EmitterSignature:
+    return EmitterSignature(checks, inputs, outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class KernelKind:
 
     kind: Kind
     schema: str
-    signature: CallSignature
+    signature: EmitterSignature
     inplace: tuple[int, ...]
     """Inputs whose storage output 0 may take when they die. The planner asks for the same shape and dtype, so a
     broadcast input and a comparison's operands drop out by themselves."""
@@ -101,7 +101,7 @@ class KernelKind:
 
 def kind(
     number: Kind,
-    values: CallSignature,
+    values: EmitterSignature,
     layout: str = "",
     *,
     inplace: tuple[int, ...] = (),

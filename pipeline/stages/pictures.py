@@ -10,7 +10,7 @@ from passes.model.analysis import AnalyzedModel
 from passes.provenance import Descendants
 from passes.run.result import PassRow, PassRun, Status
 from passes.structures import Instance
-from passes.structures.subgraph import between, extent_of
+from passes.structures.subgraph import nodes_between, subgraph_of
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 from pipeline.report import Drawing, Pictures, StructurePicture
@@ -56,7 +56,7 @@ class _Album:
     """By the id of a view in this album."""
 
     def picture(self, instance: Instance) -> StructurePicture:
-        before = draw(extent_of(instance, self.source), self.source, instance)
+        before = draw(subgraph_of(instance, self.source), self.source, instance)
         picture = StructurePicture(instance.kind, instance.name, before, self._later(instance, self.final))
         author, model = self.broken.get(f"{instance.kind} {instance.name}", ("", None))
         if model is None:
@@ -73,5 +73,5 @@ class _Album:
         """Draw the descendants of `instance` in a later model; None if it has none."""
         if id(view) not in self.descendants:
             self.descendants[id(view)] = Descendants(view.nodes)
-        descendants = self.descendants[id(view)].of(extent_of(instance, self.source))
-        return draw(between(descendants, view), view, instance) if descendants else None
+        descendants = self.descendants[id(view)].of(subgraph_of(instance, self.source))
+        return draw(nodes_between(descendants, view), view, instance) if descendants else None

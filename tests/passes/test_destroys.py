@@ -104,4 +104,4 @@ def test_destroys(name: str, rows: tuple[CatalogEntry, ...], bench: PassContext)
     ran = [isolate_pass(row, rows).apply(detached(model), bench) for row in rows if row.bare == name]
     structure = structure_of(kind)
     assert structure is not None
-    assert any(structure.lost(instances, after) for after in ran)
+    assert any(structure.find_lost(instances, after) for after in ran)

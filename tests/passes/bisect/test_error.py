@@ -10,7 +10,7 @@ import onnx
 import onnxoptimizer
 import pytest
 
-from passes.bisect import Deviation, Finding, bisect
+from passes.bisect import Bisection, Deviation, bisect
 from passes.context import PassContext
 from passes.errors import ModelError
 from passes.recipe.recipe import RecipeItem, steps_of
@@ -49,7 +49,7 @@ def forget(model):
 SUM = "g (float[4] x) => (float[4] y) { h = Relu (x) a = Add (h, one) b = Add (a, other) y = Sigmoid (b) }"
 
 
-def find(model: DetachedModel, recipe: list[RecipeItem], tolerance: float, bench: PassContext) -> Finding:
+def find(model: DetachedModel, recipe: list[RecipeItem], tolerance: float, bench: PassContext) -> Bisection:
     return bisect(model, steps_of(recipe), Deviation.of(tolerance, model, bench), bench)
 
 

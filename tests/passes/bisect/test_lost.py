@@ -12,7 +12,7 @@ import onnxsim
 import pytest
 from onnx import helper, numpy_helper
 
-from passes.bisect import Finding, Loss, bisect
+from passes.bisect import Bisection, Loss, bisect
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.recipe.recipe import RecipeItem, steps_of
@@ -26,7 +26,7 @@ WIDTH = 32
 
 def find(
     model: DetachedModel, recipe: list[RecipeItem], bench: PassContext, *, lost: str = "qkv", **more: Any
-) -> Finding:
+) -> Bisection:
     return bisect(model, steps_of(recipe), Loss.of(lost, model), bench, **more)
 
 
@@ -39,7 +39,7 @@ def loses_qkv(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
     structure = structure_of("qkv")
     assert structure is not None
     instances = structure.find(detached(before)).instances
-    return bool(instances) and bool(structure.lost(instances, detached(after)))
+    return bool(instances) and bool(structure.find_lost(instances, detached(after)))
 
 
 def test_the_pass_of_the_default_set_that_merges_q_k_and_v(bench: PassContext, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import onnx
 
 from passes.bisect import bisect
 from passes.bisect.faults import Fault, Run, Sighting
-from passes.bisect.replay import Made, Runs, join_blocks, route
+from passes.bisect.replay import Runs, StepOutcome, join_blocks, replay
 from passes.bisect.search import HIDDEN
 from passes.context import PassContext
 from passes.external.onnxoptimizer import OnnxOptimizerPasses, default_set
@@ -22,12 +22,12 @@ class CastWithoutIdentity(Fault):
     description = "a Cast without an Identity"
     not_found_message = "nothing"
 
-    def observe(self, made: Made) -> Sighting | None:
+    def observe(self, made: StepOutcome) -> Sighting | None:
         ops = {node.op_type for node in made.model.proto.graph.node}
         return Sighting("a Cast is alone") if "Cast" in ops and "Identity" not in ops else None
 
     def reproduces(self, part: DetachedModel, run: Run) -> bool:
-        return self.observe(Made(part)) is None and self.observe(run(part)) is not None
+        return self.observe(StepOutcome(part)) is None and self.observe(run(part)) is not None
 
 
 TEXT = "g (float[4] x) => (float[4] y) { a = Relu (x) b = Identity (a) c = Cast <to = 1> (b) y = Neg (c) }"
@@ -69,8 +69,8 @@ def test_passes_in_one_call_make_what_they_make_one_at_a_time(bench: PassContext
     runs = Runs(bench)
     ends = []
     for together in (True, False):
-        *_, last = route(join_blocks(steps_of(["default"])), source, runs, together=together)
-        ends.append(canonical_digest(last.made.model))
+        *_, last = replay(join_blocks(steps_of(["default"])), source, runs, together=together)
+        ends.append(canonical_digest(last.outcome.model))
     assert ends[0] == ends[1] != canonical_digest(source)
     assert runs.count == 1 + len(default_set())
 

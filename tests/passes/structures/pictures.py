@@ -55,7 +55,7 @@ def found(kind: str, model: onnx.ModelProto) -> tuple[Instance, ...]:
 def lost(kind: str, instances: tuple[Instance, ...], model: onnx.ModelProto) -> dict[str, str]:
     structure = structure_of(kind)
     assert structure is not None
-    return structure.lost(instances, detached(model))
+    return structure.find_lost(instances, detached(model))
 
 
 def run(

@@ -184,7 +184,7 @@ def test_a_decoy_keeps_nothing(case: str) -> None:
     expected, got = (Session.of(detached(one)).run(feeds)["y"] for one in (source, model))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)  # it is the same model in other words
     instances = QKV.find(detached(source)).instances
-    assert list(QKV.lost(instances, detached(model))) == LOST
+    assert list(QKV.find_lost(instances, detached(model))) == LOST
 
 
 APART = "qa = MatMul (h, wq) ka = MatMul (h, wk) va = MatMul (h, wv)"
@@ -219,7 +219,7 @@ HARMLESS = {
 @pytest.mark.parametrize("case", HARMLESS)
 def test_what_stands_around_the_products_is_no_decoy(case: str) -> None:
     instances = QKV.find(detached(attention())).instances
-    assert list(QKV.lost(instances, detached(block(*HARMLESS[case])))) == []
+    assert list(QKV.find_lost(instances, detached(block(*HARMLESS[case])))) == []
 
 
 @dataclass(frozen=True, slots=True)

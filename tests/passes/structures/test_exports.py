@@ -130,7 +130,7 @@ def test_finds_what_the_tree_of_modules_has(name: str) -> None:
     for kind, instances in found.items():
         assert len({one.name for one in instances}) == len(instances), "a verdict is told by its name"
         assert all(one.module for one in instances if kind != "residual")
-        assert STRUCTURES[kind].lost(instances, view.model) == {}, "the model itself has all that was found"
+        assert STRUCTURES[kind].find_lost(instances, view.model) == {}, "the model itself has all that was found"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_keeps_every_kind_of_a_model(name: str, loses: set[str], merging: list[s
     by_name = run(export.model, bench, recipe, watch=False, skip=merging)
     kept = run(export.model, bench, recipe, keep=[f"{kind}?" for kind in STRUCTURES])
     found = {kind: structure.find(source).instances for kind, structure in STRUCTURES.items()}
-    assert {kind for kind, instances in found.items() if STRUCTURES[kind].lost(instances, free.model)} == loses
+    assert {kind for kind, instances in found.items() if STRUCTURES[kind].find_lost(instances, free.model)} == loses
     assert all(verdict.kept for verdict in kept.structures)
     assert len(kept.structures) == sum(map(len, found.values()))
     assert kept.power.blind == ()

@@ -62,7 +62,7 @@ def test_keeps_what_is_lost_without(case: str, bench: PassContext) -> None:
     instances = found(kind, model)
     free = run(model, bench, ["onnxsim"])
     structure = structure_of(kind)
-    assert structure is not None and structure.lost(instances, free.model)
+    assert structure is not None and structure.find_lost(instances, free.model)
     kept = run(model, bench, ["onnxsim"], keep=[kind])
     verdicts = [verdict for verdict in kept.structures if verdict.kind == kind]
     assert [verdict.kept for verdict in verdicts] == [True] * len(instances)

@@ -17,7 +17,7 @@ QKV = STRUCTURES["qkv"]
 @pytest.mark.parametrize("name", WITH_TRIPLE)
 def test_nothing_is_lost_before_anything_happens(name: str) -> None:
     model = detached(WITH_TRIPLE[name])
-    assert QKV.lost(QKV.find(model).instances, model) == {}
+    assert QKV.find_lost(QKV.find(model).instances, model) == {}
 
 
 def merge(model: onnx.ModelProto) -> None:
@@ -86,7 +86,7 @@ def test_the_checker_sees_what_was_lost(change, lost: list[str]) -> None:
     instances = QKV.find(detached(attention())).instances
     model = attention()
     change(model)
-    assert list(QKV.lost(instances, detached(model))) == lost
+    assert list(QKV.find_lost(instances, detached(model))) == lost
 
 
 def test_a_matrix_may_be_stored_in_the_type_that_it_is_used_in() -> None:
@@ -96,7 +96,7 @@ def test_a_matrix_may_be_stored_in_the_type_that_it_is_used_in() -> None:
         STORED_IN_HALF.replace("32 = Cast <to = 1> (w", "32 = Identity (w"),
         **{name: array.astype(np.float16).astype(np.float32) for name, array in square("wq", "wk", "wv").items()},
     )
-    assert list(QKV.lost(instances, detached(folded))) == []
+    assert list(QKV.find_lost(instances, detached(folded))) == []
 
 
 def test_layers_that_share_their_matrices_need_a_product_each() -> None:
@@ -115,5 +115,5 @@ def test_layers_that_share_their_matrices_need_a_product_each() -> None:
     instances = QKV.find(detached(model)).instances
     assert len(instances) == 2
     broken = model_of(text.replace("MatMul (y0, wk)", "Relu (y0)"), **square("wq", "wk", "wv"))
-    assert list(QKV.lost(instances, detached(model))) == []
-    assert list(QKV.lost(instances, detached(broken))) == ["attention 1"]
+    assert list(QKV.find_lost(instances, detached(model))) == []
+    assert list(QKV.find_lost(instances, detached(broken))) == ["attention 1"]

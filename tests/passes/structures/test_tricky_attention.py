@@ -22,7 +22,7 @@ def test_finds_the_projections_with_their_roles(name: str) -> None:
     (instance,) = found.instances
     assert [weight.role for weight in instance.weights] == ["Q", "K", "V"]
     assert [pin.name for pin in instance.pins] == list(tricky.products or ())
-    assert QKV.lost(found.instances, detached(tricky.model)) == {}
+    assert QKV.find_lost(found.instances, detached(tricky.model)) == {}
 
 
 def test_says_what_is_apart_and_what_is_merged() -> None:

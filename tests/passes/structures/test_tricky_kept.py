@@ -75,7 +75,7 @@ def test_no_merge_passes_for_the_three(name: str) -> None:
     assert tricky.products is not None
     instances = QKV.find(detached(tricky.model)).instances
     for merged in (tricky.products, tricky.products[:2], tricky.products[1:]):
-        (why,) = QKV.lost(instances, detached(joined(tricky.model, merged))).values()
+        (why,) = QKV.find_lost(instances, detached(joined(tricky.model, merged))).values()
         assert why.startswith("no separate product with the matrix of")
 
 
@@ -90,7 +90,7 @@ def test_no_merge_passes_inside_of_a_body(name: str) -> None:
     else:
         nodes = merged.graph.node
     joined_nodes(nodes, ("q0", "k0"))
-    assert list(QKV.lost(instances, detached(merged))) == ["attention 0"]
+    assert list(QKV.find_lost(instances, detached(merged))) == ["attention 0"]
 
 
 def bodies_in(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from passes.structures import structure_of
-from passes.structures.subgraph import extent_of
+from passes.structures.subgraph import subgraph_of
 from passes.structures.view import GraphView
 from pipeline.report import BoxKind, Drawing
 from pipeline.report.subgraph import MOST, draw, node_rows
@@ -17,7 +17,7 @@ def drawn(model, kind: str) -> Drawing:
     structure = structure_of(kind)
     assert structure is not None
     (instance,) = structure.find(view.model).instances
-    return draw(extent_of(instance, view), view, instance)
+    return draw(subgraph_of(instance, view), view, instance)
 
 
 def lines(drawing: Drawing) -> list[str]:
