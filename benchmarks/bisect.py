@@ -82,7 +82,7 @@ def _loses(name: str, small: Path) -> bool:
     assert structure is not None
     library, _, inner = name.rpartition("/")
     made = PLAIN[library](small, inner)
-    return bool(structure.lost(structure.find(detach(onnx.load(small))).instances, detach(made)))
+    return bool(structure.find_lost(structure.find(detach(onnx.load(small))).instances, detach(made)))
 
 
 def _onnxoptimizer(small: Path, name: str) -> onnx.ModelProto:

@@ -107,7 +107,7 @@ def detect(exported: Exported) -> Detection:
         len(found.instances),
         tuple(triple.module for triple in (wanted - seen).elements()),
         tuple(invented),
-        tuple(QKV.lost(found.instances, exported.model)),
+        tuple(QKV.find_lost(found.instances, exported.model)),
         found.instead,
     )
 
