@@ -151,6 +151,7 @@ def _range_of(tensor: torch.Tensor, dtype: str) -> tuple[float, float] | None:
     """The range of the example's values, so that draws look like it: token ids stay below the largest one."""
     if tensor.numel() == 0 or tensor.is_meta:
         return None
+    tensor = tensor.detach()  # one that requires a gradient warns when it becomes a number
     low, high = float(tensor.min()), float(tensor.max())
     if is_float(dtype):
         return (low, high) if low < high else None  # a constant would prove nothing

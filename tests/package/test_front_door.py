@@ -129,7 +129,7 @@ class Attention(nn.Module):
 def test_a_live_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    module, x = Attention().train(), torch.randn(2, 4, 32)
+    module, x = Attention().train(), torch.randn(2, 4, 32, requires_grad=True)
     dynamic = {"export": {"dynamic_shapes": {"x": {0: "batch"}}}, "runtime": {"backends": ["onnxruntime"]}}
     result = onnxline.optimize(module, x, recipe=["fuse_qkv"], keep=["qkv"], settings=dynamic)
     assert result.folder == Path("runs/Attention")
