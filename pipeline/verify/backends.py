@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from passes.load import seconds_to_run
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sessions import Session
-from pipeline.export.arrays import to_numpy
-from pipeline.importers import from_onnx
 from pipeline.ir import Graph
-from pipeline.ir.check import check
 from pipeline.lowering import EMITTERS
-from pipeline.runtime import CompiledProgram, compile_graph
+
+if TYPE_CHECKING:  # torch takes seconds to import, and a run of which nothing has changed does not need it
+    from pipeline.runtime import CompiledProgram
 
 __all__ = ["BACKENDS", "Backend", "Feeds", "Plan", "Shapes", "onnxruntime_runner"]
 
@@ -57,14 +56,18 @@ class Plan:
         Raises:
             Unsupported: an operator that cannot be imported or has no emitter; all are listed.
         """
+        from pipeline.importers import from_onnx
+        from pipeline.runtime import compile_graph
+
         if self._compiled is None or self._shapes != shapes:
             self._compiled = None  # first, to free its storage
             graph = from_onnx(self._path, shapes=shapes, emitters=EMITTERS, trainable=self._trainable)  # import
-            check(graph)
             self._shapes, self._compiled = shapes, (graph, compile_graph(graph))  # lower, plan, bind
         return self._compiled
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        from pipeline.export.arrays import to_numpy
+
         _, program = self.compile_for(shapes_of(feeds))
         return {name: to_numpy(tensor) for name, tensor in program.run(feeds).items()}
 

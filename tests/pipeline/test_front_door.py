@@ -270,3 +270,14 @@ def test_json_of_an_audit_and_of_a_baseline(config_file, onnxline, tmp_path: Pat
     code, said = onnxline("baseline", "check", path, "--out", tmp_path / "out", "--json")
     assert code == 0, said
     assert json.loads(said)["changes"] == []
+
+
+def test_a_second_run_of_an_onnx_file_needs_no_torch(tmp_path: Path) -> None:
+    """To import torch takes longer than all that such a run has to do."""
+    words = ["run", str(ROOT / "examples" / "attention.onnx"), "--out", str(tmp_path / "out"), "-q"]
+    program = f"import sys; sys.argv = ['onnxline', *{words!r}]; from pipeline.cli import main; main()"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").glob("*.onnx")}
+    without = f"import sys; sys.modules['torch'] = None; {program}"
+    subprocess.run([sys.executable, "-c", without], cwd=ROOT, check=True, timeout=120)
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "out").glob("*.onnx")} == before
