@@ -151,10 +151,10 @@ def test_from_python(tmp_path: Path) -> None:
 
 
 def test_a_graph_is_compiled_once_for_draws_of_the_same_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.verify import backends
+    from pipeline import runtime
 
-    compiled, compile_graph = [], backends.compile_graph
-    monkeypatch.setattr(backends, "compile_graph", lambda graph: compiled.append(graph) or compile_graph(graph))
+    compiled, compile_graph = [], runtime.compile_graph
+    monkeypatch.setattr(runtime, "compile_graph", lambda graph: compiled.append(graph) or compile_graph(graph))
     config = config_of(tmp_path, "negated", "(float[2] x) => (float[2] y) { y = Neg (x) }", verify={"draws": 3})
     assert run(config).exit_code == 0
     assert len(compiled) == 1
