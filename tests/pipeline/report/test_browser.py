@@ -199,6 +199,7 @@ def test_the_graph_folds_by_module_and_is_walked_along_its_values(browser: Brows
     page.locator("#query").fill("name:node_4002")
     (found,) = tree.locator(".op").all()
     found.locator("summary").press("Enter")
+    found.locator("tr").first.wait_for()  # the rows are made once the browser says that it is open
     told = [" ".join(line.split()) for line in found.locator("tr").all_inner_texts()]
     assert told == [
         "input v4002 ← MatMul node_4001 float 2×8",
