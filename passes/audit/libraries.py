@@ -17,7 +17,7 @@ from passes.external.onnxsim import STAGES
 from passes.external.onnxsim_detached import import_onnxsim
 from passes.rewrites.fold_constants import FoldConstants
 from passes.weights.detached import attach, detach
-from passes.worker.client import Function, Worker
+from passes.worker.client import Worker
 
 __all__ = ["call"]
 
@@ -122,8 +122,7 @@ def _fold_constants(_: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
 class _InThisProcess(Worker):
     """A worker that makes each call in this process."""
 
-    def call(self, function: Function, /, *, within_s: float | None = None, **arguments: Any) -> Any:
-        assert callable(function)
+    def call(self, function: Callable[..., Any], /, *, within_s: float | None = None, **arguments: Any) -> Any:
         return function(**arguments)
 
 

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 
@@ -311,7 +311,7 @@ def compute_outputs(model: MappedModel, feeds: Feeds) -> Outputs:
 
 
 def _outputs(model: DetachedModel, feeds: Feeds, bench: PassContext) -> Outputs:
-    return bench.proofs.ask(OUTPUTS, model=portable(model, bench.spill), feeds=list(feeds))
+    return bench.proofs.ask(compute_outputs, model=portable(model, bench.spill), feeds=list(feeds))
 
 
 def _reference(source: DetachedModel, bench: PassContext) -> tuple[Feeds, Outputs]:
@@ -336,6 +336,3 @@ def _distance(expected: Outputs, got: Outputs) -> Distance:
 
 def _has_nan(value: np.ndarray) -> bool:
     return value.dtype.kind == "f" and bool(np.isnan(value).any())
-
-
-OUTPUTS: Final = "passes.bisect.faults:compute_outputs"

@@ -17,6 +17,7 @@ from passes.run.reproduce import smallest
 from passes.run.runner import run_passes
 from passes.step import Step
 from passes.weights.detached import DetachedModel
+from tests.passes import faults
 from tests.passes.models import attention, detached, matrix, model_of
 
 
@@ -33,7 +34,7 @@ class DiesOfSoftmax(Step):
 
     def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         if any(node.op_type == "Softmax" for node in model.proto.graph.node):
-            bench.worker.call("tests.passes.faults:die")
+            bench.worker.call(faults.die)
         return model
 
 

@@ -54,7 +54,7 @@ class OnnxOptimizerCall:
 
     def run_unguarded(self, bench: PassContext) -> DetachedModel:
         result = bench.worker.call(
-            "passes.guard.calls.onnxoptimizer:optimize",
+            optimize,
             model=self.model.proto.SerializeToString(),
             names=list(self.names),
             fixed_point=self.fixed_point,

@@ -75,7 +75,7 @@ class OnnxSimCall:
             return CallPlan(plan.steps, plan.skipped, (*plan.notes, why))
         known = OnnxSim().inner(bench)
         if self.options.get("extra_optimizers"):
-            _refuse_unknown(self.options["extra_optimizers"], bench.worker.ask(f"{__name__}:all_passes"))
+            _refuse_unknown(self.options["extra_optimizers"], bench.worker.ask(all_passes))
         options, notes = known_only(self.options, "skipped_optimizers", known, "onnxsim")
         return plan_without(OnnxSim(options), known, skips, notes)
 

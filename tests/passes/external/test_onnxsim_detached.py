@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from onnx import TensorProto
 
 from passes.context import PassContext, open_context
 from passes.errors import StepTimedOut
-from passes.external.onnxsim import OnnxSim
+from passes.external.onnxsim import OnnxSim, simplify
 from passes.external.onnxsim_detached import _names_to_send, _with_references
 from passes.external.through_files import through_files
 from passes.model.canonical import meanings_of
@@ -89,7 +90,7 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 
 def whole(model: DetachedModel, bench: PassContext, **options) -> DetachedModel:
-    return through_files(model, bench, "passes.external.onnxsim:simplify", options)
+    return through_files(model, bench, simplify, options)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -119,7 +120,7 @@ class Slow(Worker):
 
     calls = 0
 
-    def call(self, function: str, /, *, within_s: float | None = None, **arguments: Any) -> Any:
+    def call(self, function: Callable[..., Any], /, *, within_s: float | None = None, **arguments: Any) -> Any:
         self.calls += 1
         raise StepTimedOut("ran past its limit")
 
@@ -151,8 +152,8 @@ def test_a_folder_relative_to_where_we_are(tmp_path: Path, monkeypatch: pytest.M
     Path("runs").mkdir()
     model = detached(attention(WIDE))
     with open_context(folder=Path("runs")) as bench:
-        here = bench.worker.call("os:getcwd")
+        here = bench.worker.call(os.getcwd)
         steps = (OnnxSim(), OnnxSim(), OnnxSim({"check_n": 1}))
         nodes = {len(step.apply(model, bench).proto.graph.node) for step in steps}
         assert len(nodes) == 1
-        assert bench.worker.call("os:getcwd") == here
+        assert bench.worker.call(os.getcwd) == here

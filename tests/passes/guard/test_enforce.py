@@ -18,6 +18,7 @@ from passes.guard.enforce import GuardOutcome, RefusedByOptimizer, enforce
 from passes.guard.settings import CombinedPolicy, Settings
 from passes.step import Step
 from passes.weights.detached import DetachedModel
+from tests.passes import faults
 from tests.passes.models import attention, detached
 
 Work = Callable[[DetachedModel, PassContext], DetachedModel]
@@ -58,7 +59,8 @@ class Example:
 
 
 def dies(model: DetachedModel, bench: PassContext) -> DetachedModel:
-    return bench.worker.call("tests.passes.faults:die")
+    bench.worker.call(faults.die)
+    return model
 
 
 def refuses(model: DetachedModel, bench: PassContext) -> DetachedModel:
