@@ -141,7 +141,7 @@ class Loss(Fault):
         first = next((one for one in instances if one.name in lost), None)
         if first is None:
             return ()
-        return [pin.name for pin in first.pins] + ([first.core.value] if first.core else [])
+        return [site.tight.name for site in first.pins] + ([first.core.value] if first.core else [])
 
     def reproduces(self, part: DetachedModel, run: Run) -> bool:
         instances = self._instances_in(part)

@@ -102,7 +102,7 @@ def test_the_same_model_comes_out(name: str, bench: PassContext) -> None:
 @pytest.mark.parametrize("make", [attention, biased_attention])
 def test_the_same_model_comes_out_with_pins(make: Callable[[int], onnx.ModelProto], bench: PassContext) -> None:
     model = detached(make(WIDE))
-    pinned = pin(model, [one for each in STRUCTURES["qkv"].find(model).instances for one in each.pins])
+    pinned = pin(model, [site.tight for each in STRUCTURES["qkv"].find(model).instances for site in each.pins])
     assert meanings_of(OnnxSim().apply(pinned, bench)).whole == meanings_of(whole(pinned, bench)).whole
 
 
