@@ -1,4 +1,4 @@
-"""The nouns that every part of a pass run shares: Step, CompositeStep, Repeat."""
+"""The nouns that every part of a pass run shares: Step, CompositeStep, PassResult, Repeat."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from typing import Any, ClassVar, Final, Self
 from passes.context import PassContext
 from passes.weights.detached import DetachedModel
 
-__all__ = ["MAX_TURNS", "CompositeStep", "Repeat", "Step", "flatten"]
+__all__ = ["MAX_TURNS", "CompositeStep", "PassResult", "Repeat", "Step", "flatten"]
 
 MAX_TURNS: Final = 20
 """Turns after which a fixed point is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """The model that a step has made."""
+
+    model: DetachedModel
+    changed: bool = True
+    """Whether it may be another model than the one that the step was given."""
+    why: str | None = None
+    """Why the step did its work in another way than it was asked to; it stands in the report."""
 
 
 class Step:
@@ -46,8 +57,8 @@ class Step:
     narrows: bool = False
     """Whether it was asked to give the model's inputs other shapes than those that they declare."""
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
-        """A new model, or the very same object for no change; the one given stays as it is.
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+        """Run the pass on `model`, which stays as it is.
 
         Raises:
             StepFailed: the pass raised, crashed or timed out.

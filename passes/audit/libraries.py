@@ -116,7 +116,7 @@ def _infer_shapes(_: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
 def _fold_constants(_: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
     """Our own pass. It asks for a worker; this process already is one."""
     with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
-        return attach(FoldConstants().apply(detach(model), PassContext(_InThisProcess(), Path(folder))))
+        return attach(FoldConstants().apply(detach(model), PassContext(_InThisProcess(), Path(folder))).model)
 
 
 class _InThisProcess(Worker):

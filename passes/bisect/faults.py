@@ -148,7 +148,7 @@ class Loss(Fault):
         if not instances:
             return False
         outcome = run(part)
-        return not outcome.failure and outcome.model is not part and bool(self._find_lost(instances, outcome.model))
+        return outcome.changed and bool(self._find_lost(instances, outcome.model))
 
     def _instances_in(self, part: DetachedModel) -> Sequence[Instance]:
         """The instances that `part` could lose."""
@@ -285,7 +285,7 @@ class Deviation(Fault):
 
     def reproduces(self, part: DetachedModel, run: Run) -> bool:
         outcome = run(part)
-        if outcome.failure or outcome.model is part:
+        if not outcome.changed:
             return False
         try:
             feeds, expected = _reference(part, self.bench)

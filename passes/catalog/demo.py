@@ -65,7 +65,7 @@ def show(entry: CatalogEntry, rows: Sequence[CatalogEntry], bench: PassContext) 
     before = graph_text(picture.model)
     model = detached_copy(picture.model)
     try:
-        result = isolate_pass(entry, rows).apply(model, bench)
+        result = isolate_pass(entry, rows).apply(model, bench).model
     except StepFailed as failure:
         return Demo(entry, picture.caption, before, why_not=f"on this model it failed: {failure}")
     if not fires(model, result):

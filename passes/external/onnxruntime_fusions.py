@@ -12,7 +12,7 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.installed import ask, refuse_unknown
 from passes.external.through_files import give_back_inputs, through_files, write
-from passes.step import CompositeStep
+from passes.step import CompositeStep, PassResult
 from passes.weights.detached import DetachedModel
 
 __all__ = ["OnnxRuntimeFusions", "facts", "fuse"]
@@ -63,7 +63,7 @@ class OnnxRuntimeFusions(CompositeStep):
         }
         return cls(**own, flags={name: value for name, value in options.items() if name not in own})
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         options = {
             "model_type": self.model_type,
             "num_heads": self.num_heads,
@@ -71,7 +71,7 @@ class OnnxRuntimeFusions(CompositeStep):
             "opt_level": self.opt_level,
             "flags": {**self.flags, **dict.fromkeys(self.left_out, False)},
         }
-        return through_files(model, bench, fuse, options)
+        return PassResult(through_files(model, bench, fuse, options))
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         flags = {**self._flags(bench), **self.flags, **dict.fromkeys(self.left_out, False)}

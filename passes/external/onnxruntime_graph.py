@@ -23,7 +23,7 @@ from passes.context import PassContext
 from passes.external.installed import ask, refuse_unknown, texts
 from passes.external.through_files import through_files
 from passes.graph.traversal import every_node
-from passes.step import CompositeStep
+from passes.step import CompositeStep, PassResult
 from passes.weights.detached import DetachedModel
 
 __all__ = ["LEVELS", "RULES", "OnnxRuntimeGraph", "facts", "optimize"]
@@ -44,9 +44,9 @@ class OnnxRuntimeGraph(CompositeStep):
     name: str = field(default="onnxruntime", init=False)
     source: str = field(default="onnxruntime", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         options = {"level": self.level, "disabled": [*self._disabled_names(), *self.left_out]}
-        return through_files(model, bench, optimize, options)
+        return PassResult(through_files(model, bench, optimize, options))
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         disabled = {*self._disabled_names(), *self.left_out}

@@ -20,7 +20,7 @@ from passes.errors import PolicyError, StepFailed, StepTimedOut
 from passes.external.installed import ask, refuse_older, refuse_wrong_values
 from passes.external.onnxsim_detached import import_onnxsim, simplify_detached
 from passes.external.through_files import through_files
-from passes.step import CompositeStep
+from passes.step import CompositeStep, PassResult
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
 
@@ -69,20 +69,22 @@ class OnnxSim(CompositeStep):
     def narrows(self) -> bool:  # type: ignore[override]
         return any(self.options.get(name) for name in ("overwrite_input_shapes", "input_shapes"))
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         options = dict(self.options)
         listed = [*options.get("skipped_optimizers", ()), *(name for name in self.left_out if name not in STAGES)]
         options |= {STAGES[name]: True for name in self.left_out if name in STAGES}
         options["skipped_optimizers"] = list(dict.fromkeys(listed))
+        why = None
         if options.get("check_n", 0) == 0:
             try:
-                return simplify_detached(model, bench, options, options["skipped_optimizers"])
+                return PassResult(simplify_detached(model, bench, options, options["skipped_optimizers"]))
             except StepTimedOut:  # with the weights it would take no less
                 raise
-            except StepFailed:  # what it cannot do without the weights, it may do with them
+            except StepFailed as failure:  # what it cannot do without the weights, it may do with them
                 if model.unread():
                     raise
-        return through_files(model, bench, simplify, options)
+                why = f"with all weights in its memory, since it failed without them: {failure}"
+        return PassResult(through_files(model, bench, simplify, options), why=why)
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         known = _facts(bench)

@@ -87,9 +87,9 @@ def simplify_detached(
         model = _resolve_references(onnx.load_from_string(result), model)
         for name in COMPARING:
             if name not in skipped:
-                model = OnnxOptimizerPass(name).apply(model, bench)
+                model = OnnxOptimizerPass(name).apply(model, bench).model
         if folds:
-            model = FoldConstants(grow_limit=2**31, unread_limit=LARGE).apply(model, bench)
+            model = FoldConstants(grow_limit=2**31, unread_limit=LARGE).apply(model, bench).model
         after = canonical_digest(model)
         if after == before:
             break

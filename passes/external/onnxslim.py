@@ -12,7 +12,7 @@ import onnx
 from passes.context import PassContext
 from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, require, texts
 from passes.external.through_files import give_back_inputs, through_files, write
-from passes.step import CompositeStep
+from passes.step import CompositeStep, PassResult
 from passes.weights.detached import DetachedModel
 
 __all__ = ["OnnxSlim", "facts", "hints", "slim"]
@@ -41,9 +41,9 @@ class OnnxSlim(CompositeStep):
     def narrows(self) -> bool:  # type: ignore[override]
         return bool(self.options.get("input_shapes"))
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         options = {**self.options, "left_out": list(self.left_out)}
-        return through_files(model, bench, slim, options)
+        return PassResult(through_files(model, bench, slim, options))
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         known = _facts(bench)

@@ -88,7 +88,7 @@ class OnnxSimCall:
     def run_unguarded(self, bench: PassContext) -> DetachedModel:
         quiet = {name: value for name, value in self.options.items() if "profile" not in name}
         step = self._here(()) if self.unsent else OnnxSim(quiet)
-        return step.apply(self.model, bench)
+        return step.apply(self.model, bench).model
 
     def deliver(self, model: DetachedModel, *, proven: bool) -> Any:
         return self.returns(model, proven)

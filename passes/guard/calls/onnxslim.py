@@ -77,7 +77,7 @@ class OnnxSlimCall:
 
     def run_unguarded(self, bench: PassContext) -> DetachedModel:
         step = InProcessStep("onnxslim", (), self._run) if _own_patterns() else OnnxSlim(self.options)
-        return step.apply(self.model, bench)
+        return step.apply(self.model, bench).model
 
     def _run(self, source: str, target: str, left_out: Sequence[str]) -> None:
         options = dict(self.options)
