@@ -21,6 +21,7 @@ __all__ = [
     "OnnxOptimizerPasses",
     "PassOutput",
     "available",
+    "call_optimize",
     "default_set",
     "optimize",
     "passes_of",
@@ -127,6 +128,13 @@ def optimize(desk: dict[str, Any], model: bytes, names: Sequence[str]) -> PassOu
     for forgotten in list(remembered)[:-REMEMBERED]:
         del remembered[forgotten]
     return found
+
+
+def call_optimize(model: onnx.ModelProto, names: Sequence[str], *, fixed_point: bool = False) -> onnx.ModelProto:
+    """In the worker: what `onnxoptimizer.optimize` makes of a model, as its users call it."""
+    import onnxoptimizer
+
+    return onnxoptimizer.optimize(model, list(names), fixed_point)
 
 
 class _PreparedModel:

@@ -45,8 +45,11 @@ class OnnxScriptOptimizer(CompositeStep):
     suspects: ClassVar[tuple[str, ...]] = ("constant_folding", SHAPES)
 
     def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
-        options = {**self.options, "left_out": list(self.left_out)}
-        return PassResult(through_ir(model, bench, optimize, options))
+        return PassResult(through_ir(model, bench, optimize, self.build_arguments()))
+
+    def build_arguments(self) -> dict[str, Any]:
+        """What `optimize` takes besides the model."""
+        return {**self.options, "left_out": list(self.left_out)}
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         off = {"inline": not self.options.get("inline", True)}
@@ -126,8 +129,11 @@ class OnnxScriptRewrites(CompositeStep):
     source: str = field(default="onnxscript", init=False)
 
     def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
-        options = {"rules": list(self.rules), "left_out": list(self.left_out)}
-        return PassResult(through_ir(model, bench, rewrite, options))
+        return PassResult(through_ir(model, bench, rewrite, self.build_arguments()))
+
+    def build_arguments(self) -> dict[str, Any]:
+        """What `rewrite` takes besides the model."""
+        return {"rules": list(self.rules), "left_out": list(self.left_out)}
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         known = self._known_rules(bench)

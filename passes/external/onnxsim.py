@@ -18,7 +18,7 @@ import onnx
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed, StepTimedOut
 from passes.external.installed import ask, refuse_older, refuse_wrong_values
-from passes.external.onnxsim_detached import import_onnxsim, simplify_detached
+from passes.external.onnxsim_detached import call_simplify, import_onnxsim, simplify_detached
 from passes.external.through_files import through_files
 from passes.step import CompositeStep, PassResult
 from passes.suggest import nearest
@@ -70,11 +70,7 @@ class OnnxSim(CompositeStep):
         return any(self.options.get(name) for name in ("overwrite_input_shapes", "input_shapes"))
 
     def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
-        options = dict(self.options)
-        listed = [*options.get("skipped_optimizers", ()), *(name for name in self.left_out if name not in STAGES)]
-        options |= {STAGES[name]: True for name in self.left_out if name in STAGES}
-        options["skipped_optimizers"] = list(dict.fromkeys(listed))
-        why = None
+        options, why = self.build_arguments(), None
         if options.get("check_n", 0) == 0:
             try:
                 return PassResult(simplify_detached(model, bench, options, options["skipped_optimizers"]))
@@ -85,6 +81,13 @@ class OnnxSim(CompositeStep):
                     raise
                 why = f"with all weights in its memory, since it failed without them: {failure}"
         return PassResult(through_files(model, bench, simplify, options), why=why)
+
+    def build_arguments(self) -> dict[str, Any]:
+        """What simplify is called with, besides the model: the options, and what else is left out."""
+        listed = self.options.get("skipped_optimizers") or ()
+        skipped = dict.fromkeys((*listed, *(name for name in self.left_out if name not in STAGES)))
+        stages = {STAGES[name]: True for name in self.left_out if name in STAGES}
+        return {**self.options, **stages, "skipped_optimizers": list(skipped)}
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         known = _facts(bench)
@@ -194,7 +197,7 @@ def hints() -> dict[str, Any]:
 
 def simplify(source: str, target: str, options: dict[str, Any]) -> None:
     """In the worker: simplify the file `source` into the file `target`."""
-    model, _ = import_onnxsim().simplify(source, output_path=target, **options)
+    model = call_simplify(source, {**options, "output_path": target})
     # Only onnxsim's fast path writes `output_path`; its other path returns the whole model.
     if not os.path.exists(target):
         onnx.save(model, target, save_as_external_data=True, location="after.onnx.data")

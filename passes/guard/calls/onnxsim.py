@@ -95,9 +95,7 @@ class OnnxSimCall:
 
     def _here(self, known: Sequence[str]) -> InProcessStep:
         def run(source: str, target: str, left_out: Sequence[str]) -> None:
-            skipped = [*(self.options.get("skipped_optimizers") or ()), *(n for n in left_out if n not in STAGES)]
-            stages = {STAGES[name]: True for name in left_out if name in STAGES}
-            self.run(source, target, {**self.options, **stages, "skipped_optimizers": skipped})
+            self.run(source, target, OnnxSim(self.options, tuple(left_out)).build_arguments())
 
         return InProcessStep("onnxsim", tuple(known), run, OnnxSim(self.options).narrows)
 
