@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, Self
 
 from passes.context import PassContext
@@ -51,6 +52,9 @@ class Step:
     suspects: ClassVar[tuple[str, ...]] = ()
     """Inner passes to suspect first of a fault that no pass is known for."""
 
+    never_run: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Inner passes that the library lists and never runs, with the reason."""
+
     joins_weights: ClassVar[tuple[str, ...]] = ()
     """Inner passes that read weights by the gigabyte, to make new ones of them."""
 
@@ -82,6 +86,14 @@ class Step:
 
     def extras(self, bench: PassContext) -> tuple[str, ...]:
         """Inner passes that run only where an option of the step names them."""
+        return ()
+
+    def with_extra(self, name: str) -> Step:
+        """The same step, which also runs this one of its `extras`."""
+        return self
+
+    def appliers(self, name: str) -> tuple[str, ...]:
+        """The inner passes without which this one does not run."""
         return ()
 
     def without(self, names: Sequence[str]) -> Step:

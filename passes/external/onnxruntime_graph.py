@@ -52,6 +52,9 @@ class OnnxRuntimeGraph(CompositeStep):
         disabled = {*self._disabled_names(), *self.left_out}
         return tuple(name for name in self._names(bench) if name not in disabled)
 
+    def appliers(self, name: str) -> tuple[str, ...]:
+        return tuple(group for group, rules in RULES.items() if name in rules)
+
     def check(self, bench: PassContext) -> None:
         """Refuse names that the installed release does not have; onnxruntime itself ignores them in silence.
 

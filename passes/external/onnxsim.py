@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar, Final
 
@@ -38,6 +38,12 @@ STAGES: Final[Mapping[str, str]] = {
 RUN_UNLISTED: Final = frozenset({"fuse_matmul_add_bias_into_gemm_batched"})
 """Passes that simplify always runs although onnxsim lists them among those that have to be asked for."""
 
+NEVER_RUN: Final[Mapping[str, str]] = {
+    "eliminate_shape_gather": "it is listed, but never run: onnxsim folds shapes in another way",
+    "extract_constant_to_initializer": "it is listed, but never run: onnxsim keeps constants apart from weights",
+}
+"""Passes that simplify always removes from its list, as its sources and its runs show."""
+
 NATIVE: Final = "onnxsim.onnxsim_cpp2py_export"
 
 NATIVE_ARGUMENTS: Final = (
@@ -64,6 +70,7 @@ class OnnxSim(CompositeStep):
 
     suspects: ClassVar[tuple[str, ...]] = tuple(STAGES)
     joins_weights: ClassVar[tuple[str, ...]] = ("fuse_attention",)
+    never_run: ClassVar[Mapping[str, str]] = NEVER_RUN
 
     @property
     def narrows(self) -> bool:  # type: ignore[override]
@@ -100,6 +107,9 @@ class OnnxSim(CompositeStep):
 
     def extras(self, bench: PassContext) -> tuple[str, ...]:
         return tuple(_facts(bench)["extra"])
+
+    def with_extra(self, name: str) -> OnnxSim:
+        return replace(self, options={**self.options, "extra_optimizers": [name]})
 
     def known_inner(self, bench: PassContext) -> tuple[str, ...]:
         refuse_older("onnxsim", OLDEST)
