@@ -112,7 +112,7 @@ def _measure(count: int, recipe: Sequence[str]) -> dict[str, Any]:
     model = layers(count)
     with open_context() as bench:
         workers = {"passes": bench.worker, "proof": bench.proofs}
-        processes = {name: worker.call("os:getpid") for name, worker in workers.items()}
+        processes = {name: worker.call(os.getpid) for name, worker in workers.items()}
         begun, spent = time.perf_counter(), {name: _cpu_seconds(process) for name, process in processes.items()}
         ours = time.process_time()
         run = passes.optimize(model, recipe=recipe, keep=["qkv"], bench=bench)

@@ -33,6 +33,7 @@ from benchmarks.families.table import families
 from benchmarks.measure import machine, versions_line
 from passes.context import PassContext, open_context
 from passes.errors import PassError
+from passes.external.onnxsim import simplify
 from passes.graph.traversal import every_node
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
@@ -160,7 +161,7 @@ def _plain(source: TorchSource, folder: Path, bench: PassContext) -> dict[str, i
     example = source.example
     with capture_output(), torch.no_grad():
         torch.onnx.export(source.module, example.args, str(exported), kwargs=example.kwargs, dynamo=True, verbose=False)
-    bench.worker.call("passes.external.onnxsim:simplify", source=str(exported), target=str(simplified), options={})
+    bench.worker.call(simplify, source=str(exported), target=str(simplified), options={})
     return _operators(onnx.load(simplified, load_external_data=False).graph)
 
 

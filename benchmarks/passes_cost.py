@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -138,16 +139,17 @@ def exported(name: str) -> Path:
 def _onnxline(path: Path, recipe: tuple[str, ...] = ("default",)) -> dict[str, Any]:
     import passes
     from passes.context import open_context
+    from passes.external.onnxscript import option_names
     from passes.recipe.recipe import steps_of
     from passes.step import flatten
 
     feeds = [_draw(path)]
     with open_context() as bench:
         for worker in (bench.worker, bench.proofs):
-            worker.call("os:getpid")
+            worker.call(os.getpid)
         for step in flatten(steps_of(recipe)):
             step.inner(bench)  # the worker imports its library
-        bench.worker.call("passes.external.onnxscript:option_names")  # this one too
+        bench.worker.call(option_names)  # this one too
         begun = time.perf_counter()
         run = passes.optimize(path, recipe=recipe, keep=["qkv?"], feeds=feeds, bench=bench)
         seconds = time.perf_counter() - begun

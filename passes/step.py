@@ -1,18 +1,30 @@
-"""The nouns that every part of a pass run shares: Step, CompositeStep, Repeat."""
+"""The nouns that every part of a pass run shares: Step, CompositeStep, PassResult, Repeat."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, Self
 
 from passes.context import PassContext
 from passes.weights.detached import DetachedModel
 
-__all__ = ["MAX_TURNS", "CompositeStep", "Repeat", "Step", "flatten"]
+__all__ = ["MAX_TURNS", "CompositeStep", "PassResult", "Repeat", "Step", "flatten"]
 
 MAX_TURNS: Final = 20
 """Turns after which a fixed point is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """The model that a step has made."""
+
+    model: DetachedModel
+    changed: bool = True
+    """Whether it may be another model than the one that the step was given."""
+    why: str | None = None
+    """Why the step did its work in another way than it was asked to; it stands in the report."""
 
 
 class Step:
@@ -40,14 +52,17 @@ class Step:
     suspects: ClassVar[tuple[str, ...]] = ()
     """Inner passes to suspect first of a fault that no pass is known for."""
 
+    never_run: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Inner passes that the library lists and never runs, with the reason."""
+
     joins_weights: ClassVar[tuple[str, ...]] = ()
     """Inner passes that read weights by the gigabyte, to make new ones of them."""
 
     narrows: bool = False
     """Whether it was asked to give the model's inputs other shapes than those that they declare."""
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
-        """A new model, or the very same object for no change; the one given stays as it is.
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+        """Run the pass on `model`, which stays as it is.
 
         Raises:
             StepFailed: the pass raised, crashed or timed out.
@@ -71,6 +86,14 @@ class Step:
 
     def extras(self, bench: PassContext) -> tuple[str, ...]:
         """Inner passes that run only where an option of the step names them."""
+        return ()
+
+    def with_extra(self, name: str) -> Step:
+        """The same step, which also runs this one of its `extras`."""
+        return self
+
+    def appliers(self, name: str) -> tuple[str, ...]:
+        """The inner passes without which this one does not run."""
         return ()
 
     def without(self, names: Sequence[str]) -> Step:

@@ -1,15 +1,24 @@
-"""The nearest name to one that is not there."""
+"""The names nearest to one that is not there."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["nearest"]
+__all__ = ["nearest", "nearest_names"]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'fuse_qkv'?"`, or nothing when no known name is near, in whatever case."""
-    by_letters = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(name.lower(), by_letters, n=1, cutoff=0.6)
-    return f"; did you mean {by_letters[close[0]]!r}?" if close else ""
+    close = nearest_names(name, known, count=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def nearest_names(name: str, known: Iterable[str], count: int, cutoff: float = 0.6) -> list[str]:
+    """At most `count` known names that are near, the nearest first; case does not count.
+
+    Args:
+        cutoff: how near a name has to be: at 1 only the same name is, at 0 every name.
+    """
+    by_letters = {known_name.lower(): known_name for known_name in known}
+    return [by_letters[letters] for letters in difflib.get_close_matches(name.lower(), by_letters, count, cutoff)]

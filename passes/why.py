@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from passes.errors import PolicyError
 from passes.graph.formatting import format_tensor_type
 from passes.load import load_model
 from passes.provenance import ModulePath, annotations_of, form_of, known_as, module_path_of
+from passes.suggest import nearest_names
 from passes.weights.detached import DetachedModel
 
 __all__ = ["MODEL_FILE", "Origin", "WeightOrigin", "file_of", "why", "why_weights"]
@@ -169,7 +169,7 @@ class _Nodes:
             wanted, what = name, f"no node, value or initializer named {name!r}"
             known = {handle for one, _ in self._all for handle in _handles(one)}
             known |= {tensor.name for tensor in self.stored}
-        close = difflib.get_close_matches(wanted, sorted(known), n=NEAREST, cutoff=0.5)
+        close = nearest_names(wanted, sorted(known), NEAREST, cutoff=0.5)
         return what + (
             f"; did you mean {_join_names(map(repr, close))}?" if close else f" among {len(self._all)} nodes"
         )

@@ -38,7 +38,7 @@ def compare_with_onnxruntime(path: Path, dims: Mapping[str, int], bench: PassCon
     except UsageError as mistake:
         return f"refused: our runtime: {mistake}"
     try:
-        theirs = bench.proofs.call(RUN, within_s=30.0, model=portable(model, bench.spill), feeds=feeds)
+        theirs = bench.proofs.call(run_in_worker, within_s=30.0, model=portable(model, bench.spill), feeds=feeds)
     except PassError as error:
         return f"refused: onnxruntime: {error}"
     for name, expected in theirs.items():
@@ -55,6 +55,3 @@ def run_in_worker(model, feeds):
     """The outputs of `model` on onnxruntime, by name."""
     found = model.session().run(feeds)
     return {info.name: found[info.name] for info in model.model().graph.output}
-
-
-RUN = "benchmarks.fuzz.right:run_in_worker"

@@ -27,10 +27,8 @@ from passes.errors import ModelError, PolicyError
 from passes.suggest import nearest
 from passes.worker.client import Worker
 
-__all__ = ["CALL", "PRELOAD", "AuditPlan", "chosen_targets", "open_trial", "run_job", "unread_of"]
+__all__ = ["PRELOAD", "AuditPlan", "chosen_targets", "open_trial", "run_job", "unread_of"]
 
-
-CALL: Final = "passes.audit.job:run_job"
 
 CHUNK: Final = 64
 """Cases of one job: some seconds to some tens of seconds."""
@@ -99,7 +97,7 @@ class AuditPlan:
     memory_gib: float | None = 4.0
 
     def jobs(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Key and arguments of `CALL`, for each job."""
+        """Key and arguments of `run_job`, for each job."""
         names = [subject.data() for subject in self.subjects]
         passes = hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()[:12]
         for start in range(0, len(self.cases), CHUNK):

@@ -1,4 +1,7 @@
-"""In the worker: call a library as its users do. Nothing is repaired here."""
+"""In the worker: call a library as its users do, by the function of its adapter that only calls it.
+
+The adapters' repairs come after that, and would hide findings.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,17 @@ import onnx
 
 from passes.audit.target import AuditTarget
 from passes.context import PassContext
-from passes.external import onnxruntime_fusions, onnxscript, onnxslim
-from passes.external.onnxruntime_graph import LEVELS
-from passes.external.onnxsim import STAGES
-from passes.external.onnxsim_detached import import_onnxsim
+from passes.external.onnx_shapes import InferShapes, call_inference
+from passes.external.onnxoptimizer import call_optimize
+from passes.external.onnxruntime_fusions import OnnxRuntimeFusions, call_optimizer
+from passes.external.onnxruntime_graph import OnnxRuntimeGraph, load_in_session, open_settings
+from passes.external.onnxscript import OnnxScriptOptimizer, OnnxScriptRewrites, optimize, rewrite
+from passes.external.onnxsim import OnnxSim
+from passes.external.onnxsim_detached import call_simplify
+from passes.external.onnxslim import OnnxSlim, call_slim
 from passes.rewrites.fold_constants import FoldConstants
 from passes.weights.detached import attach, detach
-from passes.worker.client import Function, Worker
+from passes.worker.client import Worker
 
 __all__ = ["call"]
 
@@ -28,80 +35,48 @@ def call(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _onnxoptimizer(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
-    import onnxoptimizer
-
-    return onnxoptimizer.optimize(model, list(subject.passes))
+    return call_optimize(model, subject.passes)
 
 
 def _onnxsim(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
     """`check_n` stays at 0: onnxsim's own comparison would hide what it has broken."""
-    stages = {STAGES[name]: True for name in subject.left_out if name in STAGES}
-    skipped = [name for name in subject.left_out if name not in STAGES]
-    return import_onnxsim().simplify(model, skipped_optimizers=skipped or None, **stages, **subject.options)[0]
+    return call_simplify(model, OnnxSim(subject.options, tuple(subject.left_out)).build_arguments())
 
 
 def _onnxslim(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
-    import onnxslim as library
-
-    known = onnxslim.facts()
-    skipped = {
-        option: [name for name in subject.left_out if name in known[names]]
-        for option, names in (("skip_fusion_patterns", "patterns"), ("skip_optimizations", "optimizations"))
-    }
-    slim: Any = library.slim  # its annotations are not those of its arguments
-    result = slim(model, no_shape_infer=onnxslim.SHAPES in subject.left_out, **skipped)
-    if not isinstance(result, onnx.ModelProto):
-        raise ValueError("onnxslim returned no model")
-    return result
+    return call_slim(model, OnnxSlim(left_out=tuple(subject.left_out)).build_arguments())
 
 
 def _onnxruntime(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
     """Save the graph of the CPU provider, by default at level extended: higher levels depend on the machine."""
-    import onnxruntime
-
     with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
-        settings = onnxruntime.SessionOptions()
-        settings.graph_optimization_level = getattr(
-            onnxruntime.GraphOptimizationLevel, ORT_LEVELS[subject.options.get("level", "extended")]
-        )
-        settings.log_severity_level = 4
+        settings = open_settings(subject.options.get("level", OnnxRuntimeGraph().level))
+        settings.log_severity_level = SILENT
         settings.intra_op_num_threads = 1
         settings.optimized_model_filepath = str(Path(folder, "after.onnx"))
-        onnxruntime.InferenceSession(
-            model.SerializeToString(),
-            settings,
-            providers=["CPUExecutionProvider"],
-            disabled_optimizers=list(subject.left_out),
-        )
+        load_in_session(model.SerializeToString(), settings, subject.left_out)
         return onnx.load(settings.optimized_model_filepath)
 
 
 def _onnxruntime_fusions(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
-    from onnxruntime.transformers.fusion_options import FusionOptions
-    from onnxruntime.transformers.optimizer import optimize_model
-
-    family = onnxruntime_fusions.OnnxRuntimeFusions().model_type
-    chosen = FusionOptions(family)
-    for name in subject.left_out:
-        setattr(chosen, name, False)
     with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
         source = Path(folder, "before.onnx")
         onnx.save(model, source)
-        return optimize_model(str(source), family, optimization_options=chosen, opt_level=0, use_gpu=False).model
+        return call_optimizer(str(source), **OnnxRuntimeFusions(left_out=tuple(subject.left_out)).build_arguments())
 
 
 def _onnxscript(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
-    return _on_ir(onnxscript.optimize, model, {"left_out": list(subject.left_out)})
+    return _on_ir(optimize, model, OnnxScriptOptimizer(left_out=tuple(subject.left_out)).build_arguments())
 
 
 def _onnxscript_rewrites(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
-    return _on_ir(onnxscript.rewrite, model, {"rules": ["default"], "left_out": list(subject.left_out)})
+    return _on_ir(rewrite, model, OnnxScriptRewrites(left_out=tuple(subject.left_out)).build_arguments())
 
 
 def _on_ir(
     function: Callable[[Any, Mapping[str, Any]], None], model: onnx.ModelProto, options: Mapping[str, Any]
 ) -> onnx.ModelProto:
-    """Run one of our adapters that only calls the library and repairs nothing."""
+    """Call onnxscript on a model in its own form."""
     import onnx_ir as ir
 
     edited = ir.from_proto(model)
@@ -110,24 +85,24 @@ def _on_ir(
 
 
 def _infer_shapes(_: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
-    return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    return call_inference(model, InferShapes().data_prop)
 
 
 def _fold_constants(_: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
     """Our own pass. It asks for a worker; this process already is one."""
     with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
-        return attach(FoldConstants().apply(detach(model), PassContext(_InThisProcess(), Path(folder))))
+        return attach(FoldConstants().apply(detach(model), PassContext(_InThisProcess(), Path(folder))).model)
 
 
 class _InThisProcess(Worker):
     """A worker that makes each call in this process."""
 
-    def call(self, function: Function, /, *, within_s: float | None = None, **arguments: Any) -> Any:
-        assert callable(function)
+    def call(self, function: Callable[..., Any], /, *, within_s: float | None = None, **arguments: Any) -> Any:
         return function(**arguments)
 
 
-ORT_LEVELS: Final[Mapping[str, str]] = {**LEVELS, "disabled": "ORT_DISABLE_ALL"}
+SILENT: Final = 4
+"""The severity of onnxruntime's log at which it writes none."""
 
 CALLS: Final[Mapping[str, Callable[[AuditTarget, onnx.ModelProto], onnx.ModelProto]]] = {
     "onnxoptimizer": _onnxoptimizer,

@@ -23,9 +23,8 @@ from passes.optimize import draw_feeds
 from passes.run.reproduce import smallest
 from passes.weights.detached import DetachedModel
 
-__all__ = ["CALL", "parse_heading", "reproduce", "reproductions_of"]
+__all__ = ["parse_heading", "reproduce", "reproductions_of"]
 
-CALL: Final = "passes.audit.reproducers:reproduce"
 
 KINDS: Final = (*sorted(UNSAFE), "raised")
 

@@ -13,6 +13,7 @@ from passes.catalog.demo import isolate_pass
 from passes.catalog.listing import CatalogEntry
 from passes.context import PassContext
 from passes.external import onnxoptimizer
+from passes.external.onnxruntime_graph import NOTHING
 from passes.recipe.recipe import OWN_STEPS
 
 __all__ = ["DEFAULT", "AuditTarget", "targets_of", "with_inner"]
@@ -52,7 +53,7 @@ def targets_of(bench: PassContext, *, every: bool = False) -> tuple[AuditTarget,
     """
     rows = catalog(bench, steps=None if every else ())
     default = AuditTarget(DEFAULT, "onnxoptimizer", "onnxoptimizer", onnxoptimizer.default_set())
-    idle = AuditTarget(f"onnxruntime/{ROUND_TRIP}", "onnxruntime", "onnxruntime", options={"level": "disabled"})
+    idle = AuditTarget(f"onnxruntime/{ROUND_TRIP}", "onnxruntime", "onnxruntime", options={"level": NOTHING})
     others = [_subject(row, rows) for row in rows if row.runs not in ("missing", "never") and _is_known(row)]
     return (default, idle, *others)
 

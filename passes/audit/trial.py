@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from passes.advisories import UNSAFE, AuditFinding
 from passes.advisories.table import round_trips
-from passes.audit.attempts import LARGEST, PassAttempt
+from passes.audit.attempts import LARGEST, PassAttempt, attempts
 from passes.audit.cases import Case
 from passes.audit.error_text import signal_in
-from passes.audit.judge import READY, Result, larger
+from passes.audit.judge import READY, Result, judge, larger
 from passes.audit.metadata_probe import add_marks
 from passes.audit.target import AuditTarget
 from passes.errors import StepCrashed, StepTimedOut
@@ -19,10 +19,6 @@ from passes.run.narrow import minimal_culprits
 from passes.worker.client import Worker
 
 __all__ = ["AuditTrial", "CaseOutcome", "attribute_to_inner"]
-
-
-ATTEMPTS: Final = "passes.audit.attempts:attempts"
-JUDGE: Final = "passes.audit.judge:judge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,7 @@ class AuditTrial:
         begun = PassAttempt(-1)
         while begun.place + 1 < len(subjects):
             try:
-                for item in _stream(self.libraries, ATTEMPTS, model=model, subjects=data, start=begun.place + 1):
+                for item in _stream(self.libraries, attempts, model=model, subjects=data, start=begun.place + 1):
                     yield item, ""
                     begun = item
                 return
@@ -89,7 +85,7 @@ class AuditTrial:
             ready = False
             arguments = {"case": case, "results": results, "start": len(verdicts), "numbers": numbers}
             try:
-                for item in _stream(self.judges, JUDGE, **arguments):
+                for item in _stream(self.judges, judge, **arguments):
                     if isinstance(item, str):
                         ready, unjudged = True, unjudged or ("" if item == READY else item)
                     else:
@@ -104,7 +100,7 @@ class AuditTrial:
         return unjudged, verdicts
 
 
-def _stream(worker: Worker, function: str, **arguments: Any) -> Iterator[Any]:
+def _stream(worker: Worker, function: Callable[..., Iterator[Any]], **arguments: Any) -> Iterator[Any]:
     """Yield what a generator in the worker yields."""
     ticket = worker.post(function, **arguments)
     while True:

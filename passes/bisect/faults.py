@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 
@@ -141,14 +141,14 @@ class Loss(Fault):
         first = next((one for one in instances if one.name in lost), None)
         if first is None:
             return ()
-        return [pin.name for pin in first.pins] + ([first.core.value] if first.core else [])
+        return [site.tight.name for site in first.pins] + ([first.core.value] if first.core else [])
 
     def reproduces(self, part: DetachedModel, run: Run) -> bool:
         instances = self._instances_in(part)
         if not instances:
             return False
         outcome = run(part)
-        return not outcome.failure and outcome.model is not part and bool(self._find_lost(instances, outcome.model))
+        return outcome.changed and bool(self._find_lost(instances, outcome.model))
 
     def _instances_in(self, part: DetachedModel) -> Sequence[Instance]:
         """The instances that `part` could lose."""
@@ -285,7 +285,7 @@ class Deviation(Fault):
 
     def reproduces(self, part: DetachedModel, run: Run) -> bool:
         outcome = run(part)
-        if outcome.failure or outcome.model is part:
+        if not outcome.changed:
             return False
         try:
             feeds, expected = _reference(part, self.bench)
@@ -311,7 +311,7 @@ def compute_outputs(model: MappedModel, feeds: Feeds) -> Outputs:
 
 
 def _outputs(model: DetachedModel, feeds: Feeds, bench: PassContext) -> Outputs:
-    return bench.proofs.ask(OUTPUTS, model=portable(model, bench.spill), feeds=list(feeds))
+    return bench.proofs.ask(compute_outputs, model=portable(model, bench.spill), feeds=list(feeds))
 
 
 def _reference(source: DetachedModel, bench: PassContext) -> tuple[Feeds, Outputs]:
@@ -336,6 +336,3 @@ def _distance(expected: Outputs, got: Outputs) -> Distance:
 
 def _has_nan(value: np.ndarray) -> bool:
     return value.dtype.kind == "f" and bool(np.isnan(value).any())
-
-
-OUTPUTS: Final = "passes.bisect.faults:compute_outputs"

@@ -30,9 +30,10 @@ class StepGroup:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """The result of running steps on a model: another model, the same object, or a failure."""
+    """The result of running steps on a model; a failure leaves the model as it was."""
 
     model: DetachedModel
+    changed: bool = True
     failure: StepFailed | None = None
 
 
@@ -64,11 +65,11 @@ class Runs:
         step = steps[0] if len(steps) == 1 else OnnxOptimizerPasses(tuple(one.name for one in steps))
         try:
             result = step.apply(model, self.bench)
-            if result is not model:
-                keep_signature(model, result, narrows=step.narrows)
+            if result.changed:
+                keep_signature(model, result.model, narrows=step.narrows)
         except StepFailed as failure:
-            return StepOutcome(model, failure)
-        return StepOutcome(result)
+            return StepOutcome(model, False, failure)
+        return StepOutcome(result.model, result.changed)
 
 
 def replay(blocks: Sequence[Repeat], source: DetachedModel, runs: Runs, *, together: bool) -> Iterator[ReplayedGroup]:

@@ -119,7 +119,7 @@ def _halve(
 
 
 def _observe(fault: Fault, before: DetachedModel, outcome: StepOutcome) -> Sighting | None:
-    return None if outcome.model is before and outcome.failure is None else fault.observe(outcome)
+    return fault.observe(outcome) if outcome.changed or outcome.failure is not None else None
 
 
 @dataclass(frozen=True, slots=True)

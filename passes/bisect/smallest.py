@@ -18,7 +18,7 @@ from passes.model.extraction import extract_nodes, types_of
 from passes.provenance import carry
 from passes.rewrites.fold_constants import FoldConstants
 from passes.run.reproduce import smallest
-from passes.step import Step
+from passes.step import PassResult, Step
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
@@ -57,8 +57,8 @@ def _minimize(begun: DetachedModel, search: _Search, deadline: float) -> Detache
     try:
         folded = FoldConstants().apply(begun, search.runs.bench)
     except StepFailed:
-        folded = begun
-    start = folded if folded is not begun and search.shows(folded) else begun
+        folded = PassResult(begun, changed=False)
+    start = folded.model if folded.changed and search.shows(folded.model) else begun
     return smallest(start, search.shows, deadline, shorten=True)
 
 

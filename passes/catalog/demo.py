@@ -13,8 +13,6 @@ from passes.catalog.listing import CatalogEntry
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
-from passes.external.onnxruntime_graph import RULES
-from passes.external.onnxsim import OnnxSim
 from passes.graph.traversal import live_nodes
 from passes.model.canonical import canonical_digest
 from passes.recipe.recipe import OWN_STEPS
@@ -65,7 +63,7 @@ def show(entry: CatalogEntry, rows: Sequence[CatalogEntry], bench: PassContext) 
     before = graph_text(picture.model)
     model = detached_copy(picture.model)
     try:
-        result = isolate_pass(entry, rows).apply(model, bench)
+        result = isolate_pass(entry, rows).apply(model, bench).model
     except StepFailed as failure:
         return Demo(entry, picture.caption, before, why_not=f"on this model it failed: {failure}")
     if not fires(model, result):
@@ -94,12 +92,7 @@ def isolate_pass(entry: CatalogEntry, rows: Sequence[CatalogEntry]) -> Step:
     if not name:
         return OWN_STEPS[bare]() if bare in OWN_STEPS else OnnxOptimizerPass(bare)
     step = OWN_STEPS[name]()
-    if isinstance(step, OnnxSim) and entry.runs == "extra":
-        step = OnnxSim({"extra_optimizers": [bare]})
-    needed = {bare, *_appliers(name, bare)}
+    if entry.runs == "extra":
+        step = step.with_extra(bare)
+    needed = {bare, *step.appliers(bare)}
     return step.without([row.bare for row in rows if row.name.startswith(f"{name}/") and row.bare not in needed])
-
-
-def _appliers(step: str, bare: str) -> list[str]:
-    """The passes that have to run with this one: onnxruntime's rules run in groups."""
-    return [group for group, rules in RULES.items() if bare in rules] if step == "onnxruntime" else []

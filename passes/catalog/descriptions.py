@@ -8,7 +8,6 @@ from typing import Final, Literal
 
 __all__ = [
     "DESCRIBED",
-    "NEVER_RUN",
     "ONNXOPTIMIZER",
     "ONNXSIM",
     "STEPS",
@@ -161,13 +160,6 @@ ONNXSIM: Final[Mapping[str, Description]] = {
     "rewrite_bool_where": structure("Select among bools as among int32, for runtimes without Where on bool"),
     "shape_inference": structure("Write the inferred type and shape of every value into the model; a stage of its own"),
 }
-
-NEVER_RUN: Final[Mapping[str, str]] = {
-    "eliminate_shape_gather": "it is listed, but never run: onnxsim folds shapes in another way",
-    "extract_constant_to_initializer": "it is listed, but never run: onnxsim keeps constants apart from weights",
-}
-"""Passes that `onnxsim.simplify` always removes from its list, as its sources and its runs show."""
-
 
 STEPS: Final[Mapping[str, Description]] = {
     "fold_constants": values("Compute what depends on constants alone, where that does not make the model larger"),

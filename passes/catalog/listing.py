@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from passes.catalog.descriptions import NEVER_RUN, UNDESCRIBED, Reads, describe
+from passes.catalog.descriptions import UNDESCRIBED, Reads, describe
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external import onnxoptimizer
@@ -114,7 +114,7 @@ def _step_entry(step: Step) -> CatalogEntry:
 
 
 def _inner_entry(step: Step, bare: str, runs: Runs) -> CatalogEntry:
-    never = NEVER_RUN.get(bare, "") if step.name == "onnxsim" else ""
+    never = step.never_run.get(bare, "")
     return _entry(f"{step.name}/{bare}", step.source, "never" if never else runs, never)
 
 

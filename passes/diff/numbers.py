@@ -170,7 +170,7 @@ def measure_pairs(
     for start in range(0, len(pairs), AT_ONCE):
         part = pairs[start : start + AT_ONCE]
         answers: list[list[Distance | None] | str] = bench.proofs.ask(
-            DISTANCES,
+            measure_distances,
             before=models[0],
             after=models[1],
             pairs=part,
@@ -202,9 +202,6 @@ def _common_values(matched: ModelMatching) -> Iterator[Pair]:
 
 def _inner_values(model: DetachedModel) -> set[str]:
     return _main_values(model) - {info.name for info in model.proto.graph.output}
-
-
-DISTANCES: Final = "passes.diff.numbers:measure_distances"
 
 
 Pair = tuple[str, str]

@@ -7,14 +7,13 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from passes.errors import PolicyError, StepFailed
 from passes.suggest import nearest
 
 if TYPE_CHECKING:
     from passes.context import PassContext
-    from passes.worker.client import Function
 
 __all__ = [
     "ask",
@@ -26,6 +25,8 @@ __all__ = [
     "require",
     "texts",
 ]
+
+Answer = TypeVar("Answer")
 
 LISTING_S: Final = 180.0
 """Seconds that a library may take to be imported and listed."""
@@ -55,7 +56,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
-def ask(bench: PassContext, function: Function, step: str, **arguments: Any) -> Any:
+def ask(bench: PassContext, function: Callable[..., Answer], step: str, **arguments: Any) -> Answer:
     """Ask the worker for what the installed release has; `function` runs there and returns it.
 
     Raises:

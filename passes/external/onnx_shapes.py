@@ -9,10 +9,10 @@ import onnx
 
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.step import Step
+from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel
 
-__all__ = ["InferShapes"]
+__all__ = ["InferShapes", "call_inference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,14 @@ class InferShapes(Step):
     source: str = field(default="onnx", init=False)
     annotates: ClassVar[bool] = True
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         try:
-            inferred = onnx.shape_inference.infer_shapes(model.proto, strict_mode=True, data_prop=self.data_prop)
+            inferred = call_inference(model.proto, self.data_prop)
         except Exception as error:
             raise StepFailed(f"shape inference: {error}") from error
-        return model.with_proto(inferred)
+        return PassResult(model.with_proto(inferred))
+
+
+def call_inference(model: onnx.ModelProto, data_prop: bool) -> onnx.ModelProto:
+    """What onnx infers; it raises where types contradict each other."""
+    return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=data_prop)

@@ -13,7 +13,7 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.external.call_names import ShortNames, number_nodes, quote_own_names, restore_names
 from passes.external.pieces import GraphPieces, can_be_cut
-from passes.step import Step
+from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "OnnxOptimizerPasses",
     "PassOutput",
     "available",
+    "call_optimize",
     "default_set",
     "optimize",
     "passes_of",
@@ -39,7 +40,7 @@ class OnnxOptimizerPass(Step):
     name: str
     source: str = field(default=NAME, init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         return _apply([self.name], model, bench)
 
 
@@ -54,7 +55,7 @@ class OnnxOptimizerPasses(Step):
     def name(self) -> str:  # type: ignore[override]
         return ", ".join(self.names)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         return _apply(self.names, model, bench)
 
 
@@ -77,8 +78,7 @@ def default_set() -> tuple[str, ...]:
     return tuple(onnxoptimizer.get_fuse_and_elimination_passes())
 
 
-def _apply(names: Sequence[str], model: DetachedModel, bench: PassContext) -> DetachedModel:
-    """A new model, or the very same object when the passes change nothing."""
+def _apply(names: Sequence[str], model: DetachedModel, bench: PassContext) -> PassResult:
     nodes = model.proto.graph.node
     try:
         source = _serialize_numbered(model.proto, bench)
@@ -87,10 +87,10 @@ def _apply(names: Sequence[str], model: DetachedModel, bench: PassContext) -> De
         failure.args = (quote_own_names(str(failure), nodes),)
         raise
     if output is None:
-        return model
+        return PassResult(model, changed=False)
     made = onnx.load_from_string(output.model)
     restore_names(made, output.names, nodes)
-    return model.with_proto(made)
+    return PassResult(model.with_proto(made))
 
 
 def _serialize_numbered(proto: onnx.ModelProto, bench: PassContext) -> bytes:
@@ -128,6 +128,13 @@ def optimize(desk: dict[str, Any], model: bytes, names: Sequence[str]) -> PassOu
     for forgotten in list(remembered)[:-REMEMBERED]:
         del remembered[forgotten]
     return found
+
+
+def call_optimize(model: onnx.ModelProto, names: Sequence[str], *, fixed_point: bool = False) -> onnx.ModelProto:
+    """In the worker: what `onnxoptimizer.optimize` makes of a model, as its users call it."""
+    import onnxoptimizer
+
+    return onnxoptimizer.optimize(model, list(names), fixed_point)
 
 
 class _PreparedModel:

@@ -6,16 +6,19 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.installed import ask, refuse_unknown
 from passes.external.through_files import give_back_inputs, through_files, write
-from passes.step import CompositeStep
+from passes.step import CompositeStep, PassResult
 from passes.weights.detached import DetachedModel
 
-__all__ = ["OnnxRuntimeFusions", "facts", "fuse"]
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["OnnxRuntimeFusions", "call_optimizer", "facts", "fuse"]
 
 CONTRIB: Final = "com.microsoft"
 """The domain of the operators that only onnxruntime has."""
@@ -63,15 +66,18 @@ class OnnxRuntimeFusions(CompositeStep):
         }
         return cls(**own, flags={name: value for name, value in options.items() if name not in own})
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
-        options = {
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+        return PassResult(through_files(model, bench, fuse, self.build_arguments()))
+
+    def build_arguments(self) -> dict[str, Any]:
+        """What `call_optimizer` takes besides the file."""
+        return {
             "model_type": self.model_type,
             "num_heads": self.num_heads,
             "hidden_size": self.hidden_size,
             "opt_level": self.opt_level,
             "flags": {**self.flags, **dict.fromkeys(self.left_out, False)},
         }
-        return through_files(model, bench, fuse, options)
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         flags = {**self._flags(bench), **self.flags, **dict.fromkeys(self.left_out, False)}
@@ -144,16 +150,20 @@ def _values_by_name(flag: str) -> dict[str, Any]:
 
 def fuse(source: str, target: str, options: dict[str, Any]) -> None:
     """In the worker: fuse the file `source` into the file `target`."""
-    from onnxruntime.transformers.fusion_options import FusionOptions
-    from onnxruntime.transformers.optimizer import optimize_model
-
-    flags = options.pop("flags")
-    chosen = FusionOptions(options["model_type"])
-    for name, value in flags.items():
-        setattr(chosen, name, _values_by_name(name)[value] if name in ENUMS else value)
-    fused = optimize_model(source, optimization_options=chosen, use_gpu=False, **options).model
+    fused = call_optimizer(source, **options)
     declared = {entry.domain for entry in fused.opset_import}
     if CONTRIB not in declared and any(node.domain == CONTRIB for node in fused.graph.node):
         fused.opset_import.add(domain=CONTRIB, version=1)  # onnxruntime does without, ONNX does not
     give_back_inputs(source, fused)
     write(fused, target)
+
+
+def call_optimizer(source: str, model_type: str, flags: Mapping[str, Any], **options: Any) -> onnx.ModelProto:
+    """In the worker: what the library makes of the file `source`, as it is."""
+    from onnxruntime.transformers.fusion_options import FusionOptions
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    chosen = FusionOptions(model_type)
+    for name, value in flags.items():
+        setattr(chosen, name, _values_by_name(name)[value] if name in ENUMS else value)
+    return optimize_model(source, model_type, optimization_options=chosen, use_gpu=False, **options).model

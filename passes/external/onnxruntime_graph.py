@@ -23,10 +23,10 @@ from passes.context import PassContext
 from passes.external.installed import ask, refuse_unknown, texts
 from passes.external.through_files import through_files
 from passes.graph.traversal import every_node
-from passes.step import CompositeStep
+from passes.step import CompositeStep, PassResult
 from passes.weights.detached import DetachedModel
 
-__all__ = ["LEVELS", "RULES", "OnnxRuntimeGraph", "facts", "optimize"]
+__all__ = ["LEVELS", "NOTHING", "RULES", "OnnxRuntimeGraph", "facts", "load_in_session", "open_settings", "optimize"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,16 @@ class OnnxRuntimeGraph(CompositeStep):
     name: str = field(default="onnxruntime", init=False)
     source: str = field(default="onnxruntime", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         options = {"level": self.level, "disabled": [*self._disabled_names(), *self.left_out]}
-        return through_files(model, bench, optimize, options)
+        return PassResult(through_files(model, bench, optimize, options))
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         disabled = {*self._disabled_names(), *self.left_out}
         return tuple(name for name in self._names(bench) if name not in disabled)
+
+    def appliers(self, name: str) -> tuple[str, ...]:
+        return tuple(group for group, rules in RULES.items() if name in rules)
 
     def check(self, bench: PassContext) -> None:
         """Refuse names that the installed release does not have; onnxruntime itself ignores them in silence.
@@ -90,17 +93,13 @@ def facts(level: str) -> dict[str, list[str]]:
 
 def optimize(source: str, target: str, options: dict[str, Any]) -> None:
     """In the worker: let a session at `level` load the file `source`, and save what it made of it as `target`."""
-    import onnxruntime
-
-    settings = _settings(options["level"])
+    settings = open_settings(options["level"])
     settings.log_severity_level = ERRORS
     settings.optimized_model_filepath = target
     data = f"{Path(target).name}.data"
     settings.add_session_config_entry("session.optimized_model_external_initializers_file_name", data)
     settings.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
-    onnxruntime.InferenceSession(
-        source, settings, providers=["CPUExecutionProvider"], disabled_optimizers=options["disabled"]
-    )
+    load_in_session(source, settings, options["disabled"])
     _drop_unused_domains(onnx.load(source, load_external_data=False), target)
 
 
@@ -115,30 +114,34 @@ def _drop_unused_domains(before: onnx.ModelProto, target: str) -> None:
     Path(target).write_bytes(after.SerializeToString())
 
 
-def _settings(level: str) -> Any:
+def open_settings(level: str) -> Any:
+    """In the worker: the settings of a session that optimizes at `level`, one of `LEVELS`, or `NOTHING`."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
-    settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level])
+    name = "ORT_DISABLE_ALL" if level == NOTHING else LEVELS[level]
+    settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, name)
     return settings
+
+
+def load_in_session(model: bytes | str, settings: Any, disabled: Sequence[str]) -> None:
+    """In the worker: have a session of the CPU load a model or a file, without the `disabled` optimizers."""
+    import onnxruntime
+
+    onnxruntime.InferenceSession(
+        model, settings, providers=["CPUExecutionProvider"], disabled_optimizers=list(disabled)
+    )
 
 
 def _find_logged_transformers(level: str, disabled: Sequence[str]) -> list[str]:
     """The graph transformers that a session at `level` names in its log, each once."""
-    import onnxruntime
-
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg(x)}'
     )
-    settings = _settings(level)
+    settings = open_settings(level)
     settings.log_severity_level = INFO
     with _capture_stderr() as log:
-        onnxruntime.InferenceSession(
-            model.SerializeToString(),
-            settings,
-            providers=["CPUExecutionProvider"],
-            disabled_optimizers=list(disabled),
-        )
+        load_in_session(model.SerializeToString(), settings, disabled)
     return list(dict.fromkeys(re.findall(r"GraphTransformer (\w+) modified", log[0])))
 
 
@@ -169,6 +172,9 @@ LEVELS: Final[Mapping[str, str]] = {
     "layout": "ORT_ENABLE_LAYOUT",
     "all": "ORT_ENABLE_ALL",
 }
+
+NOTHING: Final = "disabled"
+"""The level at which a session loads a model and optimizes nothing. No step has it."""
 
 RULES: Final[Mapping[str, tuple[str, ...]]] = {
     "Level1_RuleBasedTransformer": (

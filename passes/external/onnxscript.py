@@ -13,7 +13,7 @@ from passes.context import PassContext
 from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, texts
 from passes.external.onnxscript_rules import matching_in_linear_time, rebind
 from passes.external.through_ir import through_ir
-from passes.step import CompositeStep
+from passes.step import CompositeStep, PassResult
 from passes.weights.detached import DetachedModel
 
 if TYPE_CHECKING:
@@ -44,9 +44,12 @@ class OnnxScriptOptimizer(CompositeStep):
     source: str = field(default="onnxscript", init=False)
     suspects: ClassVar[tuple[str, ...]] = ("constant_folding", SHAPES)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
-        options = {**self.options, "left_out": list(self.left_out)}
-        return through_ir(model, bench, optimize, options)
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+        return PassResult(through_ir(model, bench, optimize, self.build_arguments()))
+
+    def build_arguments(self) -> dict[str, Any]:
+        """What `optimize` takes besides the model."""
+        return {**self.options, "left_out": list(self.left_out)}
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         off = {"inline": not self.options.get("inline", True)}
@@ -125,9 +128,12 @@ class OnnxScriptRewrites(CompositeStep):
     name: str = field(default="onnxscript_rewrites", init=False)
     source: str = field(default="onnxscript", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
-        options = {"rules": list(self.rules), "left_out": list(self.left_out)}
-        return through_ir(model, bench, rewrite, options)
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+        return PassResult(through_ir(model, bench, rewrite, self.build_arguments()))
+
+    def build_arguments(self) -> dict[str, Any]:
+        """What `rewrite` takes besides the model."""
+        return {"rules": list(self.rules), "left_out": list(self.left_out)}
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         known = self._known_rules(bench)

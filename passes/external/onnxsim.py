@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar, Final
 
@@ -18,9 +18,9 @@ import onnx
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed, StepTimedOut
 from passes.external.installed import ask, refuse_older, refuse_wrong_values
-from passes.external.onnxsim_detached import import_onnxsim, simplify_detached
+from passes.external.onnxsim_detached import call_simplify, import_onnxsim, simplify_detached
 from passes.external.through_files import through_files
-from passes.step import CompositeStep
+from passes.step import CompositeStep, PassResult
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
 
@@ -37,6 +37,12 @@ STAGES: Final[Mapping[str, str]] = {
 
 RUN_UNLISTED: Final = frozenset({"fuse_matmul_add_bias_into_gemm_batched"})
 """Passes that simplify always runs although onnxsim lists them among those that have to be asked for."""
+
+NEVER_RUN: Final[Mapping[str, str]] = {
+    "eliminate_shape_gather": "it is listed, but never run: onnxsim folds shapes in another way",
+    "extract_constant_to_initializer": "it is listed, but never run: onnxsim keeps constants apart from weights",
+}
+"""Passes that simplify always removes from its list, as its sources and its runs show."""
 
 NATIVE: Final = "onnxsim.onnxsim_cpp2py_export"
 
@@ -64,25 +70,31 @@ class OnnxSim(CompositeStep):
 
     suspects: ClassVar[tuple[str, ...]] = tuple(STAGES)
     joins_weights: ClassVar[tuple[str, ...]] = ("fuse_attention",)
+    never_run: ClassVar[Mapping[str, str]] = NEVER_RUN
 
     @property
     def narrows(self) -> bool:  # type: ignore[override]
         return any(self.options.get(name) for name in ("overwrite_input_shapes", "input_shapes"))
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
-        options = dict(self.options)
-        listed = [*options.get("skipped_optimizers", ()), *(name for name in self.left_out if name not in STAGES)]
-        options |= {STAGES[name]: True for name in self.left_out if name in STAGES}
-        options["skipped_optimizers"] = list(dict.fromkeys(listed))
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+        options, why = self.build_arguments(), None
         if options.get("check_n", 0) == 0:
             try:
-                return simplify_detached(model, bench, options, options["skipped_optimizers"])
+                return PassResult(simplify_detached(model, bench, options, options["skipped_optimizers"]))
             except StepTimedOut:  # with the weights it would take no less
                 raise
-            except StepFailed:  # what it cannot do without the weights, it may do with them
+            except StepFailed as failure:  # what it cannot do without the weights, it may do with them
                 if model.unread():
                     raise
-        return through_files(model, bench, simplify, options)
+                why = f"with all weights in its memory, since it failed without them: {failure}"
+        return PassResult(through_files(model, bench, simplify, options), why=why)
+
+    def build_arguments(self) -> dict[str, Any]:
+        """What simplify is called with, besides the model: the options, and what else is left out."""
+        listed = self.options.get("skipped_optimizers") or ()
+        skipped = dict.fromkeys((*listed, *(name for name in self.left_out if name not in STAGES)))
+        stages = {STAGES[name]: True for name in self.left_out if name in STAGES}
+        return {**self.options, **stages, "skipped_optimizers": list(skipped)}
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         known = _facts(bench)
@@ -95,6 +107,9 @@ class OnnxSim(CompositeStep):
 
     def extras(self, bench: PassContext) -> tuple[str, ...]:
         return tuple(_facts(bench)["extra"])
+
+    def with_extra(self, name: str) -> OnnxSim:
+        return replace(self, options={**self.options, "extra_optimizers": [name]})
 
     def known_inner(self, bench: PassContext) -> tuple[str, ...]:
         refuse_older("onnxsim", OLDEST)
@@ -192,7 +207,7 @@ def hints() -> dict[str, Any]:
 
 def simplify(source: str, target: str, options: dict[str, Any]) -> None:
     """In the worker: simplify the file `source` into the file `target`."""
-    model, _ = import_onnxsim().simplify(source, output_path=target, **options)
+    model = call_simplify(source, {**options, "output_path": target})
     # Only onnxsim's fast path writes `output_path`; its other path returns the whole model.
     if not os.path.exists(target):
         onnx.save(model, target, save_as_external_data=True, location="after.onnx.data")

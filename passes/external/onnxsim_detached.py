@@ -33,7 +33,7 @@ from passes.rewrites.fold_constants import FoldConstants
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, detach
 from passes.weights.stand_ins import TYPED_FIELDS, clear_data, inline
 
-__all__ = ["import_onnxsim", "simplify_detached", "simplify_references"]
+__all__ = ["call_simplify", "import_onnxsim", "simplify_detached", "simplify_references"]
 
 LARGE: Final = 2**18
 """Bytes from which a weight stays behind."""
@@ -87,9 +87,9 @@ def simplify_detached(
         model = _resolve_references(onnx.load_from_string(result), model)
         for name in COMPARING:
             if name not in skipped:
-                model = OnnxOptimizerPass(name).apply(model, bench)
+                model = OnnxOptimizerPass(name).apply(model, bench).model
         if folds:
-            model = FoldConstants(grow_limit=2**31, unread_limit=LARGE).apply(model, bench)
+            model = FoldConstants(grow_limit=2**31, unread_limit=LARGE).apply(model, bench).model
         after = canonical_digest(model)
         if after == before:
             break
@@ -100,8 +100,13 @@ def simplify_detached(
 def simplify_references(model: bytes, folder: str, options: dict[str, Any]) -> bytes:
     """In the worker: simplify a serialized model whose large weights are references."""
     with contextlib.chdir(folder):
-        simplified, _ = import_onnxsim().simplify(onnx.load_from_string(model), **options)
-    return simplified.SerializeToString()
+        return call_simplify(onnx.load_from_string(model), options).SerializeToString()
+
+
+def call_simplify(model: onnx.ModelProto | str, options: Mapping[str, Any]) -> onnx.ModelProto:
+    """In the worker: what `onnxsim.simplify` makes of a model or of a file, as it is."""
+    simplified, _ = import_onnxsim().simplify(model, **options)
+    return simplified
 
 
 def import_onnxsim() -> ModuleType:

@@ -12,10 +12,10 @@ import onnx
 from passes.context import PassContext
 from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, require, texts
 from passes.external.through_files import give_back_inputs, through_files, write
-from passes.step import CompositeStep
+from passes.step import CompositeStep, PassResult
 from passes.weights.detached import DetachedModel
 
-__all__ = ["OnnxSlim", "facts", "hints", "slim"]
+__all__ = ["OnnxSlim", "call_slim", "facts", "hints", "slim"]
 
 SHAPES: Final = "shape_inference"
 """What slim does beside its listed optimizations; `no_shape_infer` leaves it out."""
@@ -41,9 +41,12 @@ class OnnxSlim(CompositeStep):
     def narrows(self) -> bool:  # type: ignore[override]
         return bool(self.options.get("input_shapes"))
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
-        options = {**self.options, "left_out": list(self.left_out)}
-        return through_files(model, bench, slim, options)
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+        return PassResult(through_files(model, bench, slim, self.build_arguments()))
+
+    def build_arguments(self) -> dict[str, Any]:
+        """What `call_slim` takes besides the model."""
+        return {**self.options, "left_out": list(self.left_out)}
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         known = _facts(bench)
@@ -98,19 +101,26 @@ def hints() -> dict[str, Any]:
 
 
 def slim(source: str, target: str, options: dict[str, Any]) -> None:
-    """In the worker: slim the file `source` into the file `target`.
+    """In the worker: slim the file `source` into the file `target`."""
+    model = call_slim(source, options)
+    give_back_inputs(source, model)
+    write(model, target)
+
+
+def call_slim(model: onnx.ModelProto | str, options: Mapping[str, Any]) -> onnx.ModelProto:
+    """In the worker: what `onnxslim.slim` makes of a model or of a file, as it is.
 
     `options` are those of `onnxslim.slim`, and `left_out`, names of either kind.
     """
     import onnxslim
 
-    left_out = options.pop("left_out")
-    known = facts()
+    known, left_out = facts(), options["left_out"]
+    arguments = {name: value for name, value in options.items() if name != "left_out"}
     for key, names in (("skip_fusion_patterns", "patterns"), ("skip_optimizations", "optimizations")):
-        options[key] = [*options.get(key, ()), *(name for name in left_out if name in known[names])]
-    options["no_shape_infer"] = bool(options.get("no_shape_infer")) or SHAPES in left_out
-    model = onnxslim.slim(source, **options)
-    if not isinstance(model, onnx.ModelProto):
+        arguments[key] = [*options.get(key, ()), *(name for name in left_out if name in known[names])]
+    arguments["no_shape_infer"] = bool(options.get("no_shape_infer")) or SHAPES in left_out
+    library: Any = onnxslim.slim  # its annotations are not those of its arguments
+    slimmed = library(model, **arguments)
+    if not isinstance(slimmed, onnx.ModelProto):
         raise ValueError("onnxslim's own model_check found that the outputs have changed")
-    give_back_inputs(source, model)
-    write(model, target)
+    return slimmed

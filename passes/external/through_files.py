@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,12 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, read_model
 from passes.weights.files import save
-from passes.worker.client import Function
 
 __all__ = ["give_back_inputs", "through_files", "write"]
 
 
 def through_files(
-    model: DetachedModel, bench: PassContext, function: Function, options: Mapping[str, Any]
+    model: DetachedModel, bench: PassContext, function: Callable[..., None], options: Mapping[str, Any]
 ) -> DetachedModel:
     """Call `function(source=…, target=…, options=…)` in the worker on the attached model, and read what it wrote.
 

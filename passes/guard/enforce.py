@@ -10,10 +10,10 @@ from passes.errors import ModelError, PolicyError, StepFailed
 from passes.guard.call_log import Returned
 from passes.guard.calls.base import CallPlan, InterceptedCall
 from passes.guard.calls.steps import RecordedStep
-from passes.guard.proof import NotComparable, StructureOnly, numbers_prover
+from passes.guard.proof import NotComparable, numbers_prover
 from passes.guard.settings import CombinedPolicy
 from passes.model.canonical import canonical_digest
-from passes.proof.numeric import NumericProver
+from passes.proof.prover import Prover, StructureProver
 from passes.provenance import carry
 from passes.run.pins import unpin
 from passes.run.result import PassRun, Status
@@ -81,23 +81,20 @@ class _Judge:
     policy: CombinedPolicy
     bench: PassContext
     watched: TrackedStructures
-    prover: NumericProver
+    prover: Prover
+    proven: bool
+    """Whether the prover compares numbers, and not only structure."""
     notes: list[str]
 
     @classmethod
     def of(cls, call: InterceptedCall, policy: CombinedPolicy, bench: PassContext) -> _Judge:
         watched = find_structures(call.model, policy.merge(), ())
-        notes: list[str] = []
         try:
             prover = numbers_prover(call, watched.must_hold(), bench)
         except NotComparable as reason:
-            notes.append(_line(f"only the structure is proven: {reason}"))
-            prover = StructureOnly((), bench)
-        return cls(call, policy, bench, watched, prover, notes)
-
-    @property
-    def proven(self) -> bool:
-        return not isinstance(self.prover, StructureOnly)
+            notes = [_line(f"only the structure is proven: {reason}")]
+            return cls(call, policy, bench, watched, StructureProver(bench), False, notes)
+        return cls(call, policy, bench, watched, prover, True, [])
 
     def attempt(self, plan_of: Callable[[], CallPlan | None]) -> tuple[PassRun | None, CallPlan | None, str]:
         """Return a run, its plan, and why it failed as a whole; empty if any of its steps ran."""

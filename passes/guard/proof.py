@@ -1,4 +1,4 @@
-"""How a call's result is proven: by numbers where the model can be run, else by its structure alone."""
+"""The prover of a call: it compares numbers on the caller's inputs, or on drawn ones of the caller's shapes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from passes.model.canonical import CanonicalGraph
 from passes.optimize import FIRST_SIZE, drawn_shape, open_dims, plan_draws
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawPlan
 from passes.proof.numeric import NumericProver
-from passes.proof.types import Measurement, Sensitivity
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 
-__all__ = ["NotComparable", "StructureOnly", "numbers_prover"]
+__all__ = ["NotComparable", "numbers_prover"]
 
 MOST_ELEMENTS: Final = 2**24
 """The most elements of one input that is drawn."""
@@ -40,25 +39,6 @@ class NumbersProver(NumericProver):
         if not self._has_looked:
             super().watch(model, instances, reading)
         self._has_looked = True
-
-
-class StructureOnly(NumericProver):
-    """Compares no numbers, and so finds no difference."""
-
-    def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
-        return Measurement({}, {})
-
-    def has_run(self, model: DetachedModel) -> bool:
-        return True
-
-    def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
-        return Measurement({}, {})
-
-    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
-        pass
-
-    def power(self) -> Sensitivity:
-        return Sensitivity(math.inf, ())
 
 
 def numbers_prover(call: InterceptedCall, instances: Sequence[Instance], bench: PassContext) -> NumericProver:

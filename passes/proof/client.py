@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 from uuid import uuid4
 
 from passes.context import PassContext
@@ -17,6 +17,7 @@ from passes.proof.gauges import Gauges
 from passes.proof.numbers import Tolerance
 from passes.proof.part import ProofPart
 from passes.proof.precision import Precisions
+from passes.proof.server import ask, run_and_choose
 from passes.proof.tables import Match, TablesPart
 from passes.proof.types import BaselineRun, DrawErrors, Reference, RunRequest
 from passes.weights.detached import DetachedModel
@@ -24,9 +25,6 @@ from passes.weights.sharing import portable
 from passes.worker.client import ask_again
 
 __all__ = ["ProofClient", "choose_in_worker"]
-
-ASK: Final = "passes.proof.server:ask"
-CHOOSE: Final = "passes.proof.server:run_and_choose"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +141,7 @@ class ProofClient:
             self._worker.start()
             if self._generation != self._worker.generation:
                 self._open()
-            ticket = self._worker.post(ASK, owner=self._owner, question=question, **arguments)
+            ticket = self._worker.post(ask, owner=self._owner, question=question, **arguments)
             if self._generation == self._worker.generation:
                 return _PendingQuestion(on_answer, question, arguments, ticket)
             # The process was killed just before, so the question went to a new one, which knows nothing yet.
@@ -174,11 +172,13 @@ def choose_in_worker(
         StepFailed: onnxruntime refuses the model, it does not run on a draw that is needed, or the process ended.
     """
 
-    def ask(plan: DrawPlan) -> tuple[list[ChosenDraw], list[str]]:
-        return bench.proofs.ask(CHOOSE, model=portable(model, bench.spill), plan=plan, random_outputs=random_outputs)
+    def choose(plan: DrawPlan) -> tuple[list[ChosenDraw], list[str]]:
+        return bench.proofs.ask(
+            run_and_choose, model=portable(model, bench.spill), plan=plan, random_outputs=random_outputs
+        )
 
     try:
-        return ask(plan)
+        return choose(plan)
     except (StepCrashed, StepTimedOut) as failure:
-        chosen, skipped = ask(plan.reduce_to_needed())
+        chosen, skipped = choose(plan.reduce_to_needed())
         return chosen, [*skipped, BROUGHT_DOWN.format(failure)]

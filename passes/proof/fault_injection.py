@@ -51,17 +51,17 @@ class InjectedFault:
 
 
 def build_fault(model: DetachedModel, instances: Sequence[Instance]) -> InjectedFault:
-    """The fault in all weights of `instances` at once. It is observed at each instance's own pins and ends there."""
+    """The fault in all weights of `instances` at once. It is observed at the values that they make, and ends there."""
     graph = model.proto.graph
     weights = {weight.name for instance in instances for weight in instance.weights}
-    pins = {pin.name for instance in instances for pin in instance.pins}
+    results = {name for instance in instances for name in instance.weight_results}
     touched, touching = set(weights), []
     for node in graph.node:
         if touched.intersection(reads_of(node)):
             touching.append(node)
-            # The fault ends at a pin: the values after it belong to other instances.
-            touched.update(name for name in node.output if name not in pins)
-    reached = {name for node in touching for name in node.output} & pins
+            # The fault ends there: the values after it belong to other instances.
+            touched.update(name for name in node.output if name not in results)
+    reached = {name for node in touching for name in node.output} & results
     nodes = _select_needed(touching, reached)
     computed = {name for node in nodes for name in node.output}
     stored = {tensor.name for tensor in graph.initializer}
@@ -75,9 +75,11 @@ def build_fault(model: DetachedModel, instances: Sequence[Instance]) -> Injected
     part.graph.input.extend(info for info in graph.input if info.name in read and info.name not in stored)
     cuts = tuple(name for name in read if name not in stored and name not in given)
     part.graph.input.extend(onnx.ValueInfoProto(name=name) for name in cuts)
-    seen = {one.name: tuple(pin.name for pin in one.pins if pin.name in reached) for one in instances if one.weights}
+    seen = {one.name: tuple(filter(reached.__contains__, one.weight_results)) for one in instances if one.weights}
     zeroed = tuple(name for name in read if name in weights)
-    return InjectedFault(model.with_proto(part), cuts, zeroed, {name: pins for name, pins in seen.items() if pins})
+    return InjectedFault(
+        model.with_proto(part), cuts, zeroed, {name: values for name, values in seen.items() if values}
+    )
 
 
 def _select_needed(nodes: Sequence[NodeProto], wanted: set[str]) -> list[NodeProto]:

@@ -114,15 +114,14 @@ class NumericProver:
 
         `model` is the exported model, whose outputs have been compared with the reference. It runs in the background:
         the first call that needs a number blocks until it finishes, and gets its error. The fault is planted in all
-        kept weights at once and observed at each instance's own pins.
+        kept weights at once and observed at the values that each instance's own weights make.
         """
-        tiers = [tier for one in instances for tier in (one.pins, one.relaxed_pins, one.wide_pins)]
         self._measured.clear()
         if not self._references and self._plan is None:
             return
         fault, meanings = build_fault(model, instances), self._meanings(reading or read(model))
         self._gauges = gauges_of(model)
-        self._probes = tuple(dict.fromkeys(pin.name for tier in tiers for pin in tier))
+        self._probes = tuple(dict.fromkeys(value for instance in instances for value in instance.values))
         inner = list(dict.fromkeys((*self._probes, *fault.cuts)))
         self._judge_by(model, inner)
         request = RunRequest(

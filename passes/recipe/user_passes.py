@@ -21,12 +21,13 @@ from types import ModuleType
 from typing import Any, ClassVar, Final, Literal, TypeVar
 
 import onnx
+from google.protobuf.message import DecodeError
 
 from passes.context import PassContext
-from passes.errors import PassError, PolicyError
+from passes.errors import PassError, PolicyError, StepFailed
 from passes.external.through_files import through_files, write
 from passes.graph.traversal import sort_nodes
-from passes.step import Step
+from passes.step import PassResult, Step
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
 
@@ -66,28 +67,45 @@ class UserPass(Step):
     source: str = "user"
     annotates: ClassVar[bool] = True
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         what = {"reference": self.reference, "options": dict(self.options)}
         if self.reads == "values":
-            return through_files(model, bench, run_on_file, what)
+            return PassResult(through_files(model, bench, run_on_file, what))
         result = bench.worker.call(run_on_structure, model=model.proto.SerializeToString(), **what)
         proto = onnx.load_from_string(result)
         sort_nodes(proto.graph)
-        return model.with_proto(proto)
+        return PassResult(model.with_proto(proto))
 
 
 class AdoptedStep(Step):
-    """A full step whose class does not derive from `Step`: what it lacks of one has the defaults.
+    """A full step of the user's: what it lacks of a step has the defaults, and it may return a model alone.
 
     Args:
-        step: an object with `name`, `source` and `apply(model, bench)`.
+        step: an object with `name`, `source` and `apply(model, bench)`, which returns a PassResult, or a DetachedModel:
+            the one that it was given for no change.
     """
 
     def __init__(self, step: Any) -> None:
         own = [name for name in dir(Step) if not name.startswith("_") and hasattr(step, name)]
-        vars(self).update({name: getattr(step, name) for name in ("name", "source", *own)})
+        vars(self).update({name: getattr(step, name) for name in ("name", "source", *own) if name != "apply"})
         if "inner" in own and "without" in own:
-            vars(self).update(is_composite=True, without=lambda names: AdoptedStep(step.without(names)))
+            is_composite = getattr(step, "is_composite", True)
+            vars(self).update(is_composite=is_composite, without=lambda names: AdoptedStep(step.without(names)))
+        self._apply = step.apply
+
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+        try:
+            made = self._apply(model, bench)
+        except (PassError, DecodeError):
+            raise
+        except Exception as error:
+            raise StepFailed(f"{type(error).__name__}: {error}") from error
+        result = made if isinstance(made, PassResult) else PassResult(made, changed=made is not model)
+        after: object = result.model
+        if not isinstance(after, DetachedModel) or not isinstance(after.proto, onnx.ModelProto):
+            found = type(after.proto if isinstance(after, DetachedModel) else after).__name__
+            raise StepFailed(f"returned {found}; expected a DetachedModel, which holds an onnx.ModelProto")
+        return result
 
 
 def user_step(reference: str, options: Mapping[str, Any]) -> Step:
@@ -99,7 +117,7 @@ def user_step(reference: str, options: Mapping[str, Any]) -> Step:
     """
     loaded = _load_pass(reference, options)
     if loaded.takes_bench:
-        return loaded.owner if isinstance(loaded.owner, Step) else AdoptedStep(loaded.owner)
+        return AdoptedStep(loaded.owner)
     entry = None if is_reference(reference) else installed_passes()[reference]
     name = loaded.name if entry is None else reference
     source = entry.dist.name if entry is not None and entry.dist is not None else "user"

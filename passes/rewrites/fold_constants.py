@@ -17,7 +17,7 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.graph.op_facts import RANDOM_OPS
 from passes.graph.traversal import reads_of
-from passes.step import Step
+from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, WeightFile, WeightRef, portable
 from passes.weights.stand_ins import DETACH_FROM_BYTES, Weight, digest_of, initializer_of
@@ -42,12 +42,12 @@ class FoldConstants(Step):
     name: str = field(default="fold_constants", init=False)
     source: str = field(default="onnxline", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         excluded, unread = set[str](), _unread_to_skip(model, self.unread_limit)
         while True:
             nodes = _foldable(model.proto, excluded, unread)
             if not nodes:
-                return model
+                return PassResult(model, changed=False)
             groups = _groups(nodes)
             sizes = _sizes(model)
             read = _read_by_others(model.proto, nodes)
@@ -61,7 +61,7 @@ class FoldConstants(Step):
                 if one.nbytes > max(self.grow_limit, _bytes_read(group, sizes))
             }
             if not too_large:
-                return _replace_nodes(model, nodes, [one for results in computed for one in results])
+                return PassResult(_replace_nodes(model, nodes, [one for results in computed for one in results]))
             excluded |= {node.output[0] for node in nodes if too_large & set(node.output)}
 
 

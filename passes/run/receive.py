@@ -3,47 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import GraphProto
 
 from passes.context import PassContext
-from passes.errors import ModelError, PassError, StepFailed
+from passes.errors import ModelError, StepFailed
 from passes.graph.traversal import bodies_of
-from passes.step import Step
+from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel
 
 __all__ = ["apply_step", "keep_ir_version"]
 
 
-def apply_step(step: Step, model: DetachedModel, bench: PassContext) -> DetachedModel:
-    """Run `step` on `model`; returns the same object for no change.
+def apply_step(step: Step, model: DetachedModel, bench: PassContext) -> PassResult:
+    """Run `step` on `model`.
 
     Raises:
-        StepFailed: the step failed, or what it returned is no model or cannot be read.
+        StepFailed: the step failed, or what it made cannot be read.
     """
     try:
-        made = step.apply(model, bench)
-        if made is not model:
-            _refuse_unreadable(made)
+        result = step.apply(model, bench)
     except (ModelError, DecodeError) as error:  # not the user's model is broken: this step's result is
         raise StepFailed(f"made a model that cannot be read: {error}") from error
-    except PassError:
-        raise
-    except Exception as error:
-        if step.apply.__module__.startswith(OURS):
-            raise  # a bug of ours, and no fault of the pass
-        raise StepFailed(f"{type(error).__name__}: {error}") from error
-    return made
+    if result.changed:
+        _refuse_unreadable(result.model)
+    return result
 
 
-def _refuse_unreadable(made: object) -> None:
-    if not isinstance(made, DetachedModel) or not isinstance(made.proto, onnx.ModelProto):
-        found = type(made.proto if isinstance(made, DetachedModel) else made).__name__
-        raise StepFailed(f"returned {found}; expected a DetachedModel, which holds an onnx.ModelProto")
-    for text in _texts(made.proto.graph):
+def _refuse_unreadable(model: DetachedModel) -> None:
+    for text in _texts(model.proto.graph):
         if isinstance(text, bytes):  # so protobuf reads a name that is not UTF-8
             raise StepFailed(f"made a model that cannot be read: the name {text!r} is not UTF-8")
 
@@ -74,7 +64,3 @@ def keep_ir_version(before: DetachedModel, after: DetachedModel) -> None:
             return
     if needed and proto.ir_version != needed:
         proto.ir_version = needed if not proto.ir_version else min(needed, proto.ir_version)
-
-
-OURS: Final = __name__.removesuffix("run.receive")
-"""What the names of our modules begin with."""

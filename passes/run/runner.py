@@ -169,7 +169,7 @@ class _PassLoop:
         for accepted in later:
             attempt = self._trial().try_step(accepted.step)
             status = attempt.status if attempt.why else Status.RAN
-            row = self._row(accepted.step, status, attempt.why or _without(accepted.step), attempt)
+            row = self._row(accepted.step, status, attempt.why or _reason(accepted.step, attempt), attempt)
             was = self.rows[accepted.row]
             self.rows[accepted.row] = replace(row, name=was.name, seconds=was.seconds, turn=was.turn)
             self._report_change(accepted.row, attempt)
@@ -205,7 +205,7 @@ class _PassLoop:
             self._record(step, attempt.status, attempt.why, attempt)
             self.rows[-1] = replace(self.rows[-1], reproducer=saved)
             return
-        self._record(step, Status.RAN, _without(step), attempt)
+        self._record(step, Status.RAN, _reason(step, attempt), attempt)
         if attempt.changed:
             self._accept(len(self.rows) - 1, step, attempt)
 
@@ -249,5 +249,7 @@ class _PassLoop:
         return PassRow(step.name, step.source, status, reason, nodes, after, 0.0, changed, errors, diff, lost)
 
 
-def _without(step: Step) -> str:
-    return "without " + ", ".join(step.left_out) if step.left_out else ""
+def _reason(step: Step, attempt: Attempt) -> str:
+    """What the row of a step that ran says: the passes that it left out, and what it says of itself."""
+    left_out = f"without {', '.join(step.left_out)}" if step.left_out else ""
+    return "; ".join(filter(None, (left_out, attempt.note)))

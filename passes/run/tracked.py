@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -13,6 +13,7 @@ from passes.errors import PolicyError
 from passes.policy.policy import Policy
 from passes.structures import Instance, SearchResult, structure_of
 from passes.structures.core_check import find_lost_cores
+from passes.structures.types import PinSite
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
@@ -39,7 +40,7 @@ class TrackedStructures:
     def pins(self, made: Set[str]) -> list[ValueInfoProto]:
         """The values to hold visible: for each kept value the first of its pins that is still computed and read. `made`
         holds the names of all such values."""
-        return [_first(tiers, made) for one in self._kept_instances() for tiers in _tiers(one)]
+        return [_first(site, made) for instance in self._kept_instances() for site in instance.pins]
 
     def relaxed_pins(self, made: Set[str]) -> list[ValueInfoProto]:
         """The pins to try second: empty where they would not give a pass more room than the first ones.
@@ -54,21 +55,21 @@ class TrackedStructures:
         return self._further_pins(made, 2)
 
     def _further_pins(self, made: Set[str], at: int) -> list[ValueInfoProto]:
-        loosened = [tiers for one in self._kept_instances() if one.boundary is None for tiers in _tiers(one)]
-        if not any(_gives_room(tiers, at, made) for tiers in loosened):
+        movable = [site for instance in self._kept_instances() if instance.boundary is None for site in instance.pins]
+        if not any(_gives_room(site, at, made) for site in movable):
             return []
-        firm = [tiers for one in self._kept_instances() if one.boundary is not None for tiers in _tiers(one)]
-        further = [(*tiers[at:], *reversed(tiers[:at])) for tiers in loosened]
-        return [_first(tiers, made) for tiers in (*further, *firm)]
+        firm = [site for instance in self._kept_instances() if instance.boundary is not None for site in instance.pins]
+        further = [(*site[at:], *reversed(site[:at])) for site in movable]
+        return [_first(pins, made) for pins in (*further, *firm)]
 
     def _kept_instances(self) -> list[Instance]:
         return [instance for kind in sorted(self.pinned) for instance in self.instances[kind]]
 
     def must_hold(self) -> list[Instance]:
-        """The enforced instances, as the prover needs them: their pins are the values that their own weights make."""
+        """The enforced instances, each under a name of its own."""
         held = [instance for kind in sorted(self.enforced) for instance in self.instances[kind]]
         names = Counter(one.name for one in held)
-        return [_provable(one, one.name if names[one.name] == 1 else f"{one.kind} {one.name}") for one in held]
+        return [one if names[one.name] == 1 else replace(one, name=f"{one.kind} {one.name}") for one in held]
 
     def find_lost(self, model: DetachedModel) -> Lost:
         """The structures that `model` no longer has, judged by each structure's own checker."""
@@ -82,28 +83,13 @@ class TrackedStructures:
         return {**lost, **(find_lost_cores(cores, model) if cores else {})}
 
 
-def _tiers(instance: Instance) -> Iterator[tuple[ValueInfoProto, ...]]:
-    """For each kept value its pins: the first, the second, and the one for a step that leaves something out."""
-    loose = instance.relaxed_pins or instance.pins
-    return zip(instance.pins, loose, instance.wide_pins or loose, strict=True)
-
-
 def _first(pins: Sequence[ValueInfoProto], made: Set[str]) -> ValueInfoProto:
     return next((pin for pin in pins if pin.name in made), pins[-1])
 
 
-def _gives_room(tiers: Sequence[ValueInfoProto], at: int, made: Set[str]) -> bool:
-    """Whether there is something between the first of `tiers` and the one `at` a place that the one before excludes."""
-    return {tiers[0].name, tiers[at].name} <= made and tiers[at].name != tiers[at - 1].name
-
-
-def _provable(instance: Instance, name: str) -> Instance:
-    """The instance for the prover. A fault in its weights has to show where it ends; other values are only compared."""
-    if instance.core is None and instance.boundary is None:
-        return replace(instance, name=name)
-    ends = [pin for pin in instance.pins if instance.core and instance.weights and pin.name == instance.core.value]
-    compared = (*instance.pins, *instance.relaxed_pins, *instance.wide_pins)
-    return replace(instance, name=name, pins=tuple(ends), relaxed_pins=compared, wide_pins=())
+def _gives_room(site: PinSite, at: int, made: Set[str]) -> bool:
+    """Whether there is something between the tight pin and the one `at` a place that the one before excludes."""
+    return {site.tight.name, site[at].name} <= made and site[at].name != site[at - 1].name
 
 
 def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) -> TrackedStructures:

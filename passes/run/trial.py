@@ -23,7 +23,7 @@ from passes.run.pins import build_pin_probe, pin, unpin
 from passes.run.receive import apply_step, keep_ir_version
 from passes.run.result import Status
 from passes.run.tracked import Lost, TrackedStructures
-from passes.step import Step
+from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel
 
 __all__ = ["Attempt", "NarrowedStep", "Trial"]
@@ -41,6 +41,8 @@ class Attempt:
     why: str
     status: Status = Status.REVERTED
     """Status to report if this attempt is rejected."""
+    note: str = ""
+    """What the step says of itself."""
 
     @property
     def model(self) -> DetachedModel:
@@ -133,7 +135,7 @@ class Trial:
             after = apply_step(step, probe, self.bench)
         except StepFailed:
             return False
-        return after is probe or canonical_digest(after) == canonical_digest(probe)
+        return not after.changed or canonical_digest(after.model) == canonical_digest(probe)
 
     def try_step(self, step: Step) -> Attempt:
         """`attempt`, with a step that fails as an attempt too."""
@@ -186,22 +188,23 @@ class Trial:
 
     def _judge(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt:
         """Run `step` on `pinned`, a pinned copy of `source`, and judge the result against the current model."""
-        after = self._run_step(step, source, pinned)
+        result = apply_step(step, pinned, self.bench)
+        after = self._receive(result, step, source, pinned) if result.changed else None
         if after is None:
-            return Attempt(self.subject, False, {}, None, "")
+            return Attempt(self.subject, False, {}, None, "", note=result.why or "")
         lost = {key: why for key, why in self.watched.find_lost(after.model).items() if key not in self.gone}
         broken = [f"{kind} {name}: {why}" for (kind, name), why in lost.items() if kind in self.watched.enforced]
         if broken:
             return Attempt(after, True, lost, None, _several("breaks", broken))
         measurement = self.prover.measure(after.model, after.reading)
-        return Attempt(after, True, lost, measurement, measurement.why and f"differs: {measurement.why}")
+        why = measurement.why and f"differs: {measurement.why}"
+        return Attempt(after, True, lost, measurement, why, note=result.why or "")
 
-    def _run_step(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> AnalyzedModel | None:
-        """Run `step` on `pinned`, unpin the result and carry provenance over to it; None for no change."""
-        made = apply_step(step, pinned, self.bench)
-        if made is pinned:
-            return None
-        after = AnalyzedModel(self.remove_pins(made, narrows=step.narrows))
+    def _receive(
+        self, result: PassResult, step: Step, source: AnalyzedModel, pinned: DetachedModel
+    ) -> AnalyzedModel | None:
+        """Unpin the result of `step` on `pinned` and carry provenance over to it; None if nothing has changed."""
+        after = AnalyzedModel(self.remove_pins(result.model, narrows=step.narrows))
         if after.invalid and not self.subject.invalid:  # sources are; then no step is blamed for it
             raise InvalidResult(f"makes a model that is not valid ONNX: {after.invalid}")
         is_same = after.size == self.subject.size and after.reading.canonical == self.subject.reading.canonical

@@ -20,6 +20,7 @@ from passes.structures.types import (
     CoreNode,
     Instance,
     KeptWeight,
+    PinSite,
     SearchResult,
 )
 from passes.structures.view import LAYOUT_OPS, PASSING_OPS, GraphView, attribute_of, constant_of, module_of, op_of
@@ -84,7 +85,7 @@ def instances_of(kind: str, candidates: Iterable[Candidate], view: GraphView) ->
             name,
             module,
             builder.weights(candidate),
-            pins_at(candidate.pins, view),
+            tuple(map(PinSite.only, pins_at(candidate.pins, view))),
             core=Core(builder.core(candidate), candidate.value),
         )
         for candidate, name, module in zip(kept, names, modules, strict=True)

@@ -40,7 +40,7 @@ def find_lost_projections(instances: Sequence[Instance], model: DetachedModel) -
     needed = Counter(weight.digests for instance in instances for weight in instance.weights)
     reasons: dict[str, str] = {}
     for instance in instances:
-        values = {weight.role: pin.name for weight, pin in zip(instance.weights, instance.pins, strict=False)}
+        values = {weight.role: site.tight.name for weight, site in zip(instance.weights, instance.pins, strict=False)}
         missing = []
         for weight in instance.weights:
             made = products.values_with(weight)

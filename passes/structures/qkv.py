@@ -18,7 +18,7 @@ from passes.model.rounding import Sums, sums_of
 from passes.structures.attention import Operands, attention_operands
 from passes.structures.matrices import Matrix, matrix_values
 from passes.structures.projection import Projection, computed_from, projections_behind, without_shared_rotation
-from passes.structures.types import Instance, KeptWeight, SearchResult
+from passes.structures.types import Instance, KeptWeight, PinSite, SearchResult
 from passes.structures.view import PASSING_OPS, GraphView, attribute_of, module_of
 from passes.weights.stand_ins import digest_of
 
@@ -150,8 +150,9 @@ def _instance(view: GraphView, triple: Triple, weights: tuple[KeptWeight, ...], 
     heads = [_behind_reshape(view, name) for name in sums]
     # A pin needs a type, and a value of the main graph; elsewhere only the checker protects the instance.
     known = all(name in view.types and name in made for name in (*outputs, *sums, *heads))
-    pins, loose, wide = (tuple(view.types[name] for name in names if known) for names in (outputs, sums, heads))
-    return Instance("qkv", module, module, weights, pins, loose, wide)
+    sites = zip(outputs, sums, heads, strict=True) if known else ()
+    pins = tuple(PinSite(*(view.types[name] for name in names)) for names in sites)
+    return Instance("qkv", module, module, weights, pins)
 
 
 def _behind_bias(view: GraphView, name: str) -> str:

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from onnx import NodeProto, TensorProto, ValueInfoProto
+from onnx import NodeProto, TensorProto
 
 from passes.structures.candidates import Candidate, instances_of, pins_at
-from passes.structures.types import Boundary, Crossing, Instance, SearchResult
+from passes.structures.types import Boundary, Crossing, Instance, PinSite, SearchResult
 from passes.structures.view import PASSING_OPS, GraphView, modules_of
 from passes.suggest import nearest
 
@@ -59,8 +59,7 @@ def find_modules(view: GraphView, kind: str, pattern: str) -> SearchResult:
     for path, nodes in inside.items():
         boundary = _boundary_of(view, nodes) if fnmatch.fnmatchcase(path, pattern) else None
         if boundary is not None:
-            pins, loose = _pins(view, boundary)
-            instances.append(Instance(kind, path, path, (), pins, loose, boundary=boundary))
+            instances.append(Instance(kind, path, path, (), _pin_sites(view, boundary), boundary=boundary))
     return SearchResult(tuple(instances), "" if instances else _other_modules(list(inside), pattern))
 
 
@@ -110,11 +109,11 @@ def _reads(view: GraphView, name: str, made: set[str]) -> Iterator[tuple[str, bo
             yield name, not made.isdisjoint(reader.output)
 
 
-def _pins(view: GraphView, boundary: Boundary) -> tuple[tuple[ValueInfoProto, ...], tuple[ValueInfoProto, ...]]:
-    """The pins: each value where it is computed, and, for the second choice, where it is read."""
+def _pin_sites(view: GraphView, boundary: Boundary) -> tuple[PinSite, ...]:
+    """For each value that crosses the boundary, where it is computed and, behind layout ops, where it is read."""
     pairs = [(one.value, read) for one in (*boundary.inputs, *boundary.outputs) for read in one.read_as]
     known = [pair for pair in pairs if len(pins_at(pair, view)) == len(set(pair))]
-    return tuple(view.types[value] for value, _ in known), tuple(view.types[read] for _, read in known)
+    return tuple(PinSite(view.types[value], view.types[value], view.types[read]) for value, read in known)
 
 
 def _is_size(view: GraphView, name: str) -> bool:

@@ -28,12 +28,11 @@ def subgraph_of(instance: Instance, view: GraphView) -> list[NodeProto]:
     """
     if instance.boundary is not None:
         return _sort(_inside(instance.boundary, view), view)
-    pinned = [one.name for one in (*instance.pins, *instance.relaxed_pins, *instance.wide_pins)]
-    seeds = [view.producers[name] for name in pinned if name in view.producers]
+    seeds = [view.producers[name] for name in instance.values if name in view.producers]
     if instance.core is not None:
         seeds += _core(instance.core.last, view.producers.get(instance.core.value), view)
         return nodes_between(seeds, view)
-    starts = [view.producers[one.name] for one in instance.pins if one.name in view.producers]
+    starts = [view.producers[site.tight.name] for site in instance.pins if site.tight.name in view.producers]
     return nodes_between([*seeds, *_meeting(starts, view)], view, HOPS)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 import onnx
 
@@ -19,6 +19,7 @@ __all__ = [
     "Crossing",
     "Instance",
     "KeptWeight",
+    "PinSite",
     "SearchResult",
     "Wiring",
 ]
@@ -101,6 +102,22 @@ class Wiring:
     strangers: int
 
 
+class PinSite(NamedTuple):
+    """Where one kept value can be pinned, each place further downstream, with the types that graph outputs need."""
+
+    tight: onnx.ValueInfoProto
+    """The value itself, the first choice."""
+    after_bias: onnx.ValueInfoProto
+    """The second choice: with it a pass may do more, and also too much."""
+    after_reshape: onnx.ValueInfoProto
+    """For a step without the passes that are known to break this kind."""
+
+    @classmethod
+    def only(cls, value: onnx.ValueInfoProto) -> Self:
+        """The site of a value that has no other place."""
+        return cls(value, value, value)
+
+
 @dataclass(frozen=True, slots=True)
 class Instance:
     """One occurrence of a structure in the exported model."""
@@ -110,16 +127,25 @@ class Instance:
     module: str
     """Torch module path from the exporter's metadata; empty where there is none."""
     weights: tuple[KeptWeight, ...]
-    pins: tuple[onnx.ValueInfoProto, ...]
-    """The values to pin during a pass, with the types that graph outputs need."""
-    relaxed_pins: tuple[onnx.ValueInfoProto, ...] = ()
-    """Values a little further downstream, the second choice: with them a pass may do more, and also too much."""
-    wide_pins: tuple[onnx.ValueInfoProto, ...] = ()
-    """Values still further downstream, for a step without the passes that are known to break this kind."""
+    pins: tuple[PinSite, ...]
+    """Where to pin each kept value during a pass."""
     core: Core | None = None
     wiring: Wiring | None = None
     """Filled in by the checker."""
     boundary: Boundary | None = None
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The names of all values that a pin may hold, first those of the tight pins."""
+        return tuple(dict.fromkeys(info.name for infos in zip(*self.pins, strict=True) for info in infos))
+
+    @property
+    def weight_results(self) -> tuple[str, ...]:
+        """The values that the instance's own weights make: a fault in its weights has to show there."""
+        tight = tuple(site.tight.name for site in self.pins)
+        if self.core is None and self.boundary is None:
+            return tight
+        return tuple(name for name in tight if self.core and self.weights and name == self.core.value)
 
 
 @dataclass(frozen=True, slots=True)

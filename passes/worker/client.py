@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -22,15 +23,12 @@ from passes.errors import StepCrashed, StepFailed, StepTimedOut
 from passes.worker.own_names import FILE as OWN_NAMES
 from passes.worker.platforms import kill, run_on, start_process, was_killed
 
-__all__ = ["STOP", "Function", "Worker", "address_of", "ask_again"]
+__all__ = ["STOP", "Worker", "ask_again"]
 
-STOP: Final = None
+STOP: Final = b""
 """Sent in place of a call to end the one that is under way, whose result nobody needs."""
 
 Answer = TypeVar("Answer")
-
-Function = Callable[..., Any] | str
-"""A function for the process to call; jobs, which are data, name it as `module:name`."""
 
 WORKER: Final = f"{__package__}.server"
 """What the process runs: under the name that this package has here, since objects of its classes come and go."""
@@ -40,11 +38,6 @@ LAST_WORDS = 400
 
 TRIES: Final = 3
 """Processes that a question is put to before it is given up; see `ask_again`."""
-
-
-def address_of(function: Function) -> str:
-    """`module:name`, by which another process finds a function again."""
-    return function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
 
 
 def ask_again(ask: Callable[[], Answer]) -> Answer:
@@ -101,7 +94,7 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def call(self, function: Function, /, *, within_s: float | None = None, **arguments: Any) -> Any:
+    def call(self, function: Callable[..., Answer], /, *, within_s: float | None = None, **arguments: Any) -> Answer:
         """Call a function of a module with picklable arguments and return its picklable result.
 
         `within_s` is another time limit for this call alone.
@@ -114,7 +107,7 @@ class Worker:
         """
         return self.collect(self.post(function, **arguments), within_s=within_s)
 
-    def ask(self, function: Function, /, *, within_s: float | None = None, **arguments: Any) -> Any:
+    def ask(self, function: Callable[..., Answer], /, *, within_s: float | None = None, **arguments: Any) -> Answer:
         """`call` for a question that is no step's own work: where somebody kills the process, a new one is asked.
 
         Raises:
@@ -122,18 +115,20 @@ class Worker:
         """
         return ask_again(lambda: self.call(function, within_s=within_s, **arguments))
 
-    def post(self, function: Function, /, **arguments: Any) -> int:
+    def post(self, function: Callable[..., Any], /, **arguments: Any) -> int:
         """Begin a call; returns the ticket for `collect`. One that was posted before, and not collected, is void.
 
         A function that is a generator goes on by itself after each item, and is stopped by the next call.
 
         Raises:
             StepCrashed: the process died.
+            PicklingError: the process cannot find the function by its name: it is a lambda, say.
         """
+        content = pickle.dumps((function, arguments))
         self._end()
         pipe = self._ensure_started()
         try:
-            pipe.send((address_of(function), arguments))
+            pipe.send_bytes(content)
         except OSError as error:
             raise self._crash() from error
         except BaseException:
@@ -202,7 +197,7 @@ class Worker:
         if self._pipe is None or self._waits_since is None:
             return
         with contextlib.suppress(OSError):
-            self._pipe.send(STOP)
+            self._pipe.send_bytes(STOP)
         with contextlib.suppress(StepFailed):
             while self._waits_since is not None:  # a worker that waits to send does not receive the next call
                 self.collect(self._posted)

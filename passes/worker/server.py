@@ -11,9 +11,10 @@ import gc
 import importlib
 import inspect
 import os
+import pickle
 import sys
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -33,17 +34,17 @@ def serve(pipe: Connection) -> None:
     desk: dict[str, Any] = {}
     while True:
         try:
-            call = pipe.recv()
+            call = pipe.recv_bytes()
         except EOFError:
             return
-        if call is STOP:  # it had come to its end
+        if call == STOP:  # it had come to its end
             continue
-        name, arguments = call
         _forget_output()
         try:
-            function = _function(name)
-            given = {"desk": desk} if "desk" in inspect.signature(function).parameters else {}
-            result: Any = function(**given, **arguments)
+            function, arguments = pickle.loads(call)
+            if "desk" in inspect.signature(function).parameters:
+                arguments["desk"] = desk
+            result: Any = function(**arguments)
             if isinstance(result, Generator):
                 result = _stream(result, pipe)
         except MemoryError as error:
@@ -84,11 +85,6 @@ def _forget_output() -> None:
     with contextlib.suppress(OSError):  # not a file: started by hand
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)
-
-
-def _function(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,6 @@ __all__ = ["REPORT", "PlannedRun", "job_of", "read_configs", "run_one"]
 
 REPORT: Final = "report.json"
 
-RUN_ONE: Final = "pipeline.batch.configs:run_one"
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
@@ -104,7 +102,7 @@ def job_of(planned: PlannedRun, out: Path) -> Job:
         "passes": code_digest(names_of(settings.recipe)),
         "unsafe": quarantined_by_entry(settings.skip),
     }
-    return Job(planned.name, RUN_ONE, arguments)
+    return Job(planned.name, run_one, arguments)
 
 
 def run_one(

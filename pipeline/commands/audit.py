@@ -16,9 +16,8 @@ from passes.advisories import KINDS, UNSAFE, AuditTable, own_tables, table_text,
 from passes.advisories.known import News, file_name, find_news
 from passes.advisories.text import to_one_line
 from passes.audit.cases import case_names
-from passes.audit.job import CALL, AuditPlan, chosen_targets, unread_of
-from passes.audit.reproducers import CALL as REPRODUCE
-from passes.audit.reproducers import parse_heading, reproductions_of
+from passes.audit.job import AuditPlan, chosen_targets, run_job, unread_of
+from passes.audit.reproducers import parse_heading, reproduce, reproductions_of
 from passes.audit.target import targets_of, with_inner
 from passes.context import open_context
 from passes.weights.files import replace_when_done
@@ -71,7 +70,7 @@ def audit(
         subjects = with_inner(chosen_targets(found, only or ()), bench)
     plan = AuditPlan(subjects, case_names(models, cases or ()), models, timeout_s)
     stamps = _stamps(models)
-    values = _finish_jobs([Job(key, CALL, what) for key, what in plan.jobs()], out, spread, stamps)
+    values = _finish_jobs([Job(key, run_job, what) for key, what in plan.jobs()], out, spread, stamps)
     tables, unread = plan.tables(values), unread_of(values)
     for table in tables:
         write_table(table, out)
@@ -104,7 +103,7 @@ def _reproductions(plan: AuditPlan, tables: Sequence[AuditTable]) -> list[Job]:
     models = str(plan.models.resolve()) if plan.models else None
     settings = {"models": models, "timeout_s": plan.timeout_s, "memory_gib": plan.memory_gib}
     return [
-        Job(f"{one['name']}: {one['kind']}, {one['case']}", REPRODUCE, {**one, **settings})
+        Job(f"{one['name']}: {one['kind']}, {one['case']}", reproduce, {**one, **settings})
         for one in reproductions_of(tables, plan.subjects)
     ]
 

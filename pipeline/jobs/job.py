@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import socket
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -20,15 +19,21 @@ __all__ = ["Job", "JobExecutor", "JobStatus", "Outcome", "here", "perform"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A call of `package.module:function` with keyword arguments, in some other process, perhaps on another machine.
+    """A call of a function with keyword arguments, in some other process, perhaps on another machine.
 
-    The arguments and the result are plain data that JSON can hold. `key` names the job in tables and is
-    unique among those that run together. A job may run more than once, if its process dies.
+    The function stands in a module that can be imported there. The arguments and the result are plain data that JSON
+    can hold. `key` names the job in tables and is unique among those that run together. A job may run more than once,
+    if its process dies.
     """
 
     key: str
-    call: str
+    function: Callable[..., Any]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """`package.module:function`."""
+        return f"{self.function.__module__}:{self.function.__qualname__}"
 
 
 class JobStatus(StrEnum):
@@ -75,15 +80,15 @@ class JobExecutor(Protocol):
         ...
 
 
-def perform(key: str, call: str, arguments: Mapping[str, Any], attempts: int = 1) -> Outcome:
-    """Call `package.module:function`; an exception becomes an outcome, except those that end the process."""
+def perform(job: Job, attempts: int = 1) -> Outcome:
+    """Call the function of `job`; an exception becomes an outcome, except those that end the process."""
     begun = time.perf_counter()
     try:
-        value, error = _call_function(call, arguments), None
+        value, error = _call_function(job), None
     except Exception as raised:
         value, error = None, raised
     return Outcome(
-        key=key,
+        key=job.key,
         status=JobStatus.FAILED if error else JobStatus.DONE,
         value=value,
         why=_sentence(error) if error else "",
@@ -100,13 +105,12 @@ def here() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def _call_function(call: str, arguments: Mapping[str, Any]) -> Any:
-    module, _, name = call.partition(":")
-    value = getattr(importlib.import_module(module), name)(**arguments)
+def _call_function(job: Job) -> Any:
+    value = job.function(**job.arguments)
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
-        raise InternalError(f"{call} returned what JSON cannot hold: {error}") from error
+        raise InternalError(f"{job.address} returned what JSON cannot hold: {error}") from error
 
 
 def _is_meant(error: Exception) -> bool:

@@ -14,7 +14,7 @@ from passes.errors import StepCrashed, StepFailed
 from passes.worker.client import Worker
 from passes.worker.platforms import available_cores
 from pipeline.errors import InternalError
-from pipeline.jobs.job import Job, JobStatus, Outcome, here
+from pipeline.jobs.job import Job, JobStatus, Outcome, here, perform
 
 __all__ = ["CORES_PER_JOB", "LocalProcesses"]
 
@@ -71,11 +71,10 @@ class _LocalAttempt:
 
     def begin(self, worker: Worker) -> None:
         self.begun = time.perf_counter()
-        call = {"key": self.job.key, "call": self.job.call, "arguments": self.job.arguments, "attempts": self.number}
         try:
-            self.ticket = worker.post(PERFORM, **call)
+            self.ticket = worker.post(perform, job=self.job, attempts=self.number)
         except StepCrashed:  # it died after its last job, which is not this job's fault: try again in a fresh one
-            self.ticket = worker.post(PERFORM, **call)
+            self.ticket = worker.post(perform, job=self.job, attempts=self.number)
 
     def collect(self, worker: Worker) -> Outcome:
         """Wait for the outcome; if the worker died, the outcome says how."""
@@ -94,6 +93,3 @@ class _LocalAttempt:
             where=here().partition(":")[0],
             attempts=self.number,
         )
-
-
-PERFORM: Final = "pipeline.jobs.job:perform"

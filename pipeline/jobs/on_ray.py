@@ -16,6 +16,7 @@ from passes.errors import StepCrashed, StepFailed
 from passes.worker.client import Worker
 from pipeline.errors import InternalError, UsageError
 from pipeline.jobs.job import Job, Outcome
+from pipeline.jobs.ray_driver import drive
 
 __all__ = ["RayCluster"]
 
@@ -47,7 +48,7 @@ class RayCluster:
         """
         _refuse_silence(self.address)
         with Worker() as driver:
-            ticket = driver.post(DRIVE, address=self.address, jobs=jobs, cpus=self.cpus, attempts=self.attempts)
+            ticket = driver.post(drive, address=self.address, jobs=jobs, cpus=self.cpus, attempts=self.attempts)
             while driver.awaits(ticket):
                 wait([driver.fileno()])  # for as long as it takes
                 try:
@@ -83,5 +84,3 @@ NO_ANSWER: Final = (
     "no Ray cluster answers at {address}: {why}; start one with `ray start --head`, "
     "and add machines with `ray start --address HOST:PORT`"
 )
-
-DRIVE: Final = "pipeline.jobs.ray_driver:drive"

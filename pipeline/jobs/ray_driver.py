@@ -1,26 +1,27 @@
 """The driver process of a Ray cluster. Jobs of a node that died are started again, on any node with room.
 
 The nodes run this checkout, from the same path, with the same libraries; on a node with others a job fails and says so.
-Ray could restart tasks too, but would not report how often.
+Ray could restart tasks too, but would not report how often. Only the driver and the nodes import it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
-
-import ray
-from ray import exceptions
+from typing import TYPE_CHECKING, Final
 
 from pipeline.errors import InternalError, UsageError
 from pipeline.jobs.job import Job, JobStatus, Outcome, here, perform
 from pipeline.versions import own_code_digest, versions
+
+if TYPE_CHECKING:
+    import ray
 
 __all__ = ["differences", "drive", "perform_alike"]
 
@@ -40,6 +41,8 @@ class _NoAnswer(Exception):
 
 @contextmanager
 def _connect(address: str) -> Iterator[None]:
+    import ray
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     checkout = str(Path(__file__).parents[2])
     try:
@@ -58,11 +61,13 @@ def _connect(address: str) -> Iterator[None]:
 
 
 def _outcomes(jobs: Sequence[Job], cpus: int, attempts: int) -> Iterator[Outcome]:
+    import ray
+
     submit = ray.remote(num_cpus=_cpus_of_a_job(cpus), max_retries=0)(perform_alike).remote
     expected = _identity()
 
     def begin(job: Job, number: int) -> _RayAttempt:
-        reference = submit(job.key, job.call, dict(job.arguments), number, expected)
+        reference = submit(job.key, pickle.dumps(job), number, expected)
         return _RayAttempt(job, number, reference, time.perf_counter())
 
     busy = {first.reference: first for first in (begin(job, number=1) for job in jobs)}
@@ -88,6 +93,9 @@ class _RayAttempt:
 
     def collect(self) -> Outcome:
         """Fetch the outcome; if the job died, the outcome has Ray's message."""
+        import ray
+        from ray import exceptions
+
         try:
             return ray.get(self.reference)
         except (exceptions.RayTaskError, exceptions.RuntimeEnvSetupError) as error:
@@ -104,16 +112,21 @@ class _RayAttempt:
         )
 
 
-def perform_alike(
-    key: str, call: str, arguments: Mapping[str, object], attempts: int, expected: Mapping[str, str]
-) -> Outcome:
-    """Run `perform` if this node has the expected code and libraries; else the job fails."""
+def perform_alike(key: str, job: bytes, attempts: int, expected: Mapping[str, str]) -> Outcome:
+    """Run `perform` if this node has the expected code and libraries; else the job fails.
+
+    Args:
+        key: of the job.
+        job: pickled, since a node with other code may not be able to read it.
+    """
+    import ray
+
     where = f"{here()}, Ray node {ray.get_runtime_context().get_node_id()[:8]}"
     others = differences(expected, _identity())
     if others:
         why = f"{where} has {others}; every node needs the same checkout at the same path, and the same libraries"
         return Outcome(key, JobStatus.FAILED, why=why, exit_code=UsageError.exit_code, where=where, attempts=attempts)
-    return replace(perform(key, call, arguments, attempts), where=where)
+    return replace(perform(pickle.loads(job), attempts), where=where)
 
 
 def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
@@ -129,6 +142,8 @@ def _identity() -> dict[str, str]:
 
 def _cpus_of_a_job(wanted: int) -> int:
     """`wanted`, or the CPUs of the largest node if it has fewer: a job that asks for more would wait forever."""
+    import ray
+
     largest = max((node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
     return max(1, min(wanted, int(largest)))
 

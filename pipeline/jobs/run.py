@@ -93,9 +93,9 @@ def _refuse_doubles(jobs: Sequence[Job]) -> None:
 class OutcomeTable:
     """Outcomes of jobs in an append-only file.
 
-    A line counts for a job if it has the job's key, and the digest of the call, its arguments and the versions: a
-    changed job is a new one. Of several lines the last counts. Incomplete lines are ignored: a writer may have been
-    killed.
+    A line counts for a job if it has the job's key, and the digest of its function's name, its arguments and the
+    versions: a changed job is a new one. Of several lines the last counts. Incomplete lines are ignored: a writer may
+    have been killed.
 
     Args:
         path: of the file; created, with its folder, when it is opened.
@@ -146,7 +146,7 @@ class OutcomeTable:
         self._known[job.key, digest] = outcome
 
     def _digest(self, job: Job) -> str:
-        return key_of(job.call, job.arguments, self._versions)[:DIGITS]
+        return key_of(job.address, job.arguments, self._versions)[:DIGITS]
 
 
 def _lock(file: IO[bytes], path: Path) -> None:

@@ -45,7 +45,7 @@ run.save("out.onnx")
 with Workspace(Path("run")).acquire():
     pass
 worker = Worker()
-print(run.structures[0].kept, worker.call("os:getpid"), flush=True)
+print(run.structures[0].kept, worker.call(os.getpid), flush=True)
 os._exit(0)
 """
 

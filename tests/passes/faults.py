@@ -111,3 +111,14 @@ def be_killed(counter: str, times: int) -> int:
             file.flush()
             os.kill(os.getpid(), signal.SIGKILL)
     return lines
+
+
+class Unreadable:
+    """What can be sent, and not received."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _divide, ()
+
+
+def _divide() -> None:
+    raise ZeroDivisionError("one by nothing")

@@ -101,7 +101,7 @@ def test_destroys(name: str, rows: tuple[CatalogEntry, ...], bench: PassContext)
     kind = FIRST.get(name, DESTROYS[name][0])
     instances = found(kind, model)
     assert instances
-    ran = [isolate_pass(row, rows).apply(detached(model), bench) for row in rows if row.bare == name]
+    ran = [isolate_pass(row, rows).apply(detached(model), bench).model for row in rows if row.bare == name]
     structure = structure_of(kind)
     assert structure is not None
     assert any(structure.find_lost(instances, after) for after in ran)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -18,11 +19,11 @@ import pytest
 import passes
 from passes.context import PassContext, open_context
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
+from passes.weights.sessions import _threads
 from passes.worker.client import Worker
+from tests.passes import faults
 from tests.passes.models import attention
 from tests.processes import still_running
-
-HERE = "tests.passes.faults"
 
 
 @pytest.mark.parametrize(
@@ -32,36 +33,50 @@ HERE = "tests.passes.faults"
         ("leave", {}, StepCrashed, "died \\(exit code 7\\)"),
         ("loop", {}, StepTimedOut, "ran past 0.5 s"),
         ("complain", {"words": "no such tensor"}, StepFailed, "^ValueError: no such tensor$"),
-        ("nowhere", {}, StepFailed, "AttributeError"),
     ],
 )
 def test_a_fault_is_told_and_the_next_call_works(function, arguments, kind, words) -> None:
     with Worker(timeout_s=5) as worker:
-        assert worker.call(f"{HERE}:double", number=2) == 4
+        assert worker.call(faults.double, number=2) == 4
         worker.timeout_s = 0.5
         with pytest.raises(kind, match=words) as caught:
-            worker.call(f"{HERE}:{function}", **arguments)
+            worker.call(getattr(faults, function), **arguments)
         assert type(caught.value) is kind
         worker.timeout_s = 5
-        assert worker.call(f"{HERE}:double", number=21) == 42
+        assert worker.call(faults.double, number=21) == 42
+
+
+def test_a_function_that_the_process_cannot_find_is_refused_before_it_is_called() -> None:
+    with Worker() as worker:
+        process = worker.call(os.getpid)
+        with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+            worker.call(lambda: 1)
+        assert worker.call(os.getpid) == process
+
+
+def test_arguments_that_cannot_be_read_in_the_process_cost_one_call() -> None:
+    with Worker() as worker:
+        with pytest.raises(StepFailed, match=r"^ZeroDivisionError: one by nothing$"):
+            worker.call(faults.double, number=faults.Unreadable())
+        assert worker.call(faults.double, number=21) == 42
 
 
 def test_the_worker_is_kept_between_calls() -> None:
     with Worker() as worker:
-        assert worker.call("os:getpid") == worker.call("os:getpid")
+        assert worker.call(os.getpid) == worker.call(os.getpid)
 
 
 def test_output_of_a_native_library_does_not_mix_with_answers() -> None:
     with Worker() as worker:
-        assert worker.call(f"{HERE}:shout") == "done"
+        assert worker.call(faults.shout) == "done"
 
 
 def test_a_call_that_asks_for_too_much_memory_costs_one_call() -> None:
     with Worker(memory_bytes=2**30) as worker:
-        assert worker.call(f"{HERE}:allocate", bytes_wanted=2**20) == 2**20
+        assert worker.call(faults.allocate, bytes_wanted=2**20) == 2**20
         with pytest.raises(StepCrashed, match=r"more memory than the limit of 1\.0 GiB \(passes\.memory_gib\)"):
-            worker.call(f"{HERE}:allocate", bytes_wanted=2**31)
-        assert worker.call(f"{HERE}:double", number=21) == 42
+            worker.call(faults.allocate, bytes_wanted=2**31)
+        assert worker.call(faults.double, number=21) == 42
 
 
 def test_mapped_files_do_not_count(tmp_path: Path) -> None:
@@ -70,12 +85,12 @@ def test_mapped_files_do_not_count(tmp_path: Path) -> None:
     with file.open("wb") as out:
         out.truncate(2**31)
     with Worker(memory_bytes=2**30) as worker:
-        assert worker.call(f"{HERE}:map_file", path=str(file)) == 2**31
+        assert worker.call(faults.map_file, path=str(file)) == 2**31
 
 
 def test_a_posted_call_runs_while_we_go_on() -> None:
     with Worker() as worker:
-        ticket = worker.post(f"{HERE}:double", number=21)
+        ticket = worker.post(faults.double, number=21)
         assert worker.awaits(ticket)
         assert worker.collect(ticket) == 42
         assert not worker.awaits(ticket)
@@ -83,8 +98,8 @@ def test_a_posted_call_runs_while_we_go_on() -> None:
 
 def test_a_call_voids_what_was_posted_before() -> None:
     with Worker() as worker:
-        ticket = worker.post(f"{HERE}:complain", words="unheard")
-        assert worker.call(f"{HERE}:double", number=2) == 4
+        ticket = worker.post(faults.complain, words="unheard")
+        assert worker.call(faults.double, number=2) == 4
         assert not worker.awaits(ticket)
         with pytest.raises(ValueError, match="ticket 1 is void"):
             worker.collect(ticket)
@@ -92,7 +107,7 @@ def test_a_call_voids_what_was_posted_before() -> None:
 
 def test_a_posted_call_has_a_time_limit_too() -> None:
     with Worker(timeout_s=0.2) as worker:
-        ticket = worker.post(f"{HERE}:loop")
+        ticket = worker.post(faults.loop)
         with pytest.raises(StepTimedOut):
             worker.collect(ticket)
         assert not worker.awaits(ticket)
@@ -100,15 +115,15 @@ def test_a_posted_call_has_a_time_limit_too() -> None:
 
 def test_a_worker_that_dies_over_a_posted_call_is_replaced() -> None:
     with Worker() as worker:
-        ticket = worker.post(f"{HERE}:die")
+        ticket = worker.post(faults.die)
         with pytest.raises(StepCrashed, match="SIGABRT"):
             worker.collect(ticket)
-        assert worker.call(f"{HERE}:double", number=21) == 42
+        assert worker.call(faults.double, number=21) == 42
 
 
 def test_a_generator_goes_on_by_itself() -> None:
     with Worker() as worker:
-        ticket = worker.post(f"{HERE}:count", to=3)
+        ticket = worker.post(faults.count, to=3)
         assert [worker.collect(ticket)[0] for _ in range(3)] == [0, 1, 2]
         assert worker.awaits(ticket)
         assert worker.collect(ticket) == "counted"
@@ -119,30 +134,30 @@ def test_a_generator_goes_on_by_itself() -> None:
 @pytest.mark.parametrize("collected", [0, 1])
 def test_the_next_call_stops_a_generator(collected: int, silent: bool) -> None:
     with Worker(timeout_s=20) as worker:
-        process = worker.call("os:getpid")
-        ticket = worker.post(f"{HERE}:count", to=10**9, silent=silent)
+        process = worker.call(os.getpid)
+        ticket = worker.post(faults.count, to=10**9, silent=silent)
         for _ in range(0 if silent else collected):
             worker.collect(ticket)
-        assert worker.call("os:getpid") == process
+        assert worker.call(os.getpid) == process
         assert not worker.awaits(ticket)
 
 
 def test_neither_side_waits_for_the_other_to_listen() -> None:
     """What comes and what is sent is more than a pipe holds."""
     with Worker(timeout_s=20) as worker:
-        process = worker.call("os:getpid")
+        process = worker.call(os.getpid)
         for _ in range(3):
-            worker.post(f"{HERE}:count", to=10**9, size=2**22)
-            assert worker.call(f"{HERE}:length", data=bytes(2**22)) == 2**22
-        assert worker.call("os:getpid") == process
+            worker.post(faults.count, to=10**9, size=2**22)
+            assert worker.call(faults.length, data=bytes(2**22)) == 2**22
+        assert worker.call(os.getpid) == process
 
 
 def test_a_generator_that_has_ended_is_not_stopped_any_more() -> None:
     with Worker() as worker:
         for _ in range(3):
-            worker.post(f"{HERE}:count", to=2)
+            worker.post(faults.count, to=2)
             time.sleep(0.1)
-            assert worker.call(f"{HERE}:double", number=21) == 42
+            assert worker.call(faults.double, number=21) == 42
 
 
 @pytest.mark.parametrize(
@@ -155,48 +170,49 @@ def test_a_generator_that_has_ended_is_not_stopped_any_more() -> None:
 )
 def test_what_a_generator_gave_before_it_broke_down_is_not_lost(function, kind, words) -> None:
     with Worker() as worker:
-        worker.call(f"{HERE}:double", number=1)
+        worker.call(faults.double, number=1)
         worker.timeout_s = 0.5
-        ticket = worker.post(f"{HERE}:{function}", to=2)
+        ticket = worker.post(getattr(faults, function), to=2)
         time.sleep(0.2)
         assert [worker.collect(ticket) for _ in range(2)] == [0, 1]
         with pytest.raises(kind, match=words):
             worker.collect(ticket)
         assert not worker.awaits(ticket)
         worker.timeout_s = 20
-        assert worker.call(f"{HERE}:double", number=21) == 42
+        assert worker.call(faults.double, number=21) == 42
 
 
 def test_a_worker_may_die_in_the_middle_of_a_message() -> None:
     """As when the system is out of memory, while we do something else."""
     with Worker(timeout_s=20) as worker:
-        process = worker.call("os:getpid")
+        process = worker.call(os.getpid)
         for collects in (True, False):
-            ticket = worker.post(f"{HERE}:count", to=10**6, size=10**7)
+            ticket = worker.post(faults.count, to=10**6, size=10**7)
             time.sleep(0.2)
             os.kill(process, signal.SIGKILL)
             if collects:
                 with pytest.raises(StepCrashed, match="SIGKILL"):
                     for _ in range(100):
                         worker.collect(ticket)
-            process = worker.call("os:getpid")
+            process = worker.call(os.getpid)
 
 
 def test_what_the_worker_has_started_ends_with_it(tmp_path: Path) -> None:
     """A library may fork; an endless loop in the fork must not go on for ever."""
     file = tmp_path / "child"
     with Worker() as worker:
-        worker.call(f"{HERE}:double", number=1)
+        worker.call(faults.double, number=1)
         with pytest.raises(StepTimedOut):
-            worker.call(f"{HERE}:fork_and_loop", within_s=2.0, file=str(file))
+            worker.call(faults.fork_and_loop, within_s=2.0, file=str(file))
     assert not still_running([int(file.read_text())])
 
 
 ORPHANS = """
 import os, signal
 from passes.worker.client import Worker
+from tests.passes import faults
 worker = Worker(cores=[0])
-worker.post("tests.passes.faults:fork_and_loop", file={file!r})
+worker.post(faults.fork_and_loop, file={file!r})
 while not os.path.exists({file!r}) or not open({file!r}).read():
     assert worker._process.poll() is None
 print(worker._process.pid, open({file!r}).read(), flush=True)
@@ -223,20 +239,20 @@ def test_a_worker_and_what_it_forked_end_when_we_are_killed(tmp_path: Path) -> N
 def test_a_worker_runs_on_the_cores_that_it_is_given() -> None:
     core = min(os.sched_getaffinity(0))
     with Worker(cores=[core]) as worker:
-        assert worker.call(f"{HERE}:cores") == ({core}, "1")
-        assert worker.call("passes.weights.sessions:_threads") == (1 if (os.cpu_count() or 1) > 1 else 0)
+        assert worker.call(faults.cores) == ({core}, "1")
+        assert worker.call(_threads) == (1 if (os.cpu_count() or 1) > 1 else 0)
 
 
 def test_the_last_words_are_those_of_the_call_that_died() -> None:
     with Worker() as worker:
-        worker.call(f"{HERE}:say", words="a warning of an earlier pass")
+        worker.call(faults.say, words="a warning of an earlier pass")
         with pytest.raises(StepCrashed, match=r"SIGABRT\): no such axis$"):
-            worker.call(f"{HERE}:say_and_die", words="no such axis")
+            worker.call(faults.say_and_die, words="no such axis")
 
 
 def test_the_last_words_of_a_generator_are_those_of_its_last_round() -> None:
     with Worker() as worker:
-        ticket = worker.post(f"{HERE}:say_in_turn", words=["first", "second"])
+        ticket = worker.post(faults.say_in_turn, words=["first", "second"])
         assert [worker.collect(ticket) for _ in range(2)] == ["first", "second"]
         with pytest.raises(StepCrashed, match=r"SIGABRT\): the last one$"):
             worker.collect(ticket)
@@ -244,21 +260,21 @@ def test_the_last_words_of_a_generator_are_those_of_its_last_round() -> None:
 
 def test_a_question_is_put_again_where_somebody_kills_the_process(tmp_path: Path) -> None:
     with Worker() as worker:
-        assert worker.ask(f"{HERE}:be_killed", counter=str(tmp_path / "twice"), times=2) == 2
+        assert worker.ask(faults.be_killed, counter=str(tmp_path / "twice"), times=2) == 2
         with pytest.raises(StepCrashed, match="SIGKILL"):
-            worker.ask(f"{HERE}:be_killed", counter=str(tmp_path / "always"), times=9)
+            worker.ask(faults.be_killed, counter=str(tmp_path / "always"), times=9)
         assert (tmp_path / "always").read_text() == "killed\n" * 3, "and no more than that"
 
 
 def test_a_question_that_brings_its_process_down_is_put_once(tmp_path: Path) -> None:
     with Worker() as worker, pytest.raises(StepCrashed, match="SIGABRT"):
-        worker.ask(f"{HERE}:die")
+        worker.ask(faults.die)
     assert worker.generation == 1
 
 
 def test_a_call_of_a_step_is_not_made_again(tmp_path: Path) -> None:
     with Worker() as worker, pytest.raises(StepCrashed, match="SIGKILL"):
-        worker.call(f"{HERE}:be_killed", counter=str(tmp_path / "once"), times=1)
+        worker.call(faults.be_killed, counter=str(tmp_path / "once"), times=1)
     assert worker.was_killed and worker.generation == 1
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from passes.worker.own_names import FILE, ROOT
 
 SCRIPT = f"""
-import importlib.util, pickle, sys
+import importlib.util, os, pickle, sys
 spec = importlib.util.spec_from_file_location("_onnxline.passes.worker.own_names", {FILE!r})
 own_names = importlib.util.module_from_spec(spec)
 sys.modules[spec.name] = own_names
@@ -24,7 +24,7 @@ from _onnxline.passes.errors import StepFailed
 from _onnxline.passes.suggest import nearest
 from _onnxline.passes.worker.client import Worker
 with Worker() as worker:
-    print(worker.call("os:getcwd") == worker.call("os.path:dirname", p=__file__))
+    print(worker.call(os.getcwd) == worker.call(os.path.dirname, p=__file__))
     try:
         worker.call(nearest, name=1)
     except StepFailed as failure:

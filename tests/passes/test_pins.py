@@ -13,7 +13,7 @@ from tests.passes.models import attention, detached, model_of
 def test_a_pin_holds_a_value_against_a_fusion() -> None:
     model = detached(attention())
     (instance,) = STRUCTURES["qkv"].find(model).instances
-    pinned = pin(model, instance.pins)
+    pinned = pin(model, [site.tight for site in instance.pins])
     assert [output.name for output in pinned.proto.graph.output] == ["y", "q", "k", "v"]
     assert [output.name for output in model.proto.graph.output] == ["y"], "the model itself is left as it is"
 

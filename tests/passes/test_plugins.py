@@ -106,6 +106,17 @@ class WithBench:
         return model.with_proto(proto)
 
 
+class Idle(WithBench):
+    """A full step that says why it did nothing."""
+
+    name = "idle"
+
+    def apply(self, model, bench):
+        from passes.step import PassResult
+
+        return PassResult(model, changed=False, why="there is no Relu")
+
+
 number = 3
 '''
 
@@ -169,6 +180,11 @@ def test_an_error_without_words_is_no_success(tmp_path: Path, bench: PassContext
 def test_a_full_step_is_given_the_bench(mine: str, bench: PassContext) -> None:
     done = run(bench, f"{mine}:WithBench")
     assert [(one.name, one.source, one.changed) for one in done.rows] == [("with_bench", "mine", True)]
+
+
+def test_a_full_step_may_say_why_it_did_nothing(mine: str, bench: PassContext) -> None:
+    (row,) = run(bench, f"{mine}:Idle").rows
+    assert (row.status, row.changed, row.reason) == (Status.RAN, False, "there is no Relu")
 
 
 def test_a_function_of_any_module_is_a_pass(bench: PassContext) -> None:

@@ -17,9 +17,10 @@ import passes
 from passes.context import PassContext
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
+from passes.recipe.user_passes import AdoptedStep
 from passes.run.result import PassRun, Status
 from passes.run.runner import run_passes
-from passes.step import Step
+from passes.step import PassResult
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save
 from tests.passes.models import detached, matrix, model_of
@@ -32,20 +33,20 @@ def model() -> ModelProto:
 
 
 @dataclass(frozen=True)
-class Returns(Step):
-    """Returns whatever `make` makes of the model."""
+class Returns:
+    """A step of the user's, which returns whatever `make` makes of the model."""
 
     make: Callable[[DetachedModel], Any]
     name: str = field(default="returns", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> Any:
         return self.make(model)
 
 
-def run_steps(steps: Sequence[Step], bench: PassContext) -> PassRun:
+def run_steps(steps: Sequence[Returns], bench: PassContext) -> PassRun:
     prover = NumericProver.of_itself([{"x": matrix(2, 8, 1)}], bench)
-    return run_passes(detached(model()), steps, Policy(), prover, bench)
+    return run_passes(detached(model()), [AdoptedStep(step) for step in steps], Policy(), prover, bench)
 
 
 def without_identity(proto: ModelProto) -> ModelProto:
@@ -73,6 +74,7 @@ def raises(model: DetachedModel) -> DetachedModel:
 
 
 UNREADABLE: dict[str, tuple[Callable[[DetachedModel], Any], str]] = {
+    "a result of nothing": (lambda _: PassResult(None), "returned NoneType; expected a DetachedModel"),  # type: ignore[arg-type]
     "nothing": (lambda _: None, "returned NoneType; expected a DetachedModel"),
     "bytes": (lambda _: b"junk", "returned bytes; expected a DetachedModel"),
     "another type": (lambda model: model.proto, "returned ModelProto; expected a DetachedModel"),

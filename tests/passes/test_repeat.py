@@ -16,7 +16,7 @@ from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.recipe.recipe import steps_of
 from passes.run.runner import run_passes
-from passes.step import Repeat, Step
+from passes.step import PassResult, Repeat, Step
 from passes.weights.detached import DetachedModel
 from tests.passes.models import detached, model_of
 
@@ -99,14 +99,14 @@ class Toggle(Step):
     name: str = field(default="toggle", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         proto = onnx.ModelProto()
         proto.CopyFrom(model.proto)
         if proto.graph.node[-1].output[0] == "dead":
             del proto.graph.node[-1]
         else:
             proto.graph.node.append(onnx.helper.make_node("Neg", ["x"], ["dead"]))
-        return model.with_proto(proto)
+        return PassResult(model.with_proto(proto))
 
 
 def test_a_sequence_that_never_settles_ends(bench: PassContext) -> None:

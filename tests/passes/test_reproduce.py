@@ -15,8 +15,9 @@ from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.run.reproduce import smallest
 from passes.run.runner import run_passes
-from passes.step import Step
+from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel
+from tests.passes import faults
 from tests.passes.models import attention, detached, matrix, model_of
 
 
@@ -31,10 +32,10 @@ class DiesOfSoftmax(Step):
     name: str = field(default="dies", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         if any(node.op_type == "Softmax" for node in model.proto.graph.node):
-            bench.worker.call("tests.passes.faults:die")
-        return model
+            bench.worker.call(faults.die)
+        return PassResult(model, changed=False)
 
 
 def test_a_crash_leaves_the_smallest_model_on_which_it_comes_again(tmp_path: Path, bench: PassContext) -> None:

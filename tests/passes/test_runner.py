@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from passes.proof.numeric import NumericProver
 from passes.proof.types import Measurement
 from passes.run.result import PassRow, PassRun
 from passes.run.runner import run_passes
-from passes.step import CompositeStep, Step
+from passes.step import CompositeStep, PassResult, Step
 from passes.weights.detached import DetachedModel
 from passes.worker.client import Worker
 from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of
@@ -178,7 +178,7 @@ class Harmful(CompositeStep):
     name: str = field(default="harmful", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         proto = onnx.ModelProto()
         proto.CopyFrom(model.proto)
         proto.graph.node[0].doc_string = "seen"
@@ -188,7 +188,7 @@ class Harmful(CompositeStep):
                     tensor.CopyFrom(numpy_helper.from_array(np.zeros((32, 32), np.float32), self.weight))
         if "good" not in self.left_out:
             proto.graph.node.append(onnx.helper.make_node("Neg", ["x"], ["dead"]))
-        return model.with_proto(proto)
+        return PassResult(model.with_proto(proto))
 
     def check(self, bench: PassContext) -> None:
         """Takes no options."""
@@ -223,7 +223,7 @@ class TwiceHarmful(Harmful):
 
     name: str = field(default="twice", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         left_out = () if {"bad", "worse"} - set(self.left_out) else ("bad",)
         return Harmful(left_out).apply(model, bench)
 
@@ -256,11 +256,11 @@ class EachHarmful(Harmful):
 
     name: str = field(default="each", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         weights = {"second": "uk", "first": "wk"}
         for inner in (inner for inner in weights if inner not in self.left_out):
-            model = Harmful(weight=weights[inner], left_out=("good",)).apply(model, bench)
-        return model
+            model = Harmful(weight=weights[inner], left_out=("good",)).apply(model, bench).model
+        return PassResult(model)
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         return ("second", "first")
@@ -351,11 +351,11 @@ class TooNew(Step):
     name: str = field(default="too_new", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         proto = onnx.ModelProto()
         proto.CopyFrom(model.proto)
         proto.graph.node.append(onnx.helper.make_node("NoSuchOperator", ["x"], ["dead"]))
-        return model.with_proto(proto)
+        return PassResult(model.with_proto(proto))
 
 
 def test_a_step_that_makes_an_invalid_model_is_reverted(bench: PassContext) -> None:
@@ -375,14 +375,14 @@ class Without(Step):
     def name(self) -> str:
         return f"without_{self.value}"
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         proto = onnx.ModelProto()
         proto.CopyFrom(model.proto)
         node = next(node for node in proto.graph.node if self.value in node.output)
         for reader in proto.graph.node:
             reader.input[:] = [node.input[0] if name == self.value else name for name in reader.input]
         proto.graph.node.remove(node)
-        return model.with_proto(proto)
+        return PassResult(model.with_proto(proto))
 
 
 class Suspicious(NumericProver):
@@ -437,7 +437,7 @@ def test_a_skipped_pass_is_not_tried_at_all(monkeypatch: pytest.MonkeyPatch, ben
     asked: list[str] = []
     post = Worker.post
 
-    def noted(worker: Worker, function: str, /, **arguments: Any) -> int:
+    def noted(worker: Worker, function: Callable[..., Any], /, **arguments: Any) -> int:
         asked.extend(arguments.get("names", ()))
         return post(worker, function, **arguments)
 

@@ -67,9 +67,9 @@ def test_instances_go_to_the_prover_under_one_name_each() -> None:
     watched = find_structures(detached(drawn(NORMS)), Policy(keep=("layernorm", "residual", "op:Add")), [])
     held = {one.name: one for one in watched.must_hold()}
     assert set(held) == {"layernorm", "residual", "y"}
-    assert [pin.name for pin in held["layernorm"].pins] == ["n"]
-    assert held["residual"].pins == ()
-    assert [pin.name for pin in held["residual"].relaxed_pins] == ["f", "y"]
+    assert held["layernorm"].weight_results == ("n",)
+    assert held["residual"].weight_results == ()
+    assert held["residual"].values == ("f", "y")
 
 
 def test_two_of_one_name_are_told_apart() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from passes.context import PassContext
-from passes.external.onnxoptimizer import available, default_set, passes_of
+from passes.external.onnxoptimizer import available, call_optimize, default_set, passes_of
 from passes.guard.calls.base import (
     CallPlan,
     PassThrough,
@@ -54,7 +54,7 @@ class OnnxOptimizerCall:
 
     def run_unguarded(self, bench: PassContext) -> DetachedModel:
         result = bench.worker.call(
-            "passes.guard.calls.onnxoptimizer:optimize",
+            optimize,
             model=self.model.proto.SerializeToString(),
             names=list(self.names),
             fixed_point=self.fixed_point,
@@ -127,9 +127,7 @@ def _pass_names(names: object, instead: Callable[[], Any] | None) -> tuple[str, 
 
 def optimize(model: bytes, names: list[str], fixed_point: bool) -> bytes:
     """In the worker: run several passes on a serialized model, as one call."""
-    import onnxoptimizer
-
-    return onnxoptimizer.optimize(onnx.load_from_string(model), names, fixed_point).SerializeToString()
+    return call_optimize(onnx.load_from_string(model), names, fixed_point=fixed_point).SerializeToString()
 
 
 TARGETS: Final = (

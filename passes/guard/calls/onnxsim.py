@@ -75,7 +75,7 @@ class OnnxSimCall:
             return CallPlan(plan.steps, plan.skipped, (*plan.notes, why))
         known = OnnxSim().inner(bench)
         if self.options.get("extra_optimizers"):
-            _refuse_unknown(self.options["extra_optimizers"], bench.worker.ask(f"{__name__}:all_passes"))
+            _refuse_unknown(self.options["extra_optimizers"], bench.worker.ask(all_passes))
         options, notes = known_only(self.options, "skipped_optimizers", known, "onnxsim")
         return plan_without(OnnxSim(options), known, skips, notes)
 
@@ -88,16 +88,14 @@ class OnnxSimCall:
     def run_unguarded(self, bench: PassContext) -> DetachedModel:
         quiet = {name: value for name, value in self.options.items() if "profile" not in name}
         step = self._here(()) if self.unsent else OnnxSim(quiet)
-        return step.apply(self.model, bench)
+        return step.apply(self.model, bench).model
 
     def deliver(self, model: DetachedModel, *, proven: bool) -> Any:
         return self.returns(model, proven)
 
     def _here(self, known: Sequence[str]) -> InProcessStep:
         def run(source: str, target: str, left_out: Sequence[str]) -> None:
-            skipped = [*(self.options.get("skipped_optimizers") or ()), *(n for n in left_out if n not in STAGES)]
-            stages = {STAGES[name]: True for name in left_out if name in STAGES}
-            self.run(source, target, {**self.options, **stages, "skipped_optimizers": skipped})
+            self.run(source, target, OnnxSim(self.options, tuple(left_out)).build_arguments())
 
         return InProcessStep("onnxsim", tuple(known), run, OnnxSim(self.options).narrows)
 

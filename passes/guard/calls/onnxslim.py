@@ -12,7 +12,7 @@ import onnx
 
 from passes.context import PassContext
 from passes.external.installed import ask
-from passes.external.onnxslim import OnnxSlim
+from passes.external.onnxslim import OnnxSlim, facts
 from passes.guard.calls.base import (
     CallPlan,
     PassThrough,
@@ -65,7 +65,7 @@ class OnnxSlimCall:
             plan = self.plan_here(skips, bench)
             why = f"this process has fusion patterns of its own ({', '.join(own)}), so the call ran in it"
             return CallPlan(plan.steps, plan.skipped, (*plan.notes, why))
-        known = ask(bench, "passes.external.onnxslim:facts", "onnxslim")
+        known = ask(bench, facts, "onnxslim")
         options, notes = known_only(self.options, "skip_fusion_patterns", known["patterns"], "onnxslim")
         options, more = known_only(options, "skip_optimizations", known["optimizations"], "onnxslim")
         step = OnnxSlim(options)
@@ -77,7 +77,7 @@ class OnnxSlimCall:
 
     def run_unguarded(self, bench: PassContext) -> DetachedModel:
         step = InProcessStep("onnxslim", (), self._run) if _own_patterns() else OnnxSlim(self.options)
-        return step.apply(self.model, bench)
+        return step.apply(self.model, bench).model
 
     def _run(self, source: str, target: str, left_out: Sequence[str]) -> None:
         options = dict(self.options)

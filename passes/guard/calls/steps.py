@@ -11,7 +11,7 @@ from typing import ClassVar
 from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.guard.calls.base import CallPlan, Skips
-from passes.step import CompositeStep, Step
+from passes.step import CompositeStep, PassResult, Step
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, read_model
 from passes.weights.files import save
 
@@ -35,7 +35,7 @@ class InProcessStep(CompositeStep):
     def source(self) -> str:  # type: ignore[override]
         return self.name
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
         folder = Path(tempfile.mkdtemp(dir=bench.folder, prefix="here-"))  # the weights stay in it, mapped
         source, target = folder / "before.onnx", folder / "after.onnx"
         save(model, source, external_from=PROTOBUF_LIMIT)
@@ -43,7 +43,7 @@ class InProcessStep(CompositeStep):
             self.run(str(source), str(target), self.left_out)
         except Exception as error:  # whatever an optimizer raises
             raise StepFailed(f"{type(error).__name__}: {error}") from error
-        return read_model(target, known=model.weights)
+        return PassResult(read_model(target, known=model.weights))
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         return tuple(name for name in self.names if name not in self.left_out)
@@ -78,9 +78,10 @@ class RecordedStep(Step):
     def suspects(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.step.suspects
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
-        self.results[:] = [self.step.apply(model, bench)]
-        return self.results[0]
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+        result = self.step.apply(model, bench)
+        self.results[:] = [result.model]
+        return result
 
     def check(self, bench: PassContext) -> None:
         self.step.check(bench)

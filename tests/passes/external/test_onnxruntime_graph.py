@@ -33,7 +33,7 @@ def test_keeps_the_projections_at_two_nodes_at_most(make, bench: PassContext) ->
 def test_an_operator_that_the_opset_does_not_have_is_not_let_in(bench: PassContext) -> None:
     """At opset 12 onnxruntime writes LayerNormalization, which ONNX has from 17 on, and then merges Q, K and V."""
     before = detached(post_norm(opset=12))
-    merged = OnnxRuntimeGraph(disabled_optimizers=("MatMulAddFusion",)).apply(before, bench)
+    merged = OnnxRuntimeGraph(disabled_optimizers=("MatMulAddFusion",)).apply(before, bench).model
     assert "Attention" in [node.op_type for node in merged.proto.graph.node]
     run = optimized(bench, post_norm(opset=12), recipe=[OLD], feeds=feeds())
     guilty = row(run, "onnxruntime/LayerNormFusionL2")
@@ -73,7 +73,7 @@ def test_what_runs_all_the_same_is_no_inner_pass(bench: PassContext) -> None:
 def test_without_any_inner_pass_it_changes_nothing(bench: PassContext) -> None:
     step = OnnxRuntimeGraph()
     before = detached(attention())
-    after = step.without(step.inner(bench)).apply(before, bench)
+    after = step.without(step.inner(bench)).apply(before, bench).model
     had, has = (Counter(node.op_type for node in one.proto.graph.node) for one in (before, after))
     assert has == had - Counter(Constant=had["Constant"]), "those it holds as initializers"
     assert [(one.domain, one.version) for one in after.proto.opset_import] == [("", 20)]
@@ -106,7 +106,7 @@ def test_a_rule_can_be_left_out(rule: str, bench: PassContext) -> None:
 
 def test_weights_go_through_a_file_bit_for_bit(bench: PassContext) -> None:
     before = detached(merged_attention())
-    after = OnnxRuntimeGraph("basic").apply(before, bench)
+    after = OnnxRuntimeGraph("basic").apply(before, bench).model
     [found] = [tensor for tensor in after.proto.graph.initializer if tensor.name == "w"]
     [had] = [tensor for tensor in before.proto.graph.initializer if tensor.name == "w"]
     assert after.digest(found) == before.digest(had)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import pytest
 from onnx import TensorProto
 
 from passes.context import PassContext, open_context
-from passes.errors import StepTimedOut
-from passes.external.onnxsim import OnnxSim
-from passes.external.onnxsim_detached import _names_to_send, _with_references
+from passes.errors import StepFailed, StepTimedOut
+from passes.external.onnxsim import OnnxSim, simplify
+from passes.external.onnxsim_detached import _names_to_send, _with_references, simplify_references
 from passes.external.through_files import through_files
 from passes.model.canonical import meanings_of
 from passes.run.pins import pin
@@ -89,29 +90,29 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 
 def whole(model: DetachedModel, bench: PassContext, **options) -> DetachedModel:
-    return through_files(model, bench, "passes.external.onnxsim:simplify", options)
+    return through_files(model, bench, simplify, options)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_model_comes_out(name: str, bench: PassContext) -> None:
     model = detached(MODELS[name]())
-    assert meanings_of(OnnxSim().apply(model, bench)).whole == meanings_of(whole(model, bench)).whole
+    assert meanings_of(OnnxSim().apply(model, bench).model).whole == meanings_of(whole(model, bench)).whole
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
 def test_the_same_model_comes_out_with_pins(make: Callable[[int], onnx.ModelProto], bench: PassContext) -> None:
     model = detached(make(WIDE))
-    pinned = pin(model, [one for each in STRUCTURES["qkv"].find(model).instances for one in each.pins])
-    assert meanings_of(OnnxSim().apply(pinned, bench)).whole == meanings_of(whole(pinned, bench)).whole
+    pinned = pin(model, [site.tight for each in STRUCTURES["qkv"].find(model).instances for site in each.pins])
+    assert meanings_of(OnnxSim().apply(pinned, bench).model).whole == meanings_of(whole(pinned, bench)).whole
 
 
 def test_what_is_left_out_is_left_out(bench: PassContext) -> None:
     model = detached(MODELS["transposed weights"]())
-    kept = OnnxSim().without(["constant_folding"]).apply(model, bench)
+    kept = OnnxSim().without(["constant_folding"]).apply(model, bench).model
     assert [node.op_type for node in kept.proto.graph.node] == ["Transpose", "MatMul"]
     equal = detached(MODELS["weights that are equal"]())
     without = ("eliminate_duplicate_initializer", "eliminate_common_subexpression")
-    assert len(OnnxSim().without(without).apply(equal, bench).proto.graph.initializer) == 2
+    assert len(OnnxSim().without(without).apply(equal, bench).model.proto.graph.initializer) == 2
 
 
 class Slow(Worker):
@@ -119,9 +120,25 @@ class Slow(Worker):
 
     calls = 0
 
-    def call(self, function: str, /, *, within_s: float | None = None, **arguments: Any) -> Any:
+    def call(self, function: Callable[..., Any], /, *, within_s: float | None = None, **arguments: Any) -> Any:
         self.calls += 1
         raise StepTimedOut("ran past its limit")
+
+
+class FailsWithoutWeights(Worker):
+    """Makes every call but those of onnxsim without the weights."""
+
+    def call(self, function: Callable[..., Any], /, *, within_s: float | None = None, **arguments: Any) -> Any:
+        if function is simplify_references:
+            raise StepFailed("there is no data")
+        return super().call(function, within_s=within_s, **arguments)
+
+
+def test_a_run_with_all_weights_says_why(tmp_path: Path) -> None:
+    with FailsWithoutWeights() as worker:
+        result = OnnxSim().apply(detached(attention()), PassContext(worker, tmp_path))
+    assert result.changed
+    assert result.why == "with all weights in its memory, since it failed without them: there is no data"
 
 
 def test_what_takes_too_long_is_not_tried_again_with_the_weights(tmp_path: Path) -> None:
@@ -151,8 +168,8 @@ def test_a_folder_relative_to_where_we_are(tmp_path: Path, monkeypatch: pytest.M
     Path("runs").mkdir()
     model = detached(attention(WIDE))
     with open_context(folder=Path("runs")) as bench:
-        here = bench.worker.call("os:getcwd")
+        here = bench.worker.call(os.getcwd)
         steps = (OnnxSim(), OnnxSim(), OnnxSim({"check_n": 1}))
-        nodes = {len(step.apply(model, bench).proto.graph.node) for step in steps}
+        nodes = {len(step.apply(model, bench).model.proto.graph.node) for step in steps}
         assert len(nodes) == 1
-        assert bench.worker.call("os:getcwd") == here
+        assert bench.worker.call(os.getcwd) == here

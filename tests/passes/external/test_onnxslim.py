@@ -94,7 +94,7 @@ def test_what_an_option_leaves_out_is_no_inner_pass(options: dict, less: set[str
 def test_without_any_inner_pass_it_changes_nothing(bench: PassContext) -> None:
     step = OnnxSlim()
     before = detached(merged_attention())
-    after = step.without(step.inner(bench)).apply(before, bench)
+    after = step.without(step.inner(bench)).apply(before, bench).model
     assert [node.op_type for node in after.proto.graph.node] == [node.op_type for node in before.proto.graph.node]
 
 

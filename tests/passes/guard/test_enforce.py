@@ -16,8 +16,9 @@ from passes.guard.call_log import Returned
 from passes.guard.calls.base import CallPlan, Skips
 from passes.guard.enforce import GuardOutcome, RefusedByOptimizer, enforce
 from passes.guard.settings import CombinedPolicy, Settings
-from passes.step import Step
+from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel
+from tests.passes import faults
 from tests.passes.models import attention, detached
 
 Work = Callable[[DetachedModel, PassContext], DetachedModel]
@@ -29,8 +30,9 @@ class CallStep(Step):
     name: str = "the call"
     source: str = "a test"
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
-        return self.work(model, bench)
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+        made = self.work(model, bench)
+        return PassResult(made, changed=made is not model)
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class Example:
 
 
 def dies(model: DetachedModel, bench: PassContext) -> DetachedModel:
-    return bench.worker.call("tests.passes.faults:die")
+    bench.worker.call(faults.die)
+    return model
 
 
 def refuses(model: DetachedModel, bench: PassContext) -> DetachedModel:
@@ -66,14 +69,14 @@ def refuses(model: DetachedModel, bench: PassContext) -> DetachedModel:
 
 
 def merges(model: DetachedModel, bench: PassContext) -> DetachedModel:
-    return OnnxOptimizerPass("fuse_qkv").apply(model, bench)
+    return OnnxOptimizerPass("fuse_qkv").apply(model, bench).model
 
 
 def drops_a_dead_end(model: DetachedModel, bench: PassContext) -> DetachedModel:
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     proto.graph.node.add(op_type="Relu", input=["x"], output=["dead"])
-    return OnnxOptimizerPass("eliminate_deadend").apply(model.with_proto(proto), bench)
+    return OnnxOptimizerPass("eliminate_deadend").apply(model.with_proto(proto), bench).model
 
 
 def enforced(guarded: Work, alone: Work, bench: PassContext, *, compare: bool = True) -> GuardOutcome:

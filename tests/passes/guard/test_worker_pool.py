@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from passes.context import PassContext
 from passes.errors import StepCrashed
 from passes.guard.handle_call import WorkerPool
+from tests.passes import faults
 
 
 @pytest.fixture
@@ -19,7 +21,7 @@ def benches() -> Iterator[WorkerPool]:
 
 
 def process(bench: PassContext) -> int:
-    return bench.worker.call("os:getpid")
+    return bench.worker.call(os.getpid)
 
 
 def test_an_idle_worker_is_handed_out_again_and_only_with_its_own_limit(benches: WorkerPool) -> None:
@@ -38,4 +40,4 @@ def test_a_call_that_asks_for_too_much_memory_costs_that_call(benches: WorkerPoo
     with benches.take(60.0) as bench:
         assert bench.worker.memory_bytes > 0, "there is a limit unless one asks for none"
     with benches.take(60.0, 1.0) as bench, pytest.raises(StepCrashed, match=r"the limit of 1\.0 GiB"):
-        bench.worker.call("tests.passes.faults:allocate", bytes_wanted=2**31)
+        bench.worker.call(faults.allocate, bytes_wanted=2**31)

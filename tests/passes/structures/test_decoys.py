@@ -14,7 +14,7 @@ from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.run.result import Status
 from passes.run.runner import run_passes
-from passes.step import Step
+from passes.step import PassResult, Step
 from passes.structures import STRUCTURES
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
@@ -230,8 +230,8 @@ class Decoy(Step):
     name: str = field(default="decoy", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
-        return detached_copy(made(self.case), bench.spill)
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+        return PassResult(detached_copy(made(self.case), bench.spill))
 
 
 def test_a_pass_that_leaves_decoys_is_reverted(bench: PassContext) -> None:

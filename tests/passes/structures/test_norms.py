@@ -114,7 +114,7 @@ def test_layer_norm_over_the_channels_of_an_image() -> None:
 
 def test_batch_norm_is_held_at_both_ends() -> None:
     (instance,) = found("batchnorm", drawn(BATCH_NORM))
-    assert [pin.name for pin in instance.pins] == ["c", "y"]
+    assert [site.tight.name for site in instance.pins] == ["c", "y"]
     assert [weight.name for weight in instance.weights] == ["s", "b", "m", "v"]
 
 

@@ -36,5 +36,5 @@ def test_says_what_is_there_instead(name: str, words: str) -> None:
 
 def test_pins_are_the_products_with_their_types() -> None:
     (instance,) = QKV.find(detached(attention())).instances
-    assert [pin.name for pin in instance.pins] == ["q", "k", "v"]
-    assert all(len(pin.type.tensor_type.shape.dim) == 3 for pin in instance.pins)
+    assert [site.tight.name for site in instance.pins] == ["q", "k", "v"]
+    assert all(len(site.tight.type.tensor_type.shape.dim) == 3 for site in instance.pins)

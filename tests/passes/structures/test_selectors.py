@@ -50,10 +50,10 @@ def test_chooses(entry: str, values: list[str]) -> None:
 
 def test_both_ends_are_held_and_weights_are_named() -> None:
     (instance,) = found("op:MatMul", model())
-    assert [pin.name for pin in instance.pins] == ["a"]
+    assert [site.tight.name for site in instance.pins] == ["a"]
     assert [weight.name for weight in instance.weights] == ["w"]
     (instance,) = found("op:Softmax", model())
-    assert [pin.name for pin in instance.pins] == ["c", "e"]
+    assert [site.tight.name for site in instance.pins] == ["c", "e"]
     assert instance.name == "layer0/Softmax_e"
 
 

@@ -21,7 +21,7 @@ def test_finds_the_projections_with_their_roles(name: str) -> None:
     assert [tuple(weight.name for weight in one.weights) for one in found.instances] == [tricky.weights], found.instead
     (instance,) = found.instances
     assert [weight.role for weight in instance.weights] == ["Q", "K", "V"]
-    assert [pin.name for pin in instance.pins] == list(tricky.products or ())
+    assert [site.tight.name for site in instance.pins] == list(tricky.products or ())
     assert QKV.find_lost(found.instances, detached(tricky.model)) == {}
 
 

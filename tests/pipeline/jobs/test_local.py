@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.jobs import Job, JobStatus, LocalProcesses, Outcome
+from tests.pipeline.jobs import jobs as functions
 from tests.processes import still_running
-
-HERE = "tests.pipeline.jobs.jobs"
 
 
 def outcomes(*jobs: Job, count: int = 2, attempts: int = 3) -> dict[str, Outcome]:
@@ -24,20 +23,18 @@ def outcomes(*jobs: Job, count: int = 2, attempts: int = 3) -> dict[str, Outcome
 
 def test_every_end_of_a_job(tmp_path: Path) -> None:
     found = outcomes(
-        Job("double", f"{HERE}:double", {"number": 21}),
-        Job("mistake", f"{HERE}:mistake"),
-        Job("bug", f"{HERE}:bug"),
-        Job("nowhere", f"{HERE}:nowhere"),
-        Job("unspeakable", f"{HERE}:unspeakable"),
-        Job("dies once", f"{HERE}:die_at_first", {"file": str(tmp_path / "once")}),
-        Job("dies always", f"{HERE}:abort"),
-        Job("last", f"{HERE}:double", {"number": 4}),
+        Job("double", functions.double, {"number": 21}),
+        Job("mistake", functions.mistake),
+        Job("bug", functions.bug),
+        Job("unspeakable", functions.unspeakable),
+        Job("dies once", functions.die_at_first, {"file": str(tmp_path / "once")}),
+        Job("dies always", functions.abort),
+        Job("last", functions.double, {"number": 4}),
     )
     assert {key: (one.status, one.value, one.exit_code, one.attempts) for key, one in found.items()} == {
         "double": (JobStatus.DONE, 42, 0, 1),
         "mistake": (JobStatus.FAILED, None, 2, 1),
         "bug": (JobStatus.FAILED, None, 3, 1),
-        "nowhere": (JobStatus.FAILED, None, 3, 1),
         "unspeakable": (JobStatus.FAILED, None, 3, 1),
         "dies once": (JobStatus.DONE, "alive", 0, 2),
         "dies always": (JobStatus.LOST, None, 3, 3),
@@ -51,13 +48,13 @@ def test_every_end_of_a_job(tmp_path: Path) -> None:
 
 
 def test_a_process_is_kept_for_the_next_job() -> None:
-    found = outcomes(*(Job(str(number), f"{HERE}:process") for number in range(4)), count=1)
+    found = outcomes(*(Job(str(number), functions.process) for number in range(4)), count=1)
     assert len({one.value for one in found.values()}) == 1
 
 
 def test_processes_work_at_once_and_share_the_cores() -> None:
     ours = sorted(os.sched_getaffinity(0))
-    found = outcomes(*(Job(str(number), f"{HERE}:cores", {"seconds": 0.5}) for number in range(2)), count=2)
+    found = outcomes(*(Job(str(number), functions.cores, {"seconds": 0.5}) for number in range(2)), count=2)
     assert len({one.where for one in found.values()}) == 2
     assert sorted(core for one in found.values() for core in one.value) == ours if len(ours) > 1 else ours * 2
 
@@ -71,7 +68,7 @@ def test_no_jobs() -> None:
 
 
 def test_processes_end_when_nobody_waits_any_more() -> None:
-    jobs = [Job("quick", f"{HERE}:process"), Job("slow", f"{HERE}:process", {"seconds": 60})]
+    jobs = [Job("quick", functions.process), Job("slow", functions.process, {"seconds": 60})]
     running = LocalProcesses(2).run(jobs)
     quick = next(running)
     running.close()  # type: ignore[attr-defined]
@@ -84,8 +81,8 @@ INTERRUPTED = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it starts in the background
 from pipeline.jobs import Job, LocalProcesses
-jobs = [Job("quick", "tests.pipeline.jobs.jobs:process"),
-        Job("slow", "tests.pipeline.jobs.jobs:process", {"seconds": 60})]
+from tests.pipeline.jobs.jobs import process
+jobs = [Job("quick", process), Job("slow", process, {"seconds": 60})]
 for outcome in LocalProcesses(1).run(jobs):
     print(outcome.value, flush=True)
 """

@@ -18,10 +18,9 @@ import pytest
 from pipeline.errors import UsageError
 from pipeline.jobs import Job, JobStatus, choose_executor, run_jobs
 from pipeline.jobs.on_ray import RayCluster
+from tests.pipeline.jobs import jobs as functions
 
 pytest.importorskip("ray", reason="ray is an extra: pip install 'onnxline[ray]'")
-
-HERE = "tests.pipeline.jobs.jobs"
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 
@@ -46,8 +45,8 @@ def test_what_ran_on_a_node_that_died_is_done_elsewhere(cluster: Any, tmp_path: 
     marks = tmp_path / "marks"
     marks.mkdir()
     jobs = [
-        Job(name, f"{HERE}:name_the_node", {"folder": str(marks), "name": name, "seconds": 1.5}) for name in "abcd"
-    ] + [Job("mistake", f"{HERE}:mistake"), Job("dies", f"{HERE}:die_at_first", {"file": str(tmp_path / "deaths")})]
+        Job(name, functions.name_the_node, {"folder": str(marks), "name": name, "seconds": 1.5}) for name in "abcd"
+    ] + [Job("mistake", functions.mistake), Job("dies", functions.die_at_first, {"file": str(tmp_path / "deaths")})]
 
     def kill_the_second_when_it_works() -> None:
         while second.node_id not in {path.read_text() for path in marks.iterdir()}:
@@ -78,7 +77,7 @@ def test_what_ran_on_a_node_that_died_is_done_elsewhere(cluster: Any, tmp_path: 
 def test_a_cluster_that_is_not_there(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # where `auto` looks
     with pytest.raises(UsageError, match=f"no Ray cluster answers at {address}: .*start one with `ray start"):
-        list(RayCluster(address).run([Job("a", f"{HERE}:double", {"number": 1})]))
+        list(RayCluster(address).run([Job("a", functions.double, {"number": 1})]))
 
 
 def test_a_node_says_what_it_has_otherwise() -> None:

@@ -13,14 +13,13 @@ import pytest
 from pipeline.errors import UsageError
 from pipeline.jobs import Job, JobProgress, JobStatus, LocalProcesses, Outcome, run_jobs
 from pipeline.jobs.run import OutcomeTable
-
-HERE = "tests.pipeline.jobs.jobs"
+from tests.pipeline.jobs import jobs as functions
 
 
 def jobs_that_count(folder: Path, *names: str, seconds: float = 0.0) -> list[Job]:
     folder.mkdir(exist_ok=True)
     return [
-        Job(name, f"{HERE}:count_calls", {"folder": str(folder), "name": name, "seconds": seconds}) for name in names
+        Job(name, functions.count_calls, {"folder": str(folder), "name": name, "seconds": seconds}) for name in names
     ]
 
 
@@ -50,7 +49,7 @@ def test_what_changed_is_done_again(tmp_path: Path) -> None:
 
     def attempt(number: int, versions: dict[str, str]) -> tuple[Outcome, list[bool]]:
         told: list[JobProgress] = []
-        job = Job("one", f"{HERE}:double", {"number": number})
+        job = Job("one", functions.double, {"number": number})
         (found,) = run_jobs([job], LocalProcesses(1), table, versions, told.append)
         return found, [one.known for one in told]
 
@@ -71,7 +70,7 @@ def test_what_was_made_and_is_gone_is_done_again(tmp_path: Path) -> None:
 
 def test_what_went_wrong_is_done_again(tmp_path: Path) -> None:
     file = tmp_path / "deaths"
-    jobs = [Job("dies", f"{HERE}:die_at_first", {"file": str(file), "times": 2}), Job("wrong", f"{HERE}:mistake")]
+    jobs = [Job("dies", functions.die_at_first, {"file": str(file), "times": 2}), Job("wrong", functions.mistake)]
     table = tmp_path / "table.jsonl"
     first = run_jobs(jobs, LocalProcesses(1, attempts=2), table, {})
     assert [one.status for one in first] == [JobStatus.LOST, JobStatus.FAILED]
@@ -115,9 +114,9 @@ def test_two_at_once_cannot_write_one_table(tmp_path: Path) -> None:
         OutcomeTable(tmp_path / "table.jsonl", {}).open(),
         pytest.raises(UsageError, match=r"another onnxline writes to .*table\.jsonl"),
     ):
-        run_jobs([Job("a", f"{HERE}:bug")], LocalProcesses(1), tmp_path / "table.jsonl", {})
+        run_jobs([Job("a", functions.bug)], LocalProcesses(1), tmp_path / "table.jsonl", {})
 
 
 def test_keys_are_distinct(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="these have one together: a"):
-        run_jobs([Job("a", f"{HERE}:bug"), Job("a", f"{HERE}:bug")], LocalProcesses(1), tmp_path / "t", {})
+        run_jobs([Job("a", functions.bug), Job("a", functions.bug)], LocalProcesses(1), tmp_path / "t", {})

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from pipeline.jobs import Job, JobStatus, Outcome
 from pipeline.jobs.run import OutcomeTable
+from tests.pipeline.jobs.jobs import count_calls, double
 
 JOBS = st.builds(
     Job,
     key=st.text('ab\n"é✓\ud800', max_size=3).filter(lambda text: "\ud800" not in text),
-    call=st.sampled_from(["m:f", "m:g"]),
+    function=st.sampled_from([double, count_calls]),
     arguments=st.dictionaries(
         st.text(max_size=2), st.integers() | st.none() | st.lists(st.text(max_size=2)), max_size=2
     ),
@@ -29,7 +30,7 @@ SESSIONS = st.lists(st.tuples(st.lists(WRITES, max_size=4), st.integers(0, 60)),
 
 
 def key_of(job: Job) -> str:
-    return repr((job.key, job.call, sorted(job.arguments.items())))
+    return repr((job.key, job.address, sorted(job.arguments.items())))
 
 
 @settings(max_examples=60, deadline=None)
@@ -64,6 +65,6 @@ def test_a_line_of_somebody_else_is_passed_over(tmp_path: Path) -> None:
         b'[1]\n{"digest": 1}\n\xff\xfe\nnull\n{"digest": "x", "key": "a", "status": "eaten"}\n\n' + b"[" * 99999
     )
     with OutcomeTable(path, {}).open() as table:
-        table.add(Job("a", "m:f"), Outcome("a", JobStatus.DONE))
+        table.add(Job("a", double), Outcome("a", JobStatus.DONE))
     with OutcomeTable(path, {}).open() as table:
-        assert table.find(Job("a", "m:f")) == Outcome("a", JobStatus.DONE)
+        assert table.find(Job("a", double)) == Outcome("a", JobStatus.DONE)
