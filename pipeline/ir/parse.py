@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
 from pipeline.errors import UsageError
-from pipeline.ir.builder import Emitter, GraphFacts, ValueDecl, assemble
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import (
     Attr,
     BodyRef,
@@ -55,18 +55,15 @@ class IRSyntaxError(UsageError):
         self.expected = expected
 
 
-def from_text(
-    text: str, payloads: Mapping[str, Payload] | None = None, emitters: Mapping[str, Emitter] | None = None
-) -> Graph:
+def from_text(text: str, payloads: Mapping[str, Payload] | None = None) -> Graph:
     """The Graph that `text` describes.
 
-    `payloads` gives the bytes of stored values by name; other names are ignored. With `emitters` the kernels are
-    emitted again, else they are read from the text.
+    `payloads` gives the bytes of stored values by name; other names are ignored.
 
     Raises:
         IRSyntaxError: the text is not a graph, or uses a value before it is declared.
     """
-    return Parser(text).parse(payloads, emitters)
+    return Parser(text).parse(payloads)
 
 
 @dataclass(slots=True)
@@ -93,13 +90,13 @@ class Parser:
         self._next = next(self._tokens)
         self._partial = PartialGraph()
 
-    def parse(self, payloads: Mapping[str, Payload] | None, emitters: Mapping[str, Emitter] | None) -> Graph:
-        graph = self._graph(payloads, emitters)
+    def parse(self, payloads: Mapping[str, Payload] | None) -> Graph:
+        graph = self._graph(payloads)
         if self._next.kind != "end":
             self._fail("the end of the text")
         return graph
 
-    def _graph(self, payloads: Mapping[str, Payload] | None, emitters: Mapping[str, Emitter] | None) -> Graph:
+    def _graph(self, payloads: Mapping[str, Payload] | None = None) -> Graph:
         outer, self._partial = self._partial, PartialGraph()
         self._take("graph")
         name = self._string("the graph's name")
@@ -115,7 +112,7 @@ class Parser:
         self._take("}")
         scope, self._partial = self._partial, outer
         decls = [declared[vid] for vid in range(len(declared))]
-        return assemble(name, decls, scope.ops, inputs, outputs, payloads, emitters, scope.facts())
+        return assemble(name, decls, scope.ops, inputs, outputs, payloads, scope.facts())
 
     def _statement(self) -> None:
         if self._next.text in ("param", "state", "const"):
@@ -172,7 +169,7 @@ class Parser:
                 case "where":
                     constraints = self._table()
                 case "with":
-                    bodies = self._read_list("[", "]", lambda: self._graph(None, None))
+                    bodies = self._read_list("[", "]", self._graph)
                 case _:
                     kernel = self._kernel()
         ops = self._partial.ops
