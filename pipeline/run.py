@@ -26,6 +26,7 @@ from pipeline.stages.check import check_settings, default_folder, remember_setti
 from pipeline.stages.export import export, exported_files, exported_path, refuse_wrong_export
 from pipeline.stages.passes import optimize, refuse_reverts
 from pipeline.stages.report import Findings, has_good_report, write_quietly, write_report, write_settings
+from pipeline.stages.runtime import refuse_wrong_results, remove_ir, run_backends
 from pipeline.stages.source import code_of, fingerprint, open_source
 from pipeline.stages.weight_free import why_not_compared
 from pipeline.verify.references import References, compute_references, outputs_digest, plan_draws
@@ -186,23 +187,18 @@ class _Run:
         return report
 
     def runtime(self, exported: ExportReport, references: References) -> RuntimeReport:
-        def make() -> RuntimeReport:
-            from pipeline.stages.runtime import run_backends  # loads torch, which takes seconds
-
-            return run_backends(self.config, exported, references, self.workspace, self._send)
-
-        def refuse(report: RuntimeReport) -> None:
-            from pipeline.stages.runtime import refuse_wrong_results
-
-            refuse_wrong_results(report)
-
         with self.stage("runtime") as note:
             if why_not_compared(self.config):
                 note.detail = "nothing is run"
                 self.findings.runtime = RuntimeReport(backends=())
                 return self.findings.runtime
             self._depends_on(self.config.runtime)
-            report = self._load_or_make(note, RuntimeReport, make, refuse)
+            report = self._load_or_make(
+                note,
+                RuntimeReport,
+                lambda: run_backends(self.config, exported, references, self.workspace, self._send),
+                refuse=refuse_wrong_results,
+            )
             note.detail = ", ".join(map(_outcome_of, report.backends)) or "torch"
         return report
 
@@ -214,8 +210,6 @@ class _Run:
         """Called before the first result of an earlier run is replaced."""
         self.replaces_results = True
         self.workspace.forget("passes")
-        from pipeline.stages.runtime import remove_ir
-
         remove_ir(self.workspace)
 
     def _depends_on(self, *parts: Any) -> None:

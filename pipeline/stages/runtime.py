@@ -17,13 +17,12 @@ from passes.proof.numbers import Errors, compare
 from passes.proof.types import Reference, worst_errors
 from passes.weights.detached import read_model
 from pipeline.config import RunConfig
-from pipeline.errors import CheckFailed, Unsupported, UsageError, message_with_notes
+from pipeline.errors import CheckFailed, DataError, Unsupported, UsageError, message_with_notes
 from pipeline.events import Observer, Progress
 from pipeline.ir.json import to_json
 from pipeline.ir.text import to_text
 from pipeline.planning import to_json as plan_to_json
 from pipeline.report import BackendReport, ExportReport, RuntimeReport
-from pipeline.runtime.run_errors import DataError
 from pipeline.stages.export import key_of_parameter
 from pipeline.stages.weight_free import written_path
 from pipeline.verify.backends import BACKENDS, Backend, Plan, shapes_of
