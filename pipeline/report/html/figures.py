@@ -9,7 +9,7 @@ from typing import Final
 
 from passes.run.result import StructureVerdict
 from pipeline.report.html.layout import DrawingLayout, lay_out
-from pipeline.report.pictures import Box, BoxKind, Drawing, Pictures, StructurePicture
+from pipeline.report.model import Box, BoxKind, Drawing, Pictures, StructurePicture
 
 __all__ = ["Figure", "Group", "InstanceRow", "Panel", "groups_of"]
 

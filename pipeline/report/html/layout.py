@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from pipeline.report.pictures import Box, BoxKind, Drawing, Wire
+from pipeline.report.model import Box, BoxKind, Drawing, Wire
 
 __all__ = ["DrawingLayout", "PlacedBox", "lay_out"]
 

@@ -19,8 +19,7 @@ from pipeline.report.html.headline import Headline, headline_of
 from pipeline.report.html.layers import LayerPlot, layer_plot
 from pipeline.report.html.timeline import Timeline, timeline_of
 from pipeline.report.html.words import bytes_text, error_text, seconds_text, worst_of
-from pipeline.report.model import Report
-from pipeline.report.pictures import NodeRow, Pictures
+from pipeline.report.model import NodeRow, Pictures, Report
 
 __all__ = ["Page", "page_of", "render"]
 
@@ -48,7 +47,6 @@ def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
     facts = {
         "export": _export(report),
         "coverage": _coverage(report.coverage),
-        "notes": {str(place): text for place, text in enumerate(report.notes, 1)},
         "backends": _backends(report),
         "time": {stage: seconds_text(seconds) for stage, seconds in report.seconds.items()},
         "versions": report.versions,
