@@ -7,6 +7,7 @@ no checkpoint holds.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -51,10 +52,8 @@ class _LargeOnMeta(TorchFunctionMode):
 
 def _elements(args: Any, kwargs: Any) -> int:
     size = kwargs.get("size", args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args)
-    total = 1
-    for dim in size if isinstance(size, list | tuple) else (size,):
-        total *= dim if isinstance(dim, int) else 1
-    return total
+    dims = size if isinstance(size, list | tuple) else (size,)
+    return math.prod(dim for dim in dims if isinstance(dim, int))
 
 
 def is_weightless(module: nn.Module) -> bool:

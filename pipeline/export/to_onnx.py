@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Final
 
 import onnx_ir as ir
@@ -17,12 +18,13 @@ from torch.utils import _pytree as pytree
 from pipeline.config import ExportConfig
 from pipeline.errors import Unsupported
 from pipeline.export.captured_output import capture_output
-from pipeline.export.error_location import call_frames, first_line
+from pipeline.export.error_location import first_line
 from pipeline.export.exported import ExportedModel
 from pipeline.export.graph_names import name_dims, name_inputs_and_outputs
 from pipeline.export.source import TorchSource, with_names
 from pipeline.export.trace import trace_module
 from pipeline.export.translations import move_complex_as_real, translation_table
+from pipeline.runtime.tensors import dtype_name
 
 __all__ = ["explain_untranslatable", "export_onnx"]
 
@@ -83,7 +85,7 @@ def _computed_types(program: ExportedProgram) -> tuple[str, ...]:
     values = [node.meta.get("val") for graph in graphs for node in graph.nodes if node.op == "call_function"]
     tensors = [one for value in values for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
     floats = {one.dtype for one in tensors if one.dtype.is_floating_point or one.dtype.is_complex}
-    return tuple(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
+    return tuple(sorted(map(dtype_name, floats)))
 
 
 def _ranges(program: ExportedProgram, source: TorchSource) -> dict[str, tuple[int, int | None]]:
@@ -163,7 +165,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _failed_node(chain: list[BaseException]) -> Node | None:
     """The node at which torch's exporter failed, from its frames: its message names a decomposed node only."""
     for error in reversed(chain):
-        for frame, _ in reversed(list(call_frames(error))):
+        for frame, _ in reversed(list(walk_tb(error.__traceback__))):
             node = frame.f_locals.get("node")
             if isinstance(node, Node) and node.op == "call_function":
                 return node
