@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from pipeline.errors import InternalError, Unsupported
-from pipeline.ir.builder import Emitter
-from pipeline.ir.graph import Graph, KernelSpec, Op, Plain
+from pipeline.ir.graph import Graph, KernelSpec, Op, Plain, TensorSpec
 from pipeline.lowering.aten import AS_STRIDED, as_view, inplace_of
 from pipeline.lowering.kinds import Kind
-from pipeline.lowering.tables import EMITTERS, KINDS, emitter_of
+from pipeline.lowering.tables import KINDS, emitter_of
 
 __all__ = ["KernelCall", "lower", "with_kernels"]
 
@@ -43,7 +42,7 @@ class KernelCall:
         object.__setattr__(self, "constraints", MappingProxyType(dict(self.constraints)))
 
 
-def with_kernels(graph: Graph, emitters: Mapping[str, Emitter] = EMITTERS) -> Graph:
+def with_kernels(graph: Graph) -> Graph:
     """`graph` with a kernel for every op whose kind has an emitter; the same graph if none is missing.
 
     Ops of other kinds stay without a kernel, for `lower` to list.
@@ -51,20 +50,21 @@ def with_kernels(graph: Graph, emitters: Mapping[str, Emitter] = EMITTERS) -> Gr
     Raises:
         Unsupported: an op reads memory, not only elements, and the plan's layout of it is not the traced one.
     """
-    if all(op.kernel is not None or emitter_of(op.kind, emitters) is None for op in graph.ops):
-        return graph
+    ops = tuple(_with_kernel(graph, op) for op in graph.ops)
+    return graph if ops == graph.ops else replace(graph, ops=ops)
 
-    def attach(op: Op) -> Op:
-        emitter = emitter_of(op.kind, emitters)
-        if op.kernel is not None or emitter is None:
-            return op
-        if _reads_storage(graph, op):
-            raise Unsupported(_storage_message(graph, op))
-        inputs = [graph.values[vid].spec for vid in op.inputs]
-        outputs = [graph.values[vid].spec for vid in op.outputs]
-        return replace(op, kernel=emitter(op.attrs, inputs, outputs))
 
-    return replace(graph, ops=tuple(attach(op) for op in graph.ops))
+def _with_kernel(graph: Graph, op: Op) -> Op:
+    emitter = emitter_of(op.kind)
+    if op.kernel is not None or emitter is None:
+        return op
+    if _reads_storage(graph, op):
+        raise Unsupported(_storage_message(graph, op))
+    return replace(op, kernel=emitter(op.attrs, *_specs(graph, op)))
+
+
+def _specs(graph: Graph, op: Op) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    return [graph.values[vid].spec for vid in op.inputs], [graph.values[vid].spec for vid in op.outputs]
 
 
 def _reads_storage(graph: Graph, op: Op) -> bool:
@@ -79,7 +79,7 @@ def _reads_storage(graph: Graph, op: Op) -> bool:
         if value.strides is not None or value.producer is None:
             return value.strides is not None
         op = graph.ops[value.producer]
-        view = _view(graph, op)
+        view = as_view(op.kind, op.attrs, *_specs(graph, op))
         if view is None or op.kind in COPIES:
             return False
         if Kind(view.kind_id) in CUTS:
@@ -94,11 +94,6 @@ def _storage_message(graph: Graph, op: Op) -> str:
         "holds elements, and neither gaps nor neighbours: use slices in its place, or run "
         "the graph by the plain reference"
     )
-
-
-def _view(graph: Graph, op: Op) -> KernelSpec | None:
-    inputs, outputs = ([graph.values[vid].spec for vid in vids] for vids in (op.inputs, op.outputs))
-    return as_view(op.kind, op.attrs, inputs, outputs)
 
 
 COPIES = frozenset({"aten.clone.default", "aten._to_copy.default", "aten.lift_fresh_copy.default"})
