@@ -45,7 +45,7 @@ class BrokenStructures:
 def take_pictures(run: PassRun, source: DetachedModel, broken: BrokenStructures) -> Pictures:
     """Draw every structure of `run`, and list the nodes of the final model."""
     album = _Album(GraphView(source), GraphView(run.model), broken.by_structure)
-    pictures = [album.picture(one) for kind in run.watched.instances.values() for one in kind[:MOST_DRAWN]]
+    pictures = [album.picture(instance) for kind in run.watched.instances.values() for instance in kind[:MOST_DRAWN]]
     return Pictures(tuple(pictures), node_rows(album.final)[:MOST_ROWS], value_types(album.final))
 
 
@@ -91,7 +91,7 @@ WHOLE_NUMBERS: Final = frozenset({TensorProto.INT64, TensorProto.INT32, TensorPr
 def draw(nodes: Sequence[NodeProto], view: GraphView, instance: Instance) -> Drawing:
     """Draw `nodes`, which are some of `view`'s; a node that reads a kept weight of `instance` bears its role."""
     shown = nodes[:MOST]
-    sketch = _Sketch(shown, view, {digest: one.role for one in instance.weights for digest in one.digests})
+    sketch = _Sketch(shown, view, {digest: weight.role for weight in instance.weights for digest in weight.digests})
     return Drawing(tuple(sketch.boxes), tuple(dict.fromkeys(sketch.wires)), len(nodes) - len(shown))
 
 
@@ -172,7 +172,7 @@ class _Sketch:
         for node in nodes:
             for name in filter(None, node.output):
                 everyone = self._view.consumers.get(name, [])
-                readers = [one for one in everyone if inside.isdisjoint(one.output) and self._reads_data(one, name)]
+                readers = [node for node in everyone if inside.isdisjoint(node.output) and self._reads_data(node, name)]
                 label = _reader_label(readers, name in ends)
                 if label:
                     end = self._add(Box(BoxKind.OUTPUT, label, shape_text(self._view, name), name=name))

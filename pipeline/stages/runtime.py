@@ -112,13 +112,13 @@ def refuse_wrong_results(report: RuntimeReport) -> None:
 
 
 def _run(name: str, backend: Backend, references: Sequence[Reference], judge: Judge) -> BackendReport:
-    found: list[dict[str, Errors]] = []
+    errors: list[dict[str, Errors]] = []
     seconds: list[float] = []
     for reference in references:
         outputs = backend.run(reference.feeds)
         seconds = seconds or _time_runs(backend, reference)
-        found.append({one: judge(one, value, outputs[one]) for one, value in reference.outputs.items()})
-    return BackendReport(name, worst_errors(found), statistics.median(seconds))
+        errors.append({output: judge(output, value, outputs[output]) for output, value in reference.outputs.items()})
+    return BackendReport(name, worst_errors(errors), statistics.median(seconds))
 
 
 def _time_runs(backend: Backend, reference: Reference) -> list[float]:
