@@ -74,12 +74,12 @@ def advice_on_type(error: BaseException) -> str | None:
 
     We do not register the class ourselves: the process shares the table, and a second entry by the user would fail.
     """
-    found = UNKNOWN.search(str(error))
-    if found is None:
+    match = UNKNOWN.search(str(error))
+    if match is None:
         return None
-    name = found["name"].rpartition(".")[2]
+    name = match["name"].rpartition(".")[2]
     return (
-        f"{found['name']} is no type that torch can take apart: where it is a dataclass, call "
+        f"{match['name']} is no type that torch can take apart: where it is a dataclass, call "
         f"torch.export.register_dataclass({name}) once before; of another class, give its tensors in tuples, lists "
         "and dicts, or enter it by torch.utils._pytree.register_pytree_node"
     )

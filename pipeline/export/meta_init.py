@@ -66,10 +66,11 @@ def take_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
 
     Buffers that have no value are left out.
     """
-    values = {name: one for name, one in module.named_buffers(remove_duplicate=False) if not one.is_meta}
-    empty = {id(one): one.to("meta") for one in values.values()}
+    values = {name: buffer for name, buffer in module.named_buffers(remove_duplicate=False) if not buffer.is_meta}
+    empty = {id(buffer): buffer.to("meta") for buffer in values.values()}
     for inner in module.modules():
-        inner._buffers.update({name: empty.get(id(one), one) for name, one in inner.named_buffers(recurse=False)})
+        own = inner.named_buffers(recurse=False)
+        inner._buffers.update({name: empty.get(id(buffer), buffer) for name, buffer in own})
     return values
 
 

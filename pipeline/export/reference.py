@@ -92,9 +92,9 @@ class _Lookups(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        found = LOOKUPS.get(str(func))
-        if found is not None:
-            indices, axis = found
+        lookup = LOOKUPS.get(str(func))
+        if lookup is not None:
+            indices, axis = lookup
             self._note(args[0], args[indices], 0 if axis is None else args[axis])
         elif str(func).partition(".default")[0] in MOVING and args and isinstance(result, torch.Tensor):
             self._follow(args[0], result)

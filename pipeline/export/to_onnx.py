@@ -81,10 +81,10 @@ def _translate(program: ExportedProgram, opset: int) -> ir.Model:
 
 def _computed_types(program: ExportedProgram) -> tuple[str, ...]:
     """The floating types that the traced module computes in, its inner graphs included."""
-    graphs = [one.graph for one in program.graph_module.modules() if isinstance(one, torch.fx.GraphModule)]
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     values = [node.meta.get("val") for graph in graphs for node in graph.nodes if node.op == "call_function"]
-    tensors = [one for value in values for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
-    floats = {one.dtype for one in tensors if one.dtype.is_floating_point or one.dtype.is_complex}
+    tensors = [leaf for value in values for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    floats = {tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point or tensor.dtype.is_complex}
     return tuple(sorted(map(dtype_name, floats)))
 
 
@@ -97,9 +97,9 @@ def _ranges(program: ExportedProgram, source: TorchSource) -> dict[str, tuple[in
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     tensors = [values.get(name) for name in program.graph_signature.user_inputs if isinstance(name, str)]
     shapes = [tensor.shape for tensor in tensors if isinstance(tensor, torch.Tensor)]
-    found: dict[str, tuple[int, int | None]] = {}
+    ranges: dict[str, tuple[int, int | None]] = {}
     if len(shapes) != len(source.inputs):
-        return found
+        return ranges
     sizes = [size for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
     traced = {size.node.expr: int(size.node.hint) for size in sizes if size.node.expr.is_symbol}
     environment = sizes[0].node.shape_env if sizes else None
@@ -111,8 +111,8 @@ def _ranges(program: ExportedProgram, source: TorchSource) -> dict[str, tuple[in
             if isinstance(name, str) and node is not None and limits is not None:
                 largest = int(limits.upper) if limits.upper < NO_LARGEST else None
                 guarded = _largest_size(guards, traced, node.expr) if node.expr in traced else None
-                found[name] = (int(limits.lower), min(filter(None, (largest, guarded)), default=None))
-    return found
+                ranges[name] = (int(limits.lower), min(filter(None, (largest, guarded)), default=None))
+    return ranges
 
 
 def _largest_size(guards: Sequence[Any], traced: Mapping[Any, int], symbol: Any) -> int | None:

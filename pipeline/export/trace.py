@@ -32,7 +32,7 @@ def separate_memory(module: nn.Module, arguments: T) -> T:
     Returns `arguments` itself where no tensor does.
     """
     memories = [memory for leaf in pytree.tree_leaves(arguments) if (memory := memory_of(leaf)) is not None]
-    weights = {memory_of(one) for one in every_tensor(module)} if memories else set()
+    weights = {memory_of(tensor) for tensor in every_tensor(module)} if memories else set()
     if len(set(memories)) == len(memories) and weights.isdisjoint(memories):
         return arguments
     seen = set(weights)

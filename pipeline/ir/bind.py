@@ -23,9 +23,9 @@ def bind_dims(graph: Graph, dims: Dims) -> Graph:
     """
     if problems := [*_wrong_names(graph, dims), *_wrong_sizes(graph, dims)]:
         lines = "\n".join(f"  - {problem}" for problem in problems)
-        given = ", ".join(f"{name} = {size}" for name, size in dims.items()) or "no dims"
+        sizes = ", ".join(f"{name} = {size}" for name, size in dims.items()) or "no dims"
         raise UsageError(
-            f"graph {graph.name!r} does not hold for {given}:\n{lines}\nGive sizes that it was traced for."
+            f"graph {graph.name!r} does not hold for {sizes}:\n{lines}\nGive sizes that it was traced for."
         )
     return _bind_graph(graph, dims)
 

@@ -91,13 +91,13 @@ class Builder:
             raise InternalError(f"op {kind} {name!r} reads vids {unknown}, but only {len(self._values)} values exist")
         oid = len(self._ops)
         attrs = dict(attrs or {})
-        made = tuple(self._add(label, spec, Role.TMP) for label, spec in outputs)
+        created = tuple(self._add(label, spec, Role.TMP) for label, spec in outputs)
         emitter = self._emitters.get(kind)
         kernel = None
         if emitter is not None:
             kernel = emitter(attrs, [self._values[vid].spec for vid in inputs], [spec for _, spec in outputs])
-        self._ops.append(Op(oid, kind, tuple(inputs), made, attrs, kernel, constraints or {}, name, origin))
-        return made
+        self._ops.append(Op(oid, kind, tuple(inputs), created, attrs, kernel, constraints or {}, name, origin))
+        return created
 
     def spec(self, vid: int) -> TensorSpec:
         return self._values[vid].spec
@@ -145,9 +145,9 @@ def assemble(
         values.append(
             Value(vid, decl.name, decl.spec, role, producers.get(vid), tuple(users.get(vid, ())), decl.strides)
         )
-    given = payloads or {}
+    by_name = payloads or {}
     stored = (Role.PARAM, Role.STATE, Role.CONST)
-    kept = {value.vid: given[value.name] for value in values if value.role in stored and value.name in given}
+    kept = {value.vid: by_name[value.name] for value in values if value.role in stored and value.name in by_name}
     return Graph(
         name,
         tuple(values),

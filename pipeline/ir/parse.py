@@ -149,7 +149,7 @@ class Parser:
         )
         self._take("=")
         kind, inputs = self._word("the kind of an op"), self._read_list("(", ")", self._use)
-        made = [self._add(token, replace(decl, role=Role.TMP)) for token, decl in decls]
+        outputs = [self._add(token, replace(decl, role=Role.TMP)) for token, decl in decls]
         attrs: dict[str, Attr] = {}
         constraints: dict[str, Any] = {}
         name = origin = line = ""
@@ -174,7 +174,7 @@ class Parser:
                     kernel = self._kernel()
         ops = self._partial.ops
         details = (attrs, kernel, constraints, name, origin, line, tuple(bodies))
-        ops.append(Op(len(ops), kind, tuple(inputs), tuple(made), *details))
+        ops.append(Op(len(ops), kind, tuple(inputs), tuple(outputs), *details))
 
     def _declare(self, role: Role) -> int:
         token, decl = self._declaration()
@@ -245,18 +245,18 @@ class Parser:
         return KernelSpec(int(kind_id), schema, bytes.fromhex(self._advance().text[2:]))
 
     def _table(self) -> dict[str, Any]:
-        found: dict[str, Attr] = {}
+        attributes: dict[str, Attr] = {}
 
         def pair() -> None:
             at = self._next
             key = self._word("the name of an attribute")
-            if key in found:
+            if key in attributes:
                 self._fail("each attribute once", at)
             self._take(":")
-            found[key] = self._item()
+            attributes[key] = self._item()
 
         self._read_list("{", "}", pair)
-        return found
+        return attributes
 
     def _item(self) -> Attr:
         return tuple(self._read_list("[", "]", self._item)) if self._next.text == "[" else self._scalar()
@@ -279,10 +279,10 @@ class Parser:
 
     def _call(self, token: Token) -> Attr:
         make, types = CALLS[token.text]
-        given = self._read_list("(", ")", self._scalar)
-        if tuple(map(type, given)) != types:
+        arguments = self._read_list("(", ")", self._scalar)
+        if tuple(map(type, arguments)) != types:
             self._fail(f"{token.text}({', '.join(kind.__name__ for kind in types)})", token)
-        return make(*given)
+        return make(*arguments)
 
     def _word(self, expected: str) -> str:
         return self._advance().text if self._next.kind == "word" else self._string(expected)

@@ -38,13 +38,13 @@ def input_files(entries: Sequence[str]) -> list[tuple[str, Path | None]]:
     Raises:
         SourceError: a file is missing or is no .npz, or a glob matches nothing.
     """
-    found: list[tuple[str, Path | None]] = []
+    inputs: list[tuple[str, Path | None]] = []
     for entry in entries:
         if is_reference(entry):
             place, _ = split_factory(entry, KEY)
             if place.endswith(".py") and not Path(place).is_file():
                 raise SourceError(f"{KEY}: no file {place!r}; relative paths are relative to the configuration file")
-            found.append((entry, None))
+            inputs.append((entry, None))
             continue
         files = _matches(entry)
         wrong = next((file for file in files if file.suffix != ".npz" or not file.is_file()), None)
@@ -54,8 +54,8 @@ def input_files(entries: Sequence[str]) -> list[tuple[str, Path | None]]:
                 f"{KEY}: {str(wrong)!r} is {kind}; expected files that numpy.savez wrote, with an array for each input "
                 "(a folder of them is FOLDER/*.npz), or a loader as in file.py:load"
             )
-        found += [(file.name, file) for file in files]
-    return found
+        inputs += [(file.name, file) for file in files]
+    return inputs
 
 
 def _matches(entry: str) -> list[Path]:
