@@ -46,7 +46,7 @@ def baseline_of(report: Report) -> Plain:
             f"{place + 1:02} {row.name}": _row(row, marks.get(place)) for place, row in enumerate(report.passes)
         },
         "structures": _structures(report.structures),
-        "backends": {one.name: _backend(one) for one in report.runtime.backends} if report.runtime else {},
+        "backends": {backend.name: _backend(backend) for backend in report.runtime.backends} if report.runtime else {},
     }
 
 
@@ -92,7 +92,7 @@ def _backend(backend: BackendReport) -> Plain | str:
 
 
 def _errors(errors: Mapping[str, Errors]) -> Plain:
-    return {name: _band(one.max_abs) for name, one in errors.items()}
+    return {name: _band(error.max_abs) for name, error in errors.items()}
 
 
 def _band(error: float) -> str:
@@ -196,7 +196,7 @@ def _is_alike(before: Any, after: Any) -> bool:
     powers = _power(before), _power(after)
     if None in powers:
         return False
-    low, high = (max(one, FLOOR) for one in powers if one is not None)
+    low, high = (max(power, FLOOR) for power in powers if power is not None)
     return abs(high - low) <= SLACK
 
 
@@ -209,7 +209,7 @@ def _power(text: Any) -> int | None:
 
 def _words(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_words(one)}" for key, one in value.items())
+        return ", ".join(f"{key} {_words(item)}" for key, item in value.items())
     return str(value)
 
 

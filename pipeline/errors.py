@@ -9,6 +9,7 @@ from passes.errors import OnnxlineError
 __all__ = [
     "CheckFailed",
     "ConfigError",
+    "DataError",
     "InternalError",
     "OnnxlineError",
     "SourceError",
@@ -38,6 +39,10 @@ class Unsupported(UsageError):
     def __init__(self, message: str, operators: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.operators = tuple(operators)
+
+
+class DataError(UsageError):
+    """The numbers of a feed do not suit an op, such as an index that is out of range."""
 
 
 class CheckFailed(OnnxlineError):

@@ -78,6 +78,5 @@ class RunResult:
         import json
 
         from pipeline.ir import from_json
-        from pipeline.lowering import EMITTERS
 
-        return from_json(json.loads((self.folder / "ir.json").read_text(encoding="utf-8")), emitters=EMITTERS)
+        return from_json(json.loads((self.folder / "ir.json").read_text(encoding="utf-8")))

@@ -23,9 +23,10 @@ from pipeline.export.source import Source, TorchSource
 from pipeline.report import BackendReport, ExportReport, OptimizeReport, Report, RuntimeReport
 from pipeline.result import RunResult
 from pipeline.stages.check import check_settings, default_folder, remember_settings
-from pipeline.stages.export import export, exported_files, exported_path, refuse_wrong_export
+from pipeline.stages.export import export_and_compare, exported_files, exported_path, refuse_wrong_export
 from pipeline.stages.passes import optimize, refuse_reverts
 from pipeline.stages.report import Findings, has_good_report, write_quietly, write_report, write_settings
+from pipeline.stages.runtime import refuse_wrong_results, remove_ir, run_backends
 from pipeline.stages.source import code_of, fingerprint, open_source
 from pipeline.stages.weight_free import why_not_compared
 from pipeline.verify.references import References, compute_references, outputs_digest, plan_draws
@@ -122,7 +123,7 @@ class _Run:
         return RunResult(self.workspace.folder, exported, optimized, executed, report, report.cached, self.code)
 
     def source(self) -> Source:
-        with self.stage("source") as note:
+        with self.stage("source") as outcome:
             input_files(self.config.verify.inputs)  # a missing file is named before a model is loaded
             source = self._source or open_source(self.config)
             identity = fingerprint(source, self.config)
@@ -130,39 +131,39 @@ class _Run:
             self._depends_on(self.config.model, self.config.export, identity, own_code_digest(), self.versions)
             weights = f"weights: {source.weights}, " if isinstance(source, TorchSource) and source.weights else ""
             count = len(source.inputs)
-            note.detail = f"{count} {'input' if count == 1 else 'inputs'}, {weights}fingerprint {identity[:8]}"
+            outcome.detail = f"{count} {'input' if count == 1 else 'inputs'}, {weights}fingerprint {identity[:8]}"
         notes = source.notes if isinstance(source, TorchSource) else ()
         self._send_notes(filter(None, (missing_here(), *notes)))
         return source
 
     def reference(self, source: Source) -> References:
         """Computed in each run, never cached: outputs identify the model more safely than its files do."""
-        with self.stage("reference") as note:
+        with self.stage("reference") as outcome:
             if why_not_compared(self.config):
-                note.detail = f"none: {why_not_compared(self.config)}"
+                outcome.detail = f"none: {why_not_compared(self.config)}"
                 return References(())
-            given, limits = read_inputs(self.config.verify, source.inputs), self.config.passes
-            plan = plan_draws(source, self.config.model, self.config.verify, given.draws)
+            user_inputs, limits = read_inputs(self.config.verify, source.inputs), self.config.passes
+            plan = plan_draws(source, self.config.model, self.config.verify, user_inputs.draws)
             with open_context(limits.timeout_s, limits.memory_gib, self.workspace.scratch) as bench:
                 references = compute_references(source, plan, bench)
-                references = replace(references, skipped=(*given.notes, *references.skipped))
+                references = replace(references, skipped=(*user_inputs.notes, *references.skipped))
             self._depends_on(self.config.verify, outputs_digest(references.draws))
-            note.detail = ", ".join(reference.label for reference in references.draws)
-        self._send_notes(given.notes)
+            outcome.detail = ", ".join(reference.label for reference in references.draws)
+        self._send_notes(user_inputs.notes)
         return references
 
     def export(self, source: Source, references: References) -> ExportReport:
         path = exported_path(self.config, source, self.workspace)
-        with self.stage("export") as note:
+        with self.stage("export") as outcome:
             self.export_key = self.key
             report = self._load_or_make(
-                note,
+                outcome,
                 ExportReport,
-                lambda: export(self.config, source, references, self.workspace),
+                lambda: export_and_compare(self.config, source, references, self.workspace),
                 refuse=lambda report: refuse_wrong_export(report, path, references),
             )
             size = f"{report.weight_bytes / 2**20:.0f} MiB"
-            note.detail = f"{report.origin}, opset {report.opset}, {report.nodes} nodes, {size}"
+            outcome.detail = f"{report.origin}, opset {report.opset}, {report.nodes} nodes, {size}"
         self._send_notes((*report.limits, *report.not_compared))
         return report
 
@@ -177,33 +178,28 @@ class _Run:
             self.workspace.save("export", self.export_key, self.findings.export, self.workspace.notes("export"))
             return report
 
-        with self.stage("passes") as note:
+        with self.stage("passes") as outcome:
             self._depends_on(wishes, code_digest(names_of(wishes.recipe)), quarantined_by_entry(wishes.skip))
-            report = self._load_or_make(note, OptimizeReport, make)
+            report = self._load_or_make(outcome, OptimizeReport, make)
             self._send(Optimized(report.passes, report.structures))
-            note.detail = f"{len(report.passes)} steps, {report.nodes} nodes left"
+            outcome.detail = f"{len(report.passes)} steps, {report.nodes} nodes left"
             refuse_reverts(self.config, report)
         return report
 
     def runtime(self, exported: ExportReport, references: References) -> RuntimeReport:
-        def make() -> RuntimeReport:
-            from pipeline.stages.runtime import run_backends  # loads torch, which takes seconds
-
-            return run_backends(self.config, exported, references, self.workspace, self._send)
-
-        def refuse(report: RuntimeReport) -> None:
-            from pipeline.stages.runtime import refuse_wrong_results
-
-            refuse_wrong_results(report)
-
-        with self.stage("runtime") as note:
+        with self.stage("runtime") as outcome:
             if why_not_compared(self.config):
-                note.detail = "nothing is run"
+                outcome.detail = "nothing is run"
                 self.findings.runtime = RuntimeReport(backends=())
                 return self.findings.runtime
             self._depends_on(self.config.runtime)
-            report = self._load_or_make(note, RuntimeReport, make, refuse)
-            note.detail = ", ".join(map(_outcome_of, report.backends)) or "torch"
+            report = self._load_or_make(
+                outcome,
+                RuntimeReport,
+                lambda: run_backends(self.config, exported, references, self.workspace, self._send),
+                refuse=refuse_wrong_results,
+            )
+            outcome.detail = ", ".join(map(_backend_text, report.backends)) or "torch"
         return report
 
     def report(self, failure: str = "", exit_code: int = 0) -> Report:
@@ -214,8 +210,6 @@ class _Run:
         """Called before the first result of an earlier run is replaced."""
         self.replaces_results = True
         self.workspace.forget("passes")
-        from pipeline.stages.runtime import remove_ir
-
         remove_ir(self.workspace)
 
     def _depends_on(self, *parts: Any) -> None:
@@ -225,7 +219,7 @@ class _Run:
 
     def _load_or_make(
         self,
-        note: _StageNote,
+        outcome: _StageOutcome,
         kind: type[Record],
         make: Callable[[], Record],
         refuse: Callable[[Record], None] = lambda _: None,
@@ -234,30 +228,30 @@ class _Run:
 
         A result that `refuse` raises for goes into the report of the failed run, and is not saved for later runs.
         """
-        found = self.workspace.load(note.stage, self.key, kind)
-        if found is not None and self.workspace.is_unchanged(found.files):
-            note.is_cached = True
-            setattr(self.findings, note.stage, found)
-            return found
-        made = make()
-        setattr(self.findings, note.stage, made)
-        refuse(made)
-        self.workspace.save(note.stage, self.key, made, self.findings.notes[note.stage])
-        return made
+        known = self.workspace.load(outcome.stage, self.key, kind)
+        if known is not None and self.workspace.is_unchanged(known.files):
+            outcome.is_cached = True
+            setattr(self.findings, outcome.stage, known)
+            return known
+        record = make()
+        setattr(self.findings, outcome.stage, record)
+        refuse(record)
+        self.workspace.save(outcome.stage, self.key, record, self.findings.notes[outcome.stage])
+        return record
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[_StageNote]:
+    def stage(self, name: str) -> Iterator[_StageOutcome]:
         """Send the events at the begin and the end of a stage; notes of a cached stage are sent again."""
         self._send(StageStarted(name))
         self.findings.notes[name] = []
         begun = time.perf_counter()
-        note = _StageNote(name)
-        yield note
+        outcome = _StageOutcome(name)
+        yield outcome
         seconds = self.findings.seconds[name] = time.perf_counter() - begun
-        if note.is_cached:
+        if outcome.is_cached:
             self.findings.cached.append(name)
             self._send_notes(self.workspace.notes(name))
-        self._send(StageEnded(name, seconds, note.is_cached, note.detail))
+        self._send(StageEnded(name, seconds, outcome.is_cached, outcome.detail))
 
     def _send(self, event: Event) -> None:
         self.log.add(event)
@@ -271,15 +265,15 @@ class _Run:
 
 
 @dataclass(slots=True)
-class _StageNote:
-    """Details for the event that ends a stage."""
+class _StageOutcome:
+    """What the event that ends a stage says; a stage fills it in while it runs."""
 
     stage: str
     detail: str = ""
     is_cached: bool = False
 
 
-def _outcome_of(backend: BackendReport) -> str:
+def _backend_text(backend: BackendReport) -> str:
     return f"{backend.name} {backend.shortfall}".strip()
 
 

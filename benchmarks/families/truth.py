@@ -18,11 +18,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from passes.weights.stand_ins import digest_of
-from pipeline.export.arrays import to_torch
 from pipeline.export.captured_output import capture_output
 from pipeline.export.inputs import draw_inputs
 from pipeline.export.source import TorchSource
 from pipeline.export.tree import refill
+from pipeline.runtime.tensors import to_torch
 
 __all__ = ["Triple", "triples_that_ran"]
 

@@ -14,10 +14,10 @@ from passes.optimize import draw_feeds
 from passes.weights.detached import read_model
 from passes.weights.sharing import portable
 from pipeline.errors import UsageError
-from pipeline.export.arrays import to_numpy
 from pipeline.importers import from_onnx
 from pipeline.lowering import EMITTERS
 from pipeline.runtime import compile_graph
+from pipeline.runtime.tensors import to_numpy
 
 __all__ = ["compare_with_onnxruntime", "run_in_worker"]
 

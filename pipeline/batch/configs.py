@@ -65,22 +65,22 @@ def _read(path: Path, overrides: Sequence[str]) -> PlannedRun:
 
 
 def _files(patterns: Sequence[str]) -> tuple[Path, ...]:
-    found: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}
     for pattern in patterns:
-        files = list(_matches(pattern))
-        if not files:
+        matches = list(_matches(pattern))
+        if not matches:
             raise UsageError(f"{pattern!r} names no file; expected configurations, such as 'configs/*.yaml'")
-        for path in files:
-            found.setdefault(path.resolve(), path)
-    return tuple(found.values())
+        for path in matches:
+            files.setdefault(path.resolve(), path)
+    return tuple(files.values())
 
 
 def _matches(pattern: str) -> Iterator[Path]:
     if Path(pattern).is_file():  # its name may hold brackets
         yield Path(pattern)
         return
-    found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - the pattern may be absolute
-    yield from (path for path in map(Path, found) if path.is_file())
+    matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - the pattern may be absolute
+    yield from (path for path in map(Path, matches) if path.is_file())
 
 
 def job_of(planned: PlannedRun, out: Path) -> Job:

@@ -11,19 +11,18 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils import _pytree as pytree
 
 from passes.suggest import nearest
 from pipeline.config import DTYPES, InputConfig, ModelConfig
 from pipeline.errors import OnnxlineError, SourceError, Unsupported
-from pipeline.export.arrays import dtype_name, to_torch
 from pipeline.export.caches import register_caches
 from pipeline.export.captured_output import capture_output
-from pipeline.export.error_location import first_line, module_frame
-from pipeline.export.inputs import InputSpec, draw_inputs, input_spec, is_float, named_axes, named_dims
+from pipeline.export.error_location import first_line, where_raised
+from pipeline.export.inputs import InputSpec, draw_inputs, input_spec, is_float, named_axes, named_dims, shape_text
 from pipeline.export.meta_init import is_weightless, take_buffers
 from pipeline.export.source import Example, TorchSource
-from pipeline.export.tree import call, input_names, input_tensors, not_dense, output_tensors, parameter_names, refill
+from pipeline.export.tree import call, input_tensors, named_leaves, not_dense, output_tensors, parameter_names, refill
+from pipeline.runtime.tensors import dtype_name, to_torch
 
 __all__ = ["NoInputs", "assemble", "mode_dependent_modules"]
 
@@ -114,12 +113,10 @@ def _check_example(module: nn.Module, example: Example, model: ModelConfig) -> t
     for name, tensor in tensors.items():
         if other := not_dense(tensor):
             raise SourceError(f"the example's input {name!r}: found {other}")
-        if dtype_name(tensor) not in DTYPES:
-            raise Unsupported(
-                f"the example's input {name!r} is {dtype_name(tensor)}; inputs can be drawn for {', '.join(DTYPES)}"
-            )
-    leaves = zip(input_names(module, example), pytree.tree_leaves((example.args, example.kwargs)), strict=True)
-    for name, leaf in leaves:
+        dtype = dtype_name(tensor.dtype)
+        if dtype not in DTYPES:
+            raise Unsupported(f"the example's input {name!r} is {dtype}; inputs can be drawn for {', '.join(DTYPES)}")
+    for name, leaf in named_leaves(module, example):
         if isinstance(leaf, np.ndarray):
             raise SourceError(f"the example's input {name!r}: found a numpy array, expected torch.from_numpy(array)")
     unknown = sorted(set(model.inputs) - set(tensors))
@@ -135,12 +132,12 @@ def _check_example(module: nn.Module, example: Example, model: ModelConfig) -> t
 
 def _example_spec(name: str, tensor: torch.Tensor, declared: InputConfig | None) -> InputSpec:
     """The spec from the example's shape, dtype and range of values, where the declaration does not replace them."""
-    own, dtype = tuple(tensor.shape), dtype_name(tensor)
+    own, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
     declared = declared or InputConfig()
     shape = _check_names(name, named_axes(name, own if declared.shape is None else declared.shape, declared))
     fits = len(shape) == len(own) and all(isinstance(a, str) or a == b for a, b in zip(shape, own, strict=True))
     if not fits or declared.dtype not in (None, dtype):
-        said = f"{declared.dtype or dtype}[{', '.join(map(str, shape))}]"
+        said = f"{declared.dtype or dtype}{shape_text(shape)}"
         raise SourceError(f"model.inputs.{name}: declared {said}, but the example is {dtype}{list(own)}")
     if declared.range is None:
         declared = declared.model_copy(update={"range": _range_of(tensor, dtype)})
@@ -178,8 +175,7 @@ def _outputs(module: nn.Module, example: Example, inputs: tuple[InputSpec, ...])
     except OnnxlineError:
         raise
     except Exception as error:  # a user's forward may raise anything
-        where = module_frame(error, module)
-        place = f" in module {where[0]!r} ({where[1]})" if where else ""
+        place = where_raised(error, module)
         listing = "; ".join(map(str, inputs)) or "none, since the example holds no tensor"
         raise SourceError(
             f"the model raises on its example inputs{place}: {first_line(error)}\n"
@@ -193,7 +189,7 @@ def mode_dependent_modules(module: nn.Module) -> list[str]:
     The root is named by its class. Code of others that reads `self.training` is not seen.
     """
     return [
-        path or type(one).__name__ for path, one in module.named_modules() if one.training and _depends_on_mode(one)
+        path or type(part).__name__ for path, part in module.named_modules() if part.training and _depends_on_mode(part)
     ]
 
 

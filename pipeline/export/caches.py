@@ -53,7 +53,7 @@ def register_caches(module: nn.Module) -> None:
     if modelling is None:
         return
     kind: type = modelling.PreTrainedModel
-    model = next((one for one in every_module(module) if isinstance(one, kind)), None)
+    model = next((part for part in every_module(module) if isinstance(part, kind)), None)
     if model is None:
         return
     register_cache_types()
@@ -76,7 +76,8 @@ def fixed_values(context: Any) -> dict[str, bool | int | float | str] | None:
     """
     if not isinstance(context, Nested):
         return None
-    return {path: value for path, value in _fixed_parts(context, "") if type(value) in PLAIN}
+    fixed = {path: leaf.value for path, leaf in _leaves(context) if isinstance(leaf, Fixed)}
+    return {path: value for path, value in fixed.items() if type(value) in PLAIN}
 
 
 def _caches_beside(model: type) -> Iterator[type]:
@@ -104,7 +105,7 @@ def _flatten(cache: Any) -> tuple[list[Any], Nested]:
 
 def _flatten_with_keys(cache: Any) -> tuple[list[tuple[Any, Any]], Nested]:
     tensors, context = _flatten(cache)
-    keys: list[Any] = [pytree.MappingKey(name) for name in _names(context, "")]
+    keys: list[Any] = [pytree.MappingKey(path) for path, leaf in _leaves(context) if isinstance(leaf, TensorLeaf)]
     return list(zip(keys, tensors, strict=True)), context
 
 
@@ -134,7 +135,7 @@ def _rebuild(part: Part, tensors: Iterator[Any]) -> Any:
         return next(tensors)
     if isinstance(part, Fixed):
         return part.value
-    parts = [_rebuild(one, tensors) for one in part.parts]
+    parts = [_rebuild(child, tensors) for child in part.parts]
     if part.kind in (list, tuple):
         return part.kind(parts)
     values = dict(zip(part.keys, parts, strict=True))
@@ -145,26 +146,13 @@ def _rebuild(part: Part, tensors: Iterator[Any]) -> Any:
     return cache
 
 
-def _names(part: Part, above: str) -> Iterator[str]:
-    """The paths of the tensors, in their order: `layers.0.keys`."""
-    if isinstance(part, TensorLeaf):
-        yield above
-    elif isinstance(part, Nested):
+def _leaves(part: Part, path: str = "") -> Iterator[tuple[str, TensorLeaf | Fixed]]:
+    """(path, leaf) of every leaf, in order: `layers.0.keys`."""
+    if isinstance(part, Nested):
         for key, child in zip(part.keys, part.parts, strict=True):
-            yield from _names(child, _under(above, key))
-
-
-def _fixed_parts(part: Part, above: str) -> Iterator[tuple[str, Any]]:
-    """(path, value) of everything that is no tensor, in order."""
-    if isinstance(part, Fixed):
-        yield above, part.value
-    elif isinstance(part, Nested):
-        for key, child in zip(part.keys, part.parts, strict=True):
-            yield from _fixed_parts(child, _under(above, key))
-
-
-def _under(above: str, key: Any) -> str:
-    return f"{above}.{key}" if above else str(key)
+            yield from _leaves(child, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, part
 
 
 def _subclasses(cls: type) -> Iterator[type]:

@@ -32,7 +32,7 @@ def capture_output() -> Iterator[list[str]]:
             yield notes
         finally:
             notes += [line for line in stream.getvalue().splitlines() if line.strip()]
-            notes += dict.fromkeys(f"{one.category.__name__}: {one.message}" for one in caught)
+            notes += dict.fromkeys(f"{warning.category.__name__}: {warning.message}" for warning in caught)
 
 
 class _Collector(logging.Handler):

@@ -44,8 +44,8 @@ def _read_folder(folder: Path) -> dict[str, torch.Tensor]:
     for name in NAMES:
         if (folder / name).is_file():
             return read_checkpoint(folder / name)
-    found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-    raise SourceError(f"checkpoint {folder}: expected one of {', '.join(NAMES)}; found {found}")
+    files = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+    raise SourceError(f"checkpoint {folder}: expected one of {', '.join(NAMES)}; found {files}")
 
 
 def _read_shards(index: Path) -> dict[str, torch.Tensor]:

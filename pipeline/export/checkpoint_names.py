@@ -48,7 +48,7 @@ class Rule:
 def best_rule(wanted: Names, stored: Collection[str]) -> Rule:
     """The rule under which the fewest names are missing; no change of prefix wins a tie."""
     drops, adds = list(_prefixes(wanted)), list(_prefixes(stored))
-    rules = [Rule(), *(Rule(drop=one) for one in drops), *(Rule(add=one) for one in adds)]
+    rules = [Rule(), *(Rule(drop=prefix) for prefix in drops), *(Rule(add=prefix) for prefix in adds)]
     rules += [Rule(drop, add) for drop in drops for add in adds]
     return min(rules, key=lambda rule: sum(rule.key(names, stored) is None for names in wanted.values()))
 
@@ -87,9 +87,9 @@ def pieces_of(name: str, count: int, pieces: Mapping[str, Sequence[str]]) -> lis
             first axis. `{"*.experts.up": ["*.experts.#.up.weight"]}`.
     """
     for pattern, parts in pieces.items():
-        found = re.fullmatch(re.escape(pattern).replace(r"\*", r"(.+?)"), name)
-        if found is not None:
-            return [[_fill_pattern(part, found.groups(), place) for part in parts] for place in range(count)]
+        match = re.fullmatch(re.escape(pattern).replace(r"\*", r"(.+?)"), name)
+        if match is not None:
+            return [[_fill_pattern(part, match.groups(), place) for part in parts] for place in range(count)]
     return []
 
 

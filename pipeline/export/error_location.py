@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["advice_on_type", "call_frames", "first_line", "innermost_line", "module_frame"]
+__all__ = ["advice_on_type", "first_line", "innermost_line", "module_frame", "where_raised"]
 
 
 def innermost_line(error: BaseException, own: str = "") -> str:
@@ -50,20 +49,18 @@ def module_frame(error: BaseException, module: nn.Module) -> tuple[str, str] | N
     the call.
     """
     paths = {id(child): path for path, child in module.named_modules()}
-    found = None
-    for frame, _ in call_frames(error):
+    raised_in = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
         if id(owner) in paths and frame.f_code.co_name not in DISPATCH:
-            found = paths[id(owner)] or type(module).__name__
-    return None if found is None else (found, innermost_line(error))
+            raised_in = paths[id(owner)] or type(module).__name__
+    return None if raised_in is None else (raised_in, innermost_line(error))
 
 
-def call_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """(frame, line) of the calls that led to `error`, outermost first."""
-    step = error.__traceback__
-    while step is not None:
-        yield step.tb_frame, step.tb_lineno
-        step = step.tb_next
+def where_raised(error: BaseException, module: nn.Module) -> str:
+    """` in module 'layers.0' (file:line: code)`; empty where no submodule raised."""
+    frame = module_frame(error, module)
+    return f" in module {frame[0]!r} ({frame[1]})" if frame else ""
 
 
 def first_line(error: BaseException) -> str:
@@ -77,12 +74,12 @@ def advice_on_type(error: BaseException) -> str | None:
 
     We do not register the class ourselves: the process shares the table, and a second entry by the user would fail.
     """
-    found = UNKNOWN.search(str(error))
-    if found is None:
+    match = UNKNOWN.search(str(error))
+    if match is None:
         return None
-    name = found["name"].rpartition(".")[2]
+    name = match["name"].rpartition(".")[2]
     return (
-        f"{found['name']} is no type that torch can take apart: where it is a dataclass, call "
+        f"{match['name']} is no type that torch can take apart: where it is a dataclass, call "
         f"torch.export.register_dataclass({name}) once before; of another class, give its tensors in tuples, lists "
         "and dicts, or enter it by torch.utils._pytree.register_pytree_node"
     )

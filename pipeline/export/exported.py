@@ -11,7 +11,6 @@ import onnx_ir as ir
 
 from pipeline.errors import UsageError
 from pipeline.export.external_weights import Pieces, refer
-from pipeline.export.inputs import named_dims
 from pipeline.export.shards import Shards
 from pipeline.export.source import TorchSource
 
@@ -39,21 +38,6 @@ class ExportedModel:
     notes: tuple[str, ...]
     computed_in: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the graph's inputs, in order."""
-        return tuple(spec.name for spec in self.source.inputs)
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the graph's outputs, in order."""
-        return self.source.outputs
-
-    @property
-    def dynamic_dims(self) -> tuple[str, ...]:
-        """The named dims of the inputs."""
-        return named_dims(self.source.inputs)
 
     def save(self, path: Path) -> None:
         """Write `path`, and `path`.data beside it when the weights exceed 100 MB. Weights in other files stay there."""

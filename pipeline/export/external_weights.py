@@ -13,10 +13,10 @@ from typing import Final
 import onnx_ir as ir
 
 from pipeline.errors import SourceError
-from pipeline.export.arrays import to_numpy
 from pipeline.export.checkpoint_names import Rule, best_rule, names_of, pieces_of
-from pipeline.export.shards import Shards
+from pipeline.export.shards import DTYPES, Shards
 from pipeline.export.source import TorchSource
+from pipeline.runtime.tensors import to_numpy
 
 __all__ = ["Pieces", "refer"]
 
@@ -151,14 +151,5 @@ def _dims(value: ir.Value) -> list[int]:
 def _dtype(value: ir.Value) -> ir.DataType:
     return ir.DataType.UNDEFINED if value.const_value is None else value.const_value.dtype
 
-
-DTYPES: Final[Mapping[str, ir.DataType]] = {
-    "BOOL": ir.DataType.BOOL, "U8": ir.DataType.UINT8, "I8": ir.DataType.INT8,
-    "F8_E4M3": ir.DataType.FLOAT8E4M3FN, "F8_E5M2": ir.DataType.FLOAT8E5M2,
-    "I16": ir.DataType.INT16, "U16": ir.DataType.UINT16, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16,
-    "I32": ir.DataType.INT32, "U32": ir.DataType.UINT32, "F32": ir.DataType.FLOAT,
-    "I64": ir.DataType.INT64, "U64": ir.DataType.UINT64, "F64": ir.DataType.DOUBLE,
-}  # fmt: skip
-"""safetensors → ONNX."""
 
 SPELLED: Final[Mapping[ir.DataType, str]] = {dtype: name for name, dtype in DTYPES.items()}

@@ -145,8 +145,8 @@ def _describe(value: Any) -> str:
     if value is None:
         return "None (is a `return` missing?)"
     if inspect.isclass(value):
-        made = f", which is not called: return {value.__name__}()" if issubclass(value, nn.Module) else ""
-        return f"the class {value.__name__}{made}"
+        advice = f", which is not called: return {value.__name__}()" if issubclass(value, nn.Module) else ""
+        return f"the class {value.__name__}{advice}"
     if isinstance(value, torch.export.ExportedProgram):
         return "an ExportedProgram, of which the module is .module()"
     if isinstance(value, torch.jit.ScriptFunction):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
+from onnx_ir.passes.common import NameFixPass
 
 from pipeline.errors import Unsupported, UsageError
 from pipeline.export.inputs import InputSpec
@@ -26,10 +27,9 @@ def name_inputs_and_outputs(model: ir.Model, inputs: Sequence[str], outputs: Seq
     _check_count("inputs", [value.name for value in graph.inputs], inputs)
     _check_count("outputs", [value.name for value in graph.outputs], outputs)
     _make_outputs_distinct(graph)
-    named = [*zip(graph.inputs, inputs, strict=True), *zip(graph.outputs, outputs, strict=True)]
-    _free_names(model, {name: value for value, name in named})
-    for value, name in named:
+    for value, name in (*zip(graph.inputs, inputs, strict=True), *zip(graph.outputs, outputs, strict=True)):
         value.name = name
+    NameFixPass()(model)  # renames other values that have one of these names
 
 
 def _check_count(what: str, found: Sequence[str | None], expected: Sequence[str]) -> None:
@@ -52,22 +52,6 @@ def _make_outputs_distinct(graph: ir.Graph) -> None:
         graph.append(node)
         graph.outputs[index] = own
         seen.add(own)
-
-
-def _free_names(model: ir.Model, wanted: dict[str, ir.Value]) -> None:
-    """Rename each value whose name is wanted for another one."""
-    values = [value for node in ir.traversal.RecursiveGraphIterator(model.graph) for value in node.outputs]
-    values += [*model.graph.inputs, *model.graph.initializers.values()]
-    taken = {value.name for value in values} | set(wanted)
-    for value in values:
-        name = value.name or ""
-        if name not in wanted or wanted[name] is value:
-            continue
-        count = 1
-        while (fresh := f"{name}_{count}") in taken:
-            count += 1
-        taken.add(fresh)
-        value.name = fresh
 
 
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
@@ -115,7 +99,7 @@ def _rename_dim(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | st
         return dim
     if dim.value is not None and dim.value.isdecimal():
         return int(dim.value)
-    return None if dim.value is None else _SYMBOL.sub(lambda found: names.get(found[0], found[0]), dim.value)
+    return None if dim.value is None else _SYMBOL.sub(lambda match: names.get(match[0], match[0]), dim.value)
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -12,7 +12,16 @@ from passes.proof.draws import Draw, DrawnInput, dtype_named
 from pipeline.config import ExportConfig, InputConfig, ModelConfig
 from pipeline.errors import ConfigError, SourceError
 
-__all__ = ["InputSpec", "draw_inputs", "drawn_inputs", "input_spec", "named_axes", "named_dims", "with_dynamic_shapes"]
+__all__ = [
+    "InputSpec",
+    "draw_inputs",
+    "drawn_inputs",
+    "input_spec",
+    "named_axes",
+    "named_dims",
+    "shape_text",
+    "with_dynamic_shapes",
+]
 
 
 def with_dynamic_shapes(model: ModelConfig, settings: ExportConfig) -> ModelConfig:
@@ -79,7 +88,12 @@ class InputSpec:
         return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.shape)
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{', '.join('?' if dim == '' else str(dim) for dim in self.shape)}]"
+        return f"{self.name}: {self.dtype}{shape_text(self.shape)}"
+
+
+def shape_text(shape: Sequence[int | str] | None) -> str:
+    """`[batch, ?, 3]`, where `?` is a dim without a name; `unknown` for no shape."""
+    return "unknown" if shape is None else f"[{', '.join(str(dim) or '?' for dim in shape)}]"
 
 
 def input_spec(name: str, declared: InputConfig, shape: tuple[int | str, ...], dtype: str) -> InputSpec:

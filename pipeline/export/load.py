@@ -11,7 +11,7 @@ from passes.load import load_model
 from passes.suggest import nearest
 from pipeline.config import DTYPES, InputConfig, ModelConfig, locate
 from pipeline.errors import ConfigError, SourceError, Unsupported
-from pipeline.export.inputs import InputSpec, input_spec, named_dims
+from pipeline.export.inputs import InputSpec, input_spec, named_dims, shape_text
 from pipeline.export.source import OnnxSource, Source
 
 __all__ = ["check_dims", "load_source", "read_onnx_file"]
@@ -46,8 +46,6 @@ def check_dims(model: ModelConfig, source: Source) -> None:
 
 def _load(model: ModelConfig, weightless: bool, keep_mode: bool) -> Source:
     if model.onnx is not None:
-        from pipeline.export.load import read_onnx_file
-
         return read_onnx_file(model.onnx, model)
     if model.transformers is not None:
         from pipeline.export.transformers_class import make_from_transformers
@@ -70,8 +68,8 @@ def read_onnx_file(text: str, model: ModelConfig) -> OnnxSource:
         proto = load_model(path)
     except ModelError as mistake:
         raise SourceError(str(mistake)) from mistake
-    held = {one.name for one in proto.graph.initializer}
-    values = {value.name: value for value in proto.graph.input if value.name not in held}
+    stored = {tensor.name for tensor in proto.graph.initializer}
+    values = {value.name: value for value in proto.graph.input if value.name not in stored}
     for name in model.inputs:
         if name not in values:
             hint = nearest(name, values) or f"; it has: {', '.join(values)}"
@@ -101,7 +99,7 @@ def _input(value: ValueInfoProto, model: ModelConfig, path: Path) -> InputSpec:
     if declared.shape is not None:
         if not _fits(declared.shape, own):
             raise SourceError(
-                f"{title} has the shape {_shape_text(own)}, but model.inputs says {_shape_text(declared.shape)}"
+                f"{title} has the shape {shape_text(own)}, but model.inputs says {shape_text(declared.shape)}"
             )
         return input_spec(value.name, declared, declared.shape, dtype)
     if own is None:
@@ -135,7 +133,3 @@ def _fits(declared: tuple[int | str, ...], own: tuple[int | str, ...] | None) ->
         return True
     pairs = zip(declared, own, strict=False)
     return len(declared) == len(own) and all(a == b if isinstance(b, int) else True for a, b in pairs)
-
-
-def _shape_text(shape: tuple[int | str, ...] | None) -> str:
-    return "unknown" if shape is None else f"[{', '.join('?' if dim == '' else str(dim) for dim in shape)}]"

@@ -7,6 +7,7 @@ no checkpoint holds.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -51,10 +52,8 @@ class _LargeOnMeta(TorchFunctionMode):
 
 def _elements(args: Any, kwargs: Any) -> int:
     size = kwargs.get("size", args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args)
-    total = 1
-    for dim in size if isinstance(size, list | tuple) else (size,):
-        total *= dim if isinstance(dim, int) else 1
-    return total
+    dims = size if isinstance(size, list | tuple) else (size,)
+    return math.prod(dim for dim in dims if isinstance(dim, int))
 
 
 def is_weightless(module: nn.Module) -> bool:
@@ -67,10 +66,11 @@ def take_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
 
     Buffers that have no value are left out.
     """
-    values = {name: one for name, one in module.named_buffers(remove_duplicate=False) if not one.is_meta}
-    empty = {id(one): one.to("meta") for one in values.values()}
+    values = {name: buffer for name, buffer in module.named_buffers(remove_duplicate=False) if not buffer.is_meta}
+    empty = {id(buffer): buffer.to("meta") for buffer in values.values()}
     for inner in module.modules():
-        inner._buffers.update({name: empty.get(id(one), one) for name, one in inner.named_buffers(recurse=False)})
+        own = inner.named_buffers(recurse=False)
+        inner._buffers.update({name: empty.get(id(buffer), buffer) for name, buffer in own})
     return values
 
 

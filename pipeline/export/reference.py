@@ -11,11 +11,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.errors import OnnxlineError, SourceError
-from pipeline.export.arrays import to_numpy, to_torch
 from pipeline.export.captured_output import capture_output
-from pipeline.export.error_location import first_line, module_frame
+from pipeline.export.error_location import first_line, where_raised
 from pipeline.export.source import TorchSource
 from pipeline.export.tree import call, input_tensors, output_tensors, refill
+from pipeline.runtime.tensors import to_numpy, to_torch
 
 __all__ = ["indexed_rows", "run_torch"]
 
@@ -58,8 +58,7 @@ def run_torch(source: TorchSource, feeds: Mapping[str, np.ndarray | torch.Tensor
     except OnnxlineError:
         raise
     except Exception as error:  # the user's forward may raise anything
-        where = module_frame(error, source.module)
-        place = f" in module {where[0]!r} ({where[1]})" if where else ""
+        place = where_raised(error, source.module)
         shapes = ", ".join(f"{name}{list(tensor.shape)}" for name, tensor in tensors.items())
         raise SourceError(f"the model raises{place} on {shapes}: {first_line(error)}") from error
     return {name: to_numpy(tensor) for name, tensor in zip(source.outputs, outputs.values(), strict=True)}
@@ -93,9 +92,9 @@ class _Lookups(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        found = LOOKUPS.get(str(func))
-        if found is not None:
-            indices, axis = found
+        lookup = LOOKUPS.get(str(func))
+        if lookup is not None:
+            indices, axis = lookup
             self._note(args[0], args[indices], 0 if axis is None else args[axis])
         elif str(func).partition(".default")[0] in MOVING and args and isinstance(result, torch.Tensor):
             self._follow(args[0], result)

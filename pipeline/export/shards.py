@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import onnx_ir as ir
+
 from pipeline.errors import SourceError
 
-__all__ = ["BITS", "Shards", "StoredTensor", "read_index", "read_shards"]
+__all__ = ["DTYPES", "Shards", "StoredTensor", "read_index", "read_shards"]
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
@@ -48,11 +50,11 @@ class Shards:
     def fingerprint(self) -> str:
         """Digest of the headers, and of size and time of each shard; weights are not read."""
         digest = hashlib.blake2b(digest_size=16)
-        for shard in sorted({one.shard for one in self.tensors.values()}):
+        for shard in sorted({tensor.shard for tensor in self.tensors.values()}):
             status = os.stat(self.folder / shard)
             digest.update(f"{shard} {status.st_size} {status.st_mtime_ns}".encode())
-        for name, one in sorted(self.tensors.items()):
-            digest.update(f"{name} {one}".encode())
+        for name, tensor in sorted(self.tensors.items()):
+            digest.update(f"{name} {tensor}".encode())
         return digest.hexdigest()
 
 
@@ -146,13 +148,11 @@ def _read_entry(shard: str, key: str, entry: Any, base: int, size: int) -> Store
         begin, end = (int(number) for number in entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(f"{shard}: its header says nothing sound of {key!r}: {entry!r:.80}") from error
-    bits = BITS.get(dtype)
-    if bits is None:
-        raise SourceError(f"{shard}: {key!r} has the dtype {dtype!r}; known are {', '.join(BITS)}")
-    if begin < 0 or min((*shape, 0)) < 0 or 8 * (end - begin) != math.prod(shape) * bits:
-        raise SourceError(
-            f"{shard}: {key!r} has {end - begin} bytes, but {dtype}{list(shape)} takes {math.prod(shape) * bits // 8}"
-        )
+    if dtype not in DTYPES:
+        raise SourceError(f"{shard}: {key!r} has the dtype {dtype!r}; known are {', '.join(DTYPES)}")
+    nbytes = math.prod(shape) * DTYPES[dtype].bitwidth // 8
+    if begin < 0 or min((*shape, 0)) < 0 or end - begin != nbytes:
+        raise SourceError(f"{shard}: {key!r} has {end - begin} bytes, but {dtype}{list(shape)} takes {nbytes}")
     if base + end > size:
         raise SourceError(f"{shard}: it ends at {size} bytes, before {key!r} does ({base + end}); it is cut off")
     return StoredTensor(shard, dtype, shape, base + begin, end - begin)
@@ -162,9 +162,11 @@ def _names_text(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
-BITS: Final[Mapping[str, int]] = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8,
-    "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
-    "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
+DTYPES: Final[Mapping[str, ir.DataType]] = {
+    "BOOL": ir.DataType.BOOL, "U8": ir.DataType.UINT8, "I8": ir.DataType.INT8,
+    "F8_E4M3": ir.DataType.FLOAT8E4M3FN, "F8_E5M2": ir.DataType.FLOAT8E5M2,
+    "I16": ir.DataType.INT16, "U16": ir.DataType.UINT16, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16,
+    "I32": ir.DataType.INT32, "U32": ir.DataType.UINT32, "F32": ir.DataType.FLOAT,
+    "I64": ir.DataType.INT64, "U64": ir.DataType.UINT64, "F64": ir.DataType.DOUBLE,
 }  # fmt: skip
-"""The dtypes of safetensors that ONNX has too, with the bits of one element."""
+"""The dtypes of safetensors that ONNX has too → ONNX's."""

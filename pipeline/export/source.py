@@ -81,8 +81,8 @@ def with_names(source: TorchSource, settings: ExportConfig) -> TorchSource:
     return replace(source, inputs=inputs, outputs=outputs)
 
 
-def _check_count(key: str, given: tuple[str, ...], found: list[str]) -> None:
-    if len(given) != len(found):
+def _check_count(key: str, names: tuple[str, ...], tensors: list[str]) -> None:
+    if len(names) != len(tensors):
         raise ConfigError(
-            f"export.{key}: {len(given)} names, but the model has {len(found)} tensors there: {', '.join(found)}"
+            f"export.{key}: {len(names)} names, but the model has {len(tensors)} tensors there: {', '.join(tensors)}"
         )

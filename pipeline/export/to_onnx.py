@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Final
 
 import onnx_ir as ir
@@ -17,12 +18,13 @@ from torch.utils import _pytree as pytree
 from pipeline.config import ExportConfig
 from pipeline.errors import Unsupported
 from pipeline.export.captured_output import capture_output
-from pipeline.export.error_location import call_frames, first_line
+from pipeline.export.error_location import first_line
 from pipeline.export.exported import ExportedModel
 from pipeline.export.graph_names import name_dims, name_inputs_and_outputs
 from pipeline.export.source import TorchSource, with_names
 from pipeline.export.trace import trace_module
 from pipeline.export.translations import move_complex_as_real, translation_table
+from pipeline.runtime.tensors import dtype_name
 
 __all__ = ["explain_untranslatable", "export_onnx"]
 
@@ -79,11 +81,11 @@ def _translate(program: ExportedProgram, opset: int) -> ir.Model:
 
 def _computed_types(program: ExportedProgram) -> tuple[str, ...]:
     """The floating types that the traced module computes in, its inner graphs included."""
-    graphs = [one.graph for one in program.graph_module.modules() if isinstance(one, torch.fx.GraphModule)]
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     values = [node.meta.get("val") for graph in graphs for node in graph.nodes if node.op == "call_function"]
-    tensors = [one for value in values for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
-    floats = {one.dtype for one in tensors if one.dtype.is_floating_point or one.dtype.is_complex}
-    return tuple(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
+    tensors = [leaf for value in values for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    floats = {tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point or tensor.dtype.is_complex}
+    return tuple(sorted(map(dtype_name, floats)))
 
 
 def _ranges(program: ExportedProgram, source: TorchSource) -> dict[str, tuple[int, int | None]]:
@@ -95,9 +97,9 @@ def _ranges(program: ExportedProgram, source: TorchSource) -> dict[str, tuple[in
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     tensors = [values.get(name) for name in program.graph_signature.user_inputs if isinstance(name, str)]
     shapes = [tensor.shape for tensor in tensors if isinstance(tensor, torch.Tensor)]
-    found: dict[str, tuple[int, int | None]] = {}
+    ranges: dict[str, tuple[int, int | None]] = {}
     if len(shapes) != len(source.inputs):
-        return found
+        return ranges
     sizes = [size for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
     traced = {size.node.expr: int(size.node.hint) for size in sizes if size.node.expr.is_symbol}
     environment = sizes[0].node.shape_env if sizes else None
@@ -109,8 +111,8 @@ def _ranges(program: ExportedProgram, source: TorchSource) -> dict[str, tuple[in
             if isinstance(name, str) and node is not None and limits is not None:
                 largest = int(limits.upper) if limits.upper < NO_LARGEST else None
                 guarded = _largest_size(guards, traced, node.expr) if node.expr in traced else None
-                found[name] = (int(limits.lower), min(filter(None, (largest, guarded)), default=None))
-    return found
+                ranges[name] = (int(limits.lower), min(filter(None, (largest, guarded)), default=None))
+    return ranges
 
 
 def _largest_size(guards: Sequence[Any], traced: Mapping[Any, int], symbol: Any) -> int | None:
@@ -163,7 +165,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _failed_node(chain: list[BaseException]) -> Node | None:
     """The node at which torch's exporter failed, from its frames: its message names a decomposed node only."""
     for error in reversed(chain):
-        for frame, _ in reversed(list(call_frames(error))):
+        for frame, _ in reversed(list(walk_tb(error.__traceback__))):
             node = frame.f_locals.get("node")
             if isinstance(node, Node) and node.op == "call_function":
                 return node

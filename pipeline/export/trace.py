@@ -16,7 +16,7 @@ from pipeline.errors import SourceError
 from pipeline.export.error_location import advice_on_type, first_line, module_frame
 from pipeline.export.source import TorchSource
 from pipeline.export.transformers_defaults import is_switchable_experts
-from pipeline.export.tree import input_names, input_tensors
+from pipeline.export.tree import input_tensors, named_leaves
 from pipeline.importers.from_torch.memory import copy_with_strides, memory_of
 from pipeline.importers.from_torch.modules import every_tensor
 
@@ -32,7 +32,7 @@ def separate_memory(module: nn.Module, arguments: T) -> T:
     Returns `arguments` itself where no tensor does.
     """
     memories = [memory for leaf in pytree.tree_leaves(arguments) if (memory := memory_of(leaf)) is not None]
-    weights = {memory_of(one) for one in every_tensor(module)} if memories else set()
+    weights = {memory_of(tensor) for tensor in every_tensor(module)} if memories else set()
     if len(set(memories)) == len(memories) and weights.isdisjoint(memories):
         return arguments
     seen = set(weights)
@@ -84,12 +84,11 @@ def _dynamic_shapes(source: TorchSource) -> dict[str, Any] | None:
     specs = dict(zip(input_tensors(source.module, source.example), source.inputs, strict=True))
     if not any(isinstance(dim, str) for spec in source.inputs for dim in spec.shape):
         return None
-    leaves = pytree.tree_leaves((source.example.args, source.example.kwargs))
     axes = (
         {axis: torch.export.Dim.AUTO for axis, dim in enumerate(specs[name].shape) if isinstance(dim, str)}
         if isinstance(leaf, torch.Tensor)
         else None
-        for name, leaf in zip(input_names(source.module, source.example), leaves, strict=True)
+        for name, leaf in named_leaves(source.module, source.example)
     )
     args = _in_place_of_leaves(source.example.args, axes)
     kwargs = _in_place_of_leaves(source.example.kwargs, axes)

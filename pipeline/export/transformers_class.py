@@ -95,22 +95,22 @@ def _class(name: str, key: str) -> Any:
         import transformers
     except ImportError as error:
         raise SourceError(f"{key}: transformers is not installed: pip install 'onnxline[torch]'") from error
-    found = getattr(transformers, name, None)
-    if isinstance(found, type):
-        return found
-    hint = nearest(name, (one for one in dir(transformers) if one[:1].isupper()))
+    cls = getattr(transformers, name, None)
+    if isinstance(cls, type):
+        return cls
+    hint = nearest(name, (known for known in dir(transformers) if known[:1].isupper()))
     raise SourceError(f"{key}: transformers {transformers.__version__} has no class {name!r}{hint}")
 
 
 def _model_class(name: str, key: str) -> Any:
     """The model class `name`; tokenizers and Auto classes are refused."""
-    found = _class(name, key)
+    cls = _class(name, key)
     from transformers import PreTrainedModel
 
-    if not issubclass(found, PreTrainedModel):
+    if not issubclass(cls, PreTrainedModel):
         kind = "chooses a class by itself" if name.startswith("Auto") else "is no class of models"
         raise SourceError(f"{key}: {name} {kind}; expected the class of the model, such as BertModel")
-    return found
+    return cls
 
 
 def _config(cls: Any, section: TransformersConfig, folder: Path | None) -> Any:
@@ -250,8 +250,8 @@ def _find_folder(text: str) -> Path:
 
 def _refusal(folder: Path, lacks: str, advice: str = "") -> SourceError:
     kind = next((said for pattern, said in FOREIGN.items() if any(folder.glob(pattern))), "")
-    found = sorted(path.name for path in folder.iterdir())
-    listing = ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
+    files = sorted(path.name for path in folder.iterdir())
+    listing = ", ".join(files[:8]) + (f" and {len(files) - 8} more" if len(files) > 8 else "")
     said = f"it has {kind}" if kind else advice or "expected what save_pretrained writes"
     return SourceError(f"model.transformers: {folder} has {lacks}; {said}; found {listing or 'nothing'}")
 

@@ -108,9 +108,9 @@ def _value(config: Any, *keys: str, default: Any = None) -> Any:
     """The value of the first of `keys` that the configuration or one of its sub-configurations has."""
     for part in (config, *sub_configs(config)):
         for key in keys:
-            found = getattr(part, key, None)
-            if found is not None:
-                return found
+            value = getattr(part, key, None)
+            if value is not None:
+                return value
     return default
 
 

@@ -114,8 +114,8 @@ GROUPED_MM: Final[Mapping[str, Callable[..., Any]]] = {
 
 def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Operator → translation, for the operators that are registered in this process."""
-    found = ((_operator(name), translate) for name, translate in TRANSLATIONS.items())
-    return {operator: translate for operator, translate in found if operator is not None}
+    rows = ((_operator(name), translate) for name, translate in TRANSLATIONS.items())
+    return {operator: translate for operator, translate in rows if operator is not None}
 
 
 def _operator(name: str) -> Any:

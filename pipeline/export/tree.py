@@ -16,9 +16,9 @@ from pipeline.export.source import Example
 
 __all__ = [
     "call",
-    "input_names",
     "input_tensors",
     "leaves_with_path",
+    "named_leaves",
     "not_dense",
     "output_tensors",
     "own_names",
@@ -47,7 +47,7 @@ Path = tuple[str, ...]
 
 def leaves_with_path(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """(path, leaf) in the order of `tree_flatten`; a path has keys of mappings, names of fields, or positions."""
-    children, spec = pytree.tree_flatten(tree, is_leaf=lambda one: one is not tree)
+    children, spec = pytree.tree_flatten(tree, is_leaf=lambda child: child is not tree)
     if spec.is_leaf():
         yield path, tree
         return
@@ -82,20 +82,20 @@ FIELDS = {pytree.MappingKey: "key", pytree.SequenceKey: "idx", pytree.GetAttrKey
 def parameter_names(module: nn.Module) -> tuple[list[str], bool]:
     """The names of forward's parameters, and whether it takes any other keyword too."""
     parameters = inspect.signature(module.forward).parameters.values()
-    named = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
-    return named, any(one.kind is one.VAR_KEYWORD for one in parameters)
+    named = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    return named, any(each.kind is each.VAR_KEYWORD for each in parameters)
 
 
 def input_tensors(module: nn.Module, example: Example) -> dict[str, torch.Tensor]:
     """Flat name → tensor. The name is the parameter's, then the keys inside it: `batch.image`, `xs.0`."""
-    named = zip(input_names(module, example), _leaves(example), strict=True)
-    return {name: leaf for name, leaf in named if isinstance(leaf, torch.Tensor)}
+    return {name: leaf for name, leaf in named_leaves(module, example) if isinstance(leaf, torch.Tensor)}
 
 
-def input_names(module: nn.Module, example: Example) -> list[str]:
-    """A name for every leaf of the example, constants included."""
-    paths = [path for path, _ in leaves_with_path((example.args, example.kwargs))]
-    return _unique([".".join(_input_path(module, path)) for path in paths])
+def named_leaves(module: nn.Module, example: Example) -> list[tuple[str, Any]]:
+    """(name, leaf) of every leaf of the example, constants included, in the order of `tree_flatten`."""
+    leaves = list(leaves_with_path((example.args, example.kwargs)))
+    names = _unique([".".join(_input_path(module, path)) for path, _ in leaves])
+    return [(name, leaf) for name, (_, leaf) in zip(names, leaves, strict=True)]
 
 
 def _input_path(module: nn.Module, path: tuple[str, ...]) -> list[str]:
@@ -104,11 +104,11 @@ def _input_path(module: nn.Module, path: tuple[str, ...]) -> list[str]:
         return [first, *rest]
     signature = list(inspect.signature(module.forward).parameters.values())
     position = int(first)
-    for index, one in enumerate(signature):
-        if one.kind is one.VAR_POSITIONAL:
-            return [one.name, str(position - index), *rest]
+    for index, parameter in enumerate(signature):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            return [parameter.name, str(position - index), *rest]
         if index == position:
-            return [one.name, *rest]
+            return [parameter.name, *rest]
     return ["args", first, *rest]
 
 
@@ -118,10 +118,9 @@ def refill(module: nn.Module, example: Example, feeds: Mapping[str, torch.Tensor
     Raises:
         SourceError: a tensor is missing from `feeds`.
     """
-    leaves, shape = pytree.tree_flatten((example.args, example.kwargs))
-    named = zip(input_names(module, example), leaves, strict=True)
+    named = named_leaves(module, example)
     filled = [_feed_of(name, feeds) if isinstance(leaf, torch.Tensor) else leaf for name, leaf in named]
-    args, kwargs = pytree.tree_unflatten(filled, shape)
+    args, kwargs = pytree.tree_unflatten(filled, pytree.tree_structure((example.args, example.kwargs)))
     return Example(args, kwargs)
 
 
@@ -177,7 +176,3 @@ def _unique(names: list[str]) -> list[str]:
             count, fresh = count + 1, f"{name}_{count + 1}"
         used.append(fresh)
     return used
-
-
-def _leaves(example: Example) -> list[Any]:
-    return pytree.tree_leaves((example.args, example.kwargs))

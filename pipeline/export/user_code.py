@@ -35,13 +35,13 @@ def load_function(text: str, key: str, title: str) -> Callable[..., Any]:
     """
     place, name = split_factory(text, key)
     module = _import(place, title)
-    found = getattr(module, name, None)
-    if callable(found):
-        return found
+    value = getattr(module, name, None)
+    if callable(value):
+        return value
     known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     hint = nearest(name, known) or f"; it has: {', '.join(known[:8]) or 'no functions'}"
-    if found is not None:
-        raise SourceError(f"{title}: {name!r} is {type(found).__name__}, expected a function{hint}")
+    if value is not None:
+        raise SourceError(f"{title}: {name!r} is {type(value).__name__}, expected a function{hint}")
     raise SourceError(f"{title}: no function {name!r} there{hint}")
 
 

@@ -23,9 +23,9 @@ def bind_dims(graph: Graph, dims: Dims) -> Graph:
     """
     if problems := [*_wrong_names(graph, dims), *_wrong_sizes(graph, dims)]:
         lines = "\n".join(f"  - {problem}" for problem in problems)
-        given = ", ".join(f"{name} = {size}" for name, size in dims.items()) or "no dims"
+        sizes = ", ".join(f"{name} = {size}" for name, size in dims.items()) or "no dims"
         raise UsageError(
-            f"graph {graph.name!r} does not hold for {given}:\n{lines}\nGive sizes that it was traced for."
+            f"graph {graph.name!r} does not hold for {sizes}:\n{lines}\nGive sizes that it was traced for."
         )
     return _bind_graph(graph, dims)
 
@@ -65,11 +65,8 @@ def dims_of(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]
 
 def dim_names(graph: Graph) -> frozenset[str]:
     """Every named dim in a shape of the graph."""
-    return frozenset(name for value in graph.values for dim in _symbolic_sizes(value) for name in names_in(dim))
-
-
-def _symbolic_sizes(value: Value) -> Iterator[str]:
-    yield from (dim for dim in value.spec.shape if isinstance(dim, str))
+    dims = (dim for value in graph.values for dim in value.spec.shape if isinstance(dim, str))
+    return frozenset(name for dim in dims for name in names_in(dim))
 
 
 def _wrong_names(graph: Graph, dims: Dims) -> Iterator[str]:

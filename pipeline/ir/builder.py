@@ -6,7 +6,7 @@ Both derive producers, users and the roles of computed values from the ops.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Attr, Dim, DimRange, Graph, KernelSpec, Op, Payload, Plain, Role, TensorSpec, Value
@@ -91,13 +91,13 @@ class Builder:
             raise InternalError(f"op {kind} {name!r} reads vids {unknown}, but only {len(self._values)} values exist")
         oid = len(self._ops)
         attrs = dict(attrs or {})
-        made = tuple(self._add(label, spec, Role.TMP) for label, spec in outputs)
+        created = tuple(self._add(label, spec, Role.TMP) for label, spec in outputs)
         emitter = self._emitters.get(kind)
         kernel = None
         if emitter is not None:
             kernel = emitter(attrs, [self._values[vid].spec for vid in inputs], [spec for _, spec in outputs])
-        self._ops.append(Op(oid, kind, tuple(inputs), made, attrs, kernel, constraints or {}, name, origin))
-        return made
+        self._ops.append(Op(oid, kind, tuple(inputs), created, attrs, kernel, constraints or {}, name, origin))
+        return created
 
     def spec(self, vid: int) -> TensorSpec:
         return self._values[vid].spec
@@ -124,14 +124,11 @@ def assemble(
     inputs: Sequence[int],
     outputs: Sequence[int],
     payloads: Mapping[str, Payload] | None = None,
-    emitters: Mapping[str, Emitter] | None = None,
     facts: GraphFacts | None = None,
 ) -> Graph:
     """A Graph of `decls`, linked by `ops`. The role of each computed value is derived from the ops.
 
-    `payloads` is by value name and may hold more than the graph needs. With `emitters` every kernel is emitted again,
-    and an op whose kind has no emitter gets none; without, the kernels stay as they are. The caller has checked that
-    every vid exists.
+    `payloads` is by value name and may hold more than the graph needs. The caller has checked that every vid exists.
     """
     facts = facts or GraphFacts()
     producers = {vid: op.oid for op in ops for vid in op.outputs}
@@ -148,11 +145,9 @@ def assemble(
         values.append(
             Value(vid, decl.name, decl.spec, role, producers.get(vid), tuple(users.get(vid, ())), decl.strides)
         )
-    if emitters is not None:
-        ops = [with_kernel(op, values, emitters) for op in ops]
-    given = payloads or {}
+    by_name = payloads or {}
     stored = (Role.PARAM, Role.STATE, Role.CONST)
-    kept = {value.vid: given[value.name] for value in values if value.role in stored and value.name in given}
+    kept = {value.vid: by_name[value.name] for value in values if value.role in stored and value.name in by_name}
     return Graph(
         name,
         tuple(values),
@@ -165,12 +160,3 @@ def assemble(
         facts.dims,
         facts.guards,
     )
-
-
-def with_kernel(op: Op, values: Sequence[Value], emitters: Mapping[str, Emitter]) -> Op:
-    """`op` with the kernel that its emitter gives; None where no emitter knows the kind."""
-    emitter = emitters.get(op.kind)
-    if emitter is None:
-        return replace(op, kernel=None)
-    kernel = emitter(op.attrs, [values[vid].spec for vid in op.inputs], [values[vid].spec for vid in op.outputs])
-    return replace(op, kernel=kernel)

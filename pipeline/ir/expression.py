@@ -78,8 +78,8 @@ def _value(node: ast.AST, dims: Mapping[str, int]) -> Any:
         case ast.BinOp(left=left, op=sign, right=right):
             return OPERATORS[type(sign)](_value(left, dims), _value(right, dims))
         case ast.BoolOp(op=sign, values=values):
-            found = [_value(item, dims) for item in values]
-            return all(found) if isinstance(sign, ast.And) else any(found)
+            items = [_value(item, dims) for item in values]
+            return all(items) if isinstance(sign, ast.And) else any(items)
         case ast.Compare(left=left, ops=[sign], comparators=[right]):
             return COMPARISONS[type(sign)](_value(left, dims), _value(right, dims))
         case ast.Call(func=ast.Name(id=name), args=args):

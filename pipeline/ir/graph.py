@@ -290,11 +290,11 @@ class Graph:
         """
         stored = self.with_role(Role.PARAM, Role.STATE, Role.CONST)
         owners = {key: vid for vid, keys in self.sources.items() for key in keys}
-        found = {}
+        names = {}
         for value in stored:
             own = (value.name,) if owners.get(value.name, value.vid) == value.vid else ()
-            found[value.vid] = tuple(dict.fromkeys((*self.sources.get(value.vid, ()), *own)))
-        return found
+            names[value.vid] = tuple(dict.fromkeys((*self.sources.get(value.vid, ()), *own)))
+        return names
 
     def with_role(self, *roles: Role) -> tuple[Value, ...]:
         return tuple(value for value in self.values if value.role in roles)

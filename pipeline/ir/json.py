@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.errors import SourceError
-from pipeline.ir.builder import Emitter, GraphFacts, ValueDecl, assemble
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.check import violations
 from pipeline.ir.graph import (
     Attr,
@@ -69,12 +69,8 @@ def write_graph(graph: Graph) -> dict[str, Any]:
     }
 
 
-def from_json(
-    data: Mapping[str, Any],
-    payloads: Mapping[str, Payload] | None = None,
-    emitters: Mapping[str, Emitter] | None = None,
-) -> Graph:
-    """The Graph that `data` describes; `payloads` is by value name. With `emitters` the kernels are emitted again.
+def from_json(data: Mapping[str, Any], payloads: Mapping[str, Payload] | None = None) -> Graph:
+    """The Graph that `data` describes; `payloads` is by value name.
 
     Raises:
         SourceError: another format version, or data that is not a graph or breaks a rule of the IR.
@@ -85,16 +81,14 @@ def from_json(
             f"IR JSON: found format_version {version!r}, expected {FORMAT_VERSION}; "
             "write the file again with this release, or read it with the release that wrote it"
         )
-    graph = read_graph(data, payloads, emitters)
+    graph = read_graph(data, payloads)
     if wrong := violations(graph, read_payloads=False):
         lines = "\n".join(f"  - {violation}" for violation in wrong)
         raise SourceError(f"IR JSON: the graph {graph.name!r} breaks {len(wrong)} rule(s) of the IR:\n{lines}")
     return graph
 
 
-def read_graph(
-    data: Mapping[str, Any], payloads: Mapping[str, Payload] | None, emitters: Mapping[str, Emitter] | None
-) -> Graph:
+def read_graph(data: Mapping[str, Any], payloads: Mapping[str, Payload] | None = None) -> Graph:
     where = "the top level"
     try:
         decls = []
@@ -110,7 +104,7 @@ def read_graph(
         inputs, outputs = ([vids[name] for name in data[side]] for side in ("inputs", "outputs"))
         where = "updates, sources, dims or guards"
         facts = read_facts(data, vids)
-        return assemble(data["name"], decls, ops, inputs, outputs, payloads, emitters, facts)
+        return assemble(data["name"], decls, ops, inputs, outputs, payloads, facts)
     except KeyError as error:
         raise SourceError(f"IR JSON: {where} needs {error}, which is not there; compare it with `to_json`") from error
     except (TypeError, ValueError, AttributeError) as error:
@@ -174,7 +168,7 @@ def read_op(oid: int, data: Mapping[str, Any], vids: Mapping[str, int]) -> Op:
         data["name"],
         data["origin"],
         data.get("line", ""),
-        tuple(read_graph(body, None, None) for body in data.get("bodies", ())),
+        tuple(read_graph(body) for body in data.get("bodies", ())),
     )
 
 

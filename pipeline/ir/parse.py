@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
 from pipeline.errors import UsageError
-from pipeline.ir.builder import Emitter, GraphFacts, ValueDecl, assemble
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import (
     Attr,
     BodyRef,
@@ -55,18 +55,15 @@ class IRSyntaxError(UsageError):
         self.expected = expected
 
 
-def from_text(
-    text: str, payloads: Mapping[str, Payload] | None = None, emitters: Mapping[str, Emitter] | None = None
-) -> Graph:
+def from_text(text: str, payloads: Mapping[str, Payload] | None = None) -> Graph:
     """The Graph that `text` describes.
 
-    `payloads` gives the bytes of stored values by name; other names are ignored. With `emitters` the kernels are
-    emitted again, else they are read from the text.
+    `payloads` gives the bytes of stored values by name; other names are ignored.
 
     Raises:
         IRSyntaxError: the text is not a graph, or uses a value before it is declared.
     """
-    return Parser(text).parse(payloads, emitters)
+    return Parser(text).parse(payloads)
 
 
 @dataclass(slots=True)
@@ -93,13 +90,13 @@ class Parser:
         self._next = next(self._tokens)
         self._partial = PartialGraph()
 
-    def parse(self, payloads: Mapping[str, Payload] | None, emitters: Mapping[str, Emitter] | None) -> Graph:
-        graph = self._graph(payloads, emitters)
+    def parse(self, payloads: Mapping[str, Payload] | None) -> Graph:
+        graph = self._graph(payloads)
         if self._next.kind != "end":
             self._fail("the end of the text")
         return graph
 
-    def _graph(self, payloads: Mapping[str, Payload] | None, emitters: Mapping[str, Emitter] | None) -> Graph:
+    def _graph(self, payloads: Mapping[str, Payload] | None = None) -> Graph:
         outer, self._partial = self._partial, PartialGraph()
         self._take("graph")
         name = self._string("the graph's name")
@@ -115,7 +112,7 @@ class Parser:
         self._take("}")
         scope, self._partial = self._partial, outer
         decls = [declared[vid] for vid in range(len(declared))]
-        return assemble(name, decls, scope.ops, inputs, outputs, payloads, emitters, scope.facts())
+        return assemble(name, decls, scope.ops, inputs, outputs, payloads, scope.facts())
 
     def _statement(self) -> None:
         if self._next.text in ("param", "state", "const"):
@@ -152,7 +149,7 @@ class Parser:
         )
         self._take("=")
         kind, inputs = self._word("the kind of an op"), self._read_list("(", ")", self._use)
-        made = [self._add(token, replace(decl, role=Role.TMP)) for token, decl in decls]
+        outputs = [self._add(token, replace(decl, role=Role.TMP)) for token, decl in decls]
         attrs: dict[str, Attr] = {}
         constraints: dict[str, Any] = {}
         name = origin = line = ""
@@ -172,12 +169,12 @@ class Parser:
                 case "where":
                     constraints = self._table()
                 case "with":
-                    bodies = self._read_list("[", "]", lambda: self._graph(None, None))
+                    bodies = self._read_list("[", "]", self._graph)
                 case _:
                     kernel = self._kernel()
         ops = self._partial.ops
         details = (attrs, kernel, constraints, name, origin, line, tuple(bodies))
-        ops.append(Op(len(ops), kind, tuple(inputs), tuple(made), *details))
+        ops.append(Op(len(ops), kind, tuple(inputs), tuple(outputs), *details))
 
     def _declare(self, role: Role) -> int:
         token, decl = self._declaration()
@@ -248,18 +245,18 @@ class Parser:
         return KernelSpec(int(kind_id), schema, bytes.fromhex(self._advance().text[2:]))
 
     def _table(self) -> dict[str, Any]:
-        found: dict[str, Attr] = {}
+        attributes: dict[str, Attr] = {}
 
         def pair() -> None:
             at = self._next
             key = self._word("the name of an attribute")
-            if key in found:
+            if key in attributes:
                 self._fail("each attribute once", at)
             self._take(":")
-            found[key] = self._item()
+            attributes[key] = self._item()
 
         self._read_list("{", "}", pair)
-        return found
+        return attributes
 
     def _item(self) -> Attr:
         return tuple(self._read_list("[", "]", self._item)) if self._next.text == "[" else self._scalar()
@@ -282,10 +279,10 @@ class Parser:
 
     def _call(self, token: Token) -> Attr:
         make, types = CALLS[token.text]
-        given = self._read_list("(", ")", self._scalar)
-        if tuple(map(type, given)) != types:
+        arguments = self._read_list("(", ")", self._scalar)
+        if tuple(map(type, arguments)) != types:
             self._fail(f"{token.text}({', '.join(kind.__name__ for kind in types)})", token)
-        return make(*given)
+        return make(*arguments)
 
     def _word(self, expected: str) -> str:
         return self._advance().text if self._next.kind == "word" else self._string(expected)

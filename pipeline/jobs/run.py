@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from collections import Counter
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self, cast
+from typing import IO, Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -66,22 +65,13 @@ def run_jobs(
         for done, outcome in enumerate(outcomes.values(), 1):
             observer(JobProgress(outcome, done, len(jobs), known=True))
         missing = [job for job in jobs if job.key not in outcomes]
-        with _run(executor, missing) as running:
+        running: Any = executor.run(missing) if missing else (outcome for outcome in ())
+        with closing(running):  # stops the running jobs, also after Ctrl-C
             for outcome in running:
                 table.add(by_key[outcome.key], outcome)
                 outcomes[outcome.key] = outcome
                 observer(JobProgress(outcome, len(outcomes), len(jobs), known=False))
     return tuple(outcomes[job.key] for job in jobs)
-
-
-@contextmanager
-def _run(executor: JobExecutor, jobs: Sequence[Job]) -> Iterator[Iterator[Outcome]]:
-    """The outcomes of `jobs`; running jobs are stopped at the end, also after Ctrl-C."""
-    if not jobs:
-        yield iter(())
-        return
-    with closing(cast(Any, executor.run(jobs))) as outcomes:
-        yield outcomes
 
 
 def _refuse_doubles(jobs: Sequence[Job]) -> None:
@@ -108,7 +98,7 @@ class OutcomeTable:
         self._known: dict[tuple[str, str], Outcome] = {}
         self._file: IO[bytes] | None = None
 
-    @contextlib.contextmanager
+    @contextmanager
     def open(self) -> Iterator[Self]:
         """Read the known outcomes, and keep the file open for more.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pipeline.lowering.attach_kernels import with_kernels
 from pipeline.lowering.attrs import pack, unpack
 from pipeline.lowering.kinds import Kind
 from pipeline.lowering.layout import Layout
-from pipeline.lowering.lower import KernelCall, lower
+from pipeline.lowering.lower import KernelCall, lower, with_kernels
 from pipeline.lowering.tables import EMITTERS, KINDS
 
 __all__ = ["EMITTERS", "KINDS", "KernelCall", "Kind", "Layout", "lower", "pack", "unpack", "with_kernels"]

@@ -38,10 +38,10 @@ def fields(schema: str) -> dict[str, str]:
     pairs = [part.split("=") for part in layout.split(",") if part]
     if any(len(pair) != 2 or pair[1] not in CODES for pair in pairs):
         raise InternalError(f"attr schema {schema!r}: every field is 'name=code' with a code of {', '.join(CODES)}")
-    found = {pair[0]: pair[1] for pair in pairs}
-    if len(found) != len(pairs):
+    codes = {pair[0]: pair[1] for pair in pairs}
+    if len(codes) != len(pairs):
         raise InternalError(f"attr schema {schema!r} names a field twice")
-    return found
+    return codes
 
 
 def pack(schema: str, attrs: Mapping[str, Attr]) -> bytes:

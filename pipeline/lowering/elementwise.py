@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pipeline.lowering.emitter_factory import OpCall, floating, kind, one_of, same_dtype, signature
+from pipeline.lowering.emitter_factory import OpCall, floating, kind, one_of, rows, same_dtype, signature
 from pipeline.lowering.kinds import Kind
 from pipeline.lowering.layout import Layout
 
@@ -55,58 +55,26 @@ BINARY = signature(same_dtype, inputs=2)
 LOGICAL = signature(same_dtype, to_bool, inputs=2)
 COMPARISON = signature(same_input_dtype, to_bool, inputs=2)
 FLOAT_TO_BOOL = signature(floating, to_bool)
+GELU = signature(same_dtype, floating, one_of("approximate", "none", "tanh"))
 
 KINDS = (
-    kind(Kind.Add, BINARY, inplace=(0, 1)),
-    kind(Kind.Sub, BINARY, inplace=(0, 1)),
-    kind(Kind.Mul, BINARY, inplace=(0, 1)),
-    kind(Kind.Div, BINARY, inplace=(0, 1)),
-    kind(Kind.Pow, signature(dtype_of_base, inputs=2), inplace=(0, 1)),
-    kind(Kind.Min, BINARY, inplace=(0, 1)),
-    kind(Kind.Max, BINARY, inplace=(0, 1)),
+    *rows((Kind.Add, Kind.Sub, Kind.Mul, Kind.Div, Kind.Min, Kind.Max), BINARY, inplace=(0, 1)),
     kind(Kind.Mod, BINARY, "fmod=?", inplace=(0, 1)),
+    kind(Kind.Pow, signature(dtype_of_base, inputs=2), inplace=(0, 1)),
     kind(Kind.PRelu, BINARY, inplace=(0,)),
-    kind(Kind.And, LOGICAL, inplace=(0, 1)),
-    kind(Kind.Or, LOGICAL, inplace=(0, 1)),
-    kind(Kind.Xor, LOGICAL, inplace=(0, 1)),
-    kind(Kind.Equal, COMPARISON),
-    kind(Kind.Less, COMPARISON),
-    kind(Kind.LessOrEqual, COMPARISON),
-    kind(Kind.Greater, COMPARISON),
-    kind(Kind.GreaterOrEqual, COMPARISON),
+    *rows((Kind.And, Kind.Or, Kind.Xor), LOGICAL, inplace=(0, 1)),
+    *rows((Kind.Equal, Kind.Less, Kind.LessOrEqual, Kind.Greater, Kind.GreaterOrEqual), COMPARISON),
     kind(Kind.Not, signature(same_dtype, to_bool), inplace=(0,)),
-    kind(Kind.Neg, UNARY, inplace=(0,)),
-    kind(Kind.Abs, UNARY, inplace=(0,)),
-    kind(Kind.Sign, UNARY, inplace=(0,)),
-    kind(Kind.Relu, UNARY, inplace=(0,)),
+    *rows((Kind.Neg, Kind.Abs, Kind.Sign, Kind.Relu), UNARY, inplace=(0,)),
     kind(Kind.Clip, UNARY, "min=n,max=n", inplace=(0,)),
     kind(Kind.Identity, UNARY, view=keep_layout),
-    kind(Kind.Sqrt, FLOAT, inplace=(0,)),
-    kind(Kind.Reciprocal, FLOAT, inplace=(0,)),
-    kind(Kind.Exp, FLOAT, inplace=(0,)),
-    kind(Kind.Log, FLOAT, inplace=(0,)),
-    kind(Kind.Floor, FLOAT, inplace=(0,)),
-    kind(Kind.Ceil, FLOAT, inplace=(0,)),
-    kind(Kind.Round, FLOAT, inplace=(0,)),
-    kind(Kind.Sin, FLOAT, inplace=(0,)),
-    kind(Kind.Cos, FLOAT, inplace=(0,)),
-    kind(Kind.Erf, FLOAT, inplace=(0,)),
-    kind(Kind.Tanh, FLOAT, inplace=(0,)),
-    kind(Kind.Sigmoid, FLOAT, inplace=(0,)),
-    kind(
-        Kind.Gelu,
-        signature(same_dtype, floating, one_of("approximate", "none", "tanh")),
-        "approximate=s",
-        inplace=(0,),
-    ),
-    kind(Kind.Silu, FLOAT, inplace=(0,)),
-    kind(Kind.LeakyRelu, FLOAT, "alpha=f", inplace=(0,)),
-    kind(Kind.Elu, FLOAT, "alpha=f", inplace=(0,)),
+    *rows((Kind.Sqrt, Kind.Reciprocal, Kind.Exp, Kind.Log, Kind.Sin, Kind.Cos, Kind.Erf), FLOAT, inplace=(0,)),
+    *rows((Kind.Floor, Kind.Ceil, Kind.Round), FLOAT, inplace=(0,)),
+    *rows((Kind.Tanh, Kind.Sigmoid, Kind.Silu, Kind.HardSwish, Kind.Softplus), FLOAT, inplace=(0,)),
+    kind(Kind.Gelu, GELU, "approximate=s", inplace=(0,)),
+    *rows((Kind.LeakyRelu, Kind.Elu), FLOAT, "alpha=f", inplace=(0,)),
     kind(Kind.HardSigmoid, FLOAT, "alpha=f,beta=f", inplace=(0,)),
-    kind(Kind.HardSwish, FLOAT, inplace=(0,)),
-    kind(Kind.Softplus, FLOAT, inplace=(0,)),
-    kind(Kind.IsNaN, FLOAT_TO_BOOL),
-    kind(Kind.IsInf, FLOAT_TO_BOOL),
+    *rows((Kind.IsNaN, Kind.IsInf), FLOAT_TO_BOOL),
     kind(Kind.Where, signature(where_operands, inputs=3), inplace=(1, 2)),
     kind(Kind.Cast, signature(to_target), "to=s"),
     kind(Kind.CastUnsaturated, signature(to_target, to_float8), "to=s"),

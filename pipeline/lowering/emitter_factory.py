@@ -8,8 +8,9 @@ importer, which normalises what ONNX and torch leave open, so it is an InternalE
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Attr, KernelSpec, TensorSpec
@@ -26,6 +27,7 @@ __all__ = [
     "kind",
     "one_of",
     "per_spatial_dim",
+    "rows",
     "same_dtype",
     "signature",
     "sizes_of",
@@ -111,6 +113,11 @@ def kind(
     return KernelKind(number, f"{number.name.lower()}/1:{layout}", values, inplace, view)
 
 
+def rows(numbers: Iterable[Kind], values: EmitterSignature, layout: str = "", **facts: Any) -> tuple[KernelKind, ...]:
+    """Rows of kinds that differ in their number alone; `facts` as in `kind`."""
+    return tuple(kind(number, values, layout, **facts) for number in numbers)
+
+
 def _miscount(what: str, found: int, wanted: Count) -> str | None:
     least, most = wanted if isinstance(wanted, tuple) else (wanted, wanted)
     if found >= least and (most is None or found <= most):
@@ -123,13 +130,13 @@ def axis_in_range(name: str = "axis") -> Check:
     """Attribute `name` (an int, or a tuple without repeats) names axes of input 0; negative counts from the end."""
 
     def check(call: OpCall) -> str | None:
-        found, rank = call.attrs[name], call.ins[0].rank
-        axes = found if isinstance(found, tuple) else (found,)
+        value, rank = call.attrs[name], call.ins[0].rank
+        axes = value if isinstance(value, tuple) else (value,)
         wrong = [axis for axis in axes if not (isinstance(axis, int) and -rank <= axis < rank)]
         if wrong:
-            return f"attr {name}={found} has {wrong[0]}, out of range for rank {rank}"
+            return f"attr {name}={value} has {wrong[0]}, out of range for rank {rank}"
         if len({axis % rank for axis in axes if isinstance(axis, int)}) != len(axes):
-            return f"attr {name}={found} names an axis twice"
+            return f"attr {name}={value} names an axis twice"
         return None
 
     return check
@@ -139,8 +146,8 @@ def one_of(name: str, *allowed: str) -> Check:
     """Attribute `name` is one of the words `allowed`."""
 
     def check(call: OpCall) -> str | None:
-        found = call.attrs[name]
-        return None if found in allowed else f"attr {name}={found!r}; expected one of {list(allowed)}"
+        value = call.attrs[name]
+        return None if value in allowed else f"attr {name}={value!r}; expected one of {list(allowed)}"
 
     return check
 
@@ -149,9 +156,9 @@ def sizes_of(name: str, length: Callable[[OpCall], int], meaning: str) -> Check:
     """Attribute `name` is a tuple of `length(call)` items, one per `meaning`."""
 
     def check(call: OpCall) -> str | None:
-        found, wanted = call.attrs[name], length(call)
-        right = isinstance(found, tuple) and len(found) == wanted
-        return None if right else f"attr {name}={found}; expected {wanted} items, one per {meaning}"
+        value, wanted = call.attrs[name], length(call)
+        right = isinstance(value, tuple) and len(value) == wanted
+        return None if right else f"attr {name}={value}; expected {wanted} items, one per {meaning}"
 
     return check
 
@@ -174,8 +181,8 @@ def per_spatial_dim(*names: str) -> tuple[Check, ...]:
 
 def same_dtype(call: OpCall) -> str | None:
     """All inputs and outputs share one dtype: there is no promotion in the IR, only Cast."""
-    found = list(dict.fromkeys(spec.dtype for spec in (*call.ins, *call.outs)))
-    return None if len(found) == 1 else f"dtypes {found} in one call; expected one, and Cast where they differ"
+    dtypes = list(dict.fromkeys(spec.dtype for spec in (*call.ins, *call.outs)))
+    return None if len(dtypes) == 1 else f"dtypes {dtypes} in one call; expected one, and Cast where they differ"
 
 
 def floating(call: OpCall) -> str | None:

@@ -67,15 +67,6 @@ class Layout:
         """One position of an axis, which goes away."""
         return self.slice_axis(axis, index, 1).squeeze(axis)
 
-    def unsqueeze(self, axis: int) -> Layout:
-        """A new axis of size 1 before axis `axis` (or after the last)."""
-        inner = self.sizes[axis] * self.strides[axis] if axis < len(self.sizes) else 1
-        return replace(
-            self,
-            sizes=(*self.sizes[:axis], 1, *self.sizes[axis:]),
-            strides=(*self.strides[:axis], inner, *self.strides[axis:]),
-        )
-
     def squeeze(self, *axes: int) -> Layout:
         """Without these axes, each of size 1."""
         kept = [axis for axis in range(len(self.sizes)) if axis not in axes]

@@ -32,8 +32,8 @@ def gates(call: OpCall) -> str | None:
     state = (directions, batch, hidden)
     rows = ins[2].sizes[1] // 4 * 4
     expected = [(directions, rows, features), (directions, rows, hidden), (directions, 2 * rows), state, state]
-    found = [spec.shape for spec in ins[1:]]
-    return None if found == expected else f"W, R, B and the states have the shapes {found}; expected {expected}"
+    shapes = [spec.shape for spec in ins[1:]]
+    return None if shapes == expected else f"W, R, B and the states have the shapes {shapes}; expected {expected}"
 
 
 LSTM = signature(

@@ -1,22 +1,23 @@
 """Graph → kernel calls: the kernels that the emitters made, and what the planner may do with each call.
 
-Nothing is chosen here (seed document 004, "emitter-first"). Ops without a kernel
-stop the stage with one message that lists all of them.
+Nothing is chosen here (seed document 004, "emitter-first"). `with_kernels` attaches kernels to a graph that was built
+without emitters, so that importers need not know them. Ops without a kernel stop `lower` with one message that lists
+all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from pipeline.errors import InternalError, Unsupported
-from pipeline.ir.graph import Graph, KernelSpec, Op, Plain
-from pipeline.lowering.aten import inplace_of
+from pipeline.ir.graph import Graph, KernelSpec, Op, Plain, TensorSpec
+from pipeline.lowering.aten import AS_STRIDED, as_view, inplace_of
 from pipeline.lowering.kinds import Kind
-from pipeline.lowering.tables import KINDS
+from pipeline.lowering.tables import KINDS, emitter_of
 
-__all__ = ["KernelCall", "lower"]
+__all__ = ["KernelCall", "lower", "with_kernels"]
 
 SHOWN = 3
 """How many places an error lists per missing kind."""
@@ -39,6 +40,67 @@ class KernelCall:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constraints", MappingProxyType(dict(self.constraints)))
+
+
+def with_kernels(graph: Graph) -> Graph:
+    """`graph` with a kernel for every op whose kind has an emitter; the same graph if none is missing.
+
+    Ops of other kinds stay without a kernel, for `lower` to list.
+
+    Raises:
+        Unsupported: an op reads memory, not only elements, and the plan's layout of it is not the traced one.
+    """
+    ops = tuple(_with_kernel(graph, op) for op in graph.ops)
+    return graph if ops == graph.ops else replace(graph, ops=ops)
+
+
+def _with_kernel(graph: Graph, op: Op) -> Op:
+    emitter = emitter_of(op.kind)
+    if op.kernel is not None or emitter is None:
+        return op
+    if _reads_storage(graph, op):
+        raise Unsupported(_storage_message(graph, op))
+    return replace(op, kernel=emitter(op.attrs, *_specs(graph, op)))
+
+
+def _specs(graph: Graph, op: Op) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    return [graph.values[vid].spec for vid in op.inputs], [graph.values[vid].spec for vid in op.outputs]
+
+
+def _reads_storage(graph: Graph, op: Op) -> bool:
+    """Whether `op` is an `as_strided` of a value that was not at the start of its storage, or not contiguous.
+
+    A plan lays such a value out in another way.
+    """
+    if op.kind != AS_STRIDED:
+        return False
+    while True:
+        value = graph.values[op.inputs[0]]
+        if value.strides is not None or value.producer is None:
+            return value.strides is not None
+        op = graph.ops[value.producer]
+        view = as_view(op.kind, op.attrs, *_specs(graph, op))
+        if view is None or op.kind in COPIES:
+            return False
+        if Kind(view.kind_id) in CUTS:
+            return True
+
+
+def _storage_message(graph: Graph, op: Op) -> str:
+    source = graph.values[op.inputs[0]]
+    lay = "began within another tensor" if source.strides is None else f"had the strides {list(source.strides)}"
+    return (
+        f"op {op.name!r}, {op.kind}, counts through the memory of {source.name!r}, which {lay} in the trace; a plan "
+        "holds elements, and neither gaps nor neighbours: use slices in its place, or run "
+        "the graph by the plain reference"
+    )
+
+
+COPIES = frozenset({"aten.clone.default", "aten._to_copy.default", "aten.lift_fresh_copy.default"})
+"""Views to a plan, but copies with storage of their own in torch."""
+
+CUTS = frozenset({Kind.Slice, Kind.Select, Kind.Split, Kind.Unbind, Kind.Diagonal, Kind.Unfold})
+"""Views that may begin in the middle of a storage."""
 
 
 def lower(graph: Graph) -> tuple[KernelCall, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.lowering.emitter_factory import OpCall, axis_in_range, floating, kind, same_dtype, signature
+from pipeline.lowering.emitter_factory import OpCall, axis_in_range, floating, kind, rows, same_dtype, signature
 from pipeline.lowering.kinds import Kind
 
 __all__ = ["KINDS"]
@@ -24,35 +24,24 @@ REDUCTION = signature(same_dtype, some_axes, axis_in_range("axes"))
 FLOAT_REDUCTION = signature(same_dtype, floating, some_axes, axis_in_range("axes"))
 ARG_REDUCTION = signature(axis_in_range(), to_int64)
 SOFTMAX = signature(same_dtype, floating, axis_in_range())
+LAYER_NORM = signature(same_dtype, floating, axis_in_range(), inputs=(2, 3))
+RMS_NORM = signature(same_dtype, floating, axis_in_range(), inputs=2)
 GROUPED = signature(same_dtype, floating, inputs=3)
 
 # Torch has no out= form of the normalisations, so their kernels compute into scratch and write the output last: they
 # may write over input 0. Softmax writes its output while it still reads its input, and may not.
 KINDS = (
-    kind(Kind.ReduceSum, REDUCTION, "axes=i[],keepdims=?"),
-    kind(Kind.ReduceMean, REDUCTION, "axes=i[],keepdims=?"),
-    kind(Kind.ReduceMax, REDUCTION, "axes=i[],keepdims=?"),
-    kind(Kind.ReduceMin, REDUCTION, "axes=i[],keepdims=?"),
-    kind(Kind.ReduceProd, REDUCTION, "axes=i[],keepdims=?"),
-    kind(Kind.ReduceL2, REDUCTION, "axes=i[],keepdims=?"),
+    *rows(
+        (Kind.ReduceSum, Kind.ReduceMean, Kind.ReduceMax, Kind.ReduceMin, Kind.ReduceProd, Kind.ReduceL2),
+        REDUCTION,
+        "axes=i[],keepdims=?",
+    ),
     kind(Kind.ReduceLogSumExp, FLOAT_REDUCTION, "axes=i[],keepdims=?"),
-    kind(Kind.ArgMax, ARG_REDUCTION, "axis=i,keepdims=?"),
-    kind(Kind.ArgMin, ARG_REDUCTION, "axis=i,keepdims=?"),
+    *rows((Kind.ArgMax, Kind.ArgMin), ARG_REDUCTION, "axis=i,keepdims=?"),
     kind(Kind.CumSum, signature(same_dtype, axis_in_range()), "axis=i,exclusive=?,reverse=?"),
-    kind(Kind.Softmax, SOFTMAX, "axis=i"),
-    kind(Kind.LogSoftmax, SOFTMAX, "axis=i"),
-    kind(
-        Kind.LayerNormalization,
-        signature(same_dtype, floating, axis_in_range(), inputs=(2, 3)),
-        "axis=i,epsilon=f",
-        inplace=(0,),
-    ),
-    kind(
-        Kind.RMSNormalization,
-        signature(same_dtype, floating, axis_in_range(), inputs=2),
-        "axis=i,epsilon=f",
-        inplace=(0,),
-    ),
+    *rows((Kind.Softmax, Kind.LogSoftmax), SOFTMAX, "axis=i"),
+    kind(Kind.LayerNormalization, LAYER_NORM, "axis=i,epsilon=f", inplace=(0,)),
+    kind(Kind.RMSNormalization, RMS_NORM, "axis=i,epsilon=f", inplace=(0,)),
     kind(Kind.BatchNormalization, signature(floating, inputs=5), "epsilon=f", inplace=(0,)),
     kind(Kind.InstanceNormalization, GROUPED, "epsilon=f", inplace=(0,)),
     kind(Kind.GroupNormalization, GROUPED, "groups=i,epsilon=f", inplace=(0,)),

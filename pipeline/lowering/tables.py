@@ -41,6 +41,6 @@ KINDS: Mapping[str, KernelKind] = join({row.kind.name: row} for family in FAMILI
 EMITTERS: Mapping[str, Emitter] = MappingProxyType({name: row.emit for name, row in KINDS.items()})
 
 
-def emitter_of(kind: str, emitters: Mapping[str, Emitter] = EMITTERS) -> Emitter | None:
+def emitter_of(kind: str) -> Emitter | None:
     """The emitter of an op of this kind; operators of torch are too many for a table."""
-    return emitters.get(kind) or (aten.emitter_of(kind) if aten.is_call(kind) else None)
+    return EMITTERS.get(kind) or (aten.emitter_of(kind) if aten.is_call(kind) else None)

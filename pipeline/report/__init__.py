@@ -7,15 +7,21 @@ from pipeline.report.model import (
     REPORT_VERSION,
     SOURCE,
     BackendReport,
+    Box,
+    BoxKind,
+    Drawing,
     ExportReport,
     Mark,
+    NodeRow,
     OptimizeReport,
+    Pictures,
     Report,
     RuntimeReport,
+    StructurePicture,
+    Wire,
     diff_folder,
     report_json,
 )
-from pipeline.report.pictures import Box, BoxKind, Drawing, NodeRow, Pictures, StructurePicture, Wire
 
 __all__ = [
     "DIFFS",

@@ -10,17 +10,19 @@ import torch
 
 from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported
 from pipeline.ir.graph import Payload, TensorSpec
-from pipeline.lowering import KernelCall, Kind, unpack
+from pipeline.lowering import KernelCall, Kind, Layout, unpack
 from pipeline.planning import ExecutionPlan
 from pipeline.runtime.kernels import KERNELS, Attrs, Bind, Launch, bind_attrs
 from pipeline.runtime.kernels.index import KERNELS as INDEXING
-from pipeline.runtime.rebinding import View, find_rebinding, large_outputs, views_of
 from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error
 from pipeline.runtime.slots import Feed, bind_arena, bind_feed, bind_weights, refuse_foreign_devices
 from pipeline.runtime.states import States
 from pipeline.runtime.tensors import torch_dtype
 
 __all__ = ["Executor"]
+
+LARGE = 2**16
+"""Bytes of an output from which a copy costs more than rebinding the steps that write it."""
 
 LAUNCH_ERRORS = (RuntimeError, IndexError, ValueError, TypeError)
 
@@ -33,6 +35,26 @@ class LaunchStep:
     bind: Bind
     call: KernelCall
     attrs: Attrs
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An alias, and its layout in the storage of its root."""
+
+    vid: int
+    root: int
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Rebinding:
+    """Views and steps to rebind when the tensors of some values change."""
+
+    vids: tuple[int, ...]
+    views: tuple[View, ...]
+    """Views of these values, in the order of the calls."""
+    steps: tuple[int, ...]
+    """Positions of the calls that read or write these values or views."""
 
 
 class Executor:
@@ -78,15 +100,15 @@ class Executor:
         self._signature = _fed_vids(plan)
         weights = set(self._signature) - inputs
         calls = [step.call for step in self._steps]
-        self._inputs = find_rebinding(plan, calls, inputs)
-        self._large = find_rebinding(plan, calls, large_outputs(plan), self._inputs.steps)
-        self._weights = find_rebinding(plan, calls, weights, {*self._inputs.steps, *self._large.steps})
+        self._inputs = _find_rebinding(plan, calls, inputs)
+        self._large = _find_rebinding(plan, calls, _large_outputs(plan), self._inputs.steps)
+        self._weights = _find_rebinding(plan, calls, weights, {*self._inputs.steps, *self._large.steps})
         self._in_arena = {vid: self._slots[vid] for vid in self._large.vids}
         self._weight_addresses: list[int] = []
         """`data_ptr` of each weight of the last feed."""
         later = {*self._inputs.steps, *self._weights.steps, *self._large.steps}
         self._bind(
-            [view for view in views_of(plan) if view.root not in inputs | weights],
+            [view for view in _views_of(plan) if view.root not in inputs | weights],
             [at for at in range(len(self._steps)) if at not in later],
         )
         self._large_in_arena = False
@@ -268,6 +290,35 @@ class Executor:
     def _describe_value(self, vid: int) -> str:
         slot = self.plan.slots[vid]
         return f"{slot.name}: {slot.spec.dtype}{list(slot.spec.shape)}"
+
+
+def _find_rebinding(
+    plan: ExecutionPlan, calls: Sequence[KernelCall], vids: set[int], but: Iterable[int] = ()
+) -> Rebinding:
+    """Views and steps to rebind when the tensors of `vids` change; `calls` are the steps, `but` positions of others."""
+    touched = [
+        at for at, call in enumerate(calls) if any(plan.root(vid) in vids for vid in (*call.in_vids, *call.out_vids))
+    ]
+    steps = tuple(at for at in touched if at not in set(but))
+    return Rebinding(tuple(sorted(vids)), tuple(view for view in _views_of(plan) if view.root in vids), steps)
+
+
+def _views_of(plan: ExecutionPlan) -> list[View]:
+    """The aliases of a plan, in the order of the calls."""
+    vids = [vid for call in plan.calls for vid in call.out_vids if vid in plan.alias]
+    return [View(vid, plan.root(vid), plan.layout(vid)) for vid in vids]
+
+
+def _large_outputs(plan: ExecutionPlan) -> set[int]:
+    """Values in the arena that a run may write into a new tensor for the caller: large ones that are whole outputs."""
+    leaving = (*plan.outputs, *(after for vid, after in plan.updates.items() if vid in plan.inputs))
+    return {
+        plan.root(vid)
+        for vid in leaving
+        if plan.root(vid) in plan.offsets
+        and plan.strides(vid) is None
+        and plan.slots[vid].spec.nbytes == plan.slots[plan.root(vid)].spec.nbytes >= LARGE
+    }
 
 
 def _fed_vids(plan: ExecutionPlan) -> list[int]:

@@ -6,16 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pipeline.errors import UsageError
+from pipeline.errors import DataError
 from pipeline.ir import Op, TensorSpec
 
-__all__ = ["DataError", "ResultMismatch", "data_error", "is_data_error", "place_of"]
+__all__ = ["ResultMismatch", "data_error", "is_data_error", "place_of"]
 
 Named = tuple[str, TensorSpec]
-
-
-class DataError(UsageError):
-    """The numbers of the feed do not suit an op, such as an index that is out of range."""
 
 
 class ResultMismatch(RuntimeError):

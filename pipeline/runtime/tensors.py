@@ -1,16 +1,27 @@
-"""Conversions of tensors: dtypes by name, numpy arrays without a copy, strides."""
+"""Conversions of tensors: dtypes by name, numpy arrays (bfloat16 and float8 by ml_dtypes), strides."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import ml_dtypes
 import numpy as np
 import torch
 
 from pipeline.errors import UsageError
 from pipeline.ir.graph import DTYPE_BITS
 
-__all__ = ["as_tensor", "dtype_name", "empty_strided", "resolve_views", "torch_dtype", "with_strides"]
+__all__ = [
+    "NOT_IN_NUMPY",
+    "as_tensor",
+    "dtype_name",
+    "empty_strided",
+    "resolve_views",
+    "to_numpy",
+    "to_torch",
+    "torch_dtype",
+    "with_strides",
+]
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -41,6 +52,27 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
     # As a vector of bytes first: numpy views no 0-d array as another dtype, and torch knows no ml_dtypes.
     raw = np.asarray(_Unlocked(array.reshape(-1).view(np.uint8)))
     return torch.from_numpy(raw).view(torch_dtype(name)).view(array.shape)
+
+
+def to_torch(array: np.ndarray) -> torch.Tensor:
+    """The array as a tensor that owns its memory."""
+    return as_tensor(np.array(array, order="C"))
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor as an array that owns its memory."""
+    tensor = tensor.detach().cpu().contiguous()
+    dtype = NOT_IN_NUMPY.get(tensor.dtype)
+    if dtype is None:
+        return tensor.numpy().copy()
+    return tensor.reshape(-1).view(torch.uint8).numpy().view(dtype).reshape(tensor.shape).copy()
+
+
+NOT_IN_NUMPY = {
+    torch_dtype(name): np.dtype(getattr(ml_dtypes, name))
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+}
+"""torch's dtypes that numpy has from ml_dtypes only."""
 
 
 def with_strides(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:

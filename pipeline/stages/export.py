@@ -27,7 +27,7 @@ from pipeline.verify.backends import onnxruntime_runner
 from pipeline.verify.references import References
 from pipeline.workspace import Workspace, stamp
 
-__all__ = ["export", "exported_files", "exported_path", "key_of_parameter", "refuse_wrong_export"]
+__all__ = ["export_and_compare", "exported_files", "exported_path", "key_of_parameter", "refuse_wrong_export"]
 
 
 def exported_path(config: RunConfig, source: Source, workspace: Workspace) -> Path:
@@ -49,7 +49,7 @@ def exported_files(path: Path, workspace: Workspace) -> tuple[tuple[str, int, in
     return tuple((str(file.relative_to(workspace.folder)), *stamp(file)) for file in files)
 
 
-def export(config: RunConfig, source: Source, references: References, workspace: Workspace) -> ExportReport:
+def export_and_compare(config: RunConfig, source: Source, references: References, workspace: Workspace) -> ExportReport:
     """Export, and compare with the references; `refuse_wrong_export` judges the result."""
     path, folder = exported_path(config, source, workspace), shards_folder(config)
     parameters: frozenset[str] = frozenset()
@@ -104,14 +104,14 @@ def _measure_export(
     """
     if why_not_compared(config):
         return Measurement({}, {}), [], ()
-    required = [one for one in references if not _is_optional(one)]
-    optional = [one for one in references if _is_optional(one)]
-    not_drawn = [_not_drawn(one, beyond) for one in optional if (beyond := _beyond(one, ranges))]
-    optional = [one for one in optional if not _beyond(one, ranges)]
+    required = [draw for draw in references if not _is_optional(draw)]
+    optional = [draw for draw in references if _is_optional(draw)]
+    not_drawn = [_not_drawn(draw, beyond) for draw in optional if (beyond := _beyond(draw, ranges))]
+    optional = [draw for draw in optional if not _beyond(draw, ranges)]
     limits = config.passes
     with (
         open_context(limits.timeout_s, limits.memory_gib, workspace.scratch) as bench,
-        limit_runs(bench, model, [one.feeds for one in references]),
+        limit_runs(bench, model, [draw.feeds for draw in references]),
     ):
 
         def measure(draws: Sequence[Reference]) -> Measurement:
@@ -125,17 +125,17 @@ def _measure_export(
             if not optional:
                 raise _does_not_run(failure) from failure
             if isinstance(failure, StepTimedOut):  # each of them alone would take that time again
-                not_drawn += [_not_drawn(one, f"the export {failure}") for one in optional]
+                not_drawn += [_not_drawn(draw, f"the export {failure}") for draw in optional]
                 optional = []
-        for one in optional:
+        for draw in optional:
             try:
-                why = measure([one]).why if _is_assumed(one, ranges) or _masks_all(one) else ""
+                why = measure([draw]).why if _is_assumed(draw, ranges) or _masks_all(draw) else ""
             except StepFailed as failure:
                 why = f"the export does not run on it: {' '.join(str(failure).split())[:200]}"
             if why:
-                not_drawn.append(_not_drawn(one, why))
+                not_drawn.append(_not_drawn(draw, why))
             else:
-                required.append(one)
+                required.append(draw)
         try:
             return measure(required), required, tuple(not_drawn)
         except StepFailed as failure:
@@ -148,7 +148,7 @@ def _random_outputs(errors: Mapping[str, Errors]) -> tuple[str, ...]:
     Raises:
         SourceError: all of them do.
     """
-    drawn = [name for name, one in errors.items() if one.judged_as == DRAWN]
+    drawn = [name for name, error in errors.items() if error.judged_as == DRAWN]
     if drawn and len(drawn) == len(errors):
         shown = ", ".join(map(repr, drawn))
         raise SourceError(
@@ -208,7 +208,7 @@ def refuse_wrong_export(report: ExportReport, path: Path, references: References
     """Raise CheckFailed when the exported model at `path` differs from its reference."""
     why = Measurement(report.errors, {}).why
     if why:
-        draws = [one for one in references.draws if one.label in report.draws]
+        draws = [draw for draw in references.draws if draw.label in report.draws]
         remedy = _describe_ties(read_model(path), draws) or (
             "try another export.opset, or find the operator with `model:` narrowed to a part of the model"
         )

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import onnx
 
@@ -45,6 +45,8 @@ from pipeline.workspace import REPRODUCERS, Workspace, stamp
 
 __all__ = ["optimize", "refuse_reverts"]
 
+T = TypeVar("T")
+
 MOST_LAYERS: Final = 64
 """Layers that are compared for `report.html`, in one run of each model; `onnxline diff --layers` compares all."""
 
@@ -77,7 +79,7 @@ def optimize(
         stored = read_model(exported, unread=leaves_unread(config), folder=shards_folder(config))
         source, _ = collapse(stored)  # as the passes get it
         history.marks[SOURCE] = _mark(SOURCE, source)
-        with limit_runs(bench, source, [one.feeds for one in references.draws]):
+        with limit_runs(bench, source, [draw.feeds for draw in references.draws]):
             run = passes.optimize(
                 stored,
                 wishes.recipe,
@@ -91,8 +93,10 @@ def optimize(
                 observer=history.observe,
                 on_change=history.note_change,
             )
-            layers = _layers(source, run.model, references, bench, observer)
-        pictures = _pictures(run, source, history.broken, observer)
+            layers: tuple[LayerErrors, ...] = _make_or_note(
+                lambda: _layers(source, run.model, references, bench), (), "errors by layer", observer
+            )
+        pictures = _make_or_note(lambda: take_pictures(run, source, history.broken), Pictures(), "drawings", observer)
     history.clear_old_results()  # a recipe may have no step
     _save_final(run, path, stored, exported, config, workspace)
     for text in _notes(run, run.model.proto):
@@ -178,28 +182,24 @@ def _shown_path(file: Path, workspace: Workspace) -> str:
     return str(file.relative_to(workspace.folder) if file.is_relative_to(workspace.folder) else file)
 
 
-def _pictures(run: PassRun, source: DetachedModel, broken: BrokenStructures, observer: Observer) -> Pictures:
-    """Pictures for `report.html`. If they fail, a note says so and the run, which is done, still succeeds."""
-    try:
-        return take_pictures(run, source, broken)
-    except Exception as error:
-        observer(Note(f"report.html has no drawings: {type(error).__name__}: {error}"))
-        return Pictures()
-
-
 def _layers(
-    source: DetachedModel, final: DetachedModel, references: References, bench: PassContext, observer: Observer
+    source: DetachedModel, final: DetachedModel, references: References, bench: PassContext
 ) -> tuple[LayerErrors, ...]:
     """Compare the final model with the export layer by layer, on the first draw; empty where no number is compared."""
     if not references.draws or source.nbytes() > MOST_COMPARED:
         return ()
     first = references.draws[0]
+    draws = [DrawnInputs(first.label, first.feeds)]
+    return compare_layers(match_models(source, final), draws, bench, most=MOST_LAYERS)
+
+
+def _make_or_note(make: Callable[[], T], default: T, what: str, observer: Observer) -> T:
+    """Make a part of `report.html`. If that fails, a note says so and the run, which is done, still succeeds."""
     try:
-        draws = [DrawnInputs(first.label, first.feeds)]
-        return compare_layers(match_models(source, final), draws, bench, most=MOST_LAYERS)
-    except Exception as error:  # as with drawings
-        observer(Note(f"report.html has no errors by layer: {type(error).__name__}: {error}"))
-        return ()
+        return make()
+    except Exception as error:
+        observer(Note(f"report.html has no {what}: {type(error).__name__}: {error}"))
+        return default
 
 
 def _mark(row: int, model: DetachedModel) -> Mark:
@@ -211,20 +211,14 @@ def _write_diff(
     folder: str, row: PassRow, before: AnalyzedModel, after: AnalyzedModel, workspace: Workspace, why_not_compared: str
 ) -> None:
     """Write a diff by structure against the model before the pass, and by numbers against the reference."""
-    numbers, why = (
-        (Numbers(row.errors), "")
-        if row.errors
-        else (
-            None,
-            row.reason or why_not_compared or "there is no output to compare",
-        )
-    )
-    found = compare_models(before.model, after.model, (before.reading, after.reading))
+    numbers = Numbers(row.errors) if row.errors else None
+    why = "" if row.errors else row.reason or why_not_compared or "there is no output to compare"
+    diff = compare_models(before.model, after.model, (before.reading, after.reading))
     (workspace.folder / folder).mkdir(parents=True, exist_ok=True)
-    text = diff_text(found, most=None) + numbers_text(numbers, why, title="numbers, against the reference")
+    text = diff_text(diff, most=None) + numbers_text(numbers, why, title="numbers, against the reference")
     workspace.write_text(f"{folder}/diff.txt", text)
     workspace.write_text(
-        f"{folder}/diff.json", json.dumps({**diff_as_data(found), **numbers_as_data(numbers, why)}, indent=1)
+        f"{folder}/diff.json", json.dumps({**diff_as_data(diff), **numbers_as_data(numbers, why)}, indent=1)
     )
 
 

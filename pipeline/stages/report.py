@@ -34,31 +34,31 @@ class Findings:
 
 def write_report(
     config: RunConfig,
-    found: Findings,
+    findings: Findings,
     versions: Mapping[str, str],
     workspace: Workspace,
     failure: str = "",
     exit_code: int = 0,
 ) -> Report:
     """Write `report.json` and `report.html` with the results so far."""
-    passes, why = found.passes, why_not_compared(config)
+    passes, why = findings.passes, why_not_compared(config)
     report = Report(
         name=config.name,
         exit_code=exit_code,
         failure=failure,
-        export=found.export,
+        export=findings.export,
         passes=passes.passes if passes else (),
         structures=passes.structures if passes else (),
         sensitivity=passes.sensitivity if passes else None,
-        runtime=found.runtime,
+        runtime=findings.runtime,
         versions=versions,
-        cached=tuple(found.cached),
-        seconds=found.seconds,
+        cached=tuple(findings.cached),
+        seconds=findings.seconds,
         files=_files(workspace),
         marks=passes.marks if passes else (),
         not_compared=why,
         coverage=passes.coverage if passes and not why else None,
-        notes=tuple(dict.fromkeys(text for noted in found.notes.values() for text in noted)),
+        notes=tuple(dict.fromkeys(text for noted in findings.notes.values() for text in noted)),
         layers=passes.layers if passes else (),
     )
     pictures = passes.pictures if passes else Pictures()

@@ -17,13 +17,12 @@ from passes.proof.numbers import Errors, compare
 from passes.proof.types import Reference, worst_errors
 from passes.weights.detached import read_model
 from pipeline.config import RunConfig
-from pipeline.errors import CheckFailed, Unsupported, UsageError, message_with_notes
+from pipeline.errors import CheckFailed, DataError, Unsupported, UsageError, message_with_notes
 from pipeline.events import Observer, Progress
 from pipeline.ir.json import to_json
 from pipeline.ir.text import to_text
 from pipeline.planning import to_json as plan_to_json
 from pipeline.report import BackendReport, ExportReport, RuntimeReport
-from pipeline.runtime.run_errors import DataError
 from pipeline.stages.export import key_of_parameter
 from pipeline.stages.weight_free import written_path
 from pipeline.verify.backends import BACKENDS, Backend, Plan, shapes_of
@@ -113,13 +112,13 @@ def refuse_wrong_results(report: RuntimeReport) -> None:
 
 
 def _run(name: str, backend: Backend, references: Sequence[Reference], judge: Judge) -> BackendReport:
-    found: list[dict[str, Errors]] = []
+    errors: list[dict[str, Errors]] = []
     seconds: list[float] = []
     for reference in references:
         outputs = backend.run(reference.feeds)
         seconds = seconds or _time_runs(backend, reference)
-        found.append({one: judge(one, value, outputs[one]) for one, value in reference.outputs.items()})
-    return BackendReport(name, worst_errors(found), statistics.median(seconds))
+        errors.append({output: judge(output, value, outputs[output]) for output, value in reference.outputs.items()})
+    return BackendReport(name, worst_errors(errors), statistics.median(seconds))
 
 
 def _time_runs(backend: Backend, reference: Reference) -> list[float]:

@@ -137,7 +137,7 @@ def _is_library(path: Path) -> bool:
 def _add_tensors(digest: hashlib.blake2b, source: TorchSource) -> None:
     import torch
 
-    from pipeline.export.arrays import to_numpy
+    from pipeline.runtime.tensors import to_numpy
 
     named = (*source.module.named_parameters(), *source.module.named_buffers())
     for name, tensor in named:

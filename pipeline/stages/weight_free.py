@@ -76,7 +76,7 @@ def why_not_compared(config: RunConfig) -> str:
     """The reason why no numbers are compared; empty where they are."""
     if config.verify.proof != STRUCTURE:
         return ""
-    made = (
+    where = (
         "; the module was made without weights, which are in the checkpoint's files only" if config.weightless else ""
     )
-    return f"verify.proof is structure: nothing was run{made}"
+    return f"verify.proof is structure: nothing was run{where}"

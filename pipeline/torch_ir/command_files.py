@@ -17,7 +17,7 @@ import torch
 
 from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
-from pipeline.export.arrays import VIEWS, to_numpy, to_torch
+from pipeline.runtime.tensors import NOT_IN_NUMPY, to_numpy, to_torch
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.picture.mermaid import ir_to_mermaid
 from pipeline.torch_ir.picture.svg import ir_to_svg
@@ -86,7 +86,7 @@ def write_arrays(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     Raises:
         UsageError: another ending, a dtype that .npz has not, or a place that cannot be written.
     """
-    foreign = [name for name, tensor in tensors.items() if tensor.dtype in VIEWS]
+    foreign = [name for name, tensor in tensors.items() if tensor.dtype in NOT_IN_NUMPY]
     if path.suffix == ".npz" and foreign:
         raise UsageError(
             f"{path}: numpy has no {str(tensors[foreign[0]].dtype)[6:]} ({foreign[0]!r}); use .safetensors"

@@ -66,7 +66,7 @@ class Plan:
         return self._compiled
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        from pipeline.export.arrays import to_numpy
+        from pipeline.runtime.tensors import to_numpy
 
         _, program = self.compile_for(shapes_of(feeds))
         return {name: to_numpy(tensor) for name, tensor in program.run(feeds).items()}

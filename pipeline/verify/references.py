@@ -49,7 +49,7 @@ class References:
 
     def restrict_to(self, labels: Collection[str], not_covered: Sequence[str]) -> References:
         """Keep the draws with these labels, on which the export is compared; `not_covered` says why others are out."""
-        draws = tuple(one for one in self.draws if one.label in labels)
+        draws = tuple(draw for draw in self.draws if draw.label in labels)
         return replace(self, draws=draws, skipped=(*self.skipped, *not_covered))
 
 
@@ -99,14 +99,14 @@ def compute_references(source: Source, plan: DrawPlan, bench: PassContext) -> Re
         plan = plan.with_rows(rows_by_input(model))
         drawn = [name for name, dtype in computed_types(model, source.outputs).items() if dtype == DRAWN]
         try:
-            with limit_runs(bench, model, [plan.first_feeds, *(one.feeds for one in plan.given)]):
+            with limit_runs(bench, model, [plan.first_feeds, *(draw.feeds for draw in plan.given)]):
                 chosen, skipped = choose_in_worker(model, plan, bench, drawn)
         except StepFailed as error:
             raise SourceError(f"the ONNX file does not run as it is: {error}{_ask_for_sizes(plan)}") from error
-    draws = tuple(_reference(one) for one in chosen)
-    if not any(array.size for one in draws for array in one.outputs.values()):
+    draws = tuple(_reference(draw) for draw in chosen)
+    if not any(array.size for draw in draws for array in draw.outputs.values()):
         skipped.append("no number: every output is empty on every draw, so only shapes and dtypes are compared")
-    return References(draws, {one.name: one.traits for one in plan.inputs}, tuple(skipped))
+    return References(draws, {known.name: known.traits for known in plan.inputs}, tuple(skipped))
 
 
 def _ask_for_sizes(plan: DrawPlan) -> str:

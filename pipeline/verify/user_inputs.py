@@ -16,7 +16,7 @@ from passes.suggest import nearest
 from pipeline.config import VerifyConfig, is_reference, locate, split_factory
 from pipeline.config.paths import PACKAGE
 from pipeline.errors import SourceError
-from pipeline.export.inputs import InputSpec
+from pipeline.export.inputs import InputSpec, shape_text
 from pipeline.export.user_code import call_user_code, load_function
 
 __all__ = ["GivenInputs", "input_files", "read_inputs"]
@@ -38,13 +38,13 @@ def input_files(entries: Sequence[str]) -> list[tuple[str, Path | None]]:
     Raises:
         SourceError: a file is missing or is no .npz, or a glob matches nothing.
     """
-    found: list[tuple[str, Path | None]] = []
+    inputs: list[tuple[str, Path | None]] = []
     for entry in entries:
         if is_reference(entry):
             place, _ = split_factory(entry, KEY)
             if place.endswith(".py") and not Path(place).is_file():
                 raise SourceError(f"{KEY}: no file {place!r}; relative paths are relative to the configuration file")
-            found.append((entry, None))
+            inputs.append((entry, None))
             continue
         files = _matches(entry)
         wrong = next((file for file in files if file.suffix != ".npz" or not file.is_file()), None)
@@ -54,8 +54,8 @@ def input_files(entries: Sequence[str]) -> list[tuple[str, Path | None]]:
                 f"{KEY}: {str(wrong)!r} is {kind}; expected files that numpy.savez wrote, with an array for each input "
                 "(a folder of them is FOLDER/*.npz), or a loader as in file.py:load"
             )
-        found += [(file.name, file) for file in files]
-    return found
+        inputs += [(file.name, file) for file in files]
+    return inputs
 
 
 def _matches(entry: str) -> list[Path]:
@@ -160,7 +160,7 @@ def _check_feeds(label: str, arrays: Mapping[str, Any], specs: Sequence[InputSpe
 def _fit_array(value: Any, spec: InputSpec) -> tuple[np.ndarray, str]:
     """A copy of `value`, since a loader may reuse its buffer, and what is wrong with it; empty where it fits."""
     if type(value).__module__.partition(".")[0] == "torch":
-        from pipeline.export.arrays import to_numpy
+        from pipeline.runtime.tensors import to_numpy
 
         value = to_numpy(value)
     if not isinstance(value, np.ndarray | np.generic):
@@ -171,12 +171,12 @@ def _fit_array(value: Any, spec: InputSpec) -> tuple[np.ndarray, str]:
         array = array.view(dtype)  # numpy.savez forgets what bfloat16 is, and keeps its bits
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    shape = f"[{', '.join(map(str, array.shape))}]"
+    shape = shape_text(array.shape)
     fits = len(array.shape) == len(spec.shape) and all(
         isinstance(dim, str) or dim == size for dim, size in zip(spec.shape, array.shape, strict=True)
     )
     if array.dtype != dtype or not fits:
-        expected = f"{spec.dtype}[{', '.join(map(str, spec.shape))}]"
+        expected = f"{spec.dtype}{shape_text(spec.shape)}"
         cast = "" if array.dtype == dtype else f": convert it with .astype({spec.dtype!r})"
         named = "" if fits else "; name a dim in model.inputs.*.shape to leave it open"
         return array, f"is {array.dtype}{shape}, expected {expected}{cast or named}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import dataclasses
+import json
 import re
 from typing import Any
 
@@ -18,14 +19,16 @@ from passes.run.result import PassRow, Status, StructureVerdict
 from pipeline.cli import INTERRUPTED
 from pipeline.config import json_schema
 from pipeline.errors import OnnxlineError
-from pipeline.ir import Builder, TensorSpec, to_json
+from pipeline.ir import from_text, to_json, to_text
 from pipeline.ir.json import FORMAT_VERSION as IR_VERSION
-from pipeline.lowering import EMITTERS, lower
+from pipeline.ir.json import READERS, SINGULARS
+from pipeline.lowering import lower
+from pipeline.lowering.attrs import CODES
 from pipeline.planning import make_plan
 from pipeline.planning import to_json as plan_to_json
 from pipeline.planning.json import FORMAT_VERSION as PLAN_VERSION
 from pipeline.report import REPORT_VERSION, BackendReport, ExportReport, Report, RuntimeReport
-from tests.docs.pages import ROOT, rows
+from tests.docs.pages import ROOT, blocks, rows
 
 
 def test_tolerances() -> None:
@@ -98,21 +101,23 @@ def test_report_fields(kind: type) -> None:
 def test_report_names_every_status_and_version() -> None:
     text = (ROOT / "docs/reference/report.md").read_text(encoding="utf-8")
     assert [status for status in Status if f"`{status}`" not in text] == []
-    versions = [
-        int(row[1]) for row in rows("docs/reference/report.md") if row[0] == "format_version" and row[1].isdigit()
-    ]
-    assert versions == [IR_VERSION, PLAN_VERSION]
     assert f"`format_version` is {REPORT_VERSION}." in text
 
 
-def test_the_keys_of_ir_and_plan() -> None:
-    """Each key that the two files have, at any depth down to attributes."""
-    builder = Builder("one", EMITTERS)
-    x = builder.input("x", TensorSpec((2,), "float32"))
-    graph = builder.build(builder.emit("Neg", [x], [("y", TensorSpec((2,), "float32"))]))
-    text = (ROOT / "docs/reference/report.md").read_text(encoding="utf-8")
-    for data in (to_json(graph), plan_to_json(make_plan(graph, lower(graph)))):
-        assert [key for key in keys_in(data) if f"`{key}`" not in text] == []
+def test_formats_of_ir_and_plan() -> None:
+    """The page's graph as text is its JSON and its plan; and it names every key, every tag and both versions."""
+    page = "docs/reference/formats.md"
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (written,), shown = blocks(page, "text"), [json.loads(block) for block in blocks(page, "json")]
+    graph = from_text(written)
+    data = [to_json(graph), plan_to_json(make_plan(graph, lower(graph)))]
+    assert (to_text(graph), data) == (written, shown)
+    assert [key for key in keys_in(data) if f"`{key}`" not in text and key != "alpha"] == []
+    assert [tag for tag in (*READERS, *SINGULARS) if f"`{tag}`" not in text] == []
+    assert [code for code in CODES if f"`{code}`" not in text] == []
+    versions = {row[0]: row[2] for row in rows(page) if row[1] == "format_version"}
+    expected = {"report.json": REPORT_VERSION, "ir.json": IR_VERSION, "plan.json": PLAN_VERSION}
+    assert versions == {name: str(version) for name, version in expected.items()}
 
 
 def keys_in(data: Any) -> set[str]:

@@ -64,7 +64,7 @@ def assert_agrees(onnx_outputs: Callable[..., dict[str, np.ndarray]]) -> Callabl
         feeds = draw_inputs(exported.source.inputs, sizes, seed=7)
         expected = run_torch(exported.source, feeds)
         found = onnx_outputs(exported, feeds)
-        assert list(found) == list(expected) == list(exported.outputs)
+        assert list(found) == list(expected) == list(exported.source.outputs)
         for name, array in expected.items():
             assert found[name].shape == array.shape, name
             np.testing.assert_allclose(found[name], array, atol=1e-5, rtol=1e-4, err_msg=name)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.config import ExportConfig, ModelConfig
-from pipeline.export import TorchSource, export_onnx, load_source
+from pipeline.export import TorchSource, export_onnx, load_source, named_dims
 
 IDS = {"input_ids": {"shape": ["batch", "seq"], "dtype": "int64", "range": [0, 20]}}
 MASK = {"attention_mask": {"shape": ["batch", "seq"], "dtype": "int64", "range": [1, 2]}}
@@ -57,10 +57,10 @@ def test_agrees_with_onnxruntime(
     source = load_source(configured(transformers={"class": name, "config": config}, inputs=inputs))
     assert isinstance(source, TorchSource)
     exported = export_onnx(source, ExportConfig())
-    assert exported.outputs == outputs
+    assert exported.source.outputs == outputs
     sizes = [{"batch": 2, "seq": 2}, {"batch": 3, "seq": 5}]
     for one in sizes:
-        assert_agrees(exported, **{dim: one[dim] for dim in exported.dynamic_dims})
+        assert_agrees(exported, **{dim: one[dim] for dim in named_dims(exported.source.inputs)})
     assert exported.parameters
     assert exported.parameters <= dict(source.module.named_parameters(remove_duplicate=False)).keys()
 
@@ -87,6 +87,6 @@ def test_a_cache_goes_in_and_comes_out(factory: Callable[..., ModelConfig], asse
     assert isinstance(source, TorchSource)
     exported = export_onnx(source, ExportConfig())
     keys, values = inputs
-    assert exported.inputs == ("input_ids", keys, values)
-    assert exported.outputs == ("logits", f"{keys}_out", f"{values}_out")
+    assert tuple(value.name for value in exported.ir_model.graph.inputs) == ("input_ids", keys, values)
+    assert exported.source.outputs == ("logits", f"{keys}_out", f"{values}_out")
     assert_agrees(exported, batch=3, past=6)

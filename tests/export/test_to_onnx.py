@@ -13,7 +13,7 @@ import torch
 
 from pipeline.config import ExportConfig, ModelConfig
 from pipeline.errors import ConfigError, SourceError, Unsupported, UsageError
-from pipeline.export import ExportedModel, TorchSource, export_onnx, load_source, run_torch
+from pipeline.export import ExportedModel, TorchSource, export_onnx, load_source, named_dims, run_torch
 
 Make = Callable[..., ModelConfig]
 Agrees = Callable[..., None]
@@ -70,8 +70,8 @@ def test_nested_inputs_and_outputs(factory: Make, assert_agrees: Agrees, capfd: 
         "more.1.1": "[batch,seq,4]",
         "shift": "[4]",
     }
-    assert exported.inputs == ("x", "batch.k", "batch.bias", "mask")
-    assert exported.dynamic_dims == ("batch", "seq")
+    assert tuple(value.name for value in exported.ir_model.graph.inputs) == ("x", "batch.k", "batch.bias", "mask")
+    assert named_dims(exported.source.inputs) == ("batch", "seq")
     assert_agrees(exported, batch=2, seq=3)
     assert_agrees(exported, batch=5, seq=7)
 
@@ -103,9 +103,10 @@ class Net(nn.Module):
 make = lambda: (Net(), (torch.rand(2, 2), torch.rand(2, 2)))
 """
     config = factory(code)
-    assert export(config).outputs == ("output_0", "output_1")
+    assert export(config).source.outputs == ("output_0", "output_1")
     exported = export(config, input_names=["relu", "right"], output_names=["matmul", "last"])
-    assert (exported.inputs, exported.outputs) == (("relu", "right"), ("matmul", "last"))
+    assert tuple(value.name for value in exported.ir_model.graph.inputs) == ("relu", "right")
+    assert exported.source.outputs == ("matmul", "last")
     assert_agrees(exported)
     with pytest.raises(ConfigError) as caught:
         export(config, output_names=["one"])
@@ -117,7 +118,7 @@ make = lambda: (Net(), (torch.rand(2, 2), torch.rand(2, 2)))
 def test_an_intermediate_gives_way_to_an_output(factory: Make, assert_agrees: Agrees) -> None:
     code = "class Net(nn.Module):\n    def forward(self, x):\n        return {'relu': x.relu().exp()}\n\nmake = Net\n"
     exported = export(factory(code, inputs={"x": {"shape": [3]}}))
-    assert exported.outputs == ("relu",)
+    assert exported.source.outputs == ("relu",)
     assert_agrees(exported)
 
 
@@ -134,7 +135,7 @@ class Net(nn.Module):
 make = lambda: (Net(), (torch.rand(3),))
 """
     exported = export(factory(code))
-    assert exported.outputs == ("weight", "raw")
+    assert exported.source.outputs == ("weight", "raw")
     assert exported.parameters == {"weight_1"} == set(exported.ir_model.graph.initializers)
     assert_agrees(exported)
 
@@ -199,7 +200,7 @@ make = lambda: (Net(), (torch.rand(2, 4), torch.rand(2, 4)), {"scale": torch.ran
 
 def test_starred_parameters(factory: Make, assert_agrees: Agrees) -> None:
     exported = export(factory(STARRED))
-    assert exported.inputs == ("xs.0", "xs.1", "scale")
+    assert tuple(value.name for value in exported.ir_model.graph.inputs) == ("xs.0", "xs.1", "scale")
     assert_agrees(exported)
     dynamic = factory(STARRED, inputs={"xs.0": {"shape": ["batch", 4]}, "xs.1": {"shape": ["batch", 4]}})
     if torch.__version__ >= "2.15":
@@ -293,7 +294,7 @@ class Net(nn.Module):
 make = lambda: (Net(), (torch.rand(4),))
 """
     exported = export(factory(code))
-    assert exported.outputs == ("output",)
+    assert exported.source.outputs == ("output",)
 
 
 def test_half_precision(factory: Make, onnx_outputs: Callable[..., dict[str, np.ndarray]]) -> None:

@@ -15,9 +15,9 @@ from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 
 from pipeline.errors import Unsupported
-from pipeline.export.arrays import to_numpy
 from pipeline.export.to_onnx import explain_untranslatable
 from pipeline.export.translations import MOVES, TRANSLATIONS, move_complex_as_real, translation_table
+from pipeline.runtime.tensors import to_numpy
 
 
 class Calling(nn.Module):

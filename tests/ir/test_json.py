@@ -79,10 +79,6 @@ def test_an_int_stays_an_int_and_a_float_a_float() -> None:
     assert repr(attrs["floats"]) == "(1.0,)"
 
 
-def test_emitters_make_the_kernels_anew() -> None:
-    assert from_json(PICTURE, emitters={}).ops[0].kernel is None
-
-
 def damaged(**changes: object) -> dict[str, Any]:
     return {**PICTURE, **changes}
 

@@ -73,18 +73,6 @@ def test_payloads_are_given_by_name() -> None:
     assert graph.payloads == {2: payload}
 
 
-def test_emitters_make_the_kernels_anew() -> None:
-    seen = []
-
-    def emitter(attrs, inputs, outputs) -> KernelSpec:
-        seen.append((dict(attrs), list(inputs), list(outputs)))
-        return KernelSpec(1, "new", b"")
-
-    graph = from_text(PICTURE, emitters={"Split": emitter})
-    assert [op.kernel and op.kernel.attr_schema for op in graph.ops] == [None, "new", None, None]
-    assert seen == [({"axis": -1, "sizes": (2, 2)}, [F32], [F32, F32])]
-
-
 def test_layout_and_comments_mean_nothing() -> None:
     text = 'graph"g"(%0"x":bool[]){%1"y":bool[]=Not(%0) # a comment\n return%1}'
     assert to_text(from_text(text)) == ('graph "g" (%0 "x": bool[]) {\n  %1 "y": bool[] = Not(%0)\n\n  return %1\n}\n')

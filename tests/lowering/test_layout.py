@@ -33,7 +33,7 @@ def _one(draw: st.DrawFn, tensor: torch.Tensor, layout: Layout) -> tuple[torch.T
     rank = tensor.dim()
     axis = draw(st.integers(0, max(rank - 1, 0)))
     size = tensor.shape[axis] if rank else 0
-    match draw(st.sampled_from(["permute", "slice", "select", "unsqueeze", "squeeze", "expand", "diagonal", "unfold"])):
+    match draw(st.sampled_from(["permute", "slice", "select", "squeeze", "expand", "diagonal", "unfold"])):
         case "permute":
             perm = draw(st.permutations(range(rank)))
             return tensor.permute(perm), layout.permute(perm)
@@ -45,9 +45,6 @@ def _one(draw: st.DrawFn, tensor: torch.Tensor, layout: Layout) -> tuple[torch.T
         case "select" if size:
             index = draw(st.integers(0, size - 1))
             return tensor.select(axis, index), layout.select(axis, index)
-        case "unsqueeze" if rank < 5:
-            axis = draw(st.integers(0, rank))
-            return tensor.unsqueeze(axis), layout.unsqueeze(axis)
         case "squeeze" if size == 1:
             return tensor.squeeze(axis), layout.squeeze(axis)
         case "expand":

@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pipeline.export.arrays import to_numpy
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import EMITTERS, KINDS
 from pipeline.runtime import compile_graph
+from pipeline.runtime.tensors import to_numpy
 from tests.runtime.reference import Case, assert_close, expected, graph_of, ints, rand
 
 POSITIVE = rand(3, 4, low=0.1, high=3)

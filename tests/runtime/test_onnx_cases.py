@@ -19,10 +19,10 @@ from onnx.backend.test.case.test_case import TestCase as Case
 from onnx.backend.test.loader import load_model_tests
 
 from pipeline.errors import Unsupported
-from pipeline.export.arrays import to_numpy
 from pipeline.importers import from_onnx
 from pipeline.lowering import EMITTERS
 from pipeline.runtime import compile_graph
+from pipeline.runtime.tensors import to_numpy
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 LISTED = Path(__file__).parent / "onnx_cases.txt"

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.export.arrays import to_numpy
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels import KERNELS
-from pipeline.runtime.tensors import as_tensor
+from pipeline.runtime.tensors import as_tensor, to_numpy
 from tests.runtime import test_kernels_elementwise as elementwise
 from tests.runtime import test_kernels_linear_conv as linear_conv
 from tests.runtime import test_kernels_norm_reduce as norm_reduce

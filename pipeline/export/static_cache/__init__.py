@@ -13,17 +13,21 @@ from __future__ import annotations
 
 from pipeline.export.static_cache.generate import (
     PREFILL_INPUTS,
+    CacheSizes,
+    CacheSpec,
     Generated,
     KVMapping,
     Program,
+    cache_specs,
     decode_input_names,
+    decode_inputs,
     decode_output_names,
     generate,
     kv_mapping,
+    prefill_inputs,
     prefill_output_names,
     save_kv_mapping,
 )
-from pipeline.export.static_cache.inputs import CacheSizes, CacheSpec, cache_specs, decode_inputs, prefill_inputs
 from pipeline.export.static_cache.masks import causal_mask
 from pipeline.export.static_cache.wrappers import Decode, Prefill
 

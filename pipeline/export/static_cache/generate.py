@@ -1,4 +1,6 @@
-"""Runs a pair of programs as a host would: prefill, copy into fixed caches, then token by token."""
+"""Inputs of the two graphs, the mapping of their caches, and `generate`, which runs a pair as a host would: prefill,
+copy into fixed caches, then token by token. Example inputs are on meta for a weight-free export, or on a real device.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +11,30 @@ from pathlib import Path
 from typing import Any, Final, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
-from pipeline.export.static_cache.inputs import CacheSizes
 from pipeline.export.static_cache.masks import causal_mask
+from pipeline.export.static_cache.wrappers import Prefill
+from pipeline.importers.from_torch.modules import as_exporting
 
 __all__ = [
     "DECODE_INPUTS",
     "PREFILL_INPUTS",
+    "CacheSizes",
+    "CacheSpec",
     "Generated",
     "KVMapping",
     "LayerMapping",
     "Program",
+    "cache_specs",
     "decode_input_names",
+    "decode_inputs",
     "decode_output_names",
     "generate",
     "kv_mapping",
+    "prefill_inputs",
     "prefill_output_names",
     "save_kv_mapping",
 ]
@@ -35,6 +43,78 @@ __all__ = [
 PREFILL_INPUTS: Final = ("input_ids", "attention_mask", "position_ids")
 DECODE_INPUTS: Final = (*PREFILL_INPUTS, "cache_position")
 """Inputs of decode before the caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSizes:
+    """Tokens that prefill takes at once, and tokens that the caches of decode hold.
+
+    Raises:
+        UsageError: the caches have no room for a prompt and one token more.
+    """
+
+    prefill_len: int = 128
+    max_cache_len: int = 2048
+
+    def __post_init__(self) -> None:
+        if not 0 < self.prefill_len < self.max_cache_len:
+            raise UsageError(
+                f"prefill of {self.prefill_len} tokens with caches of {self.max_cache_len}; expected 0 < prefill_len < "
+                "max_cache_len, so that the prompt and one more token fit"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """One cache tensor without its length: (1, heads, length, width). K and V may differ, and so may layers."""
+
+    heads: int
+    width: int
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(shape: Sequence[int], dtype: torch.dtype) -> CacheSpec:
+        """The spec of a tensor (1, heads, any length, width), such as one that prefill returns."""
+        return CacheSpec(shape[1], shape[3], dtype)
+
+    def zeros(self, length: int, device: torch.device | str) -> Tensor:
+        """(1, heads, length, width), as the cache is before the first token."""
+        return torch.zeros(1, self.heads, length, self.width, dtype=self.dtype, device=device)
+
+
+def cache_specs(model: nn.Module) -> tuple[CacheSpec, ...]:
+    """The specs of k0, v0, k1, v1, …, from one call of the model with one token, on its own device."""
+    token = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
+    with torch.no_grad(), as_exporting():  # some operators that experts use otherwise take one dtype only on meta
+        _, *states = Prefill(model)(*_prefill_tensors(token))
+    return tuple(CacheSpec.of(state.shape, state.dtype) for state in states)
+
+
+def prefill_inputs(sizes: CacheSizes, device: torch.device | str = "meta") -> tuple[Tensor, ...]:
+    """input_ids, attention_mask and position_ids of `Prefill`: tokens 0 at positions 0, 1, …"""
+    return _prefill_tensors(torch.zeros(1, sizes.prefill_len, dtype=torch.int64, device=device))
+
+
+def decode_inputs(
+    caches: Sequence[CacheSpec], sizes: CacheSizes, device: torch.device | str = "meta"
+) -> tuple[Tensor, ...]:
+    """The inputs of `Decode`: token 0 at the position after the prompt, and empty caches."""
+    token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    empty = (cache.zeros(sizes.max_cache_len, device) for cache in caches)
+    return (*_decode_tensors(token, sizes.prefill_len, sizes), *empty)
+
+
+def _prefill_tensors(ids: Tensor) -> tuple[Tensor, ...]:
+    """The tensors of PREFILL_INPUTS for the tokens of a prompt, int64 (1, length)."""
+    positions = torch.arange(ids.shape[1], device=ids.device)
+    return ids, causal_mask(positions, ids.shape[1]), positions.unsqueeze(0)
+
+
+def _decode_tensors(token: Tensor, position: int, sizes: CacheSizes) -> tuple[Tensor, ...]:
+    """The tensors of DECODE_INPUTS for one token at a position of the sequence."""
+    positions = torch.full((1,), position, device=token.device)
+    mask = causal_mask(positions, sizes.max_cache_len)
+    return token.reshape(1, 1), mask, positions.unsqueeze(0), positions
 
 
 class LayerMapping(TypedDict):
@@ -161,41 +241,24 @@ def generate(
             f"a prompt of {length} tokens and {steps} steps; expected 1 to {sizes.prefill_len} tokens, and with the "
             f"steps no more than {sizes.max_cache_len}"
         )
-    found = prefill(_prefill_feed(prompt, sizes))
-    caches = _fixed_caches(found, mapping, sizes)
-    logits = [found[prefill.outputs[0]][0, length - 1]]
+    filled = torch.nn.functional.pad(prompt, (0, sizes.prefill_len - length))
+    outputs = prefill(dict(zip(PREFILL_INPUTS, _prefill_tensors(filled), strict=True)))
+    caches = _fixed_caches(outputs, mapping, sizes)
+    logits = [outputs[prefill.outputs[0]][0, length - 1]]
     for position in range(length, length + steps):
-        found = decode({**_decode_feed(logits[-1].argmax(), position, sizes), **caches})
-        caches = {row[f"decode_{side}_input"]: found[row[f"decode_{side}_output"]] for row, side in _tensors(mapping)}
-        logits.append(found[decode.outputs[0]][0, -1])
+        step = _decode_tensors(logits[-1].argmax(), position, sizes)
+        outputs = decode({**dict(zip(DECODE_INPUTS, step, strict=True)), **caches})
+        caches = {row[f"decode_{side}_input"]: outputs[row[f"decode_{side}_output"]] for row, side in _tensors(mapping)}
+        logits.append(outputs[decode.outputs[0]][0, -1])
     chosen = torch.stack(logits)
     return Generated(chosen.argmax(dim=-1), chosen)
 
 
-def _prefill_feed(prompt: Tensor, sizes: CacheSizes) -> dict[str, Tensor]:
-    positions = torch.arange(sizes.prefill_len, device=prompt.device)
-    return {
-        "input_ids": torch.nn.functional.pad(prompt, (0, sizes.prefill_len - prompt.shape[1])),
-        "attention_mask": causal_mask(positions, sizes.prefill_len),
-        "position_ids": positions.unsqueeze(0),
-    }
-
-
-def _decode_feed(token: Tensor, position: int, sizes: CacheSizes) -> dict[str, Tensor]:
-    positions = torch.full((1,), position, device=token.device)
-    return {
-        "input_ids": token.reshape(1, 1),
-        "attention_mask": causal_mask(positions, sizes.max_cache_len),
-        "position_ids": positions.unsqueeze(0),
-        "cache_position": positions,
-    }
-
-
-def _fixed_caches(found: Mapping[str, Tensor], mapping: KVMapping, sizes: CacheSizes) -> dict[str, Tensor]:
+def _fixed_caches(outputs: Mapping[str, Tensor], mapping: KVMapping, sizes: CacheSizes) -> dict[str, Tensor]:
     """The outputs of prefill, padded with zeros to the length of the caches."""
     spare = (0, 0, 0, sizes.max_cache_len - sizes.prefill_len)
     return {
-        row[f"decode_{side}_input"]: torch.nn.functional.pad(found[row[f"prefill_{side}_output"]], spare)
+        row[f"decode_{side}_input"]: torch.nn.functional.pad(outputs[row[f"prefill_{side}_output"]], spare)
         for row, side in _tensors(mapping)
     }
 

@@ -23,9 +23,9 @@ def check_model(model: Any) -> None:
     Raises:
         UsageError: this model class or this setting of it cannot be split into prefill and decode.
     """
-    found = next((reason for ask in QUESTIONS if (reason := ask(model))), None)
-    if found is not None:
-        raise UsageError(f"{type(model).__name__} cannot have a static cache: {found}")
+    reason = next((reason for ask in QUESTIONS if (reason := ask(model))), None)
+    if reason is not None:
+        raise UsageError(f"{type(model).__name__} cannot have a static cache: {reason}")
 
 
 def check_updates(cache: Cache, model: Any) -> None:

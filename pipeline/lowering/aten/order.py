@@ -43,9 +43,9 @@ def in_traced_order(graph: Graph) -> Graph:
         back = tuple(() if order is None else _inverse(order) for order in orders)
         attrs: dict[str, Attr] = {**op.attrs, ORDERS: back}
         ops.append(replace(op, oid=len(ops), outputs=tuple(stored), attrs=attrs))
-        for made, vid, perm in zip(stored, op.outputs, back, strict=True):
-            if made != vid:
-                ops.append(Op(len(ops), "Transpose", (made,), (vid,), {"perm": perm}, name=op.name, origin=op.origin))
+        for inner, vid, perm in zip(stored, op.outputs, back, strict=True):
+            if inner != vid:
+                ops.append(Op(len(ops), "Transpose", (inner,), (vid,), {"perm": perm}, name=op.name, origin=op.origin))
     payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
     facts = GraphFacts(graph.updates, graph.sources, graph.dims, graph.guards)
     return assemble(graph.name, decls, ops, graph.inputs, graph.outputs, payloads, facts=facts)
@@ -59,14 +59,14 @@ def has_permuted_results(op: Op) -> bool:
 
 def _read_in_memory_order(graph: Graph, op: Op, decls: list[ValueDecl], ops: list[Op]) -> Op:
     """`op`; an `as_strided` of an input or stored value in another memory order reads a Transpose of it."""
-    given = graph.values[op.inputs[0]] if op.inputs else None
-    if op.kind != AS_STRIDED or given is None or given.producer is not None:
+    source = graph.values[op.inputs[0]] if op.inputs else None
+    if op.kind != AS_STRIDED or source is None or source.producer is not None:
         return op
-    order = memory_order(given)
+    order = memory_order(source)
     if order is None:
         return op
-    rows = _declare_stored(decls, given.vid, order)
-    ops.append(Op(len(ops), "Transpose", (given.vid,), (rows,), {"perm": order}, name=op.name, origin=op.origin))
+    rows = _declare_stored(decls, source.vid, order)
+    ops.append(Op(len(ops), "Transpose", (source.vid,), (rows,), {"perm": order}, name=op.name, origin=op.origin))
     return replace(op, inputs=(rows, *op.inputs[1:]))
 
 

@@ -30,8 +30,8 @@ def as_view(kind: str, attrs: Attrs, ins: Sequence[TensorSpec], outs: Outs) -> K
     row = rule(attrs, ins[0], outs)
     if row is None:
         return None
-    name, found = row
-    return VIEW_KINDS[name].emit(found, ins[:1], outs)
+    name, view_attrs = row
+    return VIEW_KINDS[name].emit(view_attrs, ins[:1], outs)
 
 
 def as_identity(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from passes.run.result import StructureVerdict
 from pipeline.report.html.layout import DrawingLayout, lay_out
-from pipeline.report.pictures import Box, BoxKind, Drawing, Pictures, StructurePicture
+from pipeline.report.model import Box, BoxKind, Drawing, Pictures, StructurePicture
 
 __all__ = ["Figure", "Group", "InstanceRow", "Panel", "groups_of"]
 
@@ -44,7 +44,7 @@ class Figure:
     @property
     def width(self) -> int:
         """Pixels that each panel needs to be readable."""
-        widest = max((one.laid_out.width for one in self.panels if one.laid_out), default=0)
+        widest = max((panel.laid_out.width for panel in self.panels if panel.laid_out), default=0)
         return round(max(320, widest * SMALLEST + PADDING))
 
 
@@ -71,24 +71,24 @@ class Group:
 
 
 def groups_of(structures: Sequence[StructureVerdict], pictures: Pictures) -> tuple[Group, ...]:
-    drawn = {(one.kind, one.name): one for one in pictures.structures}
-    kinds = dict.fromkeys(one.kind for one in structures)
-    return tuple(_group(kind, [one for one in structures if one.kind == kind], drawn) for kind in kinds)
+    drawn = {(picture.kind, picture.name): picture for picture in pictures.structures}
+    kinds = dict.fromkeys(verdict.kind for verdict in structures)
+    return tuple(_group(kind, [verdict for verdict in structures if verdict.kind == kind], drawn) for kind in kinds)
 
 
 def _group(kind: str, verdicts: Sequence[StructureVerdict], drawn: Mapping[tuple[str, str], StructurePicture]) -> Group:
-    pictures = [drawn.get((one.kind, one.name)) for one in verdicts]
+    pictures = [drawn.get((verdict.kind, verdict.name)) for verdict in verdicts]
     figures: dict[Figure, int] = {}
     rows = []
     for verdict, picture in zip(verdicts, pictures, strict=True):
         place = figures.setdefault(_figure(picture, verdict), len(figures)) if picture else -1
-        names = tuple(tuple(box.name for box in one.boxes) for one in _drawings(picture)) if picture else ()
+        names = tuple(tuple(box.name for box in drawing.boxes) for drawing in _drawings(picture)) if picture else ()
         rows.append(InstanceRow(verdict.name, verdict.module, verdict.kept, verdict.broken_by or "", place, names))
-    return Group(kind, sum(one.kept for one in verdicts), tuple(rows), tuple(figures))
+    return Group(kind, sum(verdict.kept for verdict in verdicts), tuple(rows), tuple(figures))
 
 
 def _drawings(picture: StructurePicture) -> list[Drawing]:
-    return [one for one in (picture.before, picture.after, picture.broken) if one is not None]
+    return [drawing for drawing in (picture.before, picture.after, picture.broken) if drawing is not None]
 
 
 def _figure(picture: StructurePicture, verdict: StructureVerdict) -> Figure:

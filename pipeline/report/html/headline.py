@@ -39,7 +39,7 @@ class Headline:
 
 
 def headline_of(report: Report, timeline: Timeline) -> Headline:
-    lost = [one for one in report.structures if not one.kept]
+    lost = [verdict for verdict in report.structures if not verdict.kept]
     reverted = [row for row in report.passes if row.status.counts_as_reverted]
     if report.failure or report.exit_code:
         tone, verdict = "bad", f"ended early, exit code {report.exit_code}"
@@ -78,15 +78,15 @@ def _sentences(report: Report, reverted: int) -> Iterator[str]:
 def _structures(report: Report) -> Iterator[Card]:
     if not report.structures:
         return
-    kept, total = sum(one.kept for one in report.structures), len(report.structures)
-    kinds = dict.fromkeys(one.kind for one in report.structures)
+    kept, total = sum(verdict.kept for verdict in report.structures), len(report.structures)
+    kinds = dict.fromkeys(verdict.kind for verdict in report.structures)
     yield Card("structures kept", f"{kept} of {total}", ", ".join(kinds), "good" if kept == total else "bad")
 
 
 def _error(report: Report) -> Iterator[Card]:
     backends = report.runtime.backends if report.runtime else ()
     rows = [row for row in report.passes if row.status is Status.RAN]
-    worst = worst_of([one.errors for one in backends] or [row.errors for row in rows])
+    worst = worst_of([backend.errors for backend in backends] or [row.errors for row in rows])
     if worst is None:
         return
     output, errors = worst
@@ -99,12 +99,11 @@ def _sizes(report: Report, timeline: Timeline) -> Iterator[Card]:
         return
     first, last = timeline.rows[0], timeline.final
     yield Card("nodes", f"{first.nodes:,} → {last.nodes:,}", _share(first.nodes, last.nodes))
-    if first.nbytes is not None and last.nbytes is not None:
-        before, after = bytes_text(first.nbytes), bytes_text(last.nbytes)
-        number, unit = before.split()
-        short = number if after.endswith(unit) else before  # 329.5 → 329.1 MiB
-        value = after if before == after else f"{short} → {after}"
-        yield Card("weights", value, "as before" if before == after else _share(first.nbytes, last.nbytes))
+    before, after = bytes_text(first.nbytes), bytes_text(last.nbytes)
+    number, unit = before.split()
+    short = number if after.endswith(unit) else before  # 329.5 → 329.1 MiB
+    value = after if before == after else f"{short} → {after}"
+    yield Card("weights", value, "as before" if before == after else _share(first.nbytes, last.nbytes))
 
 
 def _share(before: int, after: int) -> str:

@@ -60,14 +60,14 @@ def layer_plot(layers: Sequence[LayerErrors]) -> LayerPlot | None:
     if not layers:
         return None
     rows = tuple(map(_row, layers))
-    equal = sum(math.isinf(one.errors.sqnr_db) and one.errors.sqnr_db > 0 for one in layers)
+    equal = sum(math.isinf(layer.errors.sqnr_db) and layer.errors.sqnr_db > 0 for layer in layers)
     if equal == len(layers):
         return LayerPlot(rows, (), (), equal)
     wide = (RIGHT - LEFT) / max(len(layers) - 1, 1)
     places = [LEFT + place * wide for place in range(len(layers))]
     labels = _labels([Tick(place, row.layer) for place, row in zip(places, rows, strict=True)])
-    errors = [math.log10(one.errors.max_abs) if 0 < one.errors.max_abs < math.inf else None for one in layers]
-    ratios = [one.errors.sqnr_db if math.isfinite(one.errors.sqnr_db) else None for one in layers]
+    errors = [math.log10(layer.errors.max_abs) if 0 < layer.errors.max_abs < math.inf else None for layer in layers]
+    ratios = [layer.errors.sqnr_db if math.isfinite(layer.errors.sqnr_db) else None for layer in layers]
     curves = (
         _curve("max abs error", places, errors, 1, "1e{:+03d}", best="low"),
         _curve("SQNR in dB", places, ratios, 10, "{:d}", best="high"),
@@ -77,13 +77,13 @@ def layer_plot(layers: Sequence[LayerErrors]) -> LayerPlot | None:
 
 def _labels(layers: Sequence[Tick]) -> tuple[Tick, ...]:
     """Labels of numbered layers, such as `encoder.layer.0`, if there are any; as many as fit."""
-    numbered = [one for one in layers if one.text.rpartition(".")[2].isdecimal()] or layers
+    numbered = [tick for tick in layers if tick.text.rpartition(".")[2].isdecimal()] or layers
     return tuple(numbered[:: math.ceil(len(numbered) / MOST_LABELS)])
 
 
-def _row(one: LayerErrors) -> LayerRow:
-    sqnr = "equal" if one.errors.sqnr_db == math.inf else f"{one.errors.sqnr_db:.1f} dB"
-    return LayerRow(one.layer or one.before, one.op, one.dtype, f"{one.errors.max_abs:.2e}", sqnr)
+def _row(layer: LayerErrors) -> LayerRow:
+    sqnr = "equal" if layer.errors.sqnr_db == math.inf else f"{layer.errors.sqnr_db:.1f} dB"
+    return LayerRow(layer.layer or layer.before, layer.op, layer.dtype, f"{layer.errors.max_abs:.2e}", sqnr)
 
 
 def _curve(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from pipeline.report.pictures import Box, BoxKind, Drawing, Wire
+from pipeline.report.model import Box, BoxKind, Drawing, Wire
 
 __all__ = ["DrawingLayout", "PlacedBox", "lay_out"]
 
@@ -146,7 +146,7 @@ class _Grid:
             neighbours = self.above if downwards else self.below
             place = {key: index for row in self.rows for index, key in enumerate(row)}
             for row in self.rows if downwards else reversed(self.rows):
-                row.sort(key=lambda key: _mean([place[one] for one in neighbours.get(key, ())], place[key]))
+                row.sort(key=lambda key: _mean([place[neighbour] for neighbour in neighbours.get(key, ())], place[key]))
                 place.update({key: index for index, key in enumerate(row)})
 
     def settle(self) -> None:
@@ -164,7 +164,7 @@ class _Grid:
     def _towards_neighbours(self, row: Sequence[Key]) -> None:
         """Move boxes towards their neighbours: the mean of a pass from each side favours no side."""
         target = [
-            _mean([self.x[one] for one in (*self.above.get(key, ()), *self.below.get(key, ()))], self.x[key])
+            _mean([self.x[near] for near in (*self.above.get(key, ()), *self.below.get(key, ()))], self.x[key])
             for key in row
         ]
         left, right = list(target), list(target)
@@ -172,8 +172,8 @@ class _Grid:
             left[index] = max(left[index], left[index - 1] + self._min_distance(row, index))
         for index in range(len(row) - 2, -1, -1):
             right[index] = min(right[index], right[index + 1] - self._min_distance(row, index + 1))
-        for key, one, other in zip(row, left, right, strict=True):
-            self.x[key] = (one + other) / 2
+        for key, low, high in zip(row, left, right, strict=True):
+            self.x[key] = (low + high) / 2
 
     def straighten(self, ways: Iterable[Sequence[Key]]) -> None:
         """Align the bends of a long wire vertically, if there is room in each layer."""

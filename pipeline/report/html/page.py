@@ -19,8 +19,7 @@ from pipeline.report.html.headline import Headline, headline_of
 from pipeline.report.html.layers import LayerPlot, layer_plot
 from pipeline.report.html.timeline import Timeline, timeline_of
 from pipeline.report.html.words import bytes_text, error_text, seconds_text, worst_of
-from pipeline.report.model import Report
-from pipeline.report.pictures import NodeRow, Pictures
+from pipeline.report.model import NodeRow, Pictures, Report
 
 __all__ = ["Page", "page_of", "render"]
 
@@ -48,7 +47,6 @@ def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
     facts = {
         "export": _export(report),
         "coverage": _coverage(report.coverage),
-        "notes": {str(place): text for place, text in enumerate(report.notes, 1)},
         "backends": _backends(report),
         "time": {stage: seconds_text(seconds) for stage, seconds in report.seconds.items()},
         "versions": report.versions,
@@ -104,8 +102,8 @@ def _export(report: Report) -> dict[str, str]:
 def _tolerances(errors: Mapping[str, Errors]) -> str:
     """`of float32: y, z; only dtype and shape, since they depend on random numbers: noise`."""
     names: dict[str, list[str]] = {}
-    for name, one in errors.items():
-        names.setdefault(one.judged_as, []).append(name)
+    for name, error in errors.items():
+        names.setdefault(error.judged_as, []).append(name)
     random = "only dtype and shape, since they depend on random numbers"
     return "; ".join(
         f"{random if dtype == DRAWN else f'of {dtype}'}: {', '.join(outputs)}"
@@ -118,10 +116,10 @@ def _backends(report: Report) -> dict[str, str]:
     if report.runtime is None:
         return {}
     facts: dict[str, str] = {}
-    for one in report.runtime.backends:
-        worst = worst_of([one.errors])
+    for backend in report.runtime.backends:
+        worst = worst_of([backend.errors])
         error = f"error {error_text(worst[1])}, " if worst else ""
-        facts[one.name] = one.shortfall or f"{error}{one.seconds:.3f} s a run"
+        facts[backend.name] = backend.shortfall or f"{error}{backend.seconds:.3f} s a run"
     if report.runtime.ops:
         counts = {"ops": report.runtime.ops, "values": report.runtime.values, "aliases": report.runtime.aliases}
         facts["IR and plan"] = ", ".join(f"{count:,} {what}" for what, count in counts.items())
@@ -164,7 +162,7 @@ def _coverage(coverage: Coverage | None) -> dict[str, str]:
         facts["ten times their range"] = ", ".join(coverage.outliers)
     facts |= {f"table {table.name}": _table(table) for table in coverage.tables}
     if coverage.branches:
-        taken = sum(one.then_taken + one.else_taken for one in coverage.branches)
+        taken = sum(branch.then_taken + branch.else_taken for branch in coverage.branches)
         facts["branches of If"] = f"{taken} of {2 * len(coverage.branches)} taken"
     facts |= {f"loop {loop.node}": f"{_join_numbers(sorted(set(loop.turns)))} turns" for loop in coverage.loops}
     facts |= _limits(coverage.limits)
@@ -209,11 +207,11 @@ def _pack_nodes(nodes: Sequence[NodeRow], values: Mapping[str, str]) -> dict[str
 
     rows = [
         [
-            *(place(text) for text in (one.name, one.op, ", ".join(one.shapes), one.module or "", one.made_by)),
-            [place(name) for name in one.inputs],
-            [place(name) for name in one.outputs],
+            *(place(text) for text in (node.name, node.op, ", ".join(node.shapes), node.module or "", node.made_by)),
+            [place(name) for name in node.inputs],
+            [place(name) for name in node.outputs],
         ]
-        for one in nodes
+        for node in nodes
     ]
     types = [(place(name), place(shape)) for name, shape in values.items()]
     return {"words": list(words), "rows": rows, "values": types}

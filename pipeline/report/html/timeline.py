@@ -47,7 +47,7 @@ class TimelineRow:
     reason: str
     nodes: int
     change: int
-    nbytes: int | None
+    nbytes: int
     bytes_text: str
     bytes_width: float
     error: str
@@ -96,10 +96,10 @@ def timeline_of(report: Report, folder: Path) -> Timeline:
     rows = [_source_row(report, marks[SOURCE], scale)]
     standing = marks[SOURCE]
     for place, row in enumerate(report.passes):
-        made = marks.get(place, standing) if row.changed else standing
+        mark = marks.get(place, standing) if row.changed else standing
         diff = read_diff(folder / diff_folder(place, row)) if row.changed else None
-        rows.append(_row(place, row, made, scale, diff))
-        standing = made if row.status is Status.RAN else standing
+        rows.append(_row(place, row, mark, scale, diff))
+        standing = mark if row.status is Status.RAN else standing
     return Timeline(tuple(rows), tuple(scale.legend()))
 
 
@@ -119,7 +119,8 @@ class _Scale:
             most |= {op: max(count, most.get(op, 0)) for op, count in mark.ops.items()}
         ranked = sorted(most, key=lambda op: (-most[op], op))[:TINTS]
         nodes = max(sum(mark.ops.values()) for mark in marks)
-        return cls({op: place + 1 for place, op in enumerate(ranked)}, max(nodes, 1), _most_bytes(marks), most)
+        nbytes = max(mark.nbytes for mark in marks)
+        return cls({op: place + 1 for place, op in enumerate(ranked)}, max(nodes, 1), max(nbytes, 1), most)
 
     def segments(self, mark: Mark) -> tuple[Segment, ...]:
         counts = {op: mark.ops.get(op, 0) for op in self.tints}
@@ -135,10 +136,6 @@ class _Scale:
             yield Segment(op, self.totals[op], tint, 0)
         if len(self.totals) > len(self.tints):
             yield Segment(OTHERS, 0, 0, 0)
-
-
-def _most_bytes(marks: Sequence[Mark]) -> int:
-    return max(1, *(mark.nbytes for mark in marks))
 
 
 def _source_row(report: Report, mark: Mark, scale: _Scale) -> TimelineRow:
@@ -233,8 +230,8 @@ def read_diff(folder: Path) -> PassDiff | None:
     """The diff in `folder`; None if there is none that can be read."""
     try:
         data = json.loads((folder / "diff.json").read_text(encoding="utf-8"))
-        found = TypeAdapter(Diff).validate_python({field.name: data[field.name] for field in fields(Diff)})
-        return PassDiff(str(data["summary"]), tuple(_sections(found)))
+        diff = TypeAdapter(Diff).validate_python({field.name: data[field.name] for field in fields(Diff)})
+        return PassDiff(str(data["summary"]), tuple(_sections(diff)))
     except (OSError, ValueError, LookupError, TypeError, ValidationError):
         return None
 
@@ -246,13 +243,13 @@ def _sections(diff: Diff) -> Iterator[DiffSection]:
             yield DiffSection(title, tuple(map(_entry, entries[:MOST])), max(0, len(entries) - MOST))
 
 
-def _entry(found: object) -> DiffEntry:
-    if isinstance(found, Replacement):
+def _entry(change: object) -> DiffEntry:
+    if isinstance(change, Replacement):
         return DiffEntry(
-            _node_texts(found.removed),
-            _node_texts((*found.added, *(f"stored constant {name}" for name in found.stored))),
+            _node_texts(change.removed),
+            _node_texts((*change.added, *(f"stored constant {name}" for name in change.stored))),
         )
-    return DiffEntry(text=_short(str(found)))
+    return DiffEntry(text=_short(str(change)))
 
 
 def _node_texts(nodes: Sequence[NodeLabel | str]) -> tuple[str, ...]:

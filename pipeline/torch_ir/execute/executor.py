@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import InternalError, SourceError
+from pipeline.errors import DataError, InternalError, SourceError
 from pipeline.ir import Graph
 from pipeline.ir.bind import dim_names
 from pipeline.runtime.eager import Own
-from pipeline.runtime.run_errors import DataError
 from pipeline.runtime.states import LostStates
 from pipeline.torch_ir.errors import ExecutionError, NoWeights
 from pipeline.torch_ir.execute.arguments import Inputs
