@@ -25,7 +25,8 @@ from pipeline.planning import make_plan
 from pipeline.planning import to_json as plan_to_json
 from pipeline.planning.json import FORMAT_VERSION as PLAN_VERSION
 from pipeline.report import REPORT_VERSION, BackendReport, ExportReport, Report, RuntimeReport
-from tests.docs.pages import ROOT, rows
+from tests.support.pages import rows
+from tests.support.paths import ROOT
 
 
 def test_tolerances() -> None:

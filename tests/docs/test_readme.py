@@ -14,7 +14,8 @@ from typer.main import get_command
 
 from pipeline.cli import app
 from pipeline.config import RunConfig
-from tests.docs.pages import PAGES, ROOT, blocks
+from tests.support.pages import PAGES, blocks
+from tests.support.paths import ROOT
 
 README, PYTHON, CONFIGURATION = "README.md", "docs/reference/python.md", "docs/reference/configuration.md"
 

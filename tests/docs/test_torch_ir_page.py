@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli import load_command
-from tests.docs.pages import blocks, rows
+from tests.support.pages import blocks, rows
 
 PAGE = "docs/reference/torch-ir.md"
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.docs.pages import ROOT
+from tests.support.paths import ROOT
 
 PACKAGES = ("passes", "pipeline")
 TESTED = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]

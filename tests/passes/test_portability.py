@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from passes.portability import find_obstacles
-from tests.passes.models import attention
+from tests.support.onnx_models import attention
 
 SPLIT = """<ir_version: 9, opset_import: ["": 20, "mine": 1]>
 g (float[2, 4] x, string[2] words) => (float[2, 2] y, float[2, 2] z, float[2, 2] w, string[2] same) {

@@ -10,7 +10,7 @@ import pytest
 import passes
 from passes import ModelError, Origin, PolicyError
 from passes.provenance import carry
-from tests.passes.models import detached, matrix, model_of, vector
+from tests.support.onnx_models import detached, matrix, model_of, vector
 
 TEXT = """
 g (bool[1] c, float[2, 8] x) => (float[2, 8] y) {

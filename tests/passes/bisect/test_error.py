@@ -17,7 +17,7 @@ from passes.recipe.recipe import RecipeItem, steps_of
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save
 from passes.weights.sessions import Session
-from tests.passes.models import attention, detached, matrix, model_of, vector
+from tests.support.onnx_models import attention, detached, matrix, model_of, vector
 
 TWO_RESHAPES = """
 g (float[2, 3, 4] x) => (float[3, 8] y) {

@@ -13,7 +13,7 @@ from passes.external.onnxoptimizer import OnnxOptimizerPasses, default_set
 from passes.model.canonical import canonical_digest
 from passes.recipe.recipe import steps_of
 from passes.weights.detached import DetachedModel
-from tests.passes.models import biased_attention, detached, model_of
+from tests.support.onnx_models import biased_attention, detached, model_of
 
 
 class CastWithoutIdentity(Fault):

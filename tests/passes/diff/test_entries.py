@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from passes.diff import Diff, compare_models
-from tests.passes.models import detached, model_of
+from tests.support.onnx_models import detached, model_of
 
 LOOP = """
 g (int64 trips, float[2] x) => (float[2] c, float[2] d) {{

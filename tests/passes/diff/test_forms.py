@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from passes.diff import compare_models, diff_text
-from tests.passes.models import detached, matrix, model_of, vector
+from tests.support.onnx_models import detached, matrix, model_of, vector
 
 READS = "g (float[2, 8] x) => (float[2, 12] y) {{ {} [p] y = MatMul (x, {}) }}"
 TURNED = READS.format("[t] wt = Transpose <perm = [1, 0]> (w)", "wt")

@@ -9,8 +9,8 @@ import onnx
 
 from passes.context import PassContext
 from passes.diff import compare_layers, compare_numbers, draw_inputs, layers_as_data, layers_text, match_models
-from tests.passes.models import detached, matrix, model_of
-from tests.passes.provenance.carried import told
+from tests.support.annotated_models import told
+from tests.support.onnx_models import detached, matrix, model_of
 
 BLOCKS = """
 g (float[N, 8] x) => (float[N, 8] y) {{

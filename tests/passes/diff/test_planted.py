@@ -9,7 +9,7 @@ import pytest
 from benchmarks.diffs import names_it
 from benchmarks.planted import PLANTS, Planted, plant, renamed, reordered
 from passes.diff import Diff, compare_models, diff_text
-from tests.passes.models import attention, biased_attention, detached, model_of
+from tests.support.onnx_models import attention, biased_attention, detached, model_of
 
 LAYERS = 4
 

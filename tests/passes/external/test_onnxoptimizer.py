@@ -12,7 +12,7 @@ import pytest
 from passes.catalog.example_model import example_of, read_example
 from passes.external.call_names import number_nodes
 from passes.external.onnxoptimizer import PassOutput, optimize
-from tests.passes.models import attention, model_of
+from tests.support.onnx_models import attention, model_of
 
 DEFAULT = onnxoptimizer.get_fuse_and_elimination_passes()
 

@@ -13,7 +13,7 @@ from onnxoptimizer import onnx_opt_cpp2py_export as library  # type: ignore[attr
 from passes.external import pieces
 from passes.external.pieces import GraphPieces, can_be_cut
 from passes.model.canonical import canonical_digest
-from tests.passes.models import detached, matrix, model_of
+from tests.support.onnx_models import detached, matrix, model_of
 
 DEFAULT = [name for name in onnxoptimizer.get_fuse_and_elimination_passes() if name != "fuse_qkv"]
 

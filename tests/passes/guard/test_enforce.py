@@ -18,7 +18,7 @@ from passes.guard.enforce import GuardOutcome, RefusedByOptimizer, enforce
 from passes.guard.settings import CombinedPolicy, Settings
 from passes.step import Step
 from passes.weights.detached import DetachedModel
-from tests.passes.models import attention, detached
+from tests.support.onnx_models import attention, detached
 
 Work = Callable[[DetachedModel, PassContext], DetachedModel]
 
@@ -58,7 +58,7 @@ class Example:
 
 
 def dies(model: DetachedModel, bench: PassContext) -> DetachedModel:
-    return bench.worker.call("tests.passes.faults:die")
+    return bench.worker.call("tests.support.worker_faults:die")
 
 
 def refuses(model: DetachedModel, bench: PassContext) -> DetachedModel:

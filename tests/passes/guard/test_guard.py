@@ -18,7 +18,7 @@ from onnxoptimizer import optimize  # by name, before any guard
 import passes
 from passes.guard import GuardedCall, GuardLog, Returned
 from passes.guard.context import Guard
-from tests.passes.models import attention, matrix, merged_attention, model_of
+from tests.support.onnx_models import attention, matrix, merged_attention, model_of
 
 QKV = ["fuse_qkv"]
 

@@ -15,7 +15,7 @@ from onnxsim import simplify
 
 import passes
 from passes.guard import GuardedCall, GuardLog, Returned
-from tests.passes.models import attention, biased_attention, model_of
+from tests.support.onnx_models import attention, biased_attention, model_of
 
 NATIVE = onnxsim.onnxsim_cpp2py_export  # type: ignore[attr-defined]
 

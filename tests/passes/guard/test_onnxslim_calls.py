@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 import passes
 from passes.guard import GuardLog, Returned
-from tests.passes.models import biased_attention, model_of
+from tests.support.onnx_models import biased_attention, model_of
 
 onnxslim = pytest.importorskip("onnxslim")
 import onnxslim.third_party.onnx_graphsurgeon as surgeon  # noqa: E402

@@ -23,7 +23,7 @@ from onnxoptimizer import optimize
 
 import passes
 from passes.guard.patching import is_intercepted
-from tests.passes.models import attention
+from tests.support.onnx_models import attention
 
 Way = Callable[[onnx.ModelProto, Path], onnx.ModelProto]
 

@@ -38,4 +38,4 @@ def test_a_call_that_asks_for_too_much_memory_costs_that_call(benches: WorkerPoo
     with benches.take(60.0) as bench:
         assert bench.worker.memory_bytes > 0, "there is a limit unless one asks for none"
     with benches.take(60.0, 1.0) as bench, pytest.raises(StepCrashed, match=r"the limit of 1\.0 GiB"):
-        bench.worker.call("tests.passes.faults:allocate", bytes_wanted=2**31)
+        bench.worker.call("tests.support.worker_faults:allocate", bytes_wanted=2**31)

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from passes.model.canonical import canonical_digest, meanings_of
 from passes.weights.detached import DetachedModel
-from tests.passes.models import attention, detached, matrix, model_of
+from tests.support.onnx_models import attention, detached, matrix, model_of
 
 Change = Callable[[onnx.ModelProto], None]
 

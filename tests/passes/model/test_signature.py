@@ -11,7 +11,7 @@ from passes import Status
 from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.model.signature import keep_signature
-from tests.passes.models import detached, model_of
+from tests.support.onnx_models import detached, model_of
 
 
 def _model(signature: str) -> onnx.ModelProto:

@@ -13,7 +13,7 @@ from passes.proof.numeric import NumericProver
 from passes.proof.part import part_of
 from passes.proof.types import Measurement
 from passes.weights.detached import DetachedModel
-from tests.passes.models import detached, matrix, model_of
+from tests.support.onnx_models import detached, matrix, model_of
 
 BEFORE = """
 g (float[2, 8] x) => (float[2, 8] y) {

@@ -8,8 +8,8 @@ import pytest
 
 from passes import Status
 from passes.context import PassContext
-from tests.passes.models import matrix, model_of
-from tests.passes.test_hostile import POSITIONS, reverted, run, statuses
+from tests.passes.proof.test_hostile import POSITIONS, reverted, run, statuses
+from tests.support.onnx_models import matrix, model_of
 
 TEXT = """
 g (int64[N, M] ids, float[N, M, 4] x) => (float[N, M, 4] y, float[N, M, 50] z) {

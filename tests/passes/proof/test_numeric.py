@@ -15,7 +15,7 @@ from passes.proof.numeric import NumericProver
 from passes.proof.types import Sensitivity
 from passes.run.tracked import find_structures
 from passes.structures import STRUCTURES
-from tests.passes.models import attention, detached, matrix, model_of
+from tests.support.onnx_models import attention, detached, matrix, model_of
 
 
 def prover_of(model: onnx.ModelProto, bench: PassContext) -> NumericProver:

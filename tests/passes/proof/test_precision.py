@@ -16,7 +16,7 @@ from passes.run.tracked import TrackedStructures
 from passes.structures import Instance, structure_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import detached_copy
-from tests.passes.models import detached
+from tests.support.onnx_models import detached
 
 X = "(float[2, 4] x)"
 

@@ -15,7 +15,7 @@ from passes.context import PassContext
 from passes.recipe.recipe import RecipeItem
 from passes.weights.detached import read_model
 from passes.weights.files import save
-from tests.passes.models import attention
+from tests.support.onnx_models import attention
 
 RECIPE = ["onnxscript", "default", "onnxsim"]
 

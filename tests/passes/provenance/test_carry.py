@@ -10,8 +10,7 @@ import onnx
 from onnx import ModelProto, NodeProto
 
 from passes.provenance import AUTHOR_KEY, CHANGED_KEY, COUNT_KEY, REPLACED_KEY, annotations_of, module_path_of
-from tests.passes.models import matrix, model_of
-from tests.passes.provenance.carried import (
+from tests.support.annotated_models import (
     CLASSES_KEY,
     SCOPES_KEY,
     authors,
@@ -21,6 +20,7 @@ from tests.passes.provenance.carried import (
     node_of,
     told,
 )
+from tests.support.onnx_models import matrix, model_of
 
 CHAIN = """
 g (float[2, 4] x) => (float[2, 4] y) {

@@ -13,8 +13,8 @@ import passes
 from passes.context import PassContext
 from passes.provenance import annotations_of, module_path_of
 from passes.weights.detached import attach
-from tests.passes.models import matrix, model_of
-from tests.passes.provenance.carried import carried, modules, replaced, told
+from tests.support.annotated_models import carried, modules, replaced, told
+from tests.support.onnx_models import matrix, model_of
 
 ALBERT = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "embedding_size": 8}
 CONFIG = {**ALBERT, "num_hidden_layers": 3, "vocab_size": 20, "max_position_embeddings": 16}

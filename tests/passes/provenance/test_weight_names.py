@@ -13,7 +13,7 @@ import passes
 from passes.context import PassContext
 from passes.model.canonical import canonical_digest
 from passes.provenance import annotations_of, carry, form_of, name_weights
-from tests.passes.models import detached, matrix, model_of, vector
+from tests.support.onnx_models import detached, matrix, model_of, vector
 
 LINEAR = (
     "g (float[2, 8] x) => (float[2, 12] y) { [t] wt = Transpose <perm = [1, 0]> (l__weight) [p] y = MatMul (x, wt) }"

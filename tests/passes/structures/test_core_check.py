@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from tests.passes.structures.pictures import drawn, found, lost, names
+from tests.support.structure_models import drawn, found, lost, names
 
 NORM = """
 g (float[2, 4, 8] x) => (float[2, 4, 8] y) <float[8] w, float[8] u, int64[1] last = {-1}> {

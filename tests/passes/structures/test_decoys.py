@@ -19,7 +19,7 @@ from passes.structures import STRUCTURES
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from passes.weights.sharing import detached_copy
-from tests.passes.models import ATTENTION, attention, detached, matrix, model_of
+from tests.support.onnx_models import ATTENTION, attention, detached, matrix, model_of
 
 QKV = STRUCTURES["qkv"]
 

@@ -15,8 +15,8 @@ import pytest
 from passes.context import PassContext
 from passes.structures import STRUCTURES
 from passes.structures.view import GraphView
-from tests.passes.models import detached
-from tests.passes.structures.pictures import run
+from tests.support.onnx_models import detached
+from tests.support.structure_models import run
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

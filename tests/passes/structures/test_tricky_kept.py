@@ -15,10 +15,10 @@ from passes.graph.traversal import bodies_of, sort_nodes
 from passes.run.result import PassRun
 from passes.structures import STRUCTURES
 from passes.weights.detached import attach
-from tests.passes.models import detached
-from tests.passes.structures.pictures import run
 from tests.passes.structures.tricky_attention import TRICKY
 from tests.passes.structures.tricky_places import NESTED
+from tests.support.onnx_models import detached
+from tests.support.structure_models import run
 
 QKV = STRUCTURES["qkv"]
 PRODUCTS = ("Gemm", "Conv", "Einsum")

@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 from scipy.linalg import hadamard
 
-from tests.passes.structures.pictures import drawn
 from tests.passes.structures.tricky_model import (
     CONTEXT,
     HEADS,
@@ -20,6 +19,7 @@ from tests.passes.structures.tricky_model import (
     weighed,
     with_tensors,
 )
+from tests.support.structure_models import drawn
 
 __all__ = ["CORES"]
 

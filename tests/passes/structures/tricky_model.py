@@ -1,7 +1,7 @@
 """Attention blocks of which one thing is written in an unusual way, and what they hold.
 
 A model is a head that makes `q`, `k` and `v` of `x`, and a tail that makes `y` of these. `{r}` stands for each of the
-three roles. What is declared in a text and not computed is a weight, drawn by its name (`pictures.drawn`).
+three roles. What is declared in a text and not computed is a weight, drawn by its name (`structure_models.drawn`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from tests.passes.structures.pictures import drawn
+from tests.support.structure_models import drawn
 
 __all__ = [
     "BLOCK",

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
-from tests.passes.structures.pictures import drawn
 from tests.passes.structures.tricky_model import WEIGHTS, Tricky
+from tests.support.structure_models import drawn
 
 __all__ = ["CACHES", "NESTED", "merged_partly"]
 

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from passes.weights.detached import read_model
 from passes.weights.files import replace_when_done, save
-from tests.passes.models import attention, detached
+from tests.support.onnx_models import attention, detached
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:

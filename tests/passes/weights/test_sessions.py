@@ -12,7 +12,7 @@ import pytest
 
 from passes.errors import StepTimedOut
 from passes.weights.sessions import Session
-from tests.passes.models import model_of, square
+from tests.support.onnx_models import model_of, square
 
 CHAIN = """
 g (float[2, 8] x) => (float[2, 8] y) {

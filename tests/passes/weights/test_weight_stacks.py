@@ -14,7 +14,7 @@ from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
 from passes.weights.stand_ins import inline
 from passes.weights.weight_stacks import collapse, expand
-from tests.passes.models import matrix
+from tests.support.onnx_models import matrix
 
 NESTED = """<ir_version: 10, opset_import: ["": 20]>
 experts (float[2, 16] x, int64[1] chosen) => (float[1, 2, 32] y) {

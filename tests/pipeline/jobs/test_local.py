@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.jobs import Job, JobStatus, LocalProcesses, Outcome
-from tests.processes import still_running
+from tests.support.processes import still_running
 
-HERE = "tests.pipeline.jobs.jobs"
+HERE = "tests.pipeline.jobs.sample_jobs"
 
 
 def outcomes(*jobs: Job, count: int = 2, attempts: int = 3) -> dict[str, Outcome]:
@@ -45,7 +45,7 @@ def test_every_end_of_a_job(tmp_path: Path) -> None:
     }
     assert (found["mistake"].why, found["mistake"].trace) == ("this is wrong; do that", "")
     assert found["bug"].why == "ZeroDivisionError: one by nothing"
-    assert "jobs.py" in found["bug"].trace
+    assert "sample_jobs.py" in found["bug"].trace
     assert "returned what JSON cannot hold" in found["unspeakable"].why
     assert "died (signal SIGABRT)" in found["dies always"].why
 
@@ -84,8 +84,8 @@ INTERRUPTED = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it starts in the background
 from pipeline.jobs import Job, LocalProcesses
-jobs = [Job("quick", "tests.pipeline.jobs.jobs:process"),
-        Job("slow", "tests.pipeline.jobs.jobs:process", {"seconds": 60})]
+jobs = [Job("quick", "tests.pipeline.jobs.sample_jobs:process"),
+        Job("slow", "tests.pipeline.jobs.sample_jobs:process", {"seconds": 60})]
 for outcome in LocalProcesses(1).run(jobs):
     print(outcome.value, flush=True)
 """

@@ -21,7 +21,7 @@ from pipeline.jobs.on_ray import RayCluster
 
 pytest.importorskip("ray", reason="ray is an extra: pip install 'onnxline[ray]'")
 
-HERE = "tests.pipeline.jobs.jobs"
+HERE = "tests.pipeline.jobs.sample_jobs"
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 

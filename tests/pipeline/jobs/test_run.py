@@ -14,7 +14,7 @@ from pipeline.errors import UsageError
 from pipeline.jobs import Job, JobProgress, JobStatus, LocalProcesses, Outcome, run_jobs
 from pipeline.jobs.run import OutcomeTable
 
-HERE = "tests.pipeline.jobs.jobs"
+HERE = "tests.pipeline.jobs.sample_jobs"
 
 
 def jobs_that_count(folder: Path, *names: str, seconds: float = 0.0) -> list[Job]:

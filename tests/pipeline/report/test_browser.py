@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import Pipeline, RunConfig
 from pipeline.report import Drawing, Wire
-from tests.pipeline.report.made_up import html_of, pictures, report
+from tests.pipeline.report.sample_report import html_of, pictures, report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.report import Box, BoxKind, Drawing, Wire
 from pipeline.report.html.layout import DrawingLayout, lay_out
-from tests.pipeline.report.made_up import attention
+from tests.pipeline.report.sample_report import attention
 
 
 def rows(laid: DrawingLayout) -> list[list[str]]:

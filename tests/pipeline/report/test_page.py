@@ -17,7 +17,7 @@ from passes.run.result import Status, StructureVerdict
 from pipeline.report import SOURCE, Mark, NodeRow, Pictures, diff_folder
 from pipeline.report.html import page_of
 from pipeline.report.html.timeline import Timeline, timeline_of
-from tests.pipeline.report.made_up import html_of, pictures, report, row
+from tests.pipeline.report.sample_report import html_of, pictures, report, row
 
 HOSTILE = "</script><script>alert(1)</script>"
 
