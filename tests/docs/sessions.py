@@ -31,7 +31,7 @@ def _command(part: str) -> Command:
     length = next((place for place, line in enumerate(lines) if not line.startswith(">")), len(lines))
     text = "\n".join([first, *(line.removeprefix(">").removeprefix(" ") for line in lines[:length])])
     shown = [line for line in lines[length:] if line.strip() and not EXIT_CODE.fullmatch(line)]
-    codes = [int(found[1]) for line in lines if (found := EXIT_CODE.fullmatch(line))]
+    codes = [int(match[1]) for line in lines if (match := EXIT_CODE.fullmatch(line))]
     return Command(text, tuple(shown), codes[0] if codes else 0)
 
 
@@ -41,7 +41,7 @@ def missing_line(shown: tuple[str, ...], written: str) -> str | None:
     lines = iter([_plain(line) for line in written.splitlines()])
     for line in shown:
         pattern = re.compile(".*".join(re.escape(piece) for piece in _plain(line).split("…")))
-        if not any(pattern.fullmatch(one) for one in lines):
+        if not any(pattern.fullmatch(written_line) for written_line in lines):
             return line
     return None
 

@@ -26,8 +26,8 @@ def test_every_function_field_and_outcome_has_a_row() -> None:
 
 
 def test_every_argument_has_a_row() -> None:
-    told = {re.split("[=`]", row[1])[0] for row in rows(PAGE) if row[0].startswith("--")}
-    assert told == set(inspect.signature(passes.guard).parameters)
+    documented = {re.split("[=`]", row[1])[0] for row in rows(PAGE) if row[0].startswith("--")}
+    assert documented == set(inspect.signature(passes.guard).parameters)
 
 
 def test_the_environment_variable_is_named() -> None:

@@ -49,8 +49,8 @@ g (bool c, float[2] x) => (float[2] y) {
 
 
 def test_bodies_are_looked_into() -> None:
-    found = find_obstacles(onnx.parser.parse_model(LOOP))
-    assert [text.split(":")[1].strip() for text in found] == ["1 If", "1 NonZero"]
+    obstacles = find_obstacles(onnx.parser.parse_model(LOOP))
+    assert [text.split(":")[1].strip() for text in obstacles] == ["1 If", "1 NonZero"]
 
 
 def test_a_clean_model_is_not_mentioned() -> None:

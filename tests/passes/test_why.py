@@ -96,7 +96,7 @@ def test_without_torch_metadata_the_module_is_not_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("asked", "names"),
     [
         ("product", ["product"]),
         ("p", ["product"]),
@@ -111,8 +111,8 @@ def test_without_torch_metadata_the_module_is_not_known() -> None:
         ("op:*a*", ["product"]),
     ],
 )
-def test_a_name_a_value_or_a_glob(asked: str, found: list[str]) -> None:
-    assert [origin.name for origin in passes.why(torch_model(), asked)] == found
+def test_a_name_a_value_or_a_glob(asked: str, names: list[str]) -> None:
+    assert [origin.name for origin in passes.why(torch_model(), asked)] == names
 
 
 def test_inner_nodes_say_what_they_lie_inside_of() -> None:
@@ -140,7 +140,7 @@ def test_a_weight_of_the_source_and_names_that_mean_none() -> None:
     (weight,) = passes.why_weights(fused(), "w")
     assert (weight.type, weight.sources, weight.form, weight.made_by) == ("float[8,8]", ("w",), "", "")
     assert weight.readers == ("Gemm s",)
-    assert [one.name for one in passes.why_weights(fused(), "?")] == ["w", "b"]
+    assert [weight.name for weight in passes.why_weights(fused(), "?")] == ["w", "b"]
     assert passes.why_weights(fused(), "product") == ()
     with pytest.raises(PolicyError, match="the model holds no torch metadata"):
         passes.why(model_of(TEXT, w=matrix(8, 8, 0), b=vector(8, 1)), "module:block")

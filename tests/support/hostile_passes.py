@@ -14,17 +14,17 @@ Edit = Callable[[np.ndarray], np.ndarray]
 def when(model: ModelProto, condition: list[NodeProto], *, node: int = -1) -> ModelProto:
     """Add 1 to what a node makes, the last one by default, where `condition` makes a true `wrong`."""
     last = model.graph.node[node]
-    made = last.output[0]
-    last.output[0] = f"{made}/right"
+    result = last.output[0]
+    last.output[0] = f"{result}/right"
     nodes = [
         *condition,
         helper.make_node("Constant", [], ["wrong/one"], value_float=1.0),
-        helper.make_node("Add", [f"{made}/right", "wrong/one"], ["wrong/y"]),
-        helper.make_node("Where", ["wrong", "wrong/y", f"{made}/right"], [made]),
+        helper.make_node("Add", [f"{result}/right", "wrong/one"], ["wrong/y"]),
+        helper.make_node("Where", ["wrong", "wrong/y", f"{result}/right"], [result]),
     ]
     place = len(model.graph.node) + (node if node < 0 else node - len(model.graph.node)) + 1
-    for offset, one in enumerate(nodes):
-        model.graph.node.insert(place + offset, one)
+    for offset, candidate in enumerate(nodes):
+        model.graph.node.insert(place + offset, candidate)
     return model
 
 
@@ -83,12 +83,14 @@ def has_index(model: ModelProto, *, value: str = "ids", index: int = 0) -> Model
 
 
 def _edited(model: ModelProto, name: str, edit: Edit, new_name: str = "") -> ModelProto:
-    tensor = next(one for one in model.graph.initializer if one.name == name)
-    made = numpy_helper.from_array(np.ascontiguousarray(edit(numpy_helper.to_array(tensor).copy())), new_name or name)
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    new_tensor = numpy_helper.from_array(
+        np.ascontiguousarray(edit(numpy_helper.to_array(tensor).copy())), new_name or name
+    )
     if new_name:
-        model.graph.initializer.append(made)
+        model.graph.initializer.append(new_tensor)
     else:
-        tensor.CopyFrom(made)
+        tensor.CopyFrom(new_tensor)
     return model
 
 
@@ -149,7 +151,7 @@ def own_table(model: ModelProto, *, table: str = "table", reader: str = "e") -> 
         return array
 
     model = _edited(model, table, edit, f"{table}/wrong")
-    node = next(one for one in model.graph.node if one.output[0] == reader)
+    node = next(node for node in model.graph.node if node.output[0] == reader)
     node.input[0] = f"{table}/wrong"
     return model
 
@@ -157,17 +159,17 @@ def own_table(model: ModelProto, *, table: str = "table", reader: str = "e") -> 
 def as_one_hot(model: ModelProto, *, table: str = "table", rows: int = 50) -> ModelProto:
     """The rows by a product with a OneHot, and one of them changed."""
     model = change_row(model, table=table, row=17)
-    node = next(one for one in model.graph.node if one.output[0] == "e")
+    node = next(node for node in model.graph.node if node.output[0] == "e")
     place = list(model.graph.node).index(node)
-    made = [
+    new_nodes = [
         helper.make_node("Constant", [], ["one_hot/depth"], value_int=rows),
         helper.make_node("Constant", [], ["one_hot/values"], value_floats=[0.0, 1.0]),
         helper.make_node("OneHot", [node.input[1], "one_hot/depth", "one_hot/values"], ["one_hot/y"]),
         helper.make_node("MatMul", ["one_hot/y", table], ["e"]),
     ]
     model.graph.node.remove(node)
-    for offset, one in enumerate(made):
-        model.graph.node.insert(place + offset, one)
+    for offset, candidate in enumerate(new_nodes):
+        model.graph.node.insert(place + offset, candidate)
     return model
 
 
@@ -179,7 +181,7 @@ def scaled(model: ModelProto, *, table: str = "table", row: int = 17) -> ModelPr
         return array * 2
 
     model = _edited(model, table, edit)
-    node = next(one for one in model.graph.node if one.output[0] == "e")
+    node = next(node for node in model.graph.node if node.output[0] == "e")
     node.output[0] = "e/twice"
     place = list(model.graph.node).index(node) + 1
     half = helper.make_node("Constant", [], ["e/half"], value_float=0.5)
@@ -190,7 +192,7 @@ def scaled(model: ModelProto, *, table: str = "table", row: int = 17) -> ModelPr
 
 def drop(model: ModelProto, *, output: str) -> ModelProto:
     """Bypass the node that makes `output`: its first input goes on."""
-    node = next(one for one in model.graph.node if one.output[0] == output)
+    node = next(node for node in model.graph.node if node.output[0] == output)
     source = node.input[1] if node.op_type == "Where" else node.input[0]
     node.CopyFrom(helper.make_node("Identity", [source], [output]))
     return model
@@ -198,9 +200,9 @@ def drop(model: ModelProto, *, output: str) -> ModelProto:
 
 def other_body(model: ModelProto, *, op: str = "If", attribute: str = "else_branch") -> ModelProto:
     """Another number in a branch, or in a body."""
-    node = next(one for one in model.graph.node if one.op_type == op)
-    body: onnx.GraphProto = next(one.g for one in node.attribute if one.name == attribute)
-    constant = next(one for one in body.node if one.op_type == "Constant")
+    node = next(node for node in model.graph.node if node.op_type == op)
+    body: onnx.GraphProto = next(candidate.g for candidate in node.attribute if candidate.name == attribute)
+    constant = next(node for node in body.node if node.op_type == "Constant")
     constant.attribute[0].f += 1
     return model
 
@@ -209,7 +211,7 @@ def other_body(model: ModelProto, *, op: str = "If", attribute: str = "else_bran
 
 
 def transpose_table(model: ModelProto) -> ModelProto:
-    node = next(one for one in model.graph.node if one.output[0] == "e")
+    node = next(node for node in model.graph.node if node.output[0] == "e")
     place = list(model.graph.node).index(node)
     model = _edited(model, "table", lambda array: array.T)
     model.graph.node.insert(place, helper.make_node("Transpose", ["table"], ["table/rows"], perm=[1, 0]))
@@ -219,24 +221,24 @@ def transpose_table(model: ModelProto) -> ModelProto:
 
 def split_table(model: ModelProto) -> ModelProto:
     """The columns in two tables."""
-    node = next(one for one in model.graph.node if one.output[0] == "e")
+    node = next(node for node in model.graph.node if node.output[0] == "e")
     place, ids = list(model.graph.node).index(node), node.input[1]
     model = _edited(model, "table", lambda array: array[:, :1], "left")
     model = _edited(model, "table", lambda array: array[:, 1:], "right")
-    made = [
+    new_nodes = [
         helper.make_node("Gather", ["left", ids], ["e/left"]),
         helper.make_node("Gather", ["right", ids], ["e/right"]),
         helper.make_node("Concat", ["e/left", "e/right"], ["e"], axis=-1),
     ]
     model.graph.node.remove(node)
-    for offset, one in enumerate(made):
-        model.graph.node.insert(place + offset, one)
+    for offset, candidate in enumerate(new_nodes):
+        model.graph.node.insert(place + offset, candidate)
     return model
 
 
 def put_behind(model: ModelProto) -> ModelProto:
     """The table behind other rows."""
-    node = next(one for one in model.graph.node if one.output[0] == "e")
+    node = next(node for node in model.graph.node if node.output[0] == "e")
     place = list(model.graph.node).index(node)
     model = _edited(model, "table", lambda array: np.concatenate([np.ones_like(array[:3]), array]))
     model.graph.node.insert(place, helper.make_node("Constant", [], ["e/shift"], value_int=3))
@@ -246,7 +248,7 @@ def put_behind(model: ModelProto) -> ModelProto:
 
 
 def store_doubles(model: ModelProto) -> ModelProto:
-    node = next(one for one in model.graph.node if one.output[0] == "e")
+    node = next(node for node in model.graph.node if node.output[0] == "e")
     place = list(model.graph.node).index(node)
     model = _edited(model, "table", lambda array: array.astype(np.float64))
     node.input[0] = "table"
@@ -257,7 +259,7 @@ def store_doubles(model: ModelProto) -> ModelProto:
 
 def as_zeros(model: ModelProto, *, output: str) -> ModelProto:
     """Zeros in the place of the rows of a table of zeros."""
-    node = next(one for one in model.graph.node if one.output[0] == output)
+    node = next(node for node in model.graph.node if node.output[0] == output)
     place = list(model.graph.node).index(node)
     model.graph.node.insert(place, helper.make_node("Sub", [node.input[1], node.input[1]], [output]))
     model.graph.node.remove(node)

@@ -13,7 +13,7 @@ def still_running(processes: Iterable[int], within_s: float = 5.0) -> list[int]:
     """Those that do not end in this time."""
     left = list(processes)
     until = time.monotonic() + within_s
-    while (left := [one for one in left if _runs(one)]) and time.monotonic() < until:
+    while (left := [process for process in left if _runs(process)]) and time.monotonic() < until:
         time.sleep(0.05)
     return left
 

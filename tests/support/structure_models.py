@@ -69,4 +69,4 @@ def run(
 
 
 def names(instances: tuple[Instance, ...]) -> list[str]:
-    return [one.core.value for one in instances if one.core is not None]
+    return [instance.core.value for instance in instances if instance.core is not None]

@@ -51,8 +51,8 @@ def sources(graph: Graph) -> set[str]:
     return {key for keys in graph.sources.values() for key in keys}
 
 
-def outputs(graph: Graph, found: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    return [found[graph.values[vid].name] for vid in graph.outputs]
+def outputs(graph: Graph, results: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    return [results[graph.values[vid].name] for vid in graph.outputs]
 
 
 def run_both(

@@ -128,8 +128,8 @@ def test_a_baseline_holds_it(tmp_path: Path) -> None:
     assert read_baseline(tmp_path / "GRU.baseline")["backends"]["plan"] == "unsupported: GRU"
     assert CliRunner().invoke(app, ["baseline", "check", str(config), *out]).exit_code == 0
     config_of(tmp_path, "GRU", "(float[2] x) => (float[2] y) { y = Neg (x) }")
-    told = CliRunner().invoke(app, ["baseline", "check", str(config), *out]).output
-    assert "backends › plan: unsupported: GRU → y 0" in told
+    output = CliRunner().invoke(app, ["baseline", "check", str(config), *out]).output
+    assert "backends › plan: unsupported: GRU → y 0" in output
 
 
 def test_a_batch_says_which_runs_had_no_plan(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_from_python(tmp_path: Path) -> None:
     config = RunConfig.from_mapping({"model": {"onnx": "GRU.onnx"}, "passes": {"recipe": []}}, tmp_path)
     assert config.runtime.chosen == ("onnxruntime", "plan")
     result = Pipeline(config, tmp_path / "out").run()
-    assert [(one.name, one.shortfall) for one in result.runtime.backends] == [
+    assert [(backend.name, backend.shortfall) for backend in result.runtime.backends] == [
         ("onnxruntime", ""),
         ("plan", "unsupported: GRU"),
     ]

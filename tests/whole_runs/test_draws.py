@@ -49,7 +49,7 @@ def test_a_size_that_the_export_does_not_hold_for_is_left_out_and_said(
     settings = config(factory, X, export={"output_names": ["y"]})
     coverage = run(settings, tmp_path / "out").report.coverage
     assert coverage is not None and coverage.sizes == {"N": sizes}
-    assert [one for one in coverage.not_covered if one.startswith(note)], coverage.not_covered
+    assert [gap for gap in coverage.not_covered if gap.startswith(note)], coverage.not_covered
 
 
 def test_a_trace_that_keeps_a_number_of_chunks_says_up_to_which_size_it_holds(tmp_path: Path) -> None:
@@ -67,18 +67,18 @@ def test_masks_of_zeros_for_which_the_export_differs_are_left_out_and_said(tmp_p
     inputs = {"x": {"shape": [2, 6, 4]}, "mask": {"shape": [2, 6], "dtype": "int64"}}
     coverage = run(config("attends", inputs), tmp_path / "out").report.coverage
     assert coverage is not None and coverage.masks == {"mask": ("mixed", "ones")}
-    assert [one for one in coverage.not_covered if one.startswith("not drawn: (masks of zeros) (")]
+    assert [gap for gap in coverage.not_covered if gap.startswith("not drawn: (masks of zeros) (")]
 
 
 def test_tables_and_masks_of_a_torch_module(bench: PassContext) -> None:
     settings = config("words", TOKENS)
     source = open_source(settings)
     references = compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
-    ids = np.concatenate([one.feeds["ids"].ravel() for one in references.draws[1:]])
+    ids = np.concatenate([draw.feeds["ids"].ravel() for draw in references.draws[1:]])
     assert (ids.min(), ids.max()) == (0, 39)
-    masks = [set(one.feeds["mask"].ravel().tolist()) for one in references.draws]
+    masks = [set(draw.feeds["mask"].ravel().tolist()) for draw in references.draws]
     assert {1} in masks and {0} in masks and masks[0] == {0, 1}
-    drawn = {(one.draw.sizes["N"], one.draw.sizes["S"]) for one in references.draws if one.draw is not None}
+    drawn = {(draw.draw.sizes["N"], draw.draw.sizes["S"]) for draw in references.draws if draw.draw is not None}
     assert drawn == {(2, 2), (3, 3), (1, 2), (8, 1)}
     [note] = references.skipped
     assert note.startswith("not drawn: S=8 (the model does not run on it: the model raises")
@@ -89,10 +89,10 @@ def test_a_range_is_kept_and_its_ends_are_drawn(bench: PassContext) -> None:
     settings = config("words", inputs, verify={"sizes": []})
     source = open_source(settings)
     references = compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
-    ids = np.concatenate([one.feeds["ids"].ravel() for one in references.draws])
+    ids = np.concatenate([draw.feeds["ids"].ravel() for draw in references.draws])
     assert (ids.min(), ids.max()) == (10, 19)
-    assert {tuple(np.unique(one.feeds["mask"])) for one in references.draws} == {(1,)}
-    assert [one.label for one in references.draws] == [
+    assert {tuple(np.unique(draw.feeds["mask"])) for draw in references.draws} == {(1,)}
+    assert [draw.label for draw in references.draws] == [
         "draw 0 (N=2, S=2)",
         "draw 1 (N=2, S=2)",
         "draw 2 (N=3, S=3)",
@@ -126,7 +126,7 @@ def test_an_onnx_file_whose_dims_nobody_sizes_is_drawn_where_it_runs(tmp_path: P
     settings = onnx_config(tmp_path, text, w=np.ones((1, 1, 64), np.float32))
     source = open_source(settings)
     references = compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
-    drawn = [one.draw.sizes for one in references.draws if one.draw is not None]
+    drawn = [draw.draw.sizes for draw in references.draws if draw.draw is not None]
     assert drawn[:3] == [{"N": 2, "samples": 64}, {"N": 2, "samples": 64}, {"N": 3, "samples": 66}]
     assert {"N": 8, "samples": 64} in drawn
     assert [note.partition(" (")[0] for note in references.skipped if "outlier" not in note] == [

@@ -114,11 +114,11 @@ def _lines_of_run(count: int) -> dict[str, int]:
     with open_context() as bench:
         source = detached_copy(model, bench.spill)
         recipe = ["extract_constant_to_initializer", "eliminate_deadend"]
-        found = {
+        lines = {
             "passes": _lines_of(lambda: runs.append(passes.optimize(model, recipe, keep=["qkv"], bench=bench))),
             "pictures": _lines_of(lambda: take_pictures(runs[0], source, BrokenStructures())),
             "diff": _lines_of(lambda: diff_text(compare_models(source, runs[0].model), most=sys.maxsize)),
         }
     assert any(row.changed for row in runs[0].rows)
     assert len(runs[0].structures) == count
-    return found
+    return lines

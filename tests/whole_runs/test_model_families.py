@@ -32,6 +32,6 @@ def test_separate_projections_survive(family: str, tmp_path: Path) -> None:
     for policy in ({"keep": ["qkv"]}, {"skip": ["fuse_qkv"]}):  # the second takes the export from the first
         data = {"name": family, "model": FAMILIES[family], "passes": policy, "verify": {"draws": 1}}
         result = Pipeline(RunConfig.from_mapping(data), tmp_path / "out").run()
-        assert [one.kept for one in result.structures] == [True, True], policy
-        assert len({one.module for one in result.structures}) == 2
+        assert [verdict.kept for verdict in result.structures] == [True, True], policy
+        assert len({verdict.module for verdict in result.structures}) == 2
         assert "passes" not in result.cached

@@ -34,8 +34,11 @@ def test_a_float64_output_that_is_made_of_float32(tmp_path: Path) -> None:
     (tmp_path / "pitch.yaml").write_text(yaml.safe_dump(data))
     Pipeline(RunConfig.from_yaml(tmp_path / "pitch.yaml"), tmp_path / "out").run()
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    for errors in (report["export"]["errors"], *(one["errors"] for one in report["runtime"]["backends"])):
-        assert {name: one["judged_as"] for name, one in errors.items()} == {"pitch": "float32", "confidence": "float32"}
+    for errors in (report["export"]["errors"], *(backend["errors"] for backend in report["runtime"]["backends"])):
+        assert {name: error["judged_as"] for name, error in errors.items()} == {
+            "pitch": "float32",
+            "confidence": "float32",
+        }
     assert report["runtime"]["backends"][1]["errors"]["pitch"]["max_abs"] > 1e-10
     assert "of float32: pitch" in (tmp_path / "out" / "report.html").read_text()
 

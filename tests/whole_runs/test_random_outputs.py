@@ -29,10 +29,12 @@ def run(folder: Path, model: dict[str, object], recipe: list[str]) -> dict[str, 
     (folder / "noise.yaml").write_text(yaml.safe_dump(data))
     Pipeline(RunConfig.from_yaml(folder / "noise.yaml"), folder / "out").run()
     report = json.loads((folder / "out" / "report.json").read_text())
-    ran = {"export": report["export"], **{one["name"]: one for one in report["runtime"]["backends"]}}
+    ran = {"export": report["export"], **{backend["name"]: backend for backend in report["runtime"]["backends"]}}
     assert report["export"]["random"] == ["y"]
     assert any("'y' (random numbers;" in said for said in report["coverage"]["not_covered"])
-    return {name: {output: one["judged_as"] for output, one in part["errors"].items()} for name, part in ran.items()}
+    return {
+        name: {output: error["judged_as"] for output, error in part["errors"].items()} for name, part in ran.items()
+    }
 
 
 def test_an_onnx_file_that_draws(tmp_path: Path) -> None:

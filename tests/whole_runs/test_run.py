@@ -58,7 +58,7 @@ def test_the_whole_journey(journey: tuple[RunResult, list[Event]]) -> None:
     assert ended == ["source", "reference", "export", "passes", "runtime"]
     (source,) = (event.detail for event in events if isinstance(event, StageEnded) and event.name == "source")
     assert source.startswith("1 input, weights: ")
-    assert [(one.kept, one.broken_by) for one in result.structures] == [(True, None)]
+    assert [(verdict.kept, verdict.broken_by) for verdict in result.structures] == [(True, None)]
     assert [backend.name for backend in result.runtime.backends] == ["onnxruntime", "plan"]
     assert all(errors.ok for backend in result.runtime.backends for errors in backend.errors.values())
     onnx.checker.check_model(str(result.model), full_check=True)

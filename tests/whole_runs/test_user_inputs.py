@@ -63,14 +63,14 @@ def test_files_globs_and_loaders_are_read_in_order(tmp_path: Path) -> None:
         "        yield {'ids': ids, 'mask': torch.ones(2, 1), 'scale': torch.ones(4, dtype=torch.bfloat16)}\n"
     )
     given = read_inputs(verify_of(["own.py:load", "data/*.npz"], tmp_path, max_inputs=2), SPECS)
-    assert [one.draw.label for one in given.draws] == [
+    assert [draw.draw.label for draw in given.draws] == [
         "inputs of own.py:load[0] (batch=2, seq=1)",
         "inputs of own.py:load[1] (batch=2, seq=1)",
     ]
-    assert [one.feeds["ids"].max() for one in given.draws] == [1, 2]
+    assert [draw.feeds["ids"].max() for draw in given.draws] == [1, 2]
     assert given.notes == ("verify.inputs: only the first 2 are taken (verify.max_inputs)",)
     given = read_inputs(verify_of("data/*.npz", tmp_path), SPECS)
-    assert [one.draw.source for one in given.draws] == ["a.npz", "b.npz"]
+    assert [draw.draw.source for draw in given.draws] == ["a.npz", "b.npz"]
     assert given.draws[0].feeds["scale"].dtype == ml_dtypes.bfloat16
     assert given.notes == ()
 

@@ -76,12 +76,12 @@ def test_a_llama_goes_through_without_its_weights(
     assert len(before) > 2
     assert result.model == checkpoint / "free.onnx"
     assert [row.status for row in result.passes if row.status != "ran"] == []
-    assert {(one.kind, one.kept) for one in result.structures} == {("qkv", True), ("rmsnorm", True)}
+    assert {(verdict.kind, verdict.kept) for verdict in result.structures} == {("qkv", True), ("rmsnorm", True)}
     onnx.checker.check_model(str(result.model))
-    found = onnxruntime.InferenceSession(result.model).run(None, {"input_ids": IDS})[0]
+    actual = onnxruntime.InferenceSession(result.model).run(None, {"input_ids": IDS})[0]
     with torch.no_grad():
         expected = module(torch.from_numpy(IDS)).logits.numpy()
-    np.testing.assert_allclose(np.asarray(found), expected, atol=1e-5, rtol=1e-4)
+    np.testing.assert_allclose(np.asarray(actual), expected, atol=1e-5, rtol=1e-4)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["not_compared"].startswith("verify.proof is structure: nothing was run")
     assert "No number was compared" in (tmp_path / "run" / "report.html").read_text()
@@ -97,9 +97,9 @@ def test_the_same_with_proof_by_numbers(config: Callable[..., RunConfig], checkp
     assert all(errors.ok for backend in result.runtime.backends for errors in backend.errors.values())
     assert all(row.errors for row in result.passes if row.changed)
     placed = {
-        one.external_data[0].value
-        for one in onnx.load(result.model, load_external_data=False).graph.initializer
-        if one.external_data
+        tensor.external_data[0].value
+        for tensor in onnx.load(result.model, load_external_data=False).graph.initializer
+        if tensor.external_data
     }
     assert placed == set(digests(checkpoint))
 

@@ -37,7 +37,7 @@ def trial() -> Iterator[AuditTrial]:
 def found(trial: AuditTrial, case: str, *subjects: AuditTarget) -> list[tuple[str, str, str]]:
     """Without lost metadata, which is almost everywhere."""
     findings = trial.of(load_case(case), subjects).findings
-    return [(one.name, one.kind, one.why) for one in findings if one.kind != "lost-metadata"]
+    return [(finding.name, finding.kind, finding.why) for finding in findings if finding.kind != "lost-metadata"]
 
 
 @KNOWN
@@ -100,11 +100,11 @@ def test_a_call_that_takes_too_long_is_one_finding(trial: AuditTrial) -> None:
 def test_a_job_is_plain_data() -> None:
     value = run_job(
         ["planted/named_dims", "models/absent"],
-        [one.data() for one in optimizer("rename_input_output")],
+        [attempt.data() for attempt in optimizer("rename_input_output")],
         models="/nowhere",
     )
-    findings = [AuditFinding(*one) for one in value["findings"]]
-    assert [one for one in findings if one.kind == "signature"] == [
+    findings = [AuditFinding(*finding) for finding in value["findings"]]
+    assert [finding for finding in findings if finding.kind == "signature"] == [
         AuditFinding("rename_input_output", "signature", "planted/named_dims", "other inputs")
     ]
     assert list(value["unread"]) == ["models/absent"]

@@ -83,7 +83,7 @@ def test_a_pass_of_onnxoptimizer_that_is_wrong(bench: PassContext, tmp_path: Pat
     assert [node.op_type for node in small.graph.node] == ["Reshape", "Reshape"]
     wrong = onnxoptimizer.optimize(small, [finding.culprit.name])
     fed = {info.name: np.arange(24, dtype=np.float32).reshape(6, 4) for info in small.graph.input}
-    (expected,), (got,) = (Session.of(detached(one)).run(fed).values() for one in (small, wrong))
+    (expected,), (got,) = (Session.of(detached(model)).run(fed).values() for model in (small, wrong))
     assert expected.shape != got.shape
 
 

@@ -37,9 +37,9 @@ def named(rows: Sequence[CatalogEntry], name: str) -> CatalogEntry:
 def test_every_pass_is_there_once_and_those_of_the_default_sets_are_described(rows: tuple[CatalogEntry, ...]) -> None:
     names = [row.name for row in rows]
     assert len(names) == len(set(names)) > 250
-    told = [row for row in rows if row.source == "onnxoptimizer" or "/" not in row.name]
-    told += [row for row in rows if row.source == "onnxsim" and row.runs in ("default", "never")]
-    assert [row.name for row in told if not row.described] == []
+    listed = [row for row in rows if row.source == "onnxoptimizer" or "/" not in row.name]
+    listed += [row for row in rows if row.source == "onnxsim" and row.runs in ("default", "never")]
+    assert [row.name for row in listed if not row.described] == []
 
 
 @pytest.mark.parametrize("step", DESCRIBED)
@@ -47,13 +47,13 @@ def test_every_description_has_its_pass(step: str, rows: tuple[CatalogEntry, ...
     names = {row.name for row in rows}
     if step and named(rows, step).runs == "missing":
         pytest.skip(f"{step} is not installed")
-    told = [f"{step}/{bare}" if step else bare for bare in DESCRIBED[step]]
-    assert [name for name in told if name not in names] == []
+    described = [f"{step}/{bare}" if step else bare for bare in DESCRIBED[step]]
+    assert [name for name in described if name not in names] == []
 
 
 def test_descriptions_are_one_short_sentence_without_a_full_stop(rows: tuple[CatalogEntry, ...]) -> None:
-    told = [row for row in rows if row.described]
-    odd = [row.name for row in told if row.does.endswith(".") or not row.does[0].isupper() or len(row.does) > 140]
+    described = [row for row in rows if row.described]
+    odd = [row.name for row in described if row.does.endswith(".") or not row.does[0].isupper() or len(row.does) > 140]
     assert odd == []
 
 

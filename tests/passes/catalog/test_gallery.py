@@ -101,7 +101,9 @@ def test_what_a_pass_reads(file: Path, library: Library) -> None:
     for row in rows_of_picture(file, library.rows):
         if row.name in OWN_STEPS or row.runs == "never" or not row.described:
             continue  # a whole step has more in it than its picture shows
-        outcomes = [outcome(library.run_alone(row, one), one) for one in (model, redrawn(model, "a"))]
+        outcomes = [
+            outcome(library.run_alone(row, drawn_model), drawn_model) for drawn_model in (model, redrawn(model, "a"))
+        ]
         assert (outcomes[0] == outcomes[1]) == (row.reads == "structure"), row.name
 
 

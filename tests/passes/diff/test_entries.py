@@ -102,8 +102,10 @@ def test_a_difference_is_told(before: str, after: str, words: list[str]) -> None
 
 
 def test_the_order_of_what_a_loop_carries() -> None:
-    one, other = (model_of(LOOP.format(order=order)) for order in ("float[2] a, float[2] e", "float[2] e, float[2] a"))
-    assert told(one, other)
+    first, other = (
+        model_of(LOOP.format(order=order)) for order in ("float[2] a, float[2] e", "float[2] e, float[2] a")
+    )
+    assert told(first, other)
 
 
 SPARSE = "g (float[4] x) => (float[4] y) { y = Add (x, W) }"
@@ -131,18 +133,20 @@ f (x) => (y) {{ {body} }}
 
 
 def test_functions() -> None:
-    one, other, renamed = (
+    first, other, renamed = (
         onnx.parser.parse_model(FUNCTION.format(body=body))
         for body in ("y = Relu (x) z = Neg (x)", "z = Relu (x) y = Neg (x)", "y = Relu (x) q = Neg (x)")
     )
-    assert any(entry.startswith("function own::f") for entry in told(one, other))
-    assert told(one, renamed) == []
+    assert any(entry.startswith("function own::f") for entry in told(first, other))
+    assert told(first, renamed) == []
 
 
 def test_a_default_that_can_be_fed_is_part_of_the_signature() -> None:
-    one, other = (model_of("g (float[2] x) => (float[2] y) { y = Add (x, w) }", w=np.ones(2, np.float32)) for _ in "ab")
+    first, other = (
+        model_of("g (float[2] x) => (float[2] y) { y = Add (x, w) }", w=np.ones(2, np.float32)) for _ in "ab"
+    )
     other.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [2]))
-    assert told(one, other) == ["input w (none) → float[2], has a default"]
+    assert told(first, other) == ["input w (none) → float[2], has a default"]
 
 
 @pytest.mark.parametrize(
@@ -171,21 +175,21 @@ def test_strings_need_not_be_text() -> None:
 
 def test_branches_may_use_one_name() -> None:
     def model(value: float) -> onnx.ModelProto:
-        made = model_of(BRANCHES.format(then="Add (x, W)", else_="Mul (x, W)"))
-        for attribute, number in zip(made.graph.node[0].attribute, (5.0, value), strict=True):
+        model = model_of(BRANCHES.format(then="Add (x, W)", else_="Mul (x, W)"))
+        for attribute, number in zip(model.graph.node[0].attribute, (5.0, value), strict=True):
             attribute.g.initializer.append(numpy_helper.from_array(np.float32([number, 1]), "W"))
-        return made
+        return model
 
     assert told(model(5.5), model(6)) == ["W float[2]: 1 of 2 values differ, by up to 0.5"]
 
 
 def test_long_attributes_are_told_apart() -> None:
     def model(last: float) -> onnx.ModelProto:
-        made = model_of("g (float[30] x) => (float[30] y) { y = Neg (x) }")
+        model = model_of("g (float[30] x) => (float[30] y) { y = Neg (x) }")
         value = numpy_helper.from_array(np.float32([*range(29), last]))
-        made.graph.node.insert(0, helper.make_node("Constant", [], ["c"], value=value))
-        made.graph.node[1].CopyFrom(helper.make_node("Add", ["x", "c"], ["y"]))
-        return made
+        model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], value=value))
+        model.graph.node[1].CopyFrom(helper.make_node("Add", ["x", "c"], ["y"]))
+        return model
 
     (entry,) = told(model(1), model(2))
     assert entry.startswith("Constant c: value float[30] (30 elements) #")

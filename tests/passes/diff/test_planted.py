@@ -82,6 +82,6 @@ def test_other_names_and_another_order_are_no_difference(name: str, seed: int) -
 
 def test_renaming_is_told() -> None:
     model, names = renamed(MODELS["attention"], 0)
-    told = {(one.kind, one.before): one.after for one in diff_of(MODELS["attention"], model).renamed}
-    assert told["initializer", "wq"] == names["wq"]
-    assert told["value", "q"] == names["q"]
+    renames = {(change.kind, change.before): change.after for change in diff_of(MODELS["attention"], model).renamed}
+    assert renames["initializer", "wq"] == names["wq"]
+    assert renames["value", "q"] == names["q"]

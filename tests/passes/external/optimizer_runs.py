@@ -43,12 +43,12 @@ def ops(run: PassRun) -> Counter[str]:
 
 
 def row(run: PassRun, name: str) -> PassRow:
-    return next(one for one in run.rows if one.name == name)
+    return next(row for row in run.rows if row.name == name)
 
 
 def broken(run: PassRun, kind: str = "qkv") -> list[tuple[bool, str | None]]:
     """Of each instance of `kind`: is it kept, and who broke it."""
-    return [(one.kept, one.broken_by) for one in run.structures if one.kind == kind]
+    return [(verdict.kept, verdict.broken_by) for verdict in run.structures if verdict.kind == kind]
 
 
 def valid(run: PassRun) -> bool:

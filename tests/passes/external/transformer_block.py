@@ -80,7 +80,7 @@ def post_norm(opset: int = 17) -> onnx.ModelProto:
         text = text.replace("%LAYERNORM%", "LayerNormalization <axis = -1>")
         weights |= {"first": np.array([1]), "second": np.array([2])}
     model = onnx.parser.parse_model(text)
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(one), name) for name, one in weights.items())
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items())
     return onnx.shape_inference.infer_shapes(model, strict_mode=True)
 
 

@@ -107,8 +107,8 @@ def test_a_pass_of_the_users_that_fixes_dims_has_changed_nothing(tmp_path, bench
 def test_onnxsim_writes_the_shapes_that_it_was_asked_for(bench: PassContext) -> None:
     step = {"onnxsim": {"overwrite_input_shapes": {"x": [2, 3]}}}
     feeds = [{"x": np.ones((2, 3), np.float32)}]  # it runs on no other size then
-    made = passes.optimize(model_of(DYNAMIC), recipe=[step], feeds=feeds, bench=bench).model.proto
-    assert sizes(made) == [[2, 3], [2, 3]]
+    result = passes.optimize(model_of(DYNAMIC), recipe=[step], feeds=feeds, bench=bench).model.proto
+    assert sizes(result) == [[2, 3], [2, 3]]
     assert sizes(passes.optimize(model_of(DYNAMIC), recipe=["onnxsim"], bench=bench).model.proto) == [
         ["N", 3],
         ["N", 3],

@@ -160,12 +160,12 @@ def test_judged_by_the_least_precise(dtype: type, off: float, computed_in: str, 
 
 
 def test_overrides_by_dtype() -> None:
-    one, off = np.ones(1), np.array([1.5])
+    first, off = np.ones(1), np.array([1.5])
     loose, strict = Tolerance(1.0, 0.0), Tolerance(0.0, 0.0)
-    assert compare(one, off, {"float32": loose}, "float32").ok
-    assert compare(one, off, {"float64": loose}, "float32").ok  # what was said of outputs of this type still holds
-    assert not compare(one, off, {"float64": loose, "float32": strict}, "float32").ok
-    assert "float16" in compare(one, off, computed_in="float16").why
+    assert compare(first, off, {"float32": loose}, "float32").ok
+    assert compare(first, off, {"float64": loose}, "float32").ok  # what was said of outputs of this type still holds
+    assert not compare(first, off, {"float64": loose, "float32": strict}, "float32").ok
+    assert "float16" in compare(first, off, computed_in="float16").why
 
 
 DRAW = "r = RandomNormalLike (x)"
@@ -196,10 +196,10 @@ def test_what_depends_on_random_numbers(graph: str) -> None:
 
 
 def test_of_random_numbers_only_shape_and_dtype_are_compared() -> None:
-    one, other = np.zeros((2, 3), np.float32), np.ones((2, 3), np.float32)
-    assert compare(one, other, computed_in=DRAWN).ok
-    assert not compare(one, other.T, computed_in=DRAWN).ok
-    assert not compare(one, other.astype(np.float64), computed_in=DRAWN).ok
+    first, other = np.zeros((2, 3), np.float32), np.ones((2, 3), np.float32)
+    assert compare(first, other, computed_in=DRAWN).ok
+    assert not compare(first, other.T, computed_in=DRAWN).ok
+    assert not compare(first, other.astype(np.float64), computed_in=DRAWN).ok
 
 
 def test_a_pass_does_not_loosen_the_tolerance_that_it_is_judged_by(bench: PassContext) -> None:
@@ -238,7 +238,7 @@ def test_values_at_kept_structures(bench: PassContext) -> None:
     """They are judged by their own way: here the sum is computed in float16, what it is compared with in float32."""
     nodes = "a = Exp (x) h = Cast <to = 10> (a) b = Cast <to = 1> (h) y = Neg (b)"
     model = detached_copy(drawn(f"(float[2, 8] x) => (float[2, 8] y) {{ {nodes} }}"), bench.spill)
-    instances = tuple(one for name in ("Exp", "Cast") for one in structure(f"op:{name}", model))
+    instances = tuple(instance for name in ("Exp", "Cast") for instance in structure(f"op:{name}", model))
     prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
     prover.watch(model, instances)
     inner = prover.measure(model).inner
@@ -250,7 +250,7 @@ def test_values_at_kept_structures(bench: PassContext) -> None:
 
 
 def structure(kind: str, model: DetachedModel) -> tuple[Instance, ...]:
-    found = structure_of(kind)
-    assert found is not None
-    kept = TrackedStructures({kind: found.find(model).instances}, frozenset({kind}), frozenset({kind}))
+    finder = structure_of(kind)
+    assert finder is not None
+    kept = TrackedStructures({kind: finder.find(model).instances}, frozenset({kind}), frozenset({kind}))
     return tuple(kept.must_hold())

@@ -43,7 +43,7 @@ def test_what_a_pass_drops_comes_back() -> None:
     assert result.graph.node[1].doc_string == "as in the paper"
     assert not result.graph.node[0].HasField("doc_string"), "there was none"
     assert [entry.key for entry in result.metadata_props] == ["author"]
-    assert [one.tensor_name for one in result.graph.quantization_annotation] == ["a"]
+    assert [annotation.tensor_name for annotation in result.graph.quantization_annotation] == ["a"]
 
 
 LINEAR = """

@@ -52,7 +52,7 @@ def test_a_product_lies_in_the_module_that_owns_its_weight(albert: Path, name: s
     for node in result.graph.node:
         if node.op_type == "Transpose" and node.input[0] in stored:
             stored[node.output[0]] = stored[node.input[0]].T
-    judged, made = 0, 0
+    judged, made_by_passes = 0, 0
     for node in result.graph.node:
         for weight in (stored[name] for name in node.input if name in stored):
             if node.op_type in ("Gemm", "MatMul") and weight.ndim == 2:
@@ -60,9 +60,9 @@ def test_a_product_lies_in_the_module_that_owns_its_weight(albert: Path, name: s
                 assert place is not None
                 assert f"{place.paths[-1]}.weight" == owners[weight.tobytes()], node.name
                 judged += 1
-                made += bool(annotations_of(node).author)
+                made_by_passes += bool(annotations_of(node).author)
     assert judged == 20, "six products in each of three calls, one before them and one behind"
-    assert made >= 6 or name != "onnxslim"
+    assert made_by_passes >= 6 or name != "onnxslim"
 
 
 CALLED_TWICE = """

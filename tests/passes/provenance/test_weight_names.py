@@ -41,7 +41,7 @@ def named(before: ModelProto, after: ModelProto) -> ModelProto:
 
 def stored(model: ModelProto) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Initializer → its form, and the weights that it was made of."""
-    return {one.name: (form_of(one), annotations_of(one).replaced) for one in model.graph.initializer}
+    return {tensor.name: (form_of(tensor), annotations_of(tensor).replaced) for tensor in model.graph.initializer}
 
 
 def test_a_transpose_that_is_folded(bench: PassContext) -> None:
@@ -65,9 +65,9 @@ def test_two_readers_with_layers_of_equal_weights_have_names_of_their_own() -> N
         y = MatMul (l__weight_transposed, {})
     }}"""
     turns = "t1 = Transpose <perm = [1, 0]> (l__weight) t2 = Transpose <perm = [1, 0]> (m__weight)"
-    one, other = matrix(8, 8, 0), matrix(8, 8, 1)
-    before = model_of(text.format(turns, "t1", "t2"), l__weight=one, m__weight=other)
-    after = model_of(text.format("", "v_1", "v_2"), v_1=one.T.copy(), v_2=other.T.copy())
+    first, other = matrix(8, 8, 0), matrix(8, 8, 1)
+    before = model_of(text.format(turns, "t1", "t2"), l__weight=first, m__weight=other)
+    after = model_of(text.format("", "v_1", "v_2"), v_1=first.T.copy(), v_2=other.T.copy())
     for model in (before, after):
         model.graph.node[-2].output[0] = "l.weight_transposed"
         model.graph.node[-1].input[0] = "l.weight_transposed"
@@ -129,7 +129,7 @@ def test_what_a_pass_makes_up_is_no_weight(bench: PassContext) -> None:
     run = passes.optimize(model, ["fuse_bn_into_conv", "fold_constants"], bench=bench)
     assert list(stored(run.model.proto)) == ["conv.weight_folded", "bn.bias_folded"]
     made_up = passes.optimize(model, ["fuse_bn_into_conv"], bench=bench).model.proto
-    assert not any(form_of(one) for one in made_up.graph.initializer)
+    assert not any(form_of(tensor) for tensor in made_up.graph.initializer)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_inputs_and_small_constants_keep_their_names() -> None:
     after = model_of(text.format("fresh", "val_3"), fresh=matrix(8, 8, 0).T.copy(), val_3=np.float32([3]))
     source = detached(before)
     result = name_weights(source, carry(source, detached(after), "some_pass"))
-    assert [one.name for one in result.proto.graph.initializer] == ["fresh", "val_3"]
+    assert [tensor.name for tensor in result.proto.graph.initializer] == ["fresh", "val_3"]
 
 
 def test_a_quantization_annotation_follows(bench: PassContext) -> None:
@@ -216,5 +216,5 @@ def test_a_quantization_annotation_follows(bench: PassContext) -> None:
     del after.proto.graph.node[0], after.proto.graph.initializer[0]
     after.proto.graph.initializer.append(numpy_helper.from_array(matrix(12, 8, 0).T.copy(), "wt"))
     result = name_weights(before, carry(before, after, "some_pass")).proto
-    assert [one.tensor_name for one in result.graph.quantization_annotation] == ["l.weight_transposed"]
-    assert all(isinstance(one, TensorProto) for one in result.graph.initializer)
+    assert [annotation.tensor_name for annotation in result.graph.quantization_annotation] == ["l.weight_transposed"]
+    assert all(isinstance(tensor, TensorProto) for tensor in result.graph.initializer)

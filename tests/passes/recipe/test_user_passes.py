@@ -127,33 +127,33 @@ def ops(done: PassRun) -> Counter[str]:
 
 def test_a_class_with_options_reads_the_structure(mine: str, bench: PassContext) -> None:
     done = run(bench, f"{mine}:Double", {f"{mine}:Named": {"times": 2}})
-    assert [(one.name, one.source, one.status) for one in done.rows] == [
+    assert [(row.name, row.source, row.status) for row in done.rows] == [
         ("Double", "user", Status.RAN),
         ("twofold", "user", Status.RAN),
     ]
-    assert all(one.changed for one in done.rows)
+    assert all(row.changed for row in done.rows)
     assert ops(done)["Relu"] == 4
     onnx.checker.check_model(passes.weights.detached.attach(done.model))
 
 
 def test_a_function_is_proven_and_reverted(mine: str, bench: PassContext) -> None:
     done = run(bench, {f"{mine}:scale": {"by": 2.0}}, f"{mine}:scale", {f"{mine}:scaling": {"by": 3.0}}, f"{mine}:same")
-    assert [one.status for one in done.rows] == [Status.REVERTED, Status.RAN, Status.REVERTED, Status.RAN]
+    assert [row.status for row in done.rows] == [Status.REVERTED, Status.RAN, Status.REVERTED, Status.RAN]
     assert not done.rows[1].changed
     assert "max abs error" in done.rows[0].reason
 
 
 def test_structure_gets_stand_ins_and_values_the_weights(mine: str, bench: PassContext) -> None:
-    told = {}
+    sizes = {}
     for name in ("sizes", "sizes_of_stand_ins"):
         proto = run(bench, f"{mine}:{name}").model.proto
-        told[name] = {entry.key: int(entry.value) for entry in proto.metadata_props}["wq"]
-    assert told == {"sizes": 4 * 32 * 32, "sizes_of_stand_ins": 0}
+        sizes[name] = {entry.key: int(entry.value) for entry in proto.metadata_props}["wq"]
+    assert sizes == {"sizes": 4 * 32 * 32, "sizes_of_stand_ins": 0}
 
 
 def test_an_error_or_a_crash_costs_the_step_and_not_the_run(mine: str, bench: PassContext) -> None:
     done = run(bench, f"{mine}:nothing", f"{mine}:abort", f"{mine}:Double")
-    assert [one.status for one in done.rows] == [Status.FAILED, Status.CRASHED, Status.RAN]
+    assert [row.status for row in done.rows] == [Status.FAILED, Status.CRASHED, Status.RAN]
     assert "returned NoneType; expected an onnx.ModelProto" in done.rows[0].reason
     assert "SIGABRT" in done.rows[1].reason
     assert ops(done)["Relu"] == 2
@@ -167,7 +167,7 @@ def test_an_error_without_words_is_no_success(tmp_path: Path, bench: PassContext
 
 def test_a_full_step_is_given_the_bench(mine: str, bench: PassContext) -> None:
     done = run(bench, f"{mine}:WithBench")
-    assert [(one.name, one.source, one.changed) for one in done.rows] == [("with_bench", "mine", True)]
+    assert [(row.name, row.source, row.changed) for row in done.rows] == [("with_bench", "mine", True)]
 
 
 def test_a_function_of_any_module_is_a_pass(bench: PassContext) -> None:
@@ -177,7 +177,7 @@ def test_a_function_of_any_module_is_a_pass(bench: PassContext) -> None:
 
 def test_it_can_be_skipped_by_its_name(mine: str, bench: PassContext) -> None:
     done = passes.optimize(attention(), recipe=[f"{mine}:Named", "nop"], skip=["twofold"], bench=bench)
-    assert [one.status for one in done.rows] == [Status.SKIPPED, Status.RAN]
+    assert [row.status for row in done.rows] == [Status.SKIPPED, Status.RAN]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_package_announces_a_pass(mine: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.syspath_prepend(folder)
     with open_context() as bench:  # its worker has the path as it is now
         done = run(bench, {"twice": {"times": 2}}, "nop")
-    assert [(one.name, one.source, one.status) for one in done.rows] == [
+    assert [(row.name, row.source, row.status) for row in done.rows] == [
         ("twice", "their-passes", Status.RAN),
         ("nop", "onnxoptimizer", Status.RAN),
     ], "a name that onnxline has is never taken from a package"
@@ -250,11 +250,11 @@ def test_the_examples(bench: PassContext) -> None:
     done = passes.optimize(
         EXAMPLES / "attention.onnx", recipe=config.passes.recipe, keep=config.passes.keep, bench=bench
     )
-    statuses = {one.name: one.status for one in done.rows}
+    statuses = {row.name: row.status for row in done.rows}
     assert statuses == {"scale_query": Status.RAN, "fold_scale": Status.REVERTED, "onnxsim": Status.RAN}
-    assert [(one.kept, one.broken_by) for one in done.structures] == [(True, "fold_scale")]
+    assert [(verdict.kept, verdict.broken_by) for verdict in done.structures] == [(True, "fold_scale")]
     freely = passes.optimize(EXAMPLES / "attention.onnx", recipe=config.passes.recipe[:2], bench=bench)
-    assert [one.status for one in freely.rows] == [Status.RAN, Status.RAN]
+    assert [row.status for row in freely.rows] == [Status.RAN, Status.RAN]
     assert (ops(freely)["Mul"], freely.structures[0].broken_by) == (0, "fold_scale")
 
 
@@ -265,4 +265,4 @@ def test_the_example_class_is_what_it_says(bench: PassContext) -> None:
         ("Mul", "q", "s"),
         ("MatMul", "y_query", "k"),
     ]
-    assert [one.changed for one in done.rows] == [True, False]
+    assert [row.changed for row in done.rows] == [True, False]

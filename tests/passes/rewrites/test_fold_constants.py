@@ -75,7 +75,7 @@ def test_numbers_are_those_of_the_model_before(folded: Fold) -> None:
     text, _ = PICTURES["a chain, of which only the end is read"]
     model = model_of(text, w=matrix(4, 8, 0))
     feeds = {"x": matrix(2, 8, 1)}
-    before, after = (Session.of(detached(one)).run(feeds)["y"] for one in (model, folded(model)))
+    before, after = (Session.of(detached(source)).run(feeds)["y"] for source in (model, folded(model)))
     np.testing.assert_array_equal(before, after)
 
 
@@ -97,10 +97,10 @@ def test_before_ir_version_4_an_initializer_has_to_be_an_input_too(folded: Fold)
     """The checker refuses it otherwise; constants are nodes there, since an initializer may be overridden."""
     source = model_of("g (float[2] x) => (float[2] y) { c = Constant <value_floats = [1.0, 2.0]> () y = Add (x, c) }")
     source.ir_version = 3
-    made = folded(source)
-    assert body(made) == ["y = Add (x, c)"]
-    assert [info.name for info in made.graph.input] == ["x", "c"]
-    onnx.checker.check_model(made, full_check=True)
+    after = folded(source)
+    assert body(after) == ["y = Add (x, c)"]
+    assert [info.name for info in after.graph.input] == ["x", "c"]
+    onnx.checker.check_model(after, full_check=True)
 
 
 def test_an_ir_version_that_onnxruntime_does_not_know_yet_is_no_matter(folded: Fold) -> None:

@@ -18,13 +18,13 @@ CHAIN = "g (float[2, 3] x) => (float[3, 2] y) { a = Relu (x) b = Transpose <perm
 
 
 def test_who_read_what_a_node_makes_reads_what_it_read() -> None:
-    shorter = [one.proto for one in bypass_nodes(detached(model_of(CHAIN)))]
-    assert [ops(one) for one in shorter] == [["Transpose", "Neg"], ["Relu", "Neg"], ["Neg"]]
-    assert [list(one.graph.node[0].input) for one in shorter] == [["x"]] * 3
-    shapes = [[dim.dim_value for dim in one.graph.output[0].type.tensor_type.shape.dim] for one in shorter]
+    shorter = [candidate.proto for candidate in bypass_nodes(detached(model_of(CHAIN)))]
+    assert [ops(result) for result in shorter] == [["Transpose", "Neg"], ["Relu", "Neg"], ["Neg"]]
+    assert [list(result.graph.node[0].input) for result in shorter] == [["x"]] * 3
+    shapes = [[dim.dim_value for dim in result.graph.output[0].type.tensor_type.shape.dim] for result in shorter]
     assert shapes == [[3, 2], [2, 3], [2, 3]], "the output has the type that it now has"
-    for one in shorter:
-        onnx.checker.check_model(one, full_check=True)
+    for result in shorter:
+        onnx.checker.check_model(result, full_check=True)
 
 
 def test_what_does_not_fit_is_not_taken_out() -> None:
@@ -43,9 +43,9 @@ def test_two_in_a_row_go_together() -> None:
     }
     """
     shapes = {"threes": np.array([2, 2, 3], np.int64), "back": np.array([2, 6], np.int64)}
-    shorter = [one.proto for one in bypass_nodes(detached(model_of(text, w=matrix(6, 6, 0), **shapes)))]
-    assert ["Relu", "MatMul"] in [ops(one) for one in shorter]
-    assert ["Relu", "Reshape", "Reshape", "MatMul"] not in [ops(one) for one in shorter]
+    shorter = [candidate.proto for candidate in bypass_nodes(detached(model_of(text, w=matrix(6, 6, 0), **shapes)))]
+    assert ["Relu", "MatMul"] in [ops(result) for result in shorter]
+    assert ["Relu", "Reshape", "Reshape", "MatMul"] not in [ops(result) for result in shorter]
 
 
 def test_what_is_left_is_as_small_as_what_is_asked_allows() -> None:
@@ -55,17 +55,19 @@ def test_what_is_left_is_as_small_as_what_is_asked_allows() -> None:
     )
     model = detached(model_of(text))
 
-    def is_read(one: DetachedModel) -> bool:
-        made = {name: node.op_type for node in one.proto.graph.node for name in node.output}
-        return any(node.op_type == "Sin" and made.get(node.input[0]) == "Relu" for node in one.proto.graph.node)
+    def is_read(candidate: DetachedModel) -> bool:
+        ops_by_value = {name: node.op_type for node in candidate.proto.graph.node for name in node.output}
+        return any(
+            node.op_type == "Sin" and ops_by_value.get(node.input[0]) == "Relu" for node in candidate.proto.graph.node
+        )
 
     assert not is_read(model)
-    whole = smallest(model, lambda one: {"Relu", "Sin"} <= set(ops(one.proto)))
+    whole = smallest(model, lambda candidate: {"Relu", "Sin"} <= set(ops(candidate.proto)))
     assert ops(whole.proto) == ["Relu", "Sin"] and not is_read(whole), "apart from each other"
 
-    def is_behind(one: DetachedModel) -> bool:
-        by_name = {name: node for node in one.proto.graph.node for name in node.output}
-        node = next((node for node in one.proto.graph.node if node.op_type == "Sin"), None)
+    def is_behind(candidate: DetachedModel) -> bool:
+        by_name = {name: node for node in candidate.proto.graph.node for name in node.output}
+        node = next((node for node in candidate.proto.graph.node if node.op_type == "Sin"), None)
         while node is not None and node.op_type != "Relu":
             node = by_name.get(node.input[0])
         return node is not None

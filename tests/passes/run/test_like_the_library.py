@@ -44,8 +44,8 @@ def models() -> Iterator[tuple[str, onnx.ModelProto]]:
 @pytest.mark.parametrize("model", [pytest.param(model, id=name) for name, model in models()])
 def test_the_runner_leaves_what_the_library_leaves(model: onnx.ModelProto, bench: PassContext) -> None:
     expected = model
-    for one in NAMES:
-        expected = onnxoptimizer.optimize(expected, [one])
+    for pass_name in NAMES:
+        expected = onnxoptimizer.optimize(expected, [pass_name])
     run = passes.optimize(model, recipe=NAMES, watch=False, bench=bench)
     assert [row.reason for row in run.rows if row.status is not Status.RAN] == []
     ops = Counter(node.op_type for node in run.model.proto.graph.node)

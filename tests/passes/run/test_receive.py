@@ -133,9 +133,9 @@ def test_a_pass_whose_file_cannot_be_read_back_is_named(name: str, tmp_path: Pat
 def rebuilt(model: DetachedModel) -> DetachedModel:
     """As by `helper.make_model`, which stamps the version of the installed onnx on what it makes."""
     changed = without_identity(model.proto)
-    made = helper.make_model(changed.graph, opset_imports=changed.opset_import)
-    made.ir_version = max(made.ir_version, 99)
-    return model.with_proto(made)
+    restamped = helper.make_model(changed.graph, opset_imports=changed.opset_import)
+    restamped.ir_version = max(restamped.ir_version, 99)
+    return model.with_proto(restamped)
 
 
 def test_what_is_delivered_has_the_ir_version_of_the_source_and_loads(bench: PassContext, tmp_path: Path) -> None:

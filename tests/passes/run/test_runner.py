@@ -35,7 +35,7 @@ def ops(run: PassRun) -> Counter[str]:
 
 
 def row(run: PassRun, name: str) -> passes.PassRow:
-    return next(one for one in run.rows if one.name == name)
+    return next(row for row in run.rows if row.name == name)
 
 
 def test_without_a_policy_onnxoptimizer_merges_and_is_named(bench: PassContext) -> None:
@@ -61,9 +61,9 @@ def test_keep_pins_so_that_nothing_is_merged(recipe: list[str], bench: PassConte
     assert run.power.margin > 1
     assert not run.reverted
     kept = {name: matrix(32, 32, seed) for seed, name in enumerate(("wq", "wk", "wv", "wo"))}
-    found = [run.model.array(tensor) for tensor in run.model.proto.graph.initializer if len(tensor.dims) == 2]
+    arrays = [run.model.array(tensor) for tensor in run.model.proto.graph.initializer if len(tensor.dims) == 2]
     for array in kept.values():
-        assert any(np.array_equal(array, other) or np.array_equal(array.T, other) for other in found)
+        assert any(np.array_equal(array, other) or np.array_equal(array.T, other) for other in arrays)
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
@@ -208,7 +208,7 @@ def run_step(step: Step, bench: PassContext) -> PassRun:
 
 def test_a_step_with_wrong_numbers_is_narrowed_and_the_rest_of_it_stands(bench: PassContext) -> None:
     run = run_step(Harmful(), bench)
-    assert [(one.name, one.status) for one in run.rows] == [
+    assert [(row.name, row.status) for row in run.rows] == [
         ("harmful/bad", Status.REVERTED),
         ("harmful", Status.RAN),
     ]
@@ -233,7 +233,7 @@ class TwiceHarmful(Harmful):
 
 def test_two_inner_passes_that_do_the_same_harm_are_both_taken_out(bench: PassContext) -> None:
     run = run_step(TwiceHarmful(), bench)
-    assert {(one.name, one.status) for one in run.rows} == {
+    assert {(row.name, row.status) for row in run.rows} == {
         ("twice/worse", Status.REVERTED),
         ("twice/bad", Status.REVERTED),
         ("twice", Status.RAN),
@@ -271,7 +271,10 @@ def test_each_inner_pass_is_named_for_what_it_broke(bench: PassContext) -> None:
     model = detached(model_of(TWO_ATTENTIONS, **{name: matrix(32, 32, at) for at, name in enumerate(names)}))
     prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
     run = run_passes(model, [EachHarmful()], Policy((), ("qkv",), True), prover, bench)
-    assert [(one.kept, one.broken_by) for one in run.structures] == [(True, "each/first"), (True, "each/second")]
+    assert [(verdict.kept, verdict.broken_by) for verdict in run.structures] == [
+        (True, "each/first"),
+        (True, "each/second"),
+    ]
 
 
 @pytest.mark.parametrize("shared", ["wq", "all"])
@@ -297,20 +300,20 @@ def test_metadata_is_carried_and_authors_are_named(bench: PassContext) -> None:
         node.name = f"node_{node.output[0]}"
         node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'block', 'call']")
     run = passes.optimize(model, recipe=["fuse_qkv", "eliminate_deadend"], bench=bench)
-    told = {node.op_type: {e.key: e.value for e in node.metadata_props} for node in run.model.proto.graph.node}
-    assert told["Softmax"] == {"pkg.torch.onnx.name_scopes": "['', 'block', 'call']"}
-    assert told["Split"]["onnxline.pass"] == "fuse_qkv"
+    metadata = {node.op_type: {e.key: e.value for e in node.metadata_props} for node in run.model.proto.graph.node}
+    assert metadata["Softmax"] == {"pkg.torch.onnx.name_scopes": "['', 'block', 'call']"}
+    assert metadata["Split"]["onnxline.pass"] == "fuse_qkv"
 
 
 def test_a_pass_that_does_nothing_has_not_changed_the_model(bench: PassContext) -> None:
     run = passes.optimize(attention(), recipe=["nop", "eliminate_identity"], bench=bench)
-    assert [(one.status, one.changed) for one in run.rows] == [(Status.RAN, False)] * 2
+    assert [(row.status, row.changed) for row in run.rows] == [(Status.RAN, False)] * 2
 
 
 def test_unchanged_outputs_are_the_reference_for_every_change(bench: PassContext) -> None:
     run = passes.optimize(attention(), recipe=["fold_constants", "infer_shapes", "onnxscript", "default"], bench=bench)
-    assert all(one.status is Status.RAN for one in run.rows), [one for one in run.rows if one.reason]
-    assert all(errors.ok for one in run.rows for errors in one.errors.values())
+    assert all(row.status is Status.RAN for row in run.rows), [row for row in run.rows if row.reason]
+    assert all(errors.ok for row in run.rows for errors in row.errors.values())
 
 
 def test_keep_is_cheap_beside_a_fourth_reader_of_the_input(bench: PassContext) -> None:
@@ -410,8 +413,8 @@ def test_if_the_final_model_is_wrong_the_first_guilty_step_is_found(bench: PassC
         ("without_c", Status.RAN, ""),
     ]
     assert [node.output[0] for node in run.model.proto.graph.node] == ["b", "y"]
-    told = {place: (row.status, before, after) for place, (row, before, after) in shown.items()}
-    assert told == {0: (Status.RAN, 4, 3), 1: (Status.REVERTED, 3, 2), 2: (Status.RAN, 3, 2)}, "as it was judged last"
+    judged = {place: (row.status, before, after) for place, (row, before, after) in shown.items()}
+    assert judged == {0: (Status.RAN, 4, 3), 1: (Status.REVERTED, 3, 2), 2: (Status.RAN, 3, 2)}, "as it was judged last"
 
 
 INNER = """
@@ -428,7 +431,7 @@ g (bool c, float[4, 4] x) => (float[4, 4] y) {
 
 def test_a_kept_weight_may_be_read_in_a_branch_too(bench: PassContext) -> None:
     run = passes.optimize(model_of(INNER, w=matrix(4, 4, 0)), recipe=["default"], keep=["op:Add"], bench=bench)
-    assert all(one.kept for one in run.structures)
+    assert all(verdict.kept for verdict in run.structures)
     assert run.power.margin > 1
 
 

@@ -51,11 +51,11 @@ def rotated(turned: str, once: str = "") -> onnx.ModelProto:
     """`turned` makes `{r}r` of the heads `{r}t` of Q and K, with the matrix `turn`."""
     tail = " ".join(turned.replace("{r}", role) for role in "qk")
     scores = "ku = Transpose <perm = [0, 1, 3, 2]> (kr) s = MatMul (qr, ku)"
-    made = model(
+    attention_model = model(
         tail=f"{once} {HEADS} {tail} {scores} {SOFTMAX} {CONTEXT}",
         weights=f"{WEIGHTS}, float[16, 16] turn, float[8, 16] cos, float[8, 16] sin",
     )
-    return with_tensors(made, turn=(hadamard(16) / 4).astype(np.float32))
+    return with_tensors(attention_model, turn=(hadamard(16) / 4).astype(np.float32))
 
 
 def quarter_turn() -> np.ndarray:

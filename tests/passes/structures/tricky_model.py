@@ -70,23 +70,23 @@ def weighed(weighting: str, tail: str = CONTEXT) -> onnx.ModelProto:
     return model(tail=f"{HEADS} {SCORES} {weighting} {tail}")
 
 
-def with_tensors(made: onnx.ModelProto, **tensors: np.ndarray) -> onnx.ModelProto:
+def with_tensors(model: onnx.ModelProto, **tensors: np.ndarray) -> onnx.ModelProto:
     """The same with other numbers in some weights."""
-    for tensor in made.graph.initializer:
+    for tensor in model.graph.initializer:
         if tensor.name in tensors:
             tensor.CopyFrom(numpy_helper.from_array(tensors[tensor.name], tensor.name))
-    return made
+    return model
 
 
-def with_constants(made: onnx.ModelProto) -> onnx.ModelProto:
+def with_constants(model: onnx.ModelProto) -> onnx.ModelProto:
     """The weights in Constant nodes."""
-    stored = list(made.graph.initializer)
-    del made.graph.initializer[:]
-    nodes = [onnx.helper.make_node("Constant", [], [one.name], value=one) for one in stored]
-    rest = list(made.graph.node)
-    del made.graph.node[:]
-    made.graph.node.extend([*nodes, *rest])
-    return made
+    stored = list(model.graph.initializer)
+    del model.graph.initializer[:]
+    nodes = [onnx.helper.make_node("Constant", [], [constant.name], value=constant) for constant in stored]
+    rest = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes, *rest])
+    return model
 
 
 def declare(**others: str) -> str:

@@ -36,7 +36,7 @@ def operators_run(model: onnx.ModelProto, folder: Path) -> list[str]:
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     session.run(None, {"x": np.ones((2, 8), np.float32)})
     events = json.loads(Path(session.end_profiling()).read_text())
-    return [one["args"]["op_name"] for one in events if one["name"].endswith("kernel_time")]
+    return [event["args"]["op_name"] for event in events if event["name"].endswith("kernel_time")]
 
 
 def test_a_weight_is_transposed_when_it_is_needed(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_stack_is_one_weight_and_comes_apart_again(experts: Path) -> None:
 
     again = expand(whole, stacks, model)
     assert ops(again) == ops(model)
-    assert {one.name for one in again.proto.graph.initializer} == {"g0", "g1", "u0", "u1"}
+    assert {tensor.name for tensor in again.proto.graph.initializer} == {"g0", "g1", "u0", "u1"}
 
 
 def test_a_stack_cannot_be_read(experts: Path) -> None:

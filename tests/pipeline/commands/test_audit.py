@@ -35,7 +35,7 @@ def test_tables_and_reproducers_are_written(audited: tuple[Path, Result]) -> Non
     assert shown.exit_code == 0, shown.output
     (table,) = tables_in(out)
     assert table.names == ("eliminate_identity", "fuse_qkv")
-    assert [(one.name, one.kind, one.cases) for one in table.entries if one.kind == "raised"] == [
+    assert [(entry.name, entry.kind, entry.cases) for entry in table.entries if entry.kind == "raised"] == [
         ("fuse_qkv", "raised", ("planted/qkv_of_graph_input",))
     ]
     assert " on 8 models: " in shown.output
@@ -63,7 +63,7 @@ def test_the_gate_lets_pass_what_is_accepted(audited: tuple[Path, Result]) -> No
 def test_the_gate_stops_what_is_new(audited: tuple[Path, Result], tmp_path: Path) -> None:
     out, _ = audited
     (table,) = tables_in(out)
-    fewer = replace(table, entries=tuple(one for one in table.entries if one.kind != "raised"))
+    fewer = replace(table, entries=tuple(entry for entry in table.entries if entry.kind != "raised"))
     (tmp_path / "a.txt").write_text(table_text(fewer), encoding="utf-8")
     shown = ask(*FEW, "--out", out, "--gate", "--accepted", tmp_path)
     assert shown.exit_code == 1
@@ -84,9 +84,11 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
     assert '  rename_input_output signature: "models/inner.onnx/two\\nlines.ONNX"; ' in shown.output
     (table,) = tables_in(tmp_path / "out")
     assert (table.unread, table.unjudged, table.cases) == (("models/broken", "models/empty"), (), {"models": 1})
-    assert ("signature", ("models/inner.onnx/two\nlines.ONNX",)) in {(one.kind, one.cases) for one in table.entries}
+    assert ("signature", ("models/inner.onnx/two\nlines.ONNX",)) in {
+        (entry.kind, entry.cases) for entry in table.entries
+    }
     reproducers = tmp_path / "out" / "reproducers"
-    assert {one.name for one in reproducers.iterdir()} == {
+    assert {path.name for path in reproducers.iterdir()} == {
         f"rename_input_output-signature.{end}" for end in ("onnx", "txt")
     }
 
@@ -96,7 +98,7 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
     (reproducers / "notes.txt").write_text("rename_input_output: signature; my own", encoding="utf-8")
     assert ask(*words, "--out", tmp_path / "out", "--jobs", "1").exit_code == 0
     assert tables_in(tmp_path / "out")[0].unread == ()
-    assert [one.name for one in reproducers.iterdir()] == ["notes.txt"]  # the finding is gone, and what told of it
+    assert [path.name for path in reproducers.iterdir()] == ["notes.txt"]  # the finding is gone, and what told of it
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_each_pass_of_a_run_leaves_its_diff(config_file, tmp_path: Path) -> None
     (folder,) = (out / "passes").glob("*-eliminate_deadend")
     data = json.loads((folder / "diff.json").read_text(encoding="utf-8"))
     (row,) = [row for row in result.passes if row.name == "eliminate_deadend"]
-    assert sum(len(one["removed"]) for one in data["replaced"]) == row.nodes_before - row.nodes_after
+    assert sum(len(replacement["removed"]) for replacement in data["replaced"]) == row.nodes_before - row.nodes_after
     text = (folder / "diff.txt").read_text(encoding="utf-8")
     assert text.startswith(data["summary"])
     assert text.splitlines()[-2:][0] == "numbers, against the reference"

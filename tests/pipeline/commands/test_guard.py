@@ -69,8 +69,8 @@ def test_a_script_and_all_that_it_starts(tmp_path: Path) -> None:
     assert (calls[4]["file"], calls[4]["model"]) == (str(ONNXSIM), "biased.onnx")
     assert len({call["process"] for call in calls}) == 4
     for name in ("plain", "thread", "spawned", "child", "command"):
-        made = onnx.load(tmp_path / f"{name}.onnx")
-        assert {"wq", "wk", "wv"} <= {tensor.name for tensor in made.graph.initializer}
+        model = onnx.load(tmp_path / f"{name}.onnx")
+        assert {"wq", "wk", "wv"} <= {tensor.name for tensor in model.graph.initializer}
     assert warning["text"].startswith("child python started without the guard, so no call in it is guarded: ")
     assert "alone.onnx" in warning["text"]
     assert done.stderr.count("without the guard lost: qkv attention 0") == 5

@@ -46,8 +46,8 @@ def test_the_whole_way(ask: Asked, config_file, tmp_path: Path) -> None:
     assert load_ir("m.json.zst").graph_inputs[0].shape == ("batch", 8, 32)
 
     code, out, _ = ask("info", "m.json.zst", "--json")
-    found = json.loads(out)
-    assert (code, found["input_shapes"], found["num_nodes"]) == (
+    actual = json.loads(out)
+    assert (code, actual["input_shapes"], actual["num_nodes"]) == (
         0,
         {"x": ["batch", 8, 32]},
         len(load_ir("m.json.zst").nodes),
@@ -65,11 +65,11 @@ def test_the_whole_way(ask: Asked, config_file, tmp_path: Path) -> None:
     np.savez("in.npz", x=x.numpy())
     code, out, err = ask("run", "m.json.zst", "in.npz", "--weights", "w.safetensors", "-o", "out.safetensors")
     assert (code, err) == (0, "")
-    (found,) = load_file("out.safetensors").values()
-    torch.testing.assert_close(found, source.module(x))
+    (actual,) = load_file("out.safetensors").values()
+    torch.testing.assert_close(actual, source.module(x))
     assert ask("run", "m.json.zst", "in.npz", "--weights", "w.safetensors", "--no-planned", "-o", "out.npz")[0] == 0
-    (found,) = np.load("out.npz").values()
-    torch.testing.assert_close(torch.from_numpy(found), source.module(x))
+    (actual,) = np.load("out.npz").values()
+    torch.testing.assert_close(torch.from_numpy(actual), source.module(x))
 
 
 def test_without_a_weight_on_meta(ask: Asked) -> None:
@@ -148,8 +148,8 @@ def test_mistakes_are_exit_code_2_and_one_sentence(ask: Asked, monkeypatch: pyte
     state = make_from_factory(ModelConfig(factory=FACTORY)).module.state_dict()
     save_file(state, "w.safetensors")
     lacking = sorted(state)[0]
-    save_file({name: one for name, one in state.items() if name != lacking}, "part.safetensors")
-    save_file({f"{'model.' * (name == lacking)}{name}": one for name, one in state.items()}, "moved.safetensors")
+    save_file({name: tensor for name, tensor in state.items() if name != lacking}, "part.safetensors")
+    save_file({f"{'model.' * (name == lacking)}{name}": tensor for name, tensor in state.items()}, "moved.safetensors")
     np.savez("x.npz", x=np.zeros((4, 8, 32), np.float32))
     weights = ("--weights", "w.safetensors")
     wrong = {

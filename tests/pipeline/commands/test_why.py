@@ -24,24 +24,24 @@ def test_a_run_knows_module_line_pass_and_errors(config_file, tmp_path: Path) ->
     out = tmp_path / "out"
     result = Pipeline(RunConfig.from_yaml(config_file(passes={"recipe": ["default", "onnxsim"]})), out).run()
     (step,) = [row for row in result.passes if row.name == "onnxsim"]
-    (made,) = [node for node in onnx.load(out / "model.onnx").graph.node if node.op_type == "Attention"]
+    (attention,) = [node for node in onnx.load(out / "model.onnx").graph.node if node.op_type == "Attention"]
 
-    shown = ask(str(out), made.name)
+    shown = ask(str(out), attention.name)
     assert shown.exit_code == 0
     lines = dict(line.strip().split("  ", 1) for line in shown.stdout.splitlines()[1:])
-    assert shown.stdout.splitlines()[0] == f"com.microsoft::Attention {made.name}"
+    assert shown.stdout.splitlines()[0] == f"com.microsoft::Attention {attention.name}"
     assert lines["module"].strip() == "Attention (the model itself)"
     assert lines["made by"].strip().startswith("onnxsim, in place of ")
     assert f"onnxsim ran: {step.nodes_before} → {step.nodes_after} nodes, max error" in lines["step"]
 
-    (node,) = json.loads(ask(str(out / "model.onnx"), made.name, "--json").stdout)["nodes"]
+    (node,) = json.loads(ask(str(out / "model.onnx"), attention.name, "--json").stdout)["nodes"]
     assert node["replaced_count"] > len(node["replaced"]) == 8
     assert node["steps"][0]["errors"]["output"]["max_abs"] == step.errors["output"].max_abs
 
     everything = json.loads(ask(str(out), "*", "--json").stdout)
     assert everything["format_version"] == 1
     assert len(everything["nodes"]) == result.optimize.nodes
-    assert all(one["module"] is not None for one in everything["nodes"])
+    assert all(node["module"] is not None for node in everything["nodes"])
 
 
 def test_a_node_of_the_export(config_file, tmp_path: Path) -> None:

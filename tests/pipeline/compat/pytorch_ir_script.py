@@ -120,8 +120,8 @@ assert analyzer.get_graph_inputs()[0].shape == (1, 8) and analyzer.get_graph_out
 again = IRSerializer().deserialize(IRSerializer().serialize(IRConverter(strict=False).convert(exported, "Mlp")))
 assert torch.equal(again.constants["mask"], model.mask) and isinstance(again, IR)
 linear = next(node for node in exported.graph.nodes if node.name == "linear")
-assert [one.producer_node for one in analyzer.get_node_input_meta(linear)] == ["x", None, None]
-assert [(one.name, one.shape) for one in analyzer.get_node_output_meta("linear")] == [("linear", (1, 4))]
+assert [meta.producer_node for meta in analyzer.get_node_input_meta(linear)] == ["x", None, None]
+assert [(meta.name, meta.shape) for meta in analyzer.get_node_output_meta("linear")] == [("linear", (1, 4))]
 assert analyzer.get_node_output_meta("none") == []
 assert convert_node(analyzer.get_call_function_nodes()[1]) == again.nodes[1]
 assert get_op_type(linear.target) == "aten.linear.default" and get_model_name(model) == "Mlp"

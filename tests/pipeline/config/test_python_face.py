@@ -36,9 +36,9 @@ def test_a_text_for_a_list_is_named_as_a_list() -> None:
 
 def test_resolved_is_json_and_deterministic() -> None:
     data = {"model": {"factory": "m:f", "args": {"a": [1, {"b": None}]}}}
-    one, two = (RunConfig.from_mapping(data).resolved() for _ in range(2))
-    assert json.dumps(one) == json.dumps(two)
-    assert RunConfig.from_mapping(json.loads(json.dumps(one))) == RunConfig.from_mapping(data)
+    first, second = (RunConfig.from_mapping(data).resolved() for _ in range(2))
+    assert json.dumps(first) == json.dumps(second)
+    assert RunConfig.from_mapping(json.loads(json.dumps(first))) == RunConfig.from_mapping(data)
 
 
 def test_a_config_is_frozen() -> None:

@@ -50,7 +50,7 @@ def onnx_outputs(tmp_path: Path) -> Callable[..., dict[str, np.ndarray]]:
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        names = [one.name for one in session.get_outputs()]
+        names = [value.name for value in session.get_outputs()]
         return dict(zip(names, (np.asarray(array) for array in session.run(names, dict(feeds))), strict=True))
 
     return run
@@ -63,10 +63,10 @@ def assert_agrees(onnx_outputs: Callable[..., dict[str, np.ndarray]]) -> Callabl
     def check(exported: ExportedModel, **sizes: int) -> None:
         feeds = draw_inputs(exported.source.inputs, sizes, seed=7)
         expected = run_torch(exported.source, feeds)
-        found = onnx_outputs(exported, feeds)
-        assert list(found) == list(expected) == list(exported.outputs)
+        actual = onnx_outputs(exported, feeds)
+        assert list(actual) == list(expected) == list(exported.outputs)
         for name, array in expected.items():
-            assert found[name].shape == array.shape, name
-            np.testing.assert_allclose(found[name], array, atol=1e-5, rtol=1e-4, err_msg=name)
+            assert actual[name].shape == array.shape, name
+            np.testing.assert_allclose(actual[name], array, atol=1e-5, rtol=1e-4, err_msg=name)
 
     return check

@@ -59,8 +59,8 @@ def test_agrees_with_onnxruntime(
     exported = export_onnx(source, ExportConfig())
     assert exported.outputs == outputs
     sizes = [{"batch": 2, "seq": 2}, {"batch": 3, "seq": 5}]
-    for one in sizes:
-        assert_agrees(exported, **{dim: one[dim] for dim in exported.dynamic_dims})
+    for size in sizes:
+        assert_agrees(exported, **{dim: size[dim] for dim in exported.dynamic_dims})
     assert exported.parameters
     assert exported.parameters <= dict(source.module.named_parameters(remove_duplicate=False)).keys()
 
@@ -80,7 +80,7 @@ def make():
 
 def test_a_cache_goes_in_and_comes_out(factory: Callable[..., ModelConfig], assert_agrees: Callable[..., None]) -> None:
     held = {"shape": ["batch", 1, "past", 8]}
-    inputs = {f"past_key_values.layers.0.{one}": held for one in ("keys", "values")}
+    inputs = {f"past_key_values.layers.0.{part}": held for part in ("keys", "values")}
     source = load_source(
         factory(DECODE, inputs={"input_ids": {"shape": ["batch", 1]}, **inputs}, dims={"past": [4, 6]})
     )

@@ -40,10 +40,10 @@ def test_the_seed_decides_the_weights_and_leaves_torch_alone(factory: Factory) -
     torch.manual_seed(99)
     expected = torch.rand(3)
     torch.manual_seed(99)
-    one, again, other = weight(1), weight(1), weight(2)
+    first, again, other = weight(1), weight(1), weight(2)
     assert torch.equal(torch.rand(3), expected)
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 def test_an_example_of_the_factory_gives_names_shapes_and_ranges(factory: Factory) -> None:

@@ -97,10 +97,10 @@ def run(model: onnx.ModelProto, feeds: Arrays) -> dict[str, np.ndarray]:
     return dict(zip(names, (np.asarray(array) for array in session.run(names, dict(feeds))), strict=True))
 
 
-def assert_same(found: Arrays, expected: Arrays) -> None:
+def assert_same(actual: Arrays, expected: Arrays) -> None:
     """Weights of 0.3 make values of some tens, in float32."""
     for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, atol=2e-4, rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(actual[name], array, atol=2e-4, rtol=1e-4, err_msg=name)
 
 
 def routing(model: onnx.ModelProto) -> list[str]:
@@ -129,15 +129,15 @@ def test_each_token_goes_to_its_own_experts(name: str, configured: Configured) -
     assert exported.dynamic_dims == (("batch",) if name in LOOPS_OVER_TOKENS else ("batch", "seq"))
     model = onnx_ir.to_proto(exported.ir_model)
 
-    one, other, longer = (
+    short, other, longer = (
         draw_inputs(source.inputs, sizes, seed=seed)
         for sizes, seed in (({"batch": 2, "seq": 3}, 1), ({"batch": 2, "seq": 3}, 2), ({"batch": 1, "seq": 9}, 3))
     )
-    for feeds in (one, other, longer):
+    for feeds in (short, other, longer):
         assert_same(run(model, feeds), run_torch(exported.source, feeds))
 
     routed = with_routing_as_output(model)
-    first, second = ({name: run(routed, feeds)[name] for name in routing(model)} for feeds in (one, other))
+    first, second = ({name: run(routed, feeds)[name] for name in routing(model)} for feeds in (short, other))
     assert any((first[name] != second[name]).any() for name in first)  # the second draw is routed otherwise
     burned = run(with_routing_burned_in(model, first), other)
     expected = run_torch(exported.source, other)

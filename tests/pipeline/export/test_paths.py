@@ -32,7 +32,7 @@ def entered() -> Iterator[None]:
     )
     pytree.register_pytree_node(
         Answer,
-        lambda one: (list(one.values()), list(one)),
+        lambda answer: (list(answer.values()), list(answer)),
         lambda parts, names: Answer(zip(names, parts, strict=True)),
         serialized_type_name="tests.Answer",
     )
@@ -43,9 +43,9 @@ def entered() -> Iterator[None]:
 
 def test_where_torch_knows_the_names() -> None:
     value = {"a": [1, None, Pair(2, {"z": 3})], "b": OrderedDict(q=4)}
-    found = [(".".join(path), leaf) for path, leaf in leaves_with_path(value)]
-    assert found == [("a.0", 1), ("a.1", None), ("a.2.first", 2), ("a.2.second.z", 3), ("b.q", 4)]
-    assert [leaf for _, leaf in found] == pytree.tree_leaves(value)
+    actual = [(".".join(path), leaf) for path, leaf in leaves_with_path(value)]
+    assert actual == [("a.0", 1), ("a.1", None), ("a.2.first", 2), ("a.2.second.z", 3), ("b.q", 4)]
+    assert [leaf for _, leaf in actual] == pytree.tree_leaves(value)
 
 
 @pytest.mark.usefixtures("entered")
@@ -53,5 +53,5 @@ def test_where_it_does_not() -> None:
     value = (Answer(logits=1, inner=Row(2, [3])), 4)
     with pytest.raises(ValueError, match="flatten_with_keys_fn"):
         pytree.tree_flatten_with_path(value)
-    found = [(".".join(path), leaf) for path, leaf in leaves_with_path(value)]
-    assert found == [("0.logits", 1), ("0.inner.0", 2), ("0.inner.1.0", 3), ("1", 4)]
+    actual = [(".".join(path), leaf) for path, leaf in leaves_with_path(value)]
+    assert actual == [("0.logits", 1), ("0.inner.0", 2), ("0.inner.1.0", 3), ("1", 4)]

@@ -62,10 +62,10 @@ def test_one_line_is_enough(configured: Configured, tmp_path: Path, name: str) -
     assert source.weights == f"from {tmp_path}/saved"
     sizes = {dim: sizes[1] for dim, sizes in source.dims.items()}
     feeds = draw_inputs(source.inputs, sizes, seed=1)
-    found = run_torch(source, feeds)
+    actual = run_torch(source, feeds)
     with torch.no_grad():
         expected = model(**{key: torch.from_numpy(array) for key, array in feeds.items()})
-    for key, array in found.items():
+    for key, array in actual.items():
         if "." not in key:
             np.testing.assert_allclose(array, expected[key].numpy(), atol=1e-5, err_msg=key)
     for mask in (feeds[key] for key in feeds if key == "attention_mask"):

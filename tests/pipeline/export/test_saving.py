@@ -23,14 +23,14 @@ def model(elements: int, fill: float = 1.0) -> ir.Model:
         g (float[{elements}] x) => (float[{elements}] y) {{ y = Add(x, weight) }}
     """
     proto = onnx.parser.parse_model(text)
-    made = ir.from_proto(proto)
+    model = ir.from_proto(proto)
     array = np.full(elements, fill, np.float32)
     value = ir.Value(name="weight", const_value=ir.tensor(array, name="weight"))
     value.shape, value.type = ir.Shape([elements]), ir.TensorType(ir.DataType.FLOAT)
-    node = made.graph[0]
+    node = model.graph[0]
     node.replace_input_with(1, value)
-    made.graph.initializers["weight"] = value
-    return made
+    model.graph.initializers["weight"] = value
+    return model
 
 
 def test_small_weights_stay_inside(tmp_path: Path) -> None:
@@ -42,12 +42,12 @@ def test_small_weights_stay_inside(tmp_path: Path) -> None:
 def test_large_weights_lie_beside_under_the_final_name(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     save_model(model(26_000_000, fill=3.0), path)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
     assert path.stat().st_size < 2000
     [weight] = onnx.load(path).graph.initializer
     assert onnx.numpy_helper.to_array(weight)[-1] == 3.0
     save_model(model(10), path)  # a smaller model takes the old data away
-    assert [one.name for one in tmp_path.iterdir()] == ["model.onnx"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(UsageError, match="cannot be written: No space left on device; free space or choose --out"):
         save_model(model(20), path)
     assert path.read_bytes() == before
-    assert [one.name for one in tmp_path.iterdir()] == ["model.onnx"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ INDEX = "model.safetensors.index.json"
 def checkpoint(tmp_path: Path) -> Path:
     """Two shards and their index."""
     torch.manual_seed(0)
-    one, two = {"a": torch.randn(3, 5), "b": torch.arange(7)}, {"c": torch.randn(4, 2).to(torch.bfloat16)}
-    for place, tensors in enumerate((one, two), start=1):
+    first, second = {"a": torch.randn(3, 5), "b": torch.arange(7)}, {"c": torch.randn(4, 2).to(torch.bfloat16)}
+    for place, tensors in enumerate((first, second), start=1):
         safetensors.torch.save_file(tensors, tmp_path / f"model-0000{place}-of-00002.safetensors")
     placed = {name: f"model-0000{1 + (name == 'c')}-of-00002.safetensors" for name in "abc"}
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": placed}))
@@ -36,7 +36,7 @@ def test_the_bytes_at_a_place_are_the_tensor(checkpoint: Path) -> None:
         raw = (checkpoint / stored.shard).read_bytes()[stored.offset : stored.offset + stored.nbytes]
         assert raw == whole.contiguous().view(torch.uint8).numpy().tobytes()
         assert stored.shape == tuple(whole.shape)
-    assert {name: one.dtype for name, one in shards.tensors.items()} == {"a": "F32", "b": "I64", "c": "BF16"}
+    assert {name: entry.dtype for name, entry in shards.tensors.items()} == {"a": "F32", "b": "I64", "c": "BF16"}
     assert read_shards(checkpoint / INDEX).tensors == shards.tensors
     assert set(read_shards(checkpoint / "model-00002-of-00002.safetensors").tensors) == {"c"}
 
@@ -72,16 +72,19 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
         "its header alone has 72057594037927935",
     ),
     (lambda shard: shard.write_bytes(shard.read_bytes().replace(b"{", b"[", 1)), "its header is not JSON"),
-    (lambda shard: with_header(shard, lambda one: one["c"].pop("shape")), "says nothing sound of 'c'"),
+    (lambda shard: with_header(shard, lambda header: header["c"].pop("shape")), "says nothing sound of 'c'"),
     (
-        lambda shard: with_header(shard, lambda one: one["c"].update(dtype="F4")),
+        lambda shard: with_header(shard, lambda header: header["c"].update(dtype="F4")),
         "'c' has the dtype 'F4'; known are BOOL",
     ),
     (
-        lambda shard: with_header(shard, lambda one: one["c"].update(shape=[4, 3])),
+        lambda shard: with_header(shard, lambda header: header["c"].update(shape=[4, 3])),
         r"'c' has 16 bytes, but BF16\[4, 3\]",
     ),
-    (lambda shard: with_header(shard, lambda one: one["c"].update(shape=[-4, -2])), r"'c' has 16 bytes, but BF16\[-4"),
+    (
+        lambda shard: with_header(shard, lambda header: header["c"].update(shape=[-4, -2])),
+        r"'c' has 16 bytes, but BF16\[-4",
+    ),
     (link, "it is a link to blob, which ONNX refuses"),
 ]
 

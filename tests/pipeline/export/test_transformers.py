@@ -46,10 +46,10 @@ def refusal(configured: Configured, **section: Any) -> str:
 
 
 def test_random_weights_follow_the_seed(configured: Configured, capfd: pytest.CaptureFixture[str]) -> None:
-    one, again, other = (bert(configured, seed=seed).module for seed in (1, 1, 2))
+    first, again, other = (bert(configured, seed=seed).module for seed in (1, 1, 2))
     key = "encoder.layer.0.attention.self.query.weight"
-    assert torch.equal(one.state_dict()[key], again.state_dict()[key])
-    assert not torch.equal(one.state_dict()[key], other.state_dict()[key])
+    assert torch.equal(first.state_dict()[key], again.state_dict()[key])
+    assert not torch.equal(first.state_dict()[key], other.state_dict()[key])
     assert capfd.readouterr() == ("", "")
 
 

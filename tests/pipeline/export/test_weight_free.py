@@ -63,8 +63,8 @@ def referred(source: TorchSource, folder: Path, **pieces: list[str]) -> Exported
 def saved(
     module: nn.Module, folder: Path, rename: Callable[[str], str] = str, drop: str = ""
 ) -> dict[str, torch.Tensor]:
-    state = {rename(name): one for name, one in module.state_dict().items() if name != drop}
-    safetensors.torch.save_file({name: one.clone() for name, one in state.items()}, folder / "model.safetensors")
+    state = {rename(name): tensor for name, tensor in module.state_dict().items() if name != drop}
+    safetensors.torch.save_file({name: tensor.clone() for name, tensor in state.items()}, folder / "model.safetensors")
     return state
 
 

@@ -73,8 +73,8 @@ def test_dims_follow_from_shapes(graph: Graph) -> None:
     ],
 )
 def test_expressions(expression: str, value: float) -> None:
-    found = evaluate(expression, {"n": 7, "m": 3})
-    assert (found, type(found)) == (value, type(value))
+    actual = evaluate(expression, {"n": 7, "m": 3})
+    assert (actual, type(actual)) == (value, type(value))
 
 
 def test_only_expressions() -> None:

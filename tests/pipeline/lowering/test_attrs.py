@@ -42,9 +42,9 @@ def bits(value: Any) -> Any:
 @given(schemas_and_attrs())
 def test_round_trip(given_: tuple[str, dict[str, Any]]) -> None:
     schema, attrs = given_
-    found = unpack(schema, pack(schema, attrs))
-    assert {name: bits(value) for name, value in found.items()} == {name: bits(value) for name, value in attrs.items()}
-    assert list(found) == list(attrs)
+    actual = unpack(schema, pack(schema, attrs))
+    assert {name: bits(value) for name, value in actual.items()} == {name: bits(value) for name, value in attrs.items()}
+    assert list(actual) == list(attrs)
 
 
 @given(schemas_and_attrs(), st.binary(min_size=1, max_size=9))

@@ -279,8 +279,8 @@ def test_two_results_of_one_call_on_the_same_bytes_are_caught_even_if_one_is_nev
 def test_a_call_that_writes_an_input_is_caught() -> None:
     plan, vid = small()
     calls = (*plan.calls, replace(plan.calls[0], in_vids=(vid["y"],), out_vids=(vid["x"],)))
-    found = violations(replace(plan, calls=calls, order=(*plan.order, 4)))
-    assert "call 4 Tanh writes 'x' (vid 0, input), which already has a value" in found
+    problems = violations(replace(plan, calls=calls, order=(*plan.order, 4)))
+    assert "call 4 Tanh writes 'x' (vid 0, input), which already has a value" in problems
 
 
 def strided(strides: tuple[int, ...]) -> ExecutionPlan:
@@ -312,9 +312,9 @@ def test_a_given_tensor_in_another_order_is_caught(traced: tuple[int, ...], wron
     entry = replace(plan.feed_signature[0], strides=wrong)
     layouts = {0: Layout((2, 3), wrong), 1: Layout((3, 2), wrong[::-1])}
     bad = replace(plan, layouts=layouts, feed_signature=(entry,))
-    assert [found for found in violations(bad) if f"input 'x' lies with strides {wrong}" in found]
+    assert [problem for problem in violations(bad) if f"input 'x' lies with strides {wrong}" in problem]
     fed_otherwise = replace(plan, feed_signature=(entry,))
-    assert [found for found in violations(fed_otherwise) if "'x' is fed with strides" in found]
+    assert [problem for problem in violations(fed_otherwise) if "'x' is fed with strides" in problem]
 
 
 def counted(*, late: bool = False, shown: bool = False, updated: bool = True) -> ExecutionPlan:

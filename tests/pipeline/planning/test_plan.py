@@ -51,8 +51,8 @@ def test_lifetimes() -> None:
     c.emit("Neg", "dead", "a")
     c.emit("Add", "y", "a", "w")
     graph = c.graph("y")
-    found = {graph.values[vid].name: life for vid, life in lifetimes(graph, lower(graph)).items()}
-    assert found == {
+    lives = {graph.values[vid].name: life for vid, life in lifetimes(graph, lower(graph)).items()}
+    assert lives == {
         "x": Lifetime(-1, 0),
         "w": Lifetime(-1, 2),
         "a": Lifetime(0, 2),

@@ -29,13 +29,13 @@ __all__ = ["attention", "html_of", "pictures", "report", "row"]
 ERRORS = {"y": Errors(1.5e-6, 1e-5, 1.0, 120.0, 1e-4, 0.015)}
 
 
-def row(name: str, status: Status = Status.RAN, before: int = 9, after: int = 9, **told: object) -> PassRow:
-    made = PassRow(name, "onnxoptimizer", status, "", before, after, 0.1, before != after, ERRORS)
-    return replace(made, **told)  # type: ignore[arg-type]
+def row(name: str, status: Status = Status.RAN, before: int = 9, after: int = 9, **changes: object) -> PassRow:
+    pass_row = PassRow(name, "onnxoptimizer", status, "", before, after, 0.1, before != after, ERRORS)
+    return replace(pass_row, **changes)  # type: ignore[arg-type]
 
 
-def report(*rows: PassRow, marks: tuple[Mark, ...] = (), **told: object) -> Report:
-    made = Report(
+def report(*rows: PassRow, marks: tuple[Mark, ...] = (), **changes: object) -> Report:
+    run_report = Report(
         name="made_up",
         exit_code=0,
         failure="",
@@ -50,7 +50,7 @@ def report(*rows: PassRow, marks: tuple[Mark, ...] = (), **told: object) -> Repo
         files=(),
         marks=(Mark(SOURCE, "0" * 12, 4096, {"MatMul": 4, "Add": 5}), *marks),
     )
-    return replace(made, **told)  # type: ignore[arg-type]
+    return replace(run_report, **changes)  # type: ignore[arg-type]
 
 
 def attention(layer: int, *, merged: bool = False) -> Drawing:
@@ -86,5 +86,5 @@ def pictures(layers: int = 1, nodes: int = 3, name: str = "node") -> Pictures:
     )
 
 
-def html_of(made: Report, shown: Pictures, folder: Path) -> str:
-    return render(page_of(made, shown, folder))
+def html_of(run_report: Report, shown: Pictures, folder: Path) -> str:
+    return render(page_of(run_report, shown, folder))

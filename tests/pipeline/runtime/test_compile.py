@@ -37,6 +37,6 @@ def test_compile_and_run() -> None:
 def test_an_unknown_kind_is_still_listed() -> None:
     builder = Builder("g")
     spec = TensorSpec((2,), "float32")
-    (made,) = builder.emit("Frobnicate", [builder.input("x", spec)], [("y", spec)])
+    (value,) = builder.emit("Frobnicate", [builder.input("x", spec)], [("y", spec)])
     with pytest.raises(Unsupported, match="Frobnicate"):
-        compile_graph(builder.build([made]))
+        compile_graph(builder.build([value]))

@@ -26,8 +26,8 @@ def test_other_sizes_only_where_they_are_asked_for() -> None:
     graph = graph_of(Calls([lambda x: x * 2]), [torch.zeros(1, 3)])
     with pytest.raises(UsageError, match=r"float32\[2, 3\]; the graph declares float32\[1, 3\]"):
         run_eager(graph, {"tensors_0": torch.ones(2, 3)})
-    (found,) = run_eager(graph, {"tensors_0": torch.ones(2, 3)}, check=False).outputs.values()
-    assert found.tolist() == [[2.0] * 3] * 2
+    (actual,) = run_eager(graph, {"tensors_0": torch.ones(2, 3)}, check=False).outputs.values()
+    assert actual.tolist() == [[2.0] * 3] * 2
 
 
 def test_what_is_not_given_is_named() -> None:
@@ -50,8 +50,8 @@ def test_an_operator_of_ones_own() -> None:
         library.impl("double", lambda x, by=2: torch.empty_like(x), "Meta")
         operator = torch.ops.onnxline_tests.double
         graph = graph_of(Calls([lambda x: operator(x, by=3.0)]), [torch.ones(2)])
-        (found,) = compile_graph(graph).run({"tensors_0": torch.ones(2)}).values()
-        assert found.tolist() == [3.0, 3.0]
+        (actual,) = compile_graph(graph).run({"tensors_0": torch.ones(2)}).values()
+        assert actual.tolist() == [3.0, 3.0]
 
 
 def test_an_operator_that_torch_does_not_know() -> None:

@@ -86,9 +86,9 @@ def test_any_graph_computes_what_plain_torch_computes(graph: Graph, seed: int) -
         before = {name: tensor.clone() for name, tensor in feed.items()}
         kept.append((program.run(feed), naive(graph, before)))
         torch.testing.assert_close(feed, before, rtol=0, atol=0)
-    for found, wanted in kept:
+    for actual, wanted in kept:
         # Chains of products and MatMuls grow the numbers, so the bound is relative: some hundred ulps of float32.
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_outputs_are_the_callers_unless_views_are_asked_for() -> None:
@@ -110,9 +110,9 @@ def test_numpy_and_strided_feeds() -> None:
 def test_an_input_may_be_an_output_and_is_copied() -> None:
     builder = Builder("through", EMITTERS)
     x = builder.input("x", F32)
-    found = compile_graph(builder.build([x])).run({"x": X})["x"]
-    assert torch.equal(found, X)
-    assert found.data_ptr() != X.data_ptr()
+    actual = compile_graph(builder.build([x])).run({"x": X})["x"]
+    assert torch.equal(actual, X)
+    assert actual.data_ptr() != X.data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_weights_are_bound_without_a_copy(dtype: str, numpy_dtype: type) -> None
     array.flags.writeable = False
     builder = Builder("weight", EMITTERS)
     weight = builder.const("weight", TensorSpec((3,), dtype), Stored(array))
-    found = compile_graph(builder.build([weight])).run({}, copy=False)["weight"]
-    assert found.data_ptr() == array.ctypes.data
-    assert found.float().tolist() == [0, 1, 1]
+    actual = compile_graph(builder.build([weight])).run({}, copy=False)["weight"]
+    assert actual.data_ptr() == array.ctypes.data
+    assert actual.float().tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_a_scalar_and_an_empty_weight() -> None:
     builder = Builder("weights", EMITTERS)
     scalar = builder.const("scalar", TensorSpec((), "float32"), Stored(np.array(3, np.float32)))
     empty = builder.const("empty", TensorSpec((0, 2), "int64"), Stored(np.empty((0, 2), np.int64)))
-    found = compile_graph(builder.build([scalar, empty])).run({})
-    assert (found["scalar"].item(), tuple(found["empty"].shape)) == (3, (0, 2))
+    actual = compile_graph(builder.build([scalar, empty])).run({})
+    assert (actual["scalar"].item(), tuple(actual["empty"].shape)) == (3, (0, 2))
 
 
 def test_a_weight_of_another_shape_is_refused() -> None:

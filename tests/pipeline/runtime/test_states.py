@@ -66,8 +66,8 @@ def test_a_cache_is_written_as_torch_writes_it() -> None:
     program, _ = compiled(given, [torch.ones(1, 2), torch.tensor([0])])
     for step in range(3):
         inputs = [torch.full((1, 2), step + 1.0), torch.tensor([step])]
-        (found,) = program.run(dict(zip(("x", "at"), inputs, strict=True))).values()
-        assert torch.equal(found, module(*inputs))
+        (actual,) = program.run(dict(zip(("x", "at"), inputs, strict=True))).values()
+        assert torch.equal(actual, module(*inputs))
     assert torch.equal(program.states()["b_keys"], module.keys)
     assert not given.keys.any()
 
@@ -77,8 +77,8 @@ def test_norms_in_train_mode_move_their_statistics(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     module, x = torch.nn.BatchNorm1d(3).train().to(dtype), torch.randn(5, 3).to(dtype)
     program, feed = compiled(module, [x])
-    found = next(iter(program.run(feed).values()))
-    torch.testing.assert_close(found, module(x))
+    actual = next(iter(program.run(feed).values()))
+    torch.testing.assert_close(actual, module(x))
     torch.testing.assert_close(program.states()["b_running_var"], module.running_var)
     assert program.states()["b_num_batches_tracked"].item() == 1
 
@@ -194,12 +194,12 @@ def test_a_state_is_written_where_it_lies_if_its_old_value_is_not_needed(way: An
     kept = []
     for run in range(3):
         feed["at"] = inputs[1] = torch.tensor([run])
-        found = list(program.run(feed, copy=run == 0).values())
+        actual = list(program.run(feed, copy=run == 0).values())
         wanted = list(tree_leaves(module(*(tensor.clone() for tensor in inputs))))
-        assert all(map(torch.equal, found, wanted))
+        assert all(map(torch.equal, actual, wanted))
         assert torch.equal(program.states()["b_keys"], module.keys)
         assert program.states()["b_runs"].item() == run + 1
-        kept.append((found[0].clone(), found[0])) if run == 0 else None
+        kept.append((actual[0].clone(), actual[0])) if run == 0 else None
     assert all(torch.equal(*pair) for pair in kept)
     program.reset_states()
     assert torch.equal(program.states()["b_keys"], given.keys)

@@ -25,8 +25,8 @@ def hugging(name: str, config: str, settings: dict[str, Any], call: Call) -> Fam
     def family() -> tuple[Callable[[], nn.Module], Call]:
         import transformers
 
-        made = getattr(transformers, config)(**settings)
-        return lambda: getattr(transformers, name)(made).eval(), call
+        config_object = getattr(transformers, config)(**settings)
+        return lambda: getattr(transformers, name)(config_object).eval(), call
 
     return family
 

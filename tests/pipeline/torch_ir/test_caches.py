@@ -26,10 +26,10 @@ def traced(kwargs: dict[str, object], file: Path) -> IR:
 
 
 def cache(length: int, device: str = "cpu") -> DynamicCache:
-    made = DynamicCache(config=CONFIG)
+    cache = DynamicCache(config=CONFIG)
     for layer in range(2):
-        made.update(*torch.randn(2, 1, 2, length, 8, device=device), layer)
-    return made
+        cache.update(*torch.randn(2, 1, 2, length, 8, device=device), layer)
+    return cache
 
 
 def test_prefill_and_decode_of_gpt2(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_prefill_and_decode_of_gpt2(tmp_path: Path) -> None:
     ids = torch.randint(0, 32, (1, 5))
     ok, report = verify_ir_with_state_dict(prefill, model.state_dict(), model, (), kwargs={"input_ids": ids})
     assert ok, report
-    assert [one["path"] for one in report.output_details][:2] == ["logits", "past_key_values.layers.0.keys"]
+    assert [detail["path"] for detail in report.output_details][:2] == ["logits", "past_key_values.layers.0.keys"]
 
     step = {"input_ids": torch.zeros(1, 1, dtype=torch.long, device="meta"), "past_key_values": cache(5, "meta")}
     decode = traced(step, tmp_path / "d.json")
@@ -104,10 +104,10 @@ def test_files_from_before_such_numbers_were_kept_are_taken_as_they_are() -> Non
 
 
 def longer() -> DynamicCache:
-    made = DynamicCache()
+    cache = DynamicCache()
     for layer in range(3):
-        made.update(*torch.randn(2, 1, 2, 5, 8), layer)
-    return made
+        cache.update(*torch.randn(2, 1, 2, 5, 8), layer)
+    return cache
 
 
 NO_SUCH_CACHE = {

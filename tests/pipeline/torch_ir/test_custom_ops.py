@@ -80,7 +80,7 @@ def test_what_an_operator_writes_is_dataflow(saved: Path, planned: bool) -> None
     assert torch.equal(given, x)
     assert not weights["seen"].any()
     expected = model(x)
-    assert [torch.equal(one, other) for one, other in zip(outputs, expected, strict=True)] == [True, True]
+    assert [torch.equal(output, other) for output, other in zip(outputs, expected, strict=True)] == [True, True]
     assert torch.equal(executor.updates["b_seen"], weights["seen"])
     assert torch.equal(executor.updates["x"], x)
 
@@ -101,7 +101,7 @@ def test_parts_by_their_place_in_memory(planned: bool) -> None:
     executor = IRExecutor(extract_ir(Parts(), (x.clone(),), strict=False), {}, planned=planned)
     outputs = executor.execute((x,))
     assert not executor.not_planned
-    assert [one.tolist() for one in outputs] == [one.tolist() for one in Parts()(x)]
+    assert [output.tolist() for output in outputs] == [output.tolist() for output in Parts()(x)]
 
 
 def test_parts_of_what_lies_in_another_order_are_refused() -> None:
@@ -124,8 +124,8 @@ def test_an_input_from_the_middle_of_its_memory() -> None:
     x = torch.arange(20.0)[5:11]
     ir = extract_ir(Given(), (torch.zeros(6),), strict=False)
     for planned in (True, False):
-        (found,) = IRExecutor(ir, {}, planned=planned).execute((x,))
-        assert found.tolist() == [5, 7, 8, 8, 9, 10]
+        (actual,) = IRExecutor(ir, {}, planned=planned).execute((x,))
+        assert actual.tolist() == [5, 7, 8, 8, 9, 10]
 
 
 def test_it_is_verified(saved: Path) -> None:
@@ -200,8 +200,8 @@ def _(x: Tensor, value: float) -> None:
 
 @registry.custom_op("onnxline_tests::fill_all", mutates_args={"several"})
 def fill_all(several: list[Tensor], unused: Tensor | None) -> None:
-    for one in several:
-        one.fill_(1)
+    for tensor in several:
+        tensor.fill_(1)
 
 
 @registry.custom_op("onnxline_tests::shifted", mutates_args=())
@@ -250,5 +250,5 @@ def test_every_kind_of_result_has_a_view_that_can_be_changed(
     loaded = IR.load(tmp_path / "m.json")
     assert loaded.nodes[-1].name == "last"
     for planned in (True, False):
-        (found,) = IRExecutor(loaded, {}, planned=planned).execute((x,))
-        assert torch.equal(found, forward(x))
+        (actual,) = IRExecutor(loaded, {}, planned=planned).execute((x,))
+        assert torch.equal(actual, forward(x))

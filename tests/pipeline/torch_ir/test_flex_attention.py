@@ -23,9 +23,9 @@ class Causal(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         blocks = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, LENGTH, LENGTH, device=x.device)
-        found = flex_attention(x, x, x, lambda score, b, h, i, j: score + h * self.bias[i, j], block_mask=blocks)
-        assert isinstance(found, Tensor)
-        return found
+        actual = flex_attention(x, x, x, lambda score, b, h, i, j: score + h * self.bias[i, j], block_mask=blocks)
+        assert isinstance(actual, Tensor)
+        return actual
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own: that it is quicker when compiled

@@ -325,9 +325,9 @@ def test_fake_tensors_have_no_values_for_an_ir() -> None:
     for inputs, constants in (((mode.from_tensor(X),), {"scale": scale}), ((X,), {"scale": fake.scale})):
         with pytest.raises(ExecutionError, match=said):
             execute_ir(ir, inputs, constants=constants)
-    for empty, found in ((fake.scale, "a FakeTensor"), (scale.to("meta"), "a tensor on meta")):
+    for empty, described in ((fake.scale, "a FakeTensor"), (scale.to("meta"), "a tensor on meta")):
         ir.constants["scale"] = empty
-        with pytest.raises(SerializationError, match=f"constant 'scale': found {found}, expected one with values"):
+        with pytest.raises(SerializationError, match=f"constant 'scale': found {described}, expected one with values"):
             serialize_ir(ir)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -356,4 +356,4 @@ def test_a_warning_points_to_the_line_that_asked_for_what_it_speaks_of() -> None
         convert_exported_program(export_model(model, (x,)))
         extract_ir(model, (x,), stamp=True, dynamic_shapes={"x": None})
     start = test_a_warning_points_to_the_line_that_asked_for_what_it_speaks_of.__code__.co_firstlineno
-    assert [(one.filename, one.lineno - start) for one in caught] == [(__file__, at) for at in (5, 6, 7, 7)]
+    assert [(warning.filename, warning.lineno - start) for warning in caught] == [(__file__, at) for at in (5, 6, 7, 7)]

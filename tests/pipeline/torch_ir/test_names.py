@@ -55,10 +55,10 @@ def test_a_name_in_the_checkpoint_is_no_placeholder(names: tuple[str, ...], tmp_
         ok, report = verify_ir_with_state_dict(ir, model.state_dict(), model, (x,))
         assert ok, report
         for planned in (True, False):
-            (found,) = IRExecutor(ir, model.state_dict(), planned=planned).execute((x,))
-            assert torch.equal(found, model(x))
-    (found,) = compile_graph(extracted.graph, model.state_dict()).run({"x": x}).values()
-    assert torch.equal(found, model(x))
+            (actual,) = IRExecutor(ir, model.state_dict(), planned=planned).execute((x,))
+            assert torch.equal(actual, model(x))
+    (actual,) = compile_graph(extracted.graph, model.state_dict()).run({"x": x}).values()
+    assert torch.equal(actual, model(x))
 
 
 def test_placeholders_still_name_weights() -> None:

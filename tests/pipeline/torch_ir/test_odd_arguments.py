@@ -32,7 +32,7 @@ def test_keys_of_a_dict_are_kept_whatever_they_are() -> None:
     ir = deserialize_ir(serialize_ir(extract_ir(model, (given,), strict=False)))
     ok, report = verify_ir_with_state_dict(ir, {}, model, (dict(reversed(given.items())),))
     assert ok, report
-    assert [one["path"] for one in report.output_details] == ["[1]", "1", "[(0, None)]", "['[1]']"]
+    assert [detail["path"] for detail in report.output_details] == ["[1]", "1", "[(0, None)]", "['[1]']"]
     ok, report = verify_ir_with_state_dict(ir, {}, Does(lambda table: {1: table["1"]}), (given,))
     assert "  1: the model gives nothing, the IR something" in str(report)
     with pytest.raises(
@@ -124,16 +124,16 @@ class WritesToOne(nn.Module):
 
 
 def test_one_tensor_in_two_places_of_which_one_is_written_is_refused() -> None:
-    one = torch.ones(2)
-    ir = extract_ir(WritesToOne(), (one, one), strict=False)
-    assert torch.equal(execute_ir(ir, (one, one.clone()))[0], torch.full((2,), 2.0))
+    vector = torch.ones(2)
+    ir = extract_ir(WritesToOne(), (vector, vector), strict=False)
+    assert torch.equal(execute_ir(ir, (vector, vector.clone()))[0], torch.full((2,), 2.0))
     halves = torch.ones(2, 2)
     assert torch.equal(execute_ir(ir, (halves[0], halves[1]))[0], torch.full((2,), 2.0))
     with pytest.raises(ExecutionError, match="input 'x' shares memory with 'y', and the model writes to it"):
-        execute_ir(ir, (one, one))
+        execute_ir(ir, (vector, vector))
     with pytest.raises(ExecutionError, match="input 'x' shares memory with 'y'"):
         execute_ir(ir, (halves.view(4)[:2], halves.view(4)[1:3]))
-    ok, report = verify_ir_with_state_dict(ir, {}, WritesToOne(), (one, one))
+    ok, report = verify_ir_with_state_dict(ir, {}, WritesToOne(), (vector, vector))
     assert not ok
     assert "shares memory with 'y'" in str(report.error_message)
-    assert torch.equal(one, torch.ones(2))
+    assert torch.equal(vector, torch.ones(2))

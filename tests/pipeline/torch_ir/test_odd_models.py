@@ -42,8 +42,8 @@ def test_memory_is_read_as_it_lies(held: Tensor, why: str, buffer: bool, tmp_pat
     model = Holds(held, buffer=buffer)
     ir = extract_ir(model, (X,), strict=False)
     ir.save(tmp_path / "ir.json", threshold=8)
-    for one in (ir, IR.load(tmp_path / "ir.json")):
-        executor = IRExecutor(one, model.state_dict())
+    for version in (ir, IR.load(tmp_path / "ir.json")):
+        executor = IRExecutor(version, model.state_dict())
         assert torch.equal(executor.execute((X,))[0], model(X))
         assert why.format(name="b_held" if buffer else "c_held") in executor.not_planned
         assert bool(why) == bool(executor.not_planned)
@@ -158,13 +158,13 @@ def test_the_larger_of_two_sizes_is_an_expression() -> None:
 
 def test_all_that_is_wrong_with_inputs_by_name_is_in_one_message() -> None:
     ir = extract_ir(Does(lambda x, y: x + y), (X, X), strict=False)
-    first, second = (one.name for one in ir.graph_inputs)
+    first, second = (meta.name for meta in ir.graph_inputs)
     with pytest.raises(ExecutionError) as caught:
         execute_ir(ir, {first: X.double(), "other": X}, {})
-    told = str(caught.value)
-    assert f"Weight/input '{second}' not found in registry for node 'add'." in told
-    assert "'other'" in told
-    assert "float64" in told
+    message = str(caught.value)
+    assert f"Weight/input '{second}' not found in registry for node 'add'." in message
+    assert "'other'" in message
+    assert "float64" in message
 
 
 def test_outputs_of_the_reference_are_the_callers_own() -> None:
@@ -204,16 +204,20 @@ def test_a_module_in_several_places_is_counted_once() -> None:
             return self.b(self.a(x))
 
     model = Shared().eval()
-    made = extract_ir(model, (X,), strict=False)
-    for ir in (made, IR.from_dict(made.to_dict()), convert_exported_program(torch.export.export(model, (X,)))):
-        assert summary(ir)["total_parameters"] == sum(one.numel() for one in model.state_dict().values()) - 20
+    extracted = extract_ir(model, (X,), strict=False)
+    for ir in (
+        extracted,
+        IR.from_dict(extracted.to_dict()),
+        convert_exported_program(torch.export.export(model, (X,))),
+    ):
+        assert summary(ir)["total_parameters"] == sum(tensor.numel() for tensor in model.state_dict().values()) - 20
         assert len(ir.weights) == len(set(ir.weight_name_mapping.values())) == 7
         state = model.state_dict()
         for gone in ("a", "b.0"):
-            weights = {name: one for name, one in state.items() if not name.startswith(f"{gone}.")}
+            weights = {name: tensor for name, tensor in state.items() if not name.startswith(f"{gone}.")}
             assert torch.equal(execute_ir(ir, (X,), weights)[0], model(X))
     with pytest.raises(ExecutionError, match=r"the model has it as 'b\.0\.bias' too, and the two tensors"):
-        execute_ir(made, (X,), {**state, "b.0.bias": torch.zeros(4)})
+        execute_ir(extracted, (X,), {**state, "b.0.bias": torch.zeros(4)})
 
 
 def asserts(x: Tensor) -> Tensor:

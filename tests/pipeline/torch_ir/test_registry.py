@@ -37,9 +37,9 @@ def clean() -> Iterator[None]:
 
 def gate() -> IR:
     value = TensorMeta("x", (2,), "float32")
-    made = [TensorMeta("low", (2,), "float32"), TensorMeta("high", (2,), "float32")]
-    node = OpNode("gate", "mylib.gate", [value], made, {"by": 0.5, "modes": ["a", None]})
-    return IR([node], [value], made[::-1])
+    metas = [TensorMeta("low", (2,), "float32"), TensorMeta("high", (2,), "float32")]
+    node = OpNode("gate", "mylib.gate", [value], metas, {"by": 0.5, "modes": ["a", None]})
+    return IR([node], [value], metas[::-1])
 
 
 def test_an_op_that_torch_does_not_know_runs_also_when_it_was_saved() -> None:

@@ -82,13 +82,13 @@ class Writes(nn.Module):
         self.register_buffer("buffer", torch.arange(24.0).reshape(4, 6) + 0.5)
 
     def forward(self, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        found = {}
+        outcomes = {}
         for name, view in self.views.items():
             base = self.get_buffer("buffer") if name == self.of_buffer else x * 2
             shown = view(base)
             self.write(shown)
-            found[name] = base + 0, shown + 0
-        return found
+            outcomes[name] = base + 0, shown + 0
+        return outcomes
 
 
 X = torch.arange(24.0).reshape(4, 6)
@@ -102,8 +102,8 @@ def test_a_write_through_a_view_reaches_what_is_behind_it(write: str) -> None:
     ir = extract_ir(model, (X,), strict=False)
     for planned in (True, False):
         executor = IRExecutor(ir, model.state_dict(), planned=planned)
-        found = executor.execute((X,))
-        wrong = [list(VIEWS)[at // 2] for at in range(len(expected)) if not torch.equal(found[at], expected[at])]
+        actual = executor.execute((X,))
+        wrong = [list(VIEWS)[at // 2] for at in range(len(expected)) if not torch.equal(actual[at], expected[at])]
         assert wrong == []
         assert torch.equal(executor.updates["b_buffer"], eager.get_buffer("buffer"))
 
@@ -116,8 +116,8 @@ def test_a_write_that_functionalization_would_lose_is_refused(view: str) -> None
     assert "test_view_writes.py:" in str(refused.value)
     eager = Writes({view: LOSE[view]}, WRITES["fill_"], view)
     expected = eager(X)[view]
-    found = IRExecutor(extract_ir(model, (X,), strict=False, functionalize=False), model.state_dict()).execute((X,))
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    actual = IRExecutor(extract_ir(model, (X,), strict=False, functionalize=False), model.state_dict()).execute((X,))
+    assert all(torch.equal(output, other) for output, other in zip(actual, expected, strict=True))
 
 
 class Resizes(nn.Module):

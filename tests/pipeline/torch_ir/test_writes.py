@@ -227,8 +227,8 @@ def test_caches_in_one_memory_that_share_no_byte(axis: int, functionalize: bool)
     for at in range(3):
         given = torch.tensor([at]), x + at
         assert torch.equal(executor.execute(given)[0], eager(*given))
-    assert all(torch.equal(executor.updates[f"b_{name}"], one) for name, one in eager.named_buffers())
-    assert not any(one.any() for one in model.buffers())
+    assert all(torch.equal(executor.updates[f"b_{name}"], tensor) for name, tensor in eager.named_buffers())
+    assert not any(tensor.any() for tensor in model.buffers())
 
 
 @pytest.mark.filterwarnings("ignore:No complete tensor found")  # of torch's way to save views

@@ -37,7 +37,7 @@ def in_onnxruntime(wrapper: Any, inputs: Any, input_names: Any, output_names: An
         model = torch.onnx.export(wrapper, inputs, dynamo=True, optimize=False, verbose=False, **names)
     assert model is not None
     session = ort.InferenceSession(model.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    assert [one.name for one in session.get_inputs()] == list(input_names)
+    assert [value.name for value in session.get_inputs()] == list(input_names)
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
         feed = {name: tensor.numpy() for name, tensor in zip(input_names, tensors, strict=True)}
@@ -60,10 +60,10 @@ def test_same_tokens_and_logits_as_the_whole_model(
     model = causal_lm(family)
     tokens, logits = whole_sequences(model)
     assert len(set(tokens)) > 3  # else a cache could be wrong without changing one
-    found = generate(*programs(model, SIZES, how), PROMPT, STEPS, SIZES)
-    assert found.tokens.tolist() == tokens
+    actual = generate(*programs(model, SIZES, how), PROMPT, STEPS, SIZES)
+    assert actual.tokens.tolist() == tokens
     # float32 and the same sums in another order: 1e-6 of the largest logit is what comes out.
-    torch.testing.assert_close(found.logits, logits, atol=1e-5 * float(logits.abs().max()), rtol=1e-4)
+    torch.testing.assert_close(actual.logits, logits, atol=1e-5 * float(logits.abs().max()), rtol=1e-4)
 
 
 def whole_sequences(model: Any) -> tuple[list[int], torch.Tensor]:

@@ -124,8 +124,8 @@ def test_on_meta_the_graph_has_the_models_own_names_and_half_precision_masks(cau
         assert set(program.graph_signature.parameters) == {name for name, _ in model.named_parameters()}
         targets = [str(node.target) for node in program.graph.nodes]
         assert targets.count("aten.clamp.default") == 1
-    found = [node.meta["val"].shape for node in second.graph.nodes if node.op == "placeholder"][-4:]
-    assert found == [(1, 2, 8, 8)] * 4
+    shapes = [node.meta["val"].shape for node in second.graph.nodes if node.op == "placeholder"][-4:]
+    assert shapes == [(1, 2, 8, 8)] * 4
 
 
 def test_experts_in_single_precision_have_caches_on_meta(causal_lm: Callable[..., Any]) -> None:

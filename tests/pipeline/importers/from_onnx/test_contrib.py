@@ -39,9 +39,9 @@ def test_attention_like_onnxruntime(attributes: str, with_bias: bool) -> None:
     wanted = session.run(None, feeds)[0]
     if not with_bias:
         proto.graph.node[0].input.pop()
-    found = compile_graph(from_onnx(proto, emitters=EMITTERS)).run(feeds)["y"].numpy()
+    actual = compile_graph(from_onnx(proto, emitters=EMITTERS)).run(feeds)["y"].numpy()
     # float32: dot products of six terms, and a softmax over five.
-    np.testing.assert_allclose(found, wanted, atol=2e-6, rtol=2e-5)
+    np.testing.assert_allclose(actual, wanted, atol=2e-6, rtol=2e-5)
 
 
 ODD = {

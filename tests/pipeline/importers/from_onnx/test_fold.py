@@ -84,10 +84,10 @@ def test_numbers_are_those_of_the_reference(kind: str) -> None:
     results = ReferenceEvaluator(model(text)).run(None, {"given": np.zeros((2, 3), np.float32)})
     expected = np.asarray(next(iter(results)))
     value = graph.value("y")
-    found = graph.payloads[value.vid].numpy()
+    actual = graph.payloads[value.vid].numpy()
     assert not graph.ops
-    assert found.dtype == expected.dtype
-    np.testing.assert_array_equal(found, expected)
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(actual, expected)
     assert (value.spec.shape, value.spec.dtype) == (expected.shape, expected.dtype.name)
 
 

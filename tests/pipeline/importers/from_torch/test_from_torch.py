@@ -28,8 +28,8 @@ def graph_of(module: nn.Module, *args: object, functionalized: bool = True, **op
 def assert_ops(graph: Graph, expected: str) -> None:
     """The op lines of `graph`, without their places in the source, are these."""
     lines = [line.strip() for line in to_text(graph).splitlines() if " = " in line and "update" not in line]
-    found = [line.partition(" @")[0].partition(" node ")[0] for line in lines]
-    assert found == textwrap.dedent(expected).strip().splitlines()
+    ops = [line.partition(" @")[0].partition(" node ")[0] for line in lines]
+    assert ops == textwrap.dedent(expected).strip().splitlines()
 
 
 class Tricky(nn.Module):

@@ -36,8 +36,8 @@ def ops_of(does: Callable[[Any, Tensor], Any], layer: nn.Module | None, x: Tenso
     module = Beside(does, layer, writes=writes).eval()
     graph = from_torch(functionalize_program(torch.export.export(module, (x,), strict=False)))
     lines = [line for line in to_text(graph).splitlines() if '"aten.' in line and "strided" not in line]
-    told = [line.partition(" = ")[2].partition(" @")[0] for line in lines]
-    return [line.partition("(")[0] + line.partition(")")[2] for line in told][int(writes) :]
+    calls = [line.partition(" = ")[2].partition(" @")[0] for line in lines]
+    return [line.partition("(")[0] + line.partition(")")[2] for line in calls][int(writes) :]
 
 
 IMAGE, ROWS = torch.randn(1, 4, 8, 8), torch.randn(2, 4, 8)
@@ -55,7 +55,7 @@ IMAGE, ROWS = torch.randn(1, 4, 8, 8), torch.randn(2, 4, 8)
         (nn.RMSNorm(8), ROWS),
         (nn.Linear(8, 8), ROWS),
     ],
-    ids=lambda one: type(one).__name__ if isinstance(one, nn.Module) else "",
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
 def test_operators_stay_beside_a_write(layer: nn.Module, x: Tensor) -> None:
     def does(layer: nn.Module, x: Tensor) -> Any:
@@ -90,9 +90,9 @@ def test_mapped_functions_become_calls_on_batches() -> None:
 
 def test_a_generic_associative_scan_is_its_steps() -> None:
     def does(_: Any, x: Tensor) -> Tensor:
-        found = associative_scan(torch.add, x, dim=0, combine_mode="generic")
-        assert isinstance(found, Tensor)
-        return found
+        actual = associative_scan(torch.add, x, dim=0, combine_mode="generic")
+        assert isinstance(actual, Tensor)
+        return actual
 
     program = torch.export.export(Beside(does, None, writes=False), (torch.ones(5, 3),), strict=False)
     assert kinds(from_torch(functionalize_program(program))).count("aten.add.Tensor") == 3

@@ -81,18 +81,18 @@ def stacked(layer: type[nn.Module]) -> nn.Sequential:
 def test_attributes_and_buffers_are_as_before(layer: type[nn.Module]) -> None:
     model, x = stacked(layer), torch.randn(3, 4)
     untouched = copy.deepcopy(model)
-    before = [dict(vars(one)) for one in model.modules()]
+    before = [dict(vars(child)) for child in model.modules()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it may be traced whole
         ir = extract_ir(model, (x,), strict=False, stamp=True)
-    for held, one in zip(before, model.modules(), strict=True):
-        assert held == vars(one)
+    for held, module in zip(before, model.modules(), strict=True):
+        assert held == vars(module)
     assert untouched.state_dict().keys() == model.state_dict().keys()
     for (name, was), (_, now) in zip(untouched.named_buffers(), model.named_buffers(), strict=True):
         assert torch.equal(was, now), name
         assert now.is_leaf, name
-    (found,) = execute_ir(ir, (x,), weights=untouched.state_dict())
-    assert torch.equal(found, untouched(x))
+    (actual,) = execute_ir(ir, (x,), weights=untouched.state_dict())
+    assert torch.equal(actual, untouched(x))
 
 
 class Tabled(nn.Module):
@@ -144,10 +144,10 @@ def beside(layer: Tabled, rows: int) -> torch.Tensor:
 
 def within(find: Callable[[Any], Any]) -> Callable[[Tabled, int], torch.Tensor]:
     def kept(layer: Tabled, rows: int) -> torch.Tensor:
-        one = find(layer.held)
-        if getattr(one, "table", None) is None:
-            object.__setattr__(one, "table", cosines(rows))
-        return one.table
+        place = find(layer.held)
+        if getattr(place, "table", None) is None:
+            object.__setattr__(place, "table", cosines(rows))
+        return place.table
 
     return kept
 

@@ -78,4 +78,4 @@ def test_the_checker_knows_that_an_operand_lies_otherwise() -> None:
     assert "inplace" not in total.constraints
     wrong = replace(total, constraints={"inplace": (1,)})
     plan = make_plan(graph, [wrong if call is total else call for call in calls])
-    assert [found for found in violations(plan) if "may not put 'add as stored'" in found]
+    assert [problems for problems in violations(plan) if "may not put 'add as stored'" in problems]

@@ -87,11 +87,11 @@ def graph_of(case: Case, results: Sequence[np.ndarray], *, through_tmp: Sequence
     return builder.build(builder.emit(case.kind, vids, outs, case.attrs))
 
 
-def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
-    assert found.dtype == wanted.dtype
-    assert found.shape == wanted.shape
+def assert_close(actual: np.ndarray, wanted: np.ndarray) -> None:
+    assert actual.dtype == wanted.dtype
+    assert actual.shape == wanted.shape
     tolerance = TOLERANCE.get(str(wanted.dtype), 0)
-    np.testing.assert_allclose(found, wanted, atol=tolerance, rtol=tolerance)
+    np.testing.assert_allclose(actual, wanted, atol=tolerance, rtol=tolerance)
 
 
 def spec_of(array: np.ndarray) -> TensorSpec:

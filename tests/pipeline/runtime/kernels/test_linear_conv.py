@@ -145,5 +145,5 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_like_reference(case: Case) -> None:
     results = expected(case)
-    found = compile_graph(graph_of(case, results)).run({f"in{at}": array for at, array in enumerate(case.inputs)})
-    assert_close(found["out0"].numpy(), results[0])
+    actual = compile_graph(graph_of(case, results)).run({f"in{at}": array for at, array in enumerate(case.inputs)})
+    assert_close(actual["out0"].numpy(), results[0])

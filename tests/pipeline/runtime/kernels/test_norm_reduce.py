@@ -77,8 +77,8 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_like_onnx(case: Case) -> None:
     results = expected(case)
-    found = compile_graph(graph_of(case, results)).run({f"in{at}": array for at, array in enumerate(case.inputs)})
-    assert_close(found["out0"].numpy(), results[0])
+    actual = compile_graph(graph_of(case, results)).run({f"in{at}": array for at, array in enumerate(case.inputs)})
+    assert_close(actual["out0"].numpy(), results[0])
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if KINDS[case.kind].inplace], ids=str)
@@ -86,5 +86,5 @@ def test_like_onnx_in_place(case: Case) -> None:
     results = expected(case)
     program = compile_graph(graph_of(case, results, through_tmp=[0]))
     assert program.plan.alias
-    found = program.run({f"in{at}": array for at, array in enumerate(case.inputs)})
-    assert_close(found["out0"].numpy(), results[0])
+    actual = program.run({f"in{at}": array for at, array in enumerate(case.inputs)})
+    assert_close(actual["out0"].numpy(), results[0])

@@ -32,6 +32,6 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_like_reference(case: Case) -> None:
     results = expected(case)
-    found = compile_graph(graph_of(case, results)).run({f"in{at}": array for at, array in enumerate(case.inputs)})
+    actual = compile_graph(graph_of(case, results)).run({f"in{at}": array for at, array in enumerate(case.inputs)})
     for at, wanted in enumerate(results):
-        assert_close(found[f"out{at}"].numpy(), wanted)
+        assert_close(actual[f"out{at}"].numpy(), wanted)

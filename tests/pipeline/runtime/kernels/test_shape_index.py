@@ -112,9 +112,9 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_like_reference(case: Case) -> None:
     results = expected(case)
-    found = compile_graph(graph_of(case, results)).run({f"in{at}": array for at, array in enumerate(case.inputs)})
+    actual = compile_graph(graph_of(case, results)).run({f"in{at}": array for at, array in enumerate(case.inputs)})
     for at, result in enumerate(results):
-        assert_close(found[f"out{at}"].numpy(), result)
+        assert_close(actual[f"out{at}"].numpy(), result)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_a_slice_of_an_onnx_model_is_onnxruntimes(bounds: tuple[int, int, int], 
     wanted = ort.InferenceSession(proto.SerializeToString()).run(None, {"x": x})[0]
     del proto.graph.output[0].type.tensor_type.shape.dim[:]
     proto.graph.output[0].type.tensor_type.shape.dim.add(dim_value=len(wanted))
-    found = compile_graph(from_onnx(proto)).run({"x": x})["y"].numpy()
-    assert found.tolist() == wanted.tolist()
+    actual = compile_graph(from_onnx(proto)).run({"x": x})["y"].numpy()
+    assert actual.tolist() == wanted.tolist()
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.kind == "ScatterND"], ids=str)
@@ -142,8 +142,8 @@ def test_scatter_in_place(case: Case) -> None:
     results = expected(case)
     program = compile_graph(graph_of(case, results, through_tmp=[0]))
     assert program.plan.alias
-    found = program.run({f"in{at}": array for at, array in enumerate(case.inputs)})
-    assert_close(found["out0"].numpy(), results[0])
+    actual = program.run({f"in{at}": array for at, array in enumerate(case.inputs)})
+    assert_close(actual["out0"].numpy(), results[0])
 
 
 @pytest.mark.parametrize(

@@ -57,11 +57,11 @@ def ir(traced: IR) -> IR:
 
 
 def node(ir: IR, kind: str) -> OpNode:
-    return next(one for one in ir.nodes if one.op_type.startswith(kind))
+    return next(node for node in ir.nodes if node.op_type.startswith(kind))
 
 
 def add(ir: IR) -> OpNode:
-    return next(one for one in ir.nodes if "alpha" in one.attrs)
+    return next(node for node in ir.nodes if "alpha" in node.attrs)
 
 
 def lines(ir: IR) -> list[str]:
@@ -77,12 +77,12 @@ def difference(ir: IR, edit: Callable[[IR], Any]) -> list[str]:
     edit(ir)
     after = lines(ir)
     assert after == lines(IR.from_dict(ir.to_dict()))
-    gone, new = ([line for line in one if line not in other] for one, other in ((before, after), (after, before)))
+    gone, new = ([line for line in pair if line not in other] for pair, other in ((before, after), (after, before)))
     return [*(f"- {line}" for line in gone), *(f"+ {line}" for line in new)]
 
 
 def test_it_is_a_dataclass(ir: IR) -> None:
-    names = [one.name for one in fields(IR)]
+    names = [entry.name for entry in fields(IR)]
     assert is_dataclass(IR) and list(asdict(ir)) == names
     assert names[:5] == ["nodes", "graph_inputs", "graph_outputs", "weights", "weight_name_mapping"]
     called = replace(ir, model_name="other")
@@ -126,14 +126,14 @@ def an_output(ir: IR) -> None:
 
 
 def a_weight(ir: IR) -> None:
-    weight = next(one for one in ir.weights if one.name == "first.weight")
+    weight = next(weight for weight in ir.weights if weight.name == "first.weight")
     weight.name = ir.weight_name_mapping["p_first_weight"] = "w"
 
 
 def another_node(ir: IR) -> None:
-    made = TensorMeta("y", ("batch", 3), "float32")
-    ir.nodes = [*ir.nodes, OpNode("relu", "aten.relu.default", [ir.graph_outputs[0]], [made])]
-    ir.graph_outputs = [made, ir.graph_outputs[1]]
+    meta = TensorMeta("y", ("batch", 3), "float32")
+    ir.nodes = [*ir.nodes, OpNode("relu", "aten.relu.default", [ir.graph_outputs[0]], [meta])]
+    ir.graph_outputs = [meta, ir.graph_outputs[1]]
 
 
 EDITS: dict[Callable[[IR], None], list[str]] = {
@@ -247,7 +247,7 @@ MISTAKES: dict[str, tuple[Callable[[IR], Any], str]] = {
         r"graph_outputs\[1\]: the tensor 't' is used, and nothing makes it; change",
     ),
     "a state's last value": (
-        lambda ir: ir.nodes.remove(next(one for one in ir.nodes if one.name == "add")),
+        lambda ir: ir.nodes.remove(next(node for node in ir.nodes if node.name == "add")),
         "updates: the tensor 'add' is used, and nothing makes it",
     ),
     "no nodes": (lambda ir: setattr(ir, "nodes", None), "nodes: found null, expected a list"),
@@ -307,7 +307,7 @@ def test_reversed_inputs_are_told_of_the_node(name: str, planned: bool) -> None:
         def forward(self, *args: Tensor) -> Tensor:
             return function(*args)
 
-    made = extract_ir(Calls(), args, strict=False)
-    made.nodes[-1].inputs.reverse()
-    with pytest.raises(ExecutionError, match=rf"op '{made.nodes[-1].name}'.*correct the node, or extract the"):
-        IRExecutor(made, {}, planned=planned).execute(args)
+    ir = extract_ir(Calls(), args, strict=False)
+    ir.nodes[-1].inputs.reverse()
+    with pytest.raises(ExecutionError, match=rf"op '{ir.nodes[-1].name}'.*correct the node, or extract the"):
+        IRExecutor(ir, {}, planned=planned).execute(args)

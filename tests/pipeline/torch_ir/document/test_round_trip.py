@@ -39,8 +39,8 @@ def tensors(draw: st.DrawFn) -> Tensor:
         return torch.tensor(draw(st.lists(st.booleans(), min_size=count, max_size=count))).view(shape)
     size = count * dtype.itemsize
     raw = torch.frombuffer(bytearray(draw(st.binary(min_size=size, max_size=size))), dtype=torch.uint8)
-    made = raw.view(dtype).view(shape)
-    return made.permute(*draw(st.permutations(range(len(shape))))) if len(shape) > 1 else made
+    tensor = raw.view(dtype).view(shape)
+    return tensor.permute(*draw(st.permutations(range(len(shape))))) if len(shape) > 1 else tensor
 
 
 @given(tensors())
@@ -72,7 +72,9 @@ def test_a_file_keeps_what_json_has_no_number_for(dtype: torch.dtype, tmp_path: 
     assert [file.name for file in tmp_path.iterdir()] == ["m.json"]
     assert '"bytes"' not in (tmp_path / "m.json").read_text().split('"finite"')[1]
     read = IR.load(tmp_path / "m.json").constants
-    assert {name: bits(one) for name, one in read.items()} == {name: bits(one) for name, one in held.items()}
+    assert {name: bits(tensor) for name, tensor in read.items()} == {
+        name: bits(tensor) for name, tensor in held.items()
+    }
 
 
 class Calls(nn.Module):
@@ -101,13 +103,13 @@ def test_a_saved_ir_runs_to_the_same_bits(tmp_path: Path) -> None:
     ir = extract_ir(model, inputs, strict=False)
     ir.save(tmp_path / "m.json.zst", threshold=4)
     wanted = execute_ir(ir, inputs, model.state_dict())
-    assert [bits(one) for one in wanted] == [bits(one) for one in model(*inputs)]
+    assert [bits(tensor) for tensor in wanted] == [bits(tensor) for tensor in model(*inputs)]
     for again in (IR.load(tmp_path / "m.json.zst"), deserialize_ir(serialize_ir(ir)), IR.from_dict(ir.to_dict())):
         assert [op.attrs for op in again.graph.ops] == [op.attrs for op in ir.graph.ops]
         assert [value.strides for value in again.graph.values] == [value.strides for value in ir.graph.values]
         outputs = execute_ir(again, inputs, model.state_dict())
-        assert [bits(one) for one in outputs] == [bits(one) for one in wanted]
-        assert [one.stride() for one in outputs] == [one.stride() for one in wanted]
+        assert [bits(tensor) for tensor in outputs] == [bits(tensor) for tensor in wanted]
+        assert [tensor.stride() for tensor in outputs] == [tensor.stride() for tensor in wanted]
 
 
 def test_updates_trees_and_named_dims_come_back(tmp_path: Path) -> None:

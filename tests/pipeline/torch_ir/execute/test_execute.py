@@ -141,7 +141,7 @@ def test_a_buffer_that_no_checkpoint_has_is_asked_for_by_name() -> None:
     assert said in hint and hint.endswith("constants={'steps': tensor}")
     with pytest.raises(NoWeights, match=said):
         execute_ir(ir, (X,))
-    constants = {name: one.detach() for name, one in model.named_parameters()}
+    constants = {name: tensor.detach() for name, tensor in model.named_parameters()}
     assert refused_with_notes(ir, (X,), constants=constants) == (absent, hint)
     assert torch.equal(execute_ir(ir, (X,), constants={**constants, "steps": model.steps})[0], model(X))
 
@@ -157,7 +157,7 @@ def test_weights_have_to_be_there() -> None:
 
 @pytest.mark.parametrize("old, new, said", [("", "model.", "remove it"), ("linear.", "", "add it")])
 def test_a_prefix_is_told_and_not_guessed(old: str, new: str, said: str) -> None:
-    state = {new + name.removeprefix(old): one for name, one in MaskedLinear().state_dict().items()}
+    state = {new + name.removeprefix(old): tensor for name, tensor in MaskedLinear().state_dict().items()}
     absent, hint = refused_with_notes(on_meta(MaskedLinear), (X,), state, constants={"mask": X[0]})
     assert said in hint
     assert absent.count("not found in registry") == 2
@@ -195,7 +195,7 @@ def test_states_live_in_the_executor(functionalize: bool, planned: bool) -> None
     model = Cache()
     args, kwargs = cache_call()
     ir = extract_ir(model, args, kwargs=kwargs, strict=False, functionalize=functionalize)
-    state = {name: one.clone() for name, one in model.state_dict().items()}
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     executor = IRExecutor(ir, state, planned=planned)
     for at in (1, 3):
         given, _ = cache_call(at)
@@ -231,9 +231,9 @@ def test_states_go_from_size_to_size_and_outputs_are_apart(functionalize: bool, 
     )
     executor = IRExecutor(ir, {"rows": torch.zeros(2)}, planned=planned)
     for size, expected in ((3, 3.0), (5, 8.0), (3, 11.0)):
-        (found,) = executor.execute((torch.ones(size, 2),))
-        assert found.tolist() == [expected, expected]
-        found.fill_(-1)  # an output is the caller's
+        (actual,) = executor.execute((torch.ones(size, 2),))
+        assert actual.tolist() == [expected, expected]
+        actual.fill_(-1)  # an output is the caller's
     assert executor.execute((torch.ones(2, 2),), constants={"rows": torch.zeros(2)})[0].tolist() == [2.0, 2.0]
 
 
@@ -374,8 +374,8 @@ def test_threads_that_share_an_executor_get_their_own_results() -> None:
         return [executor.execute((inputs[thread],))[0] for _ in range(100)]
 
     with ThreadPoolExecutor(2) as pool:
-        for thread, found in enumerate(pool.map(worker, range(2))):
-            assert all(torch.equal(one, expected[thread]) for one in found)
+        for thread, results in enumerate(pool.map(worker, range(2))):
+            assert all(torch.equal(actual, expected[thread]) for actual in results)
 
 
 def test_weights_of_every_kind_of_file(tmp_path: Path) -> None:
@@ -389,8 +389,8 @@ def test_weights_of_every_kind_of_file(tmp_path: Path) -> None:
     files = ("w.pt", "w.pth", "w.bin", "nested.pt", "w.safetensors", "w.index.json")
     loaded = [load_weights(tmp_path / name) for name in files]
     loaded += [load_weights_pt(tmp_path / "odd.name"), load_weights_safetensors(str(tmp_path / "w.safetensors"))]
-    for one in loaded:
-        torch.testing.assert_close(one, dict(state), rtol=0, atol=0)
+    for entry in loaded:
+        torch.testing.assert_close(entry, dict(state), rtol=0, atol=0)
     ir = extract_ir(model, (X,), strict=False)
     assert torch.equal(execute_ir(ir, (X,), weights_path=tmp_path / "w.pt")[0], model(X))
     assert validate_weights_against_ir(state, ir) == []

@@ -76,8 +76,8 @@ def made(kind: type[nn.Module]) -> IR:
 
 
 def tensor(name: str, *shape: int, dtype: str = "float32", by: str | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": name, "shape": list(shape), "dtype": dtype}
-    return found if by is None else {**found, "producer_node": by, "producer_output_idx": 0}
+    meta: dict[str, Any] = {"name": name, "shape": list(shape), "dtype": dtype}
+    return meta if by is None else {**meta, "producer_node": by, "producer_output_idx": 0}
 
 
 @pytest.mark.parametrize("kind", FLOWCHARTS, ids=lambda kind: kind.__name__)
@@ -86,9 +86,9 @@ def test_flowchart(kind: type[nn.Module]) -> None:
 
 
 def test_json_of_masked_linear() -> None:
-    found = made(MaskedLinear).to_dict()
+    actual = made(MaskedLinear).to_dict()
     seed_keys = ("model_name", "graph_inputs", "graph_outputs", "weights", "weight_name_mapping", "constants")
-    assert {key: found[key] for key in seed_keys} == {
+    assert {key: actual[key] for key in seed_keys} == {
         "model_name": "MaskedLinear",
         "graph_inputs": [tensor("x", 1, 4)],
         "graph_outputs": [tensor("mul", 1, 4)],
@@ -101,7 +101,7 @@ def test_json_of_masked_linear() -> None:
         "constants": {"mask": {"data": [1.0, 0.0, 1.0, 0.0], "dtype": "float32"}},
     }
     linear, mul = [
-        {key: node[key] for key in ("name", "op_type", "inputs", "outputs", "attrs")} for node in found["nodes"]
+        {key: node[key] for key in ("name", "op_type", "inputs", "outputs", "attrs")} for node in actual["nodes"]
     ]
     assert linear == {
         "name": "linear",
@@ -183,7 +183,7 @@ def stack() -> IR:
 
 
 def texts(svg: str, kind: str) -> list[str]:
-    return [one.text or "" for one in ElementTree.fromstring(svg).iter() if one.get("class") == kind]
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter() if element.get("class") == kind]
 
 
 def test_an_svg_frames_modules(stack: IR) -> None:

@@ -97,7 +97,7 @@ def test_trees_buffers_and_nothing_changed() -> None:
     before, random = copy.deepcopy((dict(model.state_dict()), args, kwargs)), torch.get_rng_state()
     ok, report = verify_ir_with_state_dict(ir, model.state_dict(), model, args, kwargs=kwargs)
     assert ok and str(report).startswith("Verification PASSED"), str(report)
-    assert [one["path"] for one in report.output_details] == ["sum", "more.1", "buffer rows"]
+    assert [detail["path"] for detail in report.output_details] == ["sum", "more.1", "buffer rows"]
     assert report.num_outputs == 3
     torch.testing.assert_close((dict(model.state_dict()), args, kwargs), before, rtol=0, atol=0)
     assert model.training and torch.equal(torch.get_rng_state(), random)
@@ -149,7 +149,7 @@ def test_an_update_that_is_wrong_is_seen() -> None:
 
     ok, report = verify_ir_with_state_dict(edited(ir, edit), model.state_dict(), model, (x,))
     assert not ok
-    assert [one["path"] for one in report.output_details if not one["is_close"]] == [
+    assert [detail["path"] for detail in report.output_details if not detail["is_close"]] == [
         "buffer norm.running_mean",
         "buffer norm.running_var",
     ]

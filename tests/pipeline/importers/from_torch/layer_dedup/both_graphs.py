@@ -34,20 +34,20 @@ def expect_stamped(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, saved: int
 ) -> Graph:
     """The stamped graph, which is the traced one to the letter; `saved` layers had no trace."""
-    found = stamp(module, args, kwargs)
-    assert isinstance(found, DeduplicatedGraph), found.reason
-    assert (sum(run.saved for run in found.runs), found.left) == (saved, ())
+    outcome = stamp(module, args, kwargs)
+    assert isinstance(outcome, DeduplicatedGraph), outcome.reason
+    assert (sum(run.saved for run in outcome.runs), outcome.left) == (saved, ())
     whole = traced(module, args, kwargs)
-    assert to_text(found.graph) == to_text(whole)
-    assert found.graph.payloads.keys() == whole.payloads.keys()
+    assert to_text(outcome.graph) == to_text(whole)
+    assert outcome.graph.payloads.keys() == whole.payloads.keys()
     for vid, payload in whole.payloads.items():
-        np.testing.assert_array_equal(found.graph.payloads[vid].numpy(), payload.numpy())
-    check(found.graph)
-    return found.graph
+        np.testing.assert_array_equal(outcome.graph.payloads[vid].numpy(), payload.numpy())
+    check(outcome.graph)
+    return outcome.graph
 
 
 def reason(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> str:
     """Why it is traced whole."""
-    found = stamp(module, args, kwargs)
-    assert isinstance(found, TracedWhole), f"stamped, {found.runs}"
-    return found.reason
+    outcome = stamp(module, args, kwargs)
+    assert isinstance(outcome, TracedWhole), f"stamped, {outcome.runs}"
+    return outcome.reason

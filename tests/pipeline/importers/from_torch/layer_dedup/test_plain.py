@@ -90,11 +90,11 @@ class Beside(Stack):
         self.heads = nn.ModuleList(nn.Linear(WIDTH, 2) for _ in range(count))
 
     def forward(self, x: Tensor) -> Any:
-        made = []
+        outputs = []
         for index, layer in enumerate(self.layers):
             x = x + layer(self.norms[index](x))
-            made.append(self.heads[index](x))
-        return [self.after(x), *made]
+            outputs.append(self.heads[index](x))
+        return [self.after(x), *outputs]
 
 
 class Unpacked(Stack):
@@ -203,18 +203,18 @@ def test_equal_stages_of_blocks() -> None:
 
 def test_a_run_beside_one_that_cannot_be_stamped() -> None:
     model = Stages(Stack(6, lambda layer, x: layer.fc(x) * layer.index), Stack(4))
-    found = stamp(model, (x(),))
-    assert isinstance(found, DeduplicatedGraph)
-    assert [run.path for run in found.runs] == ["stages.1.layers"]
-    assert [reason.partition(" does")[0] for reason in found.left] == ["stages.0.layers.0"]
-    assert to_text(found.graph) == to_text(traced(model, (x(),)))
+    outcome = stamp(model, (x(),))
+    assert isinstance(outcome, DeduplicatedGraph)
+    assert [run.path for run in outcome.runs] == ["stages.1.layers"]
+    assert [reason.partition(" does")[0] for reason in outcome.left] == ["stages.0.layers.0"]
+    assert to_text(outcome.graph) == to_text(traced(model, (x(),)))
 
 
 def test_what_a_trace_shows_costs_one_more_trace_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
     def trace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
-        seen.append(sum(isinstance(one, Layer) for one in module.modules()))
+        seen.append(sum(isinstance(child, Layer) for child in module.modules()))
         raise ValueError("no")
 
     assert not isinstance(
@@ -235,10 +235,10 @@ def in_regions(layer: Layer, x: Tensor) -> Tensor:
 def test_regions(grad: bool) -> None:
     with torch.set_grad_enabled(grad):
         program = torch.export.export(Stack(5, in_regions), (x(),), strict=False)
-        found = deduplicate_layers(Stack(5, in_regions), (x(),), {}, lambda *call: from_torch(exported(*call)))
-    assert isinstance(found, DeduplicatedGraph)
-    assert to_text(found.graph) == to_text(from_torch(program))
-    assert sum(bool(op.bodies) for op in found.graph.ops) == 15
+        outcome = deduplicate_layers(Stack(5, in_regions), (x(),), {}, lambda *call: from_torch(exported(*call)))
+    assert isinstance(outcome, DeduplicatedGraph)
+    assert to_text(outcome.graph) == to_text(from_torch(program))
+    assert sum(bool(op.bodies) for op in outcome.graph.ops) == 15
 
 
 class LastTwo(Stack):

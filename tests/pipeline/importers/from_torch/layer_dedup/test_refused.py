@@ -53,8 +53,8 @@ def test_the_index_of_the_layer_as_data(does: Any) -> None:
 def test_weights_shared_by_two() -> None:
     model = Stack(6)
     model.layers[5].fc = model.layers[3].fc  # pyright: ignore
-    found = reason(model, (x(),))
-    assert found.endswith(
+    sentence = reason(model, (x(),))
+    assert sentence.endswith(
         "layers.3 does not do as layers.1 does: linear(tensor, tensor, tensor) reads layers.5.fc.weight in place of "
         "its own fc.weight."
     )
@@ -64,10 +64,10 @@ class EarlierResult(Stack):
     """Each layer reads what the second one made."""
 
     def forward(self, x: Tensor) -> Tensor:
-        made = [self.layers[0](x)]
+        outputs = [self.layers[0](x)]
         for layer in [*self.layers][1:]:
-            made.append(layer(made[-1] + made[1] if made[1:] else made[0]))
-        return made[-1]
+            outputs.append(layer(outputs[-1] + outputs[1] if outputs[1:] else outputs[0]))
+        return outputs[-1]
 
 
 class AllResults(Stack):
@@ -176,9 +176,9 @@ def test_a_list_inside_of_a_layer_that_nobody_calls() -> None:
     model = Stack(2, stacked)
     for layer in model.layers:
         layer.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
-    found = stamp(model, (x(),))
-    assert not isinstance(found, DeduplicatedGraph)
-    assert found.run is None
+    outcome = stamp(model, (x(),))
+    assert not isinstance(outcome, DeduplicatedGraph)
+    assert outcome.run is None
 
 
 def test_too_few_layers() -> None:
@@ -191,9 +191,9 @@ def test_named_dims() -> None:
         return from_torch(torch.export.export(module, args, kwargs, dynamic_shapes=dims, strict=False))
 
     with torch.no_grad():
-        found = deduplicate_layers(Stack(4), (x(),), {}, trace)
-    assert not isinstance(found, DeduplicatedGraph)
-    assert "have no fixed size" in found.reason
+        outcome = deduplicate_layers(Stack(4), (x(),), {}, trace)
+    assert not isinstance(outcome, DeduplicatedGraph)
+    assert "have no fixed size" in outcome.reason
 
 
 def in_autocast(layer: Layer, x: Tensor) -> Tensor:
@@ -213,8 +213,8 @@ def test_a_wrong_correspondence_of_inputs_shows(monkeypatch: pytest.MonkeyPatch)
         right = proof.prove_equal_units(*given)
         wrong = [dict(names) for names in right.inputs]
         if len(wrong) > 1:  # not where the two traced units are checked
-            (one, first), (other, second) = [(key, own) for key, own in wrong[-1].items() if key != own]
-            wrong[-1].update({one: second, other: first})
+            (key, first), (other_key, second) = [(here, own) for here, own in wrong[-1].items() if here != own]
+            wrong[-1].update({key: second, other_key: first})
         return proof.Proof(tuple(wrong), right.frames)
 
     model = Decode(4)

@@ -66,8 +66,8 @@ class Regions(torch.nn.Module):
 def test_bodies_run(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> None:
     planned, plain, expected = run_both(module, inputs)
     assert [tensor.dtype for tensor in planned] == [tensor.dtype for tensor in expected]
-    for found in (planned, plain):
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+    for actual in (planned, plain):
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(actual, expected, strict=True))
 
 
 def test_the_plan_checker_looks_into_bodies() -> None:
@@ -76,4 +76,4 @@ def test_the_plan_checker_looks_into_bodies() -> None:
     ((at, (first, body)),) = plan.bodies.items()
     broken = replace(plan, bodies={at: (first, replace(body, calls=body.calls[:-1], order=body.order[:-1]))})
     assert violations(plan) == []
-    assert [found for found in violations(broken) if f"in body 1 of call {at}" in found]
+    assert [problems for problems in violations(broken) if f"in body 1 of call {at}" in problems]

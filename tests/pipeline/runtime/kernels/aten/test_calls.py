@@ -395,13 +395,13 @@ CASES: dict[str, tuple[tuple[torch.Tensor, ...], tuple[Function, ...]]] = {
 }
 
 
-def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def same(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     """Bit for bit, though every NaN is as good as another."""
-    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+    if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
         return False
-    if found.dtype.itemsize == 1 and found.is_floating_point():
-        found, expected = found.float(), expected.float()
-    return torch.equal(found, expected) or bool(torch.isclose(found, expected, rtol=0, atol=0, equal_nan=True).all())
+    if actual.dtype.itemsize == 1 and actual.is_floating_point():
+        actual, expected = actual.float(), expected.float()
+    return torch.equal(actual, expected) or bool(torch.isclose(actual, expected, rtol=0, atol=0, equal_nan=True).all())
 
 
 @pytest.mark.parametrize("name", CASES)
