@@ -38,13 +38,13 @@ def _command(part: str) -> Command:
 def missing_line(shown: tuple[str, ...], written: str) -> str | None:
     """The first line of `shown` that does not come in `written`, in this order; None if all do. Blanks and the frames
     of tables are no matter."""
-    lines = iter([_plain(line) for line in written.splitlines()])
+    lines = iter([_without_frames(line) for line in written.splitlines()])
     for line in shown:
-        pattern = re.compile(".*".join(re.escape(piece) for piece in _plain(line).split("…")))
+        pattern = re.compile(".*".join(re.escape(piece) for piece in _without_frames(line).split("…")))
         if not any(pattern.fullmatch(written_line) for written_line in lines):
             return line
     return None
 
 
-def _plain(line: str) -> str:
+def _without_frames(line: str) -> str:
     return " ".join(re.sub("[│┃|]", " ", line).split())

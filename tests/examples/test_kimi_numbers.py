@@ -44,11 +44,11 @@ def theirs(model: KimiK25TextForCausalLM, config: KimiTextConfig) -> Any:
     rope = {"rope_type": "yarn", "rope_theta": config.rope_theta, **yarn}
     other = {"num_key_value_heads": config.num_attention_heads, "n_group": 1, "topk_group": 1}
     twin = DeepseekV3ForCausalLM(DeepseekV3Config(**plain, **other, rope_parameters=rope)).eval()
-    twin.load_state_dict(joined(model.state_dict(), config), strict=True)
+    twin.load_state_dict(stack_experts(model.state_dict(), config), strict=True)
     return twin
 
 
-def joined(state: dict[str, torch.Tensor], config: KimiTextConfig) -> dict[str, torch.Tensor]:
+def stack_experts(state: dict[str, torch.Tensor], config: KimiTextConfig) -> dict[str, torch.Tensor]:
     state_of_twin = {name: tensor for name, tensor in state.items() if ".experts." not in name}
     for layer in range(config.first_k_dense_replace, config.num_hidden_layers):
         prefix = f"model.layers.{layer}.mlp.experts"

@@ -14,7 +14,7 @@ CLASSES_KEY = "pkg.torch.onnx.class_hierarchy"
 STACK_KEY = "pkg.torch.onnx.stack_trace"
 
 
-def told(model: ModelProto, **modules: str) -> ModelProto:
+def annotate_modules(model: ModelProto, **modules: str) -> ModelProto:
     """`model` with metadata as torch's exporter writes it: node name → module path."""
     for node in every_node(model.graph):
         if node.name in modules:
@@ -38,7 +38,7 @@ def every_node(graph: GraphProto) -> Iterator[NodeProto]:
                 yield from every_node(body)
 
 
-def carried(before: ModelProto, after: ModelProto, author: str = "some_pass") -> ModelProto:
+def carry_annotations(before: ModelProto, after: ModelProto, author: str = "some_pass") -> ModelProto:
     return carry(detached(before), detached(after), author).proto
 
 
@@ -56,7 +56,7 @@ def node_of(model: ModelProto, name: str) -> NodeProto:
     return next(node for node in every_node(model.graph) if node.name == name)
 
 
-def replaced(model: ModelProto) -> dict[str, tuple[str, ...]]:
+def replaced_nodes(model: ModelProto) -> dict[str, tuple[str, ...]]:
     """First output → what the node stands for, of the nodes that a pass made."""
     marked = ((node.output[0], annotations_of(node)) for node in every_node(model.graph))
     return {name: marks.replaced for name, marks in marked if marks.author}

@@ -82,7 +82,7 @@ def has_index(model: ModelProto, *, value: str = "ids", index: int = 0) -> Model
     )
 
 
-def _edited(model: ModelProto, name: str, edit: Edit, new_name: str = "") -> ModelProto:
+def _edit_initializer(model: ModelProto, name: str, edit: Edit, new_name: str = "") -> ModelProto:
     tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
     new_tensor = numpy_helper.from_array(
         np.ascontiguousarray(edit(numpy_helper.to_array(tensor).copy())), new_name or name
@@ -99,7 +99,7 @@ def change_row(model: ModelProto, *, table: str = "table", row: int = 0, axis: i
         np.moveaxis(array, axis, 0)[row] += 1
         return array
 
-    return _edited(model, table, edit)
+    return _edit_initializer(model, table, edit)
 
 
 def swap_rows(model: ModelProto, *, table: str = "table", rows: tuple[int, int] = (20, 21)) -> ModelProto:
@@ -107,11 +107,11 @@ def swap_rows(model: ModelProto, *, table: str = "table", rows: tuple[int, int] 
         array[list(rows)] = array[list(rows)[::-1]]
         return array
 
-    return _edited(model, table, edit)
+    return _edit_initializer(model, table, edit)
 
 
 def cut_off(model: ModelProto, *, table: str = "table", to: int = 49, axis: int = 0) -> ModelProto:
-    return _edited(model, table, lambda array: np.moveaxis(np.moveaxis(array, axis, 0)[:to], 0, axis))
+    return _edit_initializer(model, table, lambda array: np.moveaxis(np.moveaxis(array, axis, 0)[:to], 0, axis))
 
 
 def zero_rest(model: ModelProto, *, table: str = "table", read: list[int]) -> ModelProto:
@@ -121,7 +121,7 @@ def zero_rest(model: ModelProto, *, table: str = "table", read: list[int]) -> Mo
         array[[row for row in range(len(array)) if row not in read]] = 0
         return array
 
-    return _edited(model, table, edit)
+    return _edit_initializer(model, table, edit)
 
 
 def pad_and_change(model: ModelProto, *, table: str = "table") -> ModelProto:
@@ -131,7 +131,7 @@ def pad_and_change(model: ModelProto, *, table: str = "table") -> ModelProto:
         array[30] *= 2
         return np.concatenate([array, np.zeros_like(array)])
 
-    return _edited(model, table, edit)
+    return _edit_initializer(model, table, edit)
 
 
 def half_in_other_place(model: ModelProto, *, table: str = "table") -> ModelProto:
@@ -140,7 +140,7 @@ def half_in_other_place(model: ModelProto, *, table: str = "table") -> ModelProt
     def edit(array: np.ndarray) -> np.ndarray:
         return np.concatenate([array[:30], array[31:], array[-1:]])
 
-    return _edited(model, table, edit)
+    return _edit_initializer(model, table, edit)
 
 
 def own_table(model: ModelProto, *, table: str = "table", reader: str = "e") -> ModelProto:
@@ -150,7 +150,7 @@ def own_table(model: ModelProto, *, table: str = "table", reader: str = "e") -> 
         array[25] = 7
         return array
 
-    model = _edited(model, table, edit, f"{table}/wrong")
+    model = _edit_initializer(model, table, edit, f"{table}/wrong")
     node = next(node for node in model.graph.node if node.output[0] == reader)
     node.input[0] = f"{table}/wrong"
     return model
@@ -180,7 +180,7 @@ def scaled(model: ModelProto, *, table: str = "table", row: int = 17) -> ModelPr
         array[row] = 9
         return array * 2
 
-    model = _edited(model, table, edit)
+    model = _edit_initializer(model, table, edit)
     node = next(node for node in model.graph.node if node.output[0] == "e")
     node.output[0] = "e/twice"
     place = list(model.graph.node).index(node) + 1
@@ -213,7 +213,7 @@ def other_body(model: ModelProto, *, op: str = "If", attribute: str = "else_bran
 def transpose_table(model: ModelProto) -> ModelProto:
     node = next(node for node in model.graph.node if node.output[0] == "e")
     place = list(model.graph.node).index(node)
-    model = _edited(model, "table", lambda array: array.T)
+    model = _edit_initializer(model, "table", lambda array: array.T)
     model.graph.node.insert(place, helper.make_node("Transpose", ["table"], ["table/rows"], perm=[1, 0]))
     node.input[0] = "table/rows"
     return model
@@ -223,8 +223,8 @@ def split_table(model: ModelProto) -> ModelProto:
     """The columns in two tables."""
     node = next(node for node in model.graph.node if node.output[0] == "e")
     place, ids = list(model.graph.node).index(node), node.input[1]
-    model = _edited(model, "table", lambda array: array[:, :1], "left")
-    model = _edited(model, "table", lambda array: array[:, 1:], "right")
+    model = _edit_initializer(model, "table", lambda array: array[:, :1], "left")
+    model = _edit_initializer(model, "table", lambda array: array[:, 1:], "right")
     new_nodes = [
         helper.make_node("Gather", ["left", ids], ["e/left"]),
         helper.make_node("Gather", ["right", ids], ["e/right"]),
@@ -240,7 +240,7 @@ def put_behind(model: ModelProto) -> ModelProto:
     """The table behind other rows."""
     node = next(node for node in model.graph.node if node.output[0] == "e")
     place = list(model.graph.node).index(node)
-    model = _edited(model, "table", lambda array: np.concatenate([np.ones_like(array[:3]), array]))
+    model = _edit_initializer(model, "table", lambda array: np.concatenate([np.ones_like(array[:3]), array]))
     model.graph.node.insert(place, helper.make_node("Constant", [], ["e/shift"], value_int=3))
     model.graph.node.insert(place + 1, helper.make_node("Add", [node.input[1], "e/shift"], ["e/ids"]))
     node.input[1] = "e/ids"
@@ -250,7 +250,7 @@ def put_behind(model: ModelProto) -> ModelProto:
 def store_doubles(model: ModelProto) -> ModelProto:
     node = next(node for node in model.graph.node if node.output[0] == "e")
     place = list(model.graph.node).index(node)
-    model = _edited(model, "table", lambda array: array.astype(np.float64))
+    model = _edit_initializer(model, "table", lambda array: array.astype(np.float64))
     node.input[0] = "table"
     node.output[0] = "e/double"
     model.graph.node.insert(place + 1, helper.make_node("Cast", ["e/double"], ["e"], to=TensorProto.FLOAT))

@@ -14,7 +14,7 @@ from pipeline.ir import Graph, check
 from pipeline.runtime import CompiledProgram, compile_graph
 from pipeline.runtime.eager import run_eager
 
-__all__ = ["Calls", "compiled", "feed_of", "graph_of", "outputs", "run_both"]
+__all__ = ["Calls", "compile_module", "feed_of", "graph_of", "outputs", "run_both"]
 
 
 class Calls(torch.nn.Module):
@@ -38,7 +38,7 @@ def feed_of(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Ten
     return {graph.values[vid].name: tensor for vid, tensor in zip(graph.inputs, inputs, strict=True)}
 
 
-def compiled(
+def compile_module(
     module: torch.nn.Module, inputs: Sequence[torch.Tensor]
 ) -> tuple[CompiledProgram, dict[str, torch.Tensor]]:
     """The program with the module's weights, and the feed of `inputs`."""

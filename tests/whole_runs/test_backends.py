@@ -54,7 +54,7 @@ def run(config: Path, *words: str) -> Result:
     return CliRunner().invoke(app, ["run", str(config), "--out", str(config.parent / "out"), *words])
 
 
-def reported(config: Path) -> dict:
+def read_report(config: Path) -> dict:
     return json.loads((config.parent / "out" / "report.json").read_text())
 
 
@@ -63,7 +63,7 @@ def test_what_the_default_plan_cannot_take_is_reported_and_no_error(tmp_path: Pa
     config = config_of(tmp_path, operator, MODELS[operator])
     shown = run(config)
     assert shown.exit_code == 0, shown.output
-    report = reported(config)
+    report = read_report(config)
     ran, refused = report["runtime"]["backends"]
     assert (ran["name"], ran["status"], ran["operators"]) == ("onnxruntime", "ran", [])
     assert (refused["name"], refused["status"]) == ("plan", "unsupported")
@@ -81,8 +81,8 @@ def test_a_plan_that_is_named_has_to_be_possible(tmp_path: Path, backends: str) 
     config = config_of(tmp_path, "GRU", MODELS["GRU"])
     shown = run(config, "--set", f"runtime.backends={backends}")
     assert isinstance(shown.exception, Unsupported)
-    assert reported(config)["exit_code"] == 2
-    assert "GRU" in reported(config)["failure"]
+    assert read_report(config)["exit_code"] == 2
+    assert "GRU" in read_report(config)["failure"]
 
 
 def test_naming_it_in_a_base_is_naming_it(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_later_run_says_it_again_and_what_is_named_later_is_an_error(tmp_path:
     run(config)
     again = run(config)
     assert again.exit_code == 0
-    assert reported(config)["cached"] == ["export", "passes", "runtime"]
+    assert read_report(config)["cached"] == ["export", "passes", "runtime"]
     assert "plan: unsupported: GRU" in again.output
     assert isinstance(run(config, "--set", "runtime.backends=[onnxruntime, plan]").exception, Unsupported)
     # What the run was told is what it runs again as.
@@ -116,7 +116,7 @@ def test_other_refusals_are_reported_too(tmp_path: Path, text: str, words: str) 
     config = config_of(tmp_path, "odd", text)
     shown = run(config)
     assert shown.exit_code == 0, shown.output
-    refused = reported(config)["runtime"]["backends"][1]
+    refused = read_report(config)["runtime"]["backends"][1]
     assert refused["status"] == "unsupported"
     assert words in refused["reason"]
 

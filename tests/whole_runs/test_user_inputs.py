@@ -45,7 +45,7 @@ def refusal(inputs: Any, folder: Path) -> str:
     return str(caught.value)
 
 
-def saved(folder: Path, **changes: Any) -> str:
+def save_inputs(folder: Path, **changes: Any) -> str:
     np.savez(folder / "a.npz", **{name: array for name, array in {**FIT, **changes}.items() if array is not None})
     return "a.npz"
 
@@ -89,7 +89,7 @@ def test_files_globs_and_loaders_are_read_in_order(tmp_path: Path) -> None:
     ],
 )
 def test_arrays_that_do_not_fit_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    assert message in refusal(saved(tmp_path, **changes), tmp_path)
+    assert message in refusal(save_inputs(tmp_path, **changes), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def diff_of(before: onnx.ModelProto, after: onnx.ModelProto) -> Diff:
     return compare_models(detached(before), detached(after))
 
 
-def told(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:
+def diff_sentences(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:
     return [str(entry) for entry in diff_of(before, after).entries()]
 
 
@@ -98,14 +98,14 @@ def told(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:
     ],
 )
 def test_a_difference_is_told(before: str, after: str, words: list[str]) -> None:
-    assert told(model_of(before), model_of(after)) == words
+    assert diff_sentences(model_of(before), model_of(after)) == words
 
 
 def test_the_order_of_what_a_loop_carries() -> None:
     first, other = (
         model_of(LOOP.format(order=order)) for order in ("float[2] a, float[2] e", "float[2] e, float[2] a")
     )
-    assert told(first, other)
+    assert diff_sentences(first, other)
 
 
 SPARSE = "g (float[4] x) => (float[4] y) { y = Add (x, W) }"
@@ -120,8 +120,8 @@ def sparse(values: list[float], name: str = "W") -> onnx.ModelProto:
 
 
 def test_sparse_initializers() -> None:
-    assert told(sparse([1, 2]), sparse([1, 3])) == ["Add y: input 1 W → W"]
-    assert told(sparse([1, 2]), sparse([1, 2], "V")) == []
+    assert diff_sentences(sparse([1, 2]), sparse([1, 3])) == ["Add y: input 1 W → W"]
+    assert diff_sentences(sparse([1, 2]), sparse([1, 2], "V")) == []
 
 
 FUNCTION = """
@@ -137,8 +137,8 @@ def test_functions() -> None:
         onnx.parser.parse_model(FUNCTION.format(body=body))
         for body in ("y = Relu (x) z = Neg (x)", "z = Relu (x) y = Neg (x)", "y = Relu (x) q = Neg (x)")
     )
-    assert any(entry.startswith("function own::f") for entry in told(first, other))
-    assert told(first, renamed) == []
+    assert any(entry.startswith("function own::f") for entry in diff_sentences(first, other))
+    assert diff_sentences(first, renamed) == []
 
 
 def test_a_default_that_can_be_fed_is_part_of_the_signature() -> None:
@@ -146,7 +146,7 @@ def test_a_default_that_can_be_fed_is_part_of_the_signature() -> None:
         model_of("g (float[2] x) => (float[2] y) { y = Add (x, w) }", w=np.ones(2, np.float32)) for _ in "ab"
     )
     other.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [2]))
-    assert told(first, other) == ["input w (none) → float[2], has a default"]
+    assert diff_sentences(first, other) == ["input w (none) → float[2], has a default"]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_strings_need_not_be_text() -> None:
         model = model_of("g (string[1] x) => (string[1] y) { y = StringConcat (x, w) }")
         model.graph.initializer.append(helper.make_tensor("w", TensorProto.STRING, [1], [value]))
         models.append(model)
-    assert told(*models) == ["w string[1]: 1 of 1 values differ"]
+    assert diff_sentences(*models) == ["w string[1]: 1 of 1 values differ"]
 
 
 def test_branches_may_use_one_name() -> None:
@@ -180,7 +180,7 @@ def test_branches_may_use_one_name() -> None:
             attribute.g.initializer.append(numpy_helper.from_array(np.float32([number, 1]), "W"))
         return model
 
-    assert told(model(5.5), model(6)) == ["W float[2]: 1 of 2 values differ, by up to 0.5"]
+    assert diff_sentences(model(5.5), model(6)) == ["W float[2]: 1 of 2 values differ, by up to 0.5"]
 
 
 def test_long_attributes_are_told_apart() -> None:
@@ -191,7 +191,7 @@ def test_long_attributes_are_told_apart() -> None:
         model.graph.node[1].CopyFrom(helper.make_node("Add", ["x", "c"], ["y"]))
         return model
 
-    (entry,) = told(model(1), model(2))
+    (entry,) = diff_sentences(model(1), model(2))
     assert entry.startswith("Constant c: value float[30] (30 elements) #")
     before, after = entry.rsplit(" → ", 1)
     assert before.rsplit(" ", 1)[1] != after.rsplit(" ", 1)[1]

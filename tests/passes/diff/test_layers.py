@@ -9,7 +9,7 @@ import onnx
 
 from passes.context import PassContext
 from passes.diff import compare_layers, compare_numbers, draw_inputs, layers_as_data, layers_text, match_models
-from tests.support.annotated_models import told
+from tests.support.annotated_models import annotate_modules
 from tests.support.onnx_models import detached, matrix, model_of
 
 BLOCKS = """
@@ -31,7 +31,7 @@ def blocks(act: str = "Tanh", scale: float = 1) -> onnx.ModelProto:
 
 
 def test_layers_are_named_by_module_and_show_where_the_error_begins(bench: PassContext) -> None:
-    matched = match_models(detached(told(blocks(), **MODULES)), detached(blocks(scale=1.01)))
+    matched = match_models(detached(annotate_modules(blocks(), **MODULES)), detached(blocks(scale=1.01)))
     layers = compare_layers(matched, draw_inputs(matched, bench), bench)
     assert [layer.layer for layer in layers] == ["layers.0.up", "layers.0", "layers.1.up", "layers.1", "head"]
     assert [layer.errors.sqnr_db == math.inf for layer in layers] == [True, True, False, False, False]
@@ -110,7 +110,7 @@ def test_a_product_over_fewer_dims_is_the_same_layer(bench: PassContext) -> None
     }"""
     shapes = {"two": np.array([6, 8]), "three": np.array([2, 3, 8])}
     matched = match_models(
-        detached(told(before, up="layers.0.up", sum="layers.0.up", act="layers.0.act")),
+        detached(annotate_modules(before, up="layers.0.up", sum="layers.0.up", act="layers.0.act")),
         detached(model_of(after, **weights, **shapes)),
     )
     layers = compare_layers(matched, draw_inputs(matched, bench), bench)

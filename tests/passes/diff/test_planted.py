@@ -32,16 +32,16 @@ def deep() -> onnx.ModelProto:
         weights[f"w{layer}"] = (np.random.default_rng(layer).standard_normal((32, 32)) / 8).astype(np.float32)
         weights[f"bias{layer}"] = np.zeros(32, np.float32)
     lines.append(f"y = Neg (h{LAYERS})")
-    return named(model_of("g (float[2, 32] x) => (float[2, 32] y) {" + "\n".join(lines) + "}", **weights))
+    return name_nodes(model_of("g (float[2, 32] x) => (float[2, 32] y) {" + "\n".join(lines) + "}", **weights))
 
 
-def named(model: onnx.ModelProto) -> onnx.ModelProto:
+def name_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
     for place, node in enumerate(model.graph.node):
         node.name = node.name or f"{node.op_type}_{place}"
     return model
 
 
-MODELS = {"attention": named(attention()), "with biases": named(biased_attention()), "layers": deep()}
+MODELS = {"attention": name_nodes(attention()), "with biases": name_nodes(biased_attention()), "layers": deep()}
 
 
 def diff_of(before: onnx.ModelProto, after: onnx.ModelProto) -> Diff:

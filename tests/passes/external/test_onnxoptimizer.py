@@ -48,7 +48,7 @@ def pictures() -> Iterator[onnx.ModelProto]:
     yield from (read_example(picture).model for name in DEFAULT if (picture := example_of(name)))
 
 
-def numbered(model: onnx.ModelProto) -> onnx.ModelProto:
+def number_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     number_nodes(copy)
@@ -58,7 +58,7 @@ def numbered(model: onnx.ModelProto) -> onnx.ModelProto:
 def changes(model: onnx.ModelProto, names: Sequence[str]) -> dict[int, PassOutput]:
     """By place in `names`, what the passes that change something make, each of what the one before has made."""
     desk: dict = {}
-    stands, outputs = numbered(model).SerializeToString(), {}
+    stands, outputs = number_copy(model).SerializeToString(), {}
     for place, name in enumerate(names):
         changed = optimize(desk, stands, [name])
         if changed is not None:
@@ -69,22 +69,22 @@ def changes(model: onnx.ModelProto, names: Sequence[str]) -> dict[int, PassOutpu
 @pytest.mark.parametrize("name", DEFAULT)
 def test_one_pass_does_what_the_library_does(name: str) -> None:
     for model in pictures():
-        source = numbered(model)
+        source = number_copy(model)
         expected, nothing = (onnxoptimizer.optimize(source, [pass_name]) for pass_name in (name, "nop"))
         change = optimize({}, source.SerializeToString(), [name])
         assert (change is not None) == (expected != nothing)
-        assert change is None or onnx.load_from_string(change.model) == numbered(expected)
+        assert change is None or onnx.load_from_string(change.model) == number_copy(expected)
 
 
 @pytest.mark.parametrize("model", list(pictures()), ids=lambda model: model.graph.node[0].op_type)
 def test_one_goes_on_from_what_the_other_made(model: onnx.ModelProto) -> None:
     names = [name for name in DEFAULT if name != "fuse_qkv"]  # which aborts on an input that three products read
     changed_models = {place: onnx.load_from_string(change.model) for place, change in changes(model, names).items()}
-    stands = numbered(model)
+    stands = number_copy(model)
     for place, name in enumerate(names):
         after, nothing = (onnxoptimizer.optimize(stands, [pass_name]) for pass_name in (name, "nop"))
         if place in changed_models:
-            assert changed_models[place] == numbered(after)
+            assert changed_models[place] == number_copy(after)
             stands = changed_models[place]
         else:
             assert after == nothing
@@ -95,7 +95,7 @@ def test_nodes_are_known_again() -> None:
     the first pass was given."""
     model = roundabout()
     names = ["fuse_consecutive_transposes", "eliminate_nop_transpose", "eliminate_deadend", "eliminate_identity"]
-    stands = numbered(model)
+    stands = number_copy(model)
     for change in changes(model, names).values():
         changed = onnx.load_from_string(change.model)
         was = {f"onnxline.node/{place}": node for place, node in enumerate(stands.graph.node)}

@@ -14,7 +14,7 @@ from passes.context import PassContext
 from tests.support.onnx_models import matrix
 
 
-def packaged(name: str) -> Path:
+def find_packaged(name: str) -> Path:
     spec = find_spec("silero_vad")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent / "data" / name
@@ -25,7 +25,7 @@ FEEDS = {"input": matrix(1, 512, 0), "state": np.zeros((2, 1, 128), np.float32),
 
 @pytest.mark.parametrize("name", ["silero_vad_16k_op15.onnx", "silero_vad_half.onnx"])
 def test_silero_comes_through_without_the_folding_that_breaks_it(name: str, bench: PassContext) -> None:
-    run = passes.optimize(packaged(name), recipe=["default", "onnxsim"], feeds=[FEEDS], bench=bench)
+    run = passes.optimize(find_packaged(name), recipe=["default", "onnxsim"], feeds=[FEEDS], bench=bench)
     guilty, step = run.rows[-2:]
     assert (guilty.name, guilty.status) == ("onnxsim/constant_folding", Status.FAILED)
     assert "topologically sorted" in guilty.reason

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from passes.provenance import annotations_of
-from tests.support.annotated_models import carried, replaced
+from tests.support.annotated_models import carry_annotations, replaced_nodes
 from tests.support.onnx_models import matrix, model_of
 
 WEIGHTS = {"w": matrix(8, 8, 0), "b": matrix(2, 8, 1)}
@@ -65,8 +65,8 @@ def test_what_a_made_node_stands_for(case: str) -> None:
     before, after, expected = REPLACED[case]
     stored = {**WEIGHTS, "w2": matrix(8, 8, 5), "b2": WEIGHTS["b"], "zero": np.array([0]), "eight": np.array([8])}
     frame = "g (float[2, 8] x) => (float[2, 8] y) {{ {} }}"
-    result = carried(model_of(frame.format(before), **stored), model_of(frame.format(after), **stored))
-    assert replaced(result) == expected
+    result = carry_annotations(model_of(frame.format(before), **stored), model_of(frame.format(after), **stored))
+    assert replaced_nodes(result) == expected
 
 
 # After the pass: the name from before of each node that survived, None for a made one.
@@ -127,5 +127,5 @@ def test_who_survives(case: str) -> None:
     before, after, expected = SURVIVING[case]
     stored = {"w": matrix(8, 8, 0), "v": matrix(8, 8, 2), "wide": matrix(8, 16, 3)}
     frame = "g (float[8, 8] x) => (float[8, 8] y) {{ {} }}"
-    result = carried(model_of(frame.format(before), **stored), model_of(frame.format(after), **stored))
+    result = carry_annotations(model_of(frame.format(before), **stored), model_of(frame.format(after), **stored))
     assert [None if annotations_of(node).author else node.name for node in result.graph.node] == expected

@@ -17,7 +17,7 @@ from tests.support.onnx_models import attention, detached, matrix, model_of
 Change = Callable[[onnx.ModelProto], None]
 
 
-def changed(change: Change) -> DetachedModel:
+def change_attention(change: Change) -> DetachedModel:
     model = attention()
     change(model)
     return detached(model)
@@ -64,7 +64,7 @@ def test_names_in_a_branch_or_a_loop_say_nothing() -> None:
 
 @pytest.mark.parametrize("change", [rename, swap_constants], ids=["renamed", "reordered"])
 def test_what_computes_the_same_digests_the_same(change: Change) -> None:
-    assert canonical_digest(changed(change)) == canonical_digest(detached(attention()))
+    assert canonical_digest(change_attention(change)) == canonical_digest(detached(attention()))
 
 
 def other_attribute(model: onnx.ModelProto) -> None:
@@ -88,8 +88,8 @@ def other_op(model: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize("change", [other_attribute, other_weight, other_edge, other_op])
 def test_what_computes_another_thing_digests_differently(change: Change) -> None:
-    assert canonical_digest(changed(change)) != canonical_digest(detached(attention()))
-    assert meanings_of(changed(change)).whole != meanings_of(detached(attention())).whole
+    assert canonical_digest(change_attention(change)) != canonical_digest(detached(attention()))
+    assert meanings_of(change_attention(change)).whole != meanings_of(detached(attention())).whole
 
 
 PLAIN = "g (float[2] x) => (float[2] y) { y = Add (x, c) }"

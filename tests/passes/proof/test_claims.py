@@ -234,7 +234,7 @@ g (float[6, 8] h0) => (float[4, 12] y) {{
 """Too much in front of `one` to be run again."""
 
 
-def moved(two: str = "two = Reshape (one, second)") -> DetachedModel:
+def moving_model(two: str = "two = Reshape (one, second)") -> DetachedModel:
     return detached(model_of(MOVED.replace("two = Reshape (one, second)", two), w=matrix(8, 8, 0)))
 
 
@@ -243,7 +243,7 @@ def mover(bench: PassContext, monkeypatch: pytest.MonkeyPatch) -> Counting:
     """A prover that holds no activations, as of a large model."""
     monkeypatch.setattr("passes.proof.claims.SMALL_ELEMENTS", 1)
     prover = Counting.of_itself([{"h0": np.zeros((6, 8), np.float32)}], bench)
-    prover.watch(moved(), [])
+    prover.watch(moving_model(), [])
     assert isinstance(prover, Counting)
     return prover
 
@@ -260,7 +260,7 @@ def mover(bench: PassContext, monkeypatch: pytest.MonkeyPatch) -> Counting:
 )
 def test_what_is_only_moved_is_proven_on_distinct_numbers(mover: Counting, two: str, runs: int) -> None:
     """All values are zero, so the whole model sees no fault; that it has to be run says that the small proof does."""
-    assert mover.measure(moved(two)).why == ""
+    assert mover.measure(moving_model(two)).why == ""
     assert mover.runs == runs
 
 

@@ -28,7 +28,7 @@ def statuses(run_result: PassRun) -> list[tuple[str, Status]]:
     return [(row.name, row.status) for row in run_result.rows]
 
 
-def reverted(*steps: tuple[str, Mapping[str, Any]]) -> list[tuple[str, Status]]:
+def all_reverted(*steps: tuple[str, Mapping[str, Any]]) -> list[tuple[str, Status]]:
     return [(name, Status.REVERTED) for name, _ in steps]
 
 
@@ -57,7 +57,7 @@ SIZES = (
 
 def test_what_is_wrong_at_a_size_that_is_drawn_is_reverted(bench: PassContext) -> None:
     result = run(network(), bench, *SIZES)
-    assert statuses(result) == reverted(*SIZES)
+    assert statuses(result) == all_reverted(*SIZES)
     assert result.coverage.sizes == {"batch": (1, 2, 3, 8), "sequence": (1, 2, 4, 8)}
     assert result.coverage.not_covered == ()
 
@@ -67,7 +67,7 @@ def test_a_size_that_is_not_drawn_is_not_in_the_coverage_and_can_be_asked_for(be
     result = run(network(), bench, step)
     assert result.rows[0].status is Status.RAN and 5 not in result.coverage.sizes["batch"]
     result = run(network(), bench, step, sizes=[5])
-    assert statuses(result) == reverted(step)
+    assert statuses(result) == all_reverted(step)
     assert result.coverage.sizes == {"batch": (2, 3, 5), "sequence": (2, 4, 5)}
 
 
@@ -86,7 +86,7 @@ def test_a_size_that_the_model_does_not_bear_is_left_out_and_said(bench: PassCon
     model = model_of(POSITIONS, w1=matrix(4, 4, 0), positions=matrix(6, 4, 1), zero=np.array([0]))
     steps = (("at_size", {"size": 8}), ("at_size", {"size": 1}), ("at_size", {"axis": 1, "size": 1}))
     result = run(model, bench, *steps)
-    assert statuses(result) == reverted(*steps)
+    assert statuses(result) == all_reverted(*steps)
     assert result.coverage.sizes == {"batch": (1, 2, 3, 8), "sequence": (1, 2, 4)}
     [note] = [gap for gap in result.coverage.not_covered if "sequence=8" in gap]
     assert note.startswith("not drawn: sequence=8 (the model does not run on it: onnxruntime stopped")
@@ -128,7 +128,7 @@ def test_what_acts_beyond_the_usual_range_cannot_be_dropped(bench: PassContext) 
         ("beyond", {"limit": 5.0}),
     )
     result = run(limits(), bench, *steps)
-    assert statuses(result) == reverted(*steps)
+    assert statuses(result) == all_reverted(*steps)
     seen = {limit.node: (limit.below, limit.above, limit.inside) for limit in result.coverage.limits}
     assert seen == {
         "clipped": (True, True, True),
@@ -190,7 +190,7 @@ def test_pictures_of_bytes_are_drawn_over_their_whole_range(bench: PassContext) 
     text = "g (uint8[N, 3] x) => (float[N, 3] y) { f = Cast <to = 1> (x) y = Mul (f, part) }"
     step = ("beyond", {"value": "f", "limit": 200.0})
     result = run(model_of(text, part=np.asarray(np.float32(1 / 255))), bench, step)
-    assert statuses(result) == reverted(step)
+    assert statuses(result) == all_reverted(step)
     assert result.coverage.outliers == ("x",)
 
 
@@ -228,7 +228,7 @@ def test_masks_are_all_ones_and_all_zeros_too(bench: PassContext) -> None:
         ("drop", {"output": "a"}),
     )
     result = run(model_of(MASKED), bench, *steps)
-    assert statuses(result) == reverted(*steps)
+    assert statuses(result) == all_reverted(*steps)
     assert result.coverage.masks == {"mask": ("mixed", "ones", "zeros"), "also": ("mixed", "ones", "zeros")}
 
 

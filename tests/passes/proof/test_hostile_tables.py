@@ -8,7 +8,7 @@ import pytest
 
 from passes import Status
 from passes.context import PassContext
-from tests.passes.proof.test_hostile import POSITIONS, reverted, run, statuses
+from tests.passes.proof.test_hostile import POSITIONS, all_reverted, run, statuses
 from tests.support.onnx_models import matrix, model_of
 
 TEXT = """
@@ -48,7 +48,7 @@ ROWS = (
 
 def test_rows_of_a_table_that_no_draw_reads_are_compared_as_weights(bench: PassContext) -> None:
     result = run(embedding(ALONE), bench, *ROWS)
-    assert statuses(result) == reverted(*ROWS)
+    assert statuses(result) == all_reverted(*ROWS)
     [table] = result.coverage.tables
     assert (table.name, table.op, table.rows, table.compared) == ("table", "Gather", 50, True)
     assert table.read is not None and 10 < table.read < 40
@@ -60,14 +60,14 @@ def test_rows_of_a_table_that_no_draw_reads_are_compared_as_weights(bench: PassC
 def test_the_right_table_alive_for_others_does_not_hide_the_wrong_one(bench: PassContext) -> None:
     """As with tied weights: the logits go on reading the right table."""
     steps = (("own_table", {}),)
-    assert statuses(run(embedding(), bench, *steps)) == reverted(*steps)
+    assert statuses(run(embedding(), bench, *steps)) == all_reverted(*steps)
 
 
 def test_all_rows_but_the_ones_that_are_read(bench: PassContext) -> None:
     feeds = [{"ids": np.array([[3, 4]]), "x": np.zeros((1, 2, 4), np.float32)}]
     steps = (("zero_rest", {"read": [3, 4]}), ("cut_off", {"to": 5}))
     result = run(embedding(ALONE), bench, *steps, feeds=feeds)
-    assert statuses(result) == reverted(*steps)
+    assert statuses(result) == all_reverted(*steps)
     assert [(table.rows, table.read) for table in result.coverage.tables] == [(50, 2)]
 
 
@@ -82,7 +82,7 @@ def test_a_table_that_lies_otherwise_is_the_same_table(step: str, bench: PassCon
 def test_a_row_is_seen_behind_a_table_that_lies_otherwise(bench: PassContext) -> None:
     steps = (("put_behind", {}), ("change_row", {"row": 33}), ("cut_off", {"to": 45}))
     result = run(embedding(ALONE), bench, *steps)
-    assert statuses(result) == [("put_behind", Status.RAN), *reverted(*steps[1:])]
+    assert statuses(result) == [("put_behind", Status.RAN), *all_reverted(*steps[1:])]
 
 
 def test_a_table_in_no_known_form_is_not_covered(bench: PassContext) -> None:
@@ -108,7 +108,7 @@ def test_products_with_zeros_and_ones_look_up_rows_too(case: str, bench: PassCon
     model = embedding(f"g (int64[N] ids) => (float[N, 4] y) {{ {HOT[case]} }}", **constants, numbers=np.arange(50))
     steps = (("change_row", {"row": 23}), ("has_index", {"index": 49}))
     result = run(model, bench, *steps)
-    assert statuses(result) == reverted(*steps)
+    assert statuses(result) == all_reverted(*steps)
     [table] = result.coverage.tables
     assert table.rows == 50 and table.read is not None and 2 < table.read < 40 and table.compared
 
@@ -139,7 +139,7 @@ def test_tables_of_a_fused_operator(bench: PassContext) -> None:
     model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in tables.items())
     steps = (("change_row", {"row": 23}), ("change_row", {"table": "places", "row": 12}))
     result = run(model, bench, *steps)
-    assert statuses(result) == reverted(*steps)
+    assert statuses(result) == all_reverted(*steps)
     assert {table.name: table.rows for table in result.coverage.tables} == {"table": 50, "places": 16, "two": 2}
 
 
@@ -166,7 +166,7 @@ def test_other_ways_to_look_up(bench: PassContext) -> None:
         ("cut_off", {"table": "deep", "to": 18}),
     )
     result = run(model, bench, *steps)
-    assert statuses(result) == reverted(*steps)
+    assert statuses(result) == all_reverted(*steps)
     assert {table.name: table.rows for table in result.coverage.tables} == {"wide": 20, "tall": 20, "deep": 20}
 
 
@@ -174,7 +174,7 @@ def test_rows_behind_the_longest_sequence(bench: PassContext) -> None:
     model = model_of(POSITIONS, w1=matrix(4, 4, 0), positions=matrix(16, 4, 1), zero=np.array([0]))
     steps = (("change_row", {"table": "positions", "row": 12}), ("cut_off", {"table": "positions", "to": 10}))
     result = run(model, bench, *steps)
-    assert statuses(result) == reverted(*steps)
+    assert statuses(result) == all_reverted(*steps)
     assert [(table.rows, table.read, table.compared) for table in result.coverage.tables] == [(16, 8, True)]
 
 
@@ -183,7 +183,7 @@ def test_a_table_that_is_listed_as_an_input_too_is_a_table(bench: PassContext) -
     model = embedding(ALONE)
     model.graph.input.append(onnx.helper.make_tensor_value_info("table", onnx.TensorProto.FLOAT, [50, 4]))
     steps = (("change_row", {"row": 23}),)
-    assert statuses(run(model, bench, *steps)) == reverted(*steps)
+    assert statuses(run(model, bench, *steps)) == all_reverted(*steps)
 
 
 def test_a_table_inside_of_a_branch_is_compared_too(bench: PassContext) -> None:
@@ -197,6 +197,6 @@ def test_a_table_inside_of_a_branch_is_compared_too(bench: PassContext) -> None:
     """
     steps = (("change_row", {"row": 23}), ("cut_off", {"to": 49}))
     result = run(embedding(text), bench, *steps)
-    assert statuses(result) == reverted(*steps)
+    assert statuses(result) == all_reverted(*steps)
     assert [(table.rows, table.read, table.compared) for table in result.coverage.tables] == [(50, None, True)] * 2
     assert [(branch.then_taken, branch.else_taken) for branch in result.coverage.branches] == [(True, True)]

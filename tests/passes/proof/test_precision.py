@@ -112,14 +112,14 @@ WAYS = {
 }
 
 
-def drawn(text: str) -> onnx.ModelProto:
+def parse(text: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_type_that_decides(way: str) -> None:
     text, dtype = WAYS[way]
-    model = detached(drawn(text))
+    model = detached(parse(text))
     names = [info.name for info in model.proto.graph.output]
     assert computed_types(model, names).get(names[-1], "") == dtype
 
@@ -135,7 +135,7 @@ def test_inside_of_a_function() -> None:
 
 def test_types_that_the_source_does_not_compute_in() -> None:
     """As of an exporter that goes through float16 where torch does not."""
-    model = detached(drawn(WAYS["float32 of float16"][0]))
+    model = detached(parse(WAYS["float32 of float16"][0]))
     assert computed_types(model, ["y"], {"float32"}) == {"y": "float32"}
     assert computed_types(model, ["y"], {"float32", "float16"}) == {"y": "float16"}
 
@@ -191,7 +191,7 @@ RANDOM = {
 
 @pytest.mark.parametrize("graph", RANDOM)
 def test_what_depends_on_random_numbers(graph: str) -> None:
-    model = detached(drawn(graph))
+    model = detached(parse(graph))
     assert computed_types(model, ["y"]).get("y", "") == RANDOM[graph]
 
 
@@ -204,8 +204,8 @@ def test_of_random_numbers_only_shape_and_dtype_are_compared() -> None:
 
 def test_a_pass_does_not_loosen_the_tolerance_that_it_is_judged_by(bench: PassContext) -> None:
     """The model from before it decides, both for outputs and for values at kept structures."""
-    before = detached_copy(drawn("(float[2, 8] x) => (float[2, 8] y) { a = Exp (x) y = Neg (a) }"), bench.spill)
-    after = drawn(
+    before = detached_copy(parse("(float[2, 8] x) => (float[2, 8] y) { a = Exp (x) y = Neg (a) }"), bench.spill)
+    after = parse(
         "(float[2, 8] x) => (float[2, 8] y) { h = Cast <to = 10> (x) a = Exp (h) f = Cast <to = 1> (a) y = Neg (f) }"
     )
     prover = NumericProver.of_itself([draw_feeds(before, 0)], bench)
@@ -221,7 +221,7 @@ def test_a_network_in_half_precision_with_an_output_in_single(bench: PassContext
     nodes = "f = Constant <value_float = {}> () c = Cast <to = 10> (f) h = Cast <to = 10> (x) "
     nodes += "e = Exp (h) m = Mul (e, c) y = Cast <to = 1> (m)"
     before, after = (
-        detached_copy(drawn(f"{signature} {{ {nodes.format(factor)} }}"), bench.spill) for factor in (7.0, 7.004)
+        detached_copy(parse(f"{signature} {{ {nodes.format(factor)} }}"), bench.spill) for factor in (7.0, 7.004)
     )
     feeds = [draw_feeds(before, 0)]
     prover = NumericProver.of_itself(feeds, bench)
@@ -237,7 +237,7 @@ def test_a_network_in_half_precision_with_an_output_in_single(bench: PassContext
 def test_values_at_kept_structures(bench: PassContext) -> None:
     """They are judged by their own way: here the sum is computed in float16, what it is compared with in float32."""
     nodes = "a = Exp (x) h = Cast <to = 10> (a) b = Cast <to = 1> (h) y = Neg (b)"
-    model = detached_copy(drawn(f"(float[2, 8] x) => (float[2, 8] y) {{ {nodes} }}"), bench.spill)
+    model = detached_copy(parse(f"(float[2, 8] x) => (float[2, 8] y) {{ {nodes} }}"), bench.spill)
     instances = tuple(instance for name in ("Exp", "Cast") for instance in structure(f"op:{name}", model))
     prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
     prover.watch(model, instances)

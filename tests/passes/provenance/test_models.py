@@ -78,7 +78,7 @@ def test_survivors_keep_the_module_of_the_node_with_the_same_values(exported: Pa
         twins = [
             old
             for old in before.proto.graph.node
-            if old.op_type == node.op_type and alike(old_values[old.output[0]], values[node.output[0]])
+            if old.op_type == node.op_type and is_close(old_values[old.output[0]], values[node.output[0]])
         ]
         assert module_path_of(node) in [module_path_of(old) for old in twins], node.name
         assert node.name in [old.name for old in twins]
@@ -100,7 +100,7 @@ def all_values(model: ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.
     return dict(zip(names, (np.asarray(array) for array in session.run(names, feeds)), strict=True))
 
 
-def alike(first: np.ndarray, other: np.ndarray) -> bool:
+def is_close(first: np.ndarray, other: np.ndarray) -> bool:
     """A pass may drop an axis of 1 and may change the order of a sum."""
     if first.size != other.size or first.dtype != other.dtype:
         return False

@@ -94,7 +94,7 @@ class Exported:
 
 
 @cache
-def exported(name: str) -> Exported:
+def export_case(name: str) -> Exported:
     """A case as torch exports it, with the number of modules of each class."""
     case = CASES[name]
     torch.manual_seed(0)
@@ -121,7 +121,7 @@ def exported(name: str) -> Exported:
 
 @pytest.mark.parametrize("name", CASES)
 def test_finds_what_the_tree_of_modules_has(name: str) -> None:
-    export = exported(name)
+    export = export_case(name)
     view = GraphView(detached(export.model))
     instances_by_kind = {
         kind: structure.search(view).instances for kind, structure in STRUCTURES.items() if kind in TRUTH
@@ -145,7 +145,7 @@ def test_finds_what_the_tree_of_modules_has(name: str) -> None:
     ],
 )
 def test_keeps_every_kind_of_a_model(name: str, loses: set[str], merging: list[str], bench: PassContext) -> None:
-    export = exported(name)
+    export = export_case(name)
     source = detached(export.model)
     recipe = ["onnxscript", "default", "onnxsim"]
     free = run(export.model, bench, recipe)

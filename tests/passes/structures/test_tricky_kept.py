@@ -26,15 +26,15 @@ JOINED_AT = {"MatMul": (-1, -1), "FusedMatMul": (-1, -1), "MatMulInteger": (-1, 
 """Op → the axis at which its matrices are laid beside each other, and that at which its values then are."""
 
 
-def joined(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+def merge_products(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """What a merging pass makes: one product with the matrices side by side, and a Split of what comes of it."""
     merged = onnx.ModelProto.FromString(model.SerializeToString())
-    joined_nodes(merged.graph.node, names)
+    merge_product_nodes(merged.graph.node, names)
     sort_nodes(merged.graph)
     return merged
 
 
-def joined_nodes(nodes: MutableSequence[onnx.NodeProto], names: Sequence[str]) -> None:
+def merge_product_nodes(nodes: MutableSequence[onnx.NodeProto], names: Sequence[str]) -> None:
     """The same, in place, of the nodes of a graph or of a function."""
     before = list(nodes)
     gone = {name: node for node in before for name in names if name in node.output}
@@ -75,7 +75,7 @@ def test_no_merge_passes_for_the_three(name: str) -> None:
     assert tricky.products is not None
     instances = QKV.find(detached(tricky.model)).instances
     for merged in (tricky.products, tricky.products[:2], tricky.products[1:]):
-        (why,) = QKV.find_lost(instances, detached(joined(tricky.model, merged))).values()
+        (why,) = QKV.find_lost(instances, detached(merge_products(tricky.model, merged))).values()
         assert why.startswith("no separate product with the matrix of")
 
 
@@ -89,7 +89,7 @@ def test_no_merge_passes_inside_of_a_body(name: str) -> None:
         (nodes,) = [nodes_of_body for nodes_of_body in inner if any("q0" in node.output for node in nodes_of_body)]
     else:
         nodes = merged.graph.node
-    joined_nodes(nodes, ("q0", "k0"))
+    merge_product_nodes(nodes, ("q0", "k0"))
     assert list(QKV.find_lost(instances, detached(merged))) == ["attention 0"]
 
 

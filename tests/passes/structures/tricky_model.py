@@ -24,7 +24,7 @@ __all__ = [
     "Tricky",
     "declare",
     "model",
-    "weighed",
+    "weigh_scores",
     "with_constants",
     "with_tensors",
 ]
@@ -65,7 +65,7 @@ def model(projected: str = PLAIN, tail: str = BLOCK, weights: str = WEIGHTS, onc
     return drawn(f"g (float[2, 8, 32] a) => (float[2, 8, 32] y) <{weights}> {{ x = Relu (a) {once} {heads} {tail} }}")
 
 
-def weighed(weighting: str, tail: str = CONTEXT) -> onnx.ModelProto:
+def weigh_scores(weighting: str, tail: str = CONTEXT) -> onnx.ModelProto:
     """Scores are weighed by `weighting`, which makes `p` of `s`."""
     return model(tail=f"{HEADS} {SCORES} {weighting} {tail}")
 

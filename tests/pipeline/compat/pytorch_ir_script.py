@@ -56,13 +56,13 @@ class Mlp(nn.Module):
         return torch.relu(self.fc(x)) * self.mask
 
 
-def told(*words: str) -> str:
+def output_of(*words: str) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         main(list(words))
     return out.getvalue()
 
 
-def left(*words: str) -> tuple[int | str | None, str]:
+def exit_of(*words: str) -> tuple[int | str | None, str]:
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
         try:
             main(list(words))
@@ -103,14 +103,14 @@ with tempfile.TemporaryDirectory() as folder:
     torch.save(state, f"{folder}/w.pt")
     assert verify_ir(ir, f"{folder}/w.pt", model, (x,), constants=constants)[0]
     assert validate_weights_against_ir({**WeightLoader().load(f"{folder}/w.pt"), **constants}, ir) == []
-    assert "Total parameters: 40" in told("info", file)
-    assert json.loads(told("info", file, "--json"))["op_distribution"]["aten.mul.Tensor"] == 1
-    assert told("visualize", file, "--no-weights") == ir_to_mermaid(ir, include_weights=False) + "\n"
-    told("visualize", file, "-o", f"{folder}/g.mmd")
+    assert "Total parameters: 40" in output_of("info", file)
+    assert json.loads(output_of("info", file, "--json"))["op_distribution"]["aten.mul.Tensor"] == 1
+    assert output_of("visualize", file, "--no-weights") == ir_to_mermaid(ir, include_weights=False) + "\n"
+    output_of("visualize", file, "-o", f"{folder}/g.mmd")
     assert Path(folder, "g.mmd").read_text().startswith("flowchart TD")
-    assert left("info", f"{folder}/none.json") == (1, f"Error: file not found: {folder}/none.json\n")
-assert left()[0] == 2
-assert left("--version") == (0, f"pytorch-ir {__version__}\n")
+    assert exit_of("info", f"{folder}/none.json") == (1, f"Error: file not found: {folder}/none.json\n")
+assert exit_of()[0] == 2
+assert exit_of("--version") == (0, f"pytorch-ir {__version__}\n")
 
 exported = export_model(model, (torch.randn(1, 8),), strict=False)
 analyzer = GraphAnalyzer(exported)

@@ -48,7 +48,7 @@ def changed(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "bert"))
 
 
-def opened(configured: Configured, folder: Path | str, **model: Any) -> TorchSource:
+def open_source(configured: Configured, folder: Path | str, **model: Any) -> TorchSource:
     source = load_source(configured(transformers=str(folder), **model))
     assert isinstance(source, TorchSource)
     return source
@@ -57,7 +57,7 @@ def opened(configured: Configured, folder: Path | str, **model: Any) -> TorchSou
 @pytest.mark.parametrize("name", FAMILIES)
 def test_one_line_is_enough(configured: Configured, tmp_path: Path, name: str) -> None:
     model = save_tiny(name, tmp_path / "saved")
-    source = opened(configured, "saved")
+    source = open_source(configured, "saved")
     assert [str(spec) for spec in source.inputs] == INPUTS[name]
     assert source.weights == f"from {tmp_path}/saved"
     sizes = {dim: sizes[1] for dim, sizes in source.dims.items()}
@@ -75,7 +75,7 @@ def test_one_line_is_enough(configured: Configured, tmp_path: Path, name: str) -
 def test_shards_pickles_and_a_wider_dtype(configured: Configured, tmp_path: Path) -> None:
     model = save_tiny("LlamaForCausalLM", tmp_path / "shards", dtype=torch.bfloat16, max_shard_size="2KB")
     assert (tmp_path / "shards/model.safetensors.index.json").is_file()
-    source = opened(configured, "shards")
+    source = open_source(configured, "shards")
     weights = {name: tensor.float() for name, tensor in model.state_dict().items()}
     for name, tensor in source.module.state_dict().items():
         assert tensor.dtype == torch.float32 and torch.equal(tensor, weights[name]), name
@@ -93,11 +93,11 @@ def test_shards_pickles_and_a_wider_dtype(configured: Configured, tmp_path: Path
 
 
 def test_declared_inputs_refine_or_replace_what_is_derived(configured: Configured, folder: Path) -> None:
-    source = opened(configured, folder, inputs={"input_ids": {"range": [3, 5]}}, dims={"batch": [4]})
+    source = open_source(configured, folder, inputs={"input_ids": {"range": [3, 5]}}, dims={"batch": [4]})
     assert len(source.inputs) == 3
     assert (source.inputs[0].low, source.inputs[0].high) == (3, 5)
     assert source.dims == {"batch": (4,), "sequence": (8, 5)}
-    source = opened(configured, folder, inputs={"input_ids": {"shape": [1, 7]}})
+    source = open_source(configured, folder, inputs={"input_ids": {"shape": [1, 7]}})
     assert [str(spec) for spec in source.inputs] == ["input_ids: int64[1, 7]"]
     assert source.inputs[0].high == 30
 

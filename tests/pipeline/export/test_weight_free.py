@@ -56,11 +56,11 @@ def real(model: ModelConfig) -> nn.Module:
     return source.module
 
 
-def referred(source: TorchSource, folder: Path, **pieces: list[str]) -> ExportedModel:
+def export_referring(source: TorchSource, folder: Path, **pieces: list[str]) -> ExportedModel:
     return export_onnx(source, ExportConfig()).referring_to(read_shards(folder), pieces)
 
 
-def saved(
+def save_state(
     module: nn.Module, folder: Path, rename: Callable[[str], str] = str, drop: str = ""
 ) -> dict[str, torch.Tensor]:
     state = {rename(name): tensor for name, tensor in module.state_dict().items() if name != drop}
@@ -84,9 +84,9 @@ RENAMINGS: dict[str, Callable[[str], str]] = {
 def test_it_computes_what_the_module_does(factory: Factory, tmp_path: Path, rename: Any, tied: bool) -> None:
     model = factory(NET, inputs=IDS, args={"tied": tied})
     module = real(model)
-    saved(module, tmp_path, rename, drop="table.weight" if tied else "")
+    save_state(module, tmp_path, rename, drop="table.weight" if tied else "")
 
-    exported = referred(weightless(model), tmp_path)
+    exported = export_referring(weightless(model), tmp_path)
 
     ids = np.arange(6).reshape(2, 3)
     with torch.no_grad():
@@ -99,12 +99,12 @@ def test_it_computes_what_the_module_does(factory: Factory, tmp_path: Path, rena
 
 def test_everything_that_does_not_fit_is_told_at_once(factory: Factory, tmp_path: Path) -> None:
     module = real(factory(NET, inputs=IDS))
-    state = saved(module, tmp_path, drop="inner.bias")
+    state = save_state(module, tmp_path, drop="inner.bias")
     state["head.weight"] = state["head.weight"][:20].contiguous()
     state["table.weight"] = state["table.weight"].half()
     safetensors.torch.save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(SourceError) as caught:
-        referred(weightless(factory(NET, inputs=IDS, args={"lost": True})), tmp_path)
+        export_referring(weightless(factory(NET, inputs=IDS, args={"lost": True})), tmp_path)
     first, *lines, last = map(str.strip, str(caught.value).splitlines())
     assert first.endswith("does not fit the model: 4 mistake(s)")
     assert sorted(line[:60] for line in lines) == [
@@ -138,7 +138,7 @@ def test_pieces_are_joined_without_being_read(factory: Factory, tmp_path: Path) 
     parts = {f"x.{e}.{half}": up[e, 8 * half : 8 * half + 8].clone() for e in range(4) for half in (0, 1)}
     safetensors.torch.save_file(parts, tmp_path / "model.safetensors")
 
-    exported = referred(weightless(model), tmp_path, up=["x.#.0", "x.#.1"])
+    exported = export_referring(weightless(model), tmp_path, up=["x.#.0", "x.#.1"])
 
     ids = np.array([2, 0])
     expected = module(torch.from_numpy(ids)).detach().numpy()

@@ -68,10 +68,10 @@ def graphs(draw: st.DrawFn) -> Graph:
         details = {"name": draw(st.text()), "origin": draw(st.text())}
         vids += b.emit(kind, inputs, outputs, draw(TABLES), constraints=draw(CONSTRAINTS), **details)
     built = b.build(draw(st.lists(st.sampled_from(vids), max_size=3)) if vids else [])
-    return with_facts(draw, replace(built, ops=tuple(spelled(draw, op) for op in built.ops)))
+    return with_facts(draw, replace(built, ops=tuple(spell_call(draw, op) for op in built.ops)))
 
 
-def spelled(draw: st.DrawFn, op: Op) -> Op:
+def spell_call(draw: st.DrawFn, op: Op) -> Op:
     """`op`, maybe with its call spelled out, a body and a line."""
     if not draw(st.booleans()):
         return op

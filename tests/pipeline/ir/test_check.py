@@ -43,7 +43,7 @@ def with_op(graph: Graph, at: int, /, **changes: object) -> Graph:
     return replace(graph, ops=tuple(ops))
 
 
-def unchecked(shape: object, dtype: str) -> TensorSpec:
+def raw_spec(shape: object, dtype: str) -> TensorSpec:
     """A spec that never went through its own validation."""
     spec = object.__new__(TensorSpec)
     for name, item in (("shape", shape), ("dtype", dtype), ("device", "cpu")):
@@ -101,11 +101,14 @@ BROKEN = {
     ),
     "payload of tmp": (lambda g: replace(g, payloads={2: g.payloads[1]}), "%2 'h' has the role tmp and a payload"),
     "payload of nothing": (lambda g: replace(g, payloads={9: g.payloads[1]}), "a payload for %9, which does not"),
-    "dtype": (lambda g: with_value(g, 0, spec=unchecked((2,), "float12")), "%0 'x' has the unknown dtype 'float12'"),
-    "size": (lambda g: with_value(g, 0, spec=unchecked((-1,), "bool")), "%0 'x' has the size -1"),
-    "size of bool": (lambda g: with_value(g, 0, spec=unchecked((True,), "bool")), "%0 'x' has the size True"),
-    "nameless dim": (lambda g: with_value(g, 0, spec=unchecked(("",), "bool")), "%0 'x' has the size ''"),
-    "shape list": (lambda g: with_value(g, 0, spec=unchecked([2], "bool")), "%0 'x' has a shape of type list"),
+    "dtype": (
+        lambda g: with_value(g, 0, spec=raw_spec((2,), "float12")),
+        "%0 'x' has the unknown dtype 'float12'",
+    ),
+    "size": (lambda g: with_value(g, 0, spec=raw_spec((-1,), "bool")), "%0 'x' has the size -1"),
+    "size of bool": (lambda g: with_value(g, 0, spec=raw_spec((True,), "bool")), "%0 'x' has the size True"),
+    "nameless dim": (lambda g: with_value(g, 0, spec=raw_spec(("",), "bool")), "%0 'x' has the size ''"),
+    "shape list": (lambda g: with_value(g, 0, spec=raw_spec([2], "bool")), "%0 'x' has a shape of type list"),
 }
 
 

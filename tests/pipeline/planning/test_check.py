@@ -18,20 +18,20 @@ from pipeline.planning.check.view_semantics import VIEW_INDEX
 from tests.support.planning_graphs import graphs
 
 
-def planned(graph: Graph) -> ExecutionPlan:
+def plan_graph(graph: Graph) -> ExecutionPlan:
     return make_plan(graph, lower(graph))
 
 
 @given(graphs())
 def test_every_plan_passes(graph: Graph) -> None:
-    plan = planned(graph)
+    plan = plan_graph(graph)
     assert violations(plan) == []
     assert plan.arena_bytes >= plan.live_bytes
 
 
 @given(graphs(), st.data())
 def test_a_shift_off_the_boundary_is_caught(graph: Graph, data: st.DataObject) -> None:
-    plan = planned(graph)
+    plan = plan_graph(graph)
     assume(plan.offsets)
     vid = data.draw(st.sampled_from(sorted(plan.offsets)))
     shift = data.draw(st.integers(1, 63))
@@ -40,7 +40,7 @@ def test_a_shift_off_the_boundary_is_caught(graph: Graph, data: st.DataObject) -
 
 @given(graphs(), st.data())
 def test_a_shift_out_of_the_arena_is_caught(graph: Graph, data: st.DataObject) -> None:
-    plan = planned(graph)
+    plan = plan_graph(graph)
     full = [vid for vid in plan.offsets if plan.slots[vid].spec.nbytes]
     assume(full)
     vid = data.draw(st.sampled_from(full))
@@ -51,7 +51,7 @@ def test_a_shift_out_of_the_arena_is_caught(graph: Graph, data: st.DataObject) -
 @given(graphs(most_ops=12), st.data())
 def test_a_shift_onto_an_operand_or_an_output_is_caught(graph: Graph, data: st.DataObject) -> None:
     """Two values that one call needs at once (its operands and results, or two graph outputs) on the same bytes."""
-    plan = planned(graph)
+    plan = plan_graph(graph)
     together = [(*call.in_vids, *call.out_vids) for call in plan.calls] + [plan.outputs]
     own = [vid for vid in plan.offsets if plan.slots[vid].spec.nbytes]
     pairs = sorted({(a, b) for vids in together for a in vids for b in vids if a != b and a in own and b in own})
@@ -68,7 +68,7 @@ def test_a_shift_onto_an_operand_or_an_output_is_caught(graph: Graph, data: st.D
 
 @given(graphs(), st.data())
 def test_a_dropped_offset_is_caught(graph: Graph, data: st.DataObject) -> None:
-    plan = planned(graph)
+    plan = plan_graph(graph)
     assume(plan.offsets)
     gone = data.draw(st.sampled_from(sorted(plan.offsets)))
     assert violations(replace(plan, offsets={vid: at for vid, at in plan.offsets.items() if vid != gone}))
@@ -77,7 +77,7 @@ def test_a_dropped_offset_is_caught(graph: Graph, data: st.DataObject) -> None:
 @given(graphs(), st.data())
 def test_an_alias_that_no_kernel_allows_is_caught(graph: Graph, data: st.DataObject) -> None:
     """Of all operands that the planner did not choose, each is a wrong choice where the call declares nothing."""
-    plan = planned(graph)
+    plan = plan_graph(graph)
     strict = [
         (call.out_vids[0], source)
         for call in plan.calls
@@ -92,7 +92,7 @@ def test_an_alias_that_no_kernel_allows_is_caught(graph: Graph, data: st.DataObj
 
 @given(graphs(least_ops=2), st.data())
 def test_swapped_dependent_calls_are_caught(graph: Graph, data: st.DataObject) -> None:
-    plan = planned(graph)
+    plan = plan_graph(graph)
     pairs = [at for at in range(len(plan.calls) - 1) if set(plan.calls[at].out_vids) & set(plan.calls[at + 1].in_vids)]
     assume(pairs)
     at = data.draw(st.sampled_from(pairs))
@@ -103,7 +103,7 @@ def test_swapped_dependent_calls_are_caught(graph: Graph, data: st.DataObject) -
 
 @given(graphs(least_ops=2), st.data())
 def test_a_dropped_call_is_caught(graph: Graph, data: st.DataObject) -> None:
-    plan = planned(graph)
+    plan = plan_graph(graph)
     at = data.draw(st.integers(0, len(plan.calls) - 1))
     calls, order = ((*items[:at], *items[at + 1 :]) for items in (plan.calls, plan.order))
     assert violations(replace(plan, calls=calls, order=order))
@@ -120,7 +120,7 @@ def small() -> tuple[ExecutionPlan, dict[str, int]]:
     (v,) = builder.emit("Identity", [a], [("v", F32)])
     (b,) = builder.emit("Neg", [a], [("b", F32)])
     (y,) = builder.emit("Sub", [b, v], [("y", F32)])
-    return planned(builder.build([y])), {"x": x, "a": a, "v": v, "b": b, "y": y}
+    return plan_graph(builder.build([y])), {"x": x, "a": a, "v": v, "b": b, "y": y}
 
 
 def without(plan: ExecutionPlan, *vids: int) -> dict[int, int]:
@@ -165,7 +165,7 @@ def test_outputs_that_share_storage_are_caught() -> None:
     x = builder.input("x", F32)
     (a,) = builder.emit("Tanh", [x], [("a", F32)])
     (b,) = builder.emit("Identity", [a], [("b", F32)])
-    plan = planned(builder.build([a, b]))
+    plan = plan_graph(builder.build([a, b]))
     assert plan.alias == {}
     shared = replace(plan, alias={b: a}, offsets=without(plan, b))
     assert violations(shared) == ["outputs 'a' (vid 1, output) and 'b' (vid 2, output) share storage"]
@@ -175,7 +175,7 @@ def test_an_output_on_an_inputs_storage_is_caught() -> None:
     builder = Builder("through", EMITTERS)
     x = builder.input("x", F32)
     (y,) = builder.emit("Identity", [x], [("y", F32)])
-    plan = planned(builder.build([y]))
+    plan = plan_graph(builder.build([y]))
     assert plan.slots[y].role is Role.OUTPUT
     through = replace(plan, alias={y: x}, offsets={})
     assert violations(through) == ["output 'y' (vid 1, output) shares the storage of 'x' (vid 0, input)"]
@@ -187,7 +187,7 @@ def test_a_broadcast_operand_may_not_be_written_over() -> None:
     row = TensorSpec((1, 8), "float32")
     (r,) = builder.emit("ReduceSum", [x], [("row", row)], {"axes": (0,), "keepdims": True})
     (y,) = builder.emit("Add", [r, x], [("y", TensorSpec((2, 8), "float32"))])
-    plan = planned(builder.build([y]))
+    plan = plan_graph(builder.build([y]))
     bad = replace(plan, alias={y: r}, offsets=without(plan, y))
     assert "call 1 Add may not put 'y' (vid 2, output) on the storage of 'row' (vid 1, tmp)" in violations(bad)
 
@@ -197,7 +197,7 @@ def test_an_operand_that_is_given_twice_may_not_be_written_over() -> None:
     x = builder.input("x", F32)
     (a,) = builder.emit("Tanh", [x], [("a", F32)])
     (y,) = builder.emit("Mul", [a, a], [("y", F32)])
-    plan = planned(builder.build([y]))
+    plan = plan_graph(builder.build([y]))
     assert plan.alias == {}
     bad = replace(plan, alias={y: a}, offsets=without(plan, y))
     assert violations(bad) == ["call 1 Mul writes over its operand 'a' (vid 1, tmp) while it reads it"]
@@ -214,7 +214,7 @@ def test_a_view_of_another_size_is_no_view() -> None:
 
 @given(graphs(), st.data())
 def test_a_layout_that_is_moved_turned_or_dropped_is_caught(graph: Graph, data: st.DataObject) -> None:
-    plan = planned(graph)
+    plan = plan_graph(graph)
     vids = [vid for vid in plan.layouts if plan.slots[vid].spec.numel > 1]
     assume(vids)
     vid = data.draw(st.sampled_from(vids))
@@ -241,7 +241,7 @@ def test_each_rule_of_layouts(change, message: str) -> None:
     x, half = builder.input("x", F32), TensorSpec((8,), "float32")
     (a,) = builder.emit("Tanh", [x], [("a", F32)])
     p, q = builder.emit("Split", [a], [("p", half), ("q", half)], {"axis": 0, "sizes": (8, 8)})
-    plan = planned(builder.build(builder.emit("Sub", [p, q], [("y", half)])))
+    plan = plan_graph(builder.build(builder.emit("Sub", [p, q], [("y", half)])))
     assert violations(plan) == []
     with pytest.raises(InternalError, match=message):
         check_plan(replace(plan, layouts={q: change(plan.layouts[q])}))
@@ -255,7 +255,7 @@ def test_a_result_over_the_root_of_a_piece_that_is_read_later_is_caught() -> Non
     (b,) = builder.emit("Neg", [a], [("b", F32)])
     (r,) = builder.emit("ReduceSum", [b], [("r", TensorSpec((1,), "float32"))], {"axes": (0,), "keepdims": True})
     (s,) = builder.emit("Sub", [p, r], [("s", half)])
-    plan = planned(builder.build(builder.emit("Sub", [s, q], [("y", half)])))
+    plan = plan_graph(builder.build(builder.emit("Sub", [s, q], [("y", half)])))
     bad = replace(plan, offsets=without(plan, b), alias={**plan.alias, b: a})
     assert "call 4 Sub reads 'p' (vid 2, tmp), which is overwritten by call 2" in violations(bad)
 
@@ -269,7 +269,7 @@ def test_two_results_of_one_call_on_the_same_bytes_are_caught_even_if_one_is_nev
     x = builder.input("x", F32)
     half = TensorSpec((8,), "float32")
     a, b = builder.emit("Split", [x], [("a", half), ("b", half)], {"axis": 0, "sizes": (8, 8)})
-    plan = planned(builder.build([b]))
+    plan = plan_graph(builder.build([b]))
     assert violations(plan) == []
     assert violations(replace(plan, offsets={a: 0, b: 0})) == [
         "call 0 Split writes two outputs to the same bytes, 'a' (vid 1, tmp) is one"
@@ -283,7 +283,7 @@ def test_a_call_that_writes_an_input_is_caught() -> None:
     assert "call 4 Tanh writes 'x' (vid 0, input), which already has a value" in problems
 
 
-def strided(strides: tuple[int, ...]) -> ExecutionPlan:
+def strided_plan(strides: tuple[int, ...]) -> ExecutionPlan:
     """y = Tanh(Transpose(x)) of an x with these strides in the trace."""
     builder = Builder("strided", EMITTERS)
     x = builder.input("x", TensorSpec((2, 3), "float32"))
@@ -291,7 +291,7 @@ def strided(strides: tuple[int, ...]) -> ExecutionPlan:
     (t,) = builder.emit("Transpose", [x], [("t", turned)], {"perm": (1, 0)})
     graph = builder.build(builder.emit("Tanh", [t], [("y", turned)]))
     first, *rest = graph.values
-    return planned(replace(graph, values=(replace(first, strides=strides), *rest)))
+    return plan_graph(replace(graph, values=(replace(first, strides=strides), *rest)))
 
 
 @pytest.mark.parametrize(
@@ -301,14 +301,14 @@ def strided(strides: tuple[int, ...]) -> ExecutionPlan:
 )
 def test_what_is_given_lies_as_in_the_trace(traced: tuple[int, ...], laid: object, turned: object) -> None:
     """Row after row where several elements lay on one place. Views of it follow."""
-    plan = strided(traced)
+    plan = strided_plan(traced)
     assert violations(plan) == []
     assert ([plan.strides(0), plan.feed_signature[0].strides], plan.strides(1)) == ([laid, laid], turned)
 
 
 @pytest.mark.parametrize(("traced", "wrong"), [((1, 2), (3, 1)), ((0, 1), (0, 1)), ((8, 2), (9, 2))])
 def test_a_given_tensor_in_another_order_is_caught(traced: tuple[int, ...], wrong: tuple[int, ...]) -> None:
-    plan = strided(traced)
+    plan = strided_plan(traced)
     entry = replace(plan.feed_signature[0], strides=wrong)
     layouts = {0: Layout((2, 3), wrong), 1: Layout((3, 2), wrong[::-1])}
     bad = replace(plan, layouts=layouts, feed_signature=(entry,))
@@ -317,24 +317,24 @@ def test_a_given_tensor_in_another_order_is_caught(traced: tuple[int, ...], wron
     assert [problem for problem in violations(fed_otherwise) if "'x' is fed with strides" in problem]
 
 
-def counted(*, late: bool = False, shown: bool = False, updated: bool = True) -> ExecutionPlan:
+def counting_plan(*, late: bool = False, shown: bool = False, updated: bool = True) -> ExecutionPlan:
     """new = Add(state, x); y = Neg(new), or of the old state (`late`), and perhaps the new value as an output."""
     builder = Builder("counted", EMITTERS)
     x, state = builder.input("x", F32), builder.state("s", F32)
     (new,) = builder.emit("Add", [state, x], [("new", F32)])
     outputs = builder.emit("Neg", [state if late else new], [("y", F32)])
     graph = builder.build([*outputs, *([new] if shown else [])])
-    return planned(replace(graph, updates={state: new} if updated else {}))
+    return plan_graph(replace(graph, updates={state: new} if updated else {}))
 
 
 def test_a_state_is_written_where_it_lies_only_if_nobody_sees_that() -> None:
-    plan = counted()
+    plan = counting_plan()
     state, new = 1, 2
     assert (violations(plan), plan.root(new)) == ([], state)
     for other, message in (
-        (counted(late=True), "call 1 Neg reads 's' (vid 1, state), which is overwritten by call 0"),
-        (counted(shown=True), "output 'new' (vid 2, output) shares the storage of 's' (vid 1, state)"),
-        (counted(updated=False), "call 0 Add writes over 's' (vid 1, state), which is not the plan's to change"),
+        (counting_plan(late=True), "call 1 Neg reads 's' (vid 1, state), which is overwritten by call 0"),
+        (counting_plan(shown=True), "output 'new' (vid 2, output) shares the storage of 's' (vid 1, state)"),
+        (counting_plan(updated=False), "call 0 Add writes over 's' (vid 1, state), which is not the plan's to change"),
     ):
         assert (violations(other), other.root(new)) == ([], new)
         assert message in violations(replace(other, alias={**other.alias, new: state}, offsets=without(other, new)))

@@ -17,7 +17,7 @@ F32 = TensorSpec((16, 16), "float32")  # 1024 bytes
 FLAT = TensorSpec((256,), "float32")
 
 
-def planned(builder: Builder, *outputs: int) -> ExecutionPlan:
+def plan_outputs(builder: Builder, *outputs: int) -> ExecutionPlan:
     graph = builder.build(outputs)
     plan = make_plan(graph, lower(graph))
     check_plan(plan)
@@ -39,7 +39,7 @@ class Chain:
         (self.vids[out],) = self.builder.emit(kind, [self.vids[name] for name in ins], [(out, spec)], attrs)
 
     def plan(self, *outputs: str) -> ExecutionPlan:
-        return planned(self.builder, *(self.vids[name] for name in outputs))
+        return plan_outputs(self.builder, *(self.vids[name] for name in outputs))
 
     def graph(self, *outputs: str) -> Graph:
         return self.builder.build([self.vids[name] for name in outputs])

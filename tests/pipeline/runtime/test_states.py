@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from pipeline.errors import SourceError, UsageError
 from pipeline.runtime import compile_graph
 from pipeline.runtime.eager import run_eager
-from tests.support.torch_programs import compiled, feed_of, graph_of
+from tests.support.torch_programs import compile_module, feed_of, graph_of
 
 
 class Swap(torch.nn.Module):
@@ -49,7 +49,7 @@ class Cache(torch.nn.Module):
 def test_two_states_change_places() -> None:
     module, x = Swap(), torch.ones(2)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    program, feed = compiled(module, [x])
+    program, feed = compile_module(module, [x])
     for copy in (True, False):
         program.reset_states()
         old, total = program.run(feed, copy=copy).values()
@@ -63,7 +63,7 @@ def test_two_states_change_places() -> None:
 
 def test_a_cache_is_written_as_torch_writes_it() -> None:
     module, given = Cache(), Cache()
-    program, _ = compiled(given, [torch.ones(1, 2), torch.tensor([0])])
+    program, _ = compile_module(given, [torch.ones(1, 2), torch.tensor([0])])
     for step in range(3):
         inputs = [torch.full((1, 2), step + 1.0), torch.tensor([step])]
         (actual,) = program.run(dict(zip(("x", "at"), inputs, strict=True))).values()
@@ -76,7 +76,7 @@ def test_a_cache_is_written_as_torch_writes_it() -> None:
 def test_norms_in_train_mode_move_their_statistics(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     module, x = torch.nn.BatchNorm1d(3).train().to(dtype), torch.randn(5, 3).to(dtype)
-    program, feed = compiled(module, [x])
+    program, feed = compile_module(module, [x])
     actual = next(iter(program.run(feed).values()))
     torch.testing.assert_close(actual, module(x))
     torch.testing.assert_close(program.states()["b_running_var"], module.running_var)
@@ -112,7 +112,7 @@ def test_an_updated_input_is_told_and_not_touched() -> None:
 
 def test_weights_are_bound_where_they_lie() -> None:
     layer = torch.nn.Linear(2, 2, bias=False)
-    program, feed = compiled(layer, [torch.ones(1, 2)])
+    program, feed = compile_module(layer, [torch.ones(1, 2)])
     assert [entry.name for entry in program.feed_signature] == ["input"]
     with torch.no_grad():
         layer.weight.fill_(3)
@@ -188,7 +188,7 @@ def test_a_state_is_written_where_it_lies_if_its_old_value_is_not_needed(way: An
     """Nothing is copied then after the run, nor before the write."""
     given, module = Writes(way), Writes(way)
     inputs = [torch.tensor([[10.0, 20.0]]), torch.tensor([2])]
-    program, feed = compiled(given, inputs)
+    program, feed = compile_module(given, inputs)
     (keys,) = (slot.vid for slot in program.plan.slots if slot.name == "b_keys")
     assert (program.plan.root(program.plan.updates[keys]) == keys) == in_place
     kept = []
@@ -217,7 +217,7 @@ def test_a_run_that_fails_leaves_no_half_written_state() -> None:
                 buffer.index_copy_(0, place, x)
             return x + 1
 
-    program, feed = compiled(Two(), [torch.ones(1, 2), torch.tensor([0]), torch.tensor([1])])
+    program, feed = compile_module(Two(), [torch.ones(1, 2), torch.tensor([0]), torch.tensor([1])])
     program.run(feed)
     before = program.states()
     with pytest.raises(UsageError, match="index 9 is out of bounds"):

@@ -66,7 +66,7 @@ def recurrent() -> tuple[Callable[[], nn.Module], Call]:
     return lambda: Recurrent().eval(), {"x": torch.randn(2, 5, 4)}
 
 
-def trained() -> tuple[Callable[[], nn.Module], Call]:
+def training_cnn() -> tuple[Callable[[], nn.Module], Call]:
     """A CNN whose BatchNorm trains: it writes its running statistics."""
 
     def make() -> nn.Module:
@@ -128,5 +128,5 @@ FAMILIES: dict[str, Family] = {
     "CLIP": hugging("CLIPModel", "CLIPConfig", PAIR, BOTH),
     "UNet": unet,
     "LSTM": recurrent,
-    "CNN that trains": trained,
+    "CNN that trains": training_cnn,
 }

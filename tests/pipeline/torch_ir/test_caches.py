@@ -16,7 +16,7 @@ X = torch.ones(1, 2, 5, 8)
 CONFIG = GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=16, bos_token_id=0, eos_token_id=0)
 
 
-def traced(kwargs: dict[str, object], file: Path) -> IR:
+def trace_and_load(kwargs: dict[str, object], file: Path) -> IR:
     with torch.device("meta"):
         model = GPT2LMHeadModel(CONFIG).eval()
     with warnings.catch_warnings():
@@ -35,14 +35,14 @@ def cache(length: int, device: str = "cpu") -> DynamicCache:
 def test_prefill_and_decode_of_gpt2(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = GPT2LMHeadModel(CONFIG).eval()
-    prefill = traced({"input_ids": torch.zeros(1, 5, dtype=torch.long, device="meta")}, tmp_path / "p.json")
+    prefill = trace_and_load({"input_ids": torch.zeros(1, 5, dtype=torch.long, device="meta")}, tmp_path / "p.json")
     ids = torch.randint(0, 32, (1, 5))
     ok, report = verify_ir_with_state_dict(prefill, model.state_dict(), model, (), kwargs={"input_ids": ids})
     assert ok, report
     assert [detail["path"] for detail in report.output_details][:2] == ["logits", "past_key_values.layers.0.keys"]
 
     step = {"input_ids": torch.zeros(1, 1, dtype=torch.long, device="meta"), "past_key_values": cache(5, "meta")}
-    decode = traced(step, tmp_path / "d.json")
+    decode = trace_and_load(step, tmp_path / "d.json")
     past = cache(5)
     given = {"input_ids": ids[:, :1], "past_key_values": past}
     before = copy.deepcopy(past)
@@ -71,7 +71,7 @@ def mistral(sliding_window: int | None) -> MistralForCausalLM:
     return MistralForCausalLM(config).eval()
 
 
-def filled(model: MistralForCausalLM, length: int) -> dict[str, object]:
+def decode_step(model: MistralForCausalLM, length: int) -> dict[str, object]:
     """A decode step after `length` tokens."""
     past = StaticCache(config=model.config, max_cache_len=16)
     with torch.no_grad():
@@ -83,24 +83,24 @@ def filled(model: MistralForCausalLM, length: int) -> dict[str, object]:
 def test_numbers_of_python_inside_a_cache_are_those_of_the_trace(sliding_window: int | None) -> None:
     """A static cache counts its tokens in a tensor; a sliding one in a number, which the graph has as a constant."""
     model = mistral(sliding_window)
-    ir = extract_ir(model, (), kwargs=filled(model, 2), strict=False)
+    ir = extract_ir(model, (), kwargs=decode_step(model, 2), strict=False)
     again = IR.from_dict(ir.to_dict())
     assert again.signature == ir.signature
-    assert verify_ir_with_state_dict(again, model.state_dict(), model, (), kwargs=filled(model, 2))[0]
-    ok, report = verify_ir_with_state_dict(again, model.state_dict(), model, (), kwargs=filled(model, 6))
+    assert verify_ir_with_state_dict(again, model.state_dict(), model, (), kwargs=decode_step(model, 2))[0]
+    ok, report = verify_ir_with_state_dict(again, model.state_dict(), model, (), kwargs=decode_step(model, 6))
     assert ok is (sliding_window is None), report
     if sliding_window:
         said = r"layers.1.cumulative_length\w*: found 6, but the IR was traced with 2, .* extract it again"
         with pytest.raises(ExecutionError, match=said):
-            IRExecutor(again, model.state_dict()).execute((), filled(model, 6))
+            IRExecutor(again, model.state_dict()).execute((), decode_step(model, 6))
 
 
 def test_files_from_before_such_numbers_were_kept_are_taken_as_they_are() -> None:
     model = mistral(4)
-    data = extract_ir(model, (), kwargs=filled(model, 2), strict=False).to_dict()
+    data = extract_ir(model, (), kwargs=decode_step(model, 2), strict=False).to_dict()
     past = data["signature"]["inputs"]["items"][1]["items"][1]
     assert past.pop("fixed")["layers.0.max_cache_len"] == {"value": 4}
-    assert IRExecutor(IR.from_dict(data), model.state_dict()).execute((), filled(model, 6))
+    assert IRExecutor(IR.from_dict(data), model.state_dict()).execute((), decode_step(model, 6))
 
 
 def longer() -> DynamicCache:

@@ -21,7 +21,7 @@ def as_it_is(wrapper: torch.nn.Module, *_: Any) -> Any:
     return wrapper
 
 
-def exported(wrapper: torch.nn.Module, inputs: tuple[torch.Tensor, ...], *_: Any) -> Any:
+def export_and_load(wrapper: torch.nn.Module, inputs: tuple[torch.Tensor, ...], *_: Any) -> Any:
     with torch.no_grad():
         program = torch.export.export(wrapper, inputs, strict=False)
     targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
@@ -48,7 +48,7 @@ def in_onnxruntime(wrapper: Any, inputs: Any, input_names: Any, output_names: An
 
 CASES = [
     *((family, as_it_is) for family in FAMILIES),
-    *((family, exported) for family in FAMILIES[:6]),
+    *((family, export_and_load) for family in FAMILIES[:6]),
     *((family, in_onnxruntime) for family in ("GPT2", "Qwen3")),
 ]
 

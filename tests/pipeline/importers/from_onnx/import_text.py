@@ -10,7 +10,7 @@ from onnx import parser
 from pipeline.importers import from_onnx
 from pipeline.ir import Graph, check, to_text
 
-__all__ = ["imported", "model", "ops"]
+__all__ = ["graph_from", "model", "ops"]
 
 
 def model(text: str, opset: int = 20) -> onnx.ModelProto:
@@ -19,7 +19,7 @@ def model(text: str, opset: int = 20) -> onnx.ModelProto:
     return parser.parse_model(header + text)
 
 
-def imported(text: str, opset: int = 20, **options) -> Graph:
+def graph_from(text: str, opset: int = 20, **options) -> Graph:
     """The graph of `text`, checked."""
     graph = from_onnx(model(text, opset), **options)
     check(graph)
@@ -28,6 +28,6 @@ def imported(text: str, opset: int = 20, **options) -> Graph:
 
 def ops(text: str, opset: int = 20, **options) -> str:
     """The IR text of `text`, between the signature and the return, for comparing with a picture."""
-    lines = to_text(imported(text, opset, **options)).splitlines()
+    lines = to_text(graph_from(text, opset, **options)).splitlines()
     body = [line for line in lines[1:-1] if line and not line.startswith("  return")]
     return textwrap.dedent("\n".join(body))

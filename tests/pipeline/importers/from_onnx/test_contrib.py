@@ -11,7 +11,7 @@ from pipeline.errors import Unsupported
 from pipeline.importers import from_onnx
 from pipeline.lowering import EMITTERS
 from pipeline.runtime import compile_graph
-from tests.pipeline.importers.from_onnx.import_text import imported, model
+from tests.pipeline.importers.from_onnx.import_text import graph_from, model
 
 INPUTS = "float[2, 5, 6] x, float[6, 24] w, float[24] b"
 
@@ -54,7 +54,7 @@ ODD = {
 @pytest.mark.parametrize("node", ODD)
 def test_the_odd_cases_are_refused(node: str) -> None:
     with pytest.raises(Unsupported, match=ODD[node]):
-        imported(f"g ({INPUTS}, int32[2] m) => (float[2, 5, 8] y) {{ {node} }}")
+        graph_from(f"g ({INPUTS}, int32[2] m) => (float[2, 5, 8] y) {{ {node} }}")
 
 
 def test_the_proto_is_left_as_it_is() -> None:

@@ -8,7 +8,7 @@ from onnx.reference import ReferenceEvaluator
 
 from pipeline.errors import Unsupported
 from pipeline.importers.from_onnx.fold import FOLDERS
-from tests.pipeline.importers.from_onnx.import_text import imported, model, ops
+from tests.pipeline.importers.from_onnx.import_text import graph_from, model, ops
 
 
 def array(name: str, *items: int) -> str:
@@ -80,7 +80,7 @@ def test_every_folder_has_a_case() -> None:
 @pytest.mark.parametrize("kind", CASES)
 def test_numbers_are_those_of_the_reference(kind: str) -> None:
     text = f"g (float[2, 3] given) => (y) {{ {CASES[kind]} }}"
-    graph = imported(text)
+    graph = graph_from(text)
     results = ReferenceEvaluator(model(text)).run(None, {"given": np.zeros((2, 3), np.float32)})
     expected = np.asarray(next(iter(results)))
     value = graph.value("y")
@@ -92,7 +92,9 @@ def test_numbers_are_those_of_the_reference(kind: str) -> None:
 
 
 def test_axes_of_older_opsets_are_attributes() -> None:
-    graph = imported(f"g (float[2] x) => (y) {{ {A} u = Unsqueeze <axes = [0]> (a) y = Squeeze <axes = [0]> (u) }}", 12)
+    graph = graph_from(
+        f"g (float[2] x) => (y) {{ {A} u = Unsqueeze <axes = [0]> (a) y = Squeeze <axes = [0]> (u) }}", 12
+    )
     assert graph.payloads[graph.value("y").vid].numpy().tolist() == [-7, 7, -7, 0, 5, 3]
 
 
@@ -119,16 +121,16 @@ def test_a_trainable_param_is_not_folded() -> None:
 
 def test_a_large_fill_is_one_element_expanded() -> None:
     text = f"{array('s', 100, 100)} y = ConstantOfShape <value = float[1] {{2.5}}> (s)"
-    graph = imported(f"g (float[1] x) => (float[100, 100] y) {{ {text} }}")
+    graph = graph_from(f"g (float[1] x) => (float[100, 100] y) {{ {text} }}")
     assert [op.kind for op in graph.ops] == ["Expand"]
     assert graph.payloads[1].numpy().tolist() == 2.5
 
 
 def test_a_range_folds_at_every_length() -> None:
     text = f"{scalar('p', 0)} {scalar('q', 5000)} {scalar('r', 1)} y = Range(p, q, r)"
-    assert imported(f"g (float[1] x) => (y) {{ {text} }}").value("y").spec.shape == (5000,)
+    assert graph_from(f"g (float[1] x) => (y) {{ {text} }}").value("y").spec.shape == (5000,)
 
 
 def test_a_range_of_run_time_numbers_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"Range: 1 × at 'y'"):
-        imported(f"g (int64 q) => (int64[n] y) {{ {scalar('p', 0)} {scalar('r', 1)} y = Range(p, q, r) }}")
+        graph_from(f"g (int64 q) => (int64[n] y) {{ {scalar('p', 0)} {scalar('r', 1)} y = Range(p, q, r) }}")

@@ -14,7 +14,7 @@ from pipeline.importers import from_onnx
 from pipeline.importers.from_onnx.model import FAMILIES, importers, join
 from pipeline.importers.from_onnx.specs import CONTRIB_SHAPES
 from pipeline.ir import Graph, KernelSpec, check, to_text
-from tests.pipeline.importers.from_onnx.import_text import imported, model, ops
+from tests.pipeline.importers.from_onnx.import_text import graph_from, model, ops
 
 MLP = """
 mlp (float[2, 3] x) => (float[2, 4] y)
@@ -27,7 +27,7 @@ mlp (float[2, 3] x) => (float[2, 4] y)
 
 
 def test_a_model_becomes_a_graph() -> None:
-    assert to_text(imported(MLP, trainable=["w"])) == (
+    assert to_text(graph_from(MLP, trainable=["w"])) == (
         'graph "mlp" (%0 "x": float32[2, 3]) {\n'
         '  param %1 "w": float32[3, 4]\n'
         '  const %3 "b": float32[4]\n'
@@ -43,7 +43,7 @@ def test_a_model_becomes_a_graph() -> None:
 
 def test_the_callers_emitters_make_the_kernels() -> None:
     kernel = KernelSpec(7, "relu", b"")
-    graph = imported(MLP, emitters={"Relu": lambda attrs, inputs, outputs: kernel})
+    graph = graph_from(MLP, emitters={"Relu": lambda attrs, inputs, outputs: kernel})
     assert [op.kernel for op in graph.ops] == [None, None, kernel]
 
 
@@ -67,7 +67,7 @@ def test_identity_is_another_name(case: str) -> None:
 
 
 def test_two_names_of_one_result_both_leave() -> None:
-    graph = imported("g (float[2] x) => (float[2] a, float[2] b) { t = Relu(x) a = Identity(t) b = Identity(t) }")
+    graph = graph_from("g (float[2] x) => (float[2] a, float[2] b) { t = Relu(x) a = Identity(t) b = Identity(t) }")
     assert [graph.values[vid].name for vid in graph.outputs] == ["a", "b"]
     assert [op.kind for op in graph.ops] == ["Relu", "Identity"]
 
@@ -180,7 +180,7 @@ def test_small_dtypes_keep_their_names(dtype: int) -> None:
     assert weight_of(graph).astype(np.float32).tolist() == [1.0, 2.0]
 
 
-def saved(folder: Path, location: str = "w.bin", padding: int = 16) -> Path:
+def save_linear(folder: Path, location: str = "w.bin", padding: int = 16) -> Path:
     """linear() on disk, with w in a data file of its own after some padding."""
     (folder / "w.bin").write_bytes(bytes(padding) + WEIGHT.tobytes())
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4, 5], data_location=TensorProto.EXTERNAL)
@@ -191,7 +191,7 @@ def saved(folder: Path, location: str = "w.bin", padding: int = 16) -> Path:
 
 
 def test_external_data_is_mapped(tmp_path: Path) -> None:
-    graph = from_onnx(saved(tmp_path))
+    graph = from_onnx(save_linear(tmp_path))
     check(graph)
     assert np.array_equal(weight_of(graph), WEIGHT)
     with (tmp_path / "w.bin").open("r+b") as file:
@@ -201,7 +201,7 @@ def test_external_data_is_mapped(tmp_path: Path) -> None:
 
 
 def test_a_proto_with_external_data_needs_its_folder(tmp_path: Path) -> None:
-    proto = onnx.load(saved(tmp_path), load_external_data=False)
+    proto = onnx.load(save_linear(tmp_path), load_external_data=False)
     assert np.array_equal(weight_of(from_onnx(proto, base_dir=tmp_path)), WEIGHT)
     with pytest.raises(SourceError, match="pass base_dir="):
         from_onnx(proto)
@@ -214,18 +214,18 @@ def test_external_data_stays_in_the_folder(tmp_path: Path, location: str) -> Non
     (tmp_path / "w.bin").write_bytes(WEIGHT.tobytes())
     (folder / "out").symlink_to(tmp_path)
     with pytest.raises(SourceError, match=r"outside of the model's folder|names no file"):
-        from_onnx(saved(folder, location))
+        from_onnx(save_linear(folder, location))
 
 
 def test_a_data_file_cut_short_is_named(tmp_path: Path) -> None:
-    path = saved(tmp_path)
+    path = save_linear(tmp_path)
     (tmp_path / "w.bin").write_bytes(bytes(20))
     with pytest.raises(SourceError, match=r"w\.bin ends before initializer 'w' does \(20 bytes, needs 96\)"):
         from_onnx(path)
 
 
 def test_a_weight_free_model_has_specs_and_no_payload(tmp_path: Path) -> None:
-    path = saved(tmp_path)
+    path = save_linear(tmp_path)
     (tmp_path / "w.bin").unlink()
     bare = linear(TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4, 5]))
     for graph in (from_onnx(path), from_onnx(bare)):
@@ -235,10 +235,10 @@ def test_a_weight_free_model_has_specs_and_no_payload(tmp_path: Path) -> None:
 
 
 def test_trainable_takes_names_and_globs() -> None:
-    roles = {value.name: value.role for value in imported(MLP, trainable=["[wb]"]).values}
+    roles = {value.name: value.role for value in graph_from(MLP, trainable=["[wb]"]).values}
     assert (roles["w"], roles["b"]) == ("param", "param")
     with pytest.raises(UsageError, match=r"no initializer that 'weight\.\*' names or matches"):
-        imported(MLP, trainable=["w", "weight.*"])
+        graph_from(MLP, trainable=["w", "weight.*"])
 
 
 # ── sizes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -259,7 +259,7 @@ def test_dims_are_bound() -> None:
 
 def test_open_sizes_are_listed_with_what_to_pass() -> None:
     with pytest.raises(UsageError) as caught:
-        imported(DYNAMIC, dims={"batch": 2})
+        graph_from(DYNAMIC, dims={"batch": 2})
     assert str(caught.value) == (
         "4 values have no static shape ('x': float32[2, 'seq', 4], 's': nothing known, 't': nothing known, "
         "'y': float32[2, 'n']), expected sizes for all; pass dims={'seq': …}"
@@ -270,9 +270,9 @@ def test_dims_that_no_input_has_are_refused() -> None:
     with pytest.raises(
         UsageError, match="dims: found 'bach', expected names of dimensions of the inputs: 'batch', 'seq'"
     ):
-        imported(DYNAMIC, dims={"bach": 2})
+        graph_from(DYNAMIC, dims={"bach": 2})
     with pytest.raises(UsageError, match="found 'seq': -1"):
-        imported(DYNAMIC, dims={"batch": 2, "seq": -1})
+        graph_from(DYNAMIC, dims={"batch": 2, "seq": -1})
 
 
 def test_shapes_fix_inputs_whatever_their_dims_are_called() -> None:
@@ -288,10 +288,10 @@ def test_a_shape_fixes_the_dims_that_it_names() -> None:
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UsageError, match="shapes: found 'y', expected names of inputs: 'x'"):
-        imported(DYNAMIC, shapes={"y": (2, 3, 4)})
+        graph_from(DYNAMIC, shapes={"y": (2, 3, 4)})
     for shape in [(2, 3, 5), (2, 3)]:
         with pytest.raises(UsageError, match=r"does not fit the model's \['batch', 'seq', 4\]"):
-            imported(DYNAMIC, shapes={"x": shape})
+            graph_from(DYNAMIC, shapes={"x": shape})
 
 
 # ── models that cannot be imported ───────────────────────────────────────────────────────────────────────────────────
@@ -340,9 +340,9 @@ def test_files_that_are_no_model(tmp_path: Path) -> None:
 
 def test_old_opsets_and_odd_types_are_unsupported() -> None:
     with pytest.raises(Unsupported, match="has opset 6, expected 7 or later"):
-        imported(MLP, 6)
+        graph_from(MLP, 6)
     with pytest.raises(Unsupported, match="value 'x' has the ONNX element type STRING"):
-        imported("g (string[2] x) => (string[2] y) { y = Identity(x) }")
+        graph_from("g (string[2] x) => (string[2] y) { y = Identity(x) }")
     with pytest.raises(SourceError, match="holds no graph"):
         from_onnx(onnx.ModelProto())
 

@@ -72,14 +72,14 @@ class Either(nn.Module):
         return (self.left if self.number != 3 else self.right)(self.linear(x))
 
 
-def stacked(layer: type[nn.Module]) -> nn.Sequential:
+def stack_layers(layer: type[nn.Module]) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*(layer() for _ in range(5)))
 
 
 @pytest.mark.parametrize("layer", [Lazy, Counting, Registering])
 def test_attributes_and_buffers_are_as_before(layer: type[nn.Module]) -> None:
-    model, x = stacked(layer), torch.randn(3, 4)
+    model, x = stack_layers(layer), torch.randn(3, 4)
     untouched = copy.deepcopy(model)
     before = [dict(vars(child)) for child in model.modules()]
     with warnings.catch_warnings():
@@ -129,7 +129,7 @@ def cosines(rows: int) -> torch.Tensor:
     return torch.arange(float(rows)).cos()[:, None]
 
 
-def filled(table: dict[int, torch.Tensor], rows: int) -> torch.Tensor:
+def fill_row(table: dict[int, torch.Tensor], rows: int) -> torch.Tensor:
     if rows not in table:
         table[rows] = cosines(rows)
     return table[rows]
@@ -143,13 +143,13 @@ def beside(layer: Tabled, rows: int) -> torch.Tensor:
 
 
 def within(find: Callable[[Any], Any]) -> Callable[[Tabled, int], torch.Tensor]:
-    def kept(layer: Tabled, rows: int) -> torch.Tensor:
+    def keep_table(layer: Tabled, rows: int) -> torch.Tensor:
         place = find(layer.held)
         if getattr(place, "table", None) is None:
             object.__setattr__(place, "table", cosines(rows))
         return place.table
 
-    return kept
+    return keep_table
 
 
 INSIDE: dict[str, Callable[[Any], Any]] = {
@@ -166,7 +166,7 @@ INSIDE: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize(
     "kept",
     [
-        lambda layer, rows: filled(layer.own, rows),
+        lambda layer, rows: fill_row(layer.own, rows),
         beside,
         *map(within, INSIDE.values()),
     ],
@@ -220,7 +220,7 @@ class Noting(nn.Module):
 @pytest.mark.parametrize("stamp", [False, True])
 @pytest.mark.filterwarnings("ignore:Sequential is traced whole")
 def test_numbers_and_names_are_as_before_too(stamp: bool) -> None:
-    model, x = stacked(Noting), torch.randn(3, 4)
+    model, x = stack_layers(Noting), torch.randn(3, 4)
     before = [layer.told() for layer in model]
     ir = extract_ir(model, (x,), strict=False, stamp=stamp)
     assert [layer.told() for layer in model] == before

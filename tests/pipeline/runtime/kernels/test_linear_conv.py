@@ -31,7 +31,7 @@ def conv(x: np.ndarray, w: np.ndarray, *bias: np.ndarray, group: int = 1, **give
     return Case("Conv", [x, w, *bias], {**lists, "group": group}, {**lists, "group": group})
 
 
-def transposed(x: np.ndarray, w: np.ndarray, *bias: np.ndarray, group: int = 1, **given: tuple[int, ...]) -> Case:
+def conv_transpose(x: np.ndarray, w: np.ndarray, *bias: np.ndarray, group: int = 1, **given: tuple[int, ...]) -> Case:
     dims = x.ndim - 2
     lists = {
         "strides": (1,) * dims,
@@ -105,10 +105,10 @@ CASES = [
     conv(IMAGE, rand(8, 1, 3, 3), rand(8), group=4, dilations=(2, 1)),
     conv(SOLID, rand(3, 2, 2, 3, 2), rand(3), pads=(1, 0, 1, 0, 1, 1)),
     conv(IMAGE.astype("float64"), rand(6, 4, 3, 3, dtype="float64")),
-    transposed(LINE, rand(4, 3, 3), rand(3), strides=(2,), output_padding=(1,)),
-    transposed(IMAGE, rand(4, 3, 3, 3), rand(6), group=2, strides=(2, 3), pads=(1, 0, 1, 1)),
-    transposed(IMAGE, rand(4, 3, 3, 3), strides=(2, 2), pads=(0, 1, 2, 0), output_padding=(1, 1)),
-    transposed(SOLID, rand(2, 3, 2, 2, 2), dilations=(1, 2, 1)),
+    conv_transpose(LINE, rand(4, 3, 3), rand(3), strides=(2,), output_padding=(1,)),
+    conv_transpose(IMAGE, rand(4, 3, 3, 3), rand(6), group=2, strides=(2, 3), pads=(1, 0, 1, 1)),
+    conv_transpose(IMAGE, rand(4, 3, 3, 3), strides=(2, 2), pads=(0, 1, 2, 0), output_padding=(1, 1)),
+    conv_transpose(SOLID, rand(2, 3, 2, 2, 2), dilations=(1, 2, 1)),
     *(
         pool(kind, IMAGE, include=include, ceil_mode=ceil, kernel=(3, 3), strides=(2, 2), pads=pads)
         for kind, include in [("MaxPool", None), ("AveragePool", False), ("AveragePool", True)]

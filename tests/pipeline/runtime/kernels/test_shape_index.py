@@ -43,7 +43,7 @@ def scatter_elements(reduction: str, axis: int, data: np.ndarray, indices: np.nd
     return Case("ScatterElements", [data, indices, rand(*indices.shape, high=9)], attrs, attrs)
 
 
-def sampled(mode: str, padding: str, corners: bool, *shape: int) -> Case:
+def grid_sample(mode: str, padding: str, corners: bool, *shape: int) -> Case:
     """Positions go beyond the borders. By onnxruntime, whose name for linear is that of opset 20."""
     attrs = {"mode": mode, "padding": padding, "align_corners": corners}
     node = {"mode": mode, "padding_mode": padding, "align_corners": int(corners)}
@@ -96,12 +96,12 @@ CASES = [
         for reduction, axis in [("add", 0), ("mul", 0), ("max", -1), ("min", 1)]
     ),
     *(
-        sampled(mode, padding, corners, 2, 3, 5, 4)
+        grid_sample(mode, padding, corners, 2, 3, 5, 4)
         for mode in ("linear", "nearest", "cubic")
         for padding in ("zeros", "border", "reflection")
         for corners in (True, False)
     ),
-    sampled("linear", "zeros", False, 2, 3, 4, 5, 3),
+    grid_sample("linear", "zeros", False, 2, 3, 4, 5, 3),
     *(scatter(reduction, X, i64([2], [0], [2]), rand(3, 4, 5, high=9)) for reduction in ("add", "mul", "max", "min")),
     *(top(TIED, 3, 1, largest=largest) for largest in (True, False)),
     top(X, 2, 0, largest=True),

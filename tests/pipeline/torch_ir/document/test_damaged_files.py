@@ -16,7 +16,7 @@ from tests.pipeline.torch_ir.small_modules import Does, MaskedLinear
 Damage = Callable[[bytes], bytes]
 
 
-def flipped(at: int) -> Damage:
+def flip_byte(at: int) -> Damage:
     """One byte, so far from the end."""
     return lambda whole: whole[:-at] + bytes([whole[-at] ^ 255]) + whole[len(whole) - at + 1 :]
 
@@ -30,11 +30,11 @@ DAMAGED: dict[str, tuple[str, Damage, str]] = {
     "Latin-1": ("m.json", lambda whole: whole.replace(b"MaskedLinear", b"Mod\xe8le"), r"is not in UTF-8: byte \d+ is"),
     "packed cut": ("m.json.zst", lambda whole: whole[:-1], r"m.json.zst ends early, after \d+ packed bytes; copy it"),
     "packed empty": ("m.json.zst", lambda whole: b"", "ends early, after 0 packed bytes"),
-    "packed damaged": ("m.json.zst", flipped(20), "m.json.zst is damaged .*; copy it again"),
+    "packed damaged": ("m.json.zst", flip_byte(20), "m.json.zst is damaged .*; copy it again"),
     "packed and more": ("m.json.zst", lambda whole: whole + b"more", "goes on for 4 bytes after its end"),
     "not packed": ("m.json.zst", lambda whole: b"{}", "is no zstd file: it begins with b'{}'; .* is called .json"),
     "constants cut": ("*.safetensors", lambda whole: whole[:-1], r"the constants of m.json, ends early or is damaged"),
-    "constants damaged": ("*.safetensors", flipped(1), "the constants of m.json, is damaged: it holds other bytes"),
+    "constants damaged": ("*.safetensors", flip_byte(1), "the constants of m.json, is damaged: it holds other bytes"),
 }
 
 

@@ -38,7 +38,7 @@ def on_meta(kind: Callable[[], nn.Module]) -> IR:
         return extract_ir(model, (X.to("meta"),))
 
 
-def refused(ir: IR, *args: Any, **kwargs: Any) -> str:
+def refusal(ir: IR, *args: Any, **kwargs: Any) -> str:
     with pytest.raises(ExecutionError) as caught:
         execute_ir(ir, *args, **kwargs)
     return str(caught.value)
@@ -53,18 +53,18 @@ def refused_with_notes(ir: IR, *args: Any, **kwargs: Any) -> tuple[str, ...]:
 def test_an_absent_tensor_is_said_in_the_words_of_pytorch_ir() -> None:
     ir, state = on_meta(MaskedLinear), MaskedLinear().state_dict()
     mask = "Weight/input 'c_mask' not found in registry for node 'mul'."
-    assert refused(ir, (X,), state) == mask
+    assert refusal(ir, (X,), state) == mask
     bias = "Weight/input 'p_linear_bias' not found in registry for node 'linear'."
-    assert refused(ir, (X,), {"linear.weight": state["linear.weight"]}) == f"{bias}\n{mask}"
+    assert refusal(ir, (X,), {"linear.weight": state["linear.weight"]}) == f"{bias}\n{mask}"
     absent = "Weight/input 'x' not found in registry for node 'linear'."
-    assert refused(ir, {}, state, constants={"mask": X[0]}) == absent
+    assert refusal(ir, {}, state, constants={"mask": X[0]}) == absent
     assert refused_with_notes(ir, (), state, constants={"mask": X[0]}) == (
         absent,
         "inputs: Expected 1 inputs, got 0: positional arguments: found tuple of 0, expected tuple of 1; "
         "the graph's own are x",
     )
     ir.signature = CallSignature()
-    assert refused(ir, (), state, constants={"mask": X[0]}) == absent
+    assert refusal(ir, (), state, constants={"mask": X[0]}) == absent
 
 
 def test_one_absent_tensor_beside_another_mistake_is_one_line_of_several() -> None:
@@ -77,18 +77,18 @@ def test_one_absent_tensor_beside_another_mistake_is_one_line_of_several() -> No
     lacks = "inputs: keyword arguments: without 'y'; expected y, n; the graph's own are x, y"
     assert refused_with_notes(ir, (X,), {}, kwargs={"n": 2}) == (absent, lacks)
     number = "argument n: found 3, but the IR was traced with 2; extract it again"
-    assert refused(ir, (X,), {}, kwargs={"n": 3}).splitlines() == [absent, lacks, number]
-    said = refused(ir, (X,), {}, kwargs={"n": 2, "z": X}).splitlines()
+    assert refusal(ir, (X,), {}, kwargs={"n": 3}).splitlines() == [absent, lacks, number]
+    said = refusal(ir, (X,), {}, kwargs={"n": 2, "z": X}).splitlines()
     assert said[0] == absent and "without 'y' and with 'z'" in said[1]
-    assert len(refused(ir, (X.double(),), {}, kwargs={"n": 2}).splitlines()) == 3
-    assert "found tuple of 2" in refused(ir, (X, X), {}, kwargs={"n": 2})
-    assert "without 'y', 'n'" in refused(ir, (X,), {}).splitlines()[1]
+    assert len(refusal(ir, (X.double(),), {}, kwargs={"n": 2}).splitlines()) == 3
+    assert "found tuple of 2" in refusal(ir, (X, X), {}, kwargs={"n": 2})
+    assert "without 'y', 'n'" in refusal(ir, (X,), {}).splitlines()[1]
 
 
 def test_every_mismatch_is_in_one_message() -> None:
     ir = on_meta(MaskedLinear)
     weights = {"linear.weight": torch.ones(3, 4), "linear.bias": torch.ones(4, dtype=torch.float16)}
-    assert refused(ir, (X.double(),), weights, constants={"c_mask": torch.ones(5), "maks": X}).splitlines() == [
+    assert refusal(ir, (X.double(),), weights, constants={"c_mask": torch.ones(5), "maks": X}).splitlines() == [
         "weight 'linear.weight': found float32[3, 4], expected float32[4, 4]",
         "weight 'linear.bias': found float16[4], expected float32[4]",
         "constant 'mask': found float32[5], expected float32[4]",
@@ -107,7 +107,7 @@ def test_what_can_be_matched_is_checked_where_the_nesting_is_wrong() -> None:
     shapes = {"x": {0: batch}, "y": {0: batch}, "more": {"a": {"b": None}, "c": None}}
     kwargs = {"more": {"a": {"b": X}, "c": X}}
     ir = extract_ir(Nested(), (x, x), strict=False, kwargs=kwargs, dynamic_shapes=shapes)
-    assert refused(ir, (x.double(),), {}, kwargs={"more": {"a": {}, "c": X[0]}, "d": 1}).splitlines() == [
+    assert refusal(ir, (x.double(),), {}, kwargs={"more": {"a": {}, "c": X[0]}, "d": 1}).splitlines() == [
         "Weight/input 'y' not found in registry for node 'add'.",
         "Weight/input 'more_a_b' not found in registry for node 'add_1'.",
         "inputs: Expected 2 inputs, got 1: positional arguments: found tuple of 1, expected tuple of 2",
@@ -116,7 +116,7 @@ def test_what_can_be_matched_is_checked_where_the_nesting_is_wrong() -> None:
         "input 'x': found float64[3, 4], expected float32[batch, 4]",
         "input 'more_c': found float32[4], expected float32[1, 4]",
     ]
-    said = refused(ir, (x.double(), x[:2], X), {}, kwargs={"more": 3})
+    said = refusal(ir, (x.double(), x[:2], X), {}, kwargs={"more": 3})
     for part in ("tuple of 3, expected tuple of 2", "more: found int, expected dict of 2", "'y' is [2, 4]", "float64"):
         assert part in said
 
@@ -152,7 +152,7 @@ def test_weights_have_to_be_there() -> None:
         execute_ir(ir, (X,))
     with pytest.raises(ExecutionError, match="Weights not loaded"):
         IRExecutor(ir).execute((X,))
-    assert "holds no values" in refused(ir, (X,), {**MaskedLinear().state_dict(), "linear.bias": X[0].to("meta")})
+    assert "holds no values" in refusal(ir, (X,), {**MaskedLinear().state_dict(), "linear.bias": X[0].to("meta")})
 
 
 @pytest.mark.parametrize("old, new, said", [("", "model.", "remove it"), ("linear.", "", "add it")])
@@ -249,37 +249,37 @@ class Placed(nn.Module):
         return self.rows.gather(0, read)
 
 
-def placed(at: int, read: int) -> tuple[Tensor, ...]:
+def inputs_at(at: int, read: int) -> tuple[Tensor, ...]:
     return torch.ones(1, 3), torch.tensor([at]), torch.tensor([[read, 0, 0]])
 
 
 @pytest.mark.parametrize("functionalize", [True, False])
 @pytest.mark.parametrize("planned", [True, False])
 def test_an_index_out_of_range_is_the_callers(functionalize: bool, planned: bool) -> None:
-    ir = extract_ir(Placed(), placed(0, 0), strict=False, functionalize=functionalize)
+    ir = extract_ir(Placed(), inputs_at(0, 0), strict=False, functionalize=functionalize)
     for at, read, said in (
         (9, 0, r"op 'index_copy_?' \(aten\..*, .*test_execute.py:\d+\) failed: .*index 9 is .*from at: int64\[1\]"),
         (0, 9, r"op 'gather' .*failed: .*index 9 is .*out of range in the feed; the op reads it from read: int64"),
     ):
         executor = IRExecutor(ir, Placed().state_dict(), planned=planned)
         with pytest.raises(ExecutionError, match=said):
-            executor.execute(placed(at, read))
+            executor.execute(inputs_at(at, read))
 
 
 @pytest.mark.parametrize("functionalize", [True, False])
 @pytest.mark.parametrize("planned", [True, False])
 def test_states_are_put_back_after_a_run_that_failed(functionalize: bool, planned: bool) -> None:
-    ir = extract_ir(Placed(), placed(0, 0), strict=False, functionalize=functionalize)
+    ir = extract_ir(Placed(), inputs_at(0, 0), strict=False, functionalize=functionalize)
     executor = IRExecutor(ir, Placed().state_dict(), planned=planned)
     executor.give_states({"b_rows": torch.ones(4, 3)})
-    executor.execute(placed(1, 0))
+    executor.execute(inputs_at(1, 0))
     before = executor.updates["b_rows"]
     executor.updates["b_rows"].fill_(7)
     assert torch.equal(executor.updates["b_rows"], before)
     with pytest.raises(ExecutionError, match="index 9"):
-        executor.execute(placed(2, 9))
+        executor.execute(inputs_at(2, 9))
     if planned or not functionalize:  # else nothing is written before all of it is there
-        for ask in (lambda: executor.updates, lambda: executor.execute(placed(0, 0))):
+        for ask in (lambda: executor.updates, lambda: executor.execute(inputs_at(0, 0))):
             with pytest.raises(ExecutionError, match=r"to 'rows', .* as in give_states\({'rows': tensor}\), or load"):
                 ask()
     with pytest.raises(
@@ -288,7 +288,7 @@ def test_states_are_put_back_after_a_run_that_failed(functionalize: bool, planne
         executor.give_states({"rows": torch.tensor(1), "x": X})
     executor.give_states({"rows": before})
     assert torch.equal(executor.updates["b_rows"], before)
-    assert executor.execute(placed(1, 2))[0].tolist() == [[1, 1, 1]]
+    assert executor.execute(inputs_at(1, 2))[0].tolist() == [[1, 1, 1]]
 
 
 def test_an_input_that_the_model_writes_to_stays_as_it_is() -> None:
@@ -348,7 +348,7 @@ def test_named_dims_are_bound_and_held_to_their_range() -> None:
 def test_other_sizes_only_where_they_are_asked_for() -> None:
     model, x = MaskedLinear(), torch.randn(2, 4)
     ir = extract_ir(model, (X,), strict=False)
-    assert "found float32[2, 4], expected float32[1, 4]" in refused(ir, (x,), model.state_dict())
+    assert "found float32[2, 4], expected float32[1, 4]" in refusal(ir, (x,), model.state_dict())
     assert torch.equal(execute_ir(ir, (x,), model.state_dict(), strict_sizes=False)[0], model(x))
 
 

@@ -70,7 +70,7 @@ FLOWCHARTS = {
 }
 
 
-def made(kind: type[nn.Module]) -> IR:
+def extract(kind: type[nn.Module]) -> IR:
     model = kind().eval()
     return extract_ir(model, (torch.randn(1, model.linear.in_features),), strict=False)
 
@@ -82,11 +82,11 @@ def tensor(name: str, *shape: int, dtype: str = "float32", by: str | None = None
 
 @pytest.mark.parametrize("kind", FLOWCHARTS, ids=lambda kind: kind.__name__)
 def test_flowchart(kind: type[nn.Module]) -> None:
-    assert ir_to_mermaid(made(kind)) == FLOWCHARTS[kind]
+    assert ir_to_mermaid(extract(kind)) == FLOWCHARTS[kind]
 
 
 def test_json_of_masked_linear() -> None:
-    actual = made(MaskedLinear).to_dict()
+    actual = extract(MaskedLinear).to_dict()
     seed_keys = ("model_name", "graph_inputs", "graph_outputs", "weights", "weight_name_mapping", "constants")
     assert {key: actual[key] for key in seed_keys} == {
         "model_name": "MaskedLinear",
@@ -120,7 +120,7 @@ def test_json_of_masked_linear() -> None:
 
 
 def test_json_of_the_other_two() -> None:
-    gather, buffer = made(GatherWithIndex).to_dict(), made(BufferVsConstant).to_dict()
+    gather, buffer = extract(GatherWithIndex).to_dict(), extract(BufferVsConstant).to_dict()
     index = gather["nodes"][1]
     assert index["inputs"] == [tensor("linear", 1, 8, by="linear"), tensor("c_indices", 4, dtype="int64")]
     assert index["attrs"] == {"_tensor_list_sizes": [1], "_tensor_list_none_masks": [[True, False]]}

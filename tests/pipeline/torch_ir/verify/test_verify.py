@@ -30,7 +30,7 @@ from tests.pipeline.torch_ir.small_modules import Cache, MaskedLinear, Norm, cac
 NAN, INF = math.nan, math.inf
 
 
-def edited(ir: IR, edit: Callable[[dict[str, Any]], None]) -> IR:
+def edit_ir(ir: IR, edit: Callable[[dict[str, Any]], None]) -> IR:
     data = copy.deepcopy(ir.to_dict())
     edit(data)
     return IR.from_dict(data)
@@ -43,7 +43,7 @@ def every_node(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from every_node(body)
 
 
-def renamed(kind: str, other: str, nth: int = 0) -> Callable[[dict[str, Any]], None]:
+def rename_op(kind: str, other: str, nth: int = 0) -> Callable[[dict[str, Any]], None]:
     def edit(data: dict[str, Any]) -> None:
         [node for node in every_node(data) if node["op_type"] == kind][nth]["op_type"] = other
 
@@ -147,7 +147,7 @@ def test_an_update_that_is_wrong_is_seen() -> None:
             updates["b_norm_running_mean"],
         )
 
-    ok, report = verify_ir_with_state_dict(edited(ir, edit), model.state_dict(), model, (x,))
+    ok, report = verify_ir_with_state_dict(edit_ir(ir, edit), model.state_dict(), model, (x,))
     assert not ok
     assert [detail["path"] for detail in report.output_details if not detail["is_close"]] == [
         "buffer norm.running_mean",
@@ -169,7 +169,7 @@ class Deep(nn.Module):
 @pytest.mark.parametrize("nth", [0, 1, 2])
 def test_the_first_node_that_differs(nth: int) -> None:
     model, x = Deep(), torch.randn(2, 4)
-    ir = edited(extract_ir(model, (x,), strict=False), renamed("aten.tanh.default", "aten.sigmoid.default", nth))
+    ir = edit_ir(extract_ir(model, (x,), strict=False), rename_op("aten.tanh.default", "aten.sigmoid.default", nth))
     ok, report = verify_ir_with_state_dict(ir, model.state_dict(), model, (x,), localize=True)
     name = "tanh" if nth == 0 else f"tanh_{nth}"
     assert not ok
@@ -198,7 +198,7 @@ def test_the_first_node_that_differs_may_lie_in_a_region(nth: int) -> None:
     model, x = Regions().requires_grad_(False), torch.randn(2, 4)
     whole = extract_ir(model, (x,), strict=False)
     ok, report = verify_ir_with_state_dict(
-        edited(whole, renamed("aten.tanh.default", "aten.sigmoid.default", nth)),
+        edit_ir(whole, rename_op("aten.tanh.default", "aten.sigmoid.default", nth)),
         model.state_dict(),
         model,
         (x,),

@@ -17,27 +17,27 @@ from pipeline.ir import Graph, check, to_text
 Call = tuple[Sequence[Any], Mapping[str, Any]]
 
 
-def traced(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Graph:
+def trace_whole(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Graph:
     with torch.no_grad():
         program = torch.export.export(module, tuple(args), dict(kwargs or {}), strict=False)
     return from_torch(functionalize_program(program), "model")
 
 
-def stamp(
+def deduplicate(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> DeduplicatedGraph | TracedWhole:
     with torch.no_grad():
-        return deduplicate_layers(module, args, kwargs or {}, traced)
+        return deduplicate_layers(module, args, kwargs or {}, trace_whole)
 
 
-def expect_stamped(
+def expect_traced_graph(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, saved: int
 ) -> Graph:
     """The stamped graph, which is the traced one to the letter; `saved` layers had no trace."""
-    outcome = stamp(module, args, kwargs)
+    outcome = deduplicate(module, args, kwargs)
     assert isinstance(outcome, DeduplicatedGraph), outcome.reason
     assert (sum(run.saved for run in outcome.runs), outcome.left) == (saved, ())
-    whole = traced(module, args, kwargs)
+    whole = trace_whole(module, args, kwargs)
     assert to_text(outcome.graph) == to_text(whole)
     assert outcome.graph.payloads.keys() == whole.payloads.keys()
     for vid, payload in whole.payloads.items():
@@ -46,8 +46,8 @@ def expect_stamped(
     return outcome.graph
 
 
-def reason(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> str:
+def why_whole(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> str:
     """Why it is traced whole."""
-    outcome = stamp(module, args, kwargs)
+    outcome = deduplicate(module, args, kwargs)
     assert isinstance(outcome, TracedWhole), f"stamped, {outcome.runs}"
     return outcome.reason

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.layer_dedup import DeduplicatedGraph, deduplicate_layers
 from pipeline.ir import Graph, to_text
-from tests.pipeline.importers.from_torch.layer_dedup.both_graphs import expect_stamped, stamp, traced
+from tests.pipeline.importers.from_torch.layer_dedup.both_graphs import deduplicate, expect_traced_graph, trace_whole
 from tests.pipeline.importers.from_torch.layer_dedup.layered_models import (
     WIDTH,
     Decode,
@@ -27,7 +27,7 @@ from tests.pipeline.importers.from_torch.layer_dedup.layered_models import (
 
 def test_three_layers_of_which_two_were_traced() -> None:
     """The third has the second's ops, its own parameters and names, and reads the second."""
-    graph = expect_stamped(Stack(3), (x(),), saved=1)
+    graph = expect_traced_graph(Stack(3), (x(),), saved=1)
     assert [line.partition(" line ")[0] for line in to_text(graph).splitlines() if '@"layers.2' in line] == [
         '  %18 "linear_3": float32[2, 4] = "aten.linear.default"(%17, %6, %7) {input: $0, weight: $1, bias: $2} '
         '@"layers.2.fc" node "linear_3"',
@@ -41,19 +41,19 @@ def test_buffers_constants_writes_and_what_is_between_layers(device: str) -> Non
     with torch.device(device):
         model, scale = Stateful(5).eval(), torch.zeros(1, WIDTH)
         args = [x() for _ in range(6)]
-        graph = expect_stamped(model, args, {"shift": x(), "scale": scale}, saved=3)
+        graph = expect_traced_graph(model, args, {"shift": x(), "scale": scale}, saved=3)
     assert len(graph.updates) == 10
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_caches_of_layers_as_inputs_and_outputs(strict: bool) -> None:
     model = Decode(5, strict)
-    expect_stamped(model, model.inputs(), saved=3)
+    expect_traced_graph(model, model.inputs(), saved=3)
 
 
 def test_an_unequal_layer_at_the_end() -> None:
     model = Decode(5, last=LastLayer(4))
-    expect_stamped(model, model.inputs(), saved=2)
+    expect_traced_graph(model, model.inputs(), saved=2)
 
 
 def test_layers_that_alternate() -> None:
@@ -69,7 +69,7 @@ def test_layers_that_alternate() -> None:
 
     model = Stack(0)
     model.layers = nn.ModuleList([Sliding(index) for index in range(7)])
-    expect_stamped(model, (x(),), saved=2)
+    expect_traced_graph(model, (x(),), saved=2)
 
 
 def test_layers_that_alternate_by_their_number() -> None:
@@ -78,7 +78,7 @@ def test_layers_that_alternate_by_their_number() -> None:
     def sliding(layer: Layer, x: Tensor) -> Tensor:
         return layer.fc(x).tanh() if layer.index % 2 else layer.fc(x)
 
-    expect_stamped(Stack(7, sliding), (x(),), saved=2)
+    expect_traced_graph(Stack(7, sliding), (x(),), saved=2)
 
 
 class Beside(Stack):
@@ -108,7 +108,7 @@ class Unpacked(Stack):
 
 
 def test_lists_beside_the_layers() -> None:
-    expect_stamped(Beside(5), (x(),), saved=3)
+    expect_traced_graph(Beside(5), (x(),), saved=3)
 
 
 @pytest.mark.parametrize("kind", [nn.ModuleList, lambda pair: nn.ModuleDict(dict(zip("ab", pair, strict=True)))])
@@ -116,7 +116,7 @@ def test_layers_that_are_containers(kind: Callable[[list[nn.Module]], nn.Module]
     """What the first one's result is added to is no layer's, so it stands for itself."""
     model = Unpacked(0)
     model.layers = nn.ModuleList(kind([Layer(index), nn.Linear(WIDTH, WIDTH)]) for index in range(5))
-    expect_stamped(model, (x(),), saved=2)
+    expect_traced_graph(model, (x(),), saved=2)
 
 
 class FirstForAll(Stack):
@@ -141,7 +141,7 @@ class FirstForAll(Stack):
 )
 def test_layers_at_the_ends_that_do_more(model: Stack, saved: int) -> None:
     """All look the same; the others are the run."""
-    expect_stamped(model, (x(),), saved=saved)
+    expect_traced_graph(model, (x(),), saved=saved)
 
 
 def test_a_weight_of_all_layers() -> None:
@@ -149,18 +149,18 @@ def test_a_weight_of_all_layers() -> None:
     model = Stack(5)
     for layer in model.layers:
         layer.fc.weight = model.layers[0].fc.weight  # pyright: ignore
-    expect_stamped(model, (x(),), saved=2)
+    expect_traced_graph(model, (x(),), saved=2)
 
 
 def test_weights_shared_by_pairs() -> None:
     model = Stack(8)
     for index in range(1, 8, 2):
         model.layers[index].fc = model.layers[index - 1].fc  # pyright: ignore
-    expect_stamped(model, (x(),), saved=4)
+    expect_traced_graph(model, (x(),), saved=4)
 
 
 def test_a_sequential_is_a_list_too() -> None:
-    expect_stamped(nn.Sequential(*(Layer(index) for index in range(4))), (x(),), saved=2)
+    expect_traced_graph(nn.Sequential(*(Layer(index) for index in range(4))), (x(),), saved=2)
 
 
 def tanh(layer: Layer, x: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class Stages(nn.Module):
 def test_two_runs_in_one_list() -> None:
     model = Stack(0)
     model.layers = nn.ModuleList([*(Layer(index) for index in range(4)), *(StatelessNorm() for _ in range(5))])
-    expect_stamped(model, (x(),), saved=5)
+    expect_traced_graph(model, (x(),), saved=5)
 
 
 class StatelessNorm(nn.Module):
@@ -193,21 +193,21 @@ class StatelessNorm(nn.Module):
 
 def test_stages_of_blocks() -> None:
     """The stages differ; the layers of two of them are runs, and those of the third too few."""
-    expect_stamped(Stages(Stack(4), Stack(5, tanh), Stack(2)), (x(),), saved=5)
+    expect_traced_graph(Stages(Stack(4), Stack(5, tanh), Stack(2)), (x(),), saved=5)
 
 
 def test_equal_stages_of_blocks() -> None:
     """Blocks of a stage that is repeated are traced one by one."""
-    expect_stamped(Stages(*(Stack(3) for _ in range(4))), (x(),), saved=2)
+    expect_traced_graph(Stages(*(Stack(3) for _ in range(4))), (x(),), saved=2)
 
 
 def test_a_run_beside_one_that_cannot_be_stamped() -> None:
     model = Stages(Stack(6, lambda layer, x: layer.fc(x) * layer.index), Stack(4))
-    outcome = stamp(model, (x(),))
+    outcome = deduplicate(model, (x(),))
     assert isinstance(outcome, DeduplicatedGraph)
     assert [run.path for run in outcome.runs] == ["stages.1.layers"]
     assert [reason.partition(" does")[0] for reason in outcome.left] == ["stages.0.layers.0"]
-    assert to_text(outcome.graph) == to_text(traced(model, (x(),)))
+    assert to_text(outcome.graph) == to_text(trace_whole(model, (x(),)))
 
 
 def test_what_a_trace_shows_costs_one_more_trace_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ class LastTwo(Stack):
 
 @pytest.mark.parametrize("model", [RegionsByTurns(7), LastTwo(4)])
 def test_what_is_read_is_of_the_right_layer(model: Stack) -> None:
-    expect_stamped(model, (x(),), saved=2)
+    expect_traced_graph(model, (x(),), saved=2)
 
 
 def exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
@@ -278,7 +278,7 @@ def test_a_result_from_the_middle_of_the_layer_before() -> None:
 
     model = Pairs(0)
     model.layers = nn.ModuleList([Remembering() for _ in range(5)])
-    expect_stamped(model, (x(),), saved=3)
+    expect_traced_graph(model, (x(),), saved=3)
 
 
 def test_a_loop_over_a_number_in_the_config() -> None:
@@ -295,7 +295,7 @@ def test_a_loop_over_a_number_in_the_config() -> None:
             return self.after(x)
 
     model = Counting(4)
-    expect_stamped(model, (x(),), saved=2)
+    expect_traced_graph(model, (x(),), saved=2)
     assert model.num_layers == 4
 
 
@@ -306,7 +306,7 @@ def test_only_two_layers_are_traced_and_the_model_stays_as_it_was() -> None:
 
     def trace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
         seen.append(len(module.get_submodule("layers")._modules))
-        return traced(module, args, kwargs)
+        return trace_whole(module, args, kwargs)
 
     def fail(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
         raise ValueError("no")

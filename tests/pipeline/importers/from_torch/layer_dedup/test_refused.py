@@ -12,7 +12,7 @@ from torch.nn import functional
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.layer_dedup import DeduplicatedGraph, deduplicate_layers, proof
 from pipeline.ir import Graph, to_text
-from tests.pipeline.importers.from_torch.layer_dedup.both_graphs import reason, stamp, traced
+from tests.pipeline.importers.from_torch.layer_dedup.both_graphs import deduplicate, trace_whole, why_whole
 from tests.pipeline.importers.from_torch.layer_dedup.layered_models import (
     WIDTH,
     Decode,
@@ -28,7 +28,7 @@ def other_eps(layer: Layer, x: Tensor) -> Tensor:
 
 
 def test_another_scalar() -> None:
-    assert reason(Stack(5, other_eps), (x(),)) == (
+    assert why_whole(Stack(5, other_eps), (x(),)) == (
         "Stack is traced whole, with the same graph in more time: layers.3 does not do as layers.1 does: it calls "
         "layer_norm(tensor, (4), weight=None, bias=None, eps=1e-06) in place of "
         "layer_norm(tensor, (4), weight=None, bias=None, eps=1e-05)."
@@ -47,13 +47,13 @@ def test_another_scalar() -> None:
     ids=["added", "dropout", "constant", "branch", "slice"],
 )
 def test_the_index_of_the_layer_as_data(does: Any) -> None:
-    assert "does not do as layers.1 does" in reason(Stack(5, does), (x(),))
+    assert "does not do as layers.1 does" in why_whole(Stack(5, does), (x(),))
 
 
 def test_weights_shared_by_two() -> None:
     model = Stack(6)
     model.layers[5].fc = model.layers[3].fc  # pyright: ignore
-    sentence = reason(model, (x(),))
+    sentence = why_whole(model, (x(),))
     assert sentence.endswith(
         "layers.3 does not do as layers.1 does: linear(tensor, tensor, tensor) reads layers.5.fc.weight in place of "
         "its own fc.weight."
@@ -140,7 +140,7 @@ class OneRegion(Stack):
 )
 def test_another_way_through_the_layers(kind: type[Stack], said: str) -> None:
     with torch.device("meta"):
-        assert said in reason(kind(5), (x(),))
+        assert said in why_whole(kind(5), (x(),))
 
 
 def either(_: nn.Module, x: Tensor) -> Tensor:
@@ -156,14 +156,14 @@ class EitherAfter(Stack):
 def test_an_operator_with_bodies(model: Stack, where: str) -> None:
     """torch compiles it with what surrounds it, and remembers that: nothing may be left of the run without numbers."""
     said = f": {where} calls the higher-order operator cond, whose bodies a run without numbers does not enter."
-    assert reason(model, (x(),)).endswith(said)
-    assert sum(bool(op.bodies) for op in traced(model, (x(),)).ops) == (1 if where == "it" else 3)
+    assert why_whole(model, (x(),)).endswith(said)
+    assert sum(bool(op.bodies) for op in trace_whole(model, (x(),)).ops) == (1 if where == "it" else 3)
 
 
 def test_what_a_hook_does_is_its_layers() -> None:
     model = Stack(5)
     model.layers[3].register_forward_hook(lambda *called: called[-1] * 2)
-    assert "layers.3 does not do as layers.1 does: it also calls mul(tensor, 2)" in reason(model, (x(),))
+    assert "layers.3 does not do as layers.1 does: it also calls mul(tensor, 2)" in why_whole(model, (x(),))
 
 
 def test_a_list_inside_of_a_layer_that_nobody_calls() -> None:
@@ -176,13 +176,13 @@ def test_a_list_inside_of_a_layer_that_nobody_calls() -> None:
     model = Stack(2, stacked)
     for layer in model.layers:
         layer.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
-    outcome = stamp(model, (x(),))
+    outcome = deduplicate(model, (x(),))
     assert not isinstance(outcome, DeduplicatedGraph)
     assert outcome.run is None
 
 
 def test_too_few_layers() -> None:
-    assert reason(Stack(2), (x(),)) == "Stack has no list of more than 2 layers that look the same."
+    assert why_whole(Stack(2), (x(),)) == "Stack has no list of more than 2 layers that look the same."
 
 
 def test_named_dims() -> None:
@@ -203,7 +203,7 @@ def in_autocast(layer: Layer, x: Tensor) -> Tensor:
 
 
 def test_regions_that_differ() -> None:
-    assert "layers.3 does not do as layers.1 does: it calls _enter_autocast" in reason(Stack(5, in_autocast), (x(),))
+    assert "layers.3 does not do as layers.1 does: it calls _enter_autocast" in why_whole(Stack(5, in_autocast), (x(),))
 
 
 def test_a_wrong_correspondence_of_inputs_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,11 +218,11 @@ def test_a_wrong_correspondence_of_inputs_shows(monkeypatch: pytest.MonkeyPatch)
         return proof.Proof(tuple(wrong), right.frames)
 
     model = Decode(4)
-    right = stamp(model, model.inputs())
+    right = deduplicate(model, model.inputs())
     monkeypatch.setattr("pipeline.importers.from_torch.layer_dedup.deduplicate.prove_equal_units", exchanged)
-    wrong = stamp(model, model.inputs())
+    wrong = deduplicate(model, model.inputs())
     assert isinstance(right, DeduplicatedGraph) and isinstance(wrong, DeduplicatedGraph)
-    whole = to_text(traced(model, model.inputs()))
+    whole = to_text(trace_whole(model, model.inputs()))
     assert to_text(right.graph) == whole
     assert to_text(wrong.graph) != whole
 
@@ -233,4 +233,4 @@ def test_an_op_given_to_the_wrong_layer_shows(monkeypatch: pytest.MonkeyPatch) -
         "pipeline.importers.from_torch.layer_dedup.repeat._unit_of",
         lambda run, op: (run.locate(op.origin) or (None,))[0],
     )
-    assert "torch lists layers.2.fc.weight with the ops of layers.3" in reason(RegionsByTurns(7), (x(),))
+    assert "torch lists layers.2.fc.weight with the ops of layers.3" in why_whole(RegionsByTurns(7), (x(),))

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from tests.pipeline.importers.from_torch.layer_dedup.both_graphs import expect_stamped
+from tests.pipeline.importers.from_torch.layer_dedup.both_graphs import expect_traced_graph
 
 SMALL: dict[str, Any] = {
     "hidden_size": 16,
@@ -53,7 +53,7 @@ def test_a_model_of_transformers(name: str, config: str, settings: dict[str, Any
         small = getattr(transformers, config)(**settings, attn_implementation="eager")
         model = getattr(transformers, name)(small).eval()
         ids = torch.zeros(1, 6, dtype=torch.int64)
-        expect_stamped(model, (ids,), {} if name == "BertModel" else {"use_cache": False}, saved=1)
+        expect_traced_graph(model, (ids,), {} if name == "BertModel" else {"use_cache": False}, saved=1)
 
 
 SPEECH: dict[str, Any] = {
@@ -111,4 +111,4 @@ def test_both_stacks_of_a_model(name: str, config: Any, inputs: tuple[str, str])
         }
         model = getattr(transformers, name)(config()).eval()
         kwargs = {key: given[key] for key in inputs} | ({} if name == "CLIPModel" else {"use_cache": False})
-        expect_stamped(model, (), kwargs, saved=2)
+        expect_traced_graph(model, (), kwargs, saved=2)
