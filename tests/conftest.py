@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 import pytest
 
 from passes.context import PassContext, open_context
+from tests.support.paths import TESTS
 
 
 @pytest.fixture(scope="session")
@@ -18,24 +18,25 @@ def bench() -> Iterator[PassContext]:
         yield opened
 
 
-ROOT: Final = Path(__file__).parent
-
 MARKS: Final = {
     "ray": ("pipeline/jobs/test_ray.py",),
     "browser": ("pipeline/report/test_browser.py",),
     "families": (
-        "families/", "pipeline/test_families.py", "torch_ir/test_families.py", "export/test_mixtures.py",
-        "export/test_exported_transformers.py", "export/static_cache/test_families.py", "runtime/test_onnx_cases.py",
-        "passes/structures/test_exports.py", "passes/structures/test_tricky_kept.py", "passes/external/test_bert.py",
-        "passes/provenance/test_models.py", "importers/from_torch/layer_dedup/test_transformers.py",
+        "benchmarks/model_families/", "whole_runs/test_model_families.py", "pipeline/torch_ir/test_model_families.py",
+        "pipeline/export/test_mixtures.py", "pipeline/export/test_exported_transformers.py",
+        "pipeline/export/static_cache/test_model_families.py", "pipeline/runtime/test_onnx_cases.py",
+        "pipeline/importers/from_torch/layer_dedup/test_transformers.py", "passes/structures/test_exports.py",
+        "passes/structures/test_tricky_kept.py", "passes/external/test_bert.py", "passes/provenance/test_models.py",
     ),
     "tutorials": (
         "docs/test_tutorials.py", "docs/test_readme.py", "docs/test_torch_ir_page.py", "examples/", "package/",
     ),
     "slow": (
-        "pipeline/", "fuzz/", "passes/audit/", "passes/guard/", "passes/test_isolate.py", "export/test_to_onnx.py",
-        "export/test_translations.py", "export/test_weight_free.py", "torch_ir/test_view_writes.py",
-        "torch_ir/test_writes.py", "torch_ir/test_custom_ops.py", "torch_ir/test_caches.py", "torch_ir/test_compat.py",
+        "whole_runs/", "fuzz/", "passes/audit/", "passes/guard/", "passes/worker/test_client.py", "pipeline/batch/",
+        "pipeline/commands/", "pipeline/jobs/", "pipeline/report/", "pipeline/export/test_to_onnx.py",
+        "pipeline/export/test_translations.py", "pipeline/export/test_weight_free.py", "pipeline/compat/",
+        "pipeline/torch_ir/test_caches.py", "pipeline/torch_ir/test_custom_ops.py",
+        "pipeline/torch_ir/test_view_writes.py", "pipeline/torch_ir/test_writes.py",
     ),
 }  # fmt: skip
 """Mark → the files and folders below tests/ that bear it. `make test-fast` leaves all of them out, six sevenths
@@ -44,7 +45,7 @@ of the time of the whole suite."""
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     for item in items:
-        place = item.path.relative_to(ROOT).as_posix()
+        place = item.path.relative_to(TESTS).as_posix()
         for mark, places in MARKS.items():
             if place.startswith(places):
                 item.add_marker(mark)

@@ -1,7 +1,7 @@
 """The number of every kernel: part of the ABI between a plan and a runtime.
 
 A number is never changed and never given to another kernel: a plan written by an older release names kernels by it.
-New kinds take the next free number of their family. `tests/lowering/kind_ids.txt` holds what was released.
+New kinds take the next free number of their family. `tests/pipeline/lowering/kind_ids.txt` holds what was released.
 """
 
 from __future__ import annotations

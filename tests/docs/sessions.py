@@ -31,20 +31,20 @@ def _command(part: str) -> Command:
     length = next((place for place, line in enumerate(lines) if not line.startswith(">")), len(lines))
     text = "\n".join([first, *(line.removeprefix(">").removeprefix(" ") for line in lines[:length])])
     shown = [line for line in lines[length:] if line.strip() and not EXIT_CODE.fullmatch(line)]
-    codes = [int(found[1]) for line in lines if (found := EXIT_CODE.fullmatch(line))]
+    codes = [int(match[1]) for line in lines if (match := EXIT_CODE.fullmatch(line))]
     return Command(text, tuple(shown), codes[0] if codes else 0)
 
 
 def missing_line(shown: tuple[str, ...], written: str) -> str | None:
     """The first line of `shown` that does not come in `written`, in this order; None if all do. Blanks and the frames
     of tables are no matter."""
-    lines = iter([_plain(line) for line in written.splitlines()])
+    lines = iter([_without_frames(line) for line in written.splitlines()])
     for line in shown:
-        pattern = re.compile(".*".join(re.escape(piece) for piece in _plain(line).split("…")))
-        if not any(pattern.fullmatch(one) for one in lines):
+        pattern = re.compile(".*".join(re.escape(piece) for piece in _without_frames(line).split("…")))
+        if not any(pattern.fullmatch(written_line) for written_line in lines):
             return line
     return None
 
 
-def _plain(line: str) -> str:
+def _without_frames(line: str) -> str:
     return " ".join(re.sub("[│┃|]", " ", line).split())

@@ -28,27 +28,28 @@ from pipeline.planning import make_plan
 from pipeline.planning import to_json as plan_to_json
 from pipeline.planning.json import FORMAT_VERSION as PLAN_VERSION
 from pipeline.report import REPORT_VERSION, BackendReport, ExportReport, Report, RuntimeReport
-from tests.docs.pages import ROOT, blocks, rows
+from tests.support.pages import blocks, rows
+from tests.support.paths import ROOT
 
 
 def test_tolerances() -> None:
     """Every dtype with both numbers, and none besides."""
-    told = {
+    documented = {
         name: Tolerance(float(cells[0]), float(cells[1]))
         for name, *cells in rows("docs/reference/tolerances.md")
         if name != "all others"
     }
-    assert told == dict(TOLERANCES)
+    assert documented == dict(TOLERANCES)
 
 
 def keys_of(section: dict[str, Any], schema: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Dotted key → its default as the page writes it, for every key of a JSON Schema."""
-    found: dict[str, str] = {}
+    defaults: dict[str, str] = {}
     for key, entry in section["properties"].items():
-        found[prefix + key] = default_of(key, entry, section)
+        defaults[prefix + key] = default_of(key, entry, section)
         for inner, step in sections_in(entry, schema):
-            found |= keys_of(inner, schema, f"{prefix}{key}.{step}")
-    return found
+            defaults |= keys_of(inner, schema, f"{prefix}{key}.{step}")
+    return defaults
 
 
 def default_of(key: str, entry: dict[str, Any], section: dict[str, Any]) -> str:
@@ -63,22 +64,26 @@ def default_of(key: str, entry: dict[str, Any], section: dict[str, Any]) -> str:
 
 def sections_in(entry: dict[str, Any], schema: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
     """The sections that an entry is, or holds by name."""
-    found = []
+    sections = []
     for branch in (entry, *entry.get("anyOf", ())):
         named = branch.get("additionalProperties")
         for candidate, step in ((branch, ""), (named if isinstance(named, dict) else {}, "<name>.")):
             if "$ref" in candidate:
-                found.append((schema["$defs"][candidate["$ref"].rpartition("/")[2]], step))
-    return found
+                sections.append((schema["$defs"][candidate["$ref"].rpartition("/")[2]], step))
+    return sections
 
 
 def test_configuration() -> None:
     """Every key of the models, with its default, in a row of its own; and no key that is not there."""
     schema = json_schema()
     expected = keys_of(schema, schema)
-    told = {row[0]: row[1] for row in rows("docs/reference/configuration.md") if len(row) == 3 and row[0] in expected}
-    told |= {row[0]: row[1] for row in rows("docs/reference/configuration.md") if "." in row[0] and " " not in row[0]}
-    assert told == expected
+    documented = {
+        row[0]: row[1] for row in rows("docs/reference/configuration.md") if len(row) == 3 and row[0] in expected
+    }
+    documented |= {
+        row[0]: row[1] for row in rows("docs/reference/configuration.md") if "." in row[0] and " " not in row[0]
+    }
+    assert documented == expected
     assert len(expected) > 30
 
 
@@ -95,7 +100,7 @@ REPORTED = (Report, ExportReport, PassRow, StructureVerdict, Sensitivity, Runtim
 @pytest.mark.parametrize("kind", REPORTED, ids=lambda kind: kind.__name__)
 def test_report_fields(kind: type) -> None:
     text = (ROOT / "docs/reference/report.md").read_text(encoding="utf-8")
-    assert [one.name for one in dataclasses.fields(kind) if f"`{one.name}`" not in text] == []
+    assert [entry.name for entry in dataclasses.fields(kind) if f"`{entry.name}`" not in text] == []
 
 
 def test_report_names_every_status_and_version() -> None:
@@ -134,7 +139,7 @@ def test_exit_codes() -> None:
 
 
 def family(error: type[Any]) -> list[type[Any]]:
-    return [error, *(one for child in error.__subclasses__() for one in family(child))]
+    return [error, *(kind for child in error.__subclasses__() for kind in family(child))]
 
 
 def test_import_rules() -> None:

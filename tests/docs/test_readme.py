@@ -14,7 +14,8 @@ from typer.main import get_command
 
 from pipeline.cli import app
 from pipeline.config import RunConfig
-from tests.docs.pages import PAGES, ROOT, blocks
+from tests.support.pages import PAGES, blocks
+from tests.support.paths import ROOT
 
 README, PYTHON, CONFIGURATION = "README.md", "docs/reference/python.md", "docs/reference/configuration.md"
 
@@ -64,7 +65,7 @@ def test_the_sources_that_are_commented_out_are_right_too(beside_the_checkout: P
 def commands(tool: str) -> list[list[str]]:
     lines = [line for block in blocks(README, "sh") for line in block.splitlines()]
     words = [shlex.split(line, comments=True) for line in lines]
-    return [found for found in words if found[:1] == [tool]]
+    return [command for command in words if command[:1] == [tool]]
 
 
 def test_the_onnxline_commands_exist() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli import load_command
-from tests.docs.pages import blocks, rows
+from tests.support.pages import blocks, rows
 
 PAGE = "docs/reference/torch-ir.md"
 
@@ -27,8 +27,8 @@ def test_the_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_the_options() -> None:
     group = load_command("ir")
-    told = {cells[0].split()[1]: cells[1] for cells in rows(PAGE) if cells[0].startswith("ir ")}
-    assert set(told) == set(group.commands)
-    for name, text in told.items():
-        known = {option for one in group.commands[name].params for option in (*one.opts, *one.secondary_opts)}
+    documented = {cells[0].split()[1]: cells[1] for cells in rows(PAGE) if cells[0].startswith("ir ")}
+    assert set(documented) == set(group.commands)
+    for name, text in documented.items():
+        known = {option for param in group.commands[name].params for option in (*param.opts, *param.secondary_opts)}
         assert set(re.findall(r"--[\w-]+", text)) <= known, name

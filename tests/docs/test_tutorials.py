@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import main
-from tests.docs.pages import ROOT
 from tests.docs.sessions import Command, commands_of, missing_line
+from tests.support.paths import ROOT
 
 TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
 

@@ -14,8 +14,9 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from kimi_k25_text_local import KimiK25TextForCausalLM, KimiTextConfig, fill, shrunk
 from pipeline.errors import UsageError
 from pipeline.export.static_cache import Decode, Prefill, causal_mask
+from tests.support.paths import EXAMPLES
 
-CONFIG = Path(__file__).parents[2] / "examples" / "kimi_k25_text_local" / "config.json"
+CONFIG = EXAMPLES / "kimi_k25_text_local" / "config.json"
 TOKENS = 90
 
 
@@ -36,25 +37,27 @@ def ours(config: KimiTextConfig) -> KimiK25TextForCausalLM:
 
 def theirs(model: KimiK25TextForCausalLM, config: KimiTextConfig) -> Any:
     """transformers' class with the same weights; it keeps those of all experts of a layer in two tensors."""
-    plain = {one.name: getattr(config, one.name) for one in fields(config) if one.name not in ("yarn", "rope_theta")}
-    yarn = {one.name: getattr(config.yarn, one.name) for one in fields(config.yarn)}
+    plain = {
+        entry.name: getattr(config, entry.name) for entry in fields(config) if entry.name not in ("yarn", "rope_theta")
+    }
+    yarn = {entry.name: getattr(config.yarn, entry.name) for entry in fields(config.yarn)}
     rope = {"rope_type": "yarn", "rope_theta": config.rope_theta, **yarn}
     other = {"num_key_value_heads": config.num_attention_heads, "n_group": 1, "topk_group": 1}
     twin = DeepseekV3ForCausalLM(DeepseekV3Config(**plain, **other, rope_parameters=rope)).eval()
-    twin.load_state_dict(joined(model.state_dict(), config), strict=True)
+    twin.load_state_dict(stack_experts(model.state_dict(), config), strict=True)
     return twin
 
 
-def joined(state: dict[str, torch.Tensor], config: KimiTextConfig) -> dict[str, torch.Tensor]:
-    found = {name: tensor for name, tensor in state.items() if ".experts." not in name}
+def stack_experts(state: dict[str, torch.Tensor], config: KimiTextConfig) -> dict[str, torch.Tensor]:
+    state_of_twin = {name: tensor for name, tensor in state.items() if ".experts." not in name}
     for layer in range(config.first_k_dense_replace, config.num_hidden_layers):
-        one = f"model.layers.{layer}.mlp.experts"
+        prefix = f"model.layers.{layer}.mlp.experts"
         gate, up, down = (
-            torch.stack([state[f"{one}.{expert}.{name}.weight"] for expert in range(config.n_routed_experts)])
+            torch.stack([state[f"{prefix}.{expert}.{name}.weight"] for expert in range(config.n_routed_experts)])
             for name in ("gate_proj", "up_proj", "down_proj")
         )
-        found |= {f"{one}.gate_up_proj": torch.cat([gate, up], dim=1), f"{one}.down_proj": down}
-    return found
+        state_of_twin |= {f"{prefix}.gate_up_proj": torch.cat([gate, up], dim=1), f"{prefix}.down_proj": down}
+    return state_of_twin
 
 
 @pytest.mark.parametrize("length", [3, TOKENS], ids=["gathered", "all_experts"])
@@ -63,14 +66,14 @@ def test_same_logits_as_transformers(ours: KimiK25TextForCausalLM, config: KimiT
     ids = torch.randint(0, config.vocab_size, (1, length))
     positions = torch.arange(length)
     with torch.no_grad():
-        found = ours(ids, causal_mask(positions, length), positions.unsqueeze(0)).logits
+        actual = ours(ids, causal_mask(positions, length), positions.unsqueeze(0)).logits
         expected = theirs(ours, config)(input_ids=ids).logits
     assert float(expected.abs().max()) > 1
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_full_size_has_the_checkpoints_names_and_a_trillion_parameters() -> None:
-    three, four = ({name: one.shape for name, one in full_size(n).named_parameters()} for n in (3, 4))
+    three, four = ({name: weight.shape for name, weight in full_size(n).named_parameters()} for n in (3, 4))
     assert four["model.layers.3.mlp.experts.17.gate_proj.weight"] == (2048, 7168)
     assert four["model.layers.3.mlp.gate.e_score_correction_bias"] == (384,)
     assert four["model.layers.0.self_attn.kv_a_proj_with_mqa.weight"] == (512 + 64, 7168)
@@ -79,7 +82,9 @@ def test_full_size_has_the_checkpoints_names_and_a_trillion_parameters() -> None
     assert len(three) + 58 * len(layer) == 69_975
     # The published 1.03 T, without the vision tower.
     assert (
-        1.02e12 < sum(one.numel() for one in three.values()) + 58 * sum(one.numel() for one in layer.values()) < 1.03e12
+        1.02e12
+        < sum(weight.numel() for weight in three.values()) + 58 * sum(weight.numel() for weight in layer.values())
+        < 1.03e12
     )
 
 
@@ -87,8 +92,8 @@ def test_layers_lie_together_and_the_cache_is_never_the_latent() -> None:
     model = full_size(layers=2)
     positions = torch.arange(128, device="meta")
     _, *states = Prefill(model)(positions.unsqueeze(0), causal_mask(positions, 128), positions.unsqueeze(0))
-    assert [tuple(one.shape) for one in states] == [(1, 64, 128, 192), (1, 64, 128, 128)] * 2
-    caches = [one.new_zeros(1, 64, 2048, one.shape[-1]) for one in states]
+    assert [tuple(state.shape) for state in states] == [(1, 64, 128, 192), (1, 64, 128, 128)] * 2
+    caches = [state.new_zeros(1, 64, 2048, state.shape[-1]) for state in states]
     at = torch.full((1,), 128, device="meta")
     inputs = (at.unsqueeze(0), causal_mask(at, 2048), at.unsqueeze(0), at, *caches)
     with torch.no_grad():

@@ -9,7 +9,7 @@ import pytest
 
 import extract_kimi_k25_text_ir as script
 
-NAMES = {f"kimi_k25_text_{one}.json" for one in ("prefill_ir", "decode_ir", "kv_mapping")}
+NAMES = {f"kimi_k25_text_{kind}.json" for kind in ("prefill_ir", "decode_ir", "kv_mapping")}
 
 
 def test_verify_runs_the_saved_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,8 +24,8 @@ def test_verify_runs_the_saved_files(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [row["layer"] for row in mapping["layers"]] == [0, 1, 2, 3]
     decode = json.loads((tmp_path / "out" / "kimi_k25_text_decode_ir.json").read_text())
     assert decode["model_name"] == "KimiK25_Text_Decode"
-    assert {len(one["shape"]) == 4 and one["shape"][2] for one in decode["graph_inputs"]} == {False, 1, 22}
-    ops = {name: node["op_type"] for node in decode["nodes"] for name in (one["name"] for one in node["outputs"])}
+    assert {len(meta["shape"]) == 4 and meta["shape"][2] for meta in decode["graph_inputs"]} == {False, 1, 22}
+    ops = {name: node["op_type"] for node in decode["nodes"] for name in (meta["name"] for meta in node["outputs"])}
     assert {ops[row["decode_key_output"]] for row in mapping["layers"]} == {"aten.index_copy.default"}
 
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.docs.pages import ROOT
+from tests.support.paths import ROOT
 
 PACKAGES = ("passes", "pipeline")
 TESTED = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
@@ -63,7 +63,9 @@ def is_plain_function(node: ast.AST) -> bool:
     """A function or method; a property is read like data, so it may be called like data."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
-    return not any(isinstance(one, ast.Name) and one.id.endswith("property") for one in node.decorator_list)
+    return not any(
+        isinstance(decorator, ast.Name) and decorator.id.endswith("property") for decorator in node.decorator_list
+    )
 
 
 def is_participle(name: str) -> bool:

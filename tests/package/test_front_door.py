@@ -16,7 +16,7 @@ import onnxline
 import passes
 import pipeline
 from passes.worker.own_names import ROOT
-from tests.passes.models import attention
+from tests.support.onnx_models import attention
 
 MINE = {"passes.py": "", "pipeline/__init__.py": "", "onnxline.py": ""}
 

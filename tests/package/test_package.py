@@ -25,8 +25,8 @@ from pipeline.cli import app
 from pipeline.config import RunConfig
 from pipeline.errors import UsageError
 from pipeline.run import Pipeline
-from tests.docs.pages import rows
-from tests.passes.models import attention
+from tests.support.onnx_models import attention
+from tests.support.pages import rows
 
 NOT_LINUX = """
 import mmap, os, sys

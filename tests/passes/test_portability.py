@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from passes.portability import find_obstacles
-from tests.passes.models import attention
+from tests.support.onnx_models import attention
 
 SPLIT = """<ir_version: 9, opset_import: ["": 20, "mine": 1]>
 g (float[2, 4] x, string[2] words) => (float[2, 2] y, float[2, 2] z, float[2, 2] w, string[2] same) {
@@ -49,8 +49,8 @@ g (bool c, float[2] x) => (float[2] y) {
 
 
 def test_bodies_are_looked_into() -> None:
-    found = find_obstacles(onnx.parser.parse_model(LOOP))
-    assert [text.split(":")[1].strip() for text in found] == ["1 If", "1 NonZero"]
+    obstacles = find_obstacles(onnx.parser.parse_model(LOOP))
+    assert [text.split(":")[1].strip() for text in obstacles] == ["1 If", "1 NonZero"]
 
 
 def test_a_clean_model_is_not_mentioned() -> None:

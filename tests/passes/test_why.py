@@ -10,7 +10,7 @@ import pytest
 import passes
 from passes import ModelError, Origin, PolicyError
 from passes.provenance import carry
-from tests.passes.models import detached, matrix, model_of, vector
+from tests.support.onnx_models import detached, matrix, model_of, vector
 
 TEXT = """
 g (bool[1] c, float[2, 8] x) => (float[2, 8] y) {
@@ -50,7 +50,7 @@ def torch_model() -> onnx.ModelProto:
     return model
 
 
-def fused() -> onnx.ModelProto:
+def fused_model() -> onnx.ModelProto:
     after = model_of(TEXT, w=matrix(8, 8, 0), b=vector(8, 1))
     gemm = onnx.helper.make_node("Gemm", ["a", "w", "b"], ["s"])
     del after.graph.node[1:3]
@@ -78,7 +78,7 @@ def test_a_node_of_the_export() -> None:
 
 
 def test_a_node_that_a_pass_made() -> None:
-    (origin,) = passes.why(fused(), "s")
+    (origin,) = passes.why(fused_model(), "s")
     assert (origin.op, origin.made_by) == ("Gemm", "fuse_linear")
     assert (origin.replaced, origin.replaced_count) == (("product", "sum"), 2)
     assert origin.module == "block.linear"
@@ -96,7 +96,7 @@ def test_without_torch_metadata_the_module_is_not_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("asked", "names"),
     [
         ("product", ["product"]),
         ("p", ["product"]),
@@ -111,8 +111,8 @@ def test_without_torch_metadata_the_module_is_not_known() -> None:
         ("op:*a*", ["product"]),
     ],
 )
-def test_a_name_a_value_or_a_glob(asked: str, found: list[str]) -> None:
-    assert [origin.name for origin in passes.why(torch_model(), asked)] == found
+def test_a_name_a_value_or_a_glob(asked: str, names: list[str]) -> None:
+    assert [origin.name for origin in passes.why(torch_model(), asked)] == names
 
 
 def test_inner_nodes_say_what_they_lie_inside_of() -> None:
@@ -133,24 +133,24 @@ def test_inner_nodes_say_what_they_lie_inside_of() -> None:
 )
 def test_a_name_that_means_no_node_says_what_it_is_instead(asked: str, words: str) -> None:
     with pytest.raises(PolicyError, match=words):
-        passes.why(fused(), asked)
+        passes.why(fused_model(), asked)
 
 
 def test_a_weight_of_the_source_and_names_that_mean_none() -> None:
-    (weight,) = passes.why_weights(fused(), "w")
+    (weight,) = passes.why_weights(fused_model(), "w")
     assert (weight.type, weight.sources, weight.form, weight.made_by) == ("float[8,8]", ("w",), "", "")
     assert weight.readers == ("Gemm s",)
-    assert [one.name for one in passes.why_weights(fused(), "?")] == ["w", "b"]
-    assert passes.why_weights(fused(), "product") == ()
+    assert [weight.name for weight in passes.why_weights(fused_model(), "?")] == ["w", "b"]
+    assert passes.why_weights(fused_model(), "product") == ()
     with pytest.raises(PolicyError, match="the model holds no torch metadata"):
         passes.why(model_of(TEXT, w=matrix(8, 8, 0), b=vector(8, 1)), "module:block")
 
 
 def test_a_folder_a_file_and_weights_that_are_not_there(tmp_path: Path) -> None:
     """The external data is missing, and nobody asks for it."""
-    onnx.save(fused(), tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    onnx.save(fused_model(), tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
     (tmp_path / "weights").unlink()
-    assert passes.why(tmp_path, "s") == passes.why(str(tmp_path / "model.onnx"), "s") == passes.why(fused(), "s")
+    assert passes.why(tmp_path, "s") == passes.why(str(tmp_path / "model.onnx"), "s") == passes.why(fused_model(), "s")
 
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ def test_every_file_of_a_package_counts(file: str, tmp_path: Path) -> None:
     before = digest_of_packages(tmp_path)
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("one", encoding="utf-8")
-    there = digest_of_packages(tmp_path)
+    digest = digest_of_packages(tmp_path)
     (tmp_path / file).write_text("two", encoding="utf-8")
-    assert len({before, there, digest_of_packages(tmp_path)}) == 3
+    assert len({before, digest, digest_of_packages(tmp_path)}) == 3
 
 
 def test_what_python_compiles_does_not_count(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def model(text: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(f"{HEAD} {text}")
 
 
-def said(after: onnx.ModelProto, before: str = BEFORE) -> dict[str, str]:
+def judge_result(after: onnx.ModelProto, before: str = BEFORE) -> dict[str, str]:
     case = Case("planted/one", model(before), FEEDS)
     ready, (place, verdict) = judge(case, [Result(after.SerializeToString(), True)], 0, True)
     assert (ready, place) == (READY, 0)
@@ -47,18 +47,18 @@ def said(after: onnx.ModelProto, before: str = BEFORE) -> dict[str, str]:
     ],
 )
 def test_verdicts(after: str, verdict: dict[str, str]) -> None:
-    assert said(model(after)) == verdict
+    assert judge_result(model(after)) == verdict
 
 
 def test_a_result_that_grows_by_a_table_of_numbers() -> None:
     after = model("g (float[2, n] x) => (float[2, n] y) <float[1] w> { y = Abs (x) }")
     after.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(1000, np.float32), "table"))
-    assert said(after) == {"grew-bytes": ""}
+    assert judge_result(after) == {"grew-bytes": ""}
 
 
 def test_what_was_invalid_before_is_not_called_so_after() -> None:
     broken = "g (float[2, n] x) => (float[2, n] y) { y = Abs <broken = 1> (x) }"
-    assert "invalid" not in said(model(broken), before=broken)
+    assert "invalid" not in judge_result(model(broken), before=broken)
 
 
 def test_random_numbers_are_not_judged() -> None:

@@ -16,7 +16,7 @@ from passes.external.installed import library_versions
 from passes.policy.known_passes import groups_of
 from passes.policy.policy import Policy
 from passes.run.result import Status
-from tests.passes.models import attention
+from tests.support.onnx_models import attention
 
 NAMES = ("eliminate_shape_op", "eliminate_identity", "onnxslim", "onnxsim", "onnxsim/fuse_qkv")
 

@@ -68,7 +68,9 @@ MARKS
   a type is missing
     - node/sequence
 """
-MARKS = textwrap.fill(" ".join(sorted(mark_of(one.case) for one in MANY)), 118, **dict.fromkeys(INDENTS, "    # "))
+MARKS = textwrap.fill(
+    " ".join(sorted(mark_of(finding.case) for finding in MANY)), 118, **dict.fromkeys(INDENTS, "    # ")
+)
 TEXT = TEXT.replace("MARKS", MARKS)
 
 
@@ -142,15 +144,15 @@ def test_only_a_file_that_says_so_is_a_table(tmp_path: Path) -> None:
 
 def test_what_is_accepted_is_no_news_whatever_the_words() -> None:
     accepted = table(FINDINGS)
-    reworded = [replace(one, why="in other words") for one in FINDINGS]
+    reworded = [replace(finding, why="in other words") for finding in FINDINGS]
     assert find_news([table(reworded, "1.3")], [accepted]) == ()
     assert find_news([table([])], [accepted]) == ()
 
 
 def test_news() -> None:
     accepted = table(FINDINGS)
-    found = find_news([table([*FINDINGS, AuditFinding("a", "crashed", "node/abs", "SIGABRT")], "1.3")], [accepted])
-    assert [(one.entry.name, one.entry.kind, one.cases, one.accepted) for one in found] == [
+    news = find_news([table([*FINDINGS, AuditFinding("a", "crashed", "node/abs", "SIGABRT")], "1.3")], [accepted])
+    assert [(addition.entry.name, addition.entry.kind, addition.cases, addition.accepted) for addition in news] == [
         ("a", "crashed", ("node/abs",), "lib 1.2")
     ]
 
@@ -158,8 +160,8 @@ def test_news() -> None:
 def test_one_more_of_many_is_news_and_one_less_is_none() -> None:
     accepted = parse(TEXT)
     more = table([*MANY[1:], AuditFinding("b", "grew-nodes", "node/one_more")])
-    assert [one.cases for one in find_news([more], [accepted])] == [("node/one_more",)]
-    assert [one.cases for one in find_news([parse(table_text(more))], [accepted])] == [
+    assert [addition.cases for addition in find_news([more], [accepted])] == [("node/one_more",)]
+    assert [addition.cases for addition in find_news([parse(table_text(more))], [accepted])] == [
         (f"#{mark_of('node/one_more')}",)
     ]
     assert find_news([table(MANY[1:])], [accepted]) == ()
@@ -167,11 +169,11 @@ def test_one_more_of_many_is_news_and_one_less_is_none() -> None:
 
 def test_many_cases_of_one_pass_accept_none_of_another() -> None:
     """But what the round trip does to the very same model."""
-    accepted = table([AuditFinding("nop", "grew-nodes", one.case) for one in MANY])
+    accepted = table([AuditFinding("nop", "grew-nodes", finding.case) for finding in MANY])
     other = table_of(
         "lib", "1.3", ["new"], [AuditFinding("new", "grew-nodes", f"node/{name}") for name in ("0", "x")], {}, {}
     )
-    assert [one.cases for one in find_news([other], [parse(table_text(accepted))])] == [("node/x",)]
+    assert [addition.cases for addition in find_news([other], [parse(table_text(accepted))])] == [("node/x",)]
     assert len(find_news([other], [table(MANY)])[0].cases) == 2
 
 
@@ -182,14 +184,14 @@ def test_what_the_round_trip_does_is_accepted_of_each_pass() -> None:
 
 
 def test_without_a_table_everything_is_news() -> None:
-    assert {one.accepted for one in find_news([table(FINDINGS)], [])} == {""}
+    assert {addition.accepted for addition in find_news([table(FINDINGS)], [])} == {""}
 
 
 def test_the_table_of_the_release_before_is_compared_with() -> None:
     tables = [table([], version) for version in ("1.2", "1.10", "0.9")]
     asked = ("1.2", "1.9", "2.0", "0.1")
-    found = [known_table(tables, "lib", version) for version in asked]
-    assert [one.version for one in found if one] == ["1.2", "1.2", "1.10", "0.9"]
+    tables_found = [known_table(tables, "lib", version) for version in asked]
+    assert [table.version for table in tables_found if table] == ["1.2", "1.2", "1.10", "0.9"]
     assert known_table(tables, "other", "1.2") is None
 
 
@@ -201,5 +203,5 @@ def test_unsafe_is_what_harms_and_is_the_passes_own_fault() -> None:
 
 def test_our_own_tables_are_as_they_are_written() -> None:
     assert len(own_tables()) >= 5
-    for file, one in zip(sorted(SHIPPED.glob("*.txt")), tables_in(SHIPPED), strict=True):
-        assert table_text(one) == file.read_text(encoding="utf-8"), file.name
+    for file, table in zip(sorted(SHIPPED.glob("*.txt")), tables_in(SHIPPED), strict=True):
+        assert table_text(table) == file.read_text(encoding="utf-8"), file.name

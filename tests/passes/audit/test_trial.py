@@ -34,16 +34,16 @@ def trial() -> Iterator[AuditTrial]:
         yield opened
 
 
-def found(trial: AuditTrial, case: str, *subjects: AuditTarget) -> list[tuple[str, str, str]]:
+def try_case(trial: AuditTrial, case: str, *subjects: AuditTarget) -> list[tuple[str, str, str]]:
     """Without lost metadata, which is almost everywhere."""
     findings = trial.of(load_case(case), subjects).findings
-    return [(one.name, one.kind, one.why) for one in findings if one.kind != "lost-metadata"]
+    return [(finding.name, finding.kind, finding.why) for finding in findings if finding.kind != "lost-metadata"]
 
 
 @KNOWN
 def test_a_crash_costs_one_pass_and_the_others_go_on(trial: AuditTrial) -> None:
     subjects = optimizer("nop", "eliminate_shape_op", "rename_input_output")
-    assert found(trial, "node/test_shape_start_greater_than_end", *subjects) == [
+    assert try_case(trial, "node/test_shape_start_greater_than_end", *subjects) == [
         ("eliminate_shape_op", "crashed", "SIGSEGV"),
         ("rename_input_output", "signature", "other inputs"),
     ]
@@ -52,12 +52,12 @@ def test_a_crash_costs_one_pass_and_the_others_go_on(trial: AuditTrial) -> None:
 @KNOWN
 def test_an_if_that_hands_out_an_initializer(trial: AuditTrial) -> None:
     subjects = optimizer("eliminate_if_with_const_cond")
-    assert found(trial, "planted/if_outputs_initializer", *subjects) == [(subjects[0].name, "crashed", "SIGSEGV")]
+    assert try_case(trial, "planted/if_outputs_initializer", *subjects) == [(subjects[0].name, "crashed", "SIGSEGV")]
 
 
 @KNOWN
 def test_an_assertion_on_a_shared_graph_input(trial: AuditTrial) -> None:
-    ((name, kind, why),) = found(trial, "planted/qkv_of_graph_input", *optimizer("fuse_qkv"))
+    ((name, kind, why),) = try_case(trial, "planted/qkv_of_graph_input", *optimizer("fuse_qkv"))
     assert (name, kind) == ("fuse_qkv", "raised")
     assert "Assertion" in why
 
@@ -66,7 +66,7 @@ def test_an_assertion_on_a_shared_graph_input(trial: AuditTrial) -> None:
 @pytest.mark.parametrize("case", ["epsilon", "example"])
 def test_wrong_numbers(trial: AuditTrial, case: str) -> None:
     subjects = optimizer("eliminate_consecutive_idempotent_ops", "eliminate_identity")
-    assert found(trial, f"node/test_group_normalization_{case}_expanded", *subjects) == [
+    assert try_case(trial, f"node/test_group_normalization_{case}_expanded", *subjects) == [
         ("eliminate_consecutive_idempotent_ops", "wrong", "max error 1")
     ]
 
@@ -74,7 +74,7 @@ def test_wrong_numbers(trial: AuditTrial, case: str) -> None:
 @KNOWN
 def test_the_type_of_a_sequence_is_lost_by_each_pass(trial: AuditTrial) -> None:
     subjects = optimizer("nop", "eliminate_deadend")
-    assert [(name, kind) for name, kind, _ in found(trial, "node/test_identity_sequence", *subjects)] == [
+    assert [(name, kind) for name, kind, _ in try_case(trial, "node/test_identity_sequence", *subjects)] == [
         ("nop", "invalid"),
         ("eliminate_deadend", "invalid"),
     ]
@@ -82,29 +82,29 @@ def test_the_type_of_a_sequence_is_lost_by_each_pass(trial: AuditTrial) -> None:
 
 @KNOWN
 def test_onnxsim_raises(trial: AuditTrial) -> None:
-    ((name, kind, why),) = found(trial, "node/test_depthtospace_example_expanded", ONNXSIM)
+    ((name, kind, why),) = try_case(trial, "node/test_depthtospace_example_expanded", ONNXSIM)
     assert (name, kind) == ("onnxsim", "raised")
     assert "onnxsim_transient_constant" in why
 
 
 def test_a_constant_that_is_spread_out_grows(trial: AuditTrial) -> None:
-    assert ("onnxsim", "grew-bytes", "") in found(trial, "planted/expand_of_constant", ONNXSIM)
+    assert ("onnxsim", "grew-bytes", "") in try_case(trial, "planted/expand_of_constant", ONNXSIM)
 
 
 def test_a_call_that_takes_too_long_is_one_finding(trial: AuditTrial) -> None:
     with open_trial(0.001, None) as hasty:
         hasty.judges.timeout_s = 60.0
-        assert found(hasty, "planted/named_dims", *optimizer("nop")) == [("nop", "timed-out", "")]
+        assert try_case(hasty, "planted/named_dims", *optimizer("nop")) == [("nop", "timed-out", "")]
 
 
 def test_a_job_is_plain_data() -> None:
     value = run_job(
         ["planted/named_dims", "models/absent"],
-        [one.data() for one in optimizer("rename_input_output")],
+        [attempt.data() for attempt in optimizer("rename_input_output")],
         models="/nowhere",
     )
-    findings = [AuditFinding(*one) for one in value["findings"]]
-    assert [one for one in findings if one.kind == "signature"] == [
+    findings = [AuditFinding(*finding) for finding in value["findings"]]
+    assert [finding for finding in findings if finding.kind == "signature"] == [
         AuditFinding("rename_input_output", "signature", "planted/named_dims", "other inputs")
     ]
     assert list(value["unread"]) == ["models/absent"]

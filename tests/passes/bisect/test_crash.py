@@ -12,7 +12,7 @@ from passes.bisect import Breakdown, bisect
 from passes.context import PassContext, open_context
 from passes.recipe.recipe import steps_of
 from passes.weights.files import save
-from tests.passes.models import attention, detached, model_of
+from tests.support.onnx_models import attention, detached, model_of
 
 SHAPE_OF_NOTHING = "g (float[3, 4, 5] x) => (int64[0] y) { h = Relu (x) y = Shape <start = 2, end = 1> (h) }"
 """As in ONNX's own test_shape_start_greater_than_end."""

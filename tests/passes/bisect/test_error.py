@@ -17,7 +17,7 @@ from passes.recipe.recipe import RecipeItem, steps_of
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save
 from passes.weights.sessions import Session
-from tests.passes.models import attention, detached, matrix, model_of, vector
+from tests.support.onnx_models import attention, detached, matrix, model_of, vector
 
 TWO_RESHAPES = """
 g (float[2, 3, 4] x) => (float[3, 8] y) {
@@ -83,7 +83,7 @@ def test_a_pass_of_onnxoptimizer_that_is_wrong(bench: PassContext, tmp_path: Pat
     assert [node.op_type for node in small.graph.node] == ["Reshape", "Reshape"]
     wrong = onnxoptimizer.optimize(small, [finding.culprit.name])
     fed = {info.name: np.arange(24, dtype=np.float32).reshape(6, 4) for info in small.graph.input}
-    (expected,), (got,) = (Session.of(detached(one)).run(fed).values() for one in (small, wrong))
+    (expected,), (got,) = (Session.of(detached(model)).run(fed).values() for model in (small, wrong))
     assert expected.shape != got.shape
 
 

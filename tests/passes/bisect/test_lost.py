@@ -19,7 +19,8 @@ from passes.recipe.recipe import RecipeItem, steps_of
 from passes.structures import structure_of
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
-from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of, vector
+from tests.support.onnx_models import attention, biased_attention, detached, matrix, merged_attention, model_of, vector
+from tests.support.paths import EXAMPLES
 
 WIDTH = 32
 
@@ -152,7 +153,7 @@ def test_halves_go_on_from_what_the_passes_before_have_made(bench: PassContext) 
 
 def test_a_pass_that_fails_is_left_out_and_named(bench: PassContext) -> None:
     """fuse_qkv stops with an assertion where Q, K and V read a graph input; onnxsim loses them all the same."""
-    model = read_model(Path(__file__).parents[3] / "examples" / "attention.onnx")
+    model = read_model(EXAMPLES / "attention.onnx")
     finding = find(model, ["default", "onnxsim"], bench, budget_s=0)
     assert finding.culprit is not None
     assert finding.culprit.name == "onnxsim/fuse_attention"

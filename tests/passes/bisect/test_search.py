@@ -13,7 +13,7 @@ from passes.external.onnxoptimizer import OnnxOptimizerPasses, default_set
 from passes.model.canonical import canonical_digest
 from passes.recipe.recipe import steps_of
 from passes.weights.detached import DetachedModel
-from tests.passes.models import biased_attention, detached, model_of
+from tests.support.onnx_models import biased_attention, detached, model_of
 
 
 class CastWithoutIdentity(Fault):
@@ -22,8 +22,8 @@ class CastWithoutIdentity(Fault):
     description = "a Cast without an Identity"
     not_found_message = "nothing"
 
-    def observe(self, made: StepOutcome) -> Sighting | None:
-        ops = {node.op_type for node in made.model.proto.graph.node}
+    def observe(self, outcome: StepOutcome) -> Sighting | None:
+        ops = {node.op_type for node in outcome.model.proto.graph.node}
         return Sighting("a Cast is alone") if "Cast" in ops and "Identity" not in ops else None
 
     def reproduces(self, part: DetachedModel, run: Run) -> bool:
@@ -78,6 +78,6 @@ def test_passes_in_one_call_make_what_they_make_one_at_a_time(bench: PassContext
 def test_nodes_keep_their_names_in_one_call(bench: PassContext) -> None:
     text = "g (float[4] x) => (float[4] y) { [first] a = Relu (x) [second] b = Identity (a) [third] y = Neg (b) }"
     named = detached(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 20]> {text}'))
-    made = OnnxOptimizerPasses(("nop", "eliminate_identity")).apply(named, bench).model
-    assert [node.name for node in made.proto.graph.node] == ["first", "third"]
-    assert not OnnxOptimizerPasses(("nop", "eliminate_nop_cast")).apply(made, bench).changed
+    result = OnnxOptimizerPasses(("nop", "eliminate_identity")).apply(named, bench).model
+    assert [node.name for node in result.proto.graph.node] == ["first", "third"]
+    assert not OnnxOptimizerPasses(("nop", "eliminate_nop_cast")).apply(result, bench).changed

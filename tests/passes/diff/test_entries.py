@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from passes.diff import Diff, compare_models
-from tests.passes.models import detached, model_of
+from tests.support.onnx_models import detached, model_of
 
 LOOP = """
 g (int64 trips, float[2] x) => (float[2] c, float[2] d) {{
@@ -40,7 +40,7 @@ def diff_of(before: onnx.ModelProto, after: onnx.ModelProto) -> Diff:
     return compare_models(detached(before), detached(after))
 
 
-def told(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:
+def diff_sentences(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:
     return [str(entry) for entry in diff_of(before, after).entries()]
 
 
@@ -98,12 +98,14 @@ def told(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]:
     ],
 )
 def test_a_difference_is_told(before: str, after: str, words: list[str]) -> None:
-    assert told(model_of(before), model_of(after)) == words
+    assert diff_sentences(model_of(before), model_of(after)) == words
 
 
 def test_the_order_of_what_a_loop_carries() -> None:
-    one, other = (model_of(LOOP.format(order=order)) for order in ("float[2] a, float[2] e", "float[2] e, float[2] a"))
-    assert told(one, other)
+    first, other = (
+        model_of(LOOP.format(order=order)) for order in ("float[2] a, float[2] e", "float[2] e, float[2] a")
+    )
+    assert diff_sentences(first, other)
 
 
 SPARSE = "g (float[4] x) => (float[4] y) { y = Add (x, W) }"
@@ -118,8 +120,8 @@ def sparse(values: list[float], name: str = "W") -> onnx.ModelProto:
 
 
 def test_sparse_initializers() -> None:
-    assert told(sparse([1, 2]), sparse([1, 3])) == ["Add y: input 1 W → W"]
-    assert told(sparse([1, 2]), sparse([1, 2], "V")) == []
+    assert diff_sentences(sparse([1, 2]), sparse([1, 3])) == ["Add y: input 1 W → W"]
+    assert diff_sentences(sparse([1, 2]), sparse([1, 2], "V")) == []
 
 
 FUNCTION = """
@@ -131,18 +133,20 @@ f (x) => (y) {{ {body} }}
 
 
 def test_functions() -> None:
-    one, other, renamed = (
+    first, other, renamed = (
         onnx.parser.parse_model(FUNCTION.format(body=body))
         for body in ("y = Relu (x) z = Neg (x)", "z = Relu (x) y = Neg (x)", "y = Relu (x) q = Neg (x)")
     )
-    assert any(entry.startswith("function own::f") for entry in told(one, other))
-    assert told(one, renamed) == []
+    assert any(entry.startswith("function own::f") for entry in diff_sentences(first, other))
+    assert diff_sentences(first, renamed) == []
 
 
 def test_a_default_that_can_be_fed_is_part_of_the_signature() -> None:
-    one, other = (model_of("g (float[2] x) => (float[2] y) { y = Add (x, w) }", w=np.ones(2, np.float32)) for _ in "ab")
+    first, other = (
+        model_of("g (float[2] x) => (float[2] y) { y = Add (x, w) }", w=np.ones(2, np.float32)) for _ in "ab"
+    )
     other.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [2]))
-    assert told(one, other) == ["input w (none) → float[2], has a default"]
+    assert diff_sentences(first, other) == ["input w (none) → float[2], has a default"]
 
 
 @pytest.mark.parametrize(
@@ -166,28 +170,28 @@ def test_strings_need_not_be_text() -> None:
         model = model_of("g (string[1] x) => (string[1] y) { y = StringConcat (x, w) }")
         model.graph.initializer.append(helper.make_tensor("w", TensorProto.STRING, [1], [value]))
         models.append(model)
-    assert told(*models) == ["w string[1]: 1 of 1 values differ"]
+    assert diff_sentences(*models) == ["w string[1]: 1 of 1 values differ"]
 
 
 def test_branches_may_use_one_name() -> None:
     def model(value: float) -> onnx.ModelProto:
-        made = model_of(BRANCHES.format(then="Add (x, W)", else_="Mul (x, W)"))
-        for attribute, number in zip(made.graph.node[0].attribute, (5.0, value), strict=True):
+        model = model_of(BRANCHES.format(then="Add (x, W)", else_="Mul (x, W)"))
+        for attribute, number in zip(model.graph.node[0].attribute, (5.0, value), strict=True):
             attribute.g.initializer.append(numpy_helper.from_array(np.float32([number, 1]), "W"))
-        return made
+        return model
 
-    assert told(model(5.5), model(6)) == ["W float[2]: 1 of 2 values differ, by up to 0.5"]
+    assert diff_sentences(model(5.5), model(6)) == ["W float[2]: 1 of 2 values differ, by up to 0.5"]
 
 
 def test_long_attributes_are_told_apart() -> None:
     def model(last: float) -> onnx.ModelProto:
-        made = model_of("g (float[30] x) => (float[30] y) { y = Neg (x) }")
+        model = model_of("g (float[30] x) => (float[30] y) { y = Neg (x) }")
         value = numpy_helper.from_array(np.float32([*range(29), last]))
-        made.graph.node.insert(0, helper.make_node("Constant", [], ["c"], value=value))
-        made.graph.node[1].CopyFrom(helper.make_node("Add", ["x", "c"], ["y"]))
-        return made
+        model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], value=value))
+        model.graph.node[1].CopyFrom(helper.make_node("Add", ["x", "c"], ["y"]))
+        return model
 
-    (entry,) = told(model(1), model(2))
+    (entry,) = diff_sentences(model(1), model(2))
     assert entry.startswith("Constant c: value float[30] (30 elements) #")
     before, after = entry.rsplit(" → ", 1)
     assert before.rsplit(" ", 1)[1] != after.rsplit(" ", 1)[1]

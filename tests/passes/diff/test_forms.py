@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from passes.diff import compare_models, diff_text
-from tests.passes.models import detached, matrix, model_of, vector
+from tests.support.onnx_models import detached, matrix, model_of, vector
 
 READS = "g (float[2, 8] x) => (float[2, 12] y) {{ {} [p] y = MatMul (x, {}) }}"
 TURNED = READS.format("[t] wt = Transpose <perm = [1, 0]> (w)", "wt")
@@ -37,7 +37,7 @@ def test_a_weight_that_comes_back_transposed_under_another_name() -> None:
 def test_forms_are_found_by_content(shape: tuple[int, ...], perm: tuple[int, ...], form: str) -> None:
     weight = vector(int(np.prod(shape)), 0).reshape(shape)
     other = weight.transpose(perm) if len(shape) > 1 else weight.reshape(4, 6)
-    spelled, other_spelled = (",".join(map(str, one.shape)) for one in (weight, other))
+    spelled, other_spelled = (",".join(map(str, array.shape)) for array in (weight, other))
     before = model_of(f"g () => (float[{spelled}] y) {{ y = Neg (w) }}", w=weight)
     after = model_of(f"g () => (float[{other_spelled}] y) {{ y = Neg (fresh) }}", fresh=np.ascontiguousarray(other))
     assert f"  w float[{spelled}], {form} → fresh float[{other_spelled}]" in lines(before, after)
@@ -61,8 +61,8 @@ def test_a_computed_value_that_is_stored() -> None:
 def test_one_of_equal_tensors_is_left() -> None:
     text = "g (float[32] x) => (float[32] y) {{ h = Add (x, a) y = Add (h, {}) }}"
     zeros = np.zeros(32, np.float32)
-    told = lines(model_of(text.format("b"), a=zeros, b=zeros), model_of(text.format("a"), a=zeros))
-    assert told == ["  removed b float[32], equal to a, which is read in its place"]
+    lines_of_diff = lines(model_of(text.format("b"), a=zeros, b=zeros), model_of(text.format("a"), a=zeros))
+    assert lines_of_diff == ["  removed b float[32], equal to a, which is read in its place"]
 
 
 def test_long_lists_and_names_are_cut_with_a_count() -> None:

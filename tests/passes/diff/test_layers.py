@@ -9,8 +9,8 @@ import onnx
 
 from passes.context import PassContext
 from passes.diff import compare_layers, compare_numbers, draw_inputs, layers_as_data, layers_text, match_models
-from tests.passes.models import detached, matrix, model_of
-from tests.passes.provenance.carried import told
+from tests.support.annotated_models import annotate_modules
+from tests.support.onnx_models import detached, matrix, model_of
 
 BLOCKS = """
 g (float[N, 8] x) => (float[N, 8] y) {{
@@ -31,13 +31,13 @@ def blocks(act: str = "Tanh", scale: float = 1) -> onnx.ModelProto:
 
 
 def test_layers_are_named_by_module_and_show_where_the_error_begins(bench: PassContext) -> None:
-    matched = match_models(detached(told(blocks(), **MODULES)), detached(blocks(scale=1.01)))
+    matched = match_models(detached(annotate_modules(blocks(), **MODULES)), detached(blocks(scale=1.01)))
     layers = compare_layers(matched, draw_inputs(matched, bench), bench)
-    assert [one.layer for one in layers] == ["layers.0.up", "layers.0", "layers.1.up", "layers.1", "head"]
-    assert [one.errors.sqnr_db == math.inf for one in layers] == [True, True, False, False, False]
-    assert all(30 < one.errors.sqnr_db < 50 and one.dtype == "float32" for one in layers[2:])
+    assert [layer.layer for layer in layers] == ["layers.0.up", "layers.0", "layers.1.up", "layers.1", "head"]
+    assert [layer.errors.sqnr_db == math.inf for layer in layers] == [True, True, False, False, False]
+    assert all(30 < layer.errors.sqnr_db < 50 and layer.dtype == "float32" for layer in layers[2:])
     outermost = compare_layers(matched, draw_inputs(matched, bench, 1), bench, most=1)
-    assert [one.layer for one in outermost] == ["head"]
+    assert [layer.layer for layer in outermost] == ["head"]
     text = layers_text(layers)
     assert text.splitlines()[2].split() == ["layer", "op", "dtype", "max", "abs", "error", "SQNR"]
     assert text.splitlines()[3].split() == ["layers.0.up", "MatMul", "float32", "0", "equal"]
@@ -48,7 +48,7 @@ def test_layers_are_named_by_module_and_show_where_the_error_begins(bench: PassC
 def test_without_modules_a_layer_is_a_node_with_weights(bench: PassContext) -> None:
     matched = match_models(detached(blocks()), detached(blocks("Sin")))
     layers = compare_layers(matched, draw_inputs(matched, bench), bench)
-    assert [(one.layer, one.op) for one in layers] == [
+    assert [(layer.layer, layer.op) for layer in layers] == [
         ("MatMul up0", "MatMul"),
         ("MatMul up1", "MatMul"),
         ("MatMul out", "MatMul"),
@@ -68,9 +68,9 @@ g (float[N, 8] x) => (float[N, 8] y) {{
 
 
 def test_an_error_at_batch_one_alone_is_seen(bench: PassContext) -> None:
-    one = np.array([1], np.int64)
+    single = np.array([1], np.int64)
     before, after = (
-        detached(model_of(ALONE.format(what), one=one, zero=np.float32([0]), w=np.float32([3])))
+        detached(model_of(ALONE.format(what), one=single, zero=np.float32([0]), w=np.float32([3])))
         for what in ("zero", "w")
     )
     matched = match_models(before, after)
@@ -93,7 +93,7 @@ def test_a_model_that_runs_at_some_sizes_only(bench: PassContext) -> None:
 def test_a_size_that_only_the_second_model_fixes_is_drawn(bench: PassContext) -> None:
     text = "g (float[{0}, 8] x) => (float[{0}, 8] y) {{ y = Neg (x) }}"
     matched = match_models(detached(model_of(text.format("N"))), detached(model_of(text.format("5"))))
-    assert {one.feeds["x"].shape for one in draw_inputs(matched, bench)} == {(5, 8)}
+    assert {draw.feeds["x"].shape for draw in draw_inputs(matched, bench)} == {(5, 8)}
 
 
 def test_a_product_over_fewer_dims_is_the_same_layer(bench: PassContext) -> None:
@@ -110,9 +110,9 @@ def test_a_product_over_fewer_dims_is_the_same_layer(bench: PassContext) -> None
     }"""
     shapes = {"two": np.array([6, 8]), "three": np.array([2, 3, 8])}
     matched = match_models(
-        detached(told(before, up="layers.0.up", sum="layers.0.up", act="layers.0.act")),
+        detached(annotate_modules(before, up="layers.0.up", sum="layers.0.up", act="layers.0.act")),
         detached(model_of(after, **weights, **shapes)),
     )
     layers = compare_layers(matched, draw_inputs(matched, bench), bench)
-    assert [one.layer for one in layers] == ["layers.0.up", "layers.0"]
-    assert all(one.errors.ok for one in layers)
+    assert [layer.layer for layer in layers] == ["layers.0.up", "layers.0"]
+    assert all(layer.errors.ok for layer in layers)

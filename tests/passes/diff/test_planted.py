@@ -9,7 +9,7 @@ import pytest
 from benchmarks.diffs import names_it
 from benchmarks.planted import PLANTS, Planted, plant, renamed, reordered
 from passes.diff import Diff, compare_models, diff_text
-from tests.passes.models import attention, biased_attention, detached, model_of
+from tests.support.onnx_models import attention, biased_attention, detached, model_of
 
 LAYERS = 4
 
@@ -32,16 +32,16 @@ def deep() -> onnx.ModelProto:
         weights[f"w{layer}"] = (np.random.default_rng(layer).standard_normal((32, 32)) / 8).astype(np.float32)
         weights[f"bias{layer}"] = np.zeros(32, np.float32)
     lines.append(f"y = Neg (h{LAYERS})")
-    return named(model_of("g (float[2, 32] x) => (float[2, 32] y) {" + "\n".join(lines) + "}", **weights))
+    return name_nodes(model_of("g (float[2, 32] x) => (float[2, 32] y) {" + "\n".join(lines) + "}", **weights))
 
 
-def named(model: onnx.ModelProto) -> onnx.ModelProto:
+def name_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
     for place, node in enumerate(model.graph.node):
         node.name = node.name or f"{node.op_type}_{place}"
     return model
 
 
-MODELS = {"attention": named(attention()), "with biases": named(biased_attention()), "layers": deep()}
+MODELS = {"attention": name_nodes(attention()), "with biases": name_nodes(biased_attention()), "layers": deep()}
 
 
 def diff_of(before: onnx.ModelProto, after: onnx.ModelProto) -> Diff:
@@ -82,6 +82,6 @@ def test_other_names_and_another_order_are_no_difference(name: str, seed: int) -
 
 def test_renaming_is_told() -> None:
     model, names = renamed(MODELS["attention"], 0)
-    told = {(one.kind, one.before): one.after for one in diff_of(MODELS["attention"], model).renamed}
-    assert told["initializer", "wq"] == names["wq"]
-    assert told["value", "q"] == names["q"]
+    renames = {(change.kind, change.before): change.after for change in diff_of(MODELS["attention"], model).renamed}
+    assert renames["initializer", "wq"] == names["wq"]
+    assert renames["value", "q"] == names["q"]

@@ -15,7 +15,7 @@ from passes import PassRun, Status
 from passes.context import PassContext
 from pipeline.config import ExportConfig, RunConfig
 from pipeline.export import TorchSource, export_onnx, load_source
-from tests.passes.external.judge import broken, ops, optimized, row, valid
+from tests.passes.external.optimizer_runs import broken, ops, optimized, row, valid
 
 BERT: dict[str, Any] = {
     "transformers": {
@@ -84,7 +84,7 @@ def test_keeps_both_triples_at_two_nodes_each(
     name: str, bert: onnx.ModelProto, bench: PassContext, freely: Callable[[str], PassRun]
 ) -> None:
     kept = optimized(bench, bert, RECIPES[name], keep=["qkv"], feeds=FEEDS)
-    assert [one for one, _ in broken(kept)] == [True, True]
+    assert [verdict for verdict, _ in broken(kept)] == [True, True]
     assert kept.rows[-1].status is Status.RAN
     assert kept.rows[-1].changed or name == "onnxscript_rewrites"
     assert kept.power.margin > 1
@@ -92,7 +92,7 @@ def test_keeps_both_triples_at_two_nodes_each(
     by_name = freely(name)
     if name in MERGING:
         by_name = optimized(bench, bert, RECIPES[name], skip=[MERGING[name]], watch=False, feeds=FEEDS)
-    assert [one for one, _ in broken(by_name)] == [True, True]
+    assert [verdict for verdict, _ in broken(by_name)] == [True, True]
     assert ops(kept).total() <= ops(by_name).total() + 2 * 2
 
 
@@ -114,6 +114,6 @@ def test_what_destroys_another_kind_is_left_out_alone(
     run = optimized(bench, bert, [*RECIPES[name], *brings_the_name], skip=[skipped], feeds=FEEDS)
     verdicts = broken(run, kind)
     assert verdicts
-    assert all(one for one, _ in verdicts)
+    assert all(verdict for verdict, _ in verdicts)
     assert LOST[name][kind] in {by for _, by in verdicts}
     assert row(run, LOST[name][kind]).status is Status.REVERTED

@@ -7,7 +7,7 @@ import pytest
 
 from passes.external.call_names import ShortNames, number_nodes, quote_own_names
 from passes.external.onnxoptimizer import optimize
-from tests.passes.models import attention, model_of
+from tests.support.onnx_models import attention, model_of
 
 BRANCHES = """
 g (bool really, float[2] a_rather_long_name) => (float[2] y) {

@@ -12,7 +12,7 @@ import pytest
 from passes.catalog.example_model import example_of, read_example
 from passes.external.call_names import number_nodes
 from passes.external.onnxoptimizer import PassOutput, optimize
-from tests.passes.models import attention, model_of
+from tests.support.onnx_models import attention, model_of
 
 DEFAULT = onnxoptimizer.get_fuse_and_elimination_passes()
 
@@ -48,7 +48,7 @@ def pictures() -> Iterator[onnx.ModelProto]:
     yield from (read_example(picture).model for name in DEFAULT if (picture := example_of(name)))
 
 
-def numbered(model: onnx.ModelProto) -> onnx.ModelProto:
+def number_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     number_nodes(copy)
@@ -58,34 +58,34 @@ def numbered(model: onnx.ModelProto) -> onnx.ModelProto:
 def changes(model: onnx.ModelProto, names: Sequence[str]) -> dict[int, PassOutput]:
     """By place in `names`, what the passes that change something make, each of what the one before has made."""
     desk: dict = {}
-    stands, found = numbered(model).SerializeToString(), {}
+    stands, outputs = number_copy(model).SerializeToString(), {}
     for place, name in enumerate(names):
         changed = optimize(desk, stands, [name])
         if changed is not None:
-            found[place], stands = changed, changed.model
-    return found
+            outputs[place], stands = changed, changed.model
+    return outputs
 
 
 @pytest.mark.parametrize("name", DEFAULT)
 def test_one_pass_does_what_the_library_does(name: str) -> None:
     for model in pictures():
-        source = numbered(model)
-        expected, nothing = (onnxoptimizer.optimize(source, [one]) for one in (name, "nop"))
-        made = optimize({}, source.SerializeToString(), [name])
-        assert (made is not None) == (expected != nothing)
-        assert made is None or onnx.load_from_string(made.model) == numbered(expected)
+        source = number_copy(model)
+        expected, nothing = (onnxoptimizer.optimize(source, [pass_name]) for pass_name in (name, "nop"))
+        change = optimize({}, source.SerializeToString(), [name])
+        assert (change is not None) == (expected != nothing)
+        assert change is None or onnx.load_from_string(change.model) == number_copy(expected)
 
 
 @pytest.mark.parametrize("model", list(pictures()), ids=lambda model: model.graph.node[0].op_type)
 def test_one_goes_on_from_what_the_other_made(model: onnx.ModelProto) -> None:
     names = [name for name in DEFAULT if name != "fuse_qkv"]  # which aborts on an input that three products read
-    made = {place: onnx.load_from_string(change.model) for place, change in changes(model, names).items()}
-    stands = numbered(model)
+    changed_models = {place: onnx.load_from_string(change.model) for place, change in changes(model, names).items()}
+    stands = number_copy(model)
     for place, name in enumerate(names):
-        after, nothing = (onnxoptimizer.optimize(stands, [one]) for one in (name, "nop"))
-        if place in made:
-            assert made[place] == numbered(after)
-            stands = made[place]
+        after, nothing = (onnxoptimizer.optimize(stands, [pass_name]) for pass_name in (name, "nop"))
+        if place in changed_models:
+            assert changed_models[place] == number_copy(after)
+            stands = changed_models[place]
         else:
             assert after == nothing
 
@@ -95,14 +95,14 @@ def test_nodes_are_known_again() -> None:
     the first pass was given."""
     model = roundabout()
     names = ["fuse_consecutive_transposes", "eliminate_nop_transpose", "eliminate_deadend", "eliminate_identity"]
-    stands = numbered(model)
+    stands = number_copy(model)
     for change in changes(model, names).values():
-        made = onnx.load_from_string(change.model)
+        changed = onnx.load_from_string(change.model)
         was = {f"onnxline.node/{place}": node for place, node in enumerate(stands.graph.node)}
-        for node, name in zip(made.graph.node, change.names, strict=True):
+        for node, name in zip(changed.graph.node, change.names, strict=True):
             assert name not in was or was[name].op_type == node.op_type
-        assert [node.name for node in made.graph.node] == [
-            f"onnxline.node/{place}" for place in range(len(made.graph.node))
+        assert [node.name for node in changed.graph.node] == [
+            f"onnxline.node/{place}" for place in range(len(changed.graph.node))
         ]
-        stands = made
+        stands = changed
     assert len(stands.graph.node) < len(model.graph.node) - 1

@@ -13,9 +13,9 @@ from passes import PolicyError, Status
 from passes.context import PassContext
 from passes.external.onnxruntime_fusions import OnnxRuntimeFusions
 from passes.policy.known_passes import DESTROYS
-from tests.passes.external.blocks import feeds, post_norm
-from tests.passes.external.judge import broken, ops, optimized, row, valid
-from tests.passes.models import attention, biased_attention, detached, merged_attention, model_of
+from tests.passes.external.optimizer_runs import broken, ops, optimized, row, valid
+from tests.passes.external.transformer_block import feeds, post_norm
+from tests.support.onnx_models import attention, biased_attention, detached, merged_attention, model_of
 
 STEP = "onnxruntime_fusions"
 
@@ -58,7 +58,7 @@ def test_multi_head_attention_leaves_the_projections_apart(bench: PassContext) -
 
 def test_what_onnxruntime_has_alone_is_declared(bench: PassContext) -> None:
     run = optimized(bench, post_norm(), recipe=[STEP], keep=["qkv"], feeds=feeds())
-    assert ("com.microsoft", 1) in [(one.domain, one.version) for one in run.model.proto.opset_import]
+    assert ("com.microsoft", 1) in [(opset.domain, opset.version) for opset in run.model.proto.opset_import]
     assert valid(run)
 
 
@@ -145,7 +145,7 @@ def test_an_input_that_only_a_branch_reads_stays_an_input(bench: PassContext) ->
     """
     run = optimized(bench, model_of(text), recipe=[STEP])
     assert row(run, STEP).status is Status.RAN
-    assert [one.name for one in run.model.proto.graph.input] == ["c", "x", "z"]
+    assert [value.name for value in run.model.proto.graph.input] == ["c", "x", "z"]
 
 
 def test_without_any_switch_it_fuses_nothing(bench: PassContext) -> None:

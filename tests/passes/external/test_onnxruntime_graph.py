@@ -12,9 +12,9 @@ from passes import PolicyError, Status
 from passes.context import PassContext
 from passes.external.onnxruntime_graph import LEVELS, RULES, OnnxRuntimeGraph
 from passes.policy.known_passes import DESTROYS
-from tests.passes.external.blocks import feeds, post_norm
-from tests.passes.external.judge import broken, ops, optimized, row, valid
-from tests.passes.models import attention, biased_attention, detached, merged_attention, model_of
+from tests.passes.external.optimizer_runs import broken, ops, optimized, row, valid
+from tests.passes.external.transformer_block import feeds, post_norm
+from tests.support.onnx_models import attention, biased_attention, detached, merged_attention, model_of
 
 OLD = {"onnxruntime": {"disabled_optimizers": ["MatMulAddFusion"]}}
 """Otherwise Gemm is made of MatMul and Add before LayerNormalization, and so attention, is found."""
@@ -74,14 +74,14 @@ def test_without_any_inner_pass_it_changes_nothing(bench: PassContext) -> None:
     step = OnnxRuntimeGraph()
     before = detached(attention())
     after = step.without(step.inner(bench)).apply(before, bench).model
-    had, has = (Counter(node.op_type for node in one.proto.graph.node) for one in (before, after))
+    had, has = (Counter(node.op_type for node in model.proto.graph.node) for model in (before, after))
     assert has == had - Counter(Constant=had["Constant"]), "those it holds as initializers"
-    assert [(one.domain, one.version) for one in after.proto.opset_import] == [("", 20)]
+    assert [(opset.domain, opset.version) for opset in after.proto.opset_import] == [("", 20)]
 
 
 def test_every_rule_is_known_to_the_installed_release() -> None:
     """The names are ours to know, since no release tells them; a native library holds them as text."""
-    [library] = [one for one in (resources.files("onnxruntime") / "capi").iterdir() if "pybind11_state" in one.name]
+    [library] = [path for path in (resources.files("onnxruntime") / "capi").iterdir() if "pybind11_state" in path.name]
     code = library.read_bytes()
     assert [rule for rules in RULES.values() for rule in rules if f"{rule}\0".encode() not in code] == []
 
@@ -107,15 +107,15 @@ def test_a_rule_can_be_left_out(rule: str, bench: PassContext) -> None:
 def test_weights_go_through_a_file_bit_for_bit(bench: PassContext) -> None:
     before = detached(merged_attention())
     after = OnnxRuntimeGraph("basic").apply(before, bench).model
-    [found] = [tensor for tensor in after.proto.graph.initializer if tensor.name == "w"]
+    [actual] = [tensor for tensor in after.proto.graph.initializer if tensor.name == "w"]
     [had] = [tensor for tensor in before.proto.graph.initializer if tensor.name == "w"]
-    assert after.digest(found) == before.digest(had)
+    assert after.digest(actual) == before.digest(had)
 
 
 def test_only_the_domains_in_use_are_declared(bench: PassContext) -> None:
     run = optimized(bench, attention(), recipe=["onnxruntime"])
     assert ops(run)["FusedMatMul"] == 1
-    assert {one.domain for one in run.model.proto.opset_import} == {"", "com.microsoft"}
+    assert {opset.domain for opset in run.model.proto.opset_import} == {"", "com.microsoft"}
 
 
 def test_a_domain_inside_of_a_branch_counts(bench: PassContext) -> None:
@@ -133,7 +133,7 @@ def test_a_domain_inside_of_a_branch_counts(bench: PassContext) -> None:
     """
     run = optimized(bench, model_of(text), recipe=["onnxruntime"])
     assert row(run, "onnxruntime").changed
-    assert "com.microsoft" in {one.domain for one in run.model.proto.opset_import}
+    assert "com.microsoft" in {opset.domain for opset in run.model.proto.opset_import}
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from passes.context import PassContext
 from passes.external.onnxscript import OnnxScriptOptimizer, optimize
 from passes.weights.mapped import find_file_range
 from passes.weights.sharing import detached_copy
-from tests.passes.external.judge import broken, ops, optimized, row, valid
-from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of
+from tests.passes.external.optimizer_runs import broken, ops, optimized, row, valid
+from tests.support.onnx_models import attention, biased_attention, detached, matrix, merged_attention, model_of
 
 PICTURE = """
 g (float[2, 3] x) => (float[2, 3] y) {
@@ -42,7 +42,7 @@ def picture() -> onnx.ModelProto:
 def test_all_stages_run(bench: PassContext) -> None:
     run = optimized(bench, picture(), recipe=["onnxscript", "onnxscript"])
     assert ops(run) == {"Mul": 1, "Add": 1, "Relu": 1}
-    assert [one.changed for one in run.rows] == [True, False]
+    assert [row.changed for row in run.rows] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_merges_tied_projections_is_left_out_alone(bench: PassContext) -> N
     assert broken(watched) == [(True, stage)]
     assert row(watched, stage).status is Status.REVERTED
     kept = optimized(bench, tied(), recipe=["onnxscript"], keep=["qkv"])
-    assert [one for one, _ in broken(kept)] == [True]
+    assert [verdict for verdict, _ in broken(kept)] == [True]
     assert ops(kept).total() <= ops(watched).total() + 2
 
 
@@ -139,9 +139,9 @@ def test_weights_stay_in_their_files_and_large_new_ones_come_in_one(bench: PassC
     weights = {tensor.name: after.weight(tensor) for tensor in after.proto.graph.initializer}
     kept = weights.pop("b")
     assert any(kept is weight for weight in before.weights.values()), "nobody has copied it"
-    [made] = weights.values()
-    assert made is not None and find_file_range(made.data) is not None
-    np.testing.assert_array_equal(made.array(), matrix(512, 512, 0).T)
+    [folded] = weights.values()
+    assert folded is not None and find_file_range(folded.data) is not None
+    np.testing.assert_array_equal(folded.array(), matrix(512, 512, 0).T)
 
 
 def test_rules_are_not_tried_with_the_whole_graph_at_each_node() -> None:

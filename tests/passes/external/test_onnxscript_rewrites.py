@@ -10,8 +10,8 @@ from passes.context import PassContext
 from passes.external import onnxscript_rules
 from passes.external.onnxscript import OnnxScriptRewrites
 from passes.policy.known_passes import DESTROYS
-from tests.passes.external.judge import broken, ops, optimized, row, valid
-from tests.passes.models import attention, biased_attention, merged_attention, model_of
+from tests.passes.external.optimizer_runs import broken, ops, optimized, row, valid
+from tests.support.onnx_models import attention, biased_attention, merged_attention, model_of
 
 STEP = "onnxscript_rewrites"
 FUSIONS = {STEP: {"rules": ["ort_fusions"]}}
@@ -26,7 +26,7 @@ def nothing_to_do():
 def test_the_default_rules_run(bench: PassContext) -> None:
     run = optimized(bench, nothing_to_do(), recipe=[STEP, STEP])
     assert (ops(run)["Add"], ops(run)["Mul"], ops(run)["Relu"]) == (0, 0, 1)
-    assert [one.changed for one in run.rows] == [True, False]
+    assert [row.changed for row in run.rows] == [True, False]
 
 
 def test_a_rule_that_is_skipped_does_not_run_in_either_order_of_its_operands(bench: PassContext) -> None:
@@ -59,7 +59,7 @@ def test_without_a_policy_the_fusions_merge_and_are_named(bench: PassContext) ->
 def test_keep_costs_two_nodes_at_most(make, bench: PassContext) -> None:
     kept = optimized(bench, make(), recipe=[FUSIONS], keep=["qkv"])
     by_name = optimized(bench, make(), recipe=[FUSIONS], skip=["fuse_attention"], watch=False)
-    assert [one for one, _ in broken(kept)] == [one for one, _ in broken(by_name)] == [True]
+    assert [verdict for verdict, _ in broken(kept)] == [verdict for verdict, _ in broken(by_name)] == [True]
     assert ops(kept)["MultiHeadAttention"] == 1
     assert ops(kept).total() <= ops(by_name).total() + 2
     assert valid(kept)

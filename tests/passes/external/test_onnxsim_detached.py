@@ -22,7 +22,7 @@ from passes.run.pins import pin
 from passes.structures import STRUCTURES
 from passes.weights.detached import DetachedModel
 from passes.worker.client import Worker
-from tests.passes.models import attention, biased_attention, detached, matrix, model_of
+from tests.support.onnx_models import attention, biased_attention, detached, matrix, model_of
 
 WIDE = 320
 """A matrix of this width is large enough to stay behind."""

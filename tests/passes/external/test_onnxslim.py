@@ -11,8 +11,8 @@ import pytest
 from passes import PolicyError, Status
 from passes.context import PassContext
 from passes.external.onnxslim import OnnxSlim
-from tests.passes.external.judge import broken, ops, optimized, row, valid
-from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of
+from tests.passes.external.optimizer_runs import broken, ops, optimized, row, valid
+from tests.support.onnx_models import attention, biased_attention, detached, matrix, merged_attention, model_of
 
 CONV_BN = """
 g (float[1, 2, 6, 6] x) => (float[1, 3, 4, 4] y) {
@@ -41,7 +41,7 @@ def test_keeps_the_projections_at_two_nodes_at_most(make, bench: PassContext) ->
 
 def test_a_second_time_nothing_changes(bench: PassContext) -> None:
     run = optimized(bench, biased_attention(), recipe=["onnxslim", "onnxslim"])
-    assert [one.changed for one in run.rows] == [True, False]
+    assert [row.changed for row in run.rows] == [True, False]
 
 
 def test_a_pattern_that_is_skipped_does_not_run(bench: PassContext) -> None:
@@ -66,7 +66,7 @@ def test_an_input_that_nothing_reads_stays_an_input(bench: PassContext) -> None:
     text = "g (float[2, 3] x, float[4] unread) => (float[2, 3] y) { a = Identity (x) y = Relu (a) }"
     run = optimized(bench, model_of(text), recipe=["onnxslim"])
     assert row(run, "onnxslim").status is Status.RAN
-    assert [one.name for one in run.model.proto.graph.input] == ["x", "unread"]
+    assert [value.name for value in run.model.proto.graph.input] == ["x", "unread"]
     assert ops(run) == {"Relu": 1}
 
 
@@ -123,5 +123,5 @@ def test_without_the_extra_one_sentence_says_what_to_install(
 
 def test_a_weight_comes_back_bit_for_bit(bench: PassContext) -> None:
     run = optimized(bench, attention(), recipe=["onnxslim"])
-    found = {tensor.name: run.model.array(tensor) for tensor in run.model.proto.graph.initializer}
-    assert np.array_equal(found["wo"], matrix(32, 32, 3))
+    arrays = {tensor.name: run.model.array(tensor) for tensor in run.model.proto.graph.initializer}
+    assert np.array_equal(arrays["wo"], matrix(32, 32, 3))

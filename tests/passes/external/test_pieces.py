@@ -13,7 +13,7 @@ from onnxoptimizer import onnx_opt_cpp2py_export as library  # type: ignore[attr
 from passes.external import pieces
 from passes.external.pieces import GraphPieces, can_be_cut
 from passes.model.canonical import canonical_digest
-from tests.passes.models import detached, matrix, model_of
+from tests.support.onnx_models import detached, matrix, model_of
 
 DEFAULT = [name for name in onnxoptimizer.get_fuse_and_elimination_passes() if name != "fuse_qkv"]
 
@@ -64,12 +64,12 @@ def test_pass_by_pass_the_same_comes_out_as_of_the_whole(
     for name in DEFAULT:
         assert can_be_cut(whole)
         expected = onnx.load_from_string(library.optimize(whole.SerializeToString(), [name]))
-        found = GraphPieces(whole, Library()).run([name])
-        made = whole if found is None else found.model
-        onnx.checker.check_model(made)
-        assert canonical_digest(detached(made)) == canonical_digest(detached(expected)), name
-        changed += [name] if found is not None else []
-        whole = made
+        change = GraphPieces(whole, Library()).run([name])
+        result = whole if change is None else change.model
+        onnx.checker.check_model(result)
+        assert canonical_digest(detached(result)) == canonical_digest(detached(expected)), name
+        changed += [name] if change is not None else []
+        whole = result
     assert {"eliminate_identity", "eliminate_deadend", "fuse_consecutive_transposes"} <= set(changed)
     assert {"eliminate_common_subexpression", "eliminate_duplicate_initializer"} & set(changed)
 

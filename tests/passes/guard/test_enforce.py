@@ -18,8 +18,8 @@ from passes.guard.enforce import GuardOutcome, RefusedByOptimizer, enforce
 from passes.guard.settings import CombinedPolicy, Settings
 from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel
-from tests.passes import faults
-from tests.passes.models import attention, detached
+from tests.support import worker_faults as faults
+from tests.support.onnx_models import attention, detached
 
 Work = Callable[[DetachedModel, PassContext], DetachedModel]
 

@@ -18,7 +18,7 @@ from onnxoptimizer import optimize  # by name, before any guard
 import passes
 from passes.guard import GuardedCall, GuardLog, Returned
 from passes.guard.context import Guard
-from tests.passes.models import attention, matrix, merged_attention, model_of
+from tests.support.onnx_models import attention, matrix, merged_attention, model_of
 
 QKV = ["fuse_qkv"]
 
@@ -77,9 +77,9 @@ def test_what_did_not_have_to_be_kept_may_be_merged_and_no_comparison_is_made() 
 
 def test_a_skip_is_honoured_and_watches() -> None:
     with guard(skip=QKV) as log, guard(skip=["eliminate_*"]):
-        made = optimize(attention(), [*QKV, "eliminate_deadend"])
+        optimized = optimize(attention(), [*QKV, "eliminate_deadend"])
     (call,) = log.calls
-    assert ops(made) == ops(attention())
+    assert ops(optimized) == ops(attention())
     assert call.kept == {"qkv": 1}
     assert call.skipped == {
         "fuse_qkv": "skip: fuse_qkv",
@@ -118,15 +118,15 @@ def test_a_fixed_point_leaves_out_what_did_not_go_well() -> None:
     """split_init drops what the model computes."""
     names = ["split_init", "fuse_consecutive_transposes", "eliminate_identity"]
     with guard() as log:
-        made = optimize(model_of(LATER), names, fixed_point=True)
-    assert ops(made) == Counter(Transpose=1, Relu=1)
+        optimized = optimize(model_of(LATER), names, fixed_point=True)
+    assert ops(optimized) == Counter(Transpose=1, Relu=1)
     assert list(only(log).reverted or ()) == ["split_init"]
 
 
 def test_what_the_caller_asked_for_may_rename_the_inputs() -> None:
     with guard() as log:
-        made = optimize(model_of(LATER), ["rename_input_output"])
-    assert [info.name for info in made.graph.input] != ["x"]
+        optimized = optimize(model_of(LATER), ["rename_input_output"])
+    assert [info.name for info in optimized.graph.input] != ["x"]
     assert only(log).returned is Returned.UNGUARDED
 
 
@@ -146,8 +146,8 @@ def test_what_it_refuses_in_part_costs_that_part() -> None:
     text = SHARED + "{ i = Identity (x) q = MatMul (i, a) k = MatMul (i, b) v = MatMul (i, c) }"
     model = model_of(text, a=matrix(32, 32, 0), b=matrix(32, 32, 1), c=matrix(32, 32, 2))
     with guard() as log:
-        made = optimize(model, ["eliminate_identity", *QKV])
-    assert ops(made) == Counter(MatMul=3)
+        optimized = optimize(model, ["eliminate_identity", *QKV])
+    assert ops(optimized) == Counter(MatMul=3)
     assert "Assertion" in (only(log).reverted or {})["fuse_qkv"]
     assert only(log).unguarded_fault.startswith("raised: RuntimeError: ")
 
@@ -169,9 +169,9 @@ def test_where_numbers_cannot_be_compared_the_structure_still_is() -> None:
     model.graph.output[0].name = "z"
     model.opset_import.add(domain="of.mine", version=1)
     with guard("qkv") as log:
-        made = optimize(model, QKV)
+        optimized = optimize(model, QKV)
     (call,) = log.calls
-    assert ops(made) == ops(model)
+    assert ops(optimized) == ops(model)
     assert call.proof == "structure"
     assert len(call.would_have_lost) == 1
     assert "only the structure is proven: " in call.notes[0]
@@ -201,14 +201,14 @@ def test_guards_inside_of_each_other_add_up_in_any_order_of_their_ends() -> None
 
 
 def test_threads_are_guarded_at_once() -> None:
-    made: list[onnx.ModelProto] = []
+    results: list[onnx.ModelProto] = []
     with guard("qkv", compare=False) as log:
-        threads = [threading.Thread(target=lambda: made.append(optimize(attention(), QKV))) for _ in range(3)]
+        threads = [threading.Thread(target=lambda: results.append(optimize(attention(), QKV))) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert [ops(one) for one in made] == [ops(attention())] * 3
+    assert [ops(model) for model in results] == [ops(attention())] * 3
     assert {call.thread for call in log.calls} == {thread.name for thread in threads}
 
 

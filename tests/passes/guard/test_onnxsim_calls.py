@@ -15,7 +15,7 @@ from onnxsim import simplify
 
 import passes
 from passes.guard import GuardedCall, GuardLog, Returned
-from tests.passes.models import attention, biased_attention, model_of
+from tests.support.onnx_models import attention, biased_attention, model_of
 
 NATIVE = onnxsim.onnxsim_cpp2py_export  # type: ignore[attr-defined]
 
@@ -50,9 +50,9 @@ def weights(model: onnx.ModelProto) -> list[bytes]:
 def test_from_memory(log: GuardLog) -> None:
     model = biased_attention()
     given = model.SerializeToString()
-    made, sound = simplify(model)
-    assert (sound, ops(made)["MatMul"] + ops(made)["Gemm"]) == (True, 6)
-    assert weights(made) == weights(model)
+    simplified, sound = simplify(model)
+    assert (sound, ops(simplified)["MatMul"] + ops(simplified)["Gemm"]) == (True, 6)
+    assert weights(simplified) == weights(model)
     assert model.SerializeToString() == given
     assert (only(log).function, only(log).kept, only(log).proof) == ("onnxsim.simplify", {"qkv": 1}, "numbers")
 
@@ -81,9 +81,9 @@ def test_skipped_optimizers_stay_in_force() -> None:
 def test_from_a_file_into_a_file(log: GuardLog, tmp_path: Path) -> None:
     source, target = tmp_path / "in.onnx", tmp_path / "out.onnx"
     onnx.save(biased_attention(), source, save_as_external_data=True, location="in.data", size_threshold=0)
-    made, _ = simplify(str(source))
+    simplified, _ = simplify(str(source))
     simplify(str(source), output_path=str(target), external_data_threshold="1KB")
-    assert weights(made) == weights(onnx.load(target)) == weights(biased_attention())
+    assert weights(simplified) == weights(onnx.load(target)) == weights(biased_attention())
     assert (tmp_path / "out.onnx.data").is_file()
     assert [call.model for call in log.calls] == [str(source)] * 2
 
@@ -103,8 +103,8 @@ def test_the_native_way_from_bytes_to_bytes(log: GuardLog) -> None:
     executor = onnxsim.onnx_simplifier._get_model_executor()
     given = biased_attention().SerializeToString()
     none = (None, True, False, False, None, None, None)
-    made = NATIVE.simplify(executor, given, [], True, True, 2**20, None, *none)
-    assert weights(onnx.load_from_string(made)) == weights(biased_attention())
+    simplified = NATIVE.simplify(executor, given, [], True, True, 2**20, None, *none)
+    assert weights(onnx.load_from_string(simplified)) == weights(biased_attention())
     with pytest.raises(TypeError):
         NATIVE.simplify(executor, "no bytes", [], True, True, 2**20, None, *none)
     assert [(call.function, call.returned) for call in log.calls] == [
@@ -136,8 +136,8 @@ def test_inputs_and_shapes_that_the_caller_gave_are_what_is_compared_on(log: Gua
     model = biased_attention()
     for info in (*model.graph.input, *model.graph.output):
         info.type.tensor_type.shape.dim[0].dim_param = "batch"
-    made, sound = simplify(model, overwrite_input_shapes={"x": [2, 8, 32]})
-    assert (sound, made.graph.input[0].type.tensor_type.shape.dim[0].dim_value) == (True, 2)
+    simplified, sound = simplify(model, overwrite_input_shapes={"x": [2, 8, 32]})
+    assert (sound, simplified.graph.input[0].type.tensor_type.shape.dim[0].dim_value) == (True, 2)
     assert simplify(model, 1, input_data={"x": np.ones((2, 8, 32), np.float32)})[1] is True
     assert [call.proof for call in log.calls] == ["numbers"] * 2
 
@@ -145,8 +145,8 @@ def test_inputs_and_shapes_that_the_caller_gave_are_what_is_compared_on(log: Gua
 def test_outputs_that_the_caller_does_not_want_are_gone(log: GuardLog) -> None:
     model = biased_attention()
     model.graph.output.add().CopyFrom(helper.make_tensor_value_info("merged", onnx.TensorProto.FLOAT, None))
-    made, _ = simplify(model, unused_output=["merged"])
-    assert [output.name for output in made.graph.output] == ["y"]
+    simplified, _ = simplify(model, unused_output=["merged"])
+    assert [output.name for output in simplified.graph.output] == ["y"]
     assert only(log).kept == {"qkv": 1}
 
 
@@ -157,9 +157,9 @@ def test_a_rewriter_of_the_callers_runs_in_this_process(log: GuardLog) -> None:
         seen.append(len(model.graph.node))
         return False
 
-    made, _ = simplify(biased_attention(), custom_rewriter=rewriter)
+    simplified, _ = simplify(biased_attention(), custom_rewriter=rewriter)
     assert seen
-    assert weights(made) == weights(biased_attention())
+    assert weights(simplified) == weights(biased_attention())
     assert only(log).notes == ("custom_rewriter cannot be sent to another process, so the call ran in this one",)
 
 
@@ -176,10 +176,10 @@ def test_an_operator_that_the_script_registered_is_known(log: GuardLog) -> None:
         model.graph.node.add(op_type="Sharpen", domain="of.guards", input=["y"], output=["z"])
         model.graph.output[0].name = "z"
         model.opset_import.add(domain="of.guards", version=1)
-        made, _ = simplify(model)
+        simplified, _ = simplify(model)
     finally:
         onnx.defs.deregister_schema("Sharpen", 1, "of.guards")
-    assert (ops(made)["Sharpen"], weights(made)) == (1, weights(model))
+    assert (ops(simplified)["Sharpen"], weights(simplified)) == (1, weights(model))
     assert (only(log).returned, only(log).proof, only(log).kept) == (Returned.GUARDED, "structure", {"qkv": 1})
 
 
@@ -187,5 +187,5 @@ def test_shapes_that_were_inferred_are_there_although_no_node_changed(log: Guard
     model = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 20]> g (float[2, 3] x) => (float[2, 3] y) { a = Relu (x) y = Neg (a) }'
     )
-    made, _ = simplify(model)
-    assert [info.name for info in made.graph.value_info] == ["a"]
+    simplified, _ = simplify(model)
+    assert [info.name for info in simplified.graph.value_info] == ["a"]

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 import passes
 from passes.guard import GuardLog, Returned
-from tests.passes.models import biased_attention, model_of
+from tests.support.onnx_models import biased_attention, model_of
 
 onnxslim = pytest.importorskip("onnxslim")
 import onnxslim.third_party.onnx_graphsurgeon as surgeon  # noqa: E402
@@ -42,8 +42,8 @@ def ops(model: onnx.ModelProto) -> Counter[str]:
 
 def test_from_memory(log: GuardLog) -> None:
     assert ops(onnxslim.slim(model_of(IDENTITY))) == Counter(Relu=1, Neg=1)
-    made = onnxslim.slim(biased_attention(), model_check=True, skip_optimizations=["weight_tying"])
-    assert ops(made)["Softmax"] == 1
+    slimmed = onnxslim.slim(biased_attention(), model_check=True, skip_optimizations=["weight_tying"])
+    assert ops(slimmed)["Softmax"] == 1
     assert [(call.returned, call.proof) for call in log.calls] == [(Returned.GUARDED, "numbers")] * 2
     assert log.calls[1].kept == {"qkv": 1}
 
@@ -54,15 +54,15 @@ def test_from_a_file_into_a_file(log: GuardLog, tmp_path: Path, capsys: pytest.C
     assert onnxslim.slim(source, target, save_as_external_data=True) is None
     assert "Model Name" in capsys.readouterr().out  # onnxslim's own table
     stored = [numpy_helper.to_array(tensor) for tensor in onnx.load(target).graph.initializer]
-    layouts = {matrix.tobytes() for one in stored for matrix in (one, one.T)}
+    layouts = {matrix.tobytes() for array in stored for matrix in (array, array.T)}
     kept = [tensor for tensor in biased_attention().graph.initializer if tensor.name in ("wq", "wk", "wv")]
     assert layouts.issuperset(numpy_helper.to_array(tensor).tobytes() for tensor in kept)
     assert log.calls[0].model == source
 
 
 def test_another_model_that_the_caller_asked_for_is_the_reference(log: GuardLog) -> None:
-    made = onnxslim.slim(biased_attention(), outputs=["mixed"])
-    assert [output.name for output in made.graph.output] == ["mixed"]
+    slimmed = onnxslim.slim(biased_attention(), outputs=["mixed"])
+    assert [output.name for output in slimmed.graph.output] == ["mixed"]
     assert (log.calls[0].kept, log.calls[0].proof) == ({"qkv": 1}, "numbers")
 
 
@@ -88,11 +88,11 @@ class NegOfReluIsAbs(PatternMatcher):
 def test_a_pattern_of_the_scripts_own_runs_in_its_process_and_is_reverted_if_wrong(log: GuardLog) -> None:
     onnxslim.register_fusion_pattern(NegOfReluIsAbs(1))
     try:
-        made = onnxslim.slim(model_of(IDENTITY))
+        slimmed = onnxslim.slim(model_of(IDENTITY))
     finally:
         DEFAULT_FUSION_PATTERNS.pop("NegOfReluIsAbs")
     (call,) = log.calls
-    assert ops(made) == Counter(Relu=1, Neg=1)
+    assert ops(slimmed) == Counter(Relu=1, Neg=1)
     assert "differs" in (call.reverted or {})["onnxslim/NegOfReluIsAbs"]
     assert call.unguarded_fault.startswith("differs: ")
     assert "so the call ran in it" in call.notes[0]
@@ -118,11 +118,11 @@ def test_the_functions_of_the_core_are_held(log: GuardLog) -> None:
 def test_switches_that_are_off_stay_off_in_the_core(log: GuardLog) -> None:
     optimization.OptimizationSettings.reset(optimization.OptimizationSettings.keys())
     try:
-        made = core.optimize(model_of(IDENTITY), skip_fusion_patterns=None)
+        slimmed = core.optimize(model_of(IDENTITY), skip_fusion_patterns=None)
         assert not optimization.OptimizationSettings.enabled()
     finally:
         optimization.OptimizationSettings.reset()
-    assert ops(made) == Counter(Identity=2, Relu=1, Neg=1)
+    assert ops(slimmed) == Counter(Identity=2, Relu=1, Neg=1)
 
 
 def test_what_changes_a_graph_in_place_is_said(log: GuardLog) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import passes
 from passes.guard.patching import intercept, is_intercepted, restore
-from tests.passes.models import attention
+from tests.support.onnx_models import attention
 
 
 def plain(a: int, b: int = 2, *, c: int = 3) -> tuple[int, int, int]:

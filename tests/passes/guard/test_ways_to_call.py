@@ -23,7 +23,7 @@ from onnxoptimizer import optimize
 
 import passes
 from passes.guard.patching import is_intercepted
-from tests.passes.models import attention
+from tests.support.onnx_models import attention
 
 Way = Callable[[onnx.ModelProto, Path], onnx.ModelProto]
 
@@ -41,11 +41,11 @@ def workers() -> Iterator[None]:
 
 
 def in_a_thread(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
-    made: list[onnx.ModelProto] = []
-    thread = threading.Thread(target=lambda: made.append(optimize(model, QKV)))
+    result: list[onnx.ModelProto] = []
+    thread = threading.Thread(target=lambda: result.append(optimize(model, QKV)))
     thread.start()
     thread.join()
-    return made[0]
+    return result[0]
 
 
 def in_a_pool(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
@@ -116,8 +116,10 @@ WAYS: Final[dict[str, Way]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_is_held(way: str, tmp_path: Path) -> None:
     with passes.guard(["qkv"], compare=False, quiet=True) as log:
-        made = WAYS[way](attention(), tmp_path)
-    assert Counter(node.op_type for node in made.graph.node) == Counter(node.op_type for node in attention().graph.node)
+        result = WAYS[way](attention(), tmp_path)
+    assert Counter(node.op_type for node in result.graph.node) == Counter(
+        node.op_type for node in attention().graph.node
+    )
     assert [call.kept for call in log.calls] == [{"qkv": 1}]
 
 

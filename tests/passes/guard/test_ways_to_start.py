@@ -147,8 +147,8 @@ def test_every_way_is_held_or_said(tmp_path: Path) -> None:
         (tmp_path / folder / "sitecustomize.py").write_text(text)
     with passes.guard(quiet=True) as log:
         subprocess.run([sys.executable, "driver.py"], cwd=tmp_path, check=True, timeout=120, capture_output=True)
-    found = {name: (tmp_path / name).read_text() for name in ways if (tmp_path / name).exists()}
-    assert found == {**dict.fromkeys(HELD, "held"), **dict.fromkeys(SAID, "without")}
+    actual = {name: (tmp_path / name).read_text() for name in ways if (tmp_path / name).exists()}
+    assert actual == {**dict.fromkeys(HELD, "held"), **dict.fromkeys(SAID, "without")}
     said: dict[str, list[str]] = {name: [] for name in ways}
     for text in log.warnings:
         command, _, reason = text.partition(": ")[2].rpartition(" (")

@@ -10,7 +10,7 @@ import pytest
 from passes.context import PassContext
 from passes.errors import StepCrashed
 from passes.guard.handle_call import WorkerPool
-from tests.passes import faults
+from tests.support import worker_faults as faults
 
 
 @pytest.fixture

@@ -26,22 +26,22 @@ from pipeline.importers import from_onnx
 BAD = "BADUTF8"
 
 
-def parsed(body: str, ends: str = "(float[2] x) => (float[2] y)", header: str = "") -> ModelProto:
+def parse(body: str, ends: str = "(float[2] x) => (float[2] y)", header: str = "") -> ModelProto:
     return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21] {header}> g {ends} {{ {body} }}')
 
 
-def changed(change: Callable[[ModelProto], object], name: str = "mlp") -> ModelProto:
+def change_model(change: Callable[[ModelProto], object], name: str = "mlp") -> ModelProto:
     model = seed_models()[name]
     change(model)
     return ModelProto.FromString(model.SerializeToString().replace(BAD.encode(), b"\xff" * len(BAD)))
 
 
 def with_function(change: Callable[[onnx.FunctionProto], object]) -> ModelProto:
-    return changed(lambda model: change(model.functions[1]), "function")
+    return change_model(lambda model: change(model.functions[1]), "function")
 
 
-def nested(levels: int) -> ModelProto:
-    model = parsed("y = Relu(x)", "(float[2] x, bool c) => (float[2] y)")
+def nest(levels: int) -> ModelProto:
+    model = parse("y = Relu(x)", "(float[2] x, bool c) => (float[2] y)")
     for level in range(levels):
         inner = onnx.GraphProto()
         inner.CopyFrom(model.graph)
@@ -56,7 +56,7 @@ def nested(levels: int) -> ModelProto:
 
 
 def left_out() -> ModelProto:
-    model = parsed("y = Add (x, x)")
+    model = parse("y = Add (x, x)")
     model.graph.node[0].input[0] = ""
     return model
 
@@ -86,92 +86,101 @@ def first(model: ModelProto) -> TensorProto:
 
 
 REFUSED = {
-    "no UTF-8: op type": (lambda: changed(text_of("node.op_type")), "which is no UTF-8 text"),
-    "no UTF-8: node": (lambda: changed(text_of("node.name")), "which is no UTF-8 text"),
-    "no UTF-8: description": (lambda: changed(text_of("node.doc_string")), "which is no UTF-8 text"),
-    "no UTF-8: graph": (lambda: changed(text_of("graph.name")), "the name of the graph is b'"),
-    "no UTF-8: input": (lambda: changed(text_of("input.name")), "the name of an input is b'"),
-    "no UTF-8: tensor": (lambda: changed(text_of("tensor.name")), "the name of a tensor is b'"),
-    "no UTF-8: producer": (lambda: changed(text_of("model.producer_name")), "the model's producer's name is b'"),
+    "no UTF-8: op type": (lambda: change_model(text_of("node.op_type")), "which is no UTF-8 text"),
+    "no UTF-8: node": (lambda: change_model(text_of("node.name")), "which is no UTF-8 text"),
+    "no UTF-8: description": (lambda: change_model(text_of("node.doc_string")), "which is no UTF-8 text"),
+    "no UTF-8: graph": (lambda: change_model(text_of("graph.name")), "the name of the graph is b'"),
+    "no UTF-8: input": (lambda: change_model(text_of("input.name")), "the name of an input is b'"),
+    "no UTF-8: tensor": (lambda: change_model(text_of("tensor.name")), "the name of a tensor is b'"),
+    "no UTF-8: producer": (lambda: change_model(text_of("model.producer_name")), "the model's producer's name is b'"),
     "no UTF-8: metadata": (
-        lambda: changed(lambda model: setattr(model.graph.node[0].metadata_props[0], "value", BAD), "attention"),
+        lambda: change_model(lambda model: setattr(model.graph.node[0].metadata_props[0], "value", BAD), "attention"),
         "the metadata of node 'node_q' (MatMul) is b'",
     ),
-    "negative dim": (lambda: changed(lambda m: first(m).dims.__setitem__(0, -3)), "expected no negative dims"),
+    "negative dim": (lambda: change_model(lambda m: first(m).dims.__setitem__(0, -3)), "expected no negative dims"),
     "overflowing dims": (
-        lambda: changed(lambda m: first(m).dims.__setitem__(slice(None), [2**32, 2**32])),
+        lambda: change_model(lambda m: first(m).dims.__setitem__(slice(None), [2**32, 2**32])),
         "which no machine can hold",
     ),
     "nothing of much": (
-        lambda: changed(lambda m: first(m).dims.__setitem__(slice(None), [0, 2**62, 2**62])),
+        lambda: change_model(lambda m: first(m).dims.__setitem__(slice(None), [0, 2**62, 2**62])),
         "which no machine can hold",
     ),
-    "many dims": (lambda: changed(lambda m: first(m).dims.extend([1] * 70)), "has 72 dims; expected 64 at most"),
-    "unknown dtype": (lambda: changed(lambda m: setattr(first(m), "data_type", 99)), "dtype 99"),
+    "many dims": (lambda: change_model(lambda m: first(m).dims.extend([1] * 70)), "has 72 dims; expected 64 at most"),
+    "unknown dtype": (lambda: change_model(lambda m: setattr(first(m), "data_type", 99)), "dtype 99"),
     "short data": (
-        lambda: changed(lambda m: setattr(first(m), "raw_data", first(m).raw_data[:-4])),
+        lambda: change_model(lambda m: setattr(first(m), "raw_data", first(m).raw_data[:-4])),
         "tensor 'w1' holds 2044 bytes, but as float[32, 16] it takes 2048",
     ),
-    "two data fields": (lambda: changed(lambda m: first(m).float_data.append(1)), "in float_data and raw_data"),
-    "segment": (lambda: changed(lambda m: setattr(first(m).segment, "end", 4)), "is one segment of a larger tensor"),
-    "initializer twice": (lambda: changed(lambda m: m.graph.initializer.append(first(m))), "two initializers 'w1'"),
-    "input twice": (lambda: changed(lambda m: m.graph.input.append(m.graph.input[0])), "two inputs 'x'"),
-    "input without a type": (lambda: changed(lambda m: m.graph.input[0].ClearField("type")), "input 'x' has no type"),
-    "unknown value": (lambda: parsed("y = Relu(z)"), "'z' is read by node 'y' (Relu), and nothing makes it"),
-    "unknown output": (lambda: parsed("z = Relu(x)"), "'y' is an output of the graph, and nothing makes it"),
-    "made twice": (lambda: parsed("y = Relu(x) y = Abs(x)"), "node 'y' (Abs) makes 'y', and node 'y' (Relu) makes it"),
-    "circle": (lambda: parsed("a = Add(x, b) b = Neg(a) y = Relu(a)"), "3 nodes lie on or behind a circle"),
-    "own circle": (lambda: parsed("y = Add(x, y)"), "reads what is computed from its own output"),
+    "two data fields": (lambda: change_model(lambda m: first(m).float_data.append(1)), "in float_data and raw_data"),
+    "segment": (
+        lambda: change_model(lambda m: setattr(first(m).segment, "end", 4)),
+        "is one segment of a larger tensor",
+    ),
+    "initializer twice": (
+        lambda: change_model(lambda m: m.graph.initializer.append(first(m))),
+        "two initializers 'w1'",
+    ),
+    "input twice": (lambda: change_model(lambda m: m.graph.input.append(m.graph.input[0])), "two inputs 'x'"),
+    "input without a type": (
+        lambda: change_model(lambda m: m.graph.input[0].ClearField("type")),
+        "input 'x' has no type",
+    ),
+    "unknown value": (lambda: parse("y = Relu(z)"), "'z' is read by node 'y' (Relu), and nothing makes it"),
+    "unknown output": (lambda: parse("z = Relu(x)"), "'y' is an output of the graph, and nothing makes it"),
+    "made twice": (lambda: parse("y = Relu(x) y = Abs(x)"), "node 'y' (Abs) makes 'y', and node 'y' (Relu) makes it"),
+    "circle": (lambda: parse("a = Add(x, b) b = Neg(a) y = Relu(a)"), "3 nodes lie on or behind a circle"),
+    "own circle": (lambda: parse("y = Add(x, y)"), "reads what is computed from its own output"),
     "attribute type": (
-        lambda: parsed("y = Softmax <axis = 1.5> (x)"),
+        lambda: parse("y = Softmax <axis = 1.5> (x)"),
         "node 'y' (Softmax) has an attribute 'axis' of type FLOAT; Softmax takes INT",
     ),
-    "unknown attribute": (lambda: parsed("y = Relu <axis = 1> (x)"), "an attribute 'axis', and Relu knows none"),
-    "missing attribute": (lambda: parsed("y = Cast (x)"), "node 'y' (Cast) has no attribute 'to'"),
-    "missing input": (lambda: parsed("y = Add (x)"), "node 'y' (Add) has 1 inputs; Add takes 2"),
+    "unknown attribute": (lambda: parse("y = Relu <axis = 1> (x)"), "an attribute 'axis', and Relu knows none"),
+    "missing attribute": (lambda: parse("y = Cast (x)"), "node 'y' (Cast) has no attribute 'to'"),
+    "missing input": (lambda: parse("y = Add (x)"), "node 'y' (Add) has 1 inputs; Add takes 2"),
     "left out input": (left_out, "leaves out its input 0"),
-    "no opset": (lambda: changed(lambda m: clear(m.opset_import)), "the model imports no opset of it"),
+    "no opset": (lambda: change_model(lambda m: clear(m.opset_import)), "the model imports no opset of it"),
     "future opset": (
-        lambda: changed(lambda m: setattr(m.opset_import[0], "version", 99)),
+        lambda: change_model(lambda m: setattr(m.opset_import[0], "version", 99)),
         "imports version 99 of ai.onnx",
     ),
-    "two opsets": (lambda: changed(lambda m: m.opset_import.add(domain="", version=13)), "the versions 21 and 13"),
-    "future IR": (lambda: changed(lambda m: setattr(m, "ir_version", 99)), "IR version 99"),
-    "depth": (lambda: nested(31), "lies inside of 30 other graphs"),
+    "two opsets": (lambda: change_model(lambda m: m.opset_import.add(domain="", version=13)), "the versions 21 and 13"),
+    "future IR": (lambda: change_model(lambda m: setattr(m, "ir_version", 99)), "IR version 99"),
+    "depth": (lambda: nest(31), "lies inside of 30 other graphs"),
     "recursion": (
         lambda: with_function(lambda f: f.node.add(op_type="twice", domain="own", input=["a"], output=["z"])),
         "the function own::twice calls itself (own::twice → own::twice)",
     ),
     "call with too many inputs": (
-        lambda: changed(lambda m: m.graph.node[1].input.append("x"), "function"),
+        lambda: change_model(lambda m: m.graph.node[1].input.append("x"), "function"),
         "has 2 inputs; twice takes 0 to 1",
     ),
     "branches": (
-        lambda: changed(lambda m: clear(m.graph.node[0].attribute[0].g.output), "if"),
+        lambda: change_model(lambda m: clear(m.graph.node[0].attribute[0].g.output), "if"),
         "has 0 outputs; expected 1",
     ),
     "sparse": (
-        lambda: changed(lambda m: m.graph.sparse_initializer[0].dims.__setitem__(0, 1), "sparse"),
+        lambda: change_model(lambda m: m.graph.sparse_initializer[0].dims.__setitem__(0, 1), "sparse"),
         "has an index outside of its shape [1, 4]",
     ),
     "terabytes of zeros": (
-        lambda: changed(lambda m: m.graph.sparse_initializer[0].dims.__setitem__(0, 2**42), "sparse"),
+        lambda: change_model(lambda m: m.graph.sparse_initializer[0].dims.__setitem__(0, 2**42), "sparse"),
         "this machine can give",
     ),
     "other folder": (
-        lambda: changed(lambda m: setattr(first(m).external_data[0], "value", "../seed.data"), "external"),
+        lambda: change_model(lambda m: setattr(first(m).external_data[0], "value", "../seed.data"), "external"),
         "outside of the model's folder",
     ),
     "no file": (
-        lambda: changed(lambda m: setattr(first(m).external_data[0], "value", "a\0b"), "external"),
+        lambda: change_model(lambda m: setattr(first(m).external_data[0], "value", "a\0b"), "external"),
         "which names no file",
     ),
     "offset behind the end": (
-        lambda: changed(lambda m: setattr(first(m).external_data[1], "value", "4000"), "external"),
+        lambda: change_model(lambda m: setattr(first(m).external_data[1], "value", "4000"), "external"),
         "seed.data ends before initializer 'w' does",
     ),
     "offset in words": (
-        lambda: changed(lambda m: setattr(first(m).external_data[1], "value", "0x10"), "external"),
+        lambda: change_model(lambda m: setattr(first(m).external_data[1], "value", "0x10"), "external"),
         "expected a whole number",
     ),
 }
@@ -199,16 +208,16 @@ def test_what_is_refused_at_every_door(case: str, tmp_path: Path) -> None:
 
 
 ODD = {
-    "unsorted": lambda: parsed("y = Relu(a) a = Neg(x)"),
-    "onnxruntime's in ONNX's domain": lambda: parsed("y = SimplifiedLayerNormalization <epsilon = 0.1> (x, x)"),
-    "a zero that is not written": lambda: changed(lambda m: m.graph.node[0].attribute[0].ClearField("i")),
-    "the same name in both branches": lambda: parsed(
+    "unsorted": lambda: parse("y = Relu(a) a = Neg(x)"),
+    "onnxruntime's in ONNX's domain": lambda: parse("y = SimplifiedLayerNormalization <epsilon = 0.1> (x, x)"),
+    "a zero that is not written": lambda: change_model(lambda m: m.graph.node[0].attribute[0].ClearField("i")),
+    "the same name in both branches": lambda: parse(
         "y = If (c) <then_branch = a () => (float[2] t) { s = Neg(x) t = Abs(s) },"
         " else_branch = b () => (float[2] e) { s = Abs(x) e = Neg(s) }>",
         "(float[2] x, bool c) => (float[2] y)",
     ),
-    "depth": lambda: nested(20),
-    "an output without a type": lambda: changed(lambda m: m.graph.output[0].ClearField("type")),
+    "depth": lambda: nest(20),
+    "an output without a type": lambda: change_model(lambda m: m.graph.output[0].ClearField("type")),
     "strings that are no UTF-8": lambda: seed_models()["string_initializer"],
 }
 
@@ -222,7 +231,7 @@ def test_what_is_odd_and_taken(case: str, tmp_path: Path) -> None:
 
 
 def test_dims_of_minus_one_are_open() -> None:
-    model = parsed("y = Relu(x)", "(float[N, 3] x) => (float[N, 3] y)")
+    model = parse("y = Relu(x)", "(float[N, 3] x) => (float[N, 3] y)")
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
     dim = load_model(model.SerializeToString()).graph.input[0].type.tensor_type.shape.dim[0]
     assert not dim.HasField("dim_value")
@@ -237,7 +246,7 @@ def test_weights_may_be_left_out_where_nobody_reads_them(tmp_path: Path) -> None
 
 
 def test_functions_that_grow_are_measured_before_they_are_inlined() -> None:
-    model = parsed("y = own.f39 (x)")
+    model = parse("y = own.f39 (x)")
     model.opset_import.add(domain="own", version=1)
     for level in range(40):
         function = model.functions.add(name=f"f{level}", domain="own", input=["a"], output=["c"])
@@ -282,12 +291,12 @@ NUMBERS = "zero = Constant <value_int = 0> () one = Constant <value_int = 1> () 
 )
 def test_what_the_importer_would_make_is_bounded(body: str, words: str) -> None:
     with pytest.raises(SourceError, match=words):
-        from_onnx(parsed(f"{NUMBERS} {body}", "(float[2] x) => (y)"))
+        from_onnx(parse(f"{NUMBERS} {body}", "(float[2] x) => (y)"))
 
 
 def test_small_constants_that_broadcast_to_a_huge_one_are_not_folded() -> None:
     shapes = {"a": [2000, 1, 1], "b": [1, 2000, 1], "c": [1, 1, 2000]}
-    model = parsed("d = Add (a, b) y = Add (d, c)", "() => (y)")
+    model = parse("d = Add (a, b) y = Add (d, c)", "() => (y)")
     for name, shape in shapes.items():
         model.graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, shape, range(2000)))
     graph = from_onnx(model)  # 64 GB, if it were folded
@@ -295,7 +304,7 @@ def test_small_constants_that_broadcast_to_a_huge_one_are_not_folded() -> None:
 
 
 def external_constant() -> onnx.ModelProto:
-    model = parsed("k = Constant <value = float[2] {1.0, 2.0}> () y = Add (x, k)", "(float[2] x) => (float[2] y)")
+    model = parse("k = Constant <value = float[2] {1.0, 2.0}> () y = Add (x, k)", "(float[2] x) => (float[2] y)")
     tensor = model.graph.node[0].attribute[0].t
     tensor.ClearField("float_data")
     tensor.data_location = TensorProto.EXTERNAL
@@ -316,13 +325,13 @@ def test_the_importer_reads_external_data_inside_of_nodes_from_the_folder(tmp_pa
 
 
 def test_a_guarded_call_asks_the_door(tmp_path: Path) -> None:
-    model = parsed("a = Relu (b) b = Relu (a) y = Add (a, x)", "(float[2] x) => (float[2] y)")
+    model = parse("a = Relu (b) b = Relu (a) y = Add (a, x)", "(float[2] x) => (float[2] y)")
     with pytest.raises(PassThrough, match="circle"):
         copy_model(model, lambda: model)
 
 
 def test_an_audit_asks_the_door(tmp_path: Path) -> None:
-    model = parsed("a = Relu (b) b = Relu (a) y = Add (a, x)", "(float[2] x) => (float[2] y)")
+    model = parse("a = Relu (b) b = Relu (a) y = Add (a, x)", "(float[2] x) => (float[2] y)")
     onnx.save(model, tmp_path / "m.onnx")
     with pytest.raises(ModelError, match="circle"):
         load_file("models", tmp_path, "m")

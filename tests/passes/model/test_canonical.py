@@ -12,12 +12,12 @@ from onnx import numpy_helper
 
 from passes.model.canonical import canonical_digest, meanings_of
 from passes.weights.detached import DetachedModel
-from tests.passes.models import attention, detached, matrix, model_of
+from tests.support.onnx_models import attention, detached, matrix, model_of
 
 Change = Callable[[onnx.ModelProto], None]
 
 
-def changed(change: Change) -> DetachedModel:
+def change_attention(change: Change) -> DetachedModel:
     model = attention()
     change(model)
     return detached(model)
@@ -56,15 +56,15 @@ def test_names_in_a_branch_or_a_loop_say_nothing() -> None:
         }}>
     }}
     """
-    one = detached(model_of(text.format(a="a", v="v", go="go", w="w")))
+    first = detached(model_of(text.format(a="a", v="v", go="go", w="w")))
     other = detached(model_of(text.format(a="p", v="q", go="r", w="s")))
-    assert canonical_digest(one) == canonical_digest(other)
-    assert meanings_of(one).whole == meanings_of(other).whole
+    assert canonical_digest(first) == canonical_digest(other)
+    assert meanings_of(first).whole == meanings_of(other).whole
 
 
 @pytest.mark.parametrize("change", [rename, swap_constants], ids=["renamed", "reordered"])
 def test_what_computes_the_same_digests_the_same(change: Change) -> None:
-    assert canonical_digest(changed(change)) == canonical_digest(detached(attention()))
+    assert canonical_digest(change_attention(change)) == canonical_digest(detached(attention()))
 
 
 def other_attribute(model: onnx.ModelProto) -> None:
@@ -88,8 +88,8 @@ def other_op(model: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize("change", [other_attribute, other_weight, other_edge, other_op])
 def test_what_computes_another_thing_digests_differently(change: Change) -> None:
-    assert canonical_digest(changed(change)) != canonical_digest(detached(attention()))
-    assert meanings_of(changed(change)).whole != meanings_of(detached(attention())).whole
+    assert canonical_digest(change_attention(change)) != canonical_digest(detached(attention()))
+    assert meanings_of(change_attention(change)).whole != meanings_of(detached(attention())).whole
 
 
 PLAIN = "g (float[2] x) => (float[2] y) { y = Add (x, c) }"
@@ -125,8 +125,8 @@ def test_so_it_is_where_a_branch_reads_it() -> None:
         y = Add (z, one)
     }}
     """
-    one, two = (canonical_digest(detached(model_of(text.format(read=read)))) for read in ("one", "two"))
-    assert one != two
+    first, second = (canonical_digest(detached(model_of(text.format(read=read)))) for read in ("one", "two"))
+    assert first != second
 
 
 def test_live_digest_sees_into_subgraphs() -> None:
@@ -136,8 +136,8 @@ def test_live_digest_sees_into_subgraphs() -> None:
                     else_branch = e () => (float[2] b) {{ b = Identity (x) }}>
     }}
     """
-    one, other = (detached(model_of(text.format(op=op))) for op in ("Neg", "Abs"))
-    assert meanings_of(one).whole != meanings_of(other).whole
+    first, other = (detached(model_of(text.format(op=op))) for op in ("Neg", "Abs"))
+    assert meanings_of(first).whole != meanings_of(other).whole
 
 
 @given(st.permutations(["a", "b", "c"]))
@@ -152,9 +152,11 @@ def test_independent_nodes_may_come_in_any_order(order: list[str]) -> None:
 
 
 def test_two_random_draws_are_not_one() -> None:
-    one = "g () => (float[2] y) { a = RandomNormal <shape = [2]> () y = Sub (a, a) }"
-    two = "g () => (float[2] y) { a = RandomNormal <shape = [2]> () b = RandomNormal <shape = [2]> () y = Sub (a, b) }"
-    assert meanings_of(detached(model_of(one))).whole != meanings_of(detached(model_of(two))).whole
+    first = "g () => (float[2] y) { a = RandomNormal <shape = [2]> () y = Sub (a, a) }"
+    second = (
+        "g () => (float[2] y) { a = RandomNormal <shape = [2]> () b = RandomNormal <shape = [2]> () y = Sub (a, b) }"
+    )
+    assert meanings_of(detached(model_of(first))).whole != meanings_of(detached(model_of(second))).whole
 
 
 def test_sparse_initializers_count() -> None:

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from passes.model.canonical import structure_fingerprint
-from tests.passes.models import detached, model_of
+from tests.support.onnx_models import detached, model_of
 
 TEXT = "g (float[2, 32] x) => (float[2, 32] y) { a = MatMul (x, w) b = Reshape (a, shape) y = Mul (b, scale) }"
 

@@ -11,7 +11,7 @@ from passes import Status
 from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.model.signature import keep_signature
-from tests.passes.models import detached, model_of
+from tests.support.onnx_models import detached, model_of
 
 
 def _model(signature: str) -> onnx.ModelProto:
@@ -19,7 +19,7 @@ def _model(signature: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g {signature} {{ y = Relu (x) }}')
 
 
-def kept(before: str, after: str, **how) -> str:
+def keep_declared(before: str, after: str, **how) -> str:
     """The signature of the model that a pass has made of `before`, once it is held to it."""
     old, new = (detached(_model(signature)) for signature in (before, after))
     keep_signature(old, new, **how)
@@ -51,7 +51,7 @@ def kept(before: str, after: str, **how) -> str:
 )
 def test_a_type_that_contradicts_the_declared_one_is_refused(before: str, after: str, words: str) -> None:
     with pytest.raises(StepFailed, match=f"changes the model's {words}"):
-        kept(before, after)
+        keep_declared(before, after)
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_a_type_that_contradicts_the_declared_one_is_refused(before: str, after:
     ids=["narrowed", "widened", "unsaid"],
 )
 def test_what_is_declared_is_put_back_and_what_is_not_may_be_filled_in(before: str, after: str, expected: str) -> None:
-    assert kept(before, after) == expected
+    assert keep_declared(before, after) == expected
 
 
 def test_who_was_asked_for_other_shapes_may_write_them() -> None:
     asked = "(float[2,4] x) => (float[2,4] y)"
-    assert kept("(float[N,4] x) => (float[N,4] y)", asked, narrows=True) == asked
+    assert keep_declared("(float[N,4] x) => (float[N,4] y)", asked, narrows=True) == asked
     with pytest.raises(StepFailed):
-        kept("(float[N] x) => (float[N] y)", "(float[N] z) => (float[N] y)", narrows=True)
+        keep_declared("(float[N] x) => (float[N] y)", "(float[N] z) => (float[N] y)", narrows=True)
 
 
 DYNAMIC = "g (float[N, 3] x) => (float[N, 3] y) { i = Identity (x) n = Neg (i) y = Neg (n) }"
@@ -107,8 +107,8 @@ def test_a_pass_of_the_users_that_fixes_dims_has_changed_nothing(tmp_path, bench
 def test_onnxsim_writes_the_shapes_that_it_was_asked_for(bench: PassContext) -> None:
     step = {"onnxsim": {"overwrite_input_shapes": {"x": [2, 3]}}}
     feeds = [{"x": np.ones((2, 3), np.float32)}]  # it runs on no other size then
-    made = passes.optimize(model_of(DYNAMIC), recipe=[step], feeds=feeds, bench=bench).model.proto
-    assert sizes(made) == [[2, 3], [2, 3]]
+    result = passes.optimize(model_of(DYNAMIC), recipe=[step], feeds=feeds, bench=bench).model.proto
+    assert sizes(result) == [[2, 3], [2, 3]]
     assert sizes(passes.optimize(model_of(DYNAMIC), recipe=["onnxsim"], bench=bench).model.proto) == [
         ["N", 3],
         ["N", 3],

@@ -13,7 +13,7 @@ from passes.proof.numeric import NumericProver
 from passes.proof.part import part_of
 from passes.proof.types import Measurement
 from passes.weights.detached import DetachedModel
-from tests.passes.models import detached, matrix, model_of
+from tests.support.onnx_models import detached, matrix, model_of
 
 BEFORE = """
 g (float[2, 8] x) => (float[2, 8] y) {
@@ -142,10 +142,10 @@ class Counting(NumericProver):
 
 @pytest.fixture
 def prover(bench: PassContext) -> Counting:
-    made = Counting.of_itself([{"x": matrix(2, 8, seed)} for seed in (3, 4)], bench)
-    made.watch(model(), [])
-    assert isinstance(made, Counting)
-    return made
+    prover = Counting.of_itself([{"x": matrix(2, 8, seed)} for seed in (3, 4)], bench)
+    prover.watch(model(), [])
+    assert isinstance(prover, Counting)
+    return prover
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_claim_may_not_rest_on_a_value_that_only_has_the_name(prover: Counting
 def test_what_was_learned_holds_for_the_models_after_it(prover: Counting) -> None:
     first = model(rows="Gather <axis = 0> (shape, zero)")
     second = model(rows="Gather <axis = 0> (shape, zero)", shape="Constant <value = int64[2] {2, 8}> ()")
-    assert [prover.measure(one).why for one in (first, second)] == ["", ""]
+    assert [prover.measure(candidate).why for candidate in (first, second)] == ["", ""]
     assert prover.runs == 0
     wrong = model(rows="Gather <axis = 0> (shape, zero)", y="Abs (flat)")
     assert prover.measure(wrong).why != ""
@@ -212,11 +212,11 @@ def test_the_same_bits_and_not_nearly_the_same(prover: Counting) -> None:
 def test_another_random_number_is_never_proven_in_pieces(bench: PassContext) -> None:
     text = "g (float[4] x) => (float[4] y) { r = RandomUniform <shape = [4]> () z = Mul (r, zero) y = Add (x, z) }"
     zero = np.float32(0)
-    made = Counting.of_itself([{"x": matrix(1, 4, 0).ravel()}], bench)
-    made.watch(detached(model_of(text, zero=zero)), [])
+    prover = Counting.of_itself([{"x": matrix(1, 4, 0).ravel()}], bench)
+    prover.watch(detached(model_of(text, zero=zero)), [])
     after = detached(model_of(text.replace("shape = [4]", "high = 2.0, shape = [4]"), zero=zero))
-    assert made.measure(after).why == ""
-    assert made.runs == 1
+    assert prover.measure(after).why == ""
+    assert prover.runs == 1
 
 
 LAYERS = "".join(f"h{index} = MatMul (h{index - 1}, w) " for index in range(1, 7))
@@ -234,7 +234,7 @@ g (float[6, 8] h0) => (float[4, 12] y) {{
 """Too much in front of `one` to be run again."""
 
 
-def moved(two: str = "two = Reshape (one, second)") -> DetachedModel:
+def moving_model(two: str = "two = Reshape (one, second)") -> DetachedModel:
     return detached(model_of(MOVED.replace("two = Reshape (one, second)", two), w=matrix(8, 8, 0)))
 
 
@@ -242,10 +242,10 @@ def moved(two: str = "two = Reshape (one, second)") -> DetachedModel:
 def mover(bench: PassContext, monkeypatch: pytest.MonkeyPatch) -> Counting:
     """A prover that holds no activations, as of a large model."""
     monkeypatch.setattr("passes.proof.claims.SMALL_ELEMENTS", 1)
-    made = Counting.of_itself([{"h0": np.zeros((6, 8), np.float32)}], bench)
-    made.watch(moved(), [])
-    assert isinstance(made, Counting)
-    return made
+    prover = Counting.of_itself([{"h0": np.zeros((6, 8), np.float32)}], bench)
+    prover.watch(moving_model(), [])
+    assert isinstance(prover, Counting)
+    return prover
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def mover(bench: PassContext, monkeypatch: pytest.MonkeyPatch) -> Counting:
 )
 def test_what_is_only_moved_is_proven_on_distinct_numbers(mover: Counting, two: str, runs: int) -> None:
     """All values are zero, so the whole model sees no fault; that it has to be run says that the small proof does."""
-    assert mover.measure(moved(two)).why == ""
+    assert mover.measure(moving_model(two)).why == ""
     assert mover.runs == runs
 
 

@@ -13,7 +13,7 @@ import passes
 from passes import ModelError, Status
 from passes.context import PassContext
 from passes.optimize import draw_feeds, open_dims, second_sizes
-from tests.passes.models import detached
+from tests.support.onnx_models import detached
 
 HEADER = '<ir_version: 8, opset_import: ["": 18]>'
 SHAPED = f"{HEADER} g (float[N,M] x) => (int64[2] y) {{ s = Shape (x) y = Neg (s) }}"

@@ -8,8 +8,8 @@ import pytest
 
 from passes import Status
 from passes.context import PassContext
-from tests.passes.models import matrix, model_of
-from tests.passes.test_hostile import POSITIONS, reverted, run, statuses
+from tests.passes.proof.test_hostile import POSITIONS, all_reverted, run, statuses
+from tests.support.onnx_models import matrix, model_of
 
 TEXT = """
 g (int64[N, M] ids, float[N, M, 4] x) => (float[N, M, 4] y, float[N, M, 50] z) {
@@ -47,12 +47,12 @@ ROWS = (
 
 
 def test_rows_of_a_table_that_no_draw_reads_are_compared_as_weights(bench: PassContext) -> None:
-    made = run(embedding(ALONE), bench, *ROWS)
-    assert statuses(made) == reverted(*ROWS)
-    [table] = made.coverage.tables
+    result = run(embedding(ALONE), bench, *ROWS)
+    assert statuses(result) == all_reverted(*ROWS)
+    [table] = result.coverage.tables
     assert (table.name, table.op, table.rows, table.compared) == ("table", "Gather", 50, True)
     assert table.read is not None and 10 < table.read < 40
-    reasons = {(row.name, row.reason) for row in made.rows}
+    reasons = {(row.name, row.reason) for row in result.rows}
     assert ("cut_off", "differs: the table 'table' has lost its rows 40 to 49") in reasons
     assert any("which Gather reads, has other row" in reason for _, reason in reasons)
 
@@ -60,36 +60,36 @@ def test_rows_of_a_table_that_no_draw_reads_are_compared_as_weights(bench: PassC
 def test_the_right_table_alive_for_others_does_not_hide_the_wrong_one(bench: PassContext) -> None:
     """As with tied weights: the logits go on reading the right table."""
     steps = (("own_table", {}),)
-    assert statuses(run(embedding(), bench, *steps)) == reverted(*steps)
+    assert statuses(run(embedding(), bench, *steps)) == all_reverted(*steps)
 
 
 def test_all_rows_but_the_ones_that_are_read(bench: PassContext) -> None:
     feeds = [{"ids": np.array([[3, 4]]), "x": np.zeros((1, 2, 4), np.float32)}]
     steps = (("zero_rest", {"read": [3, 4]}), ("cut_off", {"to": 5}))
-    made = run(embedding(ALONE), bench, *steps, feeds=feeds)
-    assert statuses(made) == reverted(*steps)
-    assert [(table.rows, table.read) for table in made.coverage.tables] == [(50, 2)]
+    result = run(embedding(ALONE), bench, *steps, feeds=feeds)
+    assert statuses(result) == all_reverted(*steps)
+    assert [(table.rows, table.read) for table in result.coverage.tables] == [(50, 2)]
 
 
 @pytest.mark.parametrize("step", ["transpose_table", "split_table", "put_behind", "store_doubles"])
 def test_a_table_that_lies_otherwise_is_the_same_table(step: str, bench: PassContext) -> None:
     """And rows that are changed after that are seen."""
-    made = run(embedding(ALONE), bench, (step, {}))
-    assert statuses(made) == [(step, Status.RAN)], made.rows[0].reason
-    assert made.coverage.tables[0].compared and made.coverage.not_covered == ()
+    result = run(embedding(ALONE), bench, (step, {}))
+    assert statuses(result) == [(step, Status.RAN)], result.rows[0].reason
+    assert result.coverage.tables[0].compared and result.coverage.not_covered == ()
 
 
 def test_a_row_is_seen_behind_a_table_that_lies_otherwise(bench: PassContext) -> None:
     steps = (("put_behind", {}), ("change_row", {"row": 33}), ("cut_off", {"to": 45}))
-    made = run(embedding(ALONE), bench, *steps)
-    assert statuses(made) == [("put_behind", Status.RAN), *reverted(*steps[1:])]
+    result = run(embedding(ALONE), bench, *steps)
+    assert statuses(result) == [("put_behind", Status.RAN), *all_reverted(*steps[1:])]
 
 
 def test_a_table_in_no_known_form_is_not_covered(bench: PassContext) -> None:
-    made = run(embedding(ALONE), bench, ("scaled", {}))
-    assert made.rows[0].status is Status.RAN
-    assert not made.coverage.tables[0].compared
-    assert any("'table'" in one for one in made.coverage.not_covered)
+    result = run(embedding(ALONE), bench, ("scaled", {}))
+    assert result.rows[0].status is Status.RAN
+    assert not result.coverage.tables[0].compared
+    assert any("'table'" in gap for gap in result.coverage.not_covered)
 
 
 HOT = {
@@ -107,9 +107,9 @@ def test_products_with_zeros_and_ones_look_up_rows_too(case: str, bench: PassCon
     constants = {"depth": np.array(50), "bits": np.array([0, 1], np.float32), "one": np.array([1])}
     model = embedding(f"g (int64[N] ids) => (float[N, 4] y) {{ {HOT[case]} }}", **constants, numbers=np.arange(50))
     steps = (("change_row", {"row": 23}), ("has_index", {"index": 49}))
-    made = run(model, bench, *steps)
-    assert statuses(made) == reverted(*steps)
-    [table] = made.coverage.tables
+    result = run(model, bench, *steps)
+    assert statuses(result) == all_reverted(*steps)
+    [table] = result.coverage.tables
     assert table.rows == 50 and table.read is not None and 2 < table.read < 40 and table.compared
 
 
@@ -120,9 +120,9 @@ def test_a_table_of_equal_rows_is_no_loss(bench: PassContext) -> None:
         size = Constant <value_ints = [32]> () kinds = Expand (zero, size) k = Gather (kinds, ids) y = Gather (table, k)
     }
     """
-    made = run(embedding(text, zero=np.array([0])), bench, ("as_zeros", {"output": "k"}))
-    assert made.rows[0].status is Status.RAN
-    assert not [one for one in made.coverage.not_covered if "'kinds'" in one]
+    result = run(embedding(text, zero=np.array([0])), bench, ("as_zeros", {"output": "k"}))
+    assert result.rows[0].status is Status.RAN
+    assert not [gap for gap in result.coverage.not_covered if "'kinds'" in gap]
 
 
 EMBEDS = """
@@ -138,9 +138,9 @@ def test_tables_of_a_fused_operator(bench: PassContext) -> None:
     model = onnx.parser.parse_model('<ir_version: 9, opset_import: ["": 20, "com.microsoft": 1]>' + EMBEDS)
     model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in tables.items())
     steps = (("change_row", {"row": 23}), ("change_row", {"table": "places", "row": 12}))
-    made = run(model, bench, *steps)
-    assert statuses(made) == reverted(*steps)
-    assert {table.name: table.rows for table in made.coverage.tables} == {"table": 50, "places": 16, "two": 2}
+    result = run(model, bench, *steps)
+    assert statuses(result) == all_reverted(*steps)
+    assert {table.name: table.rows for table in result.coverage.tables} == {"table": 50, "places": 16, "two": 2}
 
 
 OTHER_TABLES = """
@@ -165,17 +165,17 @@ def test_other_ways_to_look_up(bench: PassContext) -> None:
         ("change_row", {"table": "deep", "row": 19}),
         ("cut_off", {"table": "deep", "to": 18}),
     )
-    made = run(model, bench, *steps)
-    assert statuses(made) == reverted(*steps)
-    assert {table.name: table.rows for table in made.coverage.tables} == {"wide": 20, "tall": 20, "deep": 20}
+    result = run(model, bench, *steps)
+    assert statuses(result) == all_reverted(*steps)
+    assert {table.name: table.rows for table in result.coverage.tables} == {"wide": 20, "tall": 20, "deep": 20}
 
 
 def test_rows_behind_the_longest_sequence(bench: PassContext) -> None:
     model = model_of(POSITIONS, w1=matrix(4, 4, 0), positions=matrix(16, 4, 1), zero=np.array([0]))
     steps = (("change_row", {"table": "positions", "row": 12}), ("cut_off", {"table": "positions", "to": 10}))
-    made = run(model, bench, *steps)
-    assert statuses(made) == reverted(*steps)
-    assert [(table.rows, table.read, table.compared) for table in made.coverage.tables] == [(16, 8, True)]
+    result = run(model, bench, *steps)
+    assert statuses(result) == all_reverted(*steps)
+    assert [(table.rows, table.read, table.compared) for table in result.coverage.tables] == [(16, 8, True)]
 
 
 def test_a_table_that_is_listed_as_an_input_too_is_a_table(bench: PassContext) -> None:
@@ -183,7 +183,7 @@ def test_a_table_that_is_listed_as_an_input_too_is_a_table(bench: PassContext) -
     model = embedding(ALONE)
     model.graph.input.append(onnx.helper.make_tensor_value_info("table", onnx.TensorProto.FLOAT, [50, 4]))
     steps = (("change_row", {"row": 23}),)
-    assert statuses(run(model, bench, *steps)) == reverted(*steps)
+    assert statuses(run(model, bench, *steps)) == all_reverted(*steps)
 
 
 def test_a_table_inside_of_a_branch_is_compared_too(bench: PassContext) -> None:
@@ -196,7 +196,7 @@ def test_a_table_inside_of_a_branch_is_compared_too(bench: PassContext) -> None:
     }
     """
     steps = (("change_row", {"row": 23}), ("cut_off", {"to": 49}))
-    made = run(embedding(text), bench, *steps)
-    assert statuses(made) == reverted(*steps)
-    assert [(table.rows, table.read, table.compared) for table in made.coverage.tables] == [(50, None, True)] * 2
-    assert [(one.then_taken, one.else_taken) for one in made.coverage.branches] == [(True, True)]
+    result = run(embedding(text), bench, *steps)
+    assert statuses(result) == all_reverted(*steps)
+    assert [(table.rows, table.read, table.compared) for table in result.coverage.tables] == [(50, None, True)] * 2
+    assert [(branch.then_taken, branch.else_taken) for branch in result.coverage.branches] == [(True, True)]

@@ -65,7 +65,7 @@ def test_every_float_dtype_has_a_tolerance_and_they_widen_as_bits_go() -> None:
     assert limits == sorted(limits)
 
 
-def masked(scale: float, fill: float) -> np.ndarray:
+def with_fill(scale: float, fill: float) -> np.ndarray:
     values = (np.random.default_rng(0).standard_normal((64, 64)) * scale).astype(np.float32)
     values[:, 40:] = fill
     return values
@@ -73,7 +73,7 @@ def masked(scale: float, fill: float) -> np.ndarray:
 
 @pytest.mark.parametrize("fill", [np.finfo(np.float32).min, -1e9, -1e5])
 def test_a_mask_does_not_hide_an_error_in_what_it_leaves(fill: float) -> None:
-    expected = masked(1.0, fill)
+    expected = with_fill(1.0, fill)
     got = expected.copy()
     got[:, :40] = 0.0
     errors = compare(expected, got)

@@ -15,7 +15,7 @@ from passes.proof.numeric import NumericProver
 from passes.proof.types import Sensitivity
 from passes.run.tracked import find_structures
 from passes.structures import STRUCTURES
-from tests.passes.models import attention, detached, matrix, model_of
+from tests.support.onnx_models import attention, detached, matrix, model_of
 
 
 def prover_of(model: onnx.ModelProto, bench: PassContext) -> NumericProver:
@@ -52,7 +52,7 @@ def tiny_queries() -> onnx.ModelProto:
     return model
 
 
-def zeroed(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+def zero_weight(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     for tensor in model.graph.initializer:
         if tensor.name == name:
             tensor.CopyFrom(numpy_helper.from_array(np.zeros((32, 32), np.float32), name))
@@ -61,7 +61,7 @@ def zeroed(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 def test_the_output_alone_is_blind_and_the_values_at_kept_structures_are_not(bench: PassContext) -> None:
     model = detached(tiny_queries())
-    broken = detached(zeroed(tiny_queries(), "wk"))
+    broken = detached(zero_weight(tiny_queries(), "wk"))
     prover = prover_of(tiny_queries(), bench)
     assert prover.measure(broken).why == ""
 

@@ -16,7 +16,7 @@ from passes.run.tracked import TrackedStructures
 from passes.structures import Instance, structure_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import detached_copy
-from tests.passes.models import detached
+from tests.support.onnx_models import detached
 
 X = "(float[2, 4] x)"
 
@@ -112,14 +112,14 @@ WAYS = {
 }
 
 
-def drawn(text: str) -> onnx.ModelProto:
+def parse(text: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_type_that_decides(way: str) -> None:
     text, dtype = WAYS[way]
-    model = detached(drawn(text))
+    model = detached(parse(text))
     names = [info.name for info in model.proto.graph.output]
     assert computed_types(model, names).get(names[-1], "") == dtype
 
@@ -135,7 +135,7 @@ def test_inside_of_a_function() -> None:
 
 def test_types_that_the_source_does_not_compute_in() -> None:
     """As of an exporter that goes through float16 where torch does not."""
-    model = detached(drawn(WAYS["float32 of float16"][0]))
+    model = detached(parse(WAYS["float32 of float16"][0]))
     assert computed_types(model, ["y"], {"float32"}) == {"y": "float32"}
     assert computed_types(model, ["y"], {"float32", "float16"}) == {"y": "float16"}
 
@@ -160,12 +160,12 @@ def test_judged_by_the_least_precise(dtype: type, off: float, computed_in: str, 
 
 
 def test_overrides_by_dtype() -> None:
-    one, off = np.ones(1), np.array([1.5])
+    first, off = np.ones(1), np.array([1.5])
     loose, strict = Tolerance(1.0, 0.0), Tolerance(0.0, 0.0)
-    assert compare(one, off, {"float32": loose}, "float32").ok
-    assert compare(one, off, {"float64": loose}, "float32").ok  # what was said of outputs of this type still holds
-    assert not compare(one, off, {"float64": loose, "float32": strict}, "float32").ok
-    assert "float16" in compare(one, off, computed_in="float16").why
+    assert compare(first, off, {"float32": loose}, "float32").ok
+    assert compare(first, off, {"float64": loose}, "float32").ok  # what was said of outputs of this type still holds
+    assert not compare(first, off, {"float64": loose, "float32": strict}, "float32").ok
+    assert "float16" in compare(first, off, computed_in="float16").why
 
 
 DRAW = "r = RandomNormalLike (x)"
@@ -191,21 +191,21 @@ RANDOM = {
 
 @pytest.mark.parametrize("graph", RANDOM)
 def test_what_depends_on_random_numbers(graph: str) -> None:
-    model = detached(drawn(graph))
+    model = detached(parse(graph))
     assert computed_types(model, ["y"]).get("y", "") == RANDOM[graph]
 
 
 def test_of_random_numbers_only_shape_and_dtype_are_compared() -> None:
-    one, other = np.zeros((2, 3), np.float32), np.ones((2, 3), np.float32)
-    assert compare(one, other, computed_in=DRAWN).ok
-    assert not compare(one, other.T, computed_in=DRAWN).ok
-    assert not compare(one, other.astype(np.float64), computed_in=DRAWN).ok
+    first, other = np.zeros((2, 3), np.float32), np.ones((2, 3), np.float32)
+    assert compare(first, other, computed_in=DRAWN).ok
+    assert not compare(first, other.T, computed_in=DRAWN).ok
+    assert not compare(first, other.astype(np.float64), computed_in=DRAWN).ok
 
 
 def test_a_pass_does_not_loosen_the_tolerance_that_it_is_judged_by(bench: PassContext) -> None:
     """The model from before it decides, both for outputs and for values at kept structures."""
-    before = detached_copy(drawn("(float[2, 8] x) => (float[2, 8] y) { a = Exp (x) y = Neg (a) }"), bench.spill)
-    after = drawn(
+    before = detached_copy(parse("(float[2, 8] x) => (float[2, 8] y) { a = Exp (x) y = Neg (a) }"), bench.spill)
+    after = parse(
         "(float[2, 8] x) => (float[2, 8] y) { h = Cast <to = 10> (x) a = Exp (h) f = Cast <to = 1> (a) y = Neg (f) }"
     )
     prover = NumericProver.of_itself([draw_feeds(before, 0)], bench)
@@ -221,7 +221,7 @@ def test_a_network_in_half_precision_with_an_output_in_single(bench: PassContext
     nodes = "f = Constant <value_float = {}> () c = Cast <to = 10> (f) h = Cast <to = 10> (x) "
     nodes += "e = Exp (h) m = Mul (e, c) y = Cast <to = 1> (m)"
     before, after = (
-        detached_copy(drawn(f"{signature} {{ {nodes.format(factor)} }}"), bench.spill) for factor in (7.0, 7.004)
+        detached_copy(parse(f"{signature} {{ {nodes.format(factor)} }}"), bench.spill) for factor in (7.0, 7.004)
     )
     feeds = [draw_feeds(before, 0)]
     prover = NumericProver.of_itself(feeds, bench)
@@ -237,8 +237,8 @@ def test_a_network_in_half_precision_with_an_output_in_single(bench: PassContext
 def test_values_at_kept_structures(bench: PassContext) -> None:
     """They are judged by their own way: here the sum is computed in float16, what it is compared with in float32."""
     nodes = "a = Exp (x) h = Cast <to = 10> (a) b = Cast <to = 1> (h) y = Neg (b)"
-    model = detached_copy(drawn(f"(float[2, 8] x) => (float[2, 8] y) {{ {nodes} }}"), bench.spill)
-    instances = tuple(one for name in ("Exp", "Cast") for one in structure(f"op:{name}", model))
+    model = detached_copy(parse(f"(float[2, 8] x) => (float[2, 8] y) {{ {nodes} }}"), bench.spill)
+    instances = tuple(instance for name in ("Exp", "Cast") for instance in structure(f"op:{name}", model))
     prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
     prover.watch(model, instances)
     inner = prover.measure(model).inner
@@ -250,7 +250,7 @@ def test_values_at_kept_structures(bench: PassContext) -> None:
 
 
 def structure(kind: str, model: DetachedModel) -> tuple[Instance, ...]:
-    found = structure_of(kind)
-    assert found is not None
-    kept = TrackedStructures({kind: found.find(model).instances}, frozenset({kind}), frozenset({kind}))
+    finder = structure_of(kind)
+    assert finder is not None
+    kept = TrackedStructures({kind: finder.find(model).instances}, frozenset({kind}), frozenset({kind}))
     return tuple(kept.must_hold())

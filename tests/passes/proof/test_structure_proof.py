@@ -15,7 +15,7 @@ from passes.context import PassContext
 from passes.recipe.recipe import RecipeItem
 from passes.weights.detached import read_model
 from passes.weights.files import save
-from tests.passes.models import attention
+from tests.support.onnx_models import attention
 
 RECIPE = ["onnxscript", "default", "onnxsim"]
 
@@ -35,7 +35,7 @@ def test_what_is_kept_stays_and_weights_stay_where_they_are(referring: Path, ben
     run = passes.optimize(referring, RECIPE, keep=["qkv"], proof="structure", bench=bench)
     save(run.model, referring, referring=True)
 
-    assert [one.kept for one in run.structures] == [True]
+    assert [verdict.kept for verdict in run.structures] == [True]
     assert not any(row.errors for row in run.rows)
     assert run.rows[-1].reason == "without fuse_attention"
     after = onnxruntime.InferenceSession(referring).run(None, {"x": x})[0]
@@ -79,14 +79,14 @@ def test_a_folded_transpose_is_written_beside_and_its_projection_is_still_kept(
             node.input[1] = "turned"
     model.graph.node.insert(0, onnx.helper.make_node("Transpose", ["wq"], ["turned"], perm=[1, 0]))
     path = tmp_path / "m.onnx"
-    wq = next(onnx.numpy_helper.to_array(one) for one in model.graph.initializer if one.name == "wq")
+    wq = next(onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.name == "wq")
     onnx.save(model, path, save_as_external_data=True, location="shard", size_threshold=1024)
 
     run = passes.optimize(path, ["fold_constants"], keep=["qkv"], proof="structure", bench=bench)
     save(run.model, path, referring=True)
 
     assert run.rows[0].changed and run.rows[0].status == "ran"
-    assert [one.kept for one in run.structures] == [True]
+    assert [verdict.kept for verdict in run.structures] == [True]
     [data] = tmp_path.glob("m.onnx.*.data")
     assert data.read_bytes() == np.ascontiguousarray(wq.T).tobytes()
 

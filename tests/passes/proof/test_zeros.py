@@ -35,15 +35,15 @@ def test_products_with_zeros_in_whatever_layout_are_zeros() -> None:
 
 def test_what_is_said_to_be_zero_is_zero_when_it_is_run() -> None:
     proto, fed = model(), {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
-    found = zeros_of(proto.graph, ["w", "t"], fed)
+    zeros = zeros_of(proto.graph, ["w", "t"], fed)
     for tensor in proto.graph.initializer:
         if tensor.name in ("w", "t"):
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros(tuple(tensor.dims), np.float32), tensor.name))
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [entry.name for entry in session.get_outputs()]
     ran = {name for name, array in zip(names, session.run(None, fed), strict=True) if not np.asarray(array).any()}
-    assert found.intersection(names) == {"bare", "turned"}
-    assert found.intersection(names) <= ran
+    assert zeros.intersection(names) == {"bare", "turned"}
+    assert zeros.intersection(names) <= ran
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf])

@@ -78,7 +78,7 @@ def test_survivors_keep_the_module_of_the_node_with_the_same_values(exported: Pa
         twins = [
             old
             for old in before.proto.graph.node
-            if old.op_type == node.op_type and alike(old_values[old.output[0]], values[node.output[0]])
+            if old.op_type == node.op_type and is_close(old_values[old.output[0]], values[node.output[0]])
         ]
         assert module_path_of(node) in [module_path_of(old) for old in twins], node.name
         assert node.name in [old.name for old in twins]
@@ -91,20 +91,20 @@ def all_values(model: ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.
     import onnxruntime as ort
 
     given = {output.name for output in model.graph.output}
-    made = [name for node in model.graph.node for name in node.output if name and name not in given]
-    model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in made)
+    inner_values = [name for node in model.graph.node for name in node.output if name and name not in given]
+    model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in inner_values)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, (np.asarray(one) for one in session.run(names, feeds)), strict=True))
+    return dict(zip(names, (np.asarray(array) for array in session.run(names, feeds)), strict=True))
 
 
-def alike(one: np.ndarray, other: np.ndarray) -> bool:
+def is_close(first: np.ndarray, other: np.ndarray) -> bool:
     """A pass may drop an axis of 1 and may change the order of a sum."""
-    if one.size != other.size or one.dtype != other.dtype:
+    if first.size != other.size or first.dtype != other.dtype:
         return False
-    return np.allclose(one.ravel(), other.ravel(), atol=1e-5) if one.dtype.kind == "f" else (one == other).all()
+    return np.allclose(first.ravel(), other.ravel(), atol=1e-5) if first.dtype.kind == "f" else (first == other).all()
 
 
 def drop_everything(model: ModelProto) -> None:
@@ -131,8 +131,8 @@ def permute_names(model: ModelProto) -> None:
         shuffled = draw.sample(places, len(places))
         for place, other in zip(places, shuffled, strict=True):
             nodes[place].name = names[other]
-        made = [nodes[place].output[0] for place in places if nodes[place].output[0] not in outputs]
-        values |= dict(zip(made, draw.sample(made, len(made)), strict=True))
+        inner_values = [nodes[place].output[0] for place in places if nodes[place].output[0] not in outputs]
+        values |= dict(zip(inner_values, draw.sample(inner_values, len(inner_values)), strict=True))
     for node in nodes:
         del node.metadata_props[:]
     rename(model, [node.name for node in nodes], values)
@@ -165,10 +165,10 @@ def test_whatever_the_nodes_are_called(exported: Path, disturb: Callable[..., No
             node.input[:] = ["changed" if name == first else name for name in node.input]
         after.graph.node.insert(0, helper.make_node("Abs", [first], ["changed"]))
     result = carry(before, before.with_proto(after), "some_pass").proto.graph.node
-    made = [node for node in result if annotations_of(node).author]
-    assert [node.op_type for node in made] == ["Abs"] * with_change
-    found = [(node.op_type, paths_of(node)) for node in result if not annotations_of(node).author]
-    assert found == known
+    new_nodes = [node for node in result if annotations_of(node).author]
+    assert [node.op_type for node in new_nodes] == ["Abs"] * with_change
+    unknown = [(node.op_type, paths_of(node)) for node in result if not annotations_of(node).author]
+    assert unknown == known
 
 
 def paths_of(node: NodeProto) -> tuple[str, ...]:

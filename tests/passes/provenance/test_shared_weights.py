@@ -13,8 +13,8 @@ import passes
 from passes.context import PassContext
 from passes.provenance import annotations_of, module_path_of
 from passes.weights.detached import attach
-from tests.passes.models import matrix, model_of
-from tests.passes.provenance.carried import carried, modules, replaced, told
+from tests.support.annotated_models import annotate_modules, carry_annotations, modules, replaced_nodes
+from tests.support.onnx_models import matrix, model_of
 
 ALBERT = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "embedding_size": 8}
 CONFIG = {**ALBERT, "num_hidden_layers": 3, "vocab_size": 20, "max_position_embeddings": 16}
@@ -52,7 +52,7 @@ def test_a_product_lies_in_the_module_that_owns_its_weight(albert: Path, name: s
     for node in result.graph.node:
         if node.op_type == "Transpose" and node.input[0] in stored:
             stored[node.output[0]] = stored[node.input[0]].T
-    judged, made = 0, 0
+    judged, made_by_passes = 0, 0
     for node in result.graph.node:
         for weight in (stored[name] for name in node.input if name in stored):
             if node.op_type in ("Gemm", "MatMul") and weight.ndim == 2:
@@ -60,9 +60,9 @@ def test_a_product_lies_in_the_module_that_owns_its_weight(albert: Path, name: s
                 assert place is not None
                 assert f"{place.paths[-1]}.weight" == owners[weight.tobytes()], node.name
                 judged += 1
-                made += bool(annotations_of(node).author)
+                made_by_passes += bool(annotations_of(node).author)
     assert judged == 20, "six products in each of three calls, one before them and one behind"
-    assert made >= 6 or name != "onnxslim"
+    assert made_by_passes >= 6 or name != "onnxslim"
 
 
 CALLED_TWICE = """
@@ -87,7 +87,7 @@ MODULES = {
 def called_twice() -> ModelProto:
     zeros = np.zeros((2, 8), np.float32)
     model = model_of(CALLED_TWICE, w=matrix(8, 8, 0), v=matrix(8, 8, 1), zeros1=zeros, zeros2=zeros)
-    return told(model, **MODULES)
+    return annotate_modules(model, **MODULES)
 
 
 def test_equal_biases_that_a_pass_made_one_of_tell_no_product() -> None:
@@ -106,16 +106,16 @@ def test_equal_biases_that_a_pass_made_one_of_tell_no_product() -> None:
     )
     for node in after.graph.node:
         node.name = node.output[0]
-    result = carried(called_twice(), after)
+    result = carry_annotations(called_twice(), after)
     expected = {"n1": ("first_product", "first_sum"), "n2": ("product", "sum"), "n3": ("product2", "sum2")}
-    stands_for = replaced(result)
+    stands_for = replaced_nodes(result)
     assert {name: stands_for[name] for name in expected} == expected
     place = modules(result)
     assert [place[name] for name in expected] == ["first", "shared", "shared"]
 
 
 def test_a_reshape_that_was_made_of_another_does_not_draw_the_product_along() -> None:
-    before = told(
+    before = annotate_modules(
         model_of(
             """
             g (float[2, 2, 4] x) => (float[2, 8] y) {
@@ -139,12 +139,12 @@ def test_a_reshape_that_was_made_of_another_does_not_draw_the_product_along() ->
     )
     for node in after.graph.node:
         node.name = node.output[0]
-    result = carried(before, after)
-    assert (replaced(result)["n2"], modules(result)["n2"]) == (("product", "sum"), "attention.dense")
+    result = carry_annotations(before, after)
+    assert (replaced_nodes(result)["n2"], modules(result)["n2"]) == (("product", "sum"), "attention.dense")
 
 
 def test_a_dropout_that_went_in_front_of_a_product_does_not_count() -> None:
-    before = told(
+    before = annotate_modules(
         model_of(
             """
             g (float[2, 8] x) => (float[2, 8] y) {
@@ -167,5 +167,5 @@ def test_a_dropout_that_went_in_front_of_a_product_does_not_count() -> None:
         b=matrix(2, 8, 1),
     )
     after.graph.node[1].name = "n"
-    result = carried(before, after)
-    assert (replaced(result)["n"], modules(result)["n"]) == (("product", "sum"), "block.dense")
+    result = carry_annotations(before, after)
+    assert (replaced_nodes(result)["n"], modules(result)["n"]) == (("product", "sum"), "block.dense")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.passes.models import attention, matrix, model_of, square
+from tests.support.onnx_models import attention, matrix, model_of, square
 
 __all__ = ["STORED_IN_HALF", "WITH_TRIPLE"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.passes.models import matrix, merged_attention, model_of, square
+from tests.support.onnx_models import matrix, merged_attention, model_of, square
 
 __all__ = ["WITHOUT_TRIPLE"]
 

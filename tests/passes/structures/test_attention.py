@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.passes.models import merged_attention
-from tests.passes.structures.pictures import drawn, found, lost, names
+from tests.support.onnx_models import merged_attention
+from tests.support.structure_models import drawn, found, lost, names
 
 INPUTS = "float[2, 8, 4] q, float[2, 4, 8] k, float[2, 8, 4] v, bool[1, 8, 8] mask"
 HEAD = f"g ({INPUTS}) => (float[2, 8, 4] y) <float[8, 8] mix, float[4, 8] w>"

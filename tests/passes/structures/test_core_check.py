@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from tests.passes.structures.pictures import drawn, found, lost, names
+from tests.support.structure_models import drawn, found, lost, names
 
 NORM = """
 g (float[2, 4, 8] x) => (float[2, 4, 8] y) <float[8] w, float[8] u, int64[1] last = {-1}> {
@@ -24,12 +24,12 @@ g (float[2, 4, 8] x) => (float[2, 4, 8] y) <float[8] w, float[8] u, int64[1] las
 }"""
 
 
-def changed(old: str, new: str) -> onnx.ModelProto:
+def change_norm(old: str, new: str) -> onnx.ModelProto:
     assert old in NORM
     return drawn(NORM.replace(old, new))
 
 
-def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
+def rename_values(model: onnx.ModelProto) -> onnx.ModelProto:
     """Every value and weight under another name, the inputs and outputs apart."""
     model = onnx.ModelProto.FromString(model.SerializeToString())
     own = {info.name for info in (*model.graph.input, *model.graph.output)}
@@ -57,30 +57,30 @@ def in_other_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 HARMLESS = {
     "as it was": drawn(NORM),
-    "renamed": renamed(drawn(NORM)),
+    "renamed": rename_values(drawn(NORM)),
     "constants as initializers of other shapes": in_other_shapes(drawn(NORM)),
-    "Identity between": changed("n = Div (r, s)", "s1 = Identity (s) r1 = Identity (r) n = Div (r1, s1)"),
-    "layout between": changed(
+    "Identity between": change_norm("n = Div (r, s)", "s1 = Identity (s) r1 = Identity (r) n = Div (r1, s1)"),
+    "layout between": change_norm(
         "m = Mul (n, w)",
         "i = Constant <value_ints = [8, 8]> () o = Constant <value_ints = [2, 4, 8]> () n1 = Reshape (n, i) "
         "n2 = Reshape (n1, o) m = Mul (w, n2)",
     ),
-    "the rest of the model": changed("y = Neg (m)", "z = Abs (m) y = Neg (z)"),
+    "the rest of the model": change_norm("y = Neg (m)", "z = Abs (m) y = Neg (z)"),
 }
 HARMFUL = {
-    "one op": changed("m = Mul (n, w)", "m = Add (n, w)"),
-    "another weight": changed("m = Mul (n, w)", "m = Mul (n, u)"),
-    "another epsilon": changed("1e-6", "1e-5"),
-    "a scale that is computed": changed("m = Mul (n, w)", "w1 = Add (w, eps) m = Mul (n, w1)"),
-    "no epsilon": changed("s = Sqrt (e)", "s = Sqrt (v)"),
-    "read by nobody": changed("y = Neg (m)", "y = Neg (x)"),
-    "read for its Shape alone": changed("y = Neg (m)", "s2 = Shape (m) o = Relu (x) y = Expand (o, s2)"),
-    "read for its Size alone": changed(
+    "one op": change_norm("m = Mul (n, w)", "m = Add (n, w)"),
+    "another weight": change_norm("m = Mul (n, w)", "m = Mul (n, u)"),
+    "another epsilon": change_norm("1e-6", "1e-5"),
+    "a scale that is computed": change_norm("m = Mul (n, w)", "w1 = Add (w, eps) m = Mul (n, w1)"),
+    "no epsilon": change_norm("s = Sqrt (e)", "s = Sqrt (v)"),
+    "read by nobody": change_norm("y = Neg (m)", "y = Neg (x)"),
+    "read for its Shape alone": change_norm("y = Neg (m)", "s2 = Shape (m) o = Relu (x) y = Expand (o, s2)"),
+    "read for its Size alone": change_norm(
         "y = Neg (m)", "s2 = Size (m) f = Cast <to = 1> (s2) o = Relu (x) y = Mul (o, f)"
     ),
-    "times zero": changed("y = Neg (m)", "no = Constant <value_float = 0.0> () z = Mul (m, no) y = Sub (x, z)"),
-    "less itself": changed("y = Neg (m)", "k = Abs (m) z = Sub (k, k) y = Add (z, x)"),
-    "to the power of zero": changed(
+    "times zero": change_norm("y = Neg (m)", "no = Constant <value_float = 0.0> () z = Mul (m, no) y = Sub (x, z)"),
+    "less itself": change_norm("y = Neg (m)", "k = Abs (m) z = Sub (k, k) y = Add (z, x)"),
+    "to the power of zero": change_norm(
         "y = Neg (m)", "no = Constant <value = float {0.0}> () z = Pow (m, no) y = Mul (z, x)"
     ),
 }
@@ -128,8 +128,8 @@ def test_the_value_says_which_of_several_is_lost() -> None:
     assert lost("op:Softmax", instances, gone) == {
         "c": "'c' is made by Sigmoid, and no more by Softmax with the same weights"
     }
-    assert len(lost("op:Softmax", instances, renamed(gone))) == 1
-    assert lost("op:Softmax", instances, renamed(drawn(THREE))) == {}
+    assert len(lost("op:Softmax", instances, rename_values(gone))) == 1
+    assert lost("op:Softmax", instances, rename_values(drawn(THREE))) == {}
 
 
 def test_others_that_look_alike_do_not_stand_in() -> None:
@@ -140,8 +140,8 @@ def test_others_that_look_alike_do_not_stand_in() -> None:
     (instance,) = found("node:node_c", model)
     gone = drawn(THREE.replace("c = Softmax (b)", "c = Sigmoid (b)"))
     assert list(lost("node:node_c", (instance,), gone)) == ["node_c"]
-    assert list(lost("node:node_c", (instance,), renamed(gone))) == ["node_c"]
-    assert lost("node:node_c", (instance,), renamed(model)) == {}
+    assert list(lost("node:node_c", (instance,), rename_values(gone))) == ["node_c"]
+    assert lost("node:node_c", (instance,), rename_values(model)) == {}
     other = drawn(THREE.replace("a = Softmax (x)", "a = Sigmoid (x)"))
     assert lost("node:node_c", (instance,), other) == {}
 

@@ -19,7 +19,7 @@ from passes.structures import STRUCTURES
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from passes.weights.sharing import detached_copy
-from tests.passes.models import ATTENTION, attention, detached, matrix, model_of
+from tests.support.onnx_models import ATTENTION, attention, detached, matrix, model_of
 
 QKV = STRUCTURES["qkv"]
 
@@ -181,7 +181,7 @@ def made(case: str) -> onnx.ModelProto:
 def test_a_decoy_keeps_nothing(case: str) -> None:
     source, model = attention(), made(case)
     feeds = draw_feeds(detached(source), 0)
-    expected, got = (Session.of(detached(one)).run(feeds)["y"] for one in (source, model))
+    expected, got = (Session.of(detached(candidate)).run(feeds)["y"] for candidate in (source, model))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)  # it is the same model in other words
     instances = QKV.find(detached(source)).instances
     assert list(QKV.find_lost(instances, detached(model))) == LOST
@@ -238,5 +238,5 @@ def test_a_pass_that_leaves_decoys_is_reverted(bench: PassContext) -> None:
     source = detached_copy(attention(), bench.spill)
     prover = NumericProver.of_itself([draw_feeds(source, 0)], bench)
     run = run_passes(source, (Decoy("cut off"),), Policy((), ("qkv",), True), prover, bench)
-    assert (run.rows[0].status, [one.kept for one in run.structures]) == (Status.REVERTED, [True])
+    assert (run.rows[0].status, [verdict.kept for verdict in run.structures]) == (Status.REVERTED, [True])
     assert "does not read the product with the matrix of Q (wq), K (wk), V (wv) by itself" in run.rows[0].reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.passes.structures.pictures import drawn, found, lost, names
+from tests.support.structure_models import drawn, found, lost, names
 
 LOOKUPS = {
     "by the input": "y = Gather (table, ids)",

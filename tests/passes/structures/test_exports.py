@@ -15,8 +15,8 @@ import pytest
 from passes.context import PassContext
 from passes.structures import STRUCTURES
 from passes.structures.view import GraphView
-from tests.passes.models import detached
-from tests.passes.structures.pictures import run
+from tests.support.onnx_models import detached
+from tests.support.structure_models import run
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -94,7 +94,7 @@ class Exported:
 
 
 @cache
-def exported(name: str) -> Exported:
+def export_case(name: str) -> Exported:
     """A case as torch exports it, with the number of modules of each class."""
     case = CASES[name]
     torch.manual_seed(0)
@@ -104,7 +104,7 @@ def exported(name: str) -> Exported:
         for weight in model.parameters():  # as if trained: a scale of ones is no scale to an optimizer
             weight += 0.02 * torch.randn_like(weight)
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")}
-    inputs: dict[str, Any] = {one: torch.ones(2, 8, dtype=torch.long) for one in case.inputs}
+    inputs: dict[str, Any] = {name: torch.ones(2, 8, dtype=torch.long) for name in case.inputs}
     if "pixel_values" in case.inputs:
         side = case.config.get("image_size", 32)
         inputs = {"pixel_values": torch.randn(1, 3, side, side)}
@@ -121,15 +121,17 @@ def exported(name: str) -> Exported:
 
 @pytest.mark.parametrize("name", CASES)
 def test_finds_what_the_tree_of_modules_has(name: str) -> None:
-    export = exported(name)
+    export = export_case(name)
     view = GraphView(detached(export.model))
-    found = {kind: structure.search(view).instances for kind, structure in STRUCTURES.items() if kind in TRUTH}
-    assert {kind: len(instances) for kind, instances in found.items()} == {
+    instances_by_kind = {
+        kind: structure.search(view).instances for kind, structure in STRUCTURES.items() if kind in TRUTH
+    }
+    assert {kind: len(instances) for kind, instances in instances_by_kind.items()} == {
         kind: export.expected(kind) for kind in TRUTH
     }
-    for kind, instances in found.items():
-        assert len({one.name for one in instances}) == len(instances), "a verdict is told by its name"
-        assert all(one.module for one in instances if kind != "residual")
+    for kind, instances in instances_by_kind.items():
+        assert len({instance.name for instance in instances}) == len(instances), "a verdict is told by its name"
+        assert all(instance.module for instance in instances if kind != "residual")
         assert STRUCTURES[kind].find_lost(instances, view.model) == {}, "the model itself has all that was found"
 
 
@@ -143,16 +145,18 @@ def test_finds_what_the_tree_of_modules_has(name: str) -> None:
     ],
 )
 def test_keeps_every_kind_of_a_model(name: str, loses: set[str], merging: list[str], bench: PassContext) -> None:
-    export = exported(name)
+    export = export_case(name)
     source = detached(export.model)
     recipe = ["onnxscript", "default", "onnxsim"]
     free = run(export.model, bench, recipe)
     by_name = run(export.model, bench, recipe, watch=False, skip=merging)
     kept = run(export.model, bench, recipe, keep=[f"{kind}?" for kind in STRUCTURES])
-    found = {kind: structure.find(source).instances for kind, structure in STRUCTURES.items()}
-    assert {kind for kind, instances in found.items() if STRUCTURES[kind].find_lost(instances, free.model)} == loses
+    instances_by_kind = {kind: structure.find(source).instances for kind, structure in STRUCTURES.items()}
+    assert {
+        kind for kind, instances in instances_by_kind.items() if STRUCTURES[kind].find_lost(instances, free.model)
+    } == loses
     assert all(verdict.kept for verdict in kept.structures)
-    assert len(kept.structures) == sum(map(len, found.values()))
+    assert len(kept.structures) == sum(map(len, instances_by_kind.values()))
     assert kept.power.blind == ()
-    sizes = [len(one.model.proto.graph.node) for one in (kept, by_name)]
+    sizes = [len(result.model.proto.graph.node) for result in (kept, by_name)]
     assert sizes[0] <= sizes[1] + 2 * len(kept.structures)

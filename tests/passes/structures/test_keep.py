@@ -10,7 +10,7 @@ from passes.context import PassContext
 from passes.graph.traversal import live_nodes
 from passes.run.result import PassRun, Status
 from passes.structures import structure_of
-from tests.passes.structures.pictures import BATCH_NORM, drawn, found, run
+from tests.support.structure_models import BATCH_NORM, drawn, found, run
 
 CHUNKS = """
 g (int64[2, 6] ids) => (float[2, 6, 4] y) <float[2, 4] table> {

@@ -9,7 +9,7 @@ import passes
 from passes import PolicyError, Status
 from passes.context import PassContext
 from passes.graph.traversal import live_nodes
-from tests.passes.structures.pictures import drawn, found, lost
+from tests.support.structure_models import drawn, found, lost
 
 TEXT = """
 g (float[2, 4, 8] x) => (float[2, 4, 8] y) <float[8, 8] w, float[8] b, float[8, 8] v, float[8] s> {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.passes.structures.pictures import BATCH_NORM, drawn, found, lost, names
+from tests.support.structure_models import BATCH_NORM, drawn, found, lost, names
 
 HEAD = "g (float[2, 4, 8] x) => (float[2, 4, 8] y) <float[8] w, float[8] b, int64[1] last = {-1}>"
 NUMBERS = """

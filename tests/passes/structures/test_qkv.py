@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from passes.structures import STRUCTURES
-from tests.passes.models import attention, detached
 from tests.passes.structures.attention_with_triple import WITH_TRIPLE
 from tests.passes.structures.attention_without_triple import WITHOUT_TRIPLE
+from tests.support.onnx_models import attention, detached
 
 QKV = STRUCTURES["qkv"]
 

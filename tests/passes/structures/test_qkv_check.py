@@ -8,8 +8,8 @@ import pytest
 from onnx import numpy_helper
 
 from passes.structures import STRUCTURES
-from tests.passes.models import attention, detached, model_of, square
 from tests.passes.structures.attention_with_triple import STORED_IN_HALF, WITH_TRIPLE
+from tests.support.onnx_models import attention, detached, model_of, square
 
 QKV = STRUCTURES["qkv"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.passes.structures.pictures import drawn, found, lost, names
+from tests.support.structure_models import drawn, found, lost, names
 
 HEAD = """
 g (float[1, 2, 4, 8] x, float[1, 1, 4, 8] cos, float[1, 1, 4, 8] sin, float[1, 1, 4, 4] c, float[1, 1, 4, 4] s)

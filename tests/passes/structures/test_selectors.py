@@ -8,8 +8,8 @@ import passes
 from passes import PolicyError
 from passes.context import PassContext
 from passes.structures import structure_of
-from tests.passes.models import detached
-from tests.passes.structures.pictures import drawn, found, names
+from tests.support.onnx_models import detached
+from tests.support.structure_models import drawn, found, names
 
 TEXT = """
 g (float[2, 4] x) => (float[2, 4] y, float[2, 4] d) <float[4, 4] w, float[4] b> {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.passes.structures.pictures import drawn, found, lost, names
+from tests.support.structure_models import drawn, found, lost, names
 
 HEAD = "g (float[2, 4, 8] x) => (float[2, 4, 6] y) <float[8, 6] w, float[8, 6] v, float[6] b, float[8, 12] both>"
 

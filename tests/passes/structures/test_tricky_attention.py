@@ -7,9 +7,9 @@ import pytest
 from passes.policy.policy import Policy
 from passes.run.tracked import find_structures
 from passes.structures import STRUCTURES
-from tests.passes.models import detached
 from tests.passes.structures.tricky_attention import TRICKY
 from tests.passes.structures.tricky_places import merged_partly
+from tests.support.onnx_models import detached
 
 QKV = STRUCTURES["qkv"]
 

@@ -15,10 +15,10 @@ from passes.graph.traversal import bodies_of, sort_nodes
 from passes.run.result import PassRun
 from passes.structures import STRUCTURES
 from passes.weights.detached import attach
-from tests.passes.models import detached
-from tests.passes.structures.pictures import run
 from tests.passes.structures.tricky_attention import TRICKY
 from tests.passes.structures.tricky_places import NESTED
+from tests.support.onnx_models import detached
+from tests.support.structure_models import run
 
 QKV = STRUCTURES["qkv"]
 PRODUCTS = ("Gemm", "Conv", "Einsum")
@@ -26,21 +26,21 @@ JOINED_AT = {"MatMul": (-1, -1), "FusedMatMul": (-1, -1), "MatMulInteger": (-1, 
 """Op → the axis at which its matrices are laid beside each other, and that at which its values then are."""
 
 
-def joined(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+def merge_products(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """What a merging pass makes: one product with the matrices side by side, and a Split of what comes of it."""
-    made = onnx.ModelProto.FromString(model.SerializeToString())
-    joined_nodes(made.graph.node, names)
-    sort_nodes(made.graph)
-    return made
+    merged = onnx.ModelProto.FromString(model.SerializeToString())
+    merge_product_nodes(merged.graph.node, names)
+    sort_nodes(merged.graph)
+    return merged
 
 
-def joined_nodes(nodes: MutableSequence[onnx.NodeProto], names: Sequence[str]) -> None:
+def merge_product_nodes(nodes: MutableSequence[onnx.NodeProto], names: Sequence[str]) -> None:
     """The same, in place, of the nodes of a graph or of a function."""
     before = list(nodes)
     gone = {name: node for node in before for name in names if name in node.output}
     first = onnx.NodeProto.FromString(gone[names[0]].SerializeToString())
     beside, apart = JOINED_AT[first.op_type]
-    turned = any(one.name == "transB" and one.i for one in first.attribute)
+    turned = any(attribute.name == "transB" and attribute.i for attribute in first.attribute)
     matrices = [gone[name].input[1] for name in names]
     first.input[1], first.output[0] = "joined", "both"
     new = [
@@ -49,10 +49,10 @@ def joined_nodes(nodes: MutableSequence[onnx.NodeProto], names: Sequence[str]) -
         helper.make_node("Split", ["both"], list(names), axis=apart, num_outputs=len(names)),
     ]
     rest = [node for node in before if not gone.keys() & set(node.output)]
-    made = {name for node in before for name in node.output}
+    values = {name for node in before for name in node.output}
     at = next((at for at, node in enumerate(rest) if gone.keys() & set(node.input)), len(rest))
     at = max(
-        [at, *(place + 1 for place, node in enumerate(rest) if made & set(node.output) & {*matrices, first.input[0]})]
+        [at, *(place + 1 for place, node in enumerate(rest) if values & set(node.output) & {*matrices, first.input[0]})]
     )
     del nodes[:]
     nodes.extend([*rest[:at], *new, *rest[at:]])
@@ -75,7 +75,7 @@ def test_no_merge_passes_for_the_three(name: str) -> None:
     assert tricky.products is not None
     instances = QKV.find(detached(tricky.model)).instances
     for merged in (tricky.products, tricky.products[:2], tricky.products[1:]):
-        (why,) = QKV.find_lost(instances, detached(joined(tricky.model, merged))).values()
+        (why,) = QKV.find_lost(instances, detached(merge_products(tricky.model, merged))).values()
         assert why.startswith("no separate product with the matrix of")
 
 
@@ -85,11 +85,11 @@ def test_no_merge_passes_inside_of_a_body(name: str) -> None:
     instances = QKV.find(detached(tricky.model)).instances
     merged = onnx.ModelProto.FromString(tricky.model.SerializeToString())
     if tricky.products is None:
-        inner = [one.node for one in merged.functions] + [one.node for one in bodies_in(merged.graph)]
-        (nodes,) = [one for one in inner if any("q0" in node.output for node in one)]
+        inner = [function.node for function in merged.functions] + [body.node for body in bodies_in(merged.graph)]
+        (nodes,) = [nodes_of_body for nodes_of_body in inner if any("q0" in node.output for node in nodes_of_body)]
     else:
         nodes = merged.graph.node
-    joined_nodes(nodes, ("q0", "k0"))
+    merge_product_nodes(nodes, ("q0", "k0"))
     assert list(QKV.find_lost(instances, detached(merged))) == ["attention 0"]
 
 
@@ -127,13 +127,13 @@ def stands(source: onnx.ModelProto, names: Sequence[str], result: PassRun) -> bo
     """The truth: whether a product of its own still makes each of the values, by its numbers, in whatever order."""
     before = made_by_products(source)
     after = [np.sort(value, axis=None) for value in made_by_products(attach(result.model)).values()]
-    found = set()
+    matches = set()
     for name in names:
         wanted = np.sort(before[name], axis=None)
-        found |= {
-            at for at, one in enumerate(after) if one.size == wanted.size and np.allclose(one, wanted, 1e-4, 1e-5)
+        matches |= {
+            at for at, value in enumerate(after) if value.size == wanted.size and np.allclose(value, wanted, 1e-4, 1e-5)
         }
-    return len(found) == len(names)
+    return len(matches) == len(names)
 
 
 @pytest.mark.parametrize("name", [name for name, build in TRICKY.items() if build().products])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from passes.structures.view import GraphView, modules_of
-from tests.passes.models import detached
-from tests.passes.structures.pictures import drawn
+from tests.support.onnx_models import detached
+from tests.support.structure_models import drawn
 
 TEXT = """
 g (float[2, 4] x, int64[n, 3] i) => (float[2, 4] y, float[1] z) <float[4] w, double third = {0.25}> {

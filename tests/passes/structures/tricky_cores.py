@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 from scipy.linalg import hadamard
 
-from tests.passes.structures.pictures import drawn
 from tests.passes.structures.tricky_model import (
     CONTEXT,
     HEADS,
@@ -17,9 +16,10 @@ from tests.passes.structures.tricky_model import (
     WEIGHTS,
     Tricky,
     model,
-    weighed,
+    weigh_scores,
     with_tensors,
 )
+from tests.support.structure_models import drawn
 
 __all__ = ["CORES"]
 
@@ -47,15 +47,15 @@ LINEAR = f"""{HEADS}
 LAST = "ct = Transpose <perm = [0, 2, 1, 3]> (c) y = Reshape (ct, flat)"
 
 
-def rotated(turned: str, once: str = "") -> onnx.ModelProto:
+def rotate_heads(turned: str, once: str = "") -> onnx.ModelProto:
     """`turned` makes `{r}r` of the heads `{r}t` of Q and K, with the matrix `turn`."""
     tail = " ".join(turned.replace("{r}", role) for role in "qk")
     scores = "ku = Transpose <perm = [0, 1, 3, 2]> (kr) s = MatMul (qr, ku)"
-    made = model(
+    attention_model = model(
         tail=f"{once} {HEADS} {tail} {scores} {SOFTMAX} {CONTEXT}",
         weights=f"{WEIGHTS}, float[16, 16] turn, float[8, 16] cos, float[8, 16] sin",
     )
-    return with_tensors(made, turn=(hadamard(16) / 4).astype(np.float32))
+    return with_tensors(attention_model, turn=(hadamard(16) / 4).astype(np.float32))
 
 
 def quarter_turn() -> np.ndarray:
@@ -66,18 +66,18 @@ def quarter_turn() -> np.ndarray:
 
 CORES: Mapping[str, Callable[[], Tricky]] = {
     "Conv and BatchNormalization": lambda: Tricky(drawn(f"{CONVOLVED} {CHANNELS} }}")),
-    "ReLU weighs": lambda: Tricky(weighed("p = Relu (s)")),
-    "squared ReLU weighs": lambda: Tricky(weighed("r = Relu (s) p = Mul (r, r)")),
-    "sigmoid weighs": lambda: Tricky(weighed("p = Sigmoid (s)")),
-    "LogSoftmax and Exp": lambda: Tricky(weighed("l = LogSoftmax <axis = -1> (s) p = Exp (l)")),
+    "ReLU weighs": lambda: Tricky(weigh_scores("p = Relu (s)")),
+    "squared ReLU weighs": lambda: Tricky(weigh_scores("r = Relu (s) p = Mul (r, r)")),
+    "sigmoid weighs": lambda: Tricky(weigh_scores("p = Sigmoid (s)")),
+    "LogSoftmax and Exp": lambda: Tricky(weigh_scores("l = LogSoftmax <axis = -1> (s) p = Exp (l)")),
     "Softmax of a flat matrix": lambda: Tricky(
-        weighed(
+        weigh_scores(
             "rows = Constant <value_ints = [32, 8]> () cube = Constant <value_ints = [2, 2, 8, 8]> () "
             "sf = Reshape (s, rows) pf = Softmax <axis = -1> (sf) p = Reshape (pf, cube)"
         )
     ),
     "Softmax behind Flatten": lambda: Tricky(
-        weighed(
+        weigh_scores(
             "cube = Constant <value_ints = [2, 2, 8, 8]> () "
             "sf = Flatten <axis = 3> (s) pf = Softmax <axis = -1> (sf) p = Reshape (pf, cube)"
         )
@@ -102,7 +102,9 @@ CORES: Mapping[str, Callable[[], Tricky]] = {
         )
     ),
     "linear attention": lambda: Tricky(model(tail=LINEAR)),
-    "linear attention, scores first": lambda: Tricky(weighed("two = Constant <value_float = 2.0> () p = Div (s, two)")),
+    "linear attention, scores first": lambda: Tricky(
+        weigh_scores("two = Constant <value_float = 2.0> () p = Div (s, two)")
+    ),
     "linear attention, transposed": lambda: Tricky(
         model(
             tail=f"{HEADS} vu = Transpose <perm = [0, 1, 3, 2]> (vt) vk = MatMul (vu, kt) "
@@ -132,7 +134,7 @@ CORES: Mapping[str, Callable[[], Tricky]] = {
         )
     ),
     "Hadamard behind rope (QuaRot R3)": lambda: Tricky(
-        rotated(
+        rotate_heads(
             "h{r}, l{r} = Split <axis = -1, num_outputs = 2> ({r}t) n{r} = Neg (l{r}) "
             "j{r} = Concat <axis = -1> (n{r}, h{r}) "
             "a{r} = Mul ({r}t, cos) b{r} = Mul (j{r}, sin) o{r} = Add (a{r}, b{r}) {r}r = MatMul (o{r}, turn)"
@@ -160,13 +162,17 @@ CORES: Mapping[str, Callable[[], Tricky]] = {
     ),
     "rope as a product": lambda: Tricky(
         with_tensors(
-            rotated("a{r} = Mul ({r}t, cos) j{r} = MatMul ({r}t, turn) b{r} = Mul (j{r}, sin) {r}r = Add (a{r}, b{r})"),
+            rotate_heads(
+                "a{r} = Mul ({r}t, cos) j{r} = MatMul ({r}t, turn) b{r} = Mul (j{r}, sin) {r}r = Add (a{r}, b{r})"
+            ),
             turn=quarter_turn(),
         )
     ),
     "rope as a product, the product first": lambda: Tricky(
         with_tensors(
-            rotated("a{r} = Mul ({r}t, cos) j{r} = MatMul ({r}t, turn) b{r} = Mul (j{r}, sin) {r}r = Add (b{r}, a{r})"),
+            rotate_heads(
+                "a{r} = Mul ({r}t, cos) j{r} = MatMul ({r}t, turn) b{r} = Mul (j{r}, sin) {r}r = Add (b{r}, a{r})"
+            ),
             turn=quarter_turn(),
         )
     ),

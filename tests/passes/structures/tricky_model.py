@@ -1,7 +1,7 @@
 """Attention blocks of which one thing is written in an unusual way, and what they hold.
 
 A model is a head that makes `q`, `k` and `v` of `x`, and a tail that makes `y` of these. `{r}` stands for each of the
-three roles. What is declared in a text and not computed is a weight, drawn by its name (`pictures.drawn`).
+three roles. What is declared in a text and not computed is a weight, drawn by its name (`structure_models.drawn`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from tests.passes.structures.pictures import drawn
+from tests.support.structure_models import drawn
 
 __all__ = [
     "BLOCK",
@@ -24,7 +24,7 @@ __all__ = [
     "Tricky",
     "declare",
     "model",
-    "weighed",
+    "weigh_scores",
     "with_constants",
     "with_tensors",
 ]
@@ -65,28 +65,28 @@ def model(projected: str = PLAIN, tail: str = BLOCK, weights: str = WEIGHTS, onc
     return drawn(f"g (float[2, 8, 32] a) => (float[2, 8, 32] y) <{weights}> {{ x = Relu (a) {once} {heads} {tail} }}")
 
 
-def weighed(weighting: str, tail: str = CONTEXT) -> onnx.ModelProto:
+def weigh_scores(weighting: str, tail: str = CONTEXT) -> onnx.ModelProto:
     """Scores are weighed by `weighting`, which makes `p` of `s`."""
     return model(tail=f"{HEADS} {SCORES} {weighting} {tail}")
 
 
-def with_tensors(made: onnx.ModelProto, **tensors: np.ndarray) -> onnx.ModelProto:
+def with_tensors(model: onnx.ModelProto, **tensors: np.ndarray) -> onnx.ModelProto:
     """The same with other numbers in some weights."""
-    for tensor in made.graph.initializer:
+    for tensor in model.graph.initializer:
         if tensor.name in tensors:
             tensor.CopyFrom(numpy_helper.from_array(tensors[tensor.name], tensor.name))
-    return made
+    return model
 
 
-def with_constants(made: onnx.ModelProto) -> onnx.ModelProto:
+def with_constants(model: onnx.ModelProto) -> onnx.ModelProto:
     """The weights in Constant nodes."""
-    stored = list(made.graph.initializer)
-    del made.graph.initializer[:]
-    nodes = [onnx.helper.make_node("Constant", [], [one.name], value=one) for one in stored]
-    rest = list(made.graph.node)
-    del made.graph.node[:]
-    made.graph.node.extend([*nodes, *rest])
-    return made
+    stored = list(model.graph.initializer)
+    del model.graph.initializer[:]
+    nodes = [onnx.helper.make_node("Constant", [], [constant.name], value=constant) for constant in stored]
+    rest = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes, *rest])
+    return model
 
 
 def declare(**others: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
-from tests.passes.structures.pictures import drawn
 from tests.passes.structures.tricky_model import WEIGHTS, Tricky
+from tests.support.structure_models import drawn
 
 __all__ = ["CACHES", "NESTED", "merged_partly"]
 
@@ -70,11 +70,11 @@ BODIES = {
 def function() -> onnx.ModelProto:
     """Attention in a function of the model's own."""
     head = '<ir_version: 10, opset_import: ["": 20, "own": 1]>'
-    made = onnx.parser.parse_model(f"{head}\n{FUNCTION}")
+    model = onnx.parser.parse_model(f"{head}\n{FUNCTION}")
     plain = drawn(f"g (float[2, 8, 32] x) => (float[2, 8, 32] y) <{WEIGHTS}> {{ y = Identity (x) }}")
-    made.graph.initializer.extend(plain.graph.initializer)
-    del made.graph.value_info[:]
-    return made
+    model.graph.initializer.extend(plain.graph.initializer)
+    del model.graph.value_info[:]
+    return model
 
 
 NESTED: Mapping[str, Callable[[], Tricky]] = {

@@ -14,12 +14,12 @@ __all__ = ["PROJECTIONS"]
 EIGHT_BIT = ", ".join(f"int8[32, 32] w{role}, float[1] s{role}" for role in "qkv")
 
 
-def of_integers(made: onnx.ModelProto) -> onnx.ModelProto:
+def of_integers(model: onnx.ModelProto) -> onnx.ModelProto:
     """8-bit weights and their scales, drawn."""
     numbers = np.random.default_rng(0)
     weights = {f"w{role}": numbers.integers(-127, 127, (32, 32)).astype(np.int8) for role in "qkv"}
     scales = {f"s{role}": np.array(0.01 * (at + 1), np.float32) for at, role in enumerate("qkv")}
-    return with_tensors(made, **weights, **scales)
+    return with_tensors(model, **weights, **scales)
 
 
 STACKED = "float[3, 32, 32] stack"

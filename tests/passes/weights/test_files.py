@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from passes.weights.detached import read_model
 from passes.weights.files import replace_when_done, save
-from tests.passes.models import attention, detached
+from tests.support.onnx_models import attention, detached
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
@@ -119,6 +119,6 @@ def test_equal_weights_are_written_once(tmp_path: Path) -> None:
         model.graph.initializer[-1].name = name
     save(detached(model), tmp_path / "model.onnx", 0)
     save(detached(attention()), tmp_path / "other.onnx", 0)
-    (one,), (other,) = tmp_path.glob("model.onnx.*.data"), tmp_path.glob("other.onnx.*.data")
-    assert one.read_bytes() == other.read_bytes()
+    (path,), (other,) = tmp_path.glob("model.onnx.*.data"), tmp_path.glob("other.onnx.*.data")
+    assert path.read_bytes() == other.read_bytes()
     assert digests(tmp_path / "model.onnx")["again"] == digests(tmp_path / "other.onnx")[first.name]

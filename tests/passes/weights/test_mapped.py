@@ -10,7 +10,7 @@ import pytest
 from passes.weights.mapped import FileMaps, FileRange, find_file_range, release
 
 
-def numbered(path: Path, count: int) -> str:
+def write_numbers(path: Path, count: int) -> str:
     path.write_bytes((np.arange(count) % 251).astype(np.uint8).tobytes())
     return str(path)
 
@@ -21,7 +21,7 @@ def descriptors(path: str) -> int:
 
 
 def test_a_thousand_views_of_a_file_take_one_descriptor(tmp_path: Path) -> None:
-    path, maps = numbered(tmp_path / "w", 9000), FileMaps()
+    path, maps = write_numbers(tmp_path / "w", 9000), FileMaps()
 
     views = [maps.view(FileRange(path, 9 * place, 9)) for place in range(1000)]
 
@@ -31,7 +31,7 @@ def test_a_thousand_views_of_a_file_take_one_descriptor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("offset", [0, 1, 4095, 4096, 70_001])
 def test_a_view_knows_its_place_and_gives_back_its_pages(tmp_path: Path, offset: int) -> None:
-    path = numbered(tmp_path / "w", 100_000)
+    path = write_numbers(tmp_path / "w", 100_000)
     view = FileMaps().view(FileRange(path, offset, 12_345))
 
     assert find_file_range(view) == FileRange(path, offset, 12_345)
@@ -41,7 +41,7 @@ def test_a_view_knows_its_place_and_gives_back_its_pages(tmp_path: Path, offset:
 
 
 def test_a_mapping_of_numpys_own_knows_its_place_too(tmp_path: Path) -> None:
-    path = numbered(tmp_path / "w", 100_000)
+    path = write_numbers(tmp_path / "w", 100_000)
     view = np.memmap(path, np.uint8, "r", offset=5000, shape=(60_000,))
     assert find_file_range(view) == FileRange(path, 5000, 60_000)
     release(view[10_000:])
@@ -49,7 +49,7 @@ def test_a_mapping_of_numpys_own_knows_its_place_too(tmp_path: Path) -> None:
 
 
 def test_memory_has_no_place(tmp_path: Path) -> None:
-    path = numbered(tmp_path / "w", 10)
+    path = write_numbers(tmp_path / "w", 10)
     view = FileMaps().view(FileRange(path, 0, 10))
     assert find_file_range(np.array(view)) is None
     Path(path).unlink()
@@ -57,9 +57,9 @@ def test_memory_has_no_place(tmp_path: Path) -> None:
 
 
 def test_a_file_that_has_grown_is_mapped_again(tmp_path: Path) -> None:
-    path, maps = numbered(tmp_path / "w", 10), FileMaps()
+    path, maps = write_numbers(tmp_path / "w", 10), FileMaps()
     first = maps.view(FileRange(path, 0, 10))
-    numbered(tmp_path / "w", 20)
+    write_numbers(tmp_path / "w", 20)
     assert maps.view(FileRange(path, 10, 10)).tolist() == list(range(10, 20))
     assert first.tolist() == list(range(10))
     with pytest.raises(ValueError, match="has 20 bytes, and 30 were asked for"):

@@ -12,7 +12,7 @@ import pytest
 
 from passes.errors import StepTimedOut
 from passes.weights.sessions import Session
-from tests.passes.models import model_of, square
+from tests.support.onnx_models import model_of, square
 
 CHAIN = """
 g (float[2, 8] x) => (float[2, 8] y) {
@@ -36,7 +36,7 @@ def operators_run(model: onnx.ModelProto, folder: Path) -> list[str]:
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     session.run(None, {"x": np.ones((2, 8), np.float32)})
     events = json.loads(Path(session.end_profiling()).read_text())
-    return [one["args"]["op_name"] for one in events if one["name"].endswith("kernel_time")]
+    return [event["args"]["op_name"] for event in events if event["name"].endswith("kernel_time")]
 
 
 def test_a_weight_is_transposed_when_it_is_needed(tmp_path: Path) -> None:

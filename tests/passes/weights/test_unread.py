@@ -62,10 +62,10 @@ def test_a_place_is_its_identity(tmp_path: Path) -> None:
     for name in ("one", "two"):
         hole(tmp_path / name, 2**16)
     places = {"a": ("one", 0), "again": ("one", 0), "behind": ("one", 2**14), "other": ("two", 0)}
-    found = digests(read_model(pointing(tmp_path / "m.onnx", places), unread=True))
+    seen = digests(read_model(pointing(tmp_path / "m.onnx", places), unread=True))
 
-    assert found["a"] == found["again"]
-    assert len({found["a"], found["behind"], found["other"]}) == 3
+    assert seen["a"] == seen["again"]
+    assert len({seen["a"], seen["behind"], seen["other"]}) == 3
     # Read, they are all the same zeros.
     assert len(set(digests(read_model(tmp_path / "m.onnx", unread=False)).values())) == 1
 
@@ -91,13 +91,13 @@ def test_only_what_was_rewritten_is_written(tmp_path: Path) -> None:
     for _ in range(2):  # the second time its own data lies in the folder too, and is written anew
         save(DetachedModel(model.proto, {**model.weights, key: weight}), tmp_path / "out.onnx", referring=True)
         model = read_model(tmp_path / "out.onnx")
-        weight = next(one for one in model.weights.values() if one.data[0] == values.view(np.uint8)[0, 0])
-        key = next(key for key, one in model.weights.items() if one is weight)
+        weight = next(weight for weight in model.weights.values() if weight.data[0] == values.view(np.uint8)[0, 0])
+        key = next(key for key, stored in model.weights.items() if stored is weight)
 
     [data] = tmp_path.glob("out.onnx.*.data")
     assert data.stat().st_size == 2**14
     whole = onnx.load(tmp_path / "out.onnx")
-    a, b = (onnx.numpy_helper.to_array(one) for one in whole.graph.initializer)
+    a, b = (onnx.numpy_helper.to_array(tensor) for tensor in whole.graph.initializer)
     assert np.array_equal(a.ravel(), np.arange(4096))
     assert np.array_equal(b, values)
     assert [entry.key for entry in whole.metadata_props] == [UNREAD]

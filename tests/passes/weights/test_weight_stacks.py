@@ -14,7 +14,7 @@ from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
 from passes.weights.stand_ins import inline
 from passes.weights.weight_stacks import collapse, expand
-from tests.passes.models import matrix
+from tests.support.onnx_models import matrix
 
 NESTED = """<ir_version: 10, opset_import: ["": 20]>
 experts (float[2, 16] x, int64[1] chosen) => (float[1, 2, 32] y) {
@@ -51,7 +51,7 @@ def test_a_stack_is_one_weight_and_comes_apart_again(experts: Path) -> None:
 
     again = expand(whole, stacks, model)
     assert ops(again) == ops(model)
-    assert {one.name for one in again.proto.graph.initializer} == {"g0", "g1", "u0", "u1"}
+    assert {tensor.name for tensor in again.proto.graph.initializer} == {"g0", "g1", "u0", "u1"}
 
 
 def test_a_stack_cannot_be_read(experts: Path) -> None:

@@ -19,7 +19,7 @@ from passes.errors import ModelError
 from passes.graph.traversal import sort_nodes
 from passes.weights.detached import attach, detach, read_model
 from passes.weights.stand_ins import DETACH_FROM_BYTES, digest_of, key_of
-from tests.passes.models import detached, matrix, model_of
+from tests.support.onnx_models import detached, matrix, model_of
 
 DTYPES = [
     *(np.float32, np.float64, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),

@@ -14,13 +14,13 @@ def test_globs_are_expanded_and_each_file_is_taken_once(small_config, tmp_path: 
     for name in ("b", "a", "odd[1]"):
         small_config(f"{name}.yaml")
     planned = read_configs([str(tmp_path / "b.yaml"), str(tmp_path / "*.yaml"), str(tmp_path / "odd[1].yaml")])
-    assert [one.path.name for one in planned] == ["b.yaml", "a.yaml", "odd[1].yaml"]
+    assert [config.path.name for config in planned] == ["b.yaml", "a.yaml", "odd[1].yaml"]
 
 
 def test_overrides_hold_for_each(small_config, tmp_path: Path) -> None:
     small_config("a.yaml"), small_config("b.yaml")
     planned = read_configs([str(tmp_path / "*.yaml")], ["verify.draws=1"])
-    assert [one.config.verify.draws for one in planned if one.config] == [1, 1]
+    assert [config.config.verify.draws for config in planned if config.config] == [1, 1]
 
 
 def test_two_of_one_name_would_share_a_folder(small_config) -> None:

@@ -16,7 +16,7 @@ ENDED = (
 )
 
 
-def shown(terminal: bool, quiet: bool = False) -> str:
+def screen_text(terminal: bool, quiet: bool = False) -> str:
     out = StringIO()
     with JobsConsole(3, Console(file=out, force_terminal=terminal, width=80, color_system=None), quiet) as screen:
         for ended in ENDED:
@@ -25,12 +25,12 @@ def shown(terminal: bool, quiet: bool = False) -> str:
 
 
 def test_a_log_has_one_line_for_each_that_was_done_now() -> None:
-    assert shown(terminal=False) == "[2/3] good done, 1.2 s\n[3/3] [bad] lost, attempt 3, 2.0 s: signal SIGKILL\n"
-    assert shown(terminal=False, quiet=True) == ""
+    assert screen_text(terminal=False) == "[2/3] good done, 1.2 s\n[3/3] [bad] lost, attempt 3, 2.0 s: signal SIGKILL\n"
+    assert screen_text(terminal=False, quiet=True) == ""
 
 
 def test_a_terminal_has_one_bar_over_all() -> None:
-    text = shown(terminal=True)
+    text = screen_text(terminal=True)
     assert "━" in text
     assert "3/3" in text
     assert "1 known before" in text

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.jobs import Job, JobStatus, LocalProcesses, Outcome
-from tests.pipeline.jobs import jobs as functions
-from tests.processes import still_running
+from tests.pipeline.jobs import sample_jobs as functions
+from tests.support.processes import still_running
 
 
 def outcomes(*jobs: Job, count: int = 2, attempts: int = 3) -> dict[str, Outcome]:
@@ -42,7 +42,7 @@ def test_every_end_of_a_job(tmp_path: Path) -> None:
     }
     assert (found["mistake"].why, found["mistake"].trace) == ("this is wrong; do that", "")
     assert found["bug"].why == "ZeroDivisionError: one by nothing"
-    assert "jobs.py" in found["bug"].trace
+    assert "sample_jobs.py" in found["bug"].trace
     assert "returned what JSON cannot hold" in found["unspeakable"].why
     assert "died (signal SIGABRT)" in found["dies always"].why
 
@@ -81,7 +81,7 @@ INTERRUPTED = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it starts in the background
 from pipeline.jobs import Job, LocalProcesses
-from tests.pipeline.jobs.jobs import process
+from tests.pipeline.jobs.sample_jobs import process
 jobs = [Job("quick", process), Job("slow", process, {"seconds": 60})]
 for outcome in LocalProcesses(1).run(jobs):
     print(outcome.value, flush=True)

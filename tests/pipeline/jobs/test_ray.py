@@ -18,7 +18,7 @@ import pytest
 from pipeline.errors import UsageError
 from pipeline.jobs import Job, JobStatus, choose_executor, run_jobs
 from pipeline.jobs.on_ray import RayCluster
-from tests.pipeline.jobs import jobs as functions
+from tests.pipeline.jobs import sample_jobs as functions
 
 pytest.importorskip("ray", reason="ray is an extra: pip install 'onnxline[ray]'")
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}

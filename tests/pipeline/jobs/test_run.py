@@ -13,7 +13,7 @@ import pytest
 from pipeline.errors import UsageError
 from pipeline.jobs import Job, JobProgress, JobStatus, LocalProcesses, Outcome, run_jobs
 from pipeline.jobs.run import OutcomeTable
-from tests.pipeline.jobs import jobs as functions
+from tests.pipeline.jobs import sample_jobs as functions
 
 
 def jobs_that_count(folder: Path, *names: str, seconds: float = 0.0) -> list[Job]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.jobs import Job, JobStatus, Outcome
 from pipeline.jobs.run import OutcomeTable
-from tests.pipeline.jobs.jobs import count_calls, double
+from tests.pipeline.jobs.sample_jobs import count_calls, double
 
 JOBS = st.builds(
     Job,

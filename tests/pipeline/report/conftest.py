@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.browser import NoBrowser, open_browser
+from tests.support.run_fixtures import config_file, config_in, running_workers
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+
+__all__ = ["browser", "config_file", "config_in", "running_workers"]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import Pipeline, RunConfig
 from pipeline.report import Drawing, Wire
-from tests.pipeline.report.made_up import html_of, pictures, report
+from tests.pipeline.report.sample_report import html_of, pictures, report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -60,9 +60,9 @@ def test_click_through_a_run(config_file, browser: Browser, tmp_path: Path) -> N
 def _open_every_pass(page: Page, changed: int) -> None:
     assert page.locator("details.pass").count() == changed
     assert "skip: fuse_qkv" in page.locator(".row.skipped .reason").first.inner_text()
-    for one in page.locator(".timeline details").all():
-        one.locator("summary").click()
-        assert one.locator(":scope > :not(summary)").first.is_visible()
+    for entry in page.locator(".timeline details").all():
+        entry.locator("summary").click()
+        assert entry.locator(":scope > :not(summary)").first.is_visible()
     reverted = page.locator("details.pass.reverted")
     assert "Broke qkv" in reverted.locator(".lost").inner_text()
     assert "MatMul" in " ".join(reverted.locator(".diff del").all_inner_texts())
@@ -119,9 +119,9 @@ def test_names_are_only_names(browser: Browser, tmp_path: Path) -> None:
     """A script in a node's name is shown and not run; one long word does not push the page apart."""
     name = "</script><script>document.title = 'taken'</script><img src=x onerror=alert(1)>"
     long = "encoder" * 60
-    made = report(name=long, failure=name + long, exit_code=1)
+    run_report = report(name=long, failure=name + long, exit_code=1)
     file = tmp_path / "report.html"
-    file.write_text(html_of(made, pictures(name=name), tmp_path), encoding="utf-8")
+    file.write_text(html_of(run_report, pictures(name=name), tmp_path), encoding="utf-8")
     seen = Watched(browser.new_page(viewport=PHONE), file)
     seen.page.locator("#query").fill("_0")
     assert f"{name}_0" in seen.page.locator("#tree .op summary").first.inner_text()
@@ -134,8 +134,8 @@ def test_names_are_only_names(browser: Browser, tmp_path: Path) -> None:
 
 def test_a_run_that_failed_has_a_page(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
-    made = report(failure="no ONNX file", exit_code=2, export=None, structures=(), runtime=None)
-    file.write_text(html_of(made, type(pictures())(), tmp_path), encoding="utf-8")
+    run_report = report(failure="no ONNX file", exit_code=2, export=None, structures=(), runtime=None)
+    file.write_text(html_of(run_report, type(pictures())(), tmp_path), encoding="utf-8")
     seen = Watched(browser.new_page(), file)
     assert "no ONNX file" in seen.page.locator(".failure").inner_text()
     assert seen.is_clean()
@@ -197,18 +197,18 @@ def test_the_graph_folds_by_module_and_is_walked_along_its_values(browser: Brows
     assert tree.locator("summary").all_inner_texts()[0].split("\n")[0] == "model.layers"
 
     page.locator("#query").fill("name:node_4002")
-    (found,) = tree.locator(".op").all()
-    found.locator("summary").press("Enter")
-    found.locator("tr").first.wait_for()  # the rows are made once the browser says that it is open
-    told = [" ".join(line.split()) for line in found.locator("tr").all_inner_texts()]
-    assert told == [
+    (nodes,) = tree.locator(".op").all()
+    nodes.locator("summary").press("Enter")
+    nodes.locator("tr").first.wait_for()  # the rows are made once the browser says that it is open
+    rows = [" ".join(line.split()) for line in nodes.locator("tr").all_inner_texts()]
+    assert rows == [
         "input v4002 ← MatMul node_4001 float 2×8",
         "input w4002 float 8×8",
         "output v4003 → MatMul node_4003 float 2×8",
         "module model.layers.1000.attention",
         "made by source",
     ]
-    found.get_by_role("button", name="MatMul node_4003").press("Enter")
+    nodes.get_by_role("button", name="MatMul node_4003").press("Enter")
     assert page.evaluate("document.activeElement.innerText").split() == ["MatMul", "node_4003", "float", "2×8"]
     assert page.locator("#query").input_value() == "", "it was not among those that were looked for"
     assert page.locator("#count").inner_text() == "5000 nodes"

@@ -7,7 +7,7 @@ from pathlib import Path
 from passes.diff import LayerErrors
 from passes.proof.numbers import NO_ERROR, Errors
 from pipeline.report.html.layers import layer_plot
-from tests.pipeline.report.made_up import html_of, pictures, report, row
+from tests.pipeline.report.sample_report import html_of, pictures, report, row
 
 
 def layer(name: str, max_abs: float = 0, sqnr_db: float = 0) -> LayerErrors:

@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 
 from pipeline.report import Box, BoxKind, Drawing, Wire
 from pipeline.report.html.layout import DrawingLayout, lay_out
-from tests.pipeline.report.made_up import attention
+from tests.pipeline.report.sample_report import attention
 
 
 def rows(laid: DrawingLayout) -> list[list[str]]:
     """The layers as one sees them, each from left to right."""
-    found: dict[int, list[tuple[float, str]]] = {}
-    for one in laid.boxes:
-        found.setdefault(round(one.y + one.height / 2), []).append((one.x, one.box.role or one.box.op))
-    return [[name for _, name in sorted(found[y])] for y in sorted(found)]
+    boxes_by_height: dict[int, list[tuple[float, str]]] = {}
+    for box in laid.boxes:
+        boxes_by_height.setdefault(round(box.y + box.height / 2), []).append((box.x, box.box.role or box.box.op))
+    return [[name for _, name in sorted(boxes_by_height[y])] for y in sorted(boxes_by_height)]
 
 
 def test_q_k_and_v_stand_side_by_side() -> None:
     laid = lay_out(attention(0))
     assert rows(laid) == [["norm_0"], ["Q", "K", "V"], ["Attention"]]
-    centres = {one.box.role or one.box.op: one.x + one.width / 2 for one in laid.boxes}
+    centres = {box.box.role or box.box.op: box.x + box.width / 2 for box in laid.boxes}
     assert abs(centres["K"] - centres["Attention"]) < 1, "what joins them stands in the middle"
     assert abs(centres["K"] - centres["norm_0"]) < 1
 
@@ -38,7 +38,7 @@ def test_what_comes_from_outside_stands_where_it_is_read() -> None:
 def test_a_long_way_is_straight() -> None:
     boxes = tuple(Box(BoxKind.NODE, op) for op in "ABCDEF")
     laid = lay_out(Drawing(boxes, (*(Wire(at, at + 1) for at in range(5)), Wire(0, 5))))
-    numbers = [float(one) for one in re.findall(r"[\d.]+", laid.paths[-1][0])]
+    numbers = [float(number) for number in re.findall(r"[\d.]+", laid.paths[-1][0])]
     inner = {x for x, y in zip(numbers[::2], numbers[1::2], strict=True) if 100 < y < 225}
     assert len(inner) == 1
 
@@ -62,7 +62,7 @@ def test_no_drawing_is_a_tangle(drawing: Drawing) -> None:
         assert a.x + a.width <= b.x or b.x + b.width <= a.x or a.y + a.height <= b.y or b.y + b.height <= a.y
     for wire in drawing.wires:
         assert laid.boxes[wire.start].y < laid.boxes[wire.end].y
-    for one in laid.boxes:
-        assert one.x >= 0
-        assert one.x + one.width <= laid.width
-        assert one.y + one.height <= laid.height
+    for box in laid.boxes:
+        assert box.x >= 0
+        assert box.x + box.width <= laid.width
+        assert box.y + box.height <= laid.height

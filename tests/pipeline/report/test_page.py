@@ -17,7 +17,7 @@ from passes.run.result import Status, StructureVerdict
 from pipeline.report import SOURCE, Mark, NodeRow, Pictures, diff_folder
 from pipeline.report.html import page_of
 from pipeline.report.html.timeline import Timeline, timeline_of
-from tests.pipeline.report.made_up import html_of, pictures, report, row
+from tests.pipeline.report.sample_report import html_of, pictures, report, row
 
 HOSTILE = "</script><script>alert(1)</script>"
 
@@ -44,8 +44,8 @@ class Tags(HTMLParser):
         return next(json.loads(text) for text in self.texts if text.startswith('{"'))
 
 
-def timeline(*told: object, **more: object) -> Timeline:
-    return timeline_of(report(*told, **more), Path("nowhere"))  # type: ignore[arg-type]
+def timeline(*rows: object, **more: object) -> Timeline:
+    return timeline_of(report(*rows, **more), Path("nowhere"))  # type: ignore[arg-type]
 
 
 def test_it_needs_nothing_from_outside(tmp_path: Path) -> None:
@@ -62,14 +62,14 @@ def test_no_name_becomes_markup(tmp_path: Path) -> None:
     rows = [row(HOSTILE, Status.REVERTED, after=7, reason=HOSTILE, lost=(HOSTILE,), reproducer=HOSTILE)]
     html = html_of(report(*rows, structures=(verdict,), failure=HOSTILE, name=HOSTILE), shown, tmp_path)
     tags = Tags(html)
-    assert [sorted(one) for one in tags.named("script")] == [["id", "type"], []], "the data and the script, no other"
+    assert [sorted(tag) for tag in tags.named("script")] == [["id", "type"], []], "the data and the script, no other"
     assert tags.data()["nodes"]["words"] == [HOSTILE], "and the script reads the very name"
     assert not [name for _, attributes in tags.tags for name in attributes if name.startswith("on")]
 
 
 def test_the_same_report_is_the_same_page(tmp_path: Path) -> None:
-    made, shown = report(row("fuse", after=7)), pictures(layers=3, nodes=9)
-    assert html_of(made, shown, tmp_path) == html_of(made, shown, tmp_path)
+    run_report, shown = report(row("fuse", after=7)), pictures(layers=3, nodes=9)
+    assert html_of(run_report, shown, tmp_path) == html_of(run_report, shown, tmp_path)
 
 
 def test_a_large_model_stays_small(tmp_path: Path) -> None:
@@ -81,16 +81,16 @@ def test_a_large_model_stays_small(tmp_path: Path) -> None:
     html = html_of(report(*rows, marks=marks, structures=verdicts), shown, tmp_path)
     assert len(html.encode()) < 2_000_000
     assert len(Tags(html).named("figure")) == 3 + 2, "the first is drawn as a reverted pass had made it too"
-    assert len([one for one in Tags(html).named("button") if one.get("data-figure") == "1"]) == 35
+    assert len([tag for tag in Tags(html).named("button") if tag.get("data-figure") == "1"]) == 35
 
 
 def test_a_run_that_failed_early_says_why(tmp_path: Path) -> None:
-    made = report(failure="no ONNX file at <here>", exit_code=2, export=None, structures=(), runtime=None)
-    html = html_of(replace(made, marks=()), Pictures(), tmp_path)
-    told = " ".join(Tags(html).texts)
-    assert "no ONNX file at <here>" in told
-    assert "exit code 2" in told
-    assert {"passes", "structures", "nodes"}.isdisjoint(one.get("id") for one in Tags(html).named("section"))
+    run_report = report(failure="no ONNX file at <here>", exit_code=2, export=None, structures=(), runtime=None)
+    html = html_of(replace(run_report, marks=()), Pictures(), tmp_path)
+    text = " ".join(Tags(html).texts)
+    assert "no ONNX file at <here>" in text
+    assert "exit code 2" in text
+    assert {"passes", "structures", "nodes"}.isdisjoint(tag.get("id") for tag in Tags(html).named("section"))
 
 
 def test_the_headline_does_not_hide_what_was_lost(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_the_headline_does_not_hide_what_was_lost(tmp_path: Path) -> None:
 def test_a_tab_says_how_the_run_ended(tmp_path: Path) -> None:
     lost = (StructureVerdict("qkv", "layers.0", "", False, "onnxsim/fuse_attention"),)
     ends = [report(), report(structures=lost), report(failure="no", exit_code=2), report(not_compared="no weights")]
-    pages = [page_of(one, Pictures(), tmp_path) for one in ends]
+    pages = [page_of(end, Pictures(), tmp_path) for end in ends]
     assert [page.headline.title for page in pages] == [
         "✓ proven · made_up",
         "△ proven, with losses · made_up",
@@ -118,21 +118,21 @@ def test_a_tab_says_how_the_run_ended(tmp_path: Path) -> None:
 
 
 def test_all_notes_are_shown_once(tmp_path: Path) -> None:
-    made = report(notes=("keep: qkv: partly", "said twice"))
-    assert made.export is not None
-    made = replace(made, export=replace(made.export, notes=("said twice", "torch warns")))
-    assert page_of(made, Pictures(), tmp_path).notes == ("keep: qkv: partly", "said twice", "torch warns")
-    assert "<li>torch warns</li>" in html_of(made, Pictures(), tmp_path)
+    run_report = report(notes=("keep: qkv: partly", "said twice"))
+    assert run_report.export is not None
+    run_report = replace(run_report, export=replace(run_report.export, notes=("said twice", "torch warns")))
+    assert page_of(run_report, Pictures(), tmp_path).notes == ("keep: qkv: partly", "said twice", "torch warns")
+    assert "<li>torch warns</li>" in html_of(run_report, Pictures(), tmp_path)
 
 
 def test_what_random_outputs_are_judged_by(tmp_path: Path) -> None:
-    made = report()
-    assert made.export is not None
+    run_report = report()
+    assert run_report.export is not None
     errors = {
-        name: replace(made.export.errors["y"], judged_as=dtype)
+        name: replace(run_report.export.errors["y"], judged_as=dtype)
         for name, dtype in {"y": "float16", "noise": DRAWN, "z": "float16"}.items()
     }
-    facts = page_of(replace(made, export=replace(made.export, errors=errors)), Pictures(), tmp_path).facts
+    facts = page_of(replace(run_report, export=replace(run_report.export, errors=errors)), Pictures(), tmp_path).facts
     random = "only dtype and shape, since they depend on random numbers"
     assert facts["export"]["tolerances"] == f"of float16: y, z; {random}: noise"
 
@@ -143,7 +143,7 @@ def test_what_a_reverted_pass_made_of_a_structure_is_drawn_there_alone(tmp_path:
     panels = [[(panel.title, panel.weights) for panel in figure.panels] for figure in group.figures]
     both = [("source", "3 × 8×8"), ("final model", "3 × 8×8")]
     assert panels == [[*both, ("taken back", "8×24")], both]
-    assert [one.names[0][1] for one in group.rows] == ["Q_0", "Q_1"]
+    assert [row.names[0][1] for row in group.rows] == ["Q_0", "Q_1"]
 
 
 def test_a_reverted_step_leaves_the_model_as_it_was() -> None:
@@ -153,7 +153,7 @@ def test_a_reverted_step_leaves_the_model_as_it_was() -> None:
         row("idle", before=7, after=7),
         marks=(Mark(0, "1" * 12, 2048, {"MatMul": 2, "Add": 5}), Mark(1, "2" * 12, 1024, {"MatMul": 3})),
     )
-    assert [(one.name, one.nodes, one.nbytes, sum(part.count for part in one.segments)) for one in shown.rows] == [
+    assert [(row.name, row.nodes, row.nbytes, sum(part.count for part in row.segments)) for row in shown.rows] == [
         ("source", 9, 4096, 9),
         ("fuse", 7, 2048, 7),
         ("breaks", 3, 1024, 3),
@@ -164,7 +164,7 @@ def test_a_reverted_step_leaves_the_model_as_it_was() -> None:
 
 def test_passes_that_found_nothing_to_do_are_one_line() -> None:
     shown = timeline(row("a"), row("b"), row("c", Status.SKIPPED, reason="skip: c"), row("d"))
-    assert [(quiet, [one.name for one in rows]) for quiet, rows in shown.groups()] == [
+    assert [(quiet, [row.name for row in rows]) for quiet, rows in shown.groups()] == [
         (False, ["source"]),
         (True, ["a", "b"]),
         (False, ["c"]),
@@ -175,28 +175,28 @@ def test_passes_that_found_nothing_to_do_are_one_line() -> None:
 def test_operators_beyond_the_colours_are_one() -> None:
     ops = {f"Op{at}": 20 - at for at in range(12)}
     shown = timeline_of(replace(report(), marks=(Mark(SOURCE, "0" * 12, 1, ops),)), Path("nowhere"))
-    assert [one.op for one in shown.legend] == [*(f"Op{at}" for at in range(8)), "other"]
+    assert [entry.op for entry in shown.legend] == [*(f"Op{at}" for at in range(8)), "other"]
     assert shown.rows[0].segments[-1].count == 12 + 11 + 10 + 9
 
 
 def test_long_diffs_are_cut(tmp_path: Path) -> None:
     nodes = [NodeLabel("Identity", f"node_{at}") for at in range(50)]
-    found = Diff(
+    model_diff = Diff(
         replaced=tuple(Replacement((node,), (), ("val_27",)) for node in nodes),
         attributes=(AttributeChange(nodes[0], "axis", "0", "1" * 5000),),
     )
-    made = row("eliminate", before=59, after=9)
-    folder = tmp_path / diff_folder(0, made)
+    changed_row = row("eliminate", before=59, after=9)
+    folder = tmp_path / diff_folder(0, changed_row)
     folder.mkdir(parents=True)
-    (folder / "diff.json").write_text(json.dumps(diff_as_data(found)))
-    diff = timeline_of(report(made), tmp_path).rows[1].diff
+    (folder / "diff.json").write_text(json.dumps(diff_as_data(model_diff)))
+    diff = timeline_of(report(changed_row), tmp_path).rows[1].diff
     assert diff is not None
     nodes_section, attributes = diff.sections
     assert (len(nodes_section.entries), nodes_section.more) == (30, 20)
     assert len(attributes.entries[0].text) == 300
-    html = html_of(report(made), pictures(), tmp_path)
+    html = html_of(report(changed_row), pictures(), tmp_path)
     assert "<del>Identity node_29</del>" in html
     assert "<ins>stored constant val_27</ins>" in html
     assert "and 20 more" in html
     (folder / "diff.json").write_text("{")
-    assert timeline_of(report(made), tmp_path).rows[1].diff is None, "a damaged one is as none"
+    assert timeline_of(report(changed_row), tmp_path).rows[1].diff is None, "a damaged one is as none"

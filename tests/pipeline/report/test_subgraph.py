@@ -9,7 +9,7 @@ from passes.structures.subgraph import subgraph_of
 from passes.structures.view import GraphView
 from pipeline.report import BoxKind, Drawing
 from pipeline.stages.pictures import MOST, draw, node_rows
-from tests.passes.models import attention, detached, matrix, model_of
+from tests.support.onnx_models import attention, detached, matrix, model_of
 
 
 def drawn(model, kind: str) -> Drawing:

@@ -1,0 +1,51 @@
+"""How this tree is laid out: what can be held by a test of the section on tests in CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from tests.conftest import MARKS
+from tests.support.paths import ROOT, TESTS
+
+FILES = sorted(TESTS.rglob("*.py"))
+HELPERS = [path for path in FILES if not path.name.startswith("test_") and path.name != "conftest.py"]
+
+
+def test_tests_mirror_the_packages() -> None:
+    rooms = {
+        path.parent.relative_to(TESTS) for path in FILES if path.relative_to(TESTS).parts[0] in ("passes", "pipeline")
+    }
+    assert sorted(str(room) for room in rooms if not (ROOT / room).is_dir()) == []
+
+
+def test_no_helper_name_stands_twice() -> None:
+    places = defaultdict(list)
+    for path in HELPERS:
+        places[path.name].append(str(path.relative_to(TESTS)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_helpers_lie_in_the_room_that_uses_them() -> None:
+    """A helper of several rooms lies in tests/support, where every room looks for it."""
+    importers = {helper: [path for path in FILES if path != helper and imports(path, helper)] for helper in HELPERS}
+    far = {
+        str(helper.relative_to(TESTS)): [str(path.relative_to(TESTS)) for path in paths]
+        for helper, paths in importers.items()
+        if helper.parent != TESTS / "support" and any(helper.parent not in path.parents for path in paths)
+    }
+    assert far == {}
+
+
+def imports(path: Path, helper: Path) -> bool:
+    module = ".".join(helper.relative_to(ROOT).with_suffix("").parts)
+    return (
+        re.search(rf"^(from|import) {re.escape(module)}\b", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+    )
+
+
+def test_each_mark_names_files_that_are_here() -> None:
+    files = [path.relative_to(TESTS).as_posix() for path in FILES]
+    places = [place for places in MARKS.values() for place in places]
+    assert [place for place in places if not any(file.startswith(place) for file in files)] == []

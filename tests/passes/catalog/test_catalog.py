@@ -1,0 +1,204 @@
+"""The catalogue says what the installed libraries have; no words without a pass, no default pass without words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import onnxoptimizer
+import onnxsim.onnxsim_cpp2py_export as native_onnxsim
+import pytest
+
+from passes.catalog import CatalogEntry, catalog, pass_names, rows_of
+from passes.catalog.demo import find_entries, show
+from passes.catalog.descriptions import DESCRIBED, UNDESCRIBED
+from passes.context import PassContext
+from passes.errors import PolicyError
+from passes.external.installed import require
+from passes.external.onnxoptimizer import OnnxOptimizerPass
+from passes.external.onnxsim import OnnxSim
+from passes.policy.known_passes import DESTROYS, GROUPS, groups_of, in_group
+from passes.policy.policy import Policy
+from passes.step import CompositeStep, PassResult
+from passes.weights.detached import DetachedModel
+
+
+@pytest.fixture(scope="module")
+def rows(bench: PassContext) -> tuple[CatalogEntry, ...]:
+    return catalog(bench)
+
+
+def named(rows: Sequence[CatalogEntry], name: str) -> CatalogEntry:
+    return next(row for row in rows if row.name == name)
+
+
+def test_every_pass_is_there_once_and_those_of_the_default_sets_are_described(rows: tuple[CatalogEntry, ...]) -> None:
+    names = [row.name for row in rows]
+    assert len(names) == len(set(names)) > 250
+    listed = [row for row in rows if row.source == "onnxoptimizer" or "/" not in row.name]
+    listed += [row for row in rows if row.source == "onnxsim" and row.runs in ("default", "never")]
+    assert [row.name for row in listed if not row.described] == []
+
+
+@pytest.mark.parametrize("step", DESCRIBED)
+def test_every_description_has_its_pass(step: str, rows: tuple[CatalogEntry, ...]) -> None:
+    names = {row.name for row in rows}
+    if step and named(rows, step).runs == "missing":
+        pytest.skip(f"{step} is not installed")
+    described = [f"{step}/{bare}" if step else bare for bare in DESCRIBED[step]]
+    assert [name for name in described if name not in names] == []
+
+
+def test_descriptions_are_one_short_sentence_without_a_full_stop(rows: tuple[CatalogEntry, ...]) -> None:
+    described = [row for row in rows if row.described]
+    odd = [row.name for row in described if row.does.endswith(".") or not row.does[0].isupper() or len(row.does) > 140]
+    assert odd == []
+
+
+def test_the_default_set_is_the_librarys_own(rows: tuple[CatalogEntry, ...]) -> None:
+    default = [row.name for row in rows if row.source == "onnxoptimizer" and row.runs == "default"]
+    assert default == list(onnxoptimizer.get_fuse_and_elimination_passes())
+    assert {row.name for row in rows if row.source == "onnxoptimizer"} == set(onnxoptimizer.get_available_passes())
+
+
+def test_onnxsims_passes_are_those_that_it_has_after_its_first_call(rows: tuple[CatalogEntry, ...]) -> None:
+    inner = [row for row in rows if row.name.startswith("onnxsim/")]
+    assert set(native_onnxsim._list_optimizers()) <= {row.bare for row in inner}
+    for late in ("fuse_attention", "fuse_gqa", "fuse_rope", "fuse_matmul_add_bias_into_gemm_batched"):
+        assert named(rows, f"onnxsim/{late}").runs == "default"
+    assert named(rows, "onnxsim/nf4").runs == "extra"
+    assert named(rows, "onnxsim/extract_constant_to_initializer").runs == "never"
+
+
+def test_what_a_pass_destroys_is_told_wherever_it_runs(rows: tuple[CatalogEntry, ...]) -> None:
+    for row in rows:
+        if row.name not in COMPOSITE:
+            assert row.destroys == DESTROYS.get(row.bare, ()), row.name
+    assert "qkv" in named(rows, "onnxsim/fuse_qkv").destroys
+
+
+COMPOSITE = ("onnxsim", "onnxslim", "onnxruntime", "onnxruntime_fusions", "onnxscript", "onnxscript_rewrites")
+
+
+@pytest.mark.parametrize("step", COMPOSITE)
+def test_a_composite_step_destroys_what_the_passes_inside_of_it_destroy(
+    step: str, rows: tuple[CatalogEntry, ...]
+) -> None:
+    if named(rows, step).runs == "missing":
+        pytest.skip(f"{step} is not installed")
+    inside = {kind for row in rows if row.name.startswith(f"{step}/") for kind in row.destroys if row.runs == "default"}
+    assert set(named(rows, step).destroys) == inside
+    assert inside, "there is no composite step that is known to destroy nothing"
+
+
+@dataclass(frozen=True)
+class Newer(CompositeStep):
+    """A composite step of a release that nobody has read yet."""
+
+    needs: str = "onnx"
+    left_out: tuple[str, ...] = ()
+    name: str = field(default="newer", init=False)
+    source: str = field(default="tests", init=False)
+
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+        return PassResult(model, changed=False)
+
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
+        require(self.needs, self.name, extra="newer")
+        return tuple(name for name in ("fuse_everything", "tidy") if name not in self.left_out)
+
+
+def test_a_pass_that_nobody_described_is_shown_and_counts_as_reading_values(bench: PassContext) -> None:
+    rows = rows_of(Newer(), bench)
+    assert [row.name for row in rows] == ["newer", "newer/fuse_everything", "newer/tidy"]
+    assert {(row.does, row.reads) for row in rows} == {(UNDESCRIBED, "values")}
+    assert rows[1].groups == ("fusions",)
+    assert "no picture in this release" in show(rows[1], rows, bench).why_not
+
+
+def test_a_library_that_is_not_installed_is_a_row_that_says_what_to_install(bench: PassContext) -> None:
+    [row] = rows_of(Newer(needs="no_such_library"), bench)
+    assert (row.name, row.runs) == ("newer", "missing")
+    assert "pip install 'onnxline[newer]'" in row.note
+    assert show(row, [row], bench).why_not == row.note
+
+
+def test_a_pass_that_a_package_announces_is_a_row_and_is_not_loaded(
+    bench: PassContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "tidy_passes-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tidy-passes\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[onnxline.passes]\nfuse_tidy = no_such_module:Tidy\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    row = named(catalog(bench, steps=()), "fuse_tidy")
+    assert (row.source, row.runs, row.reads, row.groups) == ("tidy-passes", "extra", "values", ("fusions",))
+    assert "no_such_module:Tidy" in row.does
+    assert "no picture" in show(row, [row], bench).why_not
+
+
+def test_names_for_a_skip_list_ask_only_the_steps_that_run(bench: PassContext) -> None:
+    names = pass_names([OnnxOptimizerPass("nop"), Newer().without(["tidy"])], bench)
+    assert {"fuse_qkv", "nop", "onnxsim", "newer", "newer/fuse_everything", "newer/tidy"} <= set(names)
+    assert not any(name.startswith("onnxsim/") for name in names)
+    assert {"onnxsim/fuse_attention", "onnxsim/nf4"} <= set(pass_names([OnnxSim()], bench))
+
+
+def test_a_name_means_the_pass_itself_or_those_of_that_name_inside_of_steps(rows: tuple[CatalogEntry, ...]) -> None:
+    assert [row.name for row in find_entries("fuse_qkv", rows)] == ["fuse_qkv"]
+    assert [row.name for row in find_entries("onnxsim/fuse_qkv", rows)] == ["onnxsim/fuse_qkv"]
+    assert [row.name for row in find_entries("fuse_rope", rows)] == ["onnxsim/fuse_rope"]
+    with pytest.raises(PolicyError, match=r"no pass named 'fuse_qvk'; did you mean 'fuse_qkv'\?"):
+        find_entries("fuse_qvk", rows)
+
+
+GROUPED = [
+    ("fuse_qkv", {"fusions"}),
+    ("onnxsim/fuse_qkv", {"fusions"}),
+    ("eliminate_nop_transpose", {"eliminations", "layout"}),
+    ("fuse_consecutive_transposes", {"fusions", "layout"}),
+    ("rewrite_where", {"rewrites"}),
+    ("onnxsim/constant_folding", {"folding"}),
+    ("fold_constants", {"folding"}),
+    ("onnxsim/nf4", {"quantizing"}),
+    ("onnxsim/quantize_fp16", {"quantizing"}),
+    ("onnxruntime/QDQSelectorActionTransformer", {"quantizing"}),
+    ("onnxruntime/PreShapeNodeElimination", {"eliminations"}),
+    ("onnxslim/FusionConvTransposeAdd", {"fusions"}),
+    ("onnxscript_rewrites/fuse_batchnorm_into_conv_transpose_rule", {"fusions"}),
+    ("onnxruntime_fusions/enable_attention", {"fusions"}),
+    ("nop", set()),
+]
+
+
+@pytest.mark.parametrize(("name", "groups"), GROUPED)
+def test_groups(name: str, groups: set[str]) -> None:
+    assert set(groups_of(name)) == groups
+    for group in GROUPS:
+        assert in_group(group, name) == (group in groups)
+        assert (Policy((group,)).skips(name) is not None) == (group in groups)
+    assert not in_group("no such group", name)
+
+
+def test_every_glob_of_a_group_names_a_pass_of_this_installation(rows: tuple[CatalogEntry, ...]) -> None:
+    for group, globs in GROUPS.items():
+        lone = [glob for glob in globs if not any(in_group_of(glob, row.name) for row in rows)]
+        assert lone == [], group
+
+
+def in_group_of(glob: str, name: str) -> bool:
+    return fnmatchcase(name.lower(), glob) or fnmatchcase(name.lower().rpartition("/")[2], glob)
+
+
+def test_a_group_may_be_skipped_where_nothing_of_it_runs() -> None:
+    Policy(("quantizing",)).check(["fuse_qkv"], ["fuse_qkv"])
+    with pytest.raises(PolicyError, match=r"did you mean 'quantizing'\?"):
+        Policy(("quantising",)).check(["fuse_qkv"], ["fuse_qkv"])
+
+
+def test_passes_that_change_bits_or_dtypes_are_quantizing_and_no_default(rows: tuple[CatalogEntry, ...]) -> None:
+    grouped = {row.name for row in rows if row.source == "onnxsim" and "quantizing" in row.groups}
+    assert len(grouped) > 60
+    assert [row.name for row in rows if row.name in grouped and row.runs == "default"] == []

@@ -1,0 +1,282 @@
+"""What a new user types first: a model by itself, a name that is misspelt, `--help`; and what the terminal shows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import onnx
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from passes.errors import PolicyError
+from passes.external.installed import refuse_older
+from passes.proof.numbers import Errors
+from passes.run.result import PassRow, Status, StructureVerdict
+from pipeline.cli import COMMANDS, _exit_code, _was_interrupted, app, load_command
+from pipeline.console import RunConsole
+from pipeline.events import Optimized
+from tests.support.paths import EXAMPLES, ROOT
+from tests.support.run_fixtures import FACTORIES
+
+NEGS = '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { a = Identity (x) y = Neg (a) }'
+
+
+@pytest.fixture
+def onnxline(capsys, monkeypatch):
+    """The command line in this process: exit code, and all that it says."""
+
+    def ask(*words: str | Path) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["onnxline", *map(str, words)])
+        code = _exit_code()
+        return code, "".join(capsys.readouterr())
+
+    return ask
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "negs.onnx"
+    path.write_bytes(onnx.parser.parse_model(NEGS).SerializeToString())
+    return path
+
+
+def ops(path: Path) -> list[str]:
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
+    assert load_command(name).help.splitlines()[0] == COMMANDS[name][1]
+
+
+def test_help_begins_with_run_and_every_command_knows_the_short_options() -> None:
+    shown = CliRunner().invoke(app, ["-h"]).stdout
+    assert 0 < shown.index(" run  ") < shown.index(" optimize ")
+    assert CliRunner().invoke(app, ["baseline", "check", "-h"]).exit_code == 0
+    assert CliRunner().invoke(app, ["--version"]).stdout.startswith("onnxline ")
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # an import of it fails
+from pipeline.cli import main
+for words in {commands!r}:
+    sys.argv = ["onnxline", *words]
+    try:
+        main()
+    except SystemExit as ended:
+        print("exit code", ended.code, flush=True)
+"""
+
+
+def test_mistakes_and_optimize_need_no_torch_and_no_wide_terminal(model: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "out.onnx")
+    commands = [
+        ["run", "none.yaml"],
+        ["run", "none.py:make"],
+        ["run", str(model), "--keep", "qvk"],
+        ["run", str(model), "--set", "passes.kep=[]"],
+        ["check", str(model), "--recipe", "nop,onnxsmi"],
+        ["check", str(model), "--set", "verify.inputs=no*.npz"],
+        ["optimize", str(model), "-o", out, "--recipe", "eliminate_identity,eliminate_deadend"],
+    ]
+    program = WITHOUT_TORCH.format(commands=commands)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={"PYTHONIOENCODING": "latin-1", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        timeout=120,
+    )
+    text = (done.stdout + done.stderr).decode("latin-1")
+    for words in (
+        "none.yaml: no such file; expected a YAML configuration, model.onnx, file.py:function",
+        "no file 'none.py'",
+        "no structure named 'qvk'; did you mean 'qkv'?",
+        "unknown key 'kep' in passes; did you mean 'keep'?",
+        "verify.inputs: no file matches",
+        "no pass named 'onnxsmi'; did you mean 'onnxsim'?",
+        "eliminate_identity  ran",
+    ):
+        assert words in text
+    codes = [line.split()[-1] for line in text.splitlines() if line.startswith("exit code")]
+    assert codes == ["2"] * 6 + ["0"], text
+    assert ops(Path(out)) == ["Neg"]
+
+
+def test_a_model_by_itself(model: Path, onnxline, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = onnxline("run", model, "-o", "small.onnx", "--recipe", "eliminate_identity", "--skip", "fuse_qkv,nop")
+    assert code == 0, said
+    assert ops(tmp_path / "small.onnx") == ops(tmp_path / "runs/negs/model.onnx") == ["Neg"]
+    code, said = onnxline("run", model, "-o", model)
+    assert code == 2
+    assert "is the source itself" in said
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    code, said = onnxline("run", model, "-o", "other.onnx")
+    assert code == 2
+    assert "-o other.onnx: the folder . cannot be written" in said
+
+
+LINEAR = """
+import torch
+
+
+def make():
+    return torch.nn.Linear(4, 4), (torch.ones(2, 4),)
+"""
+
+
+def test_a_factory_in_the_working_directory(onnxline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "linear.py").write_text(LINEAR)
+    monkeypatch.chdir(tmp_path)
+    code, said = onnxline("run", "linear.py:make", "--recipe", "eliminate_identity", "--set", "runtime.backends=[]")
+    assert code == 0, said
+
+
+def test_options_replace_what_a_configuration_says(config_file, onnxline, tmp_path: Path) -> None:
+    path = config_file(passes={"keep": ["gelu"], "recipe": ["onnxsim"]})
+    code, said = onnxline("check", path, "--keep", "qkv,op:Softmax?", "--recipe", "nop,eliminate_identity")
+    assert code == 0, said
+    facts = dict(line.split(None, 1) for line in said.splitlines())
+    assert facts["steps"] == "2: nop, eliminate_identity"
+    assert facts["keep"] == "qkv, op:Softmax?"
+    code, said = onnxline("run", f"{FACTORIES}:attention", "--dry-run", "--out", tmp_path / "never")
+    assert code == 0, said
+    assert f"{FACTORIES}:attention" in said
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("passes.recipe=[{onnxsim: {chek_n: 1}}]", "onnxsim.simplify has no option 'chek_n'; did you mean 'check_n'?"),
+        ("passes.recipe=[{onnxsim: {check_n: many}}]", "onnxsim: check_n is 'many'; expected int"),
+        ("passes.recipe=[{onnxscript: {num_iterations: many}}]", "num_iterations is 'many'; expected int"),
+        ("passes.recipe=[{onnxslim: {size_threshold: many}}]", "size_threshold is 'many'; expected int"),
+        ("passes.recipe=[{infer_shapes: {data_prop: 3}}]", "data_prop is 3; expected true or false"),
+        ("passes.skip=[onnxsim/fuse_qvk]", "no pass named 'onnxsim/fuse_qvk'; did you mean 'onnxsim/fuse_qkv'?"),
+        ("passes.keep=[qvk]", "no structure named 'qvk'"),
+    ],
+)
+def test_names_are_checked_before_the_model_is_made(config_file, onnxline, tmp_path, setting: str, words: str) -> None:
+    """The factory raises, which is not said: it was not called."""
+    code, said = onnxline("run", config_file(factory="broken"), "--set", setting, "--out", tmp_path / "out")
+    assert code == 2, said
+    assert words in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mistake_leaves_a_good_report(model: Path, onnxline, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert onnxline("run", model, "--out", out, "--recipe", "eliminate_identity")[0] == 0
+    before = {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "log.txt"}
+    assert onnxline("run", model, "--out", out, "--set", "export.opset=18")[0] == 2
+    assert onnxline("check", model, "--set", "export.opset=18")[0] == 2
+    after = {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "log.txt"}
+    assert before == after
+    code, said = onnxline("run", model, "--out", out, "--keep", "gelu")  # that there is none, only the model says
+    assert code == 2, said
+    assert "keep: gelu matches nothing" in said
+    after = {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "log.txt"}
+    assert {name for name in before if before[name] != after.get(name)} <= {"settings.json", "export.json"}
+
+
+def test_a_failed_run_says_where_the_files_are(model: Path, onnxline, tmp_path: Path) -> None:
+    code, said = onnxline("run", model, "--out", tmp_path / "out", "--keep", "gelu")
+    assert code == 2
+    assert f"files so far: {tmp_path / 'out'}/ (log.txt, report.html, report.json)" in said
+
+
+def row(name: str, status: Status, *, changed: bool = False, reason: str = "") -> PassRow:
+    errors = {"y": Errors(1e-7, 1e-7, 1.0, 100.0, 1.0, 0.1)} if changed else {}
+    return PassRow(name, "onnxsim", status, reason, 1258, 1200 if changed else 1258, 12.5, changed, errors)
+
+
+def test_at_80_columns_no_name_is_cut() -> None:
+    long = "onnxsim/fuse_matmul_add_bias_into_gemm_batched_and_more"
+    rows = (
+        row("nop", Status.RAN),
+        row("fuse_bn_into_conv", Status.RAN, changed=True),
+        row(long, Status.REVERTED, changed=True, reason="qkv encoder 0 is lost"),
+        row("eliminate_identity", Status.TIMED_OUT, reason="ran past 60 s and was stopped"),
+        row("fuse_qkv", Status.SKIPPED, reason="skip: fuse_qkv"),
+        row("eliminate_deadend", Status.RAN),
+        replace(row("fuse_gelu", Status.CRASHED, reason="ended by SIGSEGV"), reproducer="fuse_gelu.onnx"),
+    )
+    verdicts = tuple(StructureVerdict("qkv", f"layer.{n}", "", n == 0, "onnxsim/fuse_qkv") for n in range(6))
+    console = Console(file=StringIO(), force_terminal=True, width=80, color_system=None)
+    screen = RunConsole(console, keep=["gelu"])
+    screen.show(Optimized(rows, verdicts))
+    screen.show_passes(Path("runs/a"))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    table = lines[: lines.index("2 steps had nothing to do, fuse_qkv was skipped (--verbose shows all)")]
+    assert max(map(len, table)) <= 80
+    assert long in table
+    text = "\n".join(lines)
+    assert "nop" not in text
+    assert f"reverted: {long}: qkv encoder 0 is lost" in text.replace("\n", "")
+    assert "timed out: eliminate_identity: ran past 60 s" in text
+    assert "brings it down: runs/a/reproducers/fuse_gelu.onnx" in text
+    assert "lost: qkv layer.1, layer.2, layer.3 and 2 more, by onnxsim/fuse_qkv" in text
+    assert "run again with --keep gelu,qkv" in text
+
+
+def test_an_old_onnxsim_is_named() -> None:
+    refuse_older("onnxsim", "0.8.1", "0.10.0")
+    with pytest.raises(PolicyError, match=r"onnxsim 0\.4\.36 is installed, and onnxline needs 0\.8\.1 or newer"):
+        refuse_older("onnxsim", "0.8.1", "0.4.36")
+
+
+def test_an_import_that_ctrl_c_has_stopped_is_no_bug() -> None:
+    error = ImportError("numpy: error importing native modules")
+    error.__cause__ = KeyboardInterrupt()
+    assert _was_interrupted(error)
+    assert not _was_interrupted(ImportError("no such module"))
+
+
+@pytest.mark.parametrize(
+    ("place", "words"), [("", "is a folder; give a file"), ("block.yaml", "is there already and is no baseline")]
+)
+def test_a_baseline_at_a_bad_place_is_refused_before_the_run(config_file, onnxline, tmp_path, place, words) -> None:
+    path = config_file(factory="broken")
+    code, said = onnxline("baseline", "accept", path, "--file", tmp_path / place)
+    assert code == 2
+    assert words in said
+    assert "Traceback" not in said
+
+
+def test_a_traceback_is_shown_on_demand(onnxline) -> None:
+    assert "Traceback" not in onnxline("run", "none.yaml")[1]
+    assert "Traceback" in onnxline("run", "none.yaml", "--traceback")[1]
+    assert "Traceback" in onnxline("--traceback", "run", "none.yaml")[1]
+
+
+def test_json_of_an_audit_and_of_a_baseline(config_file, onnxline, tmp_path: Path) -> None:
+    out = tmp_path / "audit"
+    words = ("--only", "eliminate_identity", "--cases", "planted/*", "--jobs", "1", "--out", out, "--json")
+    code, said = onnxline("audit", *words)
+    assert code == 0, said
+    assert json.JSONDecoder().raw_decode(said)[0]["tables"][0]["library"] == "onnxoptimizer"
+    path = config_file(passes={"recipe": ["eliminate_identity"]}, runtime={"backends": ["onnxruntime"]})
+    assert onnxline("baseline", "accept", path, "--out", tmp_path / "out")[0] == 0
+    code, said = onnxline("baseline", "check", path, "--out", tmp_path / "out", "--json")
+    assert code == 0, said
+    assert json.loads(said)["changes"] == []
+
+
+def test_a_second_run_of_an_onnx_file_needs_no_torch(tmp_path: Path) -> None:
+    """To import torch takes longer than all that such a run has to do."""
+    words = ["run", str(EXAMPLES / "attention.onnx"), "--out", str(tmp_path / "out"), "-q"]
+    program = f"import sys; sys.argv = ['onnxline', *{words!r}]; from pipeline.cli import main; main()"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").glob("*.onnx")}
+    without = f"import sys; sys.modules['torch'] = None; {program}"
+    subprocess.run([sys.executable, "-c", without], cwd=ROOT, check=True, timeout=120)
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "out").glob("*.onnx")} == before

@@ -1,0 +1,359 @@
+"""Each family: ONNX text, and the IR ops that it becomes, attributes normalised and no optional input left."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.errors import SourceError, Unsupported
+from pipeline.importers.from_onnx import elementwise
+from pipeline.importers.from_onnx.node import Node
+from tests.pipeline.importers.from_onnx.import_text import ops
+
+X = "float[2, 3, 8, 8] x"
+
+
+def one(node: str, before: str = "float[2, 3] x", after: str = "float[2, 3] y", opset: int = 20) -> str:
+    """What follows the last `=` of a graph's only op."""
+    text = ops(f"g ({before}) => ({after}) {{ {node} }}", opset)
+    lines = [line for line in text.splitlines() if line.startswith("%")]
+    assert len(lines) == 1, text
+    return lines[0].rsplit("] = ", 1)[1]
+
+
+ELEMENTWISE = {
+    "y = Relu(x)": "Relu(%0)",
+    'y = Gelu <approximate = "tanh"> (x)': 'Gelu(%0) {approximate: "tanh"}',
+    "y = Gelu(x)": 'Gelu(%0) {approximate: "none"}',
+    "y = LeakyRelu(x)": "LeakyRelu(%0) {alpha: 0.01}",
+    "y = Elu <alpha = 0.3> (x)": "Elu(%0) {alpha: 0.3}",
+    "y = HardSigmoid(x)": "HardSigmoid(%0) {alpha: 0.2, beta: 0.5}",
+    "y = Mod <fmod = 1> (x, x)": "Mod(%0, %0) {fmod: true}",
+    "y = Dropout(x)": "Identity(%0)",
+    "y = Max(x)": "Identity(%0)",
+    "y = Max(x, x)": "Max(%0, %0)",
+    "y = Clip(x)": "Clip(%0) {min: -inf, max: inf}",
+    "lo = Constant <value_float = 0.1> () y = Clip(x, lo)": "Clip(%0) {min: 0.10000000149011612, max: inf}",
+}
+
+
+@pytest.mark.parametrize("node", ELEMENTWISE)
+def test_elementwise(node: str) -> None:
+    assert one(node) == ELEMENTWISE[node]
+
+
+def test_casts() -> None:
+    assert one("y = Cast <to = 16> (x)", after="bfloat16[2, 3] y") == 'Cast(%0) {to: "bfloat16"}'
+    before = "float[2, 3] x, float16[1] like"
+    assert one("y = CastLike(x, like)", before, "float16[2, 3] y") == 'Cast(%0) {to: "float16"}'
+
+
+def test_clip_keeps_integers_exact() -> None:
+    node = "hi = Constant <value_int = 9007199254740993> () y = Clip(x, , hi)"
+    assert one(node, "int64[2] x", "int64[2] y") == "Clip(%0) {min: -inf, max: 9007199254740993}"
+
+
+def test_clip_of_old_opsets_has_attributes() -> None:
+    assert one("y = Clip <min = 0.0, max = 6.0> (x)", opset=7) == "Clip(%0) {min: 0.0, max: 6.0}"
+
+
+def test_clip_by_computed_bounds_is_min_of_max() -> None:
+    text = ops("g (float[2] x, float lo, float hi) => (float[2] y) { y = Clip(x, lo, hi) }")
+    assert text == '%3 "y.Max": float32[2] = Max(%0, %1)\n%4 "y": float32[2] = Min(%3, %2)'
+
+
+def test_many_inputs_become_a_chain() -> None:
+    text = ops("g (float[2, 1] a, float[3] b, float[1] c) => (float[2, 3] y) { y = Sum(a, b, c) }")
+    assert text == '%3 "y.Add": float32[2, 3] = Add(%0, %1)\n%4 "y": float32[2, 3] = Add(%3, %2)'
+
+
+LINEAR = {
+    "y = MatMul(a, b)": "MatMul(%0, %1)",
+    "y = Gemm(a, b)": "Gemm(%0, %1) {alpha: 1.0, beta: 1.0, trans_a: false, trans_b: false}",
+    "y = Gemm <alpha = 0.1, transB = 1> (a, c, d)": (
+        "Gemm(%0, %2, %3) {alpha: 0.1, beta: 1.0, trans_a: false, trans_b: true}"
+    ),
+    'y = Einsum <equation = "ij, jk -> ik"> (a, b)': 'Einsum(%0, %1) {equation: "ij,jk->ik"}',
+}
+
+
+@pytest.mark.parametrize("node", LINEAR)
+def test_linear(node: str) -> None:
+    inputs = "float[2, 3] a, float[3, 4] b, float[4, 3] c, float[4] d"
+    assert one(node, inputs, "float[2, 4] y") == LINEAR[node]
+
+
+CONV = {
+    ("y = Conv(x, w)", "2, 5, 6, 6"): "Conv(%0, %1) {strides: [1, 1], pads: [0, 0, 0, 0], dilations: [1, 1], group: 1}",
+    ('y = Conv <auto_pad = "SAME_UPPER", strides = [2, 2]> (x, w, b)', "2, 5, 4, 4"): (
+        "Conv(%0, %1, %2) {strides: [2, 2], pads: [0, 0, 1, 1], dilations: [1, 1], group: 1}"
+    ),
+    ('y = Conv <auto_pad = "SAME_LOWER", strides = [2, 2]> (x, w)', "2, 5, 4, 4"): (
+        "Conv(%0, %1) {strides: [2, 2], pads: [1, 1, 0, 0], dilations: [1, 1], group: 1}"
+    ),
+    ('y = Conv <auto_pad = "VALID", dilations = [2, 1]> (x, w)', "2, 5, 4, 6"): (
+        "Conv(%0, %1) {strides: [1, 1], pads: [0, 0, 0, 0], dilations: [2, 1], group: 1}"
+    ),
+    ("y = ConvTranspose <strides = [2, 2], output_padding = [1, 1], pads = [1, 1, 1, 1]> (x, v)", "2, 5, 16, 16"): (
+        "ConvTranspose(%0, %3) "
+        "{strides: [2, 2], pads: [1, 1, 1, 1], output_padding: [1, 1], dilations: [1, 1], group: 1}"
+    ),
+    ('y = ConvTranspose <strides = [2, 2], auto_pad = "SAME_UPPER"> (x, v)', "2, 5, 16, 16"): (
+        "ConvTranspose(%0, %3) "
+        "{strides: [2, 2], pads: [0, 0, 1, 1], output_padding: [0, 0], dilations: [1, 1], group: 1}"
+    ),
+    ("y = ConvTranspose <strides = [2, 2], output_shape = [16, 16]> (x, v)", "2, 5, 16, 16"): (
+        "ConvTranspose(%0, %3) "
+        "{strides: [2, 2], pads: [1, 1, 0, 0], output_padding: [0, 0], dilations: [1, 1], group: 1}"
+    ),
+    ("y = MaxPool <kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1> (x)", "2, 3, 4, 4"): (
+        "MaxPool(%0) {kernel: [3, 3], strides: [2, 2], pads: [0, 0, 0, 0], dilations: [1, 1], ceil_mode: true}"
+    ),
+    ("y = AveragePool <kernel_shape = [2, 2], pads = [1, 1, 0, 0], count_include_pad = 1> (x)", "2, 3, 8, 8"): (
+        "AveragePool(%0) "
+        "{kernel: [2, 2], strides: [1, 1], pads: [1, 1, 0, 0], ceil_mode: false, count_include_pad: true}"
+    ),
+    ("y = GlobalAveragePool(x)", "2, 3, 1, 1"): "GlobalAveragePool(%0)",
+    ("s = Constant <value_floats = [1.0, 1.0, 2.0, 0.5]> () y = Resize(x, , s)", "2, 3, 16, 4"): (
+        'Resize(%0) {mode: "nearest", scales: [1.0, 1.0, 2.0, 0.5], '
+        'coordinates: "half_pixel", nearest: "round_prefer_floor"}'
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONV, ids=lambda case: case[0])
+def test_conv(case: tuple[str, str]) -> None:
+    node, shape = case
+    inputs = f"{X}, float[5, 3, 3, 3] w, float[5] b, float[3, 5, 3, 3] v"
+    assert one(node, inputs, f"float[{shape}] y") == CONV[case]
+
+
+NORM = {
+    "y = LayerNormalization(x, s)": "LayerNormalization(%0, %1) {axis: 3, epsilon: 1e-05}",
+    "y = LayerNormalization <axis = -1, epsilon = 1e-6> (x, s, s)": (
+        "LayerNormalization(%0, %1, %1) {axis: 3, epsilon: 1e-06}"
+    ),
+    "y = BatchNormalization(x, c, c, c, c)": "BatchNormalization(%0, %2, %2, %2, %2) {epsilon: 1e-05}",
+    "y = InstanceNormalization(x, c, c)": "InstanceNormalization(%0, %2, %2) {epsilon: 1e-05}",
+    "y = Softmax <axis = -2> (x)": "Softmax(%0) {axis: 2}",
+    "y = LogSoftmax(x)": "LogSoftmax(%0) {axis: 3}",
+}
+
+
+@pytest.mark.parametrize("node", NORM)
+def test_norm(node: str) -> None:
+    assert one(node, f"{X}, float[8] s, float[3] c", "float[2, 3, 8, 8] y") == NORM[node]
+
+
+def test_norms_of_newer_opsets() -> None:
+    inputs, output = "float[2, 4, 8] x, float[8] s, float[4] c", "float[2, 4, 8] y"
+    assert one("y = RMSNormalization(x, s)", inputs, output, 23) == "RMSNormalization(%0, %1) {axis: 2, epsilon: 1e-05}"
+    group = "y = GroupNormalization <num_groups = 2> (x, c, c)"
+    assert one(group, inputs, output, 21) == "GroupNormalization(%0, %2, %2) {groups: 2, epsilon: 1e-05}"
+
+
+def test_group_weights_of_older_opsets_are_spread_over_channels() -> None:
+    text = ops("g (float[2, 4] x, float[2] s) => (float[2, 4] y) { y = GroupNormalization <num_groups = 2> (x, s, s) }")
+    assert '"y.Expand": float32[2, 2] = Expand(%2) {shape: [2, 2]}' in text
+    assert "GroupNormalization(%0, %4, %7) {groups: 2, epsilon: 1e-05}" in text
+
+
+def test_softmax_of_older_opsets_is_flat() -> None:
+    assert ops("g (float[2, 3, 4] x) => (float[2, 3, 4] y) { y = Softmax(x) }", 11) == (
+        '%1 "y.Reshape": float32[2, 12] = Reshape(%0) {shape: [2, 12]}\n'
+        '%2 "y.Softmax": float32[2, 12] = Softmax(%1) {axis: 1}\n'
+        '%3 "y": float32[2, 3, 4] = Reshape(%2) {shape: [2, 3, 4]}'
+    )
+
+
+REDUCE = {
+    ("y = ReduceMean(x)", "1, 1, 1, 1"): "ReduceMean(%0) {axes: [0, 1, 2, 3], keepdims: true}",
+    ("a = Constant <value_ints = [-1, 0]> () y = ReduceSum <keepdims = 0> (x, a)", "3, 8"): (
+        "ReduceSum(%0) {axes: [0, 3], keepdims: false}"
+    ),
+    ("y = ReduceMax <noop_with_empty_axes = 1> (x)", "2, 3, 8, 8"): "Identity(%0)",
+    ("a = Constant <value_int = -1> () y = CumSum <reverse = 1> (x, a)", "2, 3, 8, 8"): (
+        "CumSum(%0) {axis: 3, exclusive: false, reverse: true}"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REDUCE, ids=lambda case: case[0])
+def test_reduce(case: tuple[str, str]) -> None:
+    node, shape = case
+    assert one(node, X, f"float[{shape}] y") == REDUCE[case]
+
+
+def test_reductions_of_older_opsets_have_attributes() -> None:
+    node = "y = ReduceMean <axes = [-2], keepdims = 0> (x)"
+    assert one(node, X, "float[2, 3, 8] y", 13) == "ReduceMean(%0) {axes: [2], keepdims: false}"
+
+
+def test_arg_reductions() -> None:
+    node = "y = ArgMax <axis = -1, keepdims = 0> (x)"
+    assert one(node, X, "int64[2, 3, 8] y") == "ArgMax(%0) {axis: 3, keepdims: false}"
+
+
+def ints(name: str, *items: int) -> str:
+    return f"{name} = Constant <value_ints = [{', '.join(map(str, items))}]> () "
+
+
+SHAPE = {
+    (ints("s", 0, -1) + "y = Reshape(x, s)", "2, 192"): "Reshape(%0) {shape: [2, 192]}",
+    ("y = Flatten(x)", "2, 192"): "Reshape(%0) {shape: [2, 192]}",
+    (ints("a", 0) + "y = Unsqueeze(x, a)", "1, 2, 3, 8, 8"): "Reshape(%0) {shape: [1, 2, 3, 8, 8]}",
+    ("y = Transpose(x)", "8, 8, 3, 2"): "Transpose(%0) {perm: [3, 2, 1, 0]}",
+    ("y = Concat <axis = -1> (x, x)", "2, 3, 8, 16"): "Concat(%0, %0) {axis: 3}",
+    (ints("s", 4, 1, 1, 1, 1) + "y = Expand(x, s)", "4, 2, 3, 8, 8"): "Expand(%0) {shape: [4, 2, 3, 8, 8]}",
+    (ints("r", 1, 2, 1, 3) + "y = Tile(x, r)", "2, 6, 8, 24"): "Tile(%0) {repeats: [1, 2, 1, 3]}",
+    (ints("s", -3) + ints("e", 2**62) + ints("a", -1) + "y = Slice(x, s, e, a)", "2, 3, 8, 3"): (
+        "Slice(%0) {starts: [5], ends: [8], axes: [3], steps: [1]}"
+    ),
+    (ints("s", -1) + ints("e", -(2**62)) + ints("a", 2) + ints("t", -3) + "y = Slice(x, s, e, a, t)", "2, 3, 3, 8"): (
+        "Slice(%0) {starts: [7], ends: [-9], axes: [2], steps: [-3]}"
+    ),
+    (ints("s", -99) + ints("e", -100) + ints("a", 2) + ints("t", -1) + "y = Slice(x, s, e, a, t)", "2, 3, 1, 8"): (
+        "Slice(%0) {starts: [0], ends: [-9], axes: [2], steps: [-1]}"
+    ),
+    (ints("s", 2) + ints("e", 5) + ints("a", 2) + ints("t", -1) + "y = Slice(x, s, e, a, t)", "2, 3, 0, 8"): (
+        "Slice(%0) {starts: [2], ends: [2], axes: [2], steps: [-1]}"
+    ),
+    (ints("p", 1, 2, 3, 4) + ints("a", -1, 1) + "y = Pad(x, p, , a)", "2, 8, 8, 12"): (
+        'Pad(%0) {pads: [0, 2, 0, 1, 0, 4, 0, 3], mode: "constant", value: 0.0}'
+    ),
+    ("y = Trilu <upper = 0> (x)", "2, 3, 8, 8"): "Where(%1, %0, %2)",
+}
+
+
+@pytest.mark.parametrize("case", SHAPE, ids=lambda case: case[0])
+def test_shape(case: tuple[str, str]) -> None:
+    node, shape = case
+    assert one(node, X, f"float[{shape}] y") == SHAPE[case]
+
+
+def test_split_has_its_sizes() -> None:
+    expected = '%1 "a": float32[2, 2], %2 "b": float32[2, 1] = Split(%0) {axis: 1, sizes: [2, 1]}'
+    given = ints("s", 2, 1) + "a, b = Split <axis = -1> (x, s)"
+    assert ops(f"g (float[2, 3] x) => (float[2, 2] a, float[2, 1] b) {{ {given} }}") == expected
+    counted = "a, b = Split <axis = -1, num_outputs = 2> (x)"
+    assert ops(f"g (float[2, 3] x) => (float[2, 2] a, float[2, 1] b) {{ {counted} }}") == expected
+
+
+def test_a_split_to_sequence_is_a_split() -> None:
+    read = "p = Constant <value_int = -1> () q = Constant <value_int = 0> () a = SequenceAt(s, p) b = SequenceAt(s, q)"
+    step = "t = Constant <value_int = 2> ()"
+    text = (
+        f"g (float[2, 3] x) => (float[2, 1] a, float[2, 2] b) {{ {step} s = SplitToSequence <axis = 1> (x, t) {read} }}"
+    )
+    assert ops(text) == '%1 "b": float32[2, 2], %2 "a": float32[2, 1] = Split(%0) {axis: 1, sizes: [2, 1]}'
+
+
+def test_a_split_to_sequence_may_drop_its_axis() -> None:
+    read = "p = Constant <value_int = 1> () a = SequenceAt(s, p)"
+    text = f"g (float[2, 2] x) => (float[2] a) {{ s = SplitToSequence <axis = 1, keepdims = 0> (x) {read} }}"
+    assert ops(text) == (
+        '%1 "s.0.0": float32[2, 1], %2 "a.0": float32[2, 1] = Split(%0) {axis: 1, sizes: [1, 1]}\n'
+        '%3 "s.0": float32[2] = Reshape(%1) {shape: [2]}\n'
+        '%4 "a": float32[2] = Reshape(%2) {shape: [2]}'
+    )
+
+
+INDEX = {
+    ("y = Gather <axis = -1> (x, i)", "2, 3, 8, 4, 1"): "Gather(%0, %1) {axis: 3}",
+    ("y = GatherND(x, i)", "4, 3, 8, 8"): "GatherND(%0, %1) {batch_dims: 0}",
+    ("y = GatherElements <axis = -1> (x, j)", "2, 3, 8, 1"): "GatherElements(%0, %2) {axis: 3}",
+    ('y = ScatterND <reduction = "add"> (x, i, u)', "2, 3, 8, 8"): 'ScatterND(%0, %1, %3) {reduction: "add"}',
+    ("d = Constant <value_int = 5> () y = OneHot(i, d, v)", "4, 1, 5"): "OneHot(%1, %4) {axis: 2, depth: 5}",
+}
+
+
+@pytest.mark.parametrize("case", INDEX, ids=lambda case: case[0])
+def test_index(case: tuple[str, str]) -> None:
+    node, shape = case
+    inputs = f"{X}, int64[4, 1] i, int64[2, 3, 8, 1] j, float[4, 3, 8, 8] u, float[2] v"
+    assert one(node, inputs, f"float[{shape}] y") == INDEX[case]
+
+
+def test_top_k_makes_both_outputs() -> None:
+    text = ops(f"g (float[2, 3] x) => (int64[2, 2] i) {{ {ints('k', 2)} , i = TopK <largest = 0> (x, k) }}")
+    assert text == '%1 "topk.0": float32[2, 2], %2 "i": int64[2, 2] = TopK(%0) {axis: 1, largest: false, k: 2}'
+
+
+LSTM = "float[5, 2, 3] x, float[1, 16, 3] w, float[1, 16, 4] r, float[1, 32] b, float[1, 2, 4] h"
+
+
+def test_an_lstm_has_all_inputs_and_outputs() -> None:
+    text = f"g ({LSTM}) => (float[1, 2, 4] last) {{ , last = LSTM <hidden_size = 4> (x, w, r, b, , h, h) }}"
+    assert ops(text) == (
+        '%5 "last.Y": float32[5, 1, 2, 4], %6 "last": float32[1, 2, 4], %7 "last.Y_c": float32[1, 2, 4] = '
+        'LSTM(%0, %1, %2, %3, %4, %4) {direction: "forward"}'
+    )
+    text = f"g ({LSTM}) => (float[5, 1, 2, 4] y) {{ y = LSTM <hidden_size = 4> (x, w, r) }}"
+    assert 'LSTM(%0, %1, %2, %5, %6, %7) {direction: "forward"}' in ops(text)
+
+
+REFUSED = {
+    "y = IsInf <detect_negative = 0> (x) z = Not(y)": "infinities of one sign only",
+    "y, i = MaxPool <kernel_shape = [1]> (c) z = Not(b) w = Neg(i)": "its output 'i' is read",
+    "y = AveragePool <kernel_shape = [2], dilations = [2]> (c) z = Not(b)": "found dilations (2,), expected 1",
+    "y = ArgMax <select_last_index = 1> (x) z = Not(b)": "the last of equal elements",
+    "y = Trilu(x, k) z = Not(b)": "the diagonal is 'k', which is not a constant",
+}
+
+
+LEFT_OVER = {
+    "z = LSTM <hidden_size = 4, activation_alpha = [0.1]> (x, w, r)": "its attribute 'activation_alpha' is not handled",
+    "z = LayerNormalization <stash_type = 10> (x, s)": "its attribute 'stash_type' is not handled",
+    "q, z = LayerNormalization (x, s)": "its output 'z' is read",
+    "z = Relu <alpha = 0.5> (x)": "an attribute 'alpha', and Relu knows none",
+    "z = Softmax <beta = 2.0> (x)": "an attribute 'beta', and Softmax knows axis",
+    "z = ReduceMax <noop_with_empty_axes = 1> (x)": "an attribute 'noop_with_empty_axes'",
+    "z = Relu (x, s)": "has 2 inputs; Relu takes 1",
+    "q, z = Relu (x)": "has 2 outputs; Relu takes 1",
+}
+"""Node of opset 17 → why it is refused, by the door where ONNX knows no such thing."""
+
+
+@pytest.mark.parametrize("node", LEFT_OVER)
+def test_what_no_importer_reads_is_refused(node: str) -> None:
+    inputs = "float[5, 2, 3] x, float[1, 16, 3] w, float[1, 16, 4] r, float[3] s"
+    with pytest.raises((Unsupported, SourceError)) as caught:
+        ops(f"g ({inputs}) => (z) {{ {node} }}", 17)
+    assert LEFT_OVER[node] in str(caught.value)
+
+
+def ignoring(node: Node) -> None:
+    """An importer that looks at its first input alone."""
+    node.emit_first("Relu", node.operands(0))
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        ("z = PRelu (x, s)", "its input 1, 's', is not handled"),
+        ("z = LeakyRelu <alpha = 0.5> (x)", "its attribute 'alpha' is not handled"),
+        ("z = LeakyRelu <alpha = 0.01> (x)", ""),  # the default
+    ],
+)
+def test_what_an_importer_forgets_is_refused(node: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("PRelu", "LeakyRelu"):
+        monkeypatch.setitem(elementwise.IMPORTERS, kind, ignoring)
+    text = f"g (float[2, 3] x, float[3] s) => (float[2, 3] z) {{ {node} }}"
+    if not why:
+        assert "Relu(%0)" in ops(text)
+        return
+    with pytest.raises(Unsupported) as caught:
+        ops(text)
+    assert why in str(caught.value)
+
+
+def test_an_output_that_is_a_sequence_is_refused() -> None:
+    text = "g (float[2, 3] x) => (seq(float[2]) z) { z = SplitToSequence <axis = 1, keepdims = 0> (x) }"
+    with pytest.raises(Unsupported, match="'z' is a sequence of tensors"):
+        ops(text)
+
+
+@pytest.mark.parametrize("node", REFUSED)
+def test_odd_cases_are_refused_by_name(node: str) -> None:
+    with pytest.raises(Unsupported) as caught:
+        ops(f"g (float[2, 3] x, float[1, 2, 8] c, bool[1] b, int64 k) => (z) {{ {node} }}")
+    assert REFUSED[node] in str(caught.value)

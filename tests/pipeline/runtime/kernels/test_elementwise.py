@@ -1,0 +1,133 @@
+"""Elementwise kernels against ONNX's reference, each also written over its operand where lowering says that it may."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pipeline.ir.builder import Builder
+from pipeline.ir.graph import TensorSpec
+from pipeline.lowering import EMITTERS, KINDS
+from pipeline.runtime import compile_graph
+from pipeline.runtime.tensors import to_numpy
+from tests.pipeline.runtime.kernels.kernel_reference import Case, assert_close, expected, graph_of, ints, rand
+
+POSITIVE = rand(3, 4, low=0.1, high=3)
+ROW, COLUMN = rand(4), rand(3, 1, low=0.5, high=2)
+BITS = rand(3, 4) > 0
+ODD = np.array([math.nan, math.inf, -math.inf, -0.5, 0.5, 1.5, 2.5, -1.5], np.float32)
+HALF = rand(3, 4, dtype="float16")
+DOUBLE = rand(3, 4, dtype="float64")
+UNSIGNED = np.array([1, 2, 255, 40000, 65535], np.int64)
+HUGE = np.array([0.4, -3.3, 464.0, 465.0, -1e6, math.inf, -math.inf, math.nan], np.float32)
+NONZERO = np.array([3, -3, 2, -2], np.int64)
+
+CASES = [
+    *(Case(kind, [rand(2, 3, 4), rand(3, 1, high=3)]) for kind in ("Add", "Sub", "Mul", "Div", "Min", "Max")),
+    *(Case(kind, [HALF, HALF[0]]) for kind in ("Add", "Mul", "Max")),
+    *(Case(kind, [DOUBLE, DOUBLE[0]]) for kind in ("Add", "Div")),
+    *(Case(kind, [ints(3, 4), NONZERO]) for kind in ("Add", "Sub", "Mul", "Min", "Max")),
+    Case("Div", [np.array([7, -7, 7, -7]), np.array([2, 2, -2, -2])], by_ort=True, note="truncates"),
+    Case("Pow", [POSITIVE, ROW]),
+    Case("Pow", [rand(3, 4), np.array(3, np.float32)], note="cube"),
+    Case("Pow", [rand(3, 4), np.array([2], np.int64)], note="int_exponent"),
+    Case("Pow", [ints(3, 4), np.array([2, 3, 1, 0])]),
+    Case("Pow", [ints(4, low=0), np.array([2.0, 0.5, 1.0, 0.0], np.float32)], note="float_exponent"),
+    Case("Mod", [ints(3, 4), NONZERO], {"fmod": False}),
+    Case("Mod", [ints(3, 4), NONZERO], {"fmod": True}, {"fmod": 1}),
+    Case("Mod", [rand(3, 4), COLUMN], {"fmod": True}, {"fmod": 1}),
+    Case("PRelu", [rand(2, 3, 4), COLUMN]),
+    *(Case(kind, [BITS, BITS[0]]) for kind in ("And", "Or", "Xor")),
+    *(
+        Case(kind, [array, array[0]])
+        for kind in ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+        for array in (rand(3, 4), ints(3, 4))
+    ),
+    Case("Not", [BITS]),
+    *(Case(kind, [rand(3, 4)]) for kind in ("Neg", "Abs", "Sign", "Relu", "Exp", "Sin", "Cos", "Erf", "Tanh")),
+    *(Case(kind, [rand(3, 4)]) for kind in ("Sigmoid", "HardSwish", "Softplus", "Identity", "Reciprocal")),
+    *(Case(kind, [HALF]) for kind in ("Neg", "Exp", "Tanh", "Sigmoid")),
+    *(Case(kind, [DOUBLE]) for kind in ("Exp", "Tanh", "Softplus")),
+    *(Case(kind, [ints(3, 4)]) for kind in ("Neg", "Abs", "Sign", "Relu", "Identity")),
+    *(Case(kind, [POSITIVE]) for kind in ("Sqrt", "Log")),
+    *(Case(kind, [ODD]) for kind in ("Floor", "Ceil", "Round", "IsNaN", "IsInf", "Relu", "Abs")),
+    Case("Softplus", [np.array([-60, -30, 0, 30, 60], np.float64)], note="far_out"),
+    Case("Gelu", [rand(3, 4)], {"approximate": "none"}),
+    Case("Gelu", [rand(3, 4)], {"approximate": "tanh"}, {"approximate": "tanh"}),
+    Case("Silu", [rand(3, 4)], op="Swish"),
+    Case("LeakyRelu", [rand(3, 4)], {"alpha": 0.25}, {"alpha": 0.25}),
+    Case("Elu", [rand(3, 4)], {"alpha": 1.5}, {"alpha": 1.5}),
+    Case("HardSigmoid", [rand(3, 4)], {"alpha": 0.4, "beta": 0.3}, {"alpha": 0.4, "beta": 0.3}),
+    Case("Clip", [ODD], {"min": -1.0, "max": 1.0}, extra=[np.array(-1, "f4"), np.array(1, "f4")]),
+    Case("Clip", [rand(3, 4)], {"min": -math.inf, "max": 1.0}, extra=[None, np.array(1, np.float32)]),
+    Case(
+        "Clip", [rand(3, 4)], {"min": 1.0, "max": -1.0}, extra=[np.array(1, "f4"), np.array(-1, "f4")], note="max_wins"
+    ),
+    Case("Clip", [HALF], {"min": -1e9, "max": 1e9}, note="beyond_the_dtype"),
+    Case("Clip", [ints(3, 4)], {"min": -3, "max": 5}, extra=[np.array(-3), np.array(5)]),
+    Case("Where", [BITS, rand(3, 4), ROW]),
+    Case("Where", [BITS, np.array(7, np.float32), rand(3, 4)]),
+    Case("Cast", [rand(3, 4)], {"to": "int64"}, {"to": 7}),
+    Case("Cast", [rand(3, 4)], {"to": "float16"}, {"to": 10}),
+    Case("Cast", [ints(3, 4)], {"to": "float32"}, {"to": 1}),
+    Case("Cast", [ints(3, 4, low=0, high=2)], {"to": "bool"}, {"to": 9}),
+    Case("Cast", [BITS], {"to": "int32"}, {"to": 6}),
+    *(
+        Case(kind, [UNSIGNED.astype(dtype), UNSIGNED[::-1].astype(dtype)], attrs)
+        for dtype in ("uint16", "uint32", "uint64")
+        for kind, attrs in [
+            *((kind, {}) for kind in ("Add", "Sub", "Mul", "Div", "Min", "Max")),
+            *((kind, {}) for kind in ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")),
+            ("Mod", {"fmod": False}),
+        ]
+    ),
+    *(
+        Case("CastUnsaturated", [HUGE], {"to": to}, {"to": number, "saturate": 0}, op="Cast")
+        for to, number in [("float8_e4m3fn", 17), ("float8_e4m3fnuz", 18), ("float8_e5m2", 19), ("float8_e5m2fnuz", 20)]
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_like_onnx(case: Case) -> None:
+    results = expected(case)
+    found = compile_graph(graph_of(case, results)).run({f"in{at}": array for at, array in enumerate(case.inputs)})
+    assert_close(to_numpy(found["out0"]), results[0])
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if KINDS[case.kind].inplace], ids=str)
+def test_like_onnx_in_place(case: Case) -> None:
+    """Each operand in turn is a tmp value that dies here; where shape and dtype allow it, the result replaces it."""
+    results = expected(case)
+    for position in KINDS[case.kind].inplace:
+        program = compile_graph(graph_of(case, results, through_tmp=[position]))
+        operand = case.inputs[position]
+        same = (operand.shape, operand.dtype) == (results[0].shape, results[0].dtype)
+        assert bool(program.plan.alias) == same
+        found = program.run({f"in{at}": array for at, array in enumerate(case.inputs)})
+        assert_close(to_numpy(found["out0"]), results[0])
+
+
+@pytest.mark.parametrize(("to", "limit"), [("float8_e4m3fn", 448.0), ("float8_e5m2", 57344.0)])
+def test_a_cast_to_float8_saturates(to: str, limit: float) -> None:
+    """The ONNX specification's table for saturate=True; torch's own conversion gives NaN or infinity."""
+    x = np.array([1e6, -1e6, math.inf, 0.3, 0.0], np.float32)
+    builder = Builder("cast", EMITTERS)
+    vid = builder.input("x", TensorSpec(x.shape, "float32"))
+    (y,) = builder.emit("Cast", [vid], [("y", TensorSpec(x.shape, to))], {"to": to})
+    found = compile_graph(builder.build([y])).run({"x": x})["y"].float().tolist()
+    assert found == [limit, -limit, limit, 0.3125, 0.0]
+
+
+def test_bfloat16_like_ml_dtypes() -> None:
+    a, b = (rand(3, 4, high=high).astype(ml_dtypes.bfloat16) for high in (2, 3))
+    spec = TensorSpec(a.shape, "bfloat16")
+    builder = Builder("bfloat16", EMITTERS)
+    vids = [builder.input(name, spec) for name in ("a", "b")]
+    program = compile_graph(builder.build(builder.emit("Mul", vids, [("y", spec)])))
+    np.testing.assert_array_equal(
+        program.run({"a": a, "b": b})["y"].float().numpy(), np.multiply(a, b).astype(np.float32)
+    )

@@ -1,0 +1,71 @@
+"""Every kernel on inputs that are views: what it computes on inputs that lie row after row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.lowering import Kind
+from pipeline.runtime.kernels import KERNELS
+from pipeline.runtime.tensors import as_tensor, to_numpy
+from tests.pipeline.runtime.kernels import test_elementwise as elementwise
+from tests.pipeline.runtime.kernels import test_linear_conv as linear_conv
+from tests.pipeline.runtime.kernels import test_norm_reduce as norm_reduce
+from tests.pipeline.runtime.kernels import test_recurrent as recurrent
+from tests.pipeline.runtime.kernels import test_shape_index as shape_index
+from tests.pipeline.runtime.kernels.kernel_reference import Case, assert_close, expected
+
+MODULES = (elementwise, linear_conv, norm_reduce, recurrent, shape_index)
+CASES = [case for module in MODULES for case in module.CASES]
+EXPANDABLE = [case for module in MODULES[:3] for case in module.CASES if case.inputs[0].ndim]
+
+
+def launched(case: Case, inputs: Sequence[torch.Tensor], like: Sequence[np.ndarray]) -> list[np.ndarray]:
+    outs = [torch.full_like(as_tensor(np.array(array)), 77) for array in like]
+    KERNELS[Kind[case.kind]](inputs, outs, dict(case.attrs))()
+    return [to_numpy(out) for out in outs]
+
+
+def spaced(array: np.ndarray) -> torch.Tensor:
+    """Every second element on every axis of something larger, the axes the other way round in memory."""
+    room = torch.full([2 * size + 1 for size in reversed(array.shape)], 1, dtype=as_tensor(array).dtype)
+    view = room.permute(tuple(reversed(range(array.ndim))))[tuple(slice(1, None, 2) for _ in array.shape)]
+    return view.copy_(as_tensor(array))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_spaced_and_transposed(case: Case) -> None:
+    results = expected(case)
+    found = launched(case, [spaced(array) for array in case.inputs], results)
+    for ours, wanted in zip(found, results, strict=True):
+        assert_close(ours, wanted)
+
+
+@pytest.mark.parametrize("case", EXPANDABLE, ids=str)
+def test_expanded(case: Case) -> None:
+    """The first row of input 0, repeated by a stride of 0."""
+    first, *rest = (as_tensor(array) for array in case.inputs)
+    row = first[:1].expand(first.shape)
+    results = launched(case, [row.contiguous(), *rest], expected(case))
+    for ours, wanted in zip(launched(case, [row, *rest], results), results, strict=True):
+        assert_close(ours, wanted)
+
+
+PRODUCTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "heads in the middle": lambda x: x.view(2, 4, 3, 4).transpose(1, 2),
+    "one head, repeated": lambda x: x.view(2, 1, 3, 16)[..., :4].expand(2, 5, 3, 4),
+    "columns first": lambda x: x.view(2, 3, 4, 4).transpose(-1, -2),
+}
+
+
+@pytest.mark.parametrize("view", PRODUCTS.values(), ids=PRODUCTS)
+@pytest.mark.parametrize("shared", [False, True])
+def test_products_of_views(view: Callable[[torch.Tensor], torch.Tensor], shared: bool) -> None:
+    a = view(torch.arange(96.0))
+    b = torch.arange(20.0).view(5, 4).t() if shared else torch.rand(*a.shape[:-2], 5, 4).transpose(-1, -2)
+    out = torch.empty(*a.shape[:-1], 5)
+    KERNELS[Kind.MatMul]([a, b], [out], {})()
+    torch.testing.assert_close(out, a @ b)

@@ -1,0 +1,42 @@
+"""A graph that was imported without emitters compiles as it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from pipeline.errors import Unsupported
+from pipeline.importers import from_onnx
+from pipeline.ir import Builder, TensorSpec
+from pipeline.lowering import EMITTERS, with_kernels
+from pipeline.runtime import compile_graph
+
+TEXT = """
+<ir_version: 9, opset_import: ["": 20]>
+g (float[2, 3] x) => (float[2, 3] y) { a = Relu (x) y = Softmax <axis = 1> (a) }
+"""
+
+
+def test_emitters_that_come_late_fix_the_same_calls() -> None:
+    model = onnx.parser.parse_model(TEXT)
+    early, late = from_onnx(model, emitters=EMITTERS), from_onnx(model)
+    assert [op.kernel for op in late.ops] == [None, None]
+    assert with_kernels(late) == early
+    assert with_kernels(early) is early
+
+
+def test_compile_and_run() -> None:
+    x = np.array([[1, 2, -3], [0, 0, 0]], np.float32)
+    (y,) = compile_graph(from_onnx(onnx.parser.parse_model(TEXT))).run({"x": x}).values()
+    positive = np.maximum(x, 0)
+    expected = np.exp(positive) / np.exp(positive).sum(1, keepdims=True)
+    np.testing.assert_allclose(y.numpy(), expected, rtol=1e-6)
+
+
+def test_an_unknown_kind_is_still_listed() -> None:
+    builder = Builder("g")
+    spec = TensorSpec((2,), "float32")
+    (value,) = builder.emit("Frobnicate", [builder.input("x", spec)], [("y", spec)])
+    with pytest.raises(Unsupported, match="Frobnicate"):
+        compile_graph(builder.build([value]))

@@ -1,0 +1,234 @@
+"""Values that a run changes: they live with the program, and the caller's tensors stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from pipeline.errors import SourceError, UsageError
+from pipeline.runtime import compile_graph
+from pipeline.runtime.eager import run_eager
+from tests.support.torch_programs import compile_module, feed_of, graph_of
+
+
+class Swap(torch.nn.Module):
+    """Each buffer takes the old value of the other; the output shows an old one."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.tensor([1.0, 2.0]))
+        self.register_buffer("b", torch.tensor([10.0, 20.0]))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        old = self.a.clone()
+        self.a.copy_(self.b)
+        self.b.copy_(old)
+        return old, self.a + x
+
+
+class Cache(torch.nn.Module):
+    keys: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(4, 2))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        self.keys.index_copy_(0, at, x)
+        self.keys[3:] = x * 2
+        return self.keys.sum(0)
+
+
+def test_two_states_change_places() -> None:
+    module, x = Swap(), torch.ones(2)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    program, feed = compile_module(module, [x])
+    for copy in (True, False):
+        program.reset_states()
+        old, total = program.run(feed, copy=copy).values()
+        assert (old.tolist(), total.tolist()) == ([1.0, 2.0], [11.0, 21.0])
+        assert {name: tensor.tolist() for name, tensor in program.states().items()} == {
+            "b_a": [10.0, 20.0],
+            "b_b": [1.0, 2.0],
+        }
+    assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_a_cache_is_written_as_torch_writes_it() -> None:
+    module, given = Cache(), Cache()
+    program, _ = compile_module(given, [torch.ones(1, 2), torch.tensor([0])])
+    for step in range(3):
+        inputs = [torch.full((1, 2), step + 1.0), torch.tensor([step])]
+        (actual,) = program.run(dict(zip(("x", "at"), inputs, strict=True))).values()
+        assert torch.equal(actual, module(*inputs))
+    assert torch.equal(program.states()["b_keys"], module.keys)
+    assert not given.keys.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_in_train_mode_move_their_statistics(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    module, x = torch.nn.BatchNorm1d(3).train().to(dtype), torch.randn(5, 3).to(dtype)
+    program, feed = compile_module(module, [x])
+    actual = next(iter(program.run(feed).values()))
+    torch.testing.assert_close(actual, module(x))
+    torch.testing.assert_close(program.states()["b_running_var"], module.running_var)
+    assert program.states()["b_num_batches_tracked"].item() == 1
+
+
+def test_states_come_once() -> None:
+    graph = graph_of(Swap(), [torch.ones(2)])
+    program, feed = compile_graph(graph), feed_of(graph, [torch.ones(2)])
+    assert [entry.name for entry in program.feed_signature] == ["x"]
+    with pytest.raises(UsageError, match="states without a value: b_a, b_b"):
+        program.run(feed)
+    program.give_states({"b_a": torch.zeros(2)})
+    program.run({**feed, "b_b": torch.ones(2)})
+    assert program.states()["b_a"].tolist() == [1.0, 1.0]
+    program.run(feed)
+    assert program.states()["b_a"].tolist() == [0.0, 0.0]
+
+
+def test_an_updated_input_is_told_and_not_touched() -> None:
+    class Add(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.add_(1)
+            return x * 2
+
+    x = torch.zeros(2)
+    graph = graph_of(Add(), [x.clone()])
+    outputs, updates = compile_graph(graph).run_updating({"x": x})
+    assert ([tensor.tolist() for tensor in outputs.values()], updates["x"].tolist()) == ([[2.0, 2.0]], [1.0, 1.0])
+    assert run_eager(graph, {"x": x}).updates["x"].tolist() == [1.0, 1.0]
+    assert x.tolist() == [0.0, 0.0]
+
+
+def test_weights_are_bound_where_they_lie() -> None:
+    layer = torch.nn.Linear(2, 2, bias=False)
+    program, feed = compile_module(layer, [torch.ones(1, 2)])
+    assert [entry.name for entry in program.feed_signature] == ["input"]
+    with torch.no_grad():
+        layer.weight.fill_(3)
+    assert next(iter(program.run(feed).values())).tolist() == [[6.0, 6.0]]
+
+
+def test_weights_that_do_not_belong_are_all_named() -> None:
+    graph = graph_of(torch.nn.Linear(2, 2), [torch.ones(1, 2)])
+    with pytest.raises(SourceError) as error:
+        compile_graph(graph, {"weight": torch.ones(3), "bais": torch.ones(2)})
+    assert "'weight' is float32[3]; the graph declares float32[2, 2]" in str(error.value)
+    assert "it has no 'bais'; did you mean 'bias'?" in str(error.value)
+
+
+class Writes(torch.nn.Module):
+    """A cache and a counter, written in `way`; what is shown is read before or after."""
+
+    keys: torch.Tensor
+
+    def __init__(self, way: Callable[..., Any]) -> None:
+        super().__init__()
+        self.way = way
+        self.register_buffer("keys", torch.arange(8.0).view(4, 2))
+        self.register_buffer("runs", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> Any:
+        self.runs += 1
+        return self.way(self.keys, x, at)
+
+
+def in_parts(keys: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    keys[at] = x
+    keys[1:2] = x * 2
+    keys[3] = 7.0
+    keys.masked_fill_(keys > 6, 0.5)
+    keys.index_add_(0, at, x, alpha=3)
+    keys.scatter_(0, at[:, None].expand(1, 2), x)
+    return keys.sum(0)
+
+
+def old_and_new(keys: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    old = keys.clone()
+    keys.index_copy_(0, at, x)
+    return old, keys.clone(), keys[1:].clone()
+
+
+def from_itself(keys: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    keys.index_copy_(0, at, keys[2:3] + x)
+    keys[:2] = keys[2:]
+    return keys.t().exp()
+
+
+def read_late(keys: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    part = keys[1:]
+    before = part.clone()
+    keys.add_(1)
+    return (before * 2).sum() + keys.sum() + x.sum() + at.sum()
+
+
+def filled(keys: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    total = keys.sum() + at.sum()
+    keys.zero_()
+    keys[:1].copy_(x)
+    keys[2:].fill_(3)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("way", "in_place"),
+    [(in_parts, True), (old_and_new, True), (from_itself, True), (read_late, False), (filled, True)],
+)
+def test_a_state_is_written_where_it_lies_if_its_old_value_is_not_needed(way: Any, in_place: bool) -> None:
+    """Nothing is copied then after the run, nor before the write."""
+    given, module = Writes(way), Writes(way)
+    inputs = [torch.tensor([[10.0, 20.0]]), torch.tensor([2])]
+    program, feed = compile_module(given, inputs)
+    (keys,) = (slot.vid for slot in program.plan.slots if slot.name == "b_keys")
+    assert (program.plan.root(program.plan.updates[keys]) == keys) == in_place
+    kept = []
+    for run in range(3):
+        feed["at"] = inputs[1] = torch.tensor([run])
+        actual = list(program.run(feed, copy=run == 0).values())
+        wanted = list(tree_leaves(module(*(tensor.clone() for tensor in inputs))))
+        assert all(map(torch.equal, actual, wanted))
+        assert torch.equal(program.states()["b_keys"], module.keys)
+        assert program.states()["b_runs"].item() == run + 1
+        kept.append((actual[0].clone(), actual[0])) if run == 0 else None
+    assert all(torch.equal(*pair) for pair in kept)
+    program.reset_states()
+    assert torch.equal(program.states()["b_keys"], given.keys)
+
+
+def test_a_run_that_fails_leaves_no_half_written_state() -> None:
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in ("first", "second", "third"):
+                self.register_buffer(name, torch.zeros(4, 2))
+
+        def forward(self, x: torch.Tensor, at: torch.Tensor, further: torch.Tensor) -> torch.Tensor:
+            for buffer, place in zip(self.buffers(), (at, further, at), strict=True):
+                buffer.index_copy_(0, place, x)
+            return x + 1
+
+    program, feed = compile_module(Two(), [torch.ones(1, 2), torch.tensor([0]), torch.tensor([1])])
+    program.run(feed)
+    before = program.states()
+    with pytest.raises(UsageError, match="index 9 is out of bounds"):
+        program.run({**feed, "further": torch.tensor([9])})
+    for ask in (program.states, lambda: program.run(feed)):
+        with pytest.raises(UsageError, match="had begun to write to the states b_first, b_second: give all"):
+            ask()
+    program.give_states({name: before[name] for name in ("b_first", "b_second")})
+    assert all(torch.equal(tensor, before[name]) for name, tensor in program.states().items())
+    program.run(feed)
+    with pytest.raises(UsageError):
+        program.run({**feed, "at": torch.tensor([9])})
+    program.reset_states()
+    assert not any(tensor.any() for tensor in program.states().values())

@@ -1,0 +1,233 @@
+"""Models at the edges: memory that lies in another order, named tuples, sizes as data, writes that torch refuses."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from pipeline.torch_ir import (
+    IR,
+    ConversionError,
+    ExecutionError,
+    IRExecutor,
+    convert_exported_program,
+    execute_ir,
+    extract_ir,
+    verify_ir_with_state_dict,
+)
+from pipeline.torch_ir.summary import summary
+from tests.pipeline.torch_ir.small_modules import Does, Holds
+
+X = torch.arange(8.0).view(2, 4)
+Pair = namedtuple("Pair", "left right")
+
+
+@pytest.mark.parametrize("buffer", [True, False], ids=["buffer", "constant"])
+@pytest.mark.parametrize(
+    ("held", "why"),
+    [
+        (torch.arange(12.0).view(4, 3).t(), ""),
+        (torch.arange(10.0).as_strided((3, 4), (2, 1)), "'{name}', which had the strides [2, 1] in the trace; a plan"),
+        (torch.arange(20.0)[::2], "'{name}', which had the strides [2] in the trace; a plan holds elements"),
+    ],
+    ids=["transposed", "overlapping", "with gaps"],
+)
+def test_memory_is_read_as_it_lies(held: Tensor, why: str, buffer: bool, tmp_path: Path) -> None:
+    """A plan holds what has an order without gaps; the plain reference reads all else as torch does."""
+    model = Holds(held, buffer=buffer)
+    ir = extract_ir(model, (X,), strict=False)
+    ir.save(tmp_path / "ir.json", threshold=8)
+    for version in (ir, IR.load(tmp_path / "ir.json")):
+        executor = IRExecutor(version, model.state_dict())
+        assert torch.equal(executor.execute((X,))[0], model(X))
+        assert why.format(name="b_held" if buffer else "c_held") in executor.not_planned
+        assert bool(why) == bool(executor.not_planned)
+
+
+@pytest.mark.parametrize("offset", [(), (0,), (1,)], ids=["where it begins", "0", "1"])
+def test_an_input_that_is_a_slice_is_counted_from_its_storage(offset: tuple[int, ...]) -> None:
+    model = Does(lambda x: torch.as_strided(x, (2,), (1,), *offset))
+    whole = torch.arange(8.0)
+    ir = extract_ir(model, (whole[:4],), strict=False)
+    for planned in (True, False):
+        executor = IRExecutor(ir, planned=planned)
+        for x in (whole[:4], whole[4:], whole[4:].clone()):
+            assert torch.equal(executor.execute((x,))[0], model(x))
+
+
+def test_what_is_counted_through_lies_as_in_the_trace() -> None:
+    model = Does(lambda x, y: torch.as_strided(x * 2, (3,), (1,)) + y)
+    x, y = torch.arange(12.0).view(3, 4), torch.ones(6)
+    ir = extract_ir(model, (x, y[:3]), strict=False)
+    assert torch.equal(execute_ir(ir, (x, y[::2]))[0], model(x, y[:3]))
+    with pytest.raises(ExecutionError, match=r"'args_0': found strides \[1, 3\], but the IR was traced with \[4, 1\]"):
+        execute_ir(ir, (x.view(4, 3).t(), y[:3]))
+    model, gaps = Does(lambda x: torch.as_strided(x, (4,), (1,)) * 2), x[:, :2]
+    assert verify_ir_with_state_dict(extract_ir(model, (gaps,), strict=False), {}, model, (gaps,))[0]
+
+
+def test_what_is_counted_through_is_a_tensor_by_itself() -> None:
+    whole, x = torch.arange(12.0), torch.ones(4)
+    with pytest.raises(ConversionError, match=r"modules.py:\d+\) counts through memory of which 'held' is a part"):
+        extract_ir(Holds(whole[:2], buffer=True), (x,), strict=False)
+    ir = extract_ir(Holds(whole[::2], buffer=True), (x,), strict=False)
+    for held in (whole[::2], torch.cat([x, whole])[4::2]):
+        assert torch.equal(execute_ir(ir, (x,), {"held": held})[0], whole[:4])
+    with pytest.raises(ExecutionError, match=r"weight 'b_held': found strides \[1\], .* traced with \[2\]"):
+        execute_ir(ir, (x,), {"held": whole[:6]})
+
+
+def test_a_cnn_on_channels_last_is_planned_as_it_was_traced() -> None:
+    """Whatever order the tensors come in, convolutions take the way that they took in the trace, bit for bit."""
+    first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)
+    model = (
+        nn.Sequential(*first, nn.Conv2d(8, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        .eval()
+        .to(memory_format=torch.channels_last)
+    )
+    x = torch.randn(2, 3, 50, 50).to(memory_format=torch.channels_last)
+    ir = extract_ir(model, (x,), strict=False)
+    rows = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    for given, weights in ((x, model.state_dict()), (x.contiguous(), rows)):
+        planned, plain = IRExecutor(ir, weights), IRExecutor(ir, weights, planned=False)
+        assert torch.equal(planned.execute((given,))[0], plain.execute((given,))[0])
+        assert planned.not_planned == ""
+        assert torch.equal(planned.execute((given,))[0], model(x))
+
+
+def test_a_save_leaves_the_constants_of_other_files(tmp_path: Path) -> None:
+    saved = {name: torch.full((4,), float(at)) for at, name in enumerate(("m.json", "m.json.zst", "m[1].json", "m"))}
+    for name, held in saved.items():
+        extract_ir(Holds(held, buffer=False), (X,), strict=False).save(tmp_path / name, threshold=1)
+    for name, held in saved.items():
+        assert torch.equal(IR.load(tmp_path / name).constants["held"], held)
+
+
+def test_constants_that_are_conjugated_are_saved(tmp_path: Path) -> None:
+    held = torch.randn(4, dtype=torch.complex64).conj()
+    extract_ir(Holds(held, buffer=False), (X,), strict=False).save(tmp_path / "ir.json", threshold=0)
+    assert torch.equal(IR.load(tmp_path / "ir.json").constants["held"], held.resolve_conj())
+
+
+def test_named_tuples_go_in_and_come_out() -> None:
+    model = Does(lambda pair: Pair(pair.left + pair.right, pair.left))
+    ir = extract_ir(model, (Pair(X, X),), strict=False)
+    assert torch.equal(execute_ir(ir, (Pair(X, X),), {})[0], X + X)
+    ok, report = verify_ir_with_state_dict(ir, {}, model, (Pair(X, X),))
+    assert ok, report
+
+
+def test_a_number_that_json_has_not_is_an_argument(tmp_path: Path) -> None:
+    for top in (float("inf"), 2**80):
+        ir = extract_ir(Does(lambda x, top: (x.clamp(max=float(top)), top)), (X, top), strict=False)
+        ir.save(tmp_path / "ir.json")
+        assert torch.equal(execute_ir(IR.load(tmp_path / "ir.json"), (X, top), {})[0], X)
+
+
+def test_a_nan_is_no_other_number() -> None:
+    ir = extract_ir(Does(lambda x: (x + 1, 3.0)), (X,), strict=False)
+    ok, report = verify_ir_with_state_dict(ir, {}, Does(lambda x: (x + 1, float("nan"))), (X,))
+    assert not ok
+    assert report.error_message == "1: the model gives nan, the IR the constant 3.0"
+
+
+def test_sizes_as_results_are_refused() -> None:
+    shapes = (({0: Dim("n")},),)
+    with pytest.raises(ConversionError, match="is a number that differs from run to run"):
+        extract_ir(Does(lambda x: (x + 1, x.shape[0] * 2)), (X,), strict=False, dynamic_shapes=shapes)
+
+
+def test_layers_are_not_stamped_with_named_dims() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    with pytest.warns(UserWarning, match="Sequential is traced whole: layers are stamped where every size is a number"):
+        ir = extract_ir(model, (X,), strict=False, dynamic_shapes=({0: Dim("n")},), stamp=True)
+    assert ir.graph.dims.keys() == {"n"}
+
+
+def test_the_larger_of_two_sizes_is_an_expression() -> None:
+    shapes = (({0: Dim("h", min=4)}, {0: Dim("g", min=4)}),)
+    model = Does(lambda x, y: torch.zeros(max(x.shape[0], y.shape[0])))
+    ir = extract_ir(model, (torch.zeros(6), torch.zeros(5)), strict=False, dynamic_shapes=shapes)
+    assert execute_ir(ir, (torch.zeros(7), torch.zeros(9)), {})[0].shape == (9,)
+
+
+def test_all_that_is_wrong_with_inputs_by_name_is_in_one_message() -> None:
+    ir = extract_ir(Does(lambda x, y: x + y), (X, X), strict=False)
+    first, second = (meta.name for meta in ir.graph_inputs)
+    with pytest.raises(ExecutionError) as caught:
+        execute_ir(ir, {first: X.double(), "other": X}, {})
+    message = str(caught.value)
+    assert f"Weight/input '{second}' not found in registry for node 'add'." in message
+    assert "'other'" in message
+    assert "float64" in message
+
+
+def test_outputs_of_the_reference_are_the_callers_own() -> None:
+    class Gives(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("held", torch.arange(4.0))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.held, x + 1
+
+    weights = Gives().state_dict()
+    held, _ = IRExecutor(extract_ir(Gives(), (X,), strict=False), weights, planned=False).execute((X,))
+    held.fill_(9)
+    assert torch.equal(weights["held"], torch.arange(4.0))
+
+
+def test_a_model_that_cannot_be_copied_is_refused_in_words() -> None:
+    model = Does(lambda x: x + 1)
+    model.history = torch.ones(2, requires_grad=True) * 2  # as weight_norm leaves it; torch's deepcopy refuses it
+    ir = extract_ir(Does(lambda x: x + 1), (X,), strict=False)
+    assert verify_ir_with_state_dict(ir, {}, model, (X,))[0]
+    model.part = nn.Linear(2, 2)
+    model.part.source = (number for number in range(3))
+    with pytest.raises(ExecutionError, match=r"Does cannot be copied, .* its attribute 'part.source', a generator"):
+        verify_ir_with_state_dict(ir, {}, model, (X,))
+
+
+def test_a_module_in_several_places_is_counted_once() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+            self.b = nn.Sequential(self.a, nn.BatchNorm1d(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x))
+
+    model = Shared().eval()
+    extracted = extract_ir(model, (X,), strict=False)
+    for ir in (
+        extracted,
+        IR.from_dict(extracted.to_dict()),
+        convert_exported_program(torch.export.export(model, (X,))),
+    ):
+        assert summary(ir)["total_parameters"] == sum(tensor.numel() for tensor in model.state_dict().values()) - 20
+        assert len(ir.weights) == len(set(ir.weight_name_mapping.values())) == 7
+        state = model.state_dict()
+        for gone in ("a", "b.0"):
+            weights = {name: tensor for name, tensor in state.items() if not name.startswith(f"{gone}.")}
+            assert torch.equal(execute_ir(ir, (X,), weights)[0], model(X))
+    with pytest.raises(ExecutionError, match=r"the model has it as 'b\.0\.bias' too, and the two tensors"):
+        execute_ir(extracted, (X,), {**state, "b.0.bias": torch.zeros(4)})
+
+
+def asserts(x: Tensor) -> Tensor:
+    torch._assert_async(x.sum() > 0, "found none")
+    return x.to(torch.float64) * 2
+
+
+@pytest.mark.parametrize("functionalize", [True, False])
+def test_what_only_asserts_is_no_node(functionalize: bool) -> None:
+    """torch.export puts an `_assert_tensor_metadata` before each change of dtype."""
+    ir = extract_ir(Does(asserts), (X,), strict=False, functionalize=functionalize)
+    assert [op.kind for op in ir.graph.ops][-2:] == ["aten.to.dtype", "aten.mul.Tensor"]
+    assert not [op.kind for op in ir.graph.ops if "assert" in op.kind]

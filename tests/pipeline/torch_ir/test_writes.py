@@ -1,0 +1,262 @@
+"""Models that write: to buffers of two names, by copies that convert, through views, in memory that several share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from pipeline.torch_ir import (
+    ConversionError,
+    IRExecutor,
+    convert_exported_program,
+    execute_ir,
+    extract_ir,
+    verify_ir_with_state_dict,
+)
+from tests.pipeline.torch_ir.small_modules import Does
+
+
+class Twice(nn.Module):
+    """A counter and a BatchNorm, each under two names; the model is in train mode, so both are written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.zeros(4))
+        self.register_buffer("b", self.a)
+        self.first = nn.BatchNorm1d(4)
+        self.second = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.get_buffer("a").add_(x[0])
+        return self.second(self.first(x)) * self.get_buffer("b")
+
+
+@pytest.mark.parametrize("functionalize", [True, False])
+def test_a_buffer_with_two_names_that_is_written_to(functionalize: bool) -> None:
+    x = torch.arange(8.0).view(2, 4)
+    with torch.device("meta"):
+        ir = extract_ir(Twice(), (x.to("meta"),), functionalize=functionalize)
+    model = Twice()
+    ok, report = verify_ir_with_state_dict(ir, model.state_dict(), model, (x,))
+    assert ok, report
+    executor = IRExecutor(ir, model.state_dict())
+    model = copy.deepcopy(model)  # it writes to what it was loaded from
+    for _ in range(2):
+        assert torch.equal(executor.execute((x,))[0], model(x))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    updates = {ir.weight_name_mapping[name]: tensor for name, tensor in executor.updates.items()}
+    for name in updates.keys() & buffers.keys():
+        torch.testing.assert_close(updates[name], buffers[name])
+    assert {name.rpartition(".")[2] for name in updates} >= {"running_mean", "running_var"}
+
+
+class Keeps(nn.Module):
+    """Copies its input into a float buffer of three columns, which lies in a wider one, and reads it as it lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(2, 3))
+        self.register_buffer("cut", torch.zeros(2, 4)[:, :3])
+        self.register_buffer("seen", torch.zeros(2, 3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows, cut, seen = (self.get_buffer(name) for name in ("rows", "cut", "seen"))
+        cut.add_(rows.copy_(x))
+        with torch.no_grad():
+            seen.copy_(x)
+        return (rows * 1).view(-1) / 2, cut * 1, (seen * 1).view(-1)
+
+
+@pytest.mark.parametrize("functionalize", [True, False])
+@pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.parametrize("x", [torch.arange(6).view(2, 3), torch.randn(3), torch.randn(3, 2).t()], ids=["", "row", "t"])
+def test_a_copy_takes_dtype_shape_and_strides_of_its_target(x: Tensor, planned: bool, functionalize: bool) -> None:
+    model = Keeps()
+    ir = extract_ir(model, (x,), strict=False, functionalize=functionalize)
+    executor = IRExecutor(ir, {name: tensor.clone() for name, tensor in model.state_dict().items()}, planned=planned)
+    for _ in range(2):
+        for ours, wanted in zip(executor.execute((x,)), model(x), strict=True):
+            assert ours.dtype == wanted.dtype
+            assert torch.equal(ours, wanted)
+    assert torch.equal(executor.updates["b_rows"], model.rows)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("variance", torch.ones(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        trained = F.instance_norm(x, self.mean, self.variance, use_input_stats=True)
+        return trained, F.instance_norm(x, self.mean, self.variance, use_input_stats=False)
+
+
+def test_a_norm_that_trains_beside_one_that_does_not() -> None:
+    model, x = Normed(), torch.randn(5, 4, 3)
+    ir = extract_ir(copy.deepcopy(model).to("meta"), (x.to("meta"),))
+    executor = IRExecutor(ir, copy.deepcopy(model.state_dict()))
+    for ours, wanted in zip(executor.execute((x,)), model(x), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-6, atol=1e-6)  # a few roundings of float32
+    assert executor.not_planned == ""
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: torch.nn.functional.dropout(x, 0.5, training=False),
+        lambda x: torch.einsum("ij->ji", x),
+    ],
+    ids=["dropout", "einsum"],
+)
+def test_a_write_reaches_what_is_a_view_by_no_schema(view: Callable[[Tensor], Tensor]) -> None:
+    def does(x: Tensor) -> tuple[Tensor, ...]:
+        first = x * 2
+        before = view(first)
+        first.add_(1)
+        after = view(before).mul_(3)
+        return first * 1, before * 1, after * 1
+
+    x = torch.arange(6.0).view(2, 3)
+    for ours, wanted in zip(execute_ir(extract_ir(Does(does), (x,), strict=False), (x,)), does(x), strict=True):
+        assert torch.equal(ours, wanted)
+
+
+def test_a_constant_goes_before_a_state_by_any_name() -> None:
+    x = torch.arange(8.0).view(2, 4)
+    executor = IRExecutor(extract_ir(Twice(), (x,), strict=False), Twice().state_dict())
+    (first,) = executor.execute((x,))
+    norms = {"first.running_mean": torch.zeros(4), "second.running_var": torch.ones(4)}
+    for name in ("a", "b", "b_a"):
+        assert torch.equal(executor.execute((x,), constants={name: torch.zeros(4), **norms})[0], first), name
+
+
+class Halves(nn.Module):
+    """`a` and `b` are views of one tensor; `does` gets them and the input."""
+
+    def __init__(self, does: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        held = torch.arange(6.0)
+        self.register_buffer("a", held[:4])
+        self.register_buffer("b", held[2:])
+        self.does = does
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.does(self.get_buffer("a"), self.get_buffer("b"), x)
+
+
+class Flat(nn.Module):
+    """All parameters are views of one vector, which optimizers make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, 4), nn.Linear(4, 4)
+        vector = nn.utils.parameters_to_vector(self.parameters()).detach()
+        nn.utils.vector_to_parameters(vector, self.parameters())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.embed(x.long()).mul_(2.0))
+
+
+def add_without_grad(to: Tensor, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return to.add_(x)
+
+
+@pytest.mark.parametrize("functionalize", [True, False])
+@pytest.mark.parametrize(
+    "model",
+    [Halves(lambda a, b, x: (a + 1).mul_(x) + b), Halves(lambda a, b, x: (x * 2).add_(a) + b), Flat()],
+    ids=["of a sum", "read by a write", "flat parameters"],
+)
+def test_what_was_made_of_shared_memory_may_be_written_to(model: nn.Module, functionalize: bool) -> None:
+    x = torch.arange(4.0)
+    ir = extract_ir(model, (x,), strict=False, functionalize=functionalize)
+    assert torch.equal(execute_ir(ir, (x,), model.state_dict())[0], model(x))
+
+
+@pytest.mark.parametrize("functionalize", [True, False])
+@pytest.mark.parametrize(
+    "writes",
+    [
+        lambda a, b, x: a[1:].add_(x[1:]) * b[0],
+        lambda a, b, x: a.chunk(2)[1].add_(x[:2]) * b[:2],
+        lambda a, b, x: torch.einsum("i->i", a).add_(x) * b,
+        lambda a, b, x: add_without_grad(a, x) * b,
+        lambda a, b, x: torch.add(x, 1, out=a) * b,
+    ],
+    ids=["a slice", "a chunk", "a view that no schema tells", "a body", "out"],
+)
+def test_a_buffer_that_is_written_to_while_another_is_a_view_of_it(
+    writes: Callable[[Tensor, Tensor, Tensor], Tensor], functionalize: bool
+) -> None:
+    said = r"node 'add_?' \(.*test_writes.py:\d+\) writes to memory that 'a' and 'b' share; expected one tensor"
+    with pytest.raises(ConversionError, match=said):
+        extract_ir(Halves(writes), (torch.ones(4),), strict=False, functionalize=functionalize)
+
+
+class KeyAndValue(nn.Module):
+    """Two caches in one tensor: one after the other, or side by side."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        key, value = torch.zeros(2, 4, 3).transpose(0, axis).unbind(axis)
+        self.register_buffer("key", key)
+        self.register_buffer("value", value)
+
+    def forward(self, at: Tensor, x: Tensor) -> Tensor:
+        key, value = self.get_buffer("key"), self.get_buffer("value")
+        key.index_copy_(0, at, x)
+        torch.einsum("ij->ij", value)[1:3].add_(x)
+        return key @ value.t()
+
+
+@pytest.mark.parametrize("functionalize", [True, False])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_caches_in_one_memory_that_share_no_byte(axis: int, functionalize: bool) -> None:
+    model, x = KeyAndValue(axis), torch.ones(1, 3)
+    ir = extract_ir(model, (torch.tensor([2]), x), strict=False, functionalize=functionalize)
+    assert verify_ir_with_state_dict(ir, model.state_dict(), model, (torch.tensor([2]), x))[0]
+    executor, eager = IRExecutor(ir, model.state_dict()), KeyAndValue(axis)
+    for at in range(3):
+        given = torch.tensor([at]), x + at
+        assert torch.equal(executor.execute(given)[0], eager(*given))
+    assert all(torch.equal(executor.updates[f"b_{name}"], tensor) for name, tensor in eager.named_buffers())
+    assert not any(tensor.any() for tensor in model.buffers())
+
+
+@pytest.mark.filterwarnings("ignore:No complete tensor found")  # of torch's way to save views
+def test_a_saved_program_that_writes_to_shared_memory(tmp_path: Path) -> None:
+    model = Halves(lambda a, b, x: a.view(2, 2)[1].add_(x[:2]) * b[:2])
+    torch.export.save(torch.export.export(model, (torch.ones(4),), strict=False), tmp_path / "program.pt2")
+    with pytest.raises(ConversionError, match="writes to memory that 'a' and 'b' share"):
+        convert_exported_program(torch.export.load(tmp_path / "program.pt2"))
+
+
+class Names(nn.Module):
+    """A buffer of two names, which is written to by its second, and a parameter of two names that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.ones(4))
+        self.q = self.p
+        self.register_buffer("a", torch.zeros(4))
+        self.register_buffer("b", self.a)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.get_buffer("b").add_(x) * 1
+
+
+def test_weights_have_the_same_names_whether_functionalized_or_not() -> None:
+    for functionalize in (True, False):
+        ir = extract_ir(Names(), (torch.ones(4),), strict=False, functionalize=functionalize)
+        assert list(ir.weight_name_mapping.values()) == ["p", "a"]
+        executor = IRExecutor(ir, Names().state_dict())
+        assert [executor.execute((torch.ones(4),))[0].max() for _ in range(2)] == [1, 2]
+        assert executor.updates["b_a"].max() == 2

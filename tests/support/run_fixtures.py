@@ -1,0 +1,113 @@
+"""Fixtures of the tests that run configurations and commands: a conftest.py takes what its folder needs."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import yaml
+
+from passes.context import PassContext
+from tests.support.paths import TESTS
+
+__all__ = ["FACTORIES", "config_file", "config_in", "running_workers", "small_config"]
+
+FACTORIES = TESTS / "support" / "torch_models" / "factories.py"
+"""Not beside this file: what is loaded from beside a factory counts as a part of it."""
+
+SMALL_MODEL = """
+<ir_version: 10, opset_import: ["": 20]>
+small (float[2, 4] x) => (float[2, 4] y) {
+    a = Relu (x)
+    b = Identity (a)
+    y = Tanh (b)
+}
+"""
+
+OPENS = (
+    "stages.check",
+    "stages.export",
+    "stages.passes",
+    "commands.audit",
+    "commands.bisect",
+    "commands.diff",
+    "commands.passes",
+)
+"""The modules of `pipeline` that open a bench."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def running_workers(bench: PassContext) -> Iterator[None]:
+    """Runs and commands in this process get a bench of their own, but with workers that run already: to start them
+    would be most of the time of most tests. Commands in a process of their own start theirs."""
+
+    @contextmanager
+    def lend(
+        timeout_s: float = 600.0, memory_gib: float | None = None, folder: Path | None = None
+    ) -> Iterator[PassContext]:
+        assert memory_gib is None, "workers that run already cannot be given another limit"
+        limits = bench.worker.timeout_s, bench.proofs.timeout_s
+        bench.worker.timeout_s, bench.proofs.timeout_s = timeout_s, max(timeout_s, limits[1])
+        try:
+            with tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place:
+                yield PassContext(bench.worker, Path(place).resolve(), bench.proofs)
+        finally:
+            bench.worker.timeout_s, bench.proofs.timeout_s = limits
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in OPENS:
+            patch.setattr(importlib.import_module(f"pipeline.{name}"), "open_context", lend)
+        yield
+
+
+@pytest.fixture(scope="session")
+def config_in():
+    """Writes a configuration of the small attention block into a folder, with changes; returns its path."""
+
+    def write(folder: Path, name: str = "block", factory: str = "attention", **sections: Any) -> Path:
+        data: dict[str, Any] = {
+            "name": name,
+            "model": {
+                "factory": f"{FACTORIES}:{factory}",
+                "inputs": {"x": {"shape": [2, 8, 32], "dtype": "float32"}},
+            },
+            "verify": {"draws": 1},
+        }
+        for section, values in sections.items():
+            data[section] = {**data.get(section, {}), **values}
+        # A test that names only the dtype of an input, say, keeps the shape.
+        inputs = data["model"]["inputs"]
+        if "shape" not in inputs.get("x", {"shape": ()}):
+            inputs["x"] = {"shape": [2, 8, 32], **inputs["x"]}
+        path = folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(data, sort_keys=False))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def config_file(config_in, tmp_path: Path):
+    """The same, into `tmp_path`."""
+    return partial(config_in, tmp_path)
+
+
+@pytest.fixture
+def small_config(tmp_path: Path):
+    """Writes a configuration of a model of three nodes, with changes; returns its path."""
+    onnx.save(onnx.parser.parse_model(SMALL_MODEL), tmp_path / "small.onnx")
+
+    def write(file: str, **sections: Any) -> Path:
+        path = tmp_path / file
+        data = {"model": {"onnx": "small.onnx"}, "passes": {"recipe": ["eliminate_identity"]}, **sections}
+        path.write_text(yaml.safe_dump({**data, "runtime": {"backends": ["onnxruntime"]}}))
+        return path
+
+    return write

@@ -1,0 +1,160 @@
+"""Backends that nobody chose run a model where they can; a backend that somebody names has to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from pipeline import Pipeline, RunConfig
+from pipeline.baseline import read_baseline
+from pipeline.cli import app
+from pipeline.errors import Unsupported
+
+MODELS = {
+    "GRU": """
+        (float[3, 1, 4] x) => (float[3, 1, 1, 2] y)
+        <float[1, 6, 4] w = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2,
+                             0.2, 0.1, 0.4, 0.3, 0.6, 0.5, 0.8, 0.7, 1.0, 0.9, 1.2, 1.1},
+         float[1, 6, 2] r = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2}>
+        { y = GRU <hidden_size = 2> (x, w, r) }""",
+    "ReverseSequence": """
+        (float[3, 2] x) => (float[3, 2] y) <int64[2] sizes = {2, 3}>
+        { y = ReverseSequence (x, sizes) }""",
+    "Loop": """
+        (float[2] x, int64 count) => (float[2] y) {
+            yes = Constant <value = bool {1}> ()
+            y = Loop (count, yes, x) <body = body (int64 i, bool on, float[2] a) => (bool still, float[2] b)
+                { still = Identity (on) b = Add (a, a) }>
+        }""",
+    "DequantizeLinear": """
+        (float[2, 4] x) => (float[2, 4] y) <float s = {0.1}, uint8 z = {128}>
+        { q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z) }""",
+}
+"""By the operator that our own runtime has not."""
+
+INPUTS = {"Loop": {"count": {"shape": [], "dtype": "int64", "range": [1, 4]}}}
+
+
+def config_of(folder: Path, name: str, text: str, **sections: object) -> Path:
+    header = '<ir_version: 10, opset_import: ["": 20]>'
+    onnx.save(onnx.parser.parse_model(f"{header} {name} {text}"), folder / f"{name}.onnx")
+    model = {"onnx": f"{name}.onnx", "inputs": INPUTS.get(name, {})}
+    path = folder / f"{name}.yaml"
+    data = {"model": model, "passes": {"recipe": ["eliminate_identity"]}, "verify": {"draws": 1}, **sections}
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def run(config: Path, *words: str) -> Result:
+    return CliRunner().invoke(app, ["run", str(config), "--out", str(config.parent / "out"), *words])
+
+
+def read_report(config: Path) -> dict:
+    return json.loads((config.parent / "out" / "report.json").read_text())
+
+
+@pytest.mark.parametrize("operator", MODELS)
+def test_what_the_default_plan_cannot_take_is_reported_and_no_error(tmp_path: Path, operator: str) -> None:
+    config = config_of(tmp_path, operator, MODELS[operator])
+    shown = run(config)
+    assert shown.exit_code == 0, shown.output
+    report = read_report(config)
+    ran, refused = report["runtime"]["backends"]
+    assert (ran["name"], ran["status"], ran["operators"]) == ("onnxruntime", "ran", [])
+    assert (refused["name"], refused["status"]) == ("plan", "unsupported")
+    assert operator in refused["operators"]
+    assert operator in refused["reason"]
+    assert (report["exit_code"], report["failure"], refused["errors"]) == (0, "", {})
+    assert "plan: unsupported: " in shown.output
+    assert operator in shown.output
+    assert f"unsupported: {', '.join(refused['operators'])}" in (tmp_path / "out" / "report.html").read_text()
+    assert not list((tmp_path / "out").glob("ir.*"))
+
+
+@pytest.mark.parametrize("backends", ["[plan]", "[onnxruntime, plan]", "[torch, plan]"])
+def test_a_plan_that_is_named_has_to_be_possible(tmp_path: Path, backends: str) -> None:
+    config = config_of(tmp_path, "GRU", MODELS["GRU"])
+    shown = run(config, "--set", f"runtime.backends={backends}")
+    assert isinstance(shown.exception, Unsupported)
+    assert read_report(config)["exit_code"] == 2
+    assert "GRU" in read_report(config)["failure"]
+
+
+def test_naming_it_in_a_base_is_naming_it(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("runtime: {backends: [onnxruntime, plan]}\n")
+    config = config_of(tmp_path, "GRU", MODELS["GRU"], extends="base.yaml")
+    assert isinstance(run(config).exception, Unsupported)
+    assert run(config, "--set", "runtime.backends=null").exit_code == 0
+
+
+def test_a_later_run_says_it_again_and_what_is_named_later_is_an_error(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "GRU", MODELS["GRU"])
+    run(config)
+    again = run(config)
+    assert again.exit_code == 0
+    assert read_report(config)["cached"] == ["export", "passes", "runtime"]
+    assert "plan: unsupported: GRU" in again.output
+    assert isinstance(run(config, "--set", "runtime.backends=[onnxruntime, plan]").exception, Unsupported)
+    # What the run was told is what it runs again as.
+    assert run(tmp_path / "out" / "run.yaml").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("(float[2, 4] x) => (string[2, 4] y) { y = Cast <to = 8> (x) }", "STRING"),
+        ("(float[2, 4] x) => (int64[2, n] y) { y = NonZero (x) }", "NonZero"),
+    ],
+    ids=["dtype", "sizes that depend on numbers"],
+)
+def test_other_refusals_are_reported_too(tmp_path: Path, text: str, words: str) -> None:
+    config = config_of(tmp_path, "odd", text)
+    shown = run(config)
+    assert shown.exit_code == 0, shown.output
+    refused = read_report(config)["runtime"]["backends"][1]
+    assert refused["status"] == "unsupported"
+    assert words in refused["reason"]
+
+
+def test_a_baseline_holds_it(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "GRU", MODELS["GRU"])
+    out = ("--out", str(tmp_path / "out"))
+    assert CliRunner().invoke(app, ["baseline", "accept", str(config), *out]).exit_code == 0
+    assert read_baseline(tmp_path / "GRU.baseline")["backends"]["plan"] == "unsupported: GRU"
+    assert CliRunner().invoke(app, ["baseline", "check", str(config), *out]).exit_code == 0
+    config_of(tmp_path, "GRU", "(float[2] x) => (float[2] y) { y = Neg (x) }")
+    output = CliRunner().invoke(app, ["baseline", "check", str(config), *out]).output
+    assert "backends › plan: unsupported: GRU → y 0" in output
+
+
+def test_a_batch_says_which_runs_had_no_plan(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "GRU", MODELS["GRU"])
+    shown = CliRunner().invoke(app, ["batch", str(config), "--out", str(tmp_path / "all"), "--jobs", "1", "--json"])
+    (row,) = json.loads(shown.stdout)["runs"]
+    assert (row["state"], row["found"]["unsupported"]) == ("done", ["plan"])
+
+
+def test_from_python(tmp_path: Path) -> None:
+    config_of(tmp_path, "GRU", MODELS["GRU"])
+    config = RunConfig.from_mapping({"model": {"onnx": "GRU.onnx"}, "passes": {"recipe": []}}, tmp_path)
+    assert config.runtime.chosen == ("onnxruntime", "plan")
+    result = Pipeline(config, tmp_path / "out").run()
+    assert [(backend.name, backend.shortfall) for backend in result.runtime.backends] == [
+        ("onnxruntime", ""),
+        ("plan", "unsupported: GRU"),
+    ]
+
+
+def test_a_graph_is_compiled_once_for_draws_of_the_same_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline import runtime
+
+    compiled, compile_graph = [], runtime.compile_graph
+    monkeypatch.setattr(runtime, "compile_graph", lambda graph: compiled.append(graph) or compile_graph(graph))
+    config = config_of(tmp_path, "negated", "(float[2] x) => (float[2] y) { y = Neg (x) }", verify={"draws": 3})
+    assert run(config).exit_code == 0
+    assert len(compiled) == 1

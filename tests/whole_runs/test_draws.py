@@ -1,0 +1,150 @@
+"""What a whole run draws, where torch runs and the export holds: sizes, whole tables, masks. And what it says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from passes import Status
+from passes.context import PassContext
+from pipeline import Pipeline, RunConfig
+from pipeline.errors import CheckFailed, SourceError
+from pipeline.events import Event, Note
+from pipeline.result import RunResult
+from pipeline.stages.source import open_source
+from pipeline.verify.references import compute_references, plan_draws
+from tests.support.onnx_models import matrix, model_of
+from tests.support.paths import TESTS
+
+SIZED = TESTS / "support" / "torch_models" / "sized.py"
+HOSTILE = TESTS / "support" / "hostile_passes.py"
+X = {"x": {"shape": ["N", 3]}}
+TOKENS = {name: {"shape": ["N", "S"], "dtype": "int64"} for name in ("ids", "mask")}
+
+
+def config(factory: str, inputs: dict[str, Any], **sections: Any) -> RunConfig:
+    model = {"factory": f"{SIZED}:{factory}", "inputs": inputs}
+    off = {"passes": {"recipe": []}, "runtime": {"backends": []}}
+    return RunConfig.from_mapping({"name": factory, "model": model, **off, **sections})
+
+
+def run(settings: RunConfig, folder: Path) -> RunResult:
+    return Pipeline(settings, folder).run()
+
+
+@pytest.mark.parametrize(
+    ("factory", "sizes", "note"),
+    [
+        ("alone", (2, 3, 8), "not drawn: (N=1) (y: max abs error"),
+        ("few", (1, 2, 3), "not drawn: (N=8) (the export holds for N from 2 to 4)"),
+    ],
+)
+def test_a_size_that_the_export_does_not_hold_for_is_left_out_and_said(
+    factory: str, sizes: tuple[int, ...], note: str, tmp_path: Path
+) -> None:
+    settings = config(factory, X, export={"output_names": ["y"]})
+    coverage = run(settings, tmp_path / "out").report.coverage
+    assert coverage is not None and coverage.sizes == {"N": sizes}
+    assert [gap for gap in coverage.not_covered if gap.startswith(note)], coverage.not_covered
+
+
+def test_a_trace_that_keeps_a_number_of_chunks_says_up_to_which_size_it_holds(tmp_path: Path) -> None:
+    events: list[Event] = []
+    settings = config("chunked", X, export={"output_names": ["y"]})
+    report = Pipeline(settings, tmp_path / "out", events.append).run().report
+    assert report.coverage is not None and report.coverage.sizes == {"N": (1, 2, 3)}
+    assert any(note.startswith("not drawn: (N=8) (the export holds for N") for note in report.coverage.not_covered)
+    (said,) = (event.text for event in events if isinstance(event, Note) and "the export holds" in event.text)
+    assert said.startswith("the export holds for N up to 4, which the ONNX file cannot say")
+
+
+def test_masks_of_zeros_for_which_the_export_differs_are_left_out_and_said(tmp_path: Path) -> None:
+    """Of attention to nothing torch gives NaN or some number, and the exported model another."""
+    inputs = {"x": {"shape": [2, 6, 4]}, "mask": {"shape": [2, 6], "dtype": "int64"}}
+    coverage = run(config("attends", inputs), tmp_path / "out").report.coverage
+    assert coverage is not None and coverage.masks == {"mask": ("mixed", "ones")}
+    assert [gap for gap in coverage.not_covered if gap.startswith("not drawn: (masks of zeros) (")]
+
+
+def test_tables_and_masks_of_a_torch_module(bench: PassContext) -> None:
+    settings = config("words", TOKENS)
+    source = open_source(settings)
+    references = compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
+    ids = np.concatenate([draw.feeds["ids"].ravel() for draw in references.draws[1:]])
+    assert (ids.min(), ids.max()) == (0, 39)
+    masks = [set(draw.feeds["mask"].ravel().tolist()) for draw in references.draws]
+    assert {1} in masks and {0} in masks and masks[0] == {0, 1}
+    drawn = {(draw.draw.sizes["N"], draw.draw.sizes["S"]) for draw in references.draws if draw.draw is not None}
+    assert drawn == {(2, 2), (3, 3), (1, 2), (8, 1)}
+    [note] = references.skipped
+    assert note.startswith("not drawn: S=8 (the model does not run on it: the model raises")
+
+
+def test_a_range_is_kept_and_its_ends_are_drawn(bench: PassContext) -> None:
+    inputs = {"ids": {**TOKENS["ids"], "range": [10, 20]}, "mask": {**TOKENS["mask"], "range": [1, 1]}}
+    settings = config("words", inputs, verify={"sizes": []})
+    source = open_source(settings)
+    references = compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
+    ids = np.concatenate([draw.feeds["ids"].ravel() for draw in references.draws])
+    assert (ids.min(), ids.max()) == (10, 19)
+    assert {tuple(np.unique(draw.feeds["mask"])) for draw in references.draws} == {(1,)}
+    assert [draw.label for draw in references.draws] == [
+        "draw 0 (N=2, S=2)",
+        "draw 1 (N=2, S=2)",
+        "draw 2 (N=3, S=3)",
+    ]
+
+
+def test_a_pass_that_is_wrong_at_batch_1_is_reverted_and_named(tmp_path: Path) -> None:
+    text = "g (float[N, 4] x) => (float[N, 4] y) { h = MatMul (x, w1) y = Tanh (h) }"
+    onnx.save(model_of(text, w1=matrix(4, 4, 0)), tmp_path / "model.onnx")
+    steps = ["eliminate_identity", {f"{HOSTILE}:at_size": {"size": 1}}, {f"{HOSTILE}:at_size": {"size": 8}}]
+    data = {
+        "model": {"onnx": str(tmp_path / "model.onnx"), "dims": {"N": [2, 3]}},
+        "passes": {"recipe": steps},
+        "runtime": {"backends": []},
+    }
+    report = run(RunConfig.from_mapping(data), tmp_path / "out").report
+    assert [row.status for row in report.passes] == [Status.RAN, Status.REVERTED, Status.REVERTED]
+    assert report.coverage is not None and report.coverage.sizes == {"N": (1, 2, 3, 8)}
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "size of N" in page and "1, 2, 3, 8" in page
+
+
+def onnx_config(folder: Path, text: str, **weights: np.ndarray) -> RunConfig:
+    onnx.save(model_of(text, **weights), folder / "model.onnx")
+    return RunConfig.from_mapping({"model": {"onnx": str(folder / "model.onnx")}})
+
+
+def test_an_onnx_file_whose_dims_nobody_sizes_is_drawn_where_it_runs(tmp_path: Path, bench: PassContext) -> None:
+    """The convolution needs 64 samples: the batch stays small."""
+    text = "g (float[N, 1, samples] x) => (float[N, 1, frames] y) { y = Conv <strides = [8]> (x, w) }"
+    settings = onnx_config(tmp_path, text, w=np.ones((1, 1, 64), np.float32))
+    source = open_source(settings)
+    references = compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
+    drawn = [draw.draw.sizes for draw in references.draws if draw.draw is not None]
+    assert drawn[:3] == [{"N": 2, "samples": 64}, {"N": 2, "samples": 64}, {"N": 3, "samples": 66}]
+    assert {"N": 8, "samples": 64} in drawn
+    assert [note.partition(" (")[0] for note in references.skipped if "outlier" not in note] == [
+        "not drawn: samples=1",
+        "not drawn: samples=8",
+    ]
+
+
+def test_an_onnx_file_that_runs_at_no_size_asks_for_sizes(tmp_path: Path, bench: PassContext) -> None:
+    text = "g (float[3, N] x) => (float[3, 3] y) { y = MatMul (x, w) }"
+    settings = onnx_config(tmp_path, text, w=np.ones((7, 3), np.float32))
+    source = open_source(settings)
+    with pytest.raises(SourceError, match=r"the ONNX file does not run as it is.*set model\.dims: \{N: \[2, 3\]\} to"):
+        compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
+
+
+def test_an_export_that_differs_by_ties_says_so(tmp_path: Path) -> None:
+    """As of RT-DETR's queries and a router's experts, with random weights."""
+    settings = config("best", {"x": {"shape": [1, 84]}}, export={"output_names": ["y"]})
+    with pytest.raises(CheckFailed, match=r"what torch computes \(y: .*the TopK '.*' chooses among equal values"):
+        run(settings, tmp_path / "out")
