@@ -9,8 +9,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
-from passes.advisories.table import UNSAFE, AuditEntry, AuditTable, is_round_trip, mark_of, round_trips
-from passes.advisories.text import TITLE, parse
+from passes.advisories.table import TITLE, UNSAFE, AuditEntry, AuditTable, is_round_trip, mark_of, parse, round_trips
 from passes.errors import ModelError, PolicyError
 from passes.external.installed import library_versions
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from passes.advisories import AuditFinding, AuditTable, table_of
-from passes.advisories.text import to_one_line
+from passes.advisories.table import to_one_line
 from passes.audit.cases import load_case
 from passes.audit.target import AuditTarget
 from passes.audit.trial import AuditTrial

@@ -1,4 +1,7 @@
-"""In a worker of its own: judge the results of passes on a case. It shares no code with any pass."""
+"""In a worker of its own: judge the results of passes on a case. It shares no code with any pass.
+
+Few test models have metadata, so `add_marks` adds some to each case before its passes run.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,11 @@ import onnx
 
 from passes.audit.cases import Case
 from passes.audit.error_text import message_of, normalize
-from passes.audit.metadata_probe import remove_marks, what_is_lost
 from passes.graph.op_facts import RANDOM_OPS
-from passes.graph.traversal import every_node
+from passes.graph.traversal import every_graph, every_node
 from passes.proof.numbers import compare, same_bits
 
-__all__ = ["RUNTIMES", "Result", "differs", "judge", "larger"]
+__all__ = ["RUNTIMES", "Result", "add_marks", "differs", "judge", "larger", "remove_marks", "what_is_lost"]
 
 
 SHARE: Final = 1.1
@@ -245,3 +247,54 @@ def _numbers(left: np.ndarray, right: np.ndarray, rtol: float | None, atol: floa
 
 def _texts(array: np.ndarray) -> list[str]:
     return [one.decode() if isinstance(one, bytes) else str(one) for one in array.ravel().tolist()]
+
+
+KEY: Final = "onnxline.audit"
+NODES_FROM: Final = 10
+"""The first ir_version in which nodes have metadata."""
+
+
+def add_marks(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy with metadata and doc strings on the model and on each node of the main graph."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.metadata_props.add(key=KEY, value="model")
+    copy.doc_string = copy.doc_string or KEY
+    copy.graph.doc_string = copy.graph.doc_string or KEY
+    for place, node in enumerate(copy.graph.node):
+        node.doc_string = node.doc_string or KEY
+        if copy.ir_version >= NODES_FROM:
+            node.metadata_props.add(key=KEY, value=str(place))
+    return copy
+
+
+def remove_marks(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy without metadata and doc strings, for comparing sizes."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.metadata_props[:]
+    copy.doc_string = ""
+    for graph in every_graph(copy.graph):
+        graph.doc_string = ""
+        for node in graph.node:
+            node.doc_string = ""
+            del node.metadata_props[:]
+    return copy
+
+
+def what_is_lost(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
+    """Describe the metadata that a marked model has lost. Nodes match by operator and outputs."""
+    lost = []
+    if not any(entry.key == KEY for entry in after.metadata_props):
+        lost.append("the model's metadata")
+    if not after.doc_string:
+        lost.append("its doc string")
+    if not after.graph.doc_string:
+        lost.append("the graph's doc string")
+    nodes = {(node.op_type, *node.output): node for node in before.graph.node}
+    still = [(nodes[key], node) for node in after.graph.node if (key := (node.op_type, *node.output)) in nodes]
+    if any(old.metadata_props and not new.metadata_props for old, new in still):
+        lost.append("operators' metadata")
+    if any(not new.doc_string for _, new in still):
+        lost.append("operators' doc strings")
+    return ", ".join(lost)

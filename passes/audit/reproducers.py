@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from passes.advisories import UNSAFE, AuditTable
-from passes.advisories.text import to_one_line
+from passes.advisories.table import to_one_line
 from passes.audit.cases import Case, load_case
 from passes.audit.job import open_trial
 from passes.audit.target import AuditTarget
 from passes.audit.trial import AuditTrial
-from passes.catalog.graph_text import graph_text
 from passes.errors import ModelError
+from passes.graph.formatting import graph_text
 from passes.optimize import draw_feeds
 from passes.run.reproduce import smallest
 from passes.weights.detached import DetachedModel
@@ -124,4 +124,4 @@ CALLS: Final[Mapping[str, str]] = {
     "onnxslim": "onnxslim.slim(model)",
     "infer_shapes": "onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)",
 }
-"""Step → the call, as its users write it. The others take some lines: `passes/audit/libraries.py`."""
+"""Step → the call, as its users write it. The others take some lines: `passes/audit/attempts.py`."""

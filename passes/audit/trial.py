@@ -11,8 +11,7 @@ from passes.advisories.table import round_trips
 from passes.audit.attempts import LARGEST, PassAttempt, attempts
 from passes.audit.cases import Case
 from passes.audit.error_text import signal_in
-from passes.audit.judge import READY, Result, judge, larger
-from passes.audit.metadata_probe import add_marks
+from passes.audit.judge import READY, Result, add_marks, judge, larger
 from passes.audit.target import AuditTarget
 from passes.errors import StepCrashed, StepTimedOut
 from passes.run.narrow import minimal_culprits

@@ -176,10 +176,7 @@ def _smallest_as_data(smallest: Smallest, file: str) -> dict[str, Any]:
         "nodes": smallest.nodes,
         "removed": removed,
         "added": added,
-        "changed": smallest.changed,
-        "elsewhere": smallest.elsewhere,
-        "runs": smallest.runs,
-        "seconds": smallest.seconds,
+        **{key: getattr(smallest, key) for key in ("changed", "elsewhere", "runs", "seconds")},
     }
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import onnx
 
 from passes.catalog.example_model import UNPICTURED, example_of, read_example
-from passes.catalog.graph_text import graph_text
 from passes.catalog.listing import CatalogEntry
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
+from passes.graph.formatting import graph_text
 from passes.graph.traversal import live_nodes
 from passes.model.canonical import canonical_digest
 from passes.recipe.recipe import OWN_STEPS

@@ -2,8 +2,8 @@
 
 types.py            the differences, as data
 model_matching.py   matches nodes, values, inputs and outputs
-compare.py          compares node by node: read this first
-initializers.py     compares stored tensors; model_level.py, the models as a whole
+compare.py          compares node by node, and the models as a whole: read this first
+initializers.py     compares stored tensors
 numbers.py          measures the errors of outputs, inner values, and values at which a layer ends
 formats.py          the differences as text, and for JSON
 """

@@ -22,7 +22,7 @@ from passes.proof.client import choose_in_worker
 from passes.proof.numbers import DRAWN, Errors, compare
 from passes.proof.precision import Precisions, computed_types
 from passes.proof.types import worst_errors
-from passes.provenance.module_path import ModulePath, module_path_of
+from passes.provenance.annotations import ModulePath, module_path_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from onnx import NodeProto
 
-from passes.provenance.module_path import module_path_of
+from passes.provenance.annotations import module_path_of
 
 __all__ = [
     "AttributeChange",

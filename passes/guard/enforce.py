@@ -9,13 +9,9 @@ from passes.context import PassContext
 from passes.errors import ModelError, PolicyError, StepFailed
 from passes.guard.call_log import Returned
 from passes.guard.calls.base import CallPlan, InterceptedCall
-from passes.guard.calls.steps import RecordedStep
 from passes.guard.proof import NotComparable, numbers_prover
 from passes.guard.settings import CombinedPolicy
-from passes.model.canonical import canonical_digest
 from passes.proof.prover import Prover, StructureProver
-from passes.provenance import carry
-from passes.run.pins import unpin
 from passes.run.result import PassRun, Status
 from passes.run.runner import run_passes
 from passes.run.tracked import TrackedStructures, find_structures
@@ -133,7 +129,7 @@ class _Judge:
         return why and _line(f"differs: {why}")
 
     def with_a_run(self, run: PassRun, plan: CallPlan, unguarded: UnguardedResult | None) -> GuardOutcome:
-        model = _with_inferred_shapes(self.call.model, run, plan)
+        model = run.model
         if self._loses_any(model):  # the runner should have reverted the cause
             return self.without_a_run("a structure is lost", unguarded)
         reverted = {row.name: row.reason for row in run.reverted}
@@ -174,15 +170,3 @@ def _signature(model: DetachedModel) -> list[list[str]]:
     stored = {tensor.name for tensor in model.proto.graph.initializer}
     graph = model.proto.graph
     return [[info.name for info in infos if info.name not in stored] for infos in (graph.input, graph.output)]
-
-
-def _with_inferred_shapes(before: DetachedModel, run: PassRun, plan: CallPlan) -> DetachedModel:
-    """The run's model. Where no node changed, the step's own result: it may hold shapes that it has inferred."""
-    recorded = [step for step in plan.steps if isinstance(step, RecordedStep) and step.results]
-    if run.model is not before or not recorded or run.reverted:
-        return run.model
-    result = recorded[-1].results[0]
-    written = unpin(result, [output.name for output in before.proto.graph.output])
-    if canonical_digest(written) != canonical_digest(before):
-        return before
-    return carry(before, written, recorded[-1].name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,12 +19,6 @@ __all__ = ["GraphCheck"]
 
 MOST_NESTED: Final = 30
 """Graphs inside of each other. Protobuf reads a message of 100 levels, and a graph in a node takes three."""
-
-INPUTS_BEFORE: Final[Mapping[str, Callable[[NodeProto], int]]] = {
-    "If": lambda node: 0,
-    "Loop": lambda node: max(len(node.input), 2),
-}
-"""Operator → how many inputs its bodies have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +192,9 @@ def _check_ends(node: NodeProto, body: GraphProto, where: str) -> None:
     """Refuse a body whose numbers of inputs and outputs do not fit its node."""
     if node.domain not in ("", "ai.onnx"):
         return
-    takes = INPUTS_BEFORE.get(node.op_type)
-    if takes is not None and len(body.input) != takes(node):
-        raise ModelError(f"{where} has {len(body.input)} inputs; expected {takes(node)}")
+    takes = {"If": 0, "Loop": max(len(node.input), 2)}.get(node.op_type, len(body.input))
+    if len(body.input) != takes:
+        raise ModelError(f"{where} has {len(body.input)} inputs; expected {takes}")
     gives = {"If": len(node.output), "Loop": len(node.output) + 1}.get(node.op_type, len(body.output))
     if len(body.output) != gives:
         raise ModelError(f"{where} has {len(body.output)} outputs; expected {gives}")

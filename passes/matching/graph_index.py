@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
+from onnx import FunctionProto, GraphProto, NodeProto, TensorProto
 
 from passes.graph.traversal import bodies_of
 from passes.model.canonical import CanonicalGraph, GraphReading, NodeReading
@@ -162,7 +163,7 @@ class _GraphIndexer:
         known = tuple([ABSENT if one == ABSENT else meanings[one] for one in needs])
         meaning = wiring.intern((reading.says, reading.shape, known))
         if reading.bodies:
-            bodies = [body for one in sorted(node.attribute, key=_name) for body in bodies_of(one)]
+            bodies = [body for one in sorted(node.attribute, key=attrgetter("name")) for body in bodies_of(one)]
             for index, (body, inner) in enumerate(zip(bodies, reading.bodies, strict=True)):
                 results = self.graph(body, inner, scope, (meaning, index))
                 needs.extend(results)
@@ -179,7 +180,3 @@ class _GraphIndexer:
         if name not in scope:  # other checks report an invalid model
             scope[name] = self.wiring.value(name, ("missing", name))
         return scope[name]
-
-
-def _name(attribute: AttributeProto) -> str:
-    return attribute.name

@@ -67,9 +67,7 @@ def _clumps(same: NodeMatching) -> list[set[int]]:
     seen: set[int] = set()
     for new in same.open_new():
         if new not in seen:
-            clumps.append(
-                _through_new(same, {new}, lambda item: [*_unknown_makers(same, item), *_unknown_readers(same, item)])
-            )
+            clumps.append(_through_new(same, {new}, lambda item: _unknown_neighbours(same, item)))
             seen |= clumps[-1]
     return clumps
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
@@ -241,7 +242,7 @@ class _GraphReader:
 
     def node(self, node: NodeProto, place: int) -> NodeReading:
         plain, bodies, constant = [], [], ""
-        for attribute in sorted(node.attribute, key=_name):
+        for attribute in sorted(node.attribute, key=attrgetter("name")):
             inner = bodies_of(attribute)
             bodies.extend(self.graph(graph, is_body=True) for graph in inner)
             plain.append((attribute.name, len(inner) or self.attribute(attribute)))
@@ -277,10 +278,6 @@ class _GraphReader:
 
     def tensor(self, tensor: TensorProto) -> str:
         return _hash(list(tensor.dims), tensor.data_type, self.tensor_key(self.model, tensor))
-
-
-def _name(attribute: AttributeProto) -> str:
-    return attribute.name
 
 
 def _hash(*parts: object) -> str:

@@ -3,7 +3,7 @@
 prover.py, numeric.py                      the protocol of a prover; proof by structure alone, and proof by numbers
 client.py, server.py                       typed calls of the proof worker; the code that runs there
 types.py                                   references, measurements and requests: data only
-claims.py, part.py, data_movement.py       which values have to be equal, and the parts of models that decide it
+claims.py, part.py                         which values have to be equal, and the parts of models that decide it
 draws.py, draw_choice.py                   inputs to draw, and the choice of those on which the reference runs
 lookups.py, tables.py, gauges.py           lookups in tables; comparison of rows that no draw reads; probes for coverage
 coverage.py                                what the draws covered, and what they missed

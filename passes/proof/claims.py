@@ -8,6 +8,7 @@ claim true bit for bit. A claim depends only on claims that come before it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -124,10 +125,7 @@ def _is_small(info: onnx.ValueInfoProto) -> bool:
     sizes = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
     if tensor.elem_type not in FLOATS or not tensor.HasField("shape") or len(sizes) < len(tensor.shape.dim):
         return False
-    elements = 1
-    for size in sizes:
-        elements *= size
-    return elements <= SMALL_ELEMENTS
+    return math.prod(sizes) <= SMALL_ELEMENTS
 
 
 WHOLE: Final = frozenset(

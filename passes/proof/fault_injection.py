@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto
+from onnx import NodeProto
 
-from passes.graph.op_facts import LAYOUT_OPS
 from passes.graph.traversal import reads_of
 from passes.proof.types import Sensitivity
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 
-__all__ = ["InjectedFault", "build_fault", "zeros_of"]
+__all__ = ["InjectedFault", "build_fault"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,27 +88,3 @@ def _select_needed(nodes: Sequence[NodeProto], wanted: set[str]) -> list[NodePro
             needed.append(node)
             wanted.update(reads_of(node))
     return needed[::-1]
-
-
-def zeros_of(graph: GraphProto, zeroed: Collection[str], fed: Mapping[str, np.ndarray]) -> set[str]:
-    """The values of `graph` that are all zeros when the initializers called `zeroed` are, and its inputs are `fed`.
-
-    It follows zeros through layout ops, and through products with finite inputs; other zeros are not found.
-    """
-    zeros = set(zeroed)
-    finite = {info.name for info in graph.input if np.isfinite(fed[info.name]).all()}
-    for node in graph.node:
-        if _moves(node, zeros) or _multiplies(node, zeros, finite):
-            zeros.update(node.output)
-    return zeros
-
-
-def _moves(node: NodeProto, zeros: set[str]) -> bool:
-    return not node.domain and node.op_type in LAYOUT_OPS and node.input[0] in zeros
-
-
-def _multiplies(node: NodeProto, zeros: set[str], finite: set[str]) -> bool:
-    """Whether `node` is a product with zeros. MatMul only: a Gemm or a Conv may add a bias."""
-    if node.domain or node.op_type != "MatMul" or zeros.isdisjoint(node.input):
-        return False
-    return all(name in zeros or name in finite for name in node.input)

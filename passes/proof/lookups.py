@@ -8,7 +8,7 @@ from functools import cache
 from typing import Final
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
 from passes.graph.op_facts import LAYOUT_OPS, ONNX_DOMAINS, SIZES, is_opaque
 from passes.graph.traversal import bodies_in, every_node, live_nodes, reads_of
@@ -210,35 +210,16 @@ def rows_by_input(model: DetachedModel) -> dict[str, int]:
     """Inputs that are indices of tables → the number of rows of the smallest table that they index."""
     graph = model.proto.graph
     lookups = [one for one in find_lookups(model) if one.op in INDEXED]
-    dims = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    makers = {name: node for node in graph.node for name in node.output}
-    inputs = {info.name for info in graph.input} - dims.keys()
+    view = GraphView(model)
+    inputs = {info.name for info in graph.input} - view.initializers.keys()
     found: dict[str, int] = {}
     for lookup in lookups:
-        shape = tuple(lookup.stored.dims) if lookup.stored is not None else _dims_of(lookup.data, dims, makers)
-        if not shape or lookup.axis >= len(shape):
-            continue
-        for name in _inputs_behind(lookup.selectors[0], makers) & inputs:
-            found[name] = min(shape[lookup.axis], found.get(name, shape[lookup.axis]))
+        shape = tuple(lookup.stored.dims) if lookup.stored is not None else view.dims(lookup.data) or ()
+        rows = shape[lookup.axis] if lookup.axis < len(shape) else ""
+        if isinstance(rows, int):
+            for name in _inputs_behind(lookup.selectors[0], view.producers) & inputs:
+                found[name] = min(rows, found.get(name, rows))
     return found
-
-
-def _dims_of(name: str, dims: Mapping[str, tuple[int, ...]], makers: Mapping[str, NodeProto]) -> tuple[int, ...]:
-    """The dims of an initializer, or of a constant that is one in another dtype or order."""
-    if name in dims:
-        return dims[name]
-    node = makers.get(name)
-    if node is None:
-        return ()
-    if node.op_type == "Constant" and node.attribute[0].type == AttributeProto.TENSOR:
-        return tuple(node.attribute[0].t.dims)
-    if node.op_type == "Transpose":
-        before = _dims_of(node.input[0], dims, makers)
-        perm = next((one.ints for one in node.attribute if one.name == "perm"), range(len(before))[::-1])
-        return tuple(before[axis] for axis in perm) if len(before) == len(perm) else ()
-    if node.op_type in ("Cast", "Identity", "CastLike", "DequantizeLinear"):
-        return _dims_of(node.input[0], dims, makers)
-    return ()
 
 
 def _inputs_behind(name: str, makers: Mapping[str, NodeProto]) -> set[str]:

@@ -24,11 +24,11 @@ from passes.model.canonical import CanonicalGraph, ValueDigests, read
 from passes.proof.claims import BaseModelRun, Claims, claims_by_name, refine_claims, small_values
 from passes.proof.client import ProofClient
 from passes.proof.coverage import Coverage, coverage_of
-from passes.proof.data_movement import parts_of
 from passes.proof.draws import BROUGHT_DOWN, DrawPlan, Trait
 from passes.proof.fault_injection import InjectedFault, build_fault
 from passes.proof.gauges import Gauges, Readings, gauges_of
 from passes.proof.numbers import Tolerance
+from passes.proof.part import parts_of
 from passes.proof.precision import Precisions, computed_types
 from passes.proof.tables import Match, TableCheck, TablesPart, tables_of
 from passes.proof.types import BaselineRun, DrawErrors, Measurement, Reference, RunRequest, Sensitivity, worst_errors

@@ -16,13 +16,12 @@ from onnx import helper, numpy_helper
 
 from passes.errors import StepFailed
 from passes.proof.claims import Distinct
-from passes.proof.data_movement import distinct_arrays
 from passes.proof.draw_choice import ChosenDraw, choose_draws
 from passes.proof.draws import Draw, DrawPlan
-from passes.proof.fault_injection import zeros_of
 from passes.proof.gauges import Gauges, Readings, add_gauges
 from passes.proof.lookups import Lookup
 from passes.proof.numbers import DRAWN, Errors, Tolerance, compare, same_bits
+from passes.proof.part import distinct_arrays
 from passes.proof.precision import Precisions
 from passes.proof.tables import Match, match_table
 from passes.proof.types import BaselineRun, DrawErrors, RunRequest
@@ -191,7 +190,7 @@ class ProofServer:
         """Begin to measure how far the values called `seen` move when the weights `zeroed` are zero.
 
         It uses the first draw; `cuts` names expected inner values that `part` reads. It runs in a thread beside later
-        questions. If all of `seen` are known to become zero, nothing is run.
+        questions.
         """
         self._excess = self._beside.submit(self._moved_by, part, cuts, zeroed, seen)
 
@@ -206,10 +205,7 @@ class ProofServer:
         draw = self._draws[0]
         fed = draw.feeds | {name: draw.inner[name] for name in cuts}
         expected = {name: draw.inner[name] for name in seen}
-        if zeros_of(part.model().graph, zeroed, fed).issuperset(seen):
-            results = {name: np.zeros_like(value) for name, value in expected.items()}
-        else:
-            results = _zeroed_session(part, fed, zeroed, seen).run(fed)
+        results = _zeroed_session(part, fed, zeroed, seen).run(fed)
         return [errors.excess for errors in self._errors(expected, results).values()]
 
     def _errors(self, expected: Arrays, results: Arrays) -> dict[str, Errors]:

@@ -1,8 +1,7 @@
 """Carry what is known of a node (torch module, source line, name, author) across a pass that drops it.
 
 carry.py           carries all of it, on the matching of `passes.matching`: read this first
-module_path.py     the torch module that a node belongs to: read, joined and written in the exporter's own keys
-annotations.py     what onnxline writes beside that: author, replaced nodes, later changes; descendants of a node
+annotations.py     a node: its torch module, in the keys of the exporter; its author, sources and later changes, in ours
 weight_origins.py  the source's weights that a stored tensor was made of, and its name
 """
 
@@ -14,12 +13,13 @@ from passes.provenance.annotations import (
     COUNT_KEY,
     REPLACED_KEY,
     Descendants,
+    ModulePath,
     NodeAnnotations,
     annotations_of,
     known_as,
+    module_path_of,
 )
 from passes.provenance.carry import Carrier, carry
-from passes.provenance.module_path import ModulePath, module_path_of
 from passes.provenance.weight_origins import form_of, name_weights
 
 __all__ = [

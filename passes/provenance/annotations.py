@@ -1,19 +1,30 @@
-"""Annotations that onnxline writes on a node or a stored tensor: which pass made it, of what, and later changes.
+"""What the metadata of a node says of its origin: the annotations that onnxline writes, and the torch module path.
 
-`Descendants` reads them: the nodes of a later model that replace nodes of the source.
+Annotations say which pass made a node or a stored tensor, of what, and which passes changed it later. `Descendants`
+reads them: the nodes of a later model that replace nodes of the source.
+
+The module path is in the keys of torch's exporter, also for nodes that a pass made:
+
+    pkg.torch.onnx.name_scopes       ['', 'encoder', 'encoder.layer.0', 'linear_3']    module paths, then the call
+    pkg.torch.onnx.class_hierarchy   ['ViTModel', 'ViTEncoder', 'ViTLayer', 'aten.linear.default']
+    pkg.torch.onnx.stack_trace       the frames of the call, outermost first
+
+For a node that a pass made, the pass takes the place of the call.
 """
 
 from __future__ import annotations
 
+import ast
+import itertools
 import json
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from onnx import NodeProto, TensorProto
-
-from passes.provenance.module_path import metadata_of
 
 __all__ = [
     "AUTHOR_KEY",
@@ -22,11 +33,17 @@ __all__ = [
     "REPLACED_KEY",
     "SHOWN",
     "Descendants",
+    "ModulePath",
     "NodeAnnotations",
     "annotations_of",
+    "common_module",
     "join_annotations",
     "known_as",
+    "metadata_of",
+    "module_path_of",
+    "replace_entries",
     "write_annotations",
+    "write_module_path",
 ]
 
 
@@ -72,17 +89,22 @@ def annotations_of(node: NodeProto | TensorProto) -> NodeAnnotations:
     )
 
 
-def write_annotations(node: NodeProto | TensorProto, marks: NodeAnnotations) -> None:
-    """Replace the annotations of `node` by `marks`."""
-    lists = {REPLACED_KEY: marks.replaced, CHANGED_KEY: marks.changed}
-    entries = {AUTHOR_KEY: marks.author, COUNT_KEY: str(marks.count) if marks.count > len(marks.replaced) else ""}
-    entries |= {key: json.dumps(names, ensure_ascii=False) if names else "" for key, names in lists.items()}
+def replace_entries(node: NodeProto | TensorProto, entries: Mapping[str, str]) -> None:
+    """Give `node` these metadata entries in place of its own of the same keys; an empty text removes one."""
     rest = [entry for entry in node.metadata_props if entry.key not in entries]
     del node.metadata_props[:]
     node.metadata_props.extend(rest)
     for key, value in entries.items():
         if value:
             node.metadata_props.add(key=key, value=value)
+
+
+def write_annotations(node: NodeProto | TensorProto, marks: NodeAnnotations) -> None:
+    """Replace the annotations of `node` by `marks`."""
+    lists = {REPLACED_KEY: marks.replaced, CHANGED_KEY: marks.changed}
+    entries = {AUTHOR_KEY: marks.author, COUNT_KEY: str(marks.count) if marks.count > len(marks.replaced) else ""}
+    entries |= {key: json.dumps(names, ensure_ascii=False) if names else "" for key, names in lists.items()}
+    replace_entries(node, entries)
 
 
 def join_annotations(author: str, replaced: Iterable[NodeProto]) -> NodeAnnotations:
@@ -131,3 +153,85 @@ class Descendants:
 def _source_names(node: NodeProto) -> set[str]:
     marks = annotations_of(node)
     return set(marks.replaced) if marks.author else {known_as(node)}
+
+
+SCOPES_KEY: Final = "pkg.torch.onnx.name_scopes"
+CLASSES_KEY: Final = "pkg.torch.onnx.class_hierarchy"
+STACK_KEY: Final = "pkg.torch.onnx.stack_trace"
+NAMESPACE_KEY: Final = "namespace"
+
+NO_MODULE: Final = "_empty_nn_module_stack"
+"""Prefix of a scope that torch makes up for values outside of any module, such as sizes of inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModulePath:
+    """The modules around a node, from the root inwards, with their classes, and the stack frames of the call.
+
+    Each path is dotted and complete ('encoder.layer.0'); the root's is empty. There are no paths if torch computed the
+    node outside of any module.
+    """
+
+    paths: tuple[str, ...]
+    classes: tuple[str, ...]
+    frames: tuple[str, ...]
+
+
+def metadata_of(node: NodeProto | TensorProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in node.metadata_props}
+
+
+def module_path_of(node: NodeProto) -> ModulePath | None:
+    """The module path in the metadata of `node`; None if it has none."""
+    known = metadata_of(node)
+    if SCOPES_KEY not in known:
+        return None
+    paths, classes = _texts(known[SCOPES_KEY])[:-1], _texts(known.get(CLASSES_KEY, "[]"))[:-1]
+    if any(path.startswith(NO_MODULE) for path in paths):
+        paths, classes = (), ()
+    return ModulePath(paths, classes, _frames(known.get(STACK_KEY, "")))
+
+
+def common_module(places: Iterable[ModulePath]) -> ModulePath | None:
+    """The innermost module that holds all of `places`; those outside of any module do not count."""
+    inside = [place for place in places if place.paths]
+    if not inside:
+        return None
+    paths = _common([place.paths for place in inside])
+    return ModulePath(
+        paths, _common([place.classes for place in inside])[: len(paths)], _common([place.frames for place in inside])
+    )
+
+
+def write_module_path(node: NodeProto, place: ModulePath, author: str) -> None:
+    """Write the module path `place` on `node`, which the pass `author` made."""
+    entries = {
+        NAMESPACE_KEY: "/".join(
+            f"{path}: {kind}"
+            for path, kind in zip((*place.paths, author), (*place.classes, node.op_type), strict=False)
+        ),
+        SCOPES_KEY: repr([*place.paths, author]),
+        CLASSES_KEY: repr([*place.classes, author]),
+        STACK_KEY: "\n".join(place.frames),
+    }
+    replace_entries(node, entries)
+
+
+@lru_cache(maxsize=4096)
+def _texts(written: str) -> tuple[str, ...]:
+    """A list as the exporter writes it; empty if the text is something else."""
+    try:
+        items = ast.literal_eval(written)
+    except (ValueError, SyntaxError):
+        return ()
+    return tuple(str(item) for item in items) if isinstance(items, list | tuple) else ()
+
+
+def _frames(stack: str) -> tuple[str, ...]:
+    return tuple(part.rstrip("\n") for part in re.split(r'^(?=\s*File ")', stack, flags=re.MULTILINE) if part.strip())
+
+
+def _common(columns: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """The longest common prefix of the columns."""
+    shared = itertools.takewhile(lambda row: len(set(row)) == 1, zip(*columns, strict=False))
+    return tuple(row[0] for row in shared)

@@ -13,8 +13,15 @@ from passes.matching.match import match
 from passes.matching.node_matching import NodeMatching
 from passes.matching.replacements import ReplacedNodes, find_replacements
 from passes.model.analysis import AnalyzedModel
-from passes.provenance.annotations import annotations_of, join_annotations, write_annotations
-from passes.provenance.module_path import ModulePath, common_module, module_path_of, write_module_path
+from passes.provenance.annotations import (
+    ModulePath,
+    annotations_of,
+    common_module,
+    join_annotations,
+    module_path_of,
+    write_annotations,
+    write_module_path,
+)
 from passes.provenance.weight_origins import free_name, trace_weights
 from passes.weights.detached import DetachedModel
 

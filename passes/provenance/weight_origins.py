@@ -20,7 +20,13 @@ from passes.graph.traversal import bodies_of, every_graph
 from passes.matching.graph_index import ABSENT, TELLING, GraphIndex
 from passes.matching.node_matching import NodeMatching
 from passes.matching.replacements import PRODUCTS, ReplacedNodes
-from passes.provenance.annotations import SHOWN, NodeAnnotations, annotations_of, write_annotations
+from passes.provenance.annotations import (
+    SHOWN,
+    NodeAnnotations,
+    annotations_of,
+    replace_entries,
+    write_annotations,
+)
 from passes.weights.detached import DetachedModel
 
 __all__ = ["FORM_KEY", "form_of", "free_name", "name_weights", "trace_weights"]
@@ -181,11 +187,7 @@ def _mark(tensor: TensorProto, sources: _Chain, models: tuple[DetachedModel, Det
         forms.append(form_of(weight))
     is_back = forms == ["transposed", "transposed"] and len(tensor.dims) == 2
     write_annotations(tensor, NodeAnnotations(author, tuple(names)[:SHOWN], len(names)))
-    kept = [entry for entry in tensor.metadata_props if entry.key != FORM_KEY]
-    del tensor.metadata_props[:]
-    tensor.metadata_props.extend(kept)
-    if names and not is_back:
-        tensor.metadata_props.add(key=FORM_KEY, value=_strongest(forms))
+    replace_entries(tensor, {FORM_KEY: _strongest(forms) if names and not is_back else ""})
 
 
 def _names_of(tensor: TensorProto) -> tuple[str, ...]:

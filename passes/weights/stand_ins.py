@@ -156,20 +156,12 @@ def digest_of_bytes(data: bytes | memoryview) -> str:
 
 
 TYPED_FIELDS: Final[Mapping[int, str]] = {
-    TensorProto.FLOAT: "float_data",
-    TensorProto.DOUBLE: "double_data",
-    TensorProto.FLOAT16: "int32_data",
-    TensorProto.BFLOAT16: "int32_data",
-    TensorProto.FLOAT8E4M3FN: "int32_data",
-    TensorProto.FLOAT8E5M2: "int32_data",
-    TensorProto.INT8: "int32_data",
-    TensorProto.UINT8: "int32_data",
-    TensorProto.INT16: "int32_data",
-    TensorProto.UINT16: "int32_data",
-    TensorProto.INT32: "int32_data",
-    TensorProto.INT64: "int64_data",
-    TensorProto.UINT32: "uint64_data",
-    TensorProto.UINT64: "uint64_data",
+    dtype: helper.tensor_dtype_to_field(dtype)
+    for dtype in (
+        *(TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16),
+        *(TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2, TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16),
+        *(TensorProto.UINT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64),
+    )
 }
 """The dtypes that can be detached, with the field of TensorProto that their stand-in's numbers go to. A bool stand-in
 could only say "all true"."""

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from passes.advisories import KINDS, UNSAFE, AuditTable, own_tables, table_text, tables_in
 from passes.advisories.known import News, file_name, find_news
-from passes.advisories.text import to_one_line
+from passes.advisories.table import to_one_line
 from passes.audit.cases import case_names
 from passes.audit.job import AuditPlan, chosen_targets, run_job, unread_of
 from passes.audit.reproducers import parse_heading, reproduce, reproductions_of

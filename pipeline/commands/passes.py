@@ -15,10 +15,10 @@ from rich.text import Text
 from passes.advisories.known import is_quarantine
 from passes.catalog import CatalogEntry, catalog
 from passes.catalog.demo import Demo, find_entries, show
-from passes.catalog.graph_text import COLUMNS
 from passes.context import open_context
 from passes.errors import PolicyError
 from passes.external.installed import library_versions
+from passes.graph.formatting import COLUMNS
 from passes.policy.known_passes import ALL_GROUPS, DESTROYS, in_group
 from passes.recipe.recipe import OWN_STEPS
 from passes.structures import STRUCTURES

@@ -17,7 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 import onnxline
-from passes.advisories.text import FORMAT_VERSION as AUDIT
+from passes.advisories.table import FORMAT_VERSION as AUDIT
 from passes.policy.policy import Policy
 from passes.worker.own_names import ROOT
 from pipeline.baseline import FORMAT_VERSION as BASELINE

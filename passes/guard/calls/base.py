@@ -1,32 +1,36 @@
 """The interface of an intercepted call, and what the optimizers' adapters share.
 
-The adapters read arguments and models as callers pass them, and write models as callers expect them.
+The adapters read arguments and models as callers pass them, make steps of a call, and write models as callers expect
+them.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import onnx
 
 from passes.context import PassContext
-from passes.errors import ModelError
+from passes.errors import ModelError, StepFailed
 from passes.graph.traversal import sort_nodes
 from passes.load import check_model
 from passes.policy.policy import Skip
-from passes.step import Repeat, Step
+from passes.step import CompositeStep, PassResult, Repeat, Step
 from passes.suggest import nearest
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, attach, detach, read_model
+from passes.weights.files import save
 
 __all__ = [
     "CallPlan",
+    "InProcessStep",
     "InterceptedCall",
     "PassThrough",
     "Skips",
@@ -37,6 +41,7 @@ __all__ = [
     "known_only",
     "open_model",
     "parse_model",
+    "plan_without",
     "without_defaults",
     "write",
 ]
@@ -239,3 +244,42 @@ def is_valid(model: DetachedModel) -> bool:
     except onnx.checker.ValidationError:
         return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class InProcessStep(CompositeStep):
+    """`run(source, target, left_out)` optimizes `source` into `target` without the inner passes `left_out`."""
+
+    name: str
+    names: tuple[str, ...]
+    """Its inner passes."""
+    run: Callable[[str, str, Sequence[str]], None]
+    narrows: bool = False
+    """Whether the caller gave it other input shapes than those that the model declares."""
+    left_out: tuple[str, ...] = ()
+    suspects: ClassVar[tuple[str, ...]] = ("constant_folding", "shape_inference")
+    annotates: ClassVar[bool] = True  # the caller gets the shapes that it infers, also where no node changes
+
+    @property
+    def source(self) -> str:  # type: ignore[override]
+        return self.name
+
+    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+        folder = Path(tempfile.mkdtemp(dir=bench.folder, prefix="here-"))  # the weights stay in it, mapped
+        source, target = folder / "before.onnx", folder / "after.onnx"
+        save(model, source, external_from=PROTOBUF_LIMIT)
+        try:
+            self.run(str(source), str(target), self.left_out)
+        except Exception as error:  # whatever an optimizer raises
+            raise StepFailed(f"{type(error).__name__}: {error}") from error
+        return PassResult(read_model(target, known=model.weights))
+
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name not in self.left_out)
+
+
+def plan_without(step: Step, inner: Sequence[str], skips: Skips, notes: tuple[str, ...]) -> CallPlan:
+    """The plan of one composite step, less what is skipped of its passes `inner`."""
+    skipped = {name: skip.reason for name in (f"{step.name}/{each}" for each in inner) if (skip := skips(name))}
+    left_out = [name.partition("/")[2] for name in skipped]
+    return CallPlan((step.without(left_out),), skipped, notes)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import onnx
@@ -17,6 +17,7 @@ from passes.external import onnxsim
 from passes.external.onnxsim import STAGES, OnnxSim
 from passes.guard.calls.base import (
     CallPlan,
+    InProcessStep,
     PassThrough,
     Skips,
     Target,
@@ -26,11 +27,11 @@ from passes.guard.calls.base import (
     known_only,
     open_model,
     parse_model,
+    plan_without,
     with_weights,
     without_defaults,
     write,
 )
-from passes.guard.calls.steps import InProcessStep, plan_without
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 
 __all__ = ["TARGETS", "OnnxSimCall", "all_passes"]
@@ -52,6 +53,13 @@ THRESHOLD: Final = 100 * 2**20
 
 Deliver = Callable[[DetachedModel, bool], Any]
 Run = Callable[[str, str, Mapping[str, Any]], None]
+
+
+class AnnotatingOnnxSim(OnnxSim):
+    """onnxsim, whose caller gets the shapes that it infers, also where no node changes."""
+
+    __slots__ = ()
+    annotates: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,7 @@ class OnnxSimCall:
         if self.options.get("extra_optimizers"):
             _refuse_unknown(self.options["extra_optimizers"], bench.worker.ask(all_passes))
         options, notes = known_only(self.options, "skipped_optimizers", known, "onnxsim")
-        return plan_without(OnnxSim(options), known, skips, notes)
+        return plan_without(AnnotatingOnnxSim(options), known, skips, notes)
 
     def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan:
         known = (*onnxsim.facts()["passes"], *STAGES)

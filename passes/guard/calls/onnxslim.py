@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import onnx
@@ -15,6 +15,7 @@ from passes.external.installed import ask
 from passes.external.onnxslim import OnnxSlim, facts
 from passes.guard.calls.base import (
     CallPlan,
+    InProcessStep,
     PassThrough,
     Skips,
     Target,
@@ -22,9 +23,9 @@ from passes.guard.calls.base import (
     copy_model,
     known_only,
     open_model,
+    plan_without,
     with_weights,
 )
-from passes.guard.calls.steps import InProcessStep, plan_without
 from passes.weights.detached import DetachedModel
 
 __all__ = ["TARGETS", "OnnxSlimCall"]
@@ -40,6 +41,13 @@ OURS: Final = ("model_check", "model_check_inputs", "inspect", "dump_to_disk", "
 
 
 LISTS: Final = ("skip_fusion_patterns", "skip_optimizations")
+
+
+class AnnotatingOnnxSlim(OnnxSlim):
+    """onnxslim, whose caller gets the shapes that it infers, also where no node changes."""
+
+    __slots__ = ()
+    annotates: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ class OnnxSlimCall:
         known = ask(bench, facts, "onnxslim")
         options, notes = known_only(self.options, "skip_fusion_patterns", known["patterns"], "onnxslim")
         options, more = known_only(options, "skip_optimizations", known["optimizations"], "onnxslim")
-        step = OnnxSlim(options)
+        step = AnnotatingOnnxSlim(options)
         return plan_without(step, step.inner(bench), skips, (*notes, *more))
 
     def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan:

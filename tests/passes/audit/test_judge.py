@@ -7,8 +7,7 @@ import onnx
 import pytest
 
 from passes.audit.cases import Case
-from passes.audit.judge import READY, Result, differs, judge
-from passes.audit.metadata_probe import add_marks, what_is_lost
+from passes.audit.judge import READY, Result, add_marks, differs, judge, what_is_lost
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]>'
 BEFORE = "g (float[2, n] x) => (float[2, n] y) { h = Neg (x) y = Abs (h) }"

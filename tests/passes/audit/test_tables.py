@@ -21,8 +21,7 @@ from passes.advisories import (
     unsafe_names,
 )
 from passes.advisories.known import SHIPPED, find_news
-from passes.advisories.table import mark_of
-from passes.advisories.text import LISTED
+from passes.advisories.table import LISTED, mark_of
 from passes.errors import ModelError
 
 INDENTS = ("initial_indent", "subsequent_indent")

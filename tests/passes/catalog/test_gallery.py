@@ -17,9 +17,9 @@ from onnx.reference import ReferenceEvaluator
 from passes.catalog import CatalogEntry, catalog
 from passes.catalog.demo import detached_copy, fires, isolate_pass
 from passes.catalog.example_model import GALLERY, UNPICTURED, example_of, read_example
-from passes.catalog.graph_text import graph_text
 from passes.context import PassContext
 from passes.external.onnxsim import OnnxSim
+from passes.graph.formatting import graph_text
 from passes.proof.draws import draw_array
 from passes.proof.numbers import compare
 from passes.recipe.recipe import OWN_STEPS

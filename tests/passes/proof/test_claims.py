@@ -8,9 +8,8 @@ import pytest
 from passes.context import PassContext
 from passes.model.canonical import CanonicalGraph, meanings_of, read
 from passes.proof.claims import BaseModelRun, Claims, Refinement, claims_by_name, inferred_shapes, refine_claims
-from passes.proof.data_movement import Mover
 from passes.proof.numeric import NumericProver
-from passes.proof.part import part_of
+from passes.proof.part import Mover, part_of
 from passes.proof.types import Measurement
 from passes.weights.detached import DetachedModel
 from tests.support.onnx_models import detached, matrix, model_of
