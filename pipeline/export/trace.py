@@ -17,8 +17,8 @@ from pipeline.export.error_location import advice_on_type, first_line, module_fr
 from pipeline.export.source import TorchSource
 from pipeline.export.transformers_defaults import is_switchable_experts
 from pipeline.export.tree import input_tensors, named_leaves
-from pipeline.importers.from_torch.memory import copy_with_strides, memory_of
 from pipeline.importers.from_torch.modules import every_tensor
+from pipeline.importers.from_torch.tensors import copy_with_strides, memory_of
 
 __all__ = ["separate_memory", "trace_module"]
 

@@ -4,12 +4,15 @@ The operator's schema says which tensor belongs to which argument: tensors are t
 reproduce the call (`clamp(max=t)`, an argument of a higher-order op, a number that JSON has not), the exact call is
 written too. It is always written for operators that torch itself does not have, since a reader of the file may not
 have imported the module that defines them.
+
+A call is checked against the schema of its operator before anything runs: missing, unknown and mistyped arguments.
+Calls without a schema (higher-order operators, the user's own that are not imported) are not checked.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,11 +23,13 @@ from pipeline.errors import SourceError
 from pipeline.ir import Attr, BodyRef, InputRef, Op, SymExpr, TorchConst
 from pipeline.ir.json import read_attr, write_attr
 from pipeline.runtime.torch_args import find_operator
+from pipeline.torch_ir.fields import LIMIT, Unexpected
 
 __all__ = [
     "KINDS",
     "Argument",
     "arguments",
+    "check_call",
     "find_known_operator",
     "format_attrs",
     "read_call",
@@ -37,13 +42,33 @@ SIZES, MASKS = "_tensor_list_sizes", "_tensor_list_none_masks"
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of a schema. `kind`: tensor, tensors, dtype, device, layout, memory_format, or other."""
+    """One argument of a schema. `kind`: tensor, tensors, dtype, device, layout, memory_format, or other.
+
+    It takes a single item of the types `alone`, and a list of items of the types `each` (empty: no list).
+    """
 
     name: str
     kind: str
     type: str
     """As torch writes it: `Optional[List[int]]`."""
     required: bool
+    alone: frozenset[type]
+    each: frozenset[type]
+
+    def takes(self, item: Attr) -> bool:
+        if type(item) is tuple:
+            if not self.each:
+                return object in self.alone
+            return all(type(part) in self.each and self.holds(part) for part in item)
+        if not self.holds(item):
+            return False
+        if type(item) is TorchConst:
+            return item.kind == self.kind or object in self.alone
+        return type(item) in self.alone or object in self.alone
+
+    def holds(self, item: Attr) -> bool:
+        """Whether an integer fits into torch's 64 bits; a scalar may be unsigned."""
+        return type(item) is not int or -LIMIT <= item < (LIMIT if "int" in self.type else 2 * LIMIT)
 
 
 def write_call(op: Op) -> dict[str, Any]:
@@ -87,19 +112,40 @@ def find_known_operator(kind: str) -> Any:
         return None
 
 
-def arguments(kind: str) -> tuple[Argument, ...]:
-    """Those that the operator's schema has; none where torch has no such operator."""
+def arguments(kind: str) -> Mapping[str, Argument]:
+    """Those that the operator's schema has, by name; none where torch has no such operator."""
     try:
         return _arguments(kind)
     except SourceError:
-        return ()
+        return {}
 
 
 @cache
-def _arguments(kind: str) -> tuple[Argument, ...]:
+def _arguments(kind: str) -> dict[str, Argument]:
     """Cached. An unknown operator raises, which `cache` does not keep: a module imported later may define it."""
-    found = ((one, str(one.real_type)) for one in find_operator(kind)._schema.arguments)
-    return tuple(Argument(one.name, _kind(type), type, not one.has_default_value()) for one, type in found)
+    return {one.name: _read_argument(one) for one in find_operator(kind)._schema.arguments}
+
+
+def _read_argument(argument: Any) -> Argument:
+    whole = str(argument.real_type)
+    type_, optional = _inner(whole, "Optional[")
+    kind = SCHEMA_KINDS.get(type_, "tensors" if "Tensor" in type_ else "other")
+    described = argument.name, kind, whole, not argument.has_default_value()
+    none = frozenset({type(None)}) if optional else frozenset()
+    part, is_list = _inner(type_, "List[")
+    if not is_list:
+        return Argument(*described, TYPES.get(type_, ANYTHING) | none, frozenset())
+    part, holes = _inner(part, "Optional[")
+    each = frozenset({InputRef}) if part == "Tensor" else TYPES.get(part, ANYTHING)
+    if each is ANYTHING:
+        return Argument(*described, ANYTHING, frozenset())
+    # torch takes a single number for a list of equal ones
+    return Argument(*described, each - {InputRef} | none, each | {type(None)} if holes else each)
+
+
+def _inner(type_: str, outer: str) -> tuple[str, bool]:
+    """(what is inside of `outer`, whether it is there)"""
+    return (type_.removeprefix(outer)[:-1], True) if type_.startswith(outer) else (type_, False)
 
 
 def _to_json(item: Attr) -> Any:
@@ -129,13 +175,13 @@ def _read(kind: str, inputs: int, attrs: Mapping[str, Any]) -> dict[str, Attr]:
     places = iter(range(inputs))
     sizes, masks = iter(attrs.get(SIZES, ())), iter(attrs.get(MASKS, ()))
     found: dict[str, Attr] = {}
-    for argument in arguments(kind):
-        if argument.name in attrs:
-            found[argument.name] = _parse_item(argument.kind, attrs[argument.name])
+    for name, argument in arguments(kind).items():
+        if name in attrs:
+            found[name] = _parse_item(argument.kind, attrs[name])
         elif argument.kind == "tensors" and SIZES in attrs:
-            found[argument.name] = _build_tensor_list(places, next(sizes, 0), next(masks, None))
+            found[name] = _build_tensor_list(places, next(sizes, 0), next(masks, None))
         elif argument.kind == "tensor" and (place := next(places, None)) is not None:
-            found[argument.name] = InputRef(place)
+            found[name] = InputRef(place)
     return found
 
 
@@ -161,11 +207,6 @@ def _check_constant(item: Attr) -> Attr:
     if type(item) is TorchConst and item.kind in KINDS:
         torch_const(item.kind, item.name)
     return item
-
-
-def _kind(schema_type: str) -> str:
-    inner = schema_type.removeprefix("Optional[").rstrip("]") if schema_type.startswith("Optional[") else schema_type
-    return SCHEMA_KINDS.get(inner, "tensors" if "Tensor" in inner else "other")
 
 
 TORCHS_OWN = frozenset({"aten", "prims"})
@@ -215,3 +256,66 @@ EXAMPLES = {
     "layout": "'strided'",
     "memory_format": "'contiguous_format'",
 }
+
+
+def check_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collection[str], whole: bool) -> None:
+    """Check the call `attrs` of `kind` on so many `inputs`; `written` are the names of the arguments in the file.
+
+    Raises:
+        Unexpected: an argument is unknown or of another type; or, of a call that is `whole`, one is missing, or a
+            tensor is none of them.
+    """
+    known = arguments(kind)
+    if not known:
+        return
+    for name in written:
+        if name not in known and name not in LISTS:
+            raise Unexpected(f"{kind}: found the argument {name!r}, expected only {', '.join(known)}")
+    used: list[int] = []
+    for name, item in attrs.items():
+        if type(item) is InputRef:
+            used.append(item.index)
+        elif type(item) is tuple:
+            used += [part.index for part in item if type(part) is InputRef]
+        if (type(item) not in known[name].alone or type(item) is int) and not known[name].takes(item):
+            raise Unexpected(f"{kind}: {name}: found {_format_item(item)}, expected {known[name].type}")
+    missing = [name for name, argument in known.items() if argument.required and name not in attrs]
+    if whole and missing:
+        said = ", ".join(missing)
+        raise Unexpected(f"{kind}: found no {said}, expected each argument that has no default, None too")
+    if whole and used != list(range(inputs)):
+        if len(used) == inputs:
+            raise Unexpected(
+                f"{kind}: found inputs {_format_item(tuple(used))}, expected each of {inputs} once, in order"
+            )
+        raise Unexpected(f"{kind}: found {inputs} inputs, expected {len(used)}, as many as its arguments take")
+
+
+def _format_item(item: Attr) -> str:
+    if type(item) is InputRef:
+        return "a tensor"
+    return "null" if item is None else str(item.name if type(item) is TorchConst else repr(item))[:60]
+
+
+LISTS = frozenset({SIZES, MASKS})
+
+ANYTHING: frozenset[type] = frozenset({object})
+
+NUMBERS: frozenset[type] = frozenset({bool, int, InputRef, SymExpr})
+"""torch takes a tensor of one element for a number, and a symbolic size too."""
+
+TYPES: dict[str, frozenset[type]] = {
+    "Tensor": NUMBERS | {float, complex},
+    "int": NUMBERS,
+    "bool": NUMBERS,
+    "float": NUMBERS | {float},
+    "number": NUMBERS | {float, complex},
+    "complex": NUMBERS | {float, complex},
+    "str": frozenset({str}),
+    "ScalarType": frozenset({int}),
+    "Device": frozenset(),
+    "Layout": frozenset({int}),
+    "MemoryFormat": frozenset({int}),
+}
+"""What torch takes for a schema's types (torch 2.13); of any other type anything is taken.
+A TorchConst is taken where its own kind is asked for."""

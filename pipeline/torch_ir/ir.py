@@ -1,7 +1,8 @@
-"""IR, the result of `extract_ir`: a thin view of a Graph, with pytorch-ir's names and files."""
+"""IR, the result of `extract_ir`: a thin view of a Graph, with pytorch-ir's names, its files, and the check of one."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -12,20 +13,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from passes.run.gc_pause import pause_collector
-from pipeline.errors import UsageError
-from pipeline.ir import Graph
+from pipeline.errors import InternalError, UsageError
+from pipeline.ir import Graph, check
 from pipeline.torch_ir.document import files, writing
 from pipeline.torch_ir.document.constants import THRESHOLD, read_constant, write_constant
 from pipeline.torch_ir.document.edits import apply_edits, is_identical
-from pipeline.torch_ir.document.fields import TEXT, report_unexpected
+from pipeline.torch_ir.document.files import explain_errors, parse_json
 from pipeline.torch_ir.document.header import constants_in, read_head, write_tree
 from pipeline.torch_ir.document.reader import read_graph
 from pipeline.torch_ir.errors import SerializationError
+from pipeline.torch_ir.fields import TEXT, report_unexpected
 from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, parts_of
 from pipeline.torch_ir.tree import CallSignature
 from pipeline.torch_ir.validation import a_number, mistaken, path_of
 
-__all__ = ["EMPTY", "IR", "GraphSource", "an_ir", "pair_with_names"]
+__all__ = ["IR", "an_ir", "deserialize_ir", "load_ir", "save_ir", "serialize_ir", "validate_ir"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -284,3 +286,56 @@ def an_ir(given: Any, error: type[UsageError]) -> IR:
 
 PARTS = frozenset(one.name for one in fields(Parts))
 """The fields of an IR that are the view of its Graph."""
+
+
+def serialize_ir(ir: IR) -> str:
+    """The IR as one string of JSON, constants included."""
+    return json.dumps(an_ir(ir, SerializationError).to_dict(), allow_nan=False)
+
+
+def deserialize_ir(json_str: str | bytes) -> IR:
+    """The IR of a string of `serialize_ir`.
+
+    Raises:
+        SerializationError: it is no text, no JSON, or no IR.
+    """
+    if not isinstance(json_str, str | bytes):
+        raise mistaken(
+            "the text of the IR", json_str, "a str or bytes", SerializationError, {dict: "IR.from_dict reads it"}
+        )
+    return IR.from_dict(parse_json("the text of the IR", json_str.encode() if isinstance(json_str, str) else json_str))
+
+
+def save_ir(ir: IR, path: str | Path) -> None:
+    """`ir.save(path)`; makes the folder if there is none.
+
+    Raises:
+        SerializationError: the file cannot be written.
+    """
+    ir, path = an_ir(ir, SerializationError), path_of("the IR", path, SerializationError)
+    with explain_errors(path, "written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    ir.save(path)
+
+
+def load_ir(path: str | Path) -> IR:
+    """`IR.load(path)`.
+
+    Raises:
+        NoIRFile: there is no such file (a FileNotFoundError too).
+        SerializationError: it is no IR.
+    """
+    return IR.load(path)
+
+
+def validate_ir(ir: IR) -> bool:
+    """Check the IR against every rule of the Graph. Returns True.
+
+    Raises:
+        SerializationError: a rule is broken, or a tensor is used that nothing makes; the message lists all.
+    """
+    try:
+        check(an_ir(ir, SerializationError).graph)
+    except InternalError as error:
+        raise SerializationError(f"the IR {ir.model_name!r} is not sound: {error}") from error
+    return True

@@ -2,8 +2,7 @@
 
 Before the families:
 
-    source.py      a path or a ModelProto → a model without functions, its opset and its folder
-    stored.py      initializers → params and consts that reference their bytes
+    source.py      a path or a ModelProto → a model without functions, its opset and its folder, its initializers
     specs.py       element types, declared and inferred shapes, the sizes that the caller fixes
     resolve.py     a static spec for every value; small constants folded (fold.py); branches taken
     node.py        one node as the family files see it, and names → vids while the graph is built

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from pipeline.importers.from_onnx.attributes import Attributes
 
-__all__ = ["FLOAT_LIMIT", "FOLDERS", "INTEGER_LIMIT", "Folder", "fold", "foldable"]
+__all__ = ["FOLDERS", "fold", "foldable"]
 
 INTEGER_LIMIT = 4096
 """Elements of an integer or boolean tensor that may be folded: a mask of 64×64."""

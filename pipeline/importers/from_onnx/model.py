@@ -11,9 +11,8 @@ from pipeline.errors import InternalError, SourceError, Unsupported
 from pipeline.importers.from_onnx import contrib, conv, elementwise, index, linear, random, reduce, shape
 from pipeline.importers.from_onnx.node import Importer, NameScope, Node
 from pipeline.importers.from_onnx.resolve import Resolved, resolve
-from pipeline.importers.from_onnx.source import read_source
+from pipeline.importers.from_onnx.source import read_initializers, read_source
 from pipeline.importers.from_onnx.specs import Sizes
-from pipeline.importers.from_onnx.stored import read_initializers
 from pipeline.ir.builder import Builder, Emitter
 from pipeline.ir.check import check
 from pipeline.ir.graph import Graph

@@ -14,7 +14,7 @@ import onnx
 from pipeline.errors import InternalError, SourceError, Unsupported
 from pipeline.importers.from_onnx.attributes import Attributes, module_path, op_key, schema_of
 from pipeline.importers.from_onnx.resolve import Resolved
-from pipeline.importers.from_onnx.stored import ArrayPayload
+from pipeline.importers.from_onnx.source import ArrayPayload
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Attr, TensorSpec
 

@@ -18,7 +18,7 @@ from onnx import helper
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.attributes import Attributes, module_path, op_key, schema_of
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
-from pipeline.importers.from_onnx.source import ReadModel
+from pipeline.importers.from_onnx.source import ReadModel, Stored
 from pipeline.importers.from_onnx.specs import (
     CONTRIB_SHAPES,
     Sizes,
@@ -27,7 +27,6 @@ from pipeline.importers.from_onnx.specs import (
     infer,
     split_sequence,
 )
-from pipeline.importers.from_onnx.stored import Stored
 from pipeline.ir.graph import DTYPE_BITS, TensorSpec
 
 __all__ = ["Resolved", "resolve"]

@@ -1,23 +1,30 @@
-"""Read a model without its external data, and inline its functions."""
+"""Read a model: its functions are inlined, and its initializers reference their bytes, which are never copied."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+import numpy as np
 import onnx
-from onnx import TensorProto, inliner
+from onnx import TensorProto, helper, inliner, numpy_helper
 
 from passes.errors import ModelError
 from passes.load import load_model
+from passes.load.tensors import entry_of, file_in
 from passes.weights.detached import inner_tensors
-from passes.weights.mapped import ExternalFiles
+from passes.weights.mapped import ExternalFiles, FileMaps, FileRange
 from passes.weights.stand_ins import inline
-from pipeline.errors import SourceError, Unsupported
+from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.attributes import op_key, schema_of
+from pipeline.importers.from_onnx.specs import ir_dtype
+from pipeline.ir.graph import Payload, TensorSpec
 
-__all__ = ["OLDEST_OPSET", "ReadModel", "read_source"]
+__all__ = ["ArrayPayload", "ReadModel", "Stored", "read_initializers", "read_source"]
 
 OLDEST_OPSET = 7
 """The first opset with numpy's broadcasting; before it, Add and Mul mean something else."""
@@ -130,3 +137,107 @@ def _without_function(model: onnx.ModelProto, name: str, opset: int) -> onnx.Mod
 
 KEPT = frozenset({"Range"})
 """Functions that are folded, and whose body is a loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPayload:
+    """An array that the importer made: a Constant node, or a folded value."""
+
+    array: np.ndarray
+
+    def numpy(self) -> np.ndarray:
+        return self.array
+
+
+@dataclass(slots=True)
+class ProtoPayload:
+    """A tensor inside the model. The array is a view of `raw_data`, made at the first call and kept.
+
+    Protobuf returns new bytes at every access, so two readers would hold two copies without it.
+    """
+
+    proto: TensorProto
+    _array: np.ndarray | None = field(default=None, init=False)
+
+    def numpy(self) -> np.ndarray:
+        if self._array is None:
+            self._array = numpy_helper.to_array(self.proto)
+        return self._array
+
+
+@dataclass(frozen=True, slots=True)
+class FilePayload:
+    """A tensor in a data file beside the model; pages load as they are read. `files` maps each file once for all."""
+
+    place: FileRange
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    files: FileMaps = field(compare=False)
+
+    def numpy(self) -> np.ndarray:
+        return self.files.view(self.place).view(np.ndarray).view(self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One initializer. `payload` is None in a weight-free model."""
+
+    name: str
+    spec: TensorSpec
+    payload: Payload | None
+    trainable: bool
+
+    def constant(self) -> np.ndarray | None:
+        """The numbers, if they are known and may not change."""
+        return None if self.trainable or self.payload is None else self.payload.numpy()
+
+
+def read_initializers(
+    graph: onnx.GraphProto, folder: Path | None, trainable: Collection[str] = ()
+) -> Mapping[str, Stored]:
+    """The initializers of `graph` by name; those that an entry of `trainable` names or matches as a glob are params.
+
+    Raises:
+        UsageError: an entry of `trainable` fits no initializer.
+        SourceError: external data outside the model's folder, or too short.
+        Unsupported: a dtype that the IR does not have.
+    """
+    names = [proto.name for proto in graph.initializer]
+    for pattern in trainable:
+        if pattern in names or any(fnmatchcase(name, pattern) for name in names):
+            continue
+        near = get_close_matches(pattern, names, 3)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {len(names)}, e.g. {names[:3]}"
+        raise UsageError(f"trainable: found no initializer that {pattern!r} names or matches; {hint}")
+    files, stored = FileMaps(), {}
+    for proto in graph.initializer:
+        name = proto.name
+        spec = TensorSpec(tuple(proto.dims), ir_dtype(proto.data_type, f"initializer {name!r}"))
+        learns = name in trainable or any(fnmatchcase(name, pattern) for pattern in trainable)
+        stored[name] = Stored(name, spec, payload_of(proto, folder, files), learns)
+    return stored
+
+
+def payload_of(proto: TensorProto, folder: Path | None, files: FileMaps) -> Payload | None:
+    """None where the model names a tensor without its numbers, and where its data file is not there."""
+    if proto.data_location == TensorProto.EXTERNAL:
+        return external_payload(proto, folder, files)
+    typed = (proto.float_data, proto.int32_data, proto.int64_data, proto.double_data, proto.uint64_data)
+    if math.prod(proto.dims) and not proto.HasField("raw_data") and not any(typed):
+        return None
+    return ProtoPayload(proto)
+
+
+def external_payload(proto: TensorProto, folder: Path | None, files: FileMaps) -> FilePayload | None:
+    if folder is None:
+        raise SourceError(
+            f"initializer {proto.name!r} is in a file of its own, and the model came without a path; "
+            "pass base_dir=, the folder of the model"
+        )
+    entry = entry_of(proto)
+    path = file_in(folder.resolve(), proto, entry.location)
+    if not path.is_file():
+        return None
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(proto.data_type))
+    place = FileRange(str(path), entry.offset, math.prod(proto.dims) * dtype.itemsize)
+    return FilePayload(place, tuple(proto.dims), dtype, files)

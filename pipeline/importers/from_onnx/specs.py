@@ -14,14 +14,13 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.attributes import Attributes
-from pipeline.ir.graph import Dim, TensorSpec
+from pipeline.ir.graph import DTYPE_BITS, Dim, TensorSpec
 
 __all__ = [
     "CONTRIB_SHAPES",
     "Sizes",
     "TensorSequence",
     "declared_spec",
-    "element_type",
     "infer",
     "ir_dtype",
     "qkv_sizes",
@@ -222,26 +221,11 @@ MOST_PIECES = 2**16
 """Tensors of one sequence."""
 
 NAMES: dict[int, str] = {
-    TensorProto.BOOL: "bool",
-    TensorProto.UINT8: "uint8",
-    TensorProto.INT8: "int8",
-    TensorProto.UINT16: "uint16",
-    TensorProto.INT16: "int16",
-    TensorProto.UINT32: "uint32",
-    TensorProto.INT32: "int32",
-    TensorProto.UINT64: "uint64",
-    TensorProto.INT64: "int64",
-    TensorProto.FLOAT8E4M3FN: "float8_e4m3fn",
-    TensorProto.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
-    TensorProto.FLOAT8E5M2: "float8_e5m2",
-    TensorProto.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
-    TensorProto.BFLOAT16: "bfloat16",
-    TensorProto.FLOAT16: "float16",
-    TensorProto.FLOAT: "float32",
-    TensorProto.DOUBLE: "float64",
-    TensorProto.COMPLEX64: "complex64",
-    TensorProto.COMPLEX128: "complex128",
+    element: name
+    for element in TensorProto.DataType.values()
+    if element != TensorProto.UNDEFINED and (name := helper.tensor_dtype_to_np_dtype(element).name) in DTYPE_BITS
 }
+"""ONNX's element types that the IR has, and its names of them."""
 
 ELEMENTS: dict[str, int] = {name: element for element, name in NAMES.items()}
 

@@ -24,10 +24,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.exported_program import bodies_of, calls_in, held_tensors, line_of
-from pipeline.importers.from_torch.functionalize import arguments_of, find_writing_calls, written_arguments
-from pipeline.importers.from_torch.implicit_views import memories_at
-from pipeline.importers.from_torch.memory import extent, meet, memory_of
+from pipeline.importers.from_torch.functionalize import arguments_of, find_writing_calls, memories_at, written_arguments
 from pipeline.importers.from_torch.operators import describe_operator
+from pipeline.importers.from_torch.tensors import extent, meet, memory_of
 
 __all__ = ["refuse_lost_writes", "refuse_unfaithful"]
 

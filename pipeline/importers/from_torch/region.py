@@ -19,7 +19,7 @@ from pipeline.ir import Attr, BodyRef, Graph, InputRef, Op, Payload, Role, Tenso
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import parts
 
-__all__ = ["Arguments", "Meaning", "Number", "Region", "Several"]
+__all__ = ["Region", "Several"]
 
 
 @dataclass(frozen=True, slots=True)

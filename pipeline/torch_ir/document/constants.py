@@ -19,8 +19,8 @@ import torch
 from pipeline.importers.from_torch.tensors import holds_values
 from pipeline.ir.graph import DTYPE_BITS
 from pipeline.runtime.tensors import dtype_name, resolve_views
-from pipeline.torch_ir.document.fields import Unexpected, as_expected, is_text, text, whole_shape
 from pipeline.torch_ir.errors import SerializationError
+from pipeline.torch_ir.fields import Unexpected, as_expected, is_text, text, whole_shape
 from pipeline.torch_ir.validation import a_type
 
 __all__ = ["THRESHOLD", "materialize_on_cpu", "raw_bytes", "read_constant", "write_constant"]

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from pipeline.ir import Graph, Op
 from pipeline.ir.json import write_attr
 from pipeline.torch_ir.calls import MASKS, SIZES, format_attrs, read_call
-from pipeline.torch_ir.document.fields import Unexpected, as_expected, is_list, is_object, is_text
 from pipeline.torch_ir.document.writing import facts, nodes
+from pipeline.torch_ir.fields import Unexpected, as_expected, is_list, is_object, is_text
 from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, as_attr, as_torch
 from pipeline.torch_ir.validation import a_type
 

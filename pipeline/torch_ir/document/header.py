@@ -17,7 +17,9 @@ from typing import Any
 from pipeline.errors import SourceError
 from pipeline.ir import DimRange
 from pipeline.ir.expression import names_in
-from pipeline.torch_ir.document.fields import (
+from pipeline.torch_ir.document.writing import FORMAT_VERSION
+from pipeline.torch_ir.errors import SerializationError
+from pipeline.torch_ir.fields import (
     TEXT,
     Unexpected,
     are_names,
@@ -31,11 +33,9 @@ from pipeline.torch_ir.document.fields import (
     rows,
     text,
 )
-from pipeline.torch_ir.document.writing import FORMAT_VERSION
-from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.tree import Branch, CallSignature, Leaf, Tree, leaves
 
-__all__ = ["Head", "constants_in", "dims_in", "read_dims", "read_head", "write_tree"]
+__all__ = ["constants_in", "dims_in", "read_dims", "read_head", "write_tree"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from pipeline.ir import Attr, Dim, Graph, Op, Payload, Role, SymExpr, TensorSpec
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import parts
 from pipeline.runtime.tensors import dtype_name
-from pipeline.torch_ir.calls import read_call, torch_const
+from pipeline.torch_ir.calls import check_call, read_call, torch_const
 from pipeline.torch_ir.document.constants import read_constant
-from pipeline.torch_ir.document.fields import (
+from pipeline.torch_ir.document.header import dims_in, read_dims
+from pipeline.torch_ir.fields import (
     Unexpected,
     are_names,
     as_expected,
@@ -26,8 +27,6 @@ from pipeline.torch_ir.document.fields import (
     strides_of,
     text,
 )
-from pipeline.torch_ir.document.header import dims_in, read_dims
-from pipeline.torch_ir.document.schema import check_call
 
 __all__ = ["read_graph"]
 

@@ -18,7 +18,7 @@ from pipeline.ir import Graph
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.tree import Branch, Leaf, Tree, fixed_of, leaves, structure, under
 
-__all__ = ["Fed", "feed"]
+__all__ = ["feed"]
 
 Inputs: TypeAlias = Sequence[Any] | Mapping[str, Any]
 

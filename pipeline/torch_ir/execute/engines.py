@@ -21,22 +21,12 @@ from pipeline.runtime.states import LostStates
 from pipeline.runtime.weights import with_stored
 from pipeline.torch_ir.calls import find_known_operator
 from pipeline.torch_ir.errors import ExecutionError
-from pipeline.torch_ir.execute.declared_results import refuse_other_moves
+from pipeline.torch_ir.execute.checks import refuse_other_moves
 from pipeline.torch_ir.execute.memory import copy_if_shared, counts_from_storage
 from pipeline.torch_ir.nodes import key_of, stored_values
 from pipeline.torch_ir.weights import fits_shape, misfit
 
-__all__ = [
-    "Engines",
-    "PlannedEngine",
-    "ReferenceEngine",
-    "Results",
-    "Tensors",
-    "copy_given_states",
-    "lost_states_error",
-    "versions",
-    "writes",
-]
+__all__ = ["Engines", "Results", "Tensors", "copy_given_states", "lost_states_error", "versions", "writes"]
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -17,8 +17,12 @@ from pipeline.runtime.eager import Own
 from pipeline.runtime.states import LostStates
 from pipeline.torch_ir.errors import ExecutionError, NoWeights
 from pipeline.torch_ir.execute.arguments import Inputs
-from pipeline.torch_ir.execute.checks import check_inputs, find_unmatched_ops, refuse_unmatched_ops
-from pipeline.torch_ir.execute.declared_results import explain_wrong_results
+from pipeline.torch_ir.execute.checks import (
+    check_inputs,
+    explain_wrong_results,
+    find_unmatched_ops,
+    refuse_unmatched_ops,
+)
 from pipeline.torch_ir.execute.engines import Engines, copy_given_states, lost_states_error
 from pipeline.torch_ir.execute.memory import copy_from_first_element, counts_from_storage, find_counted_values
 from pipeline.torch_ir.ir import IR, an_ir

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from pipeline.importers.from_torch.memory import copy_with_strides, extent, meet
+from pipeline.importers.from_torch.tensors import copy_with_strides, extent, meet
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.lowering import Layout

@@ -9,10 +9,9 @@ from pipeline.errors import InternalError
 from pipeline.ir import Graph, Op, TensorSpec, check
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import Attr, InputRef, parts
-from pipeline.torch_ir.calls import find_known_operator, format_attrs, read_call
-from pipeline.torch_ir.document.fields import Unexpected
-from pipeline.torch_ir.document.schema import check_call
+from pipeline.torch_ir.calls import check_call, find_known_operator, format_attrs, read_call
 from pipeline.torch_ir.errors import ConversionError
+from pipeline.torch_ir.fields import Unexpected
 from pipeline.torch_ir.nodes import OpNode, TensorMeta, as_attr, as_torch, parts_of
 from pipeline.torch_ir.registry import NodeInfo, Registry, kinds_of, look_up
 

@@ -13,8 +13,7 @@ from pipeline.export.caches import register_caches
 from pipeline.export.error_location import advice_on_type
 from pipeline.export.trace import separate_memory
 from pipeline.export.tree import leaves_with_path, not_dense
-from pipeline.importers.from_torch.module_state import preserve_module_state
-from pipeline.importers.from_torch.modules import every_module, every_path, every_tensor
+from pipeline.importers.from_torch.modules import every_module, every_path, every_tensor, preserve_module_state
 from pipeline.torch_ir.errors import ExportError
 from pipeline.torch_ir.validation import a_module, arguments, by_name, mistaken
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.errors import UsageError
 from pipeline.ir import Dim, Graph, Op, Role, Value
-from pipeline.torch_ir.document.fields import is_whole
+from pipeline.torch_ir.fields import is_whole
 from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.picture.modules import ModuleBox, parts_of
 

@@ -42,7 +42,7 @@ from pipeline.torch_ir.registry import kinds_of
 from pipeline.torch_ir.verify.comparison import compare
 from pipeline.torch_ir.verify.original import copied_model, copy_arguments, same_randomness
 
-__all__ = ["REGIONS", "Place", "Places", "Results", "first_divergence", "run_traced_model"]
+__all__ = ["Results", "first_divergence"]
 
 Place = tuple[str, int]
 

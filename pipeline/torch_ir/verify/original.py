@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from pipeline.export.caches import register_caches
-from pipeline.importers.from_torch.memory import copy_with_strides, memory_of
+from pipeline.importers.from_torch.tensors import copy_with_strides, memory_of
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.execute import IRExecutor
 from pipeline.torch_ir.execute.arguments import feed
@@ -21,7 +21,7 @@ from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import key_of
 from pipeline.torch_ir.verify.comparison import Pair
 
-__all__ = ["Answer", "answer_of", "copy_arguments", "pair_writes", "same_randomness"]
+__all__ = ["answer_of", "copy_arguments", "pair_writes", "same_randomness"]
 
 
 @dataclass(frozen=True, slots=True)

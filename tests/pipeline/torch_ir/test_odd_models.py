@@ -144,7 +144,7 @@ def test_sizes_as_results_are_refused() -> None:
 
 def test_layers_are_not_stamped_with_named_dims() -> None:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
-    with pytest.warns(UserWarning, match="Sequential is traced whole: layers are stamped where every size is a number"):
+    with pytest.warns(UserWarning, match="whole: equal layers are traced once where every size is a number"):
         ir = extract_ir(model, (X,), strict=False, dynamic_shapes=({0: Dim("n")},), stamp=True)
     assert ir.graph.dims.keys() == {"n"}
 

@@ -3,7 +3,7 @@
 A model of 61 layers of which 60 are equal is traced with three; each run of equal layers is shortened separately.
 `layer_runs.py` finds layers that look equal, `meta_trace.py` runs the whole model on meta while `recorder.py` records
 each call, `proof.py` compares the layers' calls, `shortened.py` builds the short model that is traced, and
-`whole_graph.py` and `repeat.py` write the whole graph from its graph. `deduplicate.py` is the entry point.
+`whole_graph.py` writes the whole graph from its graph. `deduplicate.py` is the entry point.
 """
 
 from pipeline.importers.from_torch.layer_dedup.deduplicate import (

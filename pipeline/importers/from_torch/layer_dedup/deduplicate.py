@@ -12,9 +12,8 @@ from torch import nn
 from pipeline.importers.from_torch.layer_dedup.layer_runs import TRACED, LayerRun, NotRepeatable, runs_in
 from pipeline.importers.from_torch.layer_dedup.meta_trace import Call, MetaTrace
 from pipeline.importers.from_torch.layer_dedup.proof import Proof, match_outputs, prove_equal_units
-from pipeline.importers.from_torch.layer_dedup.repeat import blocks_of
 from pipeline.importers.from_torch.layer_dedup.shortened import TracedModule, find_short_model, trace_module
-from pipeline.importers.from_torch.layer_dedup.whole_graph import ModuleCall, whole_graph
+from pipeline.importers.from_torch.layer_dedup.whole_graph import ModuleCall, blocks_of, whole_graph
 from pipeline.ir import Graph
 
 __all__ = ["DeduplicatedGraph", "Ends", "TracedWhole", "deduplicate_layers"]

@@ -22,8 +22,7 @@ from torch.utils import _pytree as pytree
 
 from pipeline.importers.from_torch.layer_dedup.layer_runs import NotRepeatable
 from pipeline.importers.from_torch.layer_dedup.recorder import CallRecorder, Event, MetaResults, Ref
-from pipeline.importers.from_torch.module_state import preserve_module_state
-from pipeline.importers.from_torch.modules import STANDARD, as_exporting, every_path
+from pipeline.importers.from_torch.modules import STANDARD, as_exporting, every_path, preserve_module_state
 
 __all__ = ["Call", "MetaTrace", "sandbox", "walk"]
 

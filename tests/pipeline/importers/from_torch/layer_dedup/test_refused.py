@@ -230,7 +230,7 @@ def test_a_wrong_correspondence_of_inputs_shows(monkeypatch: pytest.MonkeyPatch)
 def test_an_op_given_to_the_wrong_layer_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regions are held by their own origin alone, which they do not have: the weights in them tell."""
     monkeypatch.setattr(
-        "pipeline.importers.from_torch.layer_dedup.repeat._unit_of",
+        "pipeline.importers.from_torch.layer_dedup.whole_graph._unit_of",
         lambda run, op: (run.locate(op.origin) or (None,))[0],
     )
     assert "torch lists layers.2.fc.weight with the ops of layers.3" in why_whole(RegionsByTurns(7), (x(),))
