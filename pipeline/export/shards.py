@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from passes.suggest import plural
 from pipeline.errors import SourceError
 
 __all__ = ["BITS", "Shards", "StoredTensor", "read_index", "read_shards"]
@@ -77,7 +78,7 @@ def read_shards(checkpoint: Path) -> Shards:
         mistakes.append(f"{INDEX}: it names tensors that are in no shard: {_names_text(lost)}")
     if mistakes:
         raise SourceError(
-            f"checkpoint {folder}: {len(mistakes)} mistake(s); fetch it again, or what is missing\n  "
+            f"checkpoint {folder}: {plural(len(mistakes), 'mistake')}; fetch it again, or what is missing\n  "
             + "\n  ".join(mistakes)
         )
     return Shards(folder, tensors)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from passes.suggest import plural
 from pipeline.config import ExportConfig
 from pipeline.errors import ConfigError
 from pipeline.export.inputs import InputSpec
@@ -84,5 +85,6 @@ def with_names(source: TorchSource, settings: ExportConfig) -> TorchSource:
 def _check_count(key: str, given: tuple[str, ...], found: list[str]) -> None:
     if len(given) != len(found):
         raise ConfigError(
-            f"export.{key}: {len(given)} names, but the model has {len(found)} tensors there: {', '.join(found)}"
+            f"export.{key}: {plural(len(given), 'name')}, but the model has {plural(len(found), 'tensor')} there: "
+            f"{', '.join(found)}"
         )

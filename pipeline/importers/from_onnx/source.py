@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 import onnx
@@ -45,6 +46,9 @@ def read_source(
     """
     folder = Path(base_dir) if base_dir is not None else None
     if not isinstance(model, onnx.ModelProto):
+        if not isinstance(model, str | PathLike):
+            found = type(model).__name__
+            raise SourceError(f"found {found}, expected an onnx.ModelProto or the path of an ONNX file")
         path = Path(model)
         # The data file is beside the model that a symbolic link points to.
         folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
