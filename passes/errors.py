@@ -8,8 +8,8 @@
     │       ├── InvalidResult    what came out is not valid ONNX
     │       ├── StepCrashed      the worker process died
     │       └── StepTimedOut     the worker was killed at its time limit
-    ├── UsageError       exit code 2: the configuration, the source or a path is wrong (pipeline.errors, as the rest)
-    │   ├── ConfigError      a YAML key or value (carries file and line)
+    ├── UsageError       exit code 2: an argument, the configuration, the source or a path is wrong
+    │   ├── ConfigError      a YAML key or value (carries file and line; pipeline.errors, as the rest)
     │   ├── SourceError      the model cannot be made or read
     │   ├── Unsupported      an operator, dtype or feature that this release does not have
     │   ├── DataError        the numbers of a feed do not suit an op, such as an index out of range
@@ -33,6 +33,7 @@ __all__ = [
     "StepCrashed",
     "StepFailed",
     "StepTimedOut",
+    "UsageError",
 ]
 
 
@@ -40,6 +41,12 @@ class OnnxlineError(Exception):
     """Root of the errors that onnxline raises on purpose."""
 
     exit_code: ClassVar[int] = 3
+
+
+class UsageError(OnnxlineError):
+    """Something the user gave is wrong."""
+
+    exit_code = 2
 
 
 class PassError(OnnxlineError):

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeGuard
 
 import numpy as np
 import onnx
 
 from passes.context import PassContext, limit_runs, open_context
-from passes.errors import ModelError
+from passes.errors import ModelError, UsageError
 from passes.graph.formatting import format_type
+from passes.load import to_path
 from passes.policy.policy import Policy, check_lists
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
 from passes.proof.lookups import rows_by_input
@@ -74,8 +75,10 @@ def optimize(
     Raises:
         ModelError: the model cannot be read or does not run.
         PolicyError: an unknown name, a `keep` that matches nothing, or a single value where a list is expected.
+        UsageError: a value that an argument cannot have.
     """
     check_lists(recipe=recipe, skip=skip, keep=keep, feeds=feeds, sizes=sizes)
+    _check_values(proof, feeds, sizes, timeout_s, memory_gib)
     with nullcontext(bench) if bench else open_context(timeout_s, memory_gib) as bench:
         bench.start()
         steps, policy = steps_of(recipe), Policy(tuple(skip), tuple(keep), watch)
@@ -90,12 +93,33 @@ def optimize(
         return replace(run, model=expand(run.model, stacks, stored))
 
 
+def _check_values(
+    proof: object, feeds: Sequence[object], sizes: Sequence[object], timeout_s: object, memory_gib: object
+) -> None:
+    if proof not in ("numbers", STRUCTURE):
+        raise UsageError(f"proof is {proof!r}, expected 'numbers' or {STRUCTURE!r}")
+    for draw in feeds:
+        if not isinstance(draw, Mapping):
+            raise UsageError(f"feeds holds {type(draw).__name__}, expected mappings of an input's name to its array")
+    for size in sizes:
+        if not _is_number(size) or size != int(size) or size < 1:
+            raise UsageError(f"sizes holds {size!r}, expected whole numbers from 1 on")
+    if not _is_number(timeout_s) or not timeout_s > 0:
+        raise UsageError(f"timeout_s is {timeout_s!r}, expected seconds, more than 0")
+    if memory_gib is not None and not (_is_number(memory_gib) and memory_gib >= 0):
+        raise UsageError(f"memory_gib is {memory_gib!r}, expected a number, 0 or more")
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _read_source(model: onnx.ModelProto | str | Path | DetachedModel, bench: PassContext, proof: str) -> DetachedModel:
     if isinstance(model, DetachedModel):
         return model
     if isinstance(model, onnx.ModelProto):
         return detached_copy(model, bench.spill)
-    return read_model(Path(model), unread=True if proof == STRUCTURE else None)
+    return read_model(to_path(model), unread=True if proof == STRUCTURE else None)
 
 
 def _choose_prover(

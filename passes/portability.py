@@ -71,7 +71,7 @@ CUSTOM: Final = Obstacle(
 FUNCTION: Final = Obstacle(
     frozenset(),
     "many targets do not look inside of a local function",
-    "inline it: put onnxscript first in passes.recipe",
+    "inline it: put onnxscript first in the recipe",
 )
 STRINGS: Final = Obstacle(
     frozenset({"StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer"}),
@@ -88,7 +88,7 @@ OBSTACLES: Final = (
             }
         ),
         "a sequence is no tensor, so it has neither a shape nor a scale",
-        "put onnxscript first in passes.recipe; what is left then has a length that depends on data",
+        "put onnxscript first in the recipe; what is left then has a length that depends on data",
     ),
     Obstacle(
         frozenset({"Optional", "OptionalGetElement", "OptionalHasElement"}),
@@ -98,7 +98,7 @@ OBSTACLES: Final = (
     Obstacle(
         frozenset({"CastLike"}),
         "its type is that of another value, which few targets look up",
-        "put onnxscript first in passes.recipe, which writes the Cast where the type is known",
+        "put onnxscript first in the recipe, which writes the Cast where the type is known",
     ),
     Obstacle(
         frozenset({"If", "Loop", "Scan"}),

@@ -1,11 +1,11 @@
-"""The names nearest to one that is not there."""
+"""Words of messages: the nearest name to one that is not there, and a number with its noun."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["nearest", "nearest_names"]
+__all__ = ["nearest", "nearest_names", "plural"]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -22,3 +22,8 @@ def nearest_names(name: str, known: Iterable[str], count: int, cutoff: float = 0
     """
     by_letters = {known_name.lower(): known_name for known_name in known}
     return [by_letters[letters] for letters in difflib.get_close_matches(name.lower(), by_letters, count, cutoff)]
+
+
+def plural(count: int, word: str, words: str = "") -> str:
+    """`1 pass`, `2 passes`; `words` where the plural is not `word` and an s."""
+    return f"{count:,} {word if count == 1 else words or word + 's'}"

@@ -15,14 +15,15 @@ from onnx import GraphProto, NodeProto, TensorProto
 
 from passes.errors import PolicyError
 from passes.graph.formatting import format_tensor_type
-from passes.load import load_model
+from passes.load import load_model, to_path
 from passes.provenance import ModulePath, annotations_of, form_of, known_as, module_path_of
-from passes.suggest import nearest_names
+from passes.suggest import nearest_names, plural
 from passes.weights.detached import DetachedModel
 
-__all__ = ["MODEL_FILE", "Origin", "WeightOrigin", "file_of", "why", "why_weights"]
+__all__ = ["MODEL_FILE", "MergedNode", "Origin", "WeightOrigin", "file_of", "why", "why_merged", "why_weights"]
 
 MODEL_FILE: Final = "model.onnx"
+EXPORTED_FILE: Final = "exported.onnx"
 """The model in the folder of a run."""
 
 FRAME: Final = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+), in (?P<function>\S+)\s*(?P<code>[^\n]*)')
@@ -77,6 +78,19 @@ class WeightOrigin:
     """The nodes that read it, as `OP NAME`."""
 
 
+@dataclass(frozen=True, slots=True)
+class MergedNode:
+    """A node of the source that the final model has no more."""
+
+    name: str
+    op: str
+    into: tuple[str, ...]
+    """The nodes and initializers in its place, as `OP NAME`; none where it was removed, or where one node replaces more
+    than 8 and does not list it."""
+    made_by: str
+    """The pass that made these."""
+
+
 def why(model: onnx.ModelProto | DetachedModel | str | Path, node: str) -> tuple[Origin, ...]:
     """The origins of the nodes that `node` means, in graph order.
 
@@ -109,9 +123,31 @@ def why_weights(model: onnx.ModelProto | DetachedModel | str | Path, name: str) 
     return tuple(map(nodes.weight_origin, found))
 
 
+def why_merged(model: str | Path, module: str) -> tuple[MergedNode, ...]:
+    """The nodes of a torch module that the final model of a run has no more, and what stands in their place.
+
+    Args:
+        model: the folder of a run or its `model.onnx`; empty where no `exported.onnx` is beside it.
+        module: the path of the module, or a glob.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    file = file_of(model)
+    source = file.with_name(EXPORTED_FILE)
+    if file.name != MODEL_FILE or not source.is_file():
+        return ()
+    final = _Nodes(_proto_of(file))
+    return tuple(
+        MergedNode(known_as(node), node.op_type, *final.heirs_of(known_as(node)))
+        for node, _ in _Nodes(_proto_of(source)).meant_by(f"module:{module}")
+        if not final.has(known_as(node))
+    )
+
+
 def file_of(model: str | Path) -> Path:
     """The file that `model` means: a folder means the model of the run in it."""
-    path = Path(model)
+    path = to_path(model)
     return path / MODEL_FILE if path.is_dir() else path
 
 
@@ -142,6 +178,16 @@ class _Nodes:
         exact = [pair for pair in self._all if name in _handles(pair[0])]
         return exact or [pair for pair in self._all if any(fnmatchcase(one, name) for one in _handles(pair[0]))]
 
+    def has(self, name: str) -> bool:
+        return any(name == known_as(node) for node, _ in self._all)
+
+    def heirs_of(self, name: str) -> tuple[tuple[str, ...], str]:
+        """What stands in the place of a node of the source: nodes and initializers, and the pass that made them."""
+        entries = [(f"{one.op_type} {known_as(one)}", annotations_of(one)) for one, _ in self._all]
+        entries += [(f"initializer {one.name}", annotations_of(one)) for one in self.stored]
+        heirs = [(heir, marks.author) for heir, marks in entries if name in marks.replaced]
+        return tuple(heir for heir, _ in heirs), heirs[0][1] if heirs else ""
+
     def what_else(self, name: str) -> str:
         """Why `name` means no node."""
         graph = self._proto.graph
@@ -171,7 +217,7 @@ class _Nodes:
             known |= {tensor.name for tensor in self.stored}
         close = nearest_names(wanted, sorted(known), NEAREST, cutoff=0.5)
         return what + (
-            f"; did you mean {_join_names(map(repr, close))}?" if close else f" among {len(self._all)} nodes"
+            f"; did you mean {_join_names(map(repr, close))}?" if close else f" among {plural(len(self._all), 'node')}"
         )
 
     def origin(self, node: NodeProto, within: tuple[str, ...]) -> Origin:

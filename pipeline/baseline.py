@@ -16,10 +16,10 @@ import yaml
 
 from passes.proof.numbers import Errors
 from passes.run.result import PassRow, Status, StructureVerdict
-from passes.weights.files import replace_when_done
+from passes.weights.files import replace_when_done, write_errors
 from pipeline.errors import UsageError
 from pipeline.report import SOURCE, BackendReport, Mark, Report
-from pipeline.workspace import disk_errors, make_folder
+from pipeline.workspace import make_folder
 
 __all__ = ["FORMAT_VERSION", "baseline_of", "changes", "check_place", "file_beside", "read_baseline", "write_baseline"]
 
@@ -126,7 +126,7 @@ def write_baseline(baseline: dict[str, Any], path: Path) -> None:
     """
     check_place(path)
     body = yaml.safe_dump(baseline, sort_keys=False, allow_unicode=True, default_flow_style=None, width=WIDTH)
-    with disk_errors(path):
+    with write_errors(path):
         make_folder(path.parent)
         with replace_when_done(path) as temporary:
             temporary.write_text(HEAD + body, encoding="utf-8")

@@ -25,7 +25,7 @@ COMMANDS: Final = {
         "optimize",
         "Run the passes on an ONNX file, prove each change, and write the result; works without torch.",
     ),
-    "check": ("run", "Check all of a configuration but the model, and say what a run would do."),
+    "check": ("run", "Check a configuration, and an ONNX file that it names, and say what a run would do."),
     "init": (
         "configuration",
         "Write a commented configuration to begin with; it runs as it is, on a small model with random weights.",

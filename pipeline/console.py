@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from passes.run.result import PassRow, Status, StructureVerdict
+from passes.suggest import plural
 from pipeline import events
 from pipeline.events import line_of
 from pipeline.workspace import REPRODUCERS
@@ -133,7 +134,7 @@ class RunConsole:
             self.line(_backend_line(backend, result.export.origin))
         if result.runtime.ops:
             mib = result.runtime.arena_bytes / 2**20
-            self.line(f"plan: {result.runtime.ops} kernel calls, one arena of {mib:.1f} MiB")
+            self.line(f"plan: {plural(result.runtime.ops, 'kernel call')}, one arena of {mib:.1f} MiB")
         if result.cached:
             self.line(f"not done again, since nothing changed: {', '.join(result.cached)}")
         self.line(f"files: {result.folder}/ ({', '.join(result.report.files)})")
@@ -186,7 +187,7 @@ def _rest(rows: Sequence[PassRow]) -> str:
     """One line for the rows that are not shown."""
     skipped = [row.name for row in rows if row.status is Status.SKIPPED]
     idle = len(rows) - len(skipped)
-    parts = [f"{idle} {'step' if idle == 1 else 'steps'} had nothing to do"] if idle else []
+    parts = [f"{plural(idle, 'step')} had nothing to do"] if idle else []
     if skipped:
         more = f" and {len(skipped) - NAMED} more" if len(skipped) > NAMED else ""
         parts.append(f"{', '.join(skipped[:NAMED])}{more} {'was' if len(skipped) == 1 else 'were'} skipped")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from passes.errors import OnnxlineError
+from passes.errors import OnnxlineError, UsageError
 
 __all__ = [
     "CheckFailed",
@@ -17,12 +17,6 @@ __all__ = [
     "UsageError",
     "message_with_notes",
 ]
-
-
-class UsageError(OnnxlineError):
-    """Something the user gave is wrong."""
-
-    exit_code = 2
 
 
 class ConfigError(UsageError):

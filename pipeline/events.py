@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from passes import PassRow, StructureVerdict
+from passes.suggest import plural
 
 __all__ = [
     "Event",
@@ -99,10 +100,10 @@ def line_of(event: Event) -> str:
         case Progress(stage, part, done, total):
             return f"{stage}: {part} ({done + 1} of {total})"
         case PassEnded(row):
-            nodes = f"{row.nodes_before} → {row.nodes_after} nodes"
+            nodes = f"{row.nodes_before} → {plural(row.nodes_after, 'node')}"
             return f"pass {row.name}: {row.status}, {nodes}" + (f" ({row.reason})" if row.reason else "")
         case Optimized(passes, structures):
             kept = sum(verdict.kept for verdict in structures)
-            return f"passes: {len(passes)} rows, {kept} of {len(structures)} structures kept"
+            return f"passes: {plural(len(passes), 'row')}, {kept} of {plural(len(structures), 'structure')} kept"
         case Note(text):
             return f"note: {text}"

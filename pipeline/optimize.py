@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,8 @@ import onnx
 from passes.policy.policy import check_lists
 from passes.recipe.recipe import RecipeItem
 from passes.run.result import PassRun
-from pipeline.config import RunConfig
+from passes.suggest import nearest
+from pipeline.config import RunConfig, check_passes
 from pipeline.errors import ConfigError, SourceError, UsageError
 from pipeline.events import Observer
 from pipeline.result import RunResult
@@ -101,6 +103,11 @@ def optimize(
             raise UsageError(
                 f"optimize: found {misplaced[0]!r} with an ONNX model, expected it with a torch module only"
             )
+        known = inspect.signature(optimize_onnx).parameters
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            hint = nearest(unknown[0], known) or "; docs/reference/python.md has those that it takes"
+            raise UsageError(f"optimize: found {unknown[0]!r}, which is no option for an ONNX model{hint}")
         return optimize_onnx(model if isinstance(model, onnx.ModelProto) else Path(model), **policy)
     return _optimize_module(model, args, kwargs, policy, settings or {}, out, observer or (lambda _: None))
 
@@ -124,6 +131,14 @@ def _optimize_module(
         raise SourceError(
             f"optimize: found {found}, expected a torch module, an onnx.ModelProto or an ONNX file's path"
         )
+    for name, value, expected in (
+        ("kwargs", kwargs, "a mapping of the call's keyword arguments"),
+        ("settings", settings, "a mapping of sections of a configuration, such as {'export': {'opset': 18}}"),
+    ):
+        if value is not None and not isinstance(value, Mapping):
+            raise UsageError(f"optimize: {name} is {type(value).__name__}, expected {expected}")
+    if out is not None and not isinstance(out, str | PathLike):
+        raise UsageError(f"optimize: out is {type(out).__name__}, expected the path of a folder")
     module, notes = plain_module(module, "optimize is given")
     config = _config_of(module, policy, settings)
     with _restore_mode(module):
@@ -135,6 +150,9 @@ def _optimize_module(
 def _config_of(module: nn.Module, policy: Mapping[str, Any], settings: Mapping[str, Any]) -> RunConfig:
     """The configuration of the run; `model.factory` names the class for reports, since the module is given."""
     kind = type(module)
+    for key in ("model", "passes"):
+        if not isinstance(settings.get(key, {}), Mapping):
+            raise ConfigError(f"settings: {key} is {settings[key]!r}, expected a mapping")
     section = settings.get("model", {})
     taken = {"factory", "transformers", "onnx"} & set(section)
     if taken:
@@ -142,13 +160,14 @@ def _config_of(module: nn.Module, policy: Mapping[str, Any], settings: Mapping[s
     both = [f"passes.{key}" for key in settings.get("passes", {}) if policy.get(key)]
     if both:
         raise ConfigError(f"settings: found {both[0]}, which was given as an argument too; leave one of them out")
+    check_passes(policy, "optimize")
     data = {
         "name": kind.__name__ if kind.__name__.isascii() else "module",
         **settings,
         "model": {**section, "factory": f"{kind.__module__}:{kind.__name__}"},
         "passes": {**policy, **settings.get("passes", {})},
     }
-    return RunConfig.from_mapping(data)
+    return RunConfig.from_mapping(data, title="settings")
 
 
 def _source_of(module: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, config: RunConfig) -> TorchSource:
@@ -172,7 +191,8 @@ def _source_of(module: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, c
         kind = type(module).__name__
         raise SourceError(f"optimize: found no args, expected a tuple of what {kind} is called with, such as (x,)")
     model = with_dynamic_shapes(config.model, config.export)
-    source = assemble(module, example, model)
+    given_in = "model.inputs of settings" if example is None else "args and kwargs"
+    source = assemble(module, example, model, given_in=given_in)
     check_dims(model, source)
     return with_names(source, config.export)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,13 +50,16 @@ class RunResult:
         path = self.folder / "model.onnx"
         return path.readlink() if path.is_symlink() else path
 
-    def save(self, path: str | Path) -> None:
-        """Write the final model to another place too; above 100 MB its weights go to a file beside it."""
-        from passes.weights.detached import read_model
-        from passes.weights.files import save
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the final model to another place too; above 100 MB its weights go to a file beside it.
 
-        model = read_model(self.model)
-        save(model, Path(path), referring=bool(model.unread()))
+        Raises:
+            UsageError: the file cannot be written; what was there before is as it was.
+        """
+        from passes.weights.detached import read_model
+        from passes.weights.files import write_model
+
+        write_model(read_model(self.model), path)
 
     def to_proto(self) -> onnx.ModelProto:
         """The final model as one message, with its weights.

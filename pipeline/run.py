@@ -15,6 +15,7 @@ from passes.advisories.known import quarantined_by_entry
 from passes.context import open_context
 from passes.recipe.recipe import names_of
 from passes.recipe.user_passes import code_digest
+from passes.suggest import plural
 from passes.worker.platforms import missing_here
 from pipeline.config import RunConfig
 from pipeline.errors import UsageError
@@ -53,12 +54,16 @@ class Pipeline:
     def __init__(
         self,
         config: RunConfig,
-        out: Path | None = None,
+        out: str | Path | None = None,
         observer: Observer = lambda _: None,
         source: Source | None = None,
         *,
         is_checked: bool = False,
     ) -> None:
+        if not isinstance(config, RunConfig):
+            raise UsageError(
+                f"Pipeline: found {type(config).__name__}, expected a RunConfig, as RunConfig.from_yaml reads"
+            )
         self.config = config
         self.folder = default_folder(config, out)
         self._observer = observer
@@ -130,8 +135,7 @@ class _Run:
             self.code = {str(file): digest_of_file(file) for file in code_of(source, self.config.model)}
             self._depends_on(self.config.model, self.config.export, identity, own_code_digest(), self.versions)
             weights = f"weights: {source.weights}, " if isinstance(source, TorchSource) and source.weights else ""
-            count = len(source.inputs)
-            outcome.detail = f"{count} {'input' if count == 1 else 'inputs'}, {weights}fingerprint {identity[:8]}"
+            outcome.detail = f"{plural(len(source.inputs), 'input')}, {weights}fingerprint {identity[:8]}"
         notes = source.notes if isinstance(source, TorchSource) else ()
         self._send_notes(filter(None, (missing_here(), *notes)))
         return source
@@ -163,7 +167,7 @@ class _Run:
                 refuse=lambda report: refuse_wrong_export(report, path, references),
             )
             size = f"{report.weight_bytes / 2**20:.0f} MiB"
-            outcome.detail = f"{report.origin}, opset {report.opset}, {report.nodes} nodes, {size}"
+            outcome.detail = f"{report.origin}, opset {report.opset}, {plural(report.nodes, 'node')}, {size}"
         self._send_notes((*report.limits, *report.not_compared))
         return report
 
@@ -182,7 +186,7 @@ class _Run:
             self._depends_on(wishes, code_digest(names_of(wishes.recipe)), quarantined_by_entry(wishes.skip))
             report = self._load_or_make(outcome, OptimizeReport, make)
             self._send(Optimized(report.passes, report.structures))
-            outcome.detail = f"{len(report.passes)} steps, {report.nodes} nodes left"
+            outcome.detail = f"{plural(len(report.passes), 'step')}, {plural(report.nodes, 'node')} left"
             refuse_reverts(self.config, report)
         return report
 

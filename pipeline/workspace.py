@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter
 
-from passes.weights.files import replace_when_done
+from passes.weights.files import describe_write_error, replace_when_done
 from passes.worker.platforms import lock
 from pipeline.errors import UsageError
 
@@ -34,8 +34,9 @@ REPRODUCERS: Final = "reproducers"
 
 DISK_ERRORS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST}
-    | {errno.EISDIR, errno.ENAMETOOLONG}
+    | {errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EIO, errno.ENXIO, errno.ESTALE, errno.EBUSY}
 )
+"""What only the place can be blamed for. ENOENT is not among them: inside of a run, a file that is missing is a bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Workspace:
                     lock(file.fileno(), wait=False)
                 except BlockingIOError as error:
                     raise UsageError(
-                        f"another run is writing to {self.folder}; wait for it, or choose another folder with --out"
+                        f"another run is writing to {self.folder}; wait for it, or choose another folder (--out)"
                     ) from error
                 self._clear()
                 yield
@@ -144,13 +145,14 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn a full disk or a read-only folder into a UsageError; other OSErrors are bugs of ours and pass."""
+    """Turn a full disk or a read-only folder into a UsageError; other OSErrors are bugs of ours and pass.
+
+    For code that does more than write to one file; else see `passes.weights.files.write_errors`.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
         place = error.filename2 or error.filename or folder
-        raise UsageError(
-            f"cannot write to {place}: {os.strerror(error.errno)}; what was there before is unharmed"
-        ) from error
+        raise UsageError(describe_write_error(place, error)) from error

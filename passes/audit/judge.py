@@ -17,6 +17,7 @@ from passes.audit.error_text import message_of, normalize
 from passes.graph.op_facts import RANDOM_OPS
 from passes.graph.traversal import every_graph, every_node
 from passes.proof.numbers import compare, same_bits
+from passes.suggest import plural
 
 __all__ = ["RUNTIMES", "Result", "add_marks", "differs", "judge", "larger", "remove_marks", "what_is_lost"]
 
@@ -207,7 +208,7 @@ RUNTIMES: Final[Mapping[str, Callable[[onnx.ModelProto, Mapping[str, Any]], list
 def differs(expected: Sequence[Any], got: Sequence[Any], rtol: float | None, atol: float | None) -> str:
     """Describe how `got` differs from `expected`; empty if it does not."""
     if len(expected) != len(got):
-        return f"{len(got)} outputs, expected {len(expected)}"
+        return f"{plural(len(got), 'output')}, expected {len(expected)}"
     return next((why for pair in zip(expected, got, strict=True) if (why := _differs(*pair, rtol, atol))), "")
 
 

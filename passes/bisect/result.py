@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from passes.diff.types import NodeLabel
+from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
 __all__ = ["Bisection", "Culprit", "Smallest", "bisection_as_data", "bisection_text"]
@@ -94,11 +95,11 @@ def bisection_text(finding: Bisection, file: str = "") -> str:
 
 def _lines(finding: Bisection, file: str) -> Iterator[str]:
     culprit = finding.culprit
-    took = f"{_count(finding.runs, 'pass run')}, {finding.seconds:.1f} s"
+    took = f"{plural(finding.runs, 'pass run')}, {finding.seconds:.1f} s"
     if culprit is None:
         ran = finding.steps - len(finding.failed)
         of_all = f" of {finding.steps}" if finding.failed else ""
-        yield f"{finding.nothing}, after {_count(ran, 'step')}{of_all} ({took})"
+        yield f"{finding.nothing}, after {plural(ran, 'step')}{of_all} ({took})"
     else:
         yield f"{culprit.name} ({culprit.source}), {_place_text(culprit, finding.steps)}"
         yield f"  {culprit.why}"
@@ -131,23 +132,19 @@ def _fault(smallest: Smallest) -> Iterator[str]:
         if len(entries) > MOST:
             yield f"  {sign} and {len(entries) - MOST} more"
     if smallest.elsewhere:
-        yield f"  and at {_count(smallest.elsewhere, 'other place')} of it"
+        yield f"  and at {plural(smallest.elsewhere, 'other place')} of it"
 
 
 def _file(smallest: Smallest | None, file: str) -> Iterator[str]:
     if smallest is None:
         yield "no smaller model: the step does not show it by itself on what it was given, or there was no time"
     elif file:
-        took = f"{_count(smallest.runs, 'more run')}, {smallest.seconds:.1f} s"
-        yield f"smallest model: {file}, {_count(smallest.nodes, 'node')} ({took})"
+        took = f"{plural(smallest.runs, 'more run')}, {smallest.seconds:.1f} s"
+        yield f"smallest model: {file}, {plural(smallest.nodes, 'node')} ({took})"
 
 
 def _join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "s")
 
 
 def bisection_as_data(finding: Bisection, file: str = "") -> dict[str, Any]:

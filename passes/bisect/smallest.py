@@ -20,6 +20,7 @@ from passes.rewrites.fold_constants import FoldConstants
 from passes.run.reproduce import smallest
 from passes.step import PassResult, Step
 from passes.structures.view import GraphView
+from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
 __all__ = ["Reproduction", "find_neighbourhood", "find_smallest"]
@@ -91,7 +92,7 @@ class _Search:
 
         spent = self.budget_s - (self.deadline - time.monotonic()) if self.budget_s else 0
         smallest_so_far = part if self.last is None else self.last.model
-        left = f"{len(smallest_so_far.proto.graph.node)} nodes left"
+        left = f"{plural(len(smallest_so_far.proto.graph.node), 'node')} left"
         self.runs.observer("making the model smaller", left, spent, self.budget_s)
         if time.monotonic() > self.deadline or not self.fault.reproduces(part, run):
             return False

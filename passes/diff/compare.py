@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from os import PathLike
 from typing import Final
 
+import onnx
 from onnx import AttributeProto, ModelProto, NodeProto, ValueInfoProto
 
 from passes.diff.initializers import Stored, initializer_changes
@@ -17,20 +19,25 @@ from passes.diff.types import AttributeChange, Diff, HeaderChange, InputChange, 
 from passes.graph.formatting import format_attribute, format_type
 from passes.matching.graph_index import ABSENT, GraphIndex, Item
 from passes.model.canonical import CanonicalGraph, function_digests
-from passes.weights.detached import DetachedModel
+from passes.weights.detached import DetachedModel, open_model
 
 __all__ = ["compare_matched", "compare_models"]
 
 
 def compare_models(
-    before: DetachedModel, after: DetachedModel, readings: tuple[CanonicalGraph, CanonicalGraph] | None = None
+    before: onnx.ModelProto | DetachedModel | str | PathLike[str],
+    after: onnx.ModelProto | DetachedModel | str | PathLike[str],
+    readings: tuple[CanonicalGraph, CanonicalGraph] | None = None,
 ) -> Diff:
     """The differences of `after` from `before`; `readings` are their canonical graphs, if there are any already.
 
     Nodes are matched by what they compute, so other names, another order of independent nodes and other metadata are no
     difference. Nor is a node that computes something else only because its inputs do.
+
+    Raises:
+        ModelError: one of them is no model, or cannot be read.
     """
-    return compare_matched(match_models(before, after, readings))
+    return compare_matched(match_models(open_model(before), open_model(after), readings))
 
 
 def compare_matched(matched: ModelMatching) -> Diff:

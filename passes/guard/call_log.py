@@ -20,6 +20,7 @@ from typing import Any, Final
 from passes.guard.patching import INTERCEPT_FILE
 from passes.guard.settings import Settings
 from passes.guard.startup.hooks import LIBRARIES
+from passes.suggest import plural
 from passes.worker.platforms import lock
 
 __all__ = ["GuardedCall", "Returned", "call_site", "read_calls", "read_warnings", "say", "warn", "write_call"]
@@ -100,7 +101,7 @@ class GuardedCall:
         if self.returned in (Returned.RAISED, Returned.NOT_JUDGED):
             return f" {self.returned}"
         kept = ", ".join(f"{kind} ×{count}" for kind, count in (self.kept or {}).items() if count)
-        nodes = f", {self.nodes_before} → {self.nodes_after} nodes"
+        nodes = f", {self.nodes_before} → {plural(self.nodes_after, 'node')}"
         if self.unguarded_nodes is not None:
             nodes += f" ({self.unguarded_nodes} without the guard)"
         return nodes + (f", kept {kept}" if kept else "") + self._caution()

@@ -17,6 +17,7 @@ from passes.guard.call_log import GuardedCall, read_calls, read_warnings, say, w
 from passes.guard.children import ChildWatch
 from passes.guard.settings import Settings
 from passes.policy.policy import check_lists
+from passes.suggest import plural
 
 __all__ = ["Guard", "GuardLog", "guard", "summary"]
 
@@ -132,7 +133,7 @@ def summary(calls: Sequence[GuardedCall], settings: Settings) -> Iterator[str]:
         kept.update(call.kept or {})
     lost = sum(len(call.would_have_lost) for call in calls)
     faulty = sum(bool(call.unguarded_fault) for call in calls)
-    words = [f"{len(calls)} call{'s' * (len(calls) != 1)} of an optimizer"]
+    words = [f"{plural(len(calls), 'call')} of an optimizer"]
     words += [f"kept {kind} ×{count}" for kind, count in kept.items() if count]
     words += [f"{lost} would have been lost without the guard"] if lost else []
     words += [f"{faulty} would have gone wrong without the guard"] if faulty else []

@@ -14,7 +14,7 @@ Imports nothing else of `passes` but the errors, the memory limit and `passes/gr
 """
 
 from passes.load.budget import MOST_DRAWN, check_bytes, check_drawn, check_drawn_together, memory_budget, seconds_to_run
-from passes.load.load import check_model, load_model
+from passes.load.load import check_model, load_model, to_path
 from passes.load.tensors import byte_count, check_payload
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "load_model",
     "memory_budget",
     "seconds_to_run",
+    "to_path",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from os import PathLike
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ from passes.load.graphs import GraphCheck
 from passes.load.nodes import OperatorScope, check_calls, functions_by_key
 from passes.load.values import OPEN_DIM, check_entries, check_text
 
-__all__ = ["check_model", "load_model"]
+__all__ = ["check_model", "load_model", "to_path"]
 
 OLDEST_IR: Final = 3
 """The first version in which a model says which operators it means."""
@@ -60,6 +61,17 @@ def load_model(
             raise ModelError(f"{path}: {error}") from error
     _open_dims(model)
     return model
+
+
+def to_path(model: object) -> Path:
+    """`model` as a path, where a model or its path is asked for.
+
+    Raises:
+        ModelError: it is something else.
+    """
+    if not isinstance(model, str | PathLike):
+        raise ModelError(f"found {type(model).__name__}, expected an onnx.ModelProto or the path of an ONNX file")
+    return Path(model)
 
 
 def check_model(

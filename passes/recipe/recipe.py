@@ -137,6 +137,8 @@ EXPECTED: Final[Mapping[Any, str]] = {
 def _name_and_options(item: RecipeItem) -> tuple[str, Mapping[str, Any]]:
     if isinstance(item, str):
         return item, {}
+    if not isinstance(item, Mapping):
+        raise PolicyError(f"recipe holds {item!r}, expected the name of a pass, or one name with its options")
     if len(item) != 1:
         raise PolicyError(f"a recipe step with options is a mapping of one name, found {sorted(item)}")
     ((name, options),) = item.items()

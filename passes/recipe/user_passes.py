@@ -30,6 +30,7 @@ from passes.graph.traversal import sort_nodes
 from passes.step import PassResult, Step
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
+from passes.worker.own_names import describe_clash
 
 __all__ = [
     "GROUP",
@@ -135,7 +136,14 @@ def run_on_structure(model: bytes, reference: str, options: dict[str, Any]) -> b
 
 
 def _run(reference: str, options: dict[str, Any], model: onnx.ModelProto) -> onnx.ModelProto:
-    result = _load_pass(reference, options).function(model)
+    loaded = _load_pass(reference, options)
+    try:
+        result = loaded.function(model)
+    except (ImportError, AttributeError) as error:
+        clash = _clash_beside(reference)
+        if not clash:
+            raise
+        raise ImportError(f"{error}; {clash}") from error
     if not isinstance(result, onnx.ModelProto):
         raise TypeError(f"the pass {reference} returned {type(result).__name__}; expected an onnx.ModelProto")
     return result
@@ -157,7 +165,7 @@ def _load_pass(reference: str, options: Mapping[str, Any]) -> _LoadedPass:
     owner, left = target, dict(options)
     if inspect.isclass(target) or _is_factory(target):
         _refuse_options(target, (), options, reference)
-        owner, left = call_user_code(lambda: target(**options), f"the pass {reference} cannot be made:"), {}
+        owner, left = call_user_code(lambda: target(**options), f"the pass {reference} cannot be made:", reference), {}
     apply = getattr(owner, "apply", owner)
     if not callable(apply):
         raise PolicyError(
@@ -258,7 +266,14 @@ def code_digest(names: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def call_user_code(make: Callable[[], Result], title: str) -> Result:
+def _clash_beside(reference: str) -> str:
+    """The sentence about a file beside the user's that has the name of a package of ours; empty where none has."""
+    place = reference.rpartition(":")[0]
+    clash = describe_clash(str(Path(place).resolve().parent)) if place.endswith(".py") else ""
+    return f"{clash}; rename it" if clash else ""
+
+
+def call_user_code(make: Callable[[], Result], title: str, reference: str = "") -> Result:
     """Call `make`, which runs the user's code; any error becomes a PolicyError with its place.
 
     Raises:
@@ -272,7 +287,9 @@ def call_user_code(make: Callable[[], Result], title: str) -> Result:
         frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith("<frozen")]
         place = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         said = str(error).strip().splitlines() or [""]
-        raise PolicyError(f"{title} {type(error).__name__}: {said[0]}{place}") from error
+        clash = _clash_beside(reference)
+        advice = f"\n  {clash}" if clash else ""
+        raise PolicyError(f"{title} {type(error).__name__}: {said[0]}{place}{advice}") from error
 
 
 def _module(place: str, reference: str) -> ModuleType:
@@ -285,7 +302,9 @@ def _module(place: str, reference: str) -> ModuleType:
             f"the pass {reference}: no file {place!r}{nearest(path.name, beside)}; in a configuration, relative paths "
             "are relative to its folder"
         )
-    return call_user_code(lambda: _run_file(path.resolve()), f"the pass {reference}: loading its file raises")
+    return call_user_code(
+        lambda: _run_file(path.resolve()), f"the pass {reference}: loading its file raises", reference
+    )
 
 
 def _run_file(path: Path) -> ModuleType:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
+from os import PathLike
 
 import onnx
 from onnx import NodeProto
@@ -16,7 +16,7 @@ from passes.proof.numbers import Errors
 from passes.proof.types import Sensitivity
 from passes.run.tracked import TrackedStructures
 from passes.weights.detached import DetachedModel, attach
-from passes.weights.files import save
+from passes.weights.files import write_model
 
 __all__ = ["PassRow", "PassRun", "Status", "StructureVerdict", "op_changes", "op_counts"]
 
@@ -89,13 +89,13 @@ class PassRun:
         """The rows that make a `strict` run fail."""
         return tuple(row for row in self.rows if row.status.counts_as_reverted)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write the final model; above 100 MB its weights go to a file beside it.
 
         Raises:
-            OSError: the file cannot be written; what was there before is as it was.
+            UsageError: the file cannot be written; what was there before is as it was.
         """
-        save(self.model, Path(path), referring=bool(self.model.unread()))
+        write_model(self.model, path)
 
     def to_proto(self) -> onnx.ModelProto:
         """The final model as one message, with its weights.

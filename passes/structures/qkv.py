@@ -20,6 +20,7 @@ from passes.structures.matrices import Matrix, matrix_values
 from passes.structures.projection import Projection, computed_from, projections_behind, without_shared_rotation
 from passes.structures.types import Instance, KeptWeight, PinSite, SearchResult
 from passes.structures.view import PASSING_OPS, GraphView, attribute_of, module_of
+from passes.suggest import plural
 from passes.weights.stand_ins import digest_of
 
 __all__ = ["find_separate_qkv"]
@@ -182,7 +183,7 @@ def _instead(apart: Sequence[Instance], merged: Sequence[MergedProjection], othe
     if not said:
         return ""
     names = _join_names([one.name for one in apart])
-    return f"{_count(len(apart), 'attention block')} with separate Q, K and V ({names}), and {said}"
+    return f"{plural(len(apart), 'attention block')} with separate Q, K and V ({names}), and {said}"
 
 
 def _without_triple(merged: Sequence[MergedProjection], others: int) -> str:
@@ -191,15 +192,11 @@ def _without_triple(merged: Sequence[MergedProjection], others: int) -> str:
         which = "Q, K and V" if all(one.whole for one in merged) else "Q, K and V, or two of them,"
         names = _join_names([str(one) for one in merged])
         said.append(
-            f"{_count(len(merged), 'attention block')} whose {which} are one matrix in the source already: {names}"
+            f"{plural(len(merged), 'attention block')} whose {which} are one matrix in the source already: {names}"
         )
     if others:
-        said.append(f"{_count(others, 'attention block')} whose Q, K and V do not come from three matrices")
+        said.append(f"{plural(others, 'attention block')} whose Q, K and V do not come from three matrices")
     return "; ".join(said)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _join_names(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,7 @@ from onnx import TensorProto
 
 from passes.errors import ModelError
 from passes.graph.traversal import bodies_of, sort_nodes
-from passes.load import check_payload, load_model
+from passes.load import check_model, check_payload, load_model, to_path
 from passes.weights.mapped import ExternalFiles, find_file_range, release
 from passes.weights.stand_ins import (
     DETACH_FROM_BYTES,
@@ -204,6 +205,23 @@ def attach(model: DetachedModel, *, limit: int | None = PROTOBUF_LIMIT) -> onnx.
         if weight is not None:
             inline(tensor, weight.data)
     return whole
+
+
+def open_model(model: onnx.ModelProto | DetachedModel | str | PathLike[str]) -> DetachedModel:
+    """A detached model as it is; or that of a message, which does not change, or of a file.
+
+    Raises:
+        ModelError: it is none of these, or the model is broken.
+    """
+    if isinstance(model, DetachedModel):
+        return model
+    if not isinstance(model, onnx.ModelProto):
+        return read_model(to_path(model))
+    check_model(model)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    sort_nodes(copy.graph)
+    return detach(copy, checked=True)
 
 
 def read_model(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import threading
@@ -13,12 +14,13 @@ from typing import Final
 import onnx
 from onnx import TensorProto
 
+from passes.errors import UsageError
 from passes.weights.detached import UNREAD, DetachedModel, inner_tensors
 from passes.weights.mapped import ExternalFiles, find_file_range
 from passes.weights.stand_ins import inline, point_to
 from passes.worker.platforms import lock, open_folder
 
-__all__ = ["EXTERNAL_FROM_BYTES", "replace_when_done", "save"]
+__all__ = ["EXTERNAL_FROM_BYTES", "describe_write_error", "replace_when_done", "save", "write_errors", "write_model"]
 
 EXTERNAL_FROM_BYTES: Final = 100 * 2**20
 _ALIGNMENT: Final = 4096
@@ -176,3 +178,41 @@ def replace_when_done(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # its folder may be missing too
             temporary.unlink()
+
+
+def write_model(model: DetachedModel, path: str | os.PathLike[str]) -> None:
+    """Write `model` to a place that a user has named.
+
+    Raises:
+        UsageError: it is no path of a file, or nothing can be written there; what was there before is as it was.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"found {type(path).__name__}, expected the path of a file, such as 'model.onnx'")
+    with write_errors(path):
+        if Path(path).is_dir():
+            raise UsageError(f"{path} is a folder; expected a file, such as {Path(path) / 'model.onnx'}")
+        save(model, Path(path), referring=bool(model.unread()))
+
+
+@contextlib.contextmanager
+def write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn whatever keeps a file from being written to `path` into a UsageError: a full disk, a folder, no such place.
+
+    For code that does nothing but write: elsewhere an OSError may be a bug.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(describe_write_error(path, error)) from error
+    except ValueError as error:  # a NUL byte in the path
+        if "null" not in str(error):
+            raise
+        raise UsageError(f"cannot write to {str(path)!r}: the name holds a NUL byte; give another file") from error
+
+
+def describe_write_error(path: object, error: OSError) -> str:
+    """The sentence for a file that cannot be written."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno == errno.EEXIST:  # a folder was to be made there
+        reason = f"{error.filename} is no folder"
+    return f"cannot write to {path}: {reason}; what was there before is unharmed"

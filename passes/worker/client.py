@@ -168,7 +168,7 @@ class Worker:
         try:
             if not pipe.poll(max(0.0, since + limit - time.monotonic())):
                 self._stop()
-                raise StepTimedOut(f"ran past {limit:g} s and was stopped (passes.timeout_s)")
+                raise StepTimedOut(f"ran past {limit:g} s and was stopped (timeout_s)")
             outcome, result = pipe.recv()
         except (EOFError, OSError) as error:  # it may have died in the middle of a message
             raise self._crash() from error
@@ -246,7 +246,7 @@ class Worker:
     def _limit(self) -> str:
         if not self.memory_bytes:
             return "there is"
-        return f"the limit of {self.memory_bytes / 2**30:.1f} GiB (passes.memory_gib)"
+        return f"the limit of {self.memory_bytes / 2**30:.1f} GiB (memory_gib)"
 
 
 def _environment(own: Mapping[str, str], count: int) -> dict[str, str]:

@@ -34,6 +34,7 @@ __all__ = [
     "add_private_names",
     "choose_prefix",
     "claim_names",
+    "describe_clash",
     "find_rivals",
     "taken_names",
 ]
@@ -162,6 +163,16 @@ def find_rivals(folder: str) -> list[str]:
     """The files in `folder` that have our names and are not ours; code beside them means these."""
     specs = (importlib.machinery.PathFinder.find_spec(name, [folder]) for name in PACKAGES)
     return [spec.origin for spec in specs if spec is not None and spec.origin and not _is_at_root(spec)]
+
+
+def describe_clash(folder: str) -> str:
+    """Say that a file in `folder` is hidden by a package of ours of the same name; empty where none is."""
+    ours = getattr(sys.modules.get("passes"), "__file__", None) or ""
+    if not folder or os.path.realpath(ours) != os.path.join(ROOT, "passes", "__init__.py"):  # noqa: PTH118
+        return ""
+    return next(
+        (f"{file} is not found here, since onnxline has a package of that name" for file in find_rivals(folder)), ""
+    )
 
 
 def _find_spec(name: str) -> importlib.machinery.ModuleSpec | None:

@@ -1,4 +1,4 @@
-"""Read the configurations that patterns name, each with a unique name, and make a job for each."""
+"""Read the configurations and models that patterns name, each with a unique name, and make a job for each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from passes.advisories.known import quarantined_by_entry
 from passes.errors import PassError
 from passes.recipe.recipe import names_of
 from passes.recipe.user_passes import code_digest
-from pipeline.config import RunConfig
+from pipeline.config import RunConfig, is_reference
 from pipeline.config.paths import locate, split_factory
 from pipeline.errors import OnnxlineError, UsageError
 from pipeline.jobs import Job
@@ -30,7 +30,7 @@ REPORT: Final = "report.json"
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A file that a pattern names. `config` is None if it cannot be read; `mistake` says why."""
+    """A configuration or a model that a pattern names. `config` is None if it cannot be read; `mistake` says why."""
 
     path: Path
     name: str
@@ -40,6 +40,8 @@ class PlannedRun:
 
 def read_configs(patterns: Sequence[str], overrides: Sequence[str] = ()) -> tuple[PlannedRun, ...]:
     """The configurations that `patterns` name, in their order; the matches of a glob are sorted; no duplicates.
+
+    A model, `model.onnx` or `file.py:make`, has a configuration with all else by default.
 
     Raises:
         UsageError: a pattern names no file, or two configurations have one name, and so one folder.
@@ -51,14 +53,14 @@ def read_configs(patterns: Sequence[str], overrides: Sequence[str] = ()) -> tupl
         if other is not run:
             raise UsageError(
                 f"{other.path} and {run.path} are both named {run.name!r}, so they would write into one folder; "
-                "give each a `name` of its own"
+                "give each a `name` of its own, or run one of them with another --out"
             )
     return planned
 
 
 def _read(path: Path, overrides: Sequence[str]) -> PlannedRun:
     try:
-        config = RunConfig.from_yaml(path, overrides)
+        config = RunConfig.from_source(path, overrides)
     except (OnnxlineError, PassError) as error:
         return PlannedRun(path, path.stem, None, error)
     return PlannedRun(path, config.name, config)
@@ -69,14 +71,14 @@ def _files(patterns: Sequence[str]) -> tuple[Path, ...]:
     for pattern in patterns:
         matches = list(_matches(pattern))
         if not matches:
-            raise UsageError(f"{pattern!r} names no file; expected configurations, such as 'configs/*.yaml'")
+            raise UsageError(f"{pattern!r} names no file; expected configurations or models, such as 'configs/*.yaml'")
         for path in matches:
             files.setdefault(path.resolve(), path)
     return tuple(files.values())
 
 
 def _matches(pattern: str) -> Iterator[Path]:
-    if Path(pattern).is_file():  # its name may hold brackets
+    if is_reference(pattern) or Path(pattern).is_file():  # its name may hold brackets
         yield Path(pattern)
         return
     matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - the pattern may be absolute

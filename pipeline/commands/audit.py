@@ -20,7 +20,7 @@ from passes.audit.job import AuditPlan, chosen_targets, run_job, unread_of
 from passes.audit.reproducers import parse_heading, reproduce, reproductions_of
 from passes.audit.target import targets_of, with_inner
 from passes.context import open_context
-from passes.weights.files import replace_when_done
+from passes.weights.files import replace_when_done, write_errors
 from passes.worker.platforms import available_cores
 from pipeline.commands.shared import Json
 from pipeline.errors import InternalError, UsageError
@@ -156,7 +156,7 @@ def remove_stale(folder: Path, tables: Sequence[AuditTable]) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    with disk_errors(path):
+    with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_when_done(path) as temporary:
             temporary.write_bytes(content)

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from pipeline.commands.shared import Json, Overrides
+from passes.suggest import plural
+from pipeline.commands.shared import Json, Overrides, Source
 from pipeline.errors import CheckFailed, UsageError
+
+if TYPE_CHECKING:
+    from pipeline.config import RunConfig
 
 __all__ = ["FORMAT_VERSION", "register"]
 
 FORMAT_VERSION: Final = 1
 """Version of the output of `--json`."""
 
-Config = Annotated[Path, typer.Argument(help="The configuration file.")]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder of the artifacts (default runs/NAME).")
 ]
-File = Annotated[Path | None, typer.Option(help="The baseline (default: beside CONFIG, with the ending .baseline).")]
+File = Annotated[
+    Path | None, typer.Option(help="The baseline (default: beside CONFIG or MODEL, with the ending .baseline).")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -31,14 +36,14 @@ def register(app: typer.Typer) -> None:
 
 
 def accept(
-    config: Config, out: Out = None, file: File = None, overrides: Overrides = None, as_json: Json = False
+    source: Source, out: Out = None, file: File = None, overrides: Overrides = None, as_json: Json = False
 ) -> None:
-    """Run CONFIG and write its results to the baseline."""
-    from pipeline.baseline import check_place, file_beside, write_baseline
+    """Run a configuration or a model, and write its results to the baseline."""
+    from pipeline.baseline import check_place, write_baseline
 
-    path = file or file_beside(config)
+    settings, path = _read(source, overrides, file)
     check_place(path)
-    found = _run(config, out, overrides, as_json)
+    found = _run(settings, out, as_json)
     lines = _changes_since(path, found)
     write_baseline(found, path)
     _show(path, lines, found, as_json)
@@ -47,14 +52,14 @@ def accept(
 
 
 def check(
-    config: Config, out: Out = None, file: File = None, overrides: Overrides = None, as_json: Json = False
+    source: Source, out: Out = None, file: File = None, overrides: Overrides = None, as_json: Json = False
 ) -> None:
-    """Run CONFIG and compare with the baseline; the exit code is 1 on any difference."""
-    from pipeline.baseline import changes, file_beside, read_baseline
+    """Run a configuration or a model, and compare with the baseline; the exit code is 1 on any difference."""
+    from pipeline.baseline import changes, read_baseline
 
-    path = file or file_beside(config)
+    settings, path = _read(source, overrides, file)
     known = read_baseline(path)
-    found = _run(config, out, overrides, as_json)
+    found = _run(settings, out, as_json)
     lines = changes(known, found)
     _show(path, lines, found, as_json)
     if not lines:
@@ -62,16 +67,25 @@ def check(
             typer.echo(f"as in {path}")
         return
     only = " nothing but versions changed;" if all(line.startswith("versions") for line in lines) else ""
+    are = "is" if len(lines) == 1 else "are"
     raise CheckFailed(
-        f"{len(lines)} entries are not as in {path};{only} "
-        f"if that is right, `onnxline baseline accept {config}` and commit the file"
+        f"{plural(len(lines), 'entry', 'entries')} {are} not as in {path};{only} "
+        f"if that is right, `onnxline baseline accept {source}` and commit the file"
     )
 
 
-def _run(config: Path, out: Path | None, overrides: list[str] | None, quiet: bool) -> dict[str, Any]:
-    from pipeline.config import RunConfig
+def _read(source: str, overrides: list[str] | None, file: Path | None) -> tuple[RunConfig, Path]:
+    """The configuration of the run, and the file of its baseline."""
+    from pipeline.baseline import file_beside
+    from pipeline.config import RunConfig, is_reference
 
-    settings = RunConfig.from_yaml(config, tuple(overrides or ()))
+    settings = RunConfig.from_source(source, tuple(overrides or ()))
+    if is_reference(source):  # a file may have several
+        return settings, file or Path(source).with_name(f"{settings.name}.baseline")
+    return settings, file or file_beside(Path(source))
+
+
+def _run(settings: RunConfig, out: Path | None, quiet: bool) -> dict[str, Any]:
     from pipeline.stages.check import check_settings, default_folder
     from pipeline.workspace import Workspace
 

@@ -29,7 +29,12 @@ def register(app: typer.Typer) -> None:
 
 
 def batch(
-    patterns: Annotated[list[str], typer.Argument(metavar="PATTERN...", help="Configurations; globs may be quoted.")],
+    patterns: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATTERN...", help="Configurations, or models as `run` takes them; globs may be quoted."
+        ),
+    ],
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of the runs' folders, and of the table.")
     ] = Path("runs"),

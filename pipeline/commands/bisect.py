@@ -88,6 +88,8 @@ def bisect_model(
     if not recipe and is_config:
         recipe = [str(model)]
     steps = steps_of(read_recipe(recipe) if recipe else recipe_of_run(model))
+    if not steps:
+        raise UsageError("the recipe has no step, so none can be at fault; give --recipe, such as default,onnxsim")
     with tempfile.TemporaryDirectory(prefix="onnxline-") as folder, _BisectProgress() as progress:
         if is_config:
             progress("exporting the model", model.name, 0, 0)

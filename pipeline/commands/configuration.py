@@ -9,8 +9,8 @@ from typing import Annotated, Final
 
 import typer
 
+from passes.weights.files import write_errors
 from pipeline.errors import UsageError
-from pipeline.workspace import disk_errors
 
 __all__ = ["register"]
 
@@ -51,14 +51,15 @@ def init(
 
         picture = example_of(EXAMPLE)
         assert picture is not None
-        onnx.save(read_example(picture).model, model)
+        with write_errors(model):
+            onnx.save(read_example(picture).model, model)
         typer.echo(f"wrote {model}, a small attention to try it on; put your own model in its place")
     typer.echo(f"next: onnxline run {target}")
 
 
 def _write(target: Path, text: str) -> None:
     """Write a new file; raises UsageError where it exists already, or its folder cannot be written."""
-    with disk_errors(target.parent):
+    with write_errors(target):
         try:
             with target.open("x", encoding="utf-8") as file:
                 file.write(text)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from passes.suggest import plural
 from pipeline.commands.shared import Keep, Quiet, Recipe, Skip, Verbose, check_output, split_names
 from pipeline.errors import CheckFailed, UsageError
 
@@ -37,11 +38,10 @@ def optimize(
 
     import passes
     from passes.recipe.recipe import DEFAULT_RECIPE
-    from passes.weights.files import save
+    from passes.weights.files import save, write_errors
     from pipeline.config import read_recipe
     from pipeline.console import RunConsole
     from pipeline.events import Optimized, PassEnded, Progress, StageStarted
-    from pipeline.workspace import disk_errors
 
     if not model.is_file():
         raise UsageError(f"{model}: no such file; expected an ONNX file")
@@ -61,17 +61,18 @@ def optimize(
         screen.show(StageStarted("passes"))
         run = passes.optimize(
             model,
-            read_recipe(recipe) if recipe else DEFAULT_RECIPE,
+            DEFAULT_RECIPE if recipe is None else read_recipe(recipe),
             split_names(skip or ()),
             split_names(keep or ()),
             proof=proof,
             timeout_s=timeout_s,
             observer=observe,
         )
-        with disk_errors(out):
+        with write_errors(out):
             save(run.model, out, check=check, referring=bool(run.model.unread()))
     screen.show(Optimized(run.rows, run.structures))
     screen.show_passes()
-    screen.line(f"model: {out}, {len(run.model.proto.graph.node)} nodes")
+    screen.line(f"model: {out}, {plural(len(run.model.proto.graph.node), 'node')}")
     if strict and run.reverted:
-        raise CheckFailed(f"--strict: {len(run.reverted)} step(s) were reverted or failed, as shown above")
+        were = "was" if len(run.reverted) == 1 else "were"
+        raise CheckFailed(f"--strict: {plural(len(run.reverted), 'step')} {were} reverted or failed, as shown above")

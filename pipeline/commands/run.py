@@ -47,7 +47,7 @@ def run(
     recipe: Recipe = None,
     overrides: Overrides = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check all but the model, and say what would run.")
+        bool, typer.Option("--dry-run", help="Check all but a torch model, and say what would run.")
     ] = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
@@ -69,6 +69,10 @@ def run(
     folder = default_folder(config, out)
     steps = check_settings(config, Workspace(folder))
     if dry_run:
+        if config.model.onnx is not None:
+            from pipeline.export.load import read_onnx_file
+
+            read_onnx_file(config.model.onnx, config.model)  # needs milliseconds, and no torch
         typer.echo(describe_settings(config, steps, folder), nl=False)
         return
     from pipeline.console import RunConsole
@@ -95,16 +99,20 @@ def check(
     skip: Skip = None,
     recipe: Recipe = None,
     overrides: Overrides = None,
+    target: Annotated[str | None, typer.Option(hidden=True, help="No target is known yet.")] = None,
 ) -> None:
-    """Check all of a configuration but the model, and say what a run would do."""
+    """Check a configuration, and an ONNX file that it names, and say what a run would do."""
+    if target is not None:
+        raise UsageError(
+            f"--target {target}: onnxline knows no target yet; a run notes the operators that common quantizers and "
+            "compilers do not take"
+        )
     run(source, out, keep=keep, skip=skip, recipe=recipe, overrides=overrides, dry_run=True)
 
 
 def copy_model(model: Path, path: Path) -> None:
     """Write the model at `model` to `path`, with its weights."""
     from passes.weights.detached import read_model
-    from passes.weights.files import save
-    from pipeline.workspace import disk_errors
+    from passes.weights.files import write_model
 
-    with disk_errors(path):
-        save(read_model(model), path)
+    write_model(read_model(model), path)

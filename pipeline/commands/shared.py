@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from passes.suggest import plural
 from pipeline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ Skip = Annotated[
 ]
 Recipe = Annotated[
     list[str] | None,
-    typer.Option(metavar="STEPS", help="Steps in order, such as default,onnxsim, or a YAML file that has them."),
+    typer.Option(metavar="STEPS", help="Steps in order, such as default,onnxsim, or a YAML file of them; '' for none."),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -90,6 +91,13 @@ def check_output(path: Path, source: Path | None = None) -> None:
     """
     if path.suffix != ".onnx":
         raise UsageError(f"-o {path}: expected a file that ends in .onnx, where the final model is written")
+    from passes.weights.files import write_errors
+
+    with write_errors(path):  # a name that is too long, say
+        _check_free(path, source)
+
+
+def _check_free(path: Path, source: Path | None) -> None:
     if path.is_dir():
         raise UsageError(f"-o {path} is a folder; expected a file, such as {path / 'model.onnx'}")
     if source is not None and path.exists() and source.exists() and path.samefile(source):
@@ -117,11 +125,11 @@ def describe_settings(config: RunConfig, steps: Sequence[Step | Repeat], folder:
         "source": source,
         "checkpoint": config.checkpoint or "",
         "recipe": ", ".join(map(_item_text, config.passes.recipe)),
-        "steps": f"{len(names)}: " + ", ".join(name for name in names if not policy.skips(name)),
+        "steps": f"{len(names)}: {', '.join(name for name in names if not policy.skips(name))}" if names else "none",
         "skipped": ", ".join(f"{name} ({skip.reason})" for name in names if (skip := policy.skips(name))),
         "keep": ", ".join(policy.keep) or "nothing",
         "skip": ", ".join(policy.skip) or "nothing",
-        "proof": f"{config.verify.proof}, {config.verify.draws} draws",
+        "proof": f"{config.verify.proof}, {plural(config.verify.draws, 'draw')}",
         "backends": ", ".join(config.runtime.chosen),
         "files": f"{folder}/" + (" (has an earlier run)" if (folder / "report.json").exists() else ""),
     }

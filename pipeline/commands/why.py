@@ -12,7 +12,8 @@ import typer
 
 from passes.errors import PolicyError
 from passes.load import load_model
-from passes.why import Origin, WeightOrigin, file_of, why_weights
+from passes.suggest import plural
+from passes.why import MergedNode, Origin, WeightOrigin, file_of, why_merged, why_weights
 from passes.why import why as why_nodes
 from pipeline.commands.shared import Json, print_styled
 
@@ -20,6 +21,8 @@ __all__ = ["FORMAT_VERSION", "register"]
 
 FORMAT_VERSION: Final = 1
 """Version of the output of `--json`."""
+
+MODULE: Final = "module:"
 
 REPORT: Final = "report.json"
 
@@ -49,21 +52,28 @@ def why(
     Where `report.json` of the run is beside the model, the pass is shown with its status and its errors.
     """
     proto = load_model(file_of(model), may_be_empty=True)
+    merged = why_merged(model, name.removeprefix(MODULE)) if name.startswith(MODULE) else ()
     try:
         nodes, weights = why_nodes(proto, name), ()
     except PolicyError:
         nodes, weights = (), why_weights(proto, name)
-        if not weights:
+        if not weights and not merged:
             raise
     rows = _rows_beside(file_of(model))
     if as_json:
         entries = [{**dataclasses.asdict(one), "steps": _steps(_authors(one), rows)} for one in (*nodes, *weights)]
         kind = "weights" if weights else "nodes"
-        typer.echo(json.dumps({"format_version": FORMAT_VERSION, kind: entries}, indent=2, ensure_ascii=False))
+        data = {"format_version": FORMAT_VERSION, kind: entries}
+        if merged:
+            data["merged"] = [dataclasses.asdict(one) for one in merged]
+        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
         return
     texts = [*map(_node_lines, nodes), *map(_weight_lines, weights)]
     steps = [[f"  {'step':<10}  {_step(row)}" for row in _steps(_authors(one), rows)] for one in (*nodes, *weights)]
     blocks = ["\n".join([*lines, *more]) for lines, more in zip(texts, steps, strict=True)]
+    if merged:
+        title = f"{plural(len(merged), 'node')} of {name.removeprefix(MODULE)} merged into others, or removed:"
+        blocks.append("\n".join([title, *map(_merged_line, merged)]))
     print_styled("\n\n".join(blocks) + "\n", STYLES)
 
 
@@ -96,6 +106,11 @@ def _node_lines(origin: Origin) -> list[str]:
         "changed by": ", ".join(origin.changed_by),
     }
     return [f"{origin.op} {origin.name or '(no name)'}", *_lines(said)]
+
+
+def _merged_line(node: MergedNode) -> str:
+    place = f"in {', '.join(node.into)}, by {node.made_by}" if node.into else "no node says that it stands in its place"
+    return f"  {node.op} {node.name}: {place}"
 
 
 def _weight_lines(origin: WeightOrigin) -> list[str]:

@@ -1,7 +1,7 @@
 """Configuration: YAML, `extends:` and `--set` → one frozen, checked `RunConfig`."""
 
 from pipeline.config.paths import is_reference, locate, split_factory
-from pipeline.config.recipe import read_recipe, recipe_of_run
+from pipeline.config.recipe import check_passes, read_recipe, recipe_of_run
 from pipeline.config.run_config import RunConfig, json_schema
 from pipeline.config.sections import (
     DEFAULT_SIZES,
@@ -30,6 +30,7 @@ __all__ = [
     "ToleranceConfig",
     "TransformersConfig",
     "VerifyConfig",
+    "check_passes",
     "is_reference",
     "json_schema",
     "locate",

@@ -14,8 +14,18 @@ from pydantic_core import ErrorDetails
 
 from passes.suggest import nearest
 from pipeline.config.yaml_source import Document, KeyPath, describe
+from pipeline.errors import ConfigError
 
-__all__ = ["explain", "suggest"]
+__all__ = ["explain", "suggest", "to_config_error"]
+
+
+def to_config_error(error: ValidationError, root: type[BaseModel], document: Document, title: str) -> ConfigError:
+    """One error for all mistakes of a configuration; `title` is the name of the whole."""
+    lines = explain(error, root, document)
+    if len(lines) == 1:
+        return ConfigError(lines[0])
+    listing = "\n".join(f"  {line}" for line in lines)
+    return ConfigError(f"{title} has {len(lines)} mistakes:\n{listing}")
 
 
 def explain(error: ValidationError, root: type[BaseModel], document: Document) -> list[str]:
@@ -49,16 +59,17 @@ def _line(path: KeyPath, details: list[ErrorDetails], root: type[BaseModel], doc
         return f"{place}: unknown key {key!r}{f' in {above}' if above else ''}{suggest(key, known)}"
     if detail["type"] == "missing":
         return f"{place}: {f'{above}: ' if above else ''}the key {str(path[-1])!r} is missing"
-    name = _key_text(path) or "the file"
+    name = _key_text(path)
+    title = f"{place}: {name or 'the file'}" if name or re.search(r":\d+$", place) else place
     if detail["type"] == "value_error":
         said = str(detail["ctx"]["error"]) if "ctx" in detail else detail["msg"]
         whole = said if said.startswith("found ") else f"found {describe(detail['input'])}, {said}"
-        return f"{place}: {name}: {whole}"
+        return f"{title}: {whole}"
     expected = " or ".join(dict.fromkeys(_expectation(one) for one in details))
     found = detail["input"]
     if detail["type"] == "tuple_type" and isinstance(found, str | int):
         expected += f": [{json.dumps(found)}]"
-    return f"{place}: {name}: found {describe(found)}, expected {expected}"
+    return f"{title}: found {describe(found)}, expected {expected}"
 
 
 def _expectation(detail: ErrorDetails) -> str:

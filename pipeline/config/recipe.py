@@ -9,14 +9,14 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from passes.recipe.defaults import DEFAULT_RECIPE, TORCH_RECIPE
-from pipeline.config.explain import explain
+from pipeline.config.explain import to_config_error
 from pipeline.config.merge import read_with_bases
 from pipeline.config.paths import anchor_paths
 from pipeline.config.sections import PassesConfig
 from pipeline.config.yaml_source import Document, Marks, parse_value
 from pipeline.errors import ConfigError
 
-__all__ = ["default_recipe", "read_recipe", "recipe_of_run"]
+__all__ = ["check_passes", "default_recipe", "read_recipe", "recipe_of_run"]
 
 SUFFIXES: Final = (".yaml", ".yml")
 
@@ -31,7 +31,7 @@ def default_recipe(model: object) -> tuple[str, ...]:
 
 
 def read_recipe(entries: Sequence[str]) -> tuple[Any, ...]:
-    """The items of a recipe.
+    """The items of a recipe; none for an empty text, as `recipe: []` in YAML.
 
     Args:
         entries: each a YAML file, which is a configuration or has a `recipe`; or items with commas between them, as
@@ -41,10 +41,7 @@ def read_recipe(entries: Sequence[str]) -> tuple[Any, ...]:
     Raises:
         ConfigError: a file is missing or has no recipe, or an item is none.
     """
-    items = tuple(item for entry in entries for item in _items(entry))
-    if not items:
-        raise ConfigError("--recipe has no step; expected names with commas between them, such as default,onnxsim")
-    return items
+    return tuple(item for entry in entries for item in _items(entry))
 
 
 def recipe_of_run(model: Path) -> tuple[Any, ...]:
@@ -71,10 +68,18 @@ def _of_file(path: Path) -> Any:
     return section["recipe"]
 
 
-def _check_items(items: Any, title: str) -> tuple[Any, ...]:
-    data = {"recipe": items}
+def check_passes(section: Mapping[str, Any], title: str) -> PassesConfig:
+    """Check the section `passes` by itself, as an option of the command line or an argument gives it.
+
+    Raises:
+        ConfigError: its message begins with `title`, and names the keys without the section.
+    """
     try:
-        recipe = PassesConfig.model_validate(data).recipe
+        return PassesConfig.model_validate(section)
     except ValidationError as error:
-        raise ConfigError(explain(error, PassesConfig, Document(data, Marks.none(title)))[0]) from None
+        raise to_config_error(error, PassesConfig, Document(dict(section), Marks.none(title)), title) from None
+
+
+def _check_items(items: Any, title: str) -> tuple[Any, ...]:
+    recipe = check_passes({"recipe": items}, title).recipe
     return tuple(item.removeprefix(OWNER) if isinstance(item, str) else item for item in recipe)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import yaml
-from pydantic import Field, StrictStr, ValidationError, model_validator
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    StrictStr,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
-from pipeline.config.explain import explain
+from pipeline.config.explain import to_config_error
 from pipeline.config.merge import apply_overrides, merge, read_with_bases
-from pipeline.config.paths import anchor_paths
+from pipeline.config.paths import anchor_paths, is_reference
 from pipeline.config.recipe import default_recipe
 from pipeline.config.sections import (
     ExportConfig,
@@ -22,7 +30,7 @@ from pipeline.config.sections import (
     Section,
     VerifyConfig,
 )
-from pipeline.config.yaml_source import Document, Marks
+from pipeline.config.yaml_source import Document, Marks, describe
 from pipeline.errors import ConfigError
 
 __all__ = ["RunConfig", "json_schema"]
@@ -84,6 +92,16 @@ class RunConfig(Section):
             )
         return self
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain_mistakes(cls, data: Any, validate: ModelWrapValidatorHandler[RunConfig], info: ValidationInfo) -> Any:
+        """Raise the sentences of a ConfigError, for a file as for the class that is called with keywords."""
+        try:
+            return validate(data)
+        except ValidationError as error:
+            known = info.context or {"document": Document(data, Marks.none("RunConfig")), "title": "RunConfig"}
+            raise to_config_error(error, cls, known["document"], known["title"]) from None
+
     @property
     def checkpoint(self) -> str | None:
         """The file or folder that the weights of a torch module come from, if any."""
@@ -107,6 +125,8 @@ class RunConfig(Section):
         Raises:
             ConfigError: naming every problem with its file and line.
         """
+        if not isinstance(path, str | PathLike):
+            raise ConfigError(f"from_yaml: found {describe(path)}, expected the path of a YAML configuration")
         return _build_config(cls, read_with_bases(Path(path)), path, overrides, {})
 
     @classmethod
@@ -127,14 +147,21 @@ class RunConfig(Section):
         return _build_config(cls, document, source, overrides, wishes or {})
 
     @classmethod
-    def from_mapping(cls, data: Mapping[str, Any], base_dir: str | Path = ".") -> RunConfig:
+    def from_mapping(
+        cls, data: Mapping[str, Any], base_dir: str | Path = ".", *, title: str = "configuration"
+    ) -> RunConfig:
         """Check a configuration that Python gives as a dict; relative paths in it are relative to `base_dir`.
+
+        Args:
+            title: what messages call it.
 
         Raises:
             ConfigError: naming every problem by its key.
         """
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"{title}: found {describe(data)}, expected a mapping of sections: {{'model': …}}")
         anchored = anchor_paths(dict(data), Path(base_dir))
-        return _validate(cls, Document(anchored, Marks.none("configuration")), "configuration")
+        return _validate(cls, Document(anchored, Marks.none(title)), title)
 
     def resolved(self) -> dict[str, Any]:
         """The configuration as data that JSON can hold, in the order of the fields; unset keys are left out."""
@@ -162,8 +189,8 @@ def _build_config(
 
 def _document_of_model(source: str) -> Document | None:
     """A configuration for an ONNX file or a factory; None where `source` names a configuration file."""
-    place, colon, function = source.rpartition(":")
-    if colon and function.isidentifier():
+    place, _, function = source.rpartition(":")
+    if is_reference(source):
         if place.endswith(".py") and not Path(place).is_file():
             raise ConfigError(f"{source}: no file {place!r}")
         name = f"{Path(place).stem if place.endswith('.py') else place}-{function}"
@@ -187,14 +214,7 @@ def _document_named(name: str, model: dict[str, str], title: str) -> Document:
 
 
 def _validate(cls: type[RunConfig], document: Document, title: str) -> RunConfig:
-    try:
-        return cls.model_validate(document.data)
-    except ValidationError as error:
-        lines = explain(error, cls, document)
-        if len(lines) == 1:
-            raise ConfigError(lines[0]) from None
-        listing = "\n".join(f"  {line}" for line in lines)
-        raise ConfigError(f"{title} has {len(lines)} mistakes:\n{listing}") from None
+    return cls.model_validate(document.data, context={"document": document, "title": title})
 
 
 def json_schema() -> dict[str, Any]:

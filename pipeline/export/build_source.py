@@ -35,8 +35,18 @@ class NoInputs(SourceError):
         self.takes = takes
 
 
-def assemble(module: nn.Module, example: Example | None, model: ModelConfig, *, keep_mode: bool = False) -> TorchSource:
+def assemble(
+    module: nn.Module,
+    example: Example | None,
+    model: ModelConfig,
+    *,
+    keep_mode: bool = False,
+    given_in: str = "model.inputs",
+) -> TorchSource:
     """Call the module once on its example and name its inputs and outputs; in eval mode unless `keep_mode`.
+
+    Args:
+        given_in: where messages send those whose inputs do not fit.
 
     Raises:
         SourceError: an input is undeclared, unknown or does not fit, or the module raises on the example.
@@ -55,7 +65,7 @@ def assemble(module: nn.Module, example: Example | None, model: ModelConfig, *, 
         example, inputs = _check_example(module, Example(example.args, ordered), model)
     if is_weightless(module):
         example = _on_meta(module, example)
-    outputs = tuple(_outputs(module, example, inputs))
+    outputs = tuple(_outputs(module, example, inputs, given_in))
     input_names_taken = {spec.name for spec in inputs}
     unique = tuple(f"{name}_out" if name in input_names_taken else name for name in outputs)
     return TorchSource(module, example, inputs, unique, buffers, put_to_eval)
@@ -166,7 +176,9 @@ def _sizes(specs: tuple[InputSpec, ...], model: ModelConfig) -> dict[str, int]:
     return {dim: model.sizes(dim)[0] for dim in named_dims(specs)}
 
 
-def _outputs(module: nn.Module, example: Example, inputs: tuple[InputSpec, ...]) -> dict[str, torch.Tensor]:
+def _outputs(
+    module: nn.Module, example: Example, inputs: tuple[InputSpec, ...], given_in: str
+) -> dict[str, torch.Tensor]:
     try:
         # Without weights no tensor has values: fake tensors raise where a module reads one, as in a trace.
         with capture_output(), FakeTensorMode(allow_non_fake_inputs=True) if is_weightless(module) else nullcontext():
@@ -179,7 +191,7 @@ def _outputs(module: nn.Module, example: Example, inputs: tuple[InputSpec, ...])
         listing = "; ".join(map(str, inputs)) or "none, since the example holds no tensor"
         raise SourceError(
             f"the model raises on its example inputs{place}: {first_line(error)}\n"
-            f"  the inputs are: {listing}\n  check shapes, dtypes and ranges in model.inputs"
+            f"  the inputs are: {listing}\n  check shapes, dtypes and ranges in {given_in}"
         ) from error
 
 

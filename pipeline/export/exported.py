@@ -75,4 +75,6 @@ def save_model(model: ir.Model, path: Path) -> None:
                 old.unlink()
             draft.replace(path)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}; free space or choose --out") from error
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror or error}; free space or choose another folder"
+        ) from error

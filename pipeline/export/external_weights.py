@@ -12,6 +12,7 @@ from typing import Final
 
 import onnx_ir as ir
 
+from passes.suggest import plural
 from pipeline.errors import SourceError
 from pipeline.export.checkpoint_names import Rule, best_rule, names_of, pieces_of
 from pipeline.export.shards import DTYPES, Shards
@@ -129,19 +130,19 @@ class _ReferenceWriter:
             return
         more = f"\n  and {len(self.mistakes) - SHOWN} more" if len(self.mistakes) > SHOWN else ""
         raise SourceError(
-            f"checkpoint {self.shards.folder} does not fit the model: {len(self.mistakes)} mistake(s)\n  "
+            f"checkpoint {self.shards.folder} does not fit the model: {plural(len(self.mistakes), 'mistake')}\n  "
             + "\n  ".join(self.mistakes[:SHOWN])
             + f"{more}\n  check the class, its configuration and its dtype; where the checkpoint holds a tensor in "
             "pieces, such as experts one by one, say so in export.pieces"
         )
 
     def notes(self) -> Iterator[str]:
-        yield f"{len(self.used)} tensors of the checkpoint are referred to"
+        yield f"the model refers to {plural(len(self.used), 'tensor')} of the checkpoint"
         if str(self.rule):
             yield f"the checkpoint's names are the module's {self.rule}"
         unused = len(self.shards.tensors.keys() - self.used)
         if unused:
-            yield f"{unused} tensors of the checkpoint are not in the model"
+            yield f"the model lacks {plural(unused, 'tensor')} of the checkpoint"
 
 
 def _dims(value: ir.Value) -> list[int]:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import onnx_ir as ir
 
+from passes.suggest import plural
 from pipeline.errors import SourceError
 
 __all__ = ["DTYPES", "Shards", "StoredTensor", "read_index", "read_shards"]
@@ -79,7 +80,7 @@ def read_shards(checkpoint: Path) -> Shards:
         mistakes.append(f"{INDEX}: it names tensors that are in no shard: {_names_text(lost)}")
     if mistakes:
         raise SourceError(
-            f"checkpoint {folder}: {len(mistakes)} mistake(s); fetch it again, or what is missing\n  "
+            f"checkpoint {folder}: {plural(len(mistakes), 'mistake')}; fetch it again, or what is missing\n  "
             + "\n  ".join(mistakes)
         )
     return Shards(folder, tensors)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from passes.suggest import plural
 from pipeline.config import ExportConfig
 from pipeline.errors import ConfigError
 from pipeline.export.inputs import InputSpec
@@ -84,5 +85,6 @@ def with_names(source: TorchSource, settings: ExportConfig) -> TorchSource:
 def _check_count(key: str, names: tuple[str, ...], tensors: list[str]) -> None:
     if len(names) != len(tensors):
         raise ConfigError(
-            f"export.{key}: {len(names)} names, but the model has {len(tensors)} tensors there: {', '.join(tensors)}"
+            f"export.{key}: {plural(len(names), 'name')}, but the model has {plural(len(tensors), 'tensor')} there: "
+            f"{', '.join(tensors)}"
         )

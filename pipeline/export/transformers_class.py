@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from passes.suggest import nearest
+from passes.suggest import nearest, plural
 from pipeline.config import ModelConfig, TransformersConfig, locate
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.build_source import assemble
@@ -164,7 +164,7 @@ def _with_weights(cls: Any, config: Any, checkpoint: Path, *, allow_extra: bool)
         f"checkpoint {checkpoint} does not load",
     )
     unused = info["unexpected_keys"]
-    extra = [f"{len(unused)} tensors of {checkpoint} are not in {cls.__name__}: {_names_text(unused)}"]
+    extra = [f"{cls.__name__} lacks {plural(len(unused), 'tensor')} of {checkpoint}: {_names_text(unused)}"]
     problems = [
         f"{len(names)} {title}: {_names_text(names)}"
         for title, names in (

@@ -11,9 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-import passes
 from passes.suggest import nearest
-from passes.worker.own_names import find_rivals
+from passes.worker.own_names import describe_clash
 from pipeline.config import split_factory
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.error_location import OURS, first_line, innermost_line
@@ -60,18 +59,9 @@ def call_user_code(call: Callable[[], T], title: str, own: str) -> T:
         folder = _folder_of(own)
         line = innermost_line(error, folder)
         place = f"\n  at {line}" if line else ""
-        raise SourceError(f"{title} {first_line(error)}{place}{_clash_in(folder)}") from error
-
-
-def _clash_in(folder: str) -> str:
-    """Explain that a file beside the user's is hidden by a package of ours of the same name; empty where none is."""
-    rivals = find_rivals(folder) if folder and sys.modules.get("passes") is passes else []
-    if not rivals:
-        return ""
-    return (
-        f"\n  {rivals[0]} is not found here, since onnxline has a package of that name; rename it, or run onnxline in "
-        "its folder"
-    )
+        clash = describe_clash(folder)
+        advice = f"\n  {clash}; rename it, or run onnxline in its folder" if clash else ""
+        raise SourceError(f"{title} {first_line(error)}{place}{advice}") from error
 
 
 def _folder_of(text: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pipeline.errors import UsageError
 from pipeline.ir.check import check
 from pipeline.ir.graph import Graph
 from pipeline.lowering import lower, with_kernels
@@ -79,6 +80,8 @@ def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgr
         SourceError: a weight does not fit its declaration.
         InternalError: the graph breaks a rule of the IR, or the plan did not pass its checker.
     """
+    if not isinstance(graph, Graph):
+        raise UsageError(f"compile_graph: found {type(graph).__name__}, expected a Graph, as from_onnx makes")
     check(graph, read_payloads=False)  # binding names bytes that do not fit
     graph = with_kernels(in_traced_order(fold_constants(with_weights(graph, weights or {}))))
     plan = make_plan(graph, lower(graph))

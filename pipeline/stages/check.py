@@ -19,9 +19,9 @@ __all__ = ["check_settings", "default_folder", "refuse_export_keys", "remember_s
 STAGE = "settings"
 
 
-def default_folder(config: RunConfig, out: Path | None) -> Path:
+def default_folder(config: RunConfig, out: str | Path | None) -> Path:
     """Where the artifacts of a run go."""
-    return out or Path("runs") / config.name
+    return Path(out) if out else Path("runs") / config.name
 
 
 def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repeat, ...]:

@@ -31,6 +31,7 @@ from passes.portability import find_obstacles
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE
 from passes.run.result import PassRow, PassRun, op_counts
+from passes.suggest import plural
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
 from passes.weights.weight_stacks import collapse
@@ -186,7 +187,15 @@ def _layers(
     source: DetachedModel, final: DetachedModel, references: References, bench: PassContext
 ) -> tuple[LayerErrors, ...]:
     """Compare the final model with the export layer by layer, on the first draw; empty where no number is compared."""
-    if not references.draws or source.nbytes() > MOST_COMPARED:
+    if not references.draws:
+        return ()
+    if source.nbytes() > MOST_COMPARED:
+        observer(
+            Note(
+                f"report.html has no errors by layer above {MOST_COMPARED >> 20} MiB, where that takes seconds more; "
+                "`onnxline diff exported.onnx model.onnx --layers` in the folder of the run shows them"
+            )
+        )
         return ()
     first = references.draws[0]
     draws = [DrawnInputs(first.label, first.feeds)]
@@ -237,4 +246,5 @@ def refuse_reverts(config: RunConfig, report: OptimizeReport) -> None:
     bad = [row for row in report.passes if row.status.counts_as_reverted]
     if config.passes.strict and bad:
         listing = "; ".join(f"{row.name} {row.status}: {row.reason}" for row in bad)
-        raise CheckFailed(f"passes.strict: {len(bad)} step(s) were reverted or failed: {listing}")
+        were = "was" if len(bad) == 1 else "were"
+        raise CheckFailed(f"strict: {plural(len(bad), 'step')} {were} reverted or failed: {listing}")

@@ -101,6 +101,27 @@ def test_a_factory_beside_files_of_our_names(tmp_path: Path) -> None:
     )
 
 
+USER_PASS = """
+def early(model):
+    from passes import MINE
+
+    return model
+"""
+
+
+def test_a_pass_of_the_users_beside_a_file_of_our_name_is_one_sentence(tmp_path: Path) -> None:
+    put_files(tmp_path, "passes.py")
+    (tmp_path / "own.py").write_text(USER_PASS)
+    (tmp_path / "early.py").write_text(f"from passes import MINE\n{USER_PASS}")
+    clash = f"{tmp_path}/passes.py is not found here, since onnxline has a package of that name; rename it"
+    run = onnxline.optimize(attention(), recipe=[f"{tmp_path}/own.py:early"])
+    assert run.rows[0].status == "failed"
+    assert clash in run.rows[0].reason
+    with pytest.raises(onnxline.PolicyError) as caught:
+        onnxline.optimize(attention(), recipe=[f"{tmp_path}/early.py:early"])
+    assert str(caught.value).splitlines()[-1] == f"  {clash}"
+
+
 def test_our_pipeline_with_the_passes_of_somebody_else_is_one_sentence(tmp_path: Path) -> None:
     put_files(tmp_path, "passes.py")
     done = python(tmp_path, sys.executable, "-c", "from pipeline import RunConfig")
@@ -124,6 +145,36 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scores = self.query(x) @ self.key(x).transpose(-1, -2)
         return self.dropout(torch.softmax(scores, -1) @ self.value(x))
+
+
+def test_a_module_that_does_not_take_its_arguments_is_sent_to_them() -> None:
+    with pytest.raises(onnxline.SourceError) as caught:
+        onnxline.optimize(Attention(), (torch.ones(2, 3, 5),))
+    assert str(caught.value).splitlines()[-1] == "  check shapes, dtypes and ranges in args and kwargs"
+
+
+WRONG_VALUES = {
+    "why": lambda: onnxline.why(3, "y"),
+    "why_weights": lambda: onnxline.why_weights(3, "y"),
+    "from_onnx": lambda: onnxline.from_onnx(3),
+    "compare_models": lambda: onnxline.compare_models("none.onnx", 3),
+    "compile_graph": lambda: onnxline.compile_graph(3),
+    "Pipeline": lambda: onnxline.Pipeline({"model": {"onnx": "m.onnx"}}),
+    "save": lambda: onnxline.optimize(attention(), recipe=["nop"]).save(3),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_VALUES)
+def test_a_value_of_another_kind_is_an_error_of_ours(name: str) -> None:
+    with pytest.raises(onnxline.OnnxlineError, match=r"found int|found dict|no ONNX file at none\.onnx") as caught:
+        WRONG_VALUES[name]()
+    assert caught.value.exit_code == 2
+
+
+def test_two_models_are_compared_however_they_are_given(tmp_path: Path) -> None:
+    onnx.save(attention(), tmp_path / "a.onnx")
+    assert onnxline.compare_models(tmp_path / "a.onnx", attention()).is_empty
+    assert not onnxline.compare_models(str(tmp_path / "a.onnx"), attention(width=16)).is_empty
 
 
 def test_a_live_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,6 +221,38 @@ def test_a_live_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"model": "m.onnx", "keep": ["qkv", 3]}, "keep holds 3, expected names"),
         ({"model": "m.onnx", "sizes": 8}, "sizes is 8, expected a list: sizes=[8]"),
         ({"model": Attention(), "recipe": "default"}, 'recipe is "default", expected a list: recipe=["default"]'),
+        (
+            {"model": "m.onnx", "recipe": [3]},
+            "recipe holds 3, expected the name of a pass, or one name with its options",
+        ),
+        ({"model": "m.onnx", "proof": "nubers"}, "proof is 'nubers', expected 'numbers' or 'structure'"),
+        ({"model": "m.onnx", "sizes": ["a"]}, "sizes holds 'a', expected whole numbers from 1 on"),
+        ({"model": "m.onnx", "timeout_s": "x"}, "timeout_s is 'x', expected seconds, more than 0"),
+        ({"model": "m.onnx", "timeout_s": -1}, "timeout_s is -1, expected seconds, more than 0"),
+        ({"model": "m.onnx", "memory_gib": "x"}, "memory_gib is 'x', expected a number, 0 or more"),
+        (
+            {"model": "m.onnx", "feeds": [3]},
+            "feeds holds int, expected mappings of an input's name to its array",
+        ),
+        (
+            {"model": "m.onnx", "timeout": 3},
+            "optimize: found 'timeout', which is no option for an ONNX model; did you mean 'timeout_s'?",
+        ),
+        (
+            {"model": Attention(), "kwargs": [1]},
+            "optimize: kwargs is list, expected a mapping of the call's keyword arguments",
+        ),
+        (
+            {"model": Attention(), "settings": {"model": 3}},
+            "settings: model is 3, expected a mapping",
+        ),
+        ({"model": Attention(), "out": 3}, "optimize: out is int, expected the path of a folder"),
+        ({"model": Attention(), "stric": True}, "optimize: unknown key 'stric'; did you mean 'strict'?"),
+        ({"model": Attention(), "timeout_s": "x"}, "optimize: timeout_s: found 'x', expected a number"),
+        (
+            {"model": Attention(), "settings": {"export": {"opset": 3}}},
+            "settings: export.opset: found 3, expected 7 or more",
+        ),
     ],
 )
 def test_a_wrong_argument_is_one_sentence(arguments: dict[str, object], sentence: str) -> None:

@@ -31,7 +31,7 @@ def test_each_family_is_one_sentence_with_counts() -> None:
     assert sequences.startswith(
         "left over: 2 SequenceAt, 1 SplitToSequence (in blocks.0.norm): a sequence is no tensor"
     )
-    assert "put onnxscript first in passes.recipe" in sequences
+    assert "put onnxscript first in the recipe" in sequences
     assert likes.startswith("left over: 1 CastLike: ")
     assert function.startswith("left over: 1 mine::twice: many targets do not look inside")
     assert custom.startswith("left over: 1 mine::Unknown: it is no operator of ONNX's main set")

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.attributes import Attributes, module_path, op_key, schema_of
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
@@ -300,7 +301,7 @@ def refuse_all(nodes: Iterable[onnx.NodeProto], graph: str) -> None:
         for kind, found in sorted(places.items())
     ]
     raise Unsupported(
-        f"the model {graph!r} has {len(places)} op type{'s' if len(places) > 1 else ''} that onnxline cannot import:\n"
+        f"the model {graph!r} has {plural(len(places), 'op type')} that onnxline cannot import:\n"
         + "\n".join(lines)
         + "\n"
         "Expected ops of the tables in pipeline/importers/from_onnx, or nodes that fold because their inputs are "
@@ -323,7 +324,8 @@ def refuse_open(values: Mapping[str, str], sizes: Sizes) -> None:
     )
     shown = ", ".join(list(values.values())[:5]) + (", …" if len(values) > 5 else "")
     error = UsageError if left else Unsupported
-    raise error(f"{len(values)} values have no static shape ({shown}), expected sizes for all; {advice}")
+    have = "has" if len(values) == 1 else "have"
+    raise error(f"{plural(len(values), 'value')} {have} no static shape ({shown}), expected sizes for all; {advice}")
 
 
 def read_shape(spec: TensorSpec, attributes: Attributes) -> np.ndarray:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,9 @@ def read_source(
     """
     folder = Path(base_dir) if base_dir is not None else None
     if not isinstance(model, onnx.ModelProto):
+        if not isinstance(model, str | PathLike):
+            found = type(model).__name__
+            raise SourceError(f"found {found}, expected an onnx.ModelProto or the path of an ONNX file")
         path = Path(model)
         # The data file is beside the model that a symbolic link points to.
         folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
+from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.attributes import Attributes
 from pipeline.ir.graph import DTYPE_BITS, Dim, TensorSpec
@@ -182,7 +183,9 @@ class TensorSequence:
     def pick(self, index: int, name: str) -> TensorSpec:
         """The spec of the tensor at `index`; records that it is called `name`."""
         if not -len(self.items) <= index < len(self.items):
-            raise SourceError(f"{name!r} is read from place {index} of a sequence of {len(self.items)} tensors")
+            raise SourceError(
+                f"{name!r} is read from place {index} of a sequence of {plural(len(self.items), 'tensor')}"
+            )
         place = range(len(self.items))[index]
         self.names.setdefault(place, name)
         return self.items[place]

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from passes.proof.coverage import Coverage, LimitCoverage, TableCoverage
 from passes.proof.numbers import DRAWN, Errors
+from passes.suggest import plural
 from pipeline.report.html.figures import Group, groups_of
 from pipeline.report.html.headline import Headline, headline_of
 from pipeline.report.html.layers import LayerPlot, layer_plot
@@ -155,7 +156,9 @@ def _coverage(coverage: Coverage | None) -> dict[str, str]:
     """What the draws of the proof have covered."""
     if coverage is None or not coverage.draws:
         return {}
-    facts = {"verify.inputs": f"{len(coverage.given)} of {len(coverage.draws)} draws"} if coverage.given else {}
+    facts = (
+        {"verify.inputs": f"{len(coverage.given)} of {plural(len(coverage.draws), 'draw')}"} if coverage.given else {}
+    )
     facts |= {f"size of {name or 'unnamed dims'}": _join_numbers(sizes) for name, sizes in coverage.sizes.items()}
     facts |= {f"mask {name}": ", ".join(kinds) for name, kinds in coverage.masks.items()}
     if coverage.outliers:

@@ -7,7 +7,7 @@ from typing import Final
 
 from passes.proof.numbers import Errors
 
-__all__ = ["bytes_text", "error_text", "plural", "seconds_text", "worst_of"]
+__all__ = ["bytes_text", "error_text", "seconds_text", "worst_of"]
 
 STEPS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
@@ -27,11 +27,6 @@ def seconds_text(seconds: float) -> str:
 def error_text(errors: Errors) -> str:
     """The largest absolute error; `0` for equal tensors."""
     return f"{errors.max_abs:.1e}" if errors.max_abs else "0"
-
-
-def plural(count: int, word: str, words: str = "") -> str:
-    """`1 pass`, `2 passes`."""
-    return f"{count:,} {word if count == 1 else words or word + 's'}"
 
 
 def worst_of(many: Iterable[Mapping[str, Errors]]) -> tuple[str, Errors] | None:

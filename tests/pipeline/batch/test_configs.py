@@ -38,3 +38,14 @@ def test_one_that_cannot_be_read_is_kept_with_its_mistake(small_config) -> None:
     (planned,) = read_configs([str(small_config("a.yaml", passes={"recipes": []}))])
     assert planned.config is None
     assert "recipes" in str(planned.mistake)
+
+
+def test_a_model_needs_no_configuration(tmp_path: Path) -> None:
+    (tmp_path / "a.onnx").touch(), (tmp_path / "b.py").touch()
+    planned = read_configs([str(tmp_path / "*.onnx"), f"{tmp_path}/b.py:make", "package.module:make"])
+    assert [one.name for one in planned] == ["a", "b-make", "package.module-make"]
+    assert [one.config.model.onnx or one.config.model.factory for one in planned if one.config] == [
+        f"{tmp_path}/a.onnx",
+        f"{tmp_path}/b.py:make",
+        "package.module:make",
+    ]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,10 @@ from typer.testing import CliRunner, Result
 from pipeline.baseline import changes, read_baseline
 from pipeline.cli import app
 from pipeline.errors import CheckFailed, UsageError
+
+NEGS = '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { a = Identity (x) y = Neg (a) }'
+
+FACTORY = Path(__file__).parents[2] / "examples" / "attention_block.py"
 
 
 def ask(*words: str | Path) -> Result:
@@ -49,6 +54,18 @@ def test_what_was_accepted_passes_the_check(accepted, tmp_path: Path) -> None:
     assert again.exit_code == 0
     assert (tmp_path / "other.baseline").read_text(encoding="utf-8") == text
     assert str(tmp_path) not in text
+
+
+def test_a_model_by_itself_has_a_baseline_beside_it(tmp_path: Path) -> None:
+    model = tmp_path / "negs.onnx"
+    model.write_bytes(onnx.parser.parse_model(NEGS).SerializeToString())
+    options = ("--out", tmp_path / "out", "--set", "passes.recipe=[eliminate_identity]")
+    shown = ask("accept", model, *options)
+    assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (0, f"written to {tmp_path}/negs.baseline"), shown.output
+    shown = ask("check", model, *options)
+    assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (0, f"as in {tmp_path}/negs.baseline"), shown.output
+    shown = ask("check", f"{FACTORY}:make")
+    assert str(shown.exception).startswith(f"no baseline at {FACTORY.with_name('attention_block-make.baseline')};")
 
 
 def test_another_recipe_is_told_entry_by_entry(accepted) -> None:

@@ -163,7 +163,6 @@ def test_a_run_is_bisected_by_its_own_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("", "--recipe has no step"),
         ("3", "recipe.*expected the name of a pass"),
         ("{a: 1", "--recipe.*not YAML"),
     ],

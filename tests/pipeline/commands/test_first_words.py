@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from passes.errors import PolicyError
+import passes
+from passes.errors import PolicyError, UsageError
 from passes.external.installed import refuse_older
 from passes.proof.numbers import Errors
 from passes.run.result import PassRow, Status, StructureVerdict
@@ -122,6 +123,55 @@ def test_a_model_by_itself(model: Path, onnxline, tmp_path: Path, monkeypatch) -
     code, said = onnxline("run", model, "-o", "other.onnx")
     assert code == 2
     assert "-o other.onnx: the folder . cannot be written" in said
+
+
+NOWHERE = {
+    "/proc/x.onnx": "No such file or directory",  # root may write there, it seems, and cannot
+    "{}/loop/x.onnx": "{}/loop is no folder",
+    f"{{}}/{'n' * 300}.onnx": "File name too long",
+    "{}/file/x.onnx": "{}/file is no folder",
+}
+
+
+@pytest.mark.parametrize("place", NOWHERE)
+def test_a_place_where_nothing_can_be_written_is_one_sentence(
+    place: str, model: Path, onnxline, tmp_path: Path
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    out, reason = place.format(tmp_path), NOWHERE[place].format(tmp_path)
+    run = passes.optimize(onnx.load(model), recipe=["eliminate_identity"])
+    with pytest.raises(UsageError) as caught:
+        run.save(out)
+    assert str(caught.value) == f"cannot write to {out}: {reason}; what was there before is unharmed"
+    code, said = onnxline("optimize", model, "-o", out, "--recipe", "eliminate_identity")
+    assert code == 2
+    assert len(said.strip().splitlines()) == 1 or f"onnxline: {caught.value}" in said
+    assert "bug" not in said
+
+
+def test_an_empty_recipe_is_a_recipe(model: Path, onnxline, tmp_path: Path) -> None:
+    code, said = onnxline("optimize", model, "-o", tmp_path / "same.onnx", "--recipe", "")
+    assert code == 0, said
+    assert ops(tmp_path / "same.onnx") == ["Identity", "Neg"]
+    code, said = onnxline("check", model, "--recipe", "")
+    assert code == 0
+    assert "steps       none\n" in said
+    assert "none" in load_command("optimize").params[4].help
+    code, said = onnxline("bisect", model, "--crash", "--recipe", "")
+    assert (code, said) == (
+        2,
+        "onnxline: the recipe has no step, so none can be at fault; give --recipe, such as default,onnxsim\n",
+    )
+
+
+def test_check_opens_an_onnx_file_and_knows_no_target(model: Path, onnxline) -> None:
+    assert onnxline("check", model)[0] == 0
+    code, said = onnxline("check", model, "--target", "npu")
+    assert (code, said.split(";")[0]) == (2, "onnxline: --target npu: onnxline knows no target yet")
+    model.write_bytes(model.read_bytes()[:-9])
+    code, said = onnxline("check", model)
+    assert (code, len(said.strip().splitlines())) == (2, 1)
 
 
 LINEAR = """

@@ -73,6 +73,34 @@ def test_a_weight_and_all_nodes_of_a_module_or_an_operator(config_file, tmp_path
     assert "is gone: fold_constants made q.weight_transposed" in str(ask(str(tmp_path), "q.weight").exception)
 
 
+EXPORTED = """<ir_version: 9, opset_import: ["": 20]> g (float[2] x) => (float[2] y) {
+    [node_q] a = Neg (x)  [node_q_2] b = Abs (a)  [node_k] c = Neg (b)  [node_out] y = Relu (c)
+}"""
+FINAL = """<ir_version: 9, opset_import: ["": 20]> g (float[2] x) => (float[2] y) {
+    [merged] c = Tanh (x)  [node_out] y = Relu (c)
+}"""
+SHOWN = """\
+2 nodes of q merged into others, or removed:
+  Neg node_q: in Tanh merged, by fuse_them
+  Abs node_q_2: no node says that it stands in its place
+"""
+
+
+def test_the_nodes_that_were_merged_away_from_a_module(tmp_path: Path) -> None:
+    exported, final = onnx.parser.parse_model(EXPORTED), onnx.parser.parse_model(FINAL)
+    for node, module in zip(exported.graph.node, ("q", "q", "k", "out"), strict=True):
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"['', '{module}', 'call']")
+    final.graph.node[0].metadata_props.add(key="onnxline.pass", value="fuse_them")
+    final.graph.node[0].metadata_props.add(key="onnxline.from", value='["node_q", "node_k"]')
+    onnx.save(exported, tmp_path / "exported.onnx"), onnx.save(final, tmp_path / "model.onnx")
+    shown = ask(str(tmp_path), "module:q")
+    assert (shown.exit_code, shown.stdout) == (0, SHOWN)
+    first, second = json.loads(ask(str(tmp_path), "module:q", "--json").stdout)["merged"]
+    assert first == {"name": "node_q", "op": "Neg", "into": ["Tanh merged"], "made_by": "fuse_them"}
+    assert second["into"] == []
+    assert ask(str(tmp_path), "module:v").exit_code == 1  # a PolicyError of the runner: no such module anywhere
+
+
 PLAIN = '<ir_version: 9, opset_import: ["": 20]> g (float[2] x) => (float[2] y) { [last] y = Neg (x) }'
 
 

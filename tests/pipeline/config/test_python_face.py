@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -32,6 +33,38 @@ def test_a_text_for_a_list_is_named_as_a_list() -> None:
     with pytest.raises(ConfigError) as caught:
         RunConfig.from_mapping({"model": {"onnx": "m.onnx"}, "passes": {"keep": "qkv"}})
     assert str(caught.value) == "configuration: passes.keep: found 'qkv', expected a list: [\"qkv\"]"
+
+
+@pytest.mark.parametrize(
+    ("keywords", "sentence"),
+    [
+        ({"name": 3, "model": {"onnx": "m.onnx"}}, "RunConfig: name: found 3, expected text"),
+        ({}, "RunConfig: the key 'model' is missing"),
+        ({"model": {"onnx": "m.onnx"}, "modle": 1}, "RunConfig: unknown key 'modle'; did you mean 'model'?"),
+        (
+            {"model": {"onnx": "m.onnx"}, "verify": {"proof": "structure"}, "runtime": {"backends": ["plan"]}},
+            "RunConfig: found runtime.backends plan with verify.proof structure, which runs nothing; "
+            "leave runtime.backends out, or prove by numbers",
+        ),
+        (
+            {"model": {"onnx": 1, "seed": -1}},
+            "RunConfig has 2 mistakes:\n"
+            "  RunConfig: model.onnx: found 1, expected text\n"
+            "  RunConfig: model.seed: found -1, expected 0 or more",
+        ),
+    ],
+)
+def test_the_class_itself_raises_the_same_sentences(keywords: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig(**keywords)
+    assert str(caught.value) == sentence
+
+
+def test_what_is_no_configuration_at_all() -> None:
+    with pytest.raises(ConfigError, match="configuration: found 3, expected a mapping of sections"):
+        RunConfig.from_mapping(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="from_yaml: found 3, expected the path of a YAML configuration"):
+        RunConfig.from_yaml(3)  # pyright: ignore[reportArgumentType]
 
 
 def test_resolved_is_json_and_deterministic() -> None:

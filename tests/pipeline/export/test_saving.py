@@ -59,7 +59,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ir, "save", full)
-    with pytest.raises(UsageError, match="cannot be written: No space left on device; free space or choose --out"):
+    with pytest.raises(UsageError, match="No space left on device; free space or choose another folder"):
         save_model(model(20), path)
     assert path.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]

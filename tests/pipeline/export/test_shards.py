@@ -103,7 +103,7 @@ def test_all_mistakes_are_told_at_once(checkpoint: Path) -> None:
     with pytest.raises(SourceError) as caught:
         read_shards(checkpoint)
     lines = str(caught.value).splitlines()
-    assert "3 mistake(s)" in lines[0]
+    assert "3 mistakes" in lines[0]
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["gone.safetensors", placed["a"], INDEX]
     assert lines[-1].endswith("it names tensors that are in no shard: e")
 

@@ -94,7 +94,7 @@ def test_it_computes_what_the_module_does(factory: Factory, tmp_path: Path, rena
     np.testing.assert_allclose(outputs(exported, tmp_path, ids), expected, atol=1e-5, rtol=1e-4)
     assert (tmp_path / "out.onnx").stat().st_size < 12_000
     assert not (tmp_path / "out.onnx.data").exists()
-    assert f"{4 if tied else 5} tensors of the checkpoint are referred to" in exported.notes
+    assert f"the model refers to {4 if tied else 5} tensors of the checkpoint" in exported.notes
 
 
 def test_everything_that_does_not_fit_is_told_at_once(factory: Factory, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_everything_that_does_not_fit_is_told_at_once(factory: Factory, tmp_path
     with pytest.raises(SourceError) as caught:
         export_referring(weightless(factory(NET, inputs=IDS, args={"lost": True})), tmp_path)
     first, *lines, last = map(str.strip, str(caught.value).splitlines())
-    assert first.endswith("does not fit the model: 4 mistake(s)")
+    assert first.endswith("does not fit the model: 4 mistakes")
     assert sorted(line[:60] for line in lines) == [
         "'angles' is not in the checkpoint and has no value: it is a ",
         "'head.weight' is F32[20, 64], and the model takes F32[30, 64",
