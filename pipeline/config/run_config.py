@@ -13,6 +13,7 @@ from pydantic import Field, StrictStr, ValidationError, model_validator
 from pipeline.config.explain import explain
 from pipeline.config.merge import apply_overrides, merge, read_with_bases
 from pipeline.config.paths import anchor_paths
+from pipeline.config.quantsim import QuantSimConfig
 from pipeline.config.recipe import default_recipe
 from pipeline.config.sections import (
     ExportConfig,
@@ -43,6 +44,7 @@ class RunConfig(Section):
     passes: PassesConfig = Field(default_factory=PassesConfig)
     verify: VerifyConfig = Field(default_factory=VerifyConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    quantsim: QuantSimConfig | None = None
     report: Section = Field(default_factory=Section)  # reserved: no keys yet
 
     @model_validator(mode="before")
