@@ -157,7 +157,7 @@ class _Steps:
 def _with_prefix(node: NodeProto, shared: Collection[str]) -> NodeProto:
     copy = NodeProto()
     copy.CopyFrom(node)
-    copy.name = QUANTIZED + node.name
+    copy.name = QUANTIZED + node.name if node.name else ""
     rename_values(copy, lambda name: name if name in shared else QUANTIZED + name)
     return copy
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from pipeline.errors import CheckFailed
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
 from pipeline.export.inputs import InputSpec, draw_inputs, named_dims
 from pipeline.export.load import read_onnx_file
+from pipeline.quantsim.aimet import to_aimet
 from pipeline.quantsim.calibration import MeasuredRanges, calibrate
 from pipeline.quantsim.encodings import Encoding, Range, encode
 from pipeline.quantsim.noise import Noise, measure_noise
@@ -41,6 +43,7 @@ DEFAULT_OPSET: Final = 21
 
 QUANTIZED_MODEL: Final = "model.qdq.onnx"
 REPORT: Final = "quantsim.json"
+ENCODINGS: Final = "model.encodings"
 
 KEY: Final = "quantsim.calibration.data"
 RANGES: Final = "calibration"
@@ -140,7 +143,7 @@ class _Simulation:
         outputs, device = self.simulate(quantized)  # the outputs, by the specification and as a device has them
         noise = self.measure(placement, encodings)  # what each step adds, and what has come together there
         report = make_report(placement, encodings, noise, outputs, device, self._model)
-        return QuantSimResult(self._workspace.folder, report, self._write(report, quantized))
+        return QuantSimResult(self._workspace.folder, report, self._write(report, quantized, encodings))
 
     def place(self) -> Placement:
         with self._stage("place") as details:
@@ -191,10 +194,14 @@ class _Simulation:
 
             return measure_noise(self._model, encodings, computed, self._samples.first(count), note)
 
-    def _write(self, report: QuantSimReport, quantized: DetachedModel) -> tuple[str, ...]:
+    def _write(
+        self, report: QuantSimReport, quantized: DetachedModel, encodings: dict[str, Encoding]
+    ) -> tuple[str, ...]:
         save(quantized, self._workspace.folder / QUANTIZED_MODEL)
+        constants = {tensor.name for tensor in self._model.proto.graph.initializer}
+        self._workspace.write_text(ENCODINGS, json.dumps(to_aimet(encodings, constants), indent=1) + "\n")
         self._workspace.write_text(REPORT, report_text(report))
-        return QUANTIZED_MODEL, REPORT
+        return QUANTIZED_MODEL, ENCODINGS, REPORT
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[list[str]]:

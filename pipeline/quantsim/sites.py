@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -53,7 +54,7 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
     floats = float_tensors(model.proto)
     constants = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type in FLOATS}
     sites: dict[str, Site] = {}
-    groups = _Groups()
+    moves: list[tuple[str, str]] = []
     for info in graph.input:
         if info.name in floats and info.name not in constants:
             sites[info.name] = Site(info.name, "input", "", "", "")
@@ -69,10 +70,12 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
                 sites[name] = replace(sites[name], op=node.op_type, node=_name_of(node), modules=modules)
         for name in node.output:
             if name in floats:
-                moved = [one for one in moved_inputs(node) if one in sites]
+                moved = [source for source in moved_inputs(node) if source in sites]
                 sites[name] = Site(name, "activation", "", node.op_type, _name_of(node), modules, moves=bool(moved))
-                for one in moved:
-                    groups.join(one, name)
+                moves += ((source, name) for source in moved)
+    groups = _Groups({name: place for place, name in enumerate(sites)})
+    for source, name in moves:
+        groups.join(source, name)
     return tuple(replace(site, group=groups.first(site.tensor)) for site in sites.values())
 
 
@@ -138,8 +141,9 @@ BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 @dataclass(slots=True)
 class _Groups:
-    """Sets of tensors that share an encoding, each known by the one that came first."""
+    """Sets of tensors that share an encoding, each known by the one that comes first."""
 
+    places: Mapping[str, int]
     _above: dict[str, str] = field(default_factory=dict)
 
     def first(self, name: str) -> str:
@@ -147,7 +151,7 @@ class _Groups:
             name = self._above[name]
         return name
 
-    def join(self, one: str, other: str) -> None:
-        first, second = self.first(one), self.first(other)
+    def join(self, tensor: str, other: str) -> None:
+        first, second = sorted((self.first(tensor), self.first(other)), key=lambda name: self.places[name])
         if first != second:
             self._above[second] = first
