@@ -32,10 +32,11 @@ def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> Detac
     a format has fewer bits than its ONNX dtype, a Clip in front keeps an activation within its numbers.
 
     Raises:
-        UsageError: a format needs a later opset than the model has.
+        UsageError: a format needs a later opset than the model has, or the model has a value named as a new one is.
     """
     graph = model.proto.graph
     _check_opset(model.proto, encodings)
+    _check_names(graph, encodings)
     outputs = {info.name for info in graph.output}
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
@@ -160,3 +161,20 @@ def _check_opset(proto: onnx.ModelProto, encodings: Mapping[str, Encoding]) -> N
                 f"quantsim: {name!r} is to have {needs}, for which QuantizeLinear needs opset {NARROW_FROM}, and the "
                 f"model has {opset}; set export.opset to {NARROW_FROM}, or put convert-opset into the recipe"
             )
+
+
+def _check_names(graph: onnx.GraphProto, encodings: Mapping[str, Encoding]) -> None:
+    taken = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
+    for name in encodings:
+        for ending in ENDINGS:
+            if f"{name}{ending}" in taken:
+                raise UsageError(
+                    f"quantsim: the model has a value {name + ending!r} already, which is how the quantization of "
+                    f"{name!r} names its own; rename it, or leave {name!r} in float"
+                )
+
+
+ENDINGS: Final = (
+    "_quantized", DEQUANTIZED, "_scale", "_zero_point", "_clipped", "_lowest", "_highest", FLOAT_ENDING
+)  # fmt: skip
+"""What follows the name of a tensor in the names of new values."""

@@ -115,3 +115,10 @@ def test_a_format_that_the_opset_has_not_is_refused() -> None:
     encodings = encode(place(model, [rule("op:*", "int8", "uint16")]), RANGES, model)
     with pytest.raises(UsageError, match=r"'x' is to have 16 bits, for which QuantizeLinear needs opset 21, .* has 20"):
         insert_qdq(model, encodings)
+
+
+def test_a_name_that_is_taken_is_refused() -> None:
+    model = model_of("g (float[2] x) => (float[2] x_scale) { x_scale = Neg(x) }")
+    encodings = encode(place(model, [rule("tensor:x", None, "uint8")]), RANGES, model)
+    with pytest.raises(UsageError, match="the model has a value 'x_scale' already"):
+        insert_qdq(model, encodings)

