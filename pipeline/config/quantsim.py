@@ -67,6 +67,7 @@ class QuantSimConfig(Section):
     rules: selector → formats, in order; a later rule counts before an earlier one. A selector is op:GLOB, module:GLOB,
         node:GLOB, tensor:GLOB, or a structure such as qkv.
     evaluation: how many samples the noise is measured on; the first ones of the calibration data.
+    encodings: the version of AIMET's format in which the encodings are written.
     """
 
     profile: ProfileName = "ort-cpu"
@@ -74,6 +75,7 @@ class QuantSimConfig(Section):
     rules: dict[StrictStr, FormatsConfig] = Field(default_factory=dict)
     calibration: CalibrationConfig = Field(default_factory=CalibrationConfig)
     evaluation: Count = 8
+    encodings: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "1.0.0"
 
 
 def _format_of(text: str | None) -> Precision | str | None:

@@ -199,7 +199,9 @@ class _Simulation:
     ) -> tuple[str, ...]:
         save(quantized, self._workspace.folder / QUANTIZED_MODEL)
         constants = {tensor.name for tensor in self._model.proto.graph.initializer}
-        self._workspace.write_text(ENCODINGS, json.dumps(to_aimet(encodings, constants), indent=1) + "\n")
+        self._workspace.write_text(
+            ENCODINGS, json.dumps(to_aimet(encodings, constants, self._settings.encodings), indent=1) + "\n"
+        )
         self._workspace.write_text(REPORT, report_text(report))
         return QUANTIZED_MODEL, ENCODINGS, REPORT
 

@@ -23,6 +23,7 @@ quantsim:
   rules:
     op:MatMul: {weights: int4/block4, activations: uint16}
   calibration: {data: data/*.npz}
+  encodings: 2.0.0
 """
 
 
