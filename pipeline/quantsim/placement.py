@@ -15,11 +15,11 @@ from pipeline.config.precision import BIAS, FLOAT, Precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.sites import Role, Site, find_sites
 
-__all__ = ["PlacedSite", "Placement", "Rule", "RuleMatches", "place"]
+__all__ = ["PlacedSite", "Placement", "PlacementRule", "RuleMatches", "place"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PlacementRule:
     """What `selector` matches gets these formats; None says nothing of them, and leaves an earlier rule in force.
 
     selector: `op:MatMul`, `module:encoder.*`, `node:…`, `tensor:…` with globs, or a structure, such as `qkv`.
@@ -70,7 +70,7 @@ class Placement:
         return tuple(placed for placed in self.sites if placed.precision is None)
 
 
-def place(model: DetachedModel, rules: Sequence[Rule]) -> Placement:
+def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
     """Decide the format of every float tensor. A later rule counts before an earlier one.
 
     Raises:
@@ -91,8 +91,8 @@ def place(model: DetachedModel, rules: Sequence[Rule]) -> Placement:
 
 
 def _choose_rules(
-    sites: Iterable[Site], rules: Sequence[Rule], matched: Sequence[frozenset[str]]
-) -> dict[str, Rule | None]:
+    sites: Iterable[Site], rules: Sequence[PlacementRule], matched: Sequence[frozenset[str]]
+) -> dict[str, PlacementRule | None]:
     """The rule that decides each tensor: the last that has a format for it, or for a tensor of its group."""
     last: dict[str, int] = {}
     for site in sites:
@@ -111,7 +111,7 @@ def _key(site: Site) -> str:
     return f"weight {site.tensor}" if site.role == "weight" else site.group
 
 
-def _decide(site: Site, rule: Rule | None) -> PlacedSite:
+def _decide(site: Site, rule: PlacementRule | None) -> PlacedSite:
     if rule is None:
         what = "weights" if site.role == "weight" else "activations"
         return PlacedSite(site, None, "", f"no rule says anything of {what} of {site.op or 'the inputs'}")
@@ -140,12 +140,12 @@ def _decide_bias(placed: PlacedSite, decided: Mapping[str, PlacedSite]) -> Place
     return PlacedSite(site, BIAS, placed.rule)
 
 
-def _count(rule: Rule, names: frozenset[str], sites: Iterable[Site], in_force: Counter[str]) -> RuleMatches:
+def _count(rule: PlacementRule, names: frozenset[str], sites: Iterable[Site], in_force: Counter[str]) -> RuleMatches:
     roles = Counter(site.role == "weight" for site in sites if site.tensor in names)
     return RuleMatches(rule.selector, roles[True], roles[False], in_force[rule.selector])
 
 
-def _matches(rule: Rule, sites: Iterable[Site], model: DetachedModel) -> frozenset[str]:
+def _matches(rule: PlacementRule, sites: Iterable[Site], model: DetachedModel) -> frozenset[str]:
     kind, colon, pattern = rule.selector.partition(":")
     if not colon:
         return _structure_tensors(rule.selector, model)
@@ -173,7 +173,7 @@ def _structure_tensors(kind: str, model: DetachedModel) -> frozenset[str]:
     return frozenset(names)
 
 
-def _nothing_matched(rule: Rule, sites: Sequence[Site], model: DetachedModel, names: frozenset[str]) -> str:
+def _nothing_matched(rule: PlacementRule, sites: Sequence[Site], model: DetachedModel, names: frozenset[str]) -> str:
     kind, colon, pattern = rule.selector.partition(":")
     if names:
         what = "weights" if rule.activations is None else "activations"

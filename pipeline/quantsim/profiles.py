@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from pipeline.config import FormatsConfig, QuantSimConfig
-from pipeline.quantsim.placement import Rule
+from pipeline.quantsim.placement import PlacementRule
 
 __all__ = ["PROFILES", "rules_of"]
 
 
-def rules_of(config: QuantSimConfig) -> tuple[Rule, ...]:
+def rules_of(config: QuantSimConfig) -> tuple[PlacementRule, ...]:
     """The rules of the profile, and then those of the configuration."""
     entries = (*PROFILES[config.profile].items(), *config.rules.items())
-    return tuple(Rule(name, one.weight_format(), one.activation_format()) for name, one in entries)
+    return tuple(PlacementRule(name, one.weight_format(), one.activation_format()) for name, one in entries)
 
 
 PROFILES: Final[Mapping[str, Mapping[str, FormatsConfig]]] = {

@@ -73,7 +73,7 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
                 moved = [source for source in moved_inputs(node) if source in sites]
                 sites[name] = Site(name, "activation", "", node.op_type, _name_of(node), modules, moves=bool(moved))
                 moves += ((source, name) for source in moved)
-    groups = _Groups({name: place for place, name in enumerate(sites)})
+    groups = _SharedEncodings({name: place for place, name in enumerate(sites)})
     for source, name in moves:
         groups.join(source, name)
     return tuple(replace(site, group=groups.first(site.tensor)) for site in sites.values())
@@ -140,7 +140,7 @@ BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
 @dataclass(slots=True)
-class _Groups:
+class _SharedEncodings:
     """Sets of tensors that share an encoding, each known by the one that comes first."""
 
     places: Mapping[str, int]

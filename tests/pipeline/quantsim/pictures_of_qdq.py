@@ -8,7 +8,7 @@ from onnx import numpy_helper, parser, printer
 
 from passes.weights.detached import DetachedModel, attach, detach
 from pipeline.config.precision import FLOAT, parse_precision
-from pipeline.quantsim.placement import Rule
+from pipeline.quantsim.placement import PlacementRule
 
 
 def model_of(text: str, **constants: np.ndarray) -> DetachedModel:
@@ -28,10 +28,10 @@ def nodes_of(model: DetachedModel) -> list[str]:
     return lines
 
 
-def rule(selector: str, weights: str | None = None, activations: str | None = None) -> Rule:
+def rule(selector: str, weights: str | None = None, activations: str | None = None) -> PlacementRule:
     """A rule with formats as a configuration writes them."""
     formats = (None if text is None else parse_precision(text) or FLOAT for text in (weights, activations))
-    return Rule(selector, *formats)
+    return PlacementRule(selector, *formats)
 
 
 MLP = """mlp (float[2, 4] x) => (float[2, 3] y) {

@@ -12,14 +12,14 @@ from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import encode
-from pipeline.quantsim.placement import Rule, place
+from pipeline.quantsim.placement import PlacementRule, place
 from pipeline.quantsim.qdq import insert_qdq
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, nodes_of, rule
 
 RANGES = dict.fromkeys(("x", "h", "r", "y"), (-4.0, 4.0))
 
 
-def quantize_mlp(*rules: Rule) -> DetachedModel:
+def quantize_mlp(*rules: PlacementRule) -> DetachedModel:
     model = mlp()
     return insert_qdq(model, encode(place(model, rules), RANGES, model))
 
