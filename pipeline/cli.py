@@ -25,6 +25,7 @@ COMMANDS: Final = {
         "optimize",
         "Run the passes on an ONNX file, prove each change, and write the result; works without torch.",
     ),
+    "quantsim": ("quantsim", "Prepare the model, quantize it by rules, and say what each step costs."),
     "check": ("run", "Check a configuration, and an ONNX file that it names, and say what a run would do."),
     "init": (
         "configuration",

@@ -1,6 +1,7 @@
 """Configuration: YAML, `extends:` and `--set` → one frozen, checked `RunConfig`."""
 
 from pipeline.config.paths import is_reference, locate, split_factory
+from pipeline.config.quantsim import CalibrationConfig, FormatsConfig, QuantSimConfig
 from pipeline.config.recipe import check_passes, read_recipe, recipe_of_run
 from pipeline.config.run_config import RunConfig, json_schema
 from pipeline.config.sections import (
@@ -21,10 +22,13 @@ __all__ = [
     "DEFAULT_SIZES",
     "DTYPES",
     "Backend",
+    "CalibrationConfig",
     "ExportConfig",
+    "FormatsConfig",
     "InputConfig",
     "ModelConfig",
     "PassesConfig",
+    "QuantSimConfig",
     "RunConfig",
     "RuntimeConfig",
     "ToleranceConfig",

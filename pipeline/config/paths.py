@@ -66,6 +66,9 @@ def anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The data with its relative paths made absolute; values of a wrong type are left to validation."""
     for keys, anchor in PATHS.items():
         data = _replace_at(data, keys, lambda text, anchor=anchor: anchor(text, folder))
+    quantsim = data.get("quantsim")
+    if isinstance(quantsim, dict) and "prepare" in quantsim:
+        data = {**data, "quantsim": {**quantsim, "prepare": _anchor_steps(quantsim["prepare"], folder)}}
     return _anchor_passes(data, folder)
 
 
@@ -148,4 +151,5 @@ PATHS: dict[KeyPath, Callable[[str, Path], str]] = {
     ("model", "transformers"): _anchor_file,
     ("model", "transformers", "folder"): _anchor_file,
     ("verify", "inputs"): _anchor_data,
+    ("quantsim", "calibration", "data"): _anchor_data,
 }

@@ -21,6 +21,7 @@ from pydantic import (
 from pipeline.config.explain import to_config_error
 from pipeline.config.merge import apply_overrides, merge, read_with_bases
 from pipeline.config.paths import anchor_paths, is_reference
+from pipeline.config.quantsim import QuantSimConfig
 from pipeline.config.recipe import default_recipe
 from pipeline.config.sections import (
     ExportConfig,
@@ -51,6 +52,7 @@ class RunConfig(Section):
     passes: PassesConfig = Field(default_factory=PassesConfig)
     verify: VerifyConfig = Field(default_factory=VerifyConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    quantsim: QuantSimConfig | None = None
     report: Section = Field(default_factory=Section)  # reserved: no keys yet
 
     @model_validator(mode="before")

@@ -43,6 +43,7 @@ __all__ = [
     "ToleranceConfig",
     "TransformersConfig",
     "VerifyConfig",
+    "as_list",
 ]
 
 
@@ -265,7 +266,7 @@ class ToleranceConfig(Section):
     rtol: Fraction
 
 
-def _as_list(value: object) -> object:
+def as_list(value: object) -> object:
     if not isinstance(value, str | list | tuple):
         raise ValueError("expected a .npz file, a glob or file.py:function, or a list of them")
     return [value] if isinstance(value, str) else value
@@ -284,7 +285,7 @@ class VerifyConfig(Section):
     draws: Natural = 2
     inputs: Annotated[
         tuple[Annotated[StrictStr, Field(min_length=1)], ...],
-        BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+        BeforeValidator(as_list, json_schema_input_type=str | list[str]),
     ] = ()
     max_inputs: Count = 8
     sizes: tuple[Count, ...] = FURTHER_SIZES

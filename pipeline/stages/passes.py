@@ -95,7 +95,7 @@ def optimize(
                 on_change=history.note_change,
             )
             layers: tuple[LayerErrors, ...] = _make_or_note(
-                lambda: _layers(source, run.model, references, bench), (), "errors by layer", observer
+                lambda: _layers(source, run.model, references, bench, observer), (), "errors by layer", observer
             )
         pictures = _make_or_note(lambda: take_pictures(run, source, history.broken), Pictures(), "drawings", observer)
     history.clear_old_results()  # a recipe may have no step
@@ -184,7 +184,7 @@ def _shown_path(file: Path, workspace: Workspace) -> str:
 
 
 def _layers(
-    source: DetachedModel, final: DetachedModel, references: References, bench: PassContext
+    source: DetachedModel, final: DetachedModel, references: References, bench: PassContext, observer: Observer
 ) -> tuple[LayerErrors, ...]:
     """Compare the final model with the export layer by layer, on the first draw; empty where no number is compared."""
     if not references.draws:

@@ -19,9 +19,10 @@ from pipeline.errors import SourceError
 from pipeline.export.inputs import InputSpec, shape_text
 from pipeline.export.user_code import call_user_code, load_function
 
-__all__ = ["GivenInputs", "input_files", "read_inputs"]
+__all__ = ["GivenInputs", "input_files", "read_inputs", "read_samples"]
 
 KEY: Final = "verify.inputs"
+"""The key of the configuration that messages name, unless a caller names another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class GivenInputs:
     notes: tuple[str, ...] = ()
 
 
-def input_files(entries: Sequence[str]) -> list[tuple[str, Path | None]]:
+def input_files(entries: Sequence[str], key: str = KEY) -> list[tuple[str, Path | None]]:
     """(name, file) for each entry of `verify.inputs`, globs expanded and sorted; the file of a loader is None.
 
     Raises:
@@ -41,31 +42,31 @@ def input_files(entries: Sequence[str]) -> list[tuple[str, Path | None]]:
     inputs: list[tuple[str, Path | None]] = []
     for entry in entries:
         if is_reference(entry):
-            place, _ = split_factory(entry, KEY)
+            place, _ = split_factory(entry, key)
             if place.endswith(".py") and not Path(place).is_file():
-                raise SourceError(f"{KEY}: no file {place!r}; relative paths are relative to the configuration file")
+                raise SourceError(f"{key}: no file {place!r}; relative paths are relative to the configuration file")
             inputs.append((entry, None))
             continue
-        files = _matches(entry)
+        files = _matches(entry, key)
         wrong = next((file for file in files if file.suffix != ".npz" or not file.is_file()), None)
         if wrong is not None:
             kind = "a folder" if wrong.is_dir() else "no .npz file"
             raise SourceError(
-                f"{KEY}: {str(wrong)!r} is {kind}; expected files that numpy.savez wrote, with an array for each input "
+                f"{key}: {str(wrong)!r} is {kind}; expected files that numpy.savez wrote, with an array for each input "
                 "(a folder of them is FOLDER/*.npz), or a loader as in file.py:load"
             )
         inputs += [(file.name, file) for file in files]
     return inputs
 
 
-def _matches(entry: str) -> list[Path]:
+def _matches(entry: str, key: str) -> list[Path]:
     if entry.startswith(PACKAGE) or Path(entry).exists():
         return [locate(entry)]
     pattern = Path(entry).absolute()
     files = sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
     if not files:
         what = "no file matches" if any(sign in entry for sign in "*?[") else "no file"
-        raise SourceError(f"{KEY}: {what} {entry!r}; relative paths are relative to the configuration file")
+        raise SourceError(f"{key}: {what} {entry!r}; relative paths are relative to the configuration file")
     return files
 
 
@@ -78,10 +79,10 @@ def read_inputs(verify: VerifyConfig, specs: Sequence[InputSpec]) -> GivenInputs
     """
     draws: list[GivenDraw] = []
     notes: list[str] = []
-    samples = _samples(verify.inputs)
+    samples = _samples(verify.inputs, KEY)
     for label, arrays in islice(samples, verify.max_inputs):
-        feeds = _check_feeds(label, arrays, specs)
-        sizes = _sizes(label, feeds, specs)
+        feeds = _check_feeds(label, arrays, specs, KEY)
+        sizes = _sizes(label, feeds, specs, KEY)
         draws.append(GivenDraw(Draw(len(draws), sizes, source=label), feeds))
     if verify.inputs and not draws:
         raise SourceError(f"{KEY}: {', '.join(verify.inputs)} gives no inputs; expected at least one draw")
@@ -90,35 +91,51 @@ def read_inputs(verify: VerifyConfig, specs: Sequence[InputSpec]) -> GivenInputs
     return GivenInputs(tuple(draws), tuple(notes))
 
 
-def _samples(entries: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for name, file in input_files(entries):
+def read_samples(
+    entries: Sequence[str], specs: Sequence[InputSpec], key: str = KEY
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """A name and the arrays by input for each sample of `entries`, one at a time, checked against the inputs.
+
+    Args:
+        entries: files (.npz), globs of such files, and loaders (`file.py:function`).
+        key: the key of the configuration that messages name.
+
+    Raises:
+        SourceError: as for `read_inputs`.
+    """
+    for label, arrays in _samples(entries, key):
+        yield label, _check_feeds(label, arrays, specs, key)
+
+
+def _samples(entries: Sequence[str], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, file in input_files(entries, key):
         if file is not None:
-            yield name, _read_npz(file)
+            yield name, _read_npz(file, key)
         else:
-            yield from _load_samples(name)
+            yield from _load_samples(name, key)
 
 
-def _read_npz(file: Path) -> Mapping[str, Any]:
+def _read_npz(file: Path, key: str) -> Mapping[str, Any]:
     """Read the arrays of a file by name. Pickles are refused, since they run code."""
     try:
         with file.open("rb") as opened:
             archive = np.load(opened, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise SourceError(f"{KEY}: {file} holds one array without a name; expected numpy.savez(file, name=…)")
+                raise SourceError(f"{key}: {file} holds one array without a name; expected numpy.savez(file, name=…)")
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         is_archive = zipfile.is_zipfile(file)
         if is_archive and "allow_pickle" in str(error):
             raise SourceError(
-                f"{KEY}: {file} holds Python objects, and unpickling them is refused; expected arrays of numbers"
+                f"{key}: {file} holds Python objects, and unpickling them is refused; expected arrays of numbers"
             ) from error
         why = error if is_archive else "no zip archive"
-        raise SourceError(f"{KEY}: {file} is no whole .npz file ({why}); write it again with numpy.savez") from error
+        raise SourceError(f"{key}: {file} is no whole .npz file ({why}); write it again with numpy.savez") from error
 
 
-def _load_samples(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    title = f"{KEY}: {text}"
-    samples: Any = call_user_code(load_function(text, KEY, title), f"{title} raises", text)
+def _load_samples(text: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    title = f"{key}: {text}"
+    samples: Any = call_user_code(load_function(text, key, title), f"{title} raises", text)
     if isinstance(samples, Mapping):  # `return {...}` for one draw
         samples = [samples]
     if not isinstance(samples, Iterable):
@@ -132,11 +149,11 @@ def _load_samples(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             return
         name = f"{text.rpartition('/')[2]}[{index}]"
         if not isinstance(sample, Mapping):
-            raise SourceError(f"{KEY}: {name} is {type(sample).__name__}, expected a mapping: input → array")
+            raise SourceError(f"{key}: {name} is {type(sample).__name__}, expected a mapping: input → array")
         yield name, sample
 
 
-def _check_feeds(label: str, arrays: Mapping[str, Any], specs: Sequence[InputSpec]) -> dict[str, np.ndarray]:
+def _check_feeds(label: str, arrays: Mapping[str, Any], specs: Sequence[InputSpec], key: str) -> dict[str, np.ndarray]:
     names = [spec.name for spec in specs]
     mistakes = []
     for name in arrays:
@@ -153,7 +170,7 @@ def _check_feeds(label: str, arrays: Mapping[str, Any], specs: Sequence[InputSpe
             mistakes += [f"{spec.name!r} {why}"] * bool(why)
     if mistakes:
         listing = "; ".join(map(str, specs))
-        raise SourceError(f"{KEY}: {label}: {'; '.join(mistakes)}\n  the model's inputs are: {listing}")
+        raise SourceError(f"{key}: {label}: {'; '.join(mistakes)}\n  the model's inputs are: {listing}")
     return feeds
 
 
@@ -183,7 +200,7 @@ def _fit_array(value: Any, spec: InputSpec) -> tuple[np.ndarray, str]:
     return array, "" if array.size else f"is {array.dtype}{shape}, which holds no number"
 
 
-def _sizes(label: str, feeds: Mapping[str, np.ndarray], specs: Sequence[InputSpec]) -> dict[str, int]:
+def _sizes(label: str, feeds: Mapping[str, np.ndarray], specs: Sequence[InputSpec], key: str) -> dict[str, int]:
     sizes: dict[str, tuple[int, str]] = {}
     for spec in specs:
         for dim, size in zip(spec.shape, feeds[spec.name].shape, strict=True):
@@ -192,6 +209,6 @@ def _sizes(label: str, feeds: Mapping[str, np.ndarray], specs: Sequence[InputSpe
             known, first = sizes.setdefault(dim, (size, spec.name))
             if known != size:
                 raise SourceError(
-                    f"{KEY}: {label}: the dim {dim!r} is {known} in {first!r} and {size} in {spec.name!r}"
+                    f"{key}: {label}: the dim {dim!r} is {known} in {first!r} and {size} in {spec.name!r}"
                 )
     return {dim: size for dim, (size, _) in sizes.items()}

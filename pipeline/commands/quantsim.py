@@ -1,0 +1,93 @@
+"""`onnxline quantsim CONFIG|MODEL`: the final model, quantized for a simulation, and what that costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.commands.shared import Json, Keep, Overrides, Quiet, Recipe, Skip, Source, Verbose, wishes_of
+
+if TYPE_CHECKING:
+    from pipeline.quantsim import QuantSimResult
+    from pipeline.quantsim.report import QuantSimReport
+
+__all__ = ["register"]
+
+WORST = 12
+"""How many rows the table shows without `--verbose`."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("quantsim")(quantsim)
+
+
+def quantsim(
+    source: Source,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the artifacts (default runs/NAME).")
+    ] = None,
+    keep: Keep = None,
+    skip: Skip = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Prepare the model, quantize it by rules, and say what each step costs."""
+    from pipeline.config import RunConfig
+
+    config = RunConfig.from_source(source, overrides or (), wishes_of(recipe, keep, skip))
+    from pipeline.console import RunConsole
+    from pipeline.quantsim import QuantSim
+    from pipeline.quantsim.report import report_text
+
+    screen = RunConsole(verbose=verbose, quiet=quiet or as_json, keep=config.passes.keep)
+    with screen:
+        result = QuantSim(config, out, screen.show).run()
+    if as_json:
+        typer.echo(report_text(result.report), nl=False)
+        return
+    for line in _lines(result, verbose):
+        screen.line(line)
+
+
+def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
+    report = result.report
+    for rule in report.rules:
+        yield f"rule {rule.selector}: {rule.weights} weights, {rule.activations} others; in force for {rule.in_force}"
+    yield from _worst(report, None if verbose else WORST)
+    shown = report.left_in_float if verbose else report.left_in_float[:WORST]
+    for tensor in shown:
+        yield f"in float: {tensor.tensor}: {tensor.reason}"
+    if len(shown) < len(report.left_in_float):
+        yield f"in float: {len(report.left_in_float) - len(shown)} more tensors (--verbose shows all)"
+    for name, noise in report.outputs.items():
+        device = report.device_like.outputs.get(name)
+        beside = f"; with onnxruntime's optimizations {_decibels(device.sqnr_db)}" if device else ""
+        yield f"output {name}: {_decibels(noise.sqnr_db)}, max abs error {noise.max_abs:.2e}{beside}"
+    before, after = report.weight_bytes / 2**20, report.quantized_weight_bytes / 2**20
+    yield f"weights: {before:.1f} → {after:.1f} MiB; {report.quantized_tensors} of {report.tensors} tensors quantized"
+    yield f"files: {result.folder}/ ({', '.join(result.files)})"
+
+
+def _worst(report: QuantSimReport, most: int | None) -> Iterator[str]:
+    rows = report.rows[:most]
+    cells = [
+        (row.tensor, row.part or row.op, row.precision, _decibels(row.local_db), _decibels(row.total_db))
+        for row in rows
+    ]
+    head = ("tensor", "part", "format", "alone", "in all")
+    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    for line in (head, *cells):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+    if len(rows) < len(report.rows):
+        yield f"{len(report.rows) - len(rows)} tensors with less noise (--verbose shows all)"
+
+
+def _decibels(value: float) -> str:
+    return f"{value:.2f} dB" if math.isfinite(value) else "exact" if value > 0 else "zero"

@@ -1,0 +1,82 @@
+"""The section `quantsim:`: how the final model is quantized for a simulation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, StrictStr
+
+from pipeline.config.precision import FLOAT, Precision, parse_precision
+from pipeline.config.sections import Count, Natural, Section, Step, as_list
+
+__all__ = ["CalibrationConfig", "FormatsConfig", "ProfileName", "QuantSimConfig"]
+
+ProfileName = Literal["ort-cpu", "qnn-htp", "tensorrt", "weight-only"]
+
+MethodName = Literal["minmax", "percentile", "entropy"]
+
+
+def _check_format(text: str) -> str:
+    parse_precision(text)
+    return text
+
+
+Format = Annotated[StrictStr, AfterValidator(_check_format)]
+
+DataPaths = Annotated[
+    tuple[Annotated[StrictStr, Field(min_length=1)], ...],
+    BeforeValidator(as_list, json_schema_input_type=str | list[str]),
+]
+
+
+class FormatsConfig(Section):
+    """The formats that one rule gives: such as int8/channel, int4/block32, uint16, or float. One that is left out stays
+    as an earlier rule has it."""
+
+    weights: Format | None = None
+    activations: Format | None = None
+
+    def weight_format(self) -> Precision | str | None:
+        return _format_of(self.weights)
+
+    def activation_format(self) -> Precision | str | None:
+        return _format_of(self.activations)
+
+
+class CalibrationConfig(Section):
+    """The samples that ranges of activations are measured on.
+
+    data: files (.npz, one sample each), globs of such files, and loaders (`file.py:function`). Without it samples are
+        drawn at random, which says nothing of the numbers that the model meets in use.
+    samples: how many are taken at most.
+    method: how a range follows from the values: their least and their greatest, or onnxruntime's percentile or entropy
+        calibrator, which leave rare values out.
+    """
+
+    data: DataPaths = ()
+    samples: Count = 32
+    method: MethodName = "minmax"
+    seed: Natural = 0
+
+
+class QuantSimConfig(Section):
+    """What `onnxline quantsim` does with the final model.
+
+    profile: the rules of a target, which come before `rules`.
+    prepare: steps behind those of `passes.recipe`, such as clamp-mask or split-qkv.
+    rules: selector → formats, in order; a later rule counts before an earlier one. A selector is op:GLOB, module:GLOB,
+        node:GLOB, tensor:GLOB, or a structure such as qkv.
+    evaluation: how many samples the noise is measured on; the first ones of the calibration data.
+    encodings: the version of AIMET's format in which the encodings are written.
+    """
+
+    profile: ProfileName = "ort-cpu"
+    prepare: tuple[Step, ...] = ()
+    rules: dict[StrictStr, FormatsConfig] = Field(default_factory=dict)
+    calibration: CalibrationConfig = Field(default_factory=CalibrationConfig)
+    evaluation: Count = 8
+    encodings: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "1.0.0"
+
+
+def _format_of(text: str | None) -> Precision | str | None:
+    return None if text is None else parse_precision(text) or FLOAT

@@ -1,0 +1,19 @@
+"""Quantization simulation: placement by rules, calibration, encodings, and the noise of each step.
+
+run.py          the stages, in order: read this first
+sites.py        the float tensors of a model, and which of them share an encoding
+placement.py    rules → the format of each tensor, or the reason why it stays in float; profiles.py: rules of targets
+calibration.py  ranges of activations, by onnxruntime's calibrators
+encodings.py    ranges and weights → scales and zero points
+qdq.py          the model with QuantizeLinear and DequantizeLinear
+simulation.py   its outputs, by the specification and as a device has them
+aimet.py        encodings as AIMET's files have them
+noise.py        what each step adds, and what has come together at each tensor
+report.py       what was found, as data
+"""
+
+from __future__ import annotations
+
+from pipeline.quantsim.run import QuantSim, QuantSimResult
+
+__all__ = ["QuantSim", "QuantSimResult"]

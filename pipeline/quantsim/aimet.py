@@ -1,0 +1,187 @@
+"""Encodings as AIMET's files have them: versions 0.6.1, 1.0.0, 2.0.0 and 2.1.0, in both directions.
+
+Up to 1.0.0 a number is (q + offset) · scale with q from zero on, so the offset is minus the zero point of the unsigned
+format; from 2.0.0 on the keys are those of QuantizeLinear. Between 2.0.0 and 2.1.0 only the form of scales that are
+quantized themselves differs, which are refused here. Source: aimet_onnx 2.42, `qc_quantize_op.py` and `quantsim.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+
+from pipeline.config.precision import Precision
+from pipeline.errors import UsageError
+from pipeline.quantsim.encodings import Encoding
+
+__all__ = ["AimetVersion", "from_aimet", "to_aimet"]
+
+AimetVersion = Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"]
+
+PRODUCER: Final = {"package": "onnxline"}
+
+Data = dict[str, Any]
+
+
+def to_aimet(encodings: Mapping[str, Encoding], parameters: Collection[str], version: AimetVersion = "1.0.0") -> Data:
+    """The content of a file of AIMET's encodings.
+
+    Args:
+        parameters: the tensors that are constants.
+
+    Raises:
+        UsageError: the version cannot express an encoding.
+    """
+    if version in ("2.0.0", "2.1.0"):
+        rows = [_with_onnx_keys(name, encoding) for name, encoding in encodings.items()]
+        return {"encodings": rows, "producer": PRODUCER, "version": version}
+    params, activations = ([name for name in encodings if (name in parameters) is wanted] for wanted in (True, False))
+    # AIMET makes the encoding of a 32-bit bias of its factors, in these versions.
+    params = [name for name in params if encodings[name].precision.bits < 32]
+    write: Callable[[Mapping[str, Encoding]], Any] = _write_dict if version == "0.6.1" else _write_list
+    return {
+        "activation_encodings": write({name: encodings[name] for name in activations}),
+        "param_encodings": write({name: encodings[name] for name in params}),
+        "producer": PRODUCER,
+        "version": version,
+    }
+
+
+def from_aimet(data: Mapping[str, Any]) -> dict[str, Encoding]:
+    """The encodings of a file of AIMET's, by tensor.
+
+    Raises:
+        UsageError: another version, or an encoding that is none of whole numbers with a scale.
+    """
+    version = data.get("version")
+    if version not in get_args(AimetVersion):
+        raise UsageError(
+            f"encodings: found the version {version!r}, expected one of {', '.join(get_args(AimetVersion))}"
+        )
+    try:
+        if version in ("2.0.0", "2.1.0"):
+            return {row["name"]: _from_onnx_keys(row) for row in data["encodings"]}
+        sections = (data["activation_encodings"], data["param_encodings"])
+        if version == "0.6.1":
+            return {name: _from_dicts(name, rows) for section in sections for name, rows in section.items()}
+        return {row["name"]: _from_list(row) for section in sections for row in section}
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise UsageError(f"encodings: the file is no whole file of version {version}: {error!r}") from error
+
+
+def _write_dict(encodings: Mapping[str, Encoding]) -> dict[str, list[Data]]:
+    return {name: _rows_of_dict(name, encoding) for name, encoding in encodings.items()}
+
+
+def _rows_of_dict(name: str, encoding: Encoding) -> list[Data]:
+    if encoding.precision.granularity == "block":
+        raise UsageError(
+            f"encodings: version 0.6.1 has no scales for blocks, as {name!r} has them; take 1.0.0 or later"
+        )
+    bits = encoding.precision.bits
+    rows = []
+    for scale, offset in zip(encoding.scale.ravel().tolist(), _offsets(encoding), strict=True):
+        rows.append(
+            {
+                "bitwidth": bits,
+                "dtype": "int",
+                "is_symmetric": str(encoding.precision.symmetric),
+                "max": (2**bits - 1 + offset) * scale,
+                "min": offset * scale,
+                "offset": offset,
+                "scale": scale,
+            }
+        )
+    return rows
+
+
+def _from_dicts(name: str, rows: list[Data]) -> Encoding:
+    _refuse_floats(name, rows[0]["dtype"])
+    symmetric = rows[0]["is_symmetric"] == "True"
+    scale = np.array([row["scale"] for row in rows], np.float32)
+    offset = np.array([row["offset"] for row in rows], np.int64)
+    return _encoding(rows[0]["bitwidth"], symmetric, scale, offset)
+
+
+def _write_list(encodings: Mapping[str, Encoding]) -> list[Data]:
+    return [_row_of_list(name, encoding) for name, encoding in encodings.items()]
+
+
+def _row_of_list(name: str, encoding: Encoding) -> Data:
+    precision = encoding.precision
+    row: Data = {
+        "bw": precision.bits,
+        "dtype": "INT",
+        "enc_type": f"PER_{precision.granularity.upper()}",
+        "is_sym": precision.symmetric,
+        "name": name,
+        "offset": _offsets(encoding),
+        "scale": encoding.scale.ravel().tolist(),
+    }
+    return {**row, "block_size": precision.block} if precision.block else row
+
+
+def _from_list(row: Data) -> Encoding:
+    _refuse_floats(row["name"], row["dtype"])
+    if row["enc_type"] not in ("PER_TENSOR", "PER_CHANNEL"):
+        raise UsageError(
+            f"encodings: {row['name']!r} is {row['enc_type']}; blocks are read from 2.0.0 on, which has their shape"
+        )
+    scale, offset = np.array(row["scale"], np.float32), np.array(row["offset"], np.int64)
+    return _encoding(row["bw"], row["is_sym"], scale, offset, is_channel=row["enc_type"] == "PER_CHANNEL")
+
+
+def _encoding(
+    bits: int, symmetric: bool, scale: np.ndarray, offset: np.ndarray, *, is_channel: bool | None = None
+) -> Encoding:
+    """A symmetric encoding is taken as signed. The file does not say the axis of channels."""
+    precision = Precision(bits, signed=symmetric, symmetric=symmetric)
+    zero = -offset - (2 ** (bits - 1) if symmetric else 0)
+    if len(scale) == 1 and not is_channel:
+        return Encoding(precision, scale.reshape(()), zero.reshape(()))
+    return Encoding(replace(precision, granularity="channel"), scale, zero, axis=UNKNOWN_AXIS)
+
+
+UNKNOWN_AXIS: Final = -1
+"""The axis of an encoding whose file does not say it."""
+
+
+def _offsets(encoding: Encoding) -> list[int]:
+    shift = 2 ** (encoding.precision.bits - 1) if encoding.precision.signed else 0
+    return [-(int(zero) + shift) for zero in encoding.zero_point.ravel()]
+
+
+def _with_onnx_keys(name: str, encoding: Encoding) -> Data:
+    precision = encoding.precision
+    row: Data = {"name": name, "output_dtype": f"{'' if precision.signed else 'u'}int{precision.bits}"}
+    row["y_scale"] = encoding.scale.tolist()
+    if encoding.zero_point.any():
+        row["y_zero_point"] = encoding.zero_point.tolist()
+    if encoding.axis is not None:
+        row["axis"] = encoding.axis
+    return {**row, "block_size": precision.block} if precision.block else row
+
+
+def _from_onnx_keys(row: Data) -> Encoding:
+    number = re.fullmatch(r"(u?)int(\d+)", row["output_dtype"])
+    if number is None or not isinstance(row.get("y_scale"), list | float):
+        raise UsageError(
+            f"encodings: {row['name']!r} is {row['output_dtype']} with scales that are "
+            f"{'numbers' if 'y_scale' in row else 'quantized themselves'}; expected whole numbers with a scale"
+        )
+    signed, block = not number[1], int(row.get("block_size", 0))
+    scale = np.array(row["y_scale"], np.float32)
+    zero = np.array(row.get("y_zero_point", np.zeros(scale.shape)), np.int64)
+    middle = 0 if signed else 2 ** (int(number[2]) - 1)
+    granularity = "block" if block else "channel" if scale.ndim else "tensor"
+    precision = Precision(int(number[2]), signed, bool((zero == middle).all()), granularity, block)
+    return Encoding(precision, scale, zero, row.get("axis"))
+
+
+def _refuse_floats(name: str, dtype: str) -> None:
+    if dtype.lower() != "int":
+        raise UsageError(f"encodings: {name!r} is {dtype}; expected whole numbers with a scale")

@@ -1,0 +1,127 @@
+"""Scales and zero points: of a weight from its numbers, of an activation from its calibrated range.
+
+The formulas are those of min-max calibration as onnxruntime has them (`compute_scale_zp`): the range holds zero, and
+scale = (high - low) / (highest - lowest), computed in double precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from passes.weights.detached import DetachedModel
+from pipeline.config.precision import BIAS, Precision
+from pipeline.quantsim.placement import PlacedSite, Placement
+
+__all__ = ["Encoding", "Range", "encode", "encode_range", "encode_weight", "quantize"]
+
+Range = tuple[float, float]
+
+UNIT_OPS: Final = frozenset({"Softmax", "Sigmoid", "HardSigmoid"})
+"""Ops whose results lie between zero and one whatever they read."""
+
+UNIT_RANGE: Final[Range] = (0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """scale: float32, of shape [] for one scale, [channels], or that of the tensor with `axis` divided into blocks.
+    zero_point: int64, of the same shape.
+    axis: of the channels or blocks; None for one scale.
+    """
+
+    precision: Precision
+    scale: np.ndarray
+    zero_point: np.ndarray
+    axis: int | None = None
+
+    def spread(self, array: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """`values`, which are of the shape of the scale, as numpy can combine them with `array`."""
+        if self.axis is None:
+            return values
+        if self.precision.granularity == "block":
+            repeated = np.repeat(values, self.precision.block, axis=self.axis)
+            return np.take(repeated, range(array.shape[self.axis]), axis=self.axis)
+        shape = [1] * array.ndim
+        shape[self.axis] = -1
+        return values.reshape(shape)
+
+
+def encode(placement: Placement, ranges: Mapping[str, Range], model: DetachedModel) -> dict[str, Encoding]:
+    """The encoding of each quantized tensor.
+
+    Args:
+        ranges: by the name of a group.
+    """
+    stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    encodings: dict[str, Encoding] = {}
+    biases: list[PlacedSite] = []
+    fixed = _fixed_groups(placement)
+    for placed in placement.quantized():
+        site, precision = placed.site, placed.precision
+        assert precision is not None
+        if site.role == "bias":
+            biases.append(placed)
+        elif site.role == "weight":
+            axis = site.summed_axis if precision.granularity == "block" else site.channel_axis
+            encodings[site.tensor] = encode_weight(model.array(stored[site.tensor]), precision, axis)
+        else:
+            encodings[site.tensor] = encode_range(fixed.get(site.group) or ranges[site.group], precision)
+    for placed in biases:
+        assert placed.site.bias_of is not None
+        data, weight = (encodings[name] for name in placed.site.bias_of)
+        scale = (data.scale.astype(np.float64) * weight.scale).astype(np.float32)
+        axis = 0 if scale.ndim else None
+        encodings[placed.site.tensor] = Encoding(BIAS, scale, np.zeros_like(scale, np.int64), axis)
+    return encodings
+
+
+def encode_range(limits: Range, precision: Precision) -> Encoding:
+    """One scale for all values between `limits`."""
+    low, high = (np.float32(limit) for limit in limits)
+    return Encoding(precision, *_scale_of(np.asarray(low), np.asarray(high), precision))
+
+
+def encode_weight(array: np.ndarray, precision: Precision, axis: int | None) -> Encoding:
+    """The scales of a weight, for the whole, for each index of `axis`, or for each block of it."""
+    if precision.granularity == "tensor" or axis is None:
+        return Encoding(precision.per_tensor(), *_scale_of(array.min(), array.max(), precision))
+    if precision.granularity == "channel":
+        others = tuple(other for other in range(array.ndim) if other != axis)
+        return Encoding(precision, *_scale_of(array.min(others), array.max(others), precision), axis)
+    starts = range(0, array.shape[axis], precision.block)
+    low, high = (np.asarray(edge.reduceat(array, starts, axis=axis)) for edge in (np.minimum, np.maximum))
+    return Encoding(precision, *_scale_of(low, high, precision), axis)
+
+
+def quantize(array: np.ndarray, encoding: Encoding) -> np.ndarray:
+    """The numbers of `array` in the format of `encoding`, as int64; ties go to the even number, as ONNX has it."""
+    scale, zero = (encoding.spread(array, values) for values in (encoding.scale, encoding.zero_point))
+    numbers = np.rint(array.astype(np.float32) / scale).astype(np.int64) + zero
+    return np.clip(numbers, encoding.precision.lowest, encoding.precision.highest)
+
+
+def _scale_of(low: np.ndarray, high: np.ndarray, precision: Precision) -> tuple[np.ndarray, np.ndarray]:
+    low, high = (np.asarray(edge, np.float64) for edge in (np.minimum(low, 0), np.maximum(high, 0)))
+    if precision.symmetric:
+        high = np.maximum(np.abs(low), np.abs(high))
+        low = -high
+    scale = (high - low) / (precision.highest - precision.lowest)
+    is_zero = scale < np.finfo(np.float32).tiny
+    scale = np.where(is_zero, 1.0, scale)
+    middle = np.rint((precision.lowest + precision.highest) / 2.0)
+    zero = np.full_like(scale, middle) if precision.symmetric else np.rint(precision.lowest - low / scale)
+    zero = np.where(is_zero & (not precision.symmetric), 0, zero)
+    return scale.astype(np.float32), zero.astype(np.int64)
+
+
+def _fixed_groups(placement: Placement) -> dict[str, Range]:
+    """The range of each group whose numbers all come from a Softmax or its like."""
+    makers: dict[str, set[str]] = {}
+    for placed in placement.sites:
+        if not placed.site.moves:
+            makers.setdefault(placed.site.group, set()).add(placed.site.op if placed.site.role == "activation" else "")
+    return {group: UNIT_RANGE for group, ops in makers.items() if ops <= UNIT_OPS}

@@ -1,0 +1,168 @@
+"""How much quantization moves each tensor: end to end, and in one step alone; measured inside of one session.
+
+A combined model computes the float and the quantized values side by side, and hands out two numbers a tensor: the sum
+of squares of the float values, and that of the differences. So a model of any size is measured sample by sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import onnx
+from onnx import NodeProto, helper
+
+from passes.weights.detached import DetachedModel
+from passes.weights.sessions import Session
+from pipeline.quantsim.encodings import Encoding
+from pipeline.quantsim.qdq import DEQUANTIZED, insert_qdq, quantize_nodes, rename_values
+
+__all__ = ["Noise", "measure_noise"]
+
+Feeds = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Sums of squares over all samples.
+
+    local: of the differences where the step alone is quantized, and reads float values.
+    total: of the differences where the whole model is quantized.
+    """
+
+    signal: float
+    local: float
+    total: float
+
+    @property
+    def local_db(self) -> float:
+        """The signal-to-quantization-noise ratio of the step alone, in dB; infinite where nothing differs."""
+        return sqnr_db(self.signal, self.local)
+
+    @property
+    def total_db(self) -> float:
+        """The signal-to-quantization-noise ratio of the tensor in the quantized model, in dB."""
+        return sqnr_db(self.signal, self.total)
+
+
+def sqnr_db(signal: float, noise: float) -> float:
+    if not noise:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal else -math.inf
+
+
+def measure_noise(
+    model: DetachedModel,
+    encodings: Mapping[str, Encoding],
+    tensors: Sequence[str],
+    samples: Iterable[Feeds],
+    observer: Callable[[int], object] = lambda _: None,
+) -> dict[str, Noise]:
+    """The noise of `tensors`, which are computed values of `model`.
+
+    Raises:
+        StepFailed: onnxruntime refuses the combined model, or fails in it.
+    """
+    session = Session.of(_combined(model, encodings, tensors))
+    sums = {name: [0.0, 0.0, 0.0] for name in tensors}
+    for done, feeds in enumerate(samples, 1):
+        outputs = session.run(feeds)
+        for name, total in sums.items():
+            for index, part in enumerate(PARTS):
+                total[index] += float(outputs[f"{name}{part}"])
+        observer(done)
+    return {name: Noise(*total) for name, total in sums.items()}
+
+
+SIGNAL: Final = "/signal"
+LOCAL: Final = "/local"
+TOTAL: Final = "/total"
+PARTS: Final = (SIGNAL, LOCAL, TOTAL)
+
+QUANTIZED: Final = "quantized/"
+"""What precedes the names of the quantized model in the combined one."""
+
+
+def _combined(model: DetachedModel, encodings: Mapping[str, Encoding], tensors: Sequence[str]) -> DetachedModel:
+    """The float model, the quantized one, and of each tensor the step that computes it, quantized, on float values."""
+    quantized = insert_qdq(model, encodings)
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    graph = proto.graph
+    shared = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+    for tensor in quantized.proto.graph.initializer:
+        if tensor.name not in shared:
+            copy = graph.initializer.add()
+            copy.CopyFrom(tensor)
+            copy.name = QUANTIZED + tensor.name
+    for node in quantized.proto.graph.node:
+        graph.node.append(_with_prefix(node, shared))
+    outputs = {info.name for info in graph.output}
+    constants = {tensor.name for tensor in model.proto.graph.initializer}
+    makers = {name: node for node in model.proto.graph.node for name in node.output}
+    steps = _Steps(graph, encodings, constants)
+    del graph.output[:], graph.value_info[:]
+    for name in tensors:
+        is_renamed = name in encodings and name not in outputs
+        whole = f"{QUANTIZED}{name}{DEQUANTIZED}" if is_renamed else f"{QUANTIZED}{name}"
+        _add_sum(graph, f"{name}{SIGNAL}", name)
+        for part, value in ((LOCAL, steps.add(makers[name], name)), (TOTAL, whole)):
+            graph.node.append(helper.make_node("Sub", [name, value], [f"{name}{part}/difference"]))
+            _add_sum(graph, f"{name}{part}", f"{name}{part}/difference")
+    return DetachedModel(proto, {**model.weights, **quantized.weights})
+
+
+class _Steps:
+    """Adds single steps that read quantized float values, each value quantized once."""
+
+    def __init__(self, graph: onnx.GraphProto, encodings: Mapping[str, Encoding], constants: Collection[str]) -> None:
+        self._graph, self._encodings, self._constants = graph, encodings, constants
+        self._quantized: dict[str, str] = {}
+
+    def add(self, node: NodeProto, name: str) -> str:
+        """The quantized value `name` of a copy of `node`, whose inputs are quantized float values."""
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        copy.name = f"{name}/step"
+        reads = [self._read(read) for read in node.input]
+        del copy.input[:]
+        copy.input.extend(reads)
+        for index, output in enumerate(node.output):
+            copy.output[index] = f"{name}/step/{output}" if output else ""
+        self._graph.node.append(copy)
+        return self._quantize(name, f"{name}/step/{name}", f"{name}/step")
+
+    def _read(self, name: str) -> str:
+        if name not in self._encodings:
+            return name
+        if name in self._constants:
+            return f"{QUANTIZED}{name}{DEQUANTIZED}"
+        if name not in self._quantized:
+            self._quantized[name] = self._quantize(name, name, f"{name}/float")
+        return self._quantized[name]
+
+    def _quantize(self, name: str, value: str, title: str) -> str:
+        """`value` in the format of `name`, whose scale and zero point the quantized model has."""
+        encoding = self._encodings.get(name)
+        if encoding is None:
+            return value
+        result = f"{title}{DEQUANTIZED}"
+        self._graph.node.extend(quantize_nodes(value, result, encoding, f"{QUANTIZED}{name}", title))
+        return result
+
+
+def _with_prefix(node: NodeProto, shared: Collection[str]) -> NodeProto:
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    copy.name = QUANTIZED + node.name if node.name else ""
+    rename_values(copy, lambda name: name if name in shared else QUANTIZED + name)
+    return copy
+
+
+def _add_sum(graph: onnx.GraphProto, name: str, value: str) -> None:
+    """An output `name`, the sum of squares of `value`."""
+    graph.node.append(helper.make_node("ReduceSumSquare", [value], [name], keepdims=0))
+    graph.output.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, []))

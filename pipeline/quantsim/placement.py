@@ -1,0 +1,198 @@
+"""Which tensor is quantized how: rules that say what they matched, and a reason for each tensor that stays in float."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from passes.structures import STRUCTURES
+from passes.suggest import nearest
+from passes.weights.detached import DetachedModel
+from pipeline.config.precision import BIAS, FLOAT, Precision
+from pipeline.errors import UsageError
+from pipeline.quantsim.sites import Role, Site, find_sites
+
+__all__ = ["PlacedSite", "Placement", "PlacementRule", "RuleMatches", "place"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRule:
+    """What `selector` matches gets these formats; None says nothing of them, and leaves an earlier rule in force.
+
+    selector: `op:MatMul`, `module:encoder.*`, `node:…`, `tensor:…` with globs, or a structure, such as `qkv`.
+    weights: a format as `parse_precision` reads it, or the text `float`.
+    activations: of inputs, results and constants that are no weights.
+    """
+
+    selector: str
+    weights: Precision | str | None = None
+    activations: Precision | str | None = None
+
+    def format_for(self, role: Role) -> Precision | str | None:
+        return self.weights if role == "weight" else self.activations
+
+
+@dataclass(frozen=True, slots=True)
+class RuleMatches:
+    """How many tensors a rule matched, and for how many of them no later rule said something else."""
+
+    selector: str
+    weights: int
+    activations: int
+    in_force: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedSite:
+    """A tensor with its format, or the reason why it stays in float."""
+
+    site: Site
+    precision: Precision | None
+    rule: str
+    """The selector that decided; empty where none did."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Every float tensor of the model, with what was decided of it. Tensors of one group have one format."""
+
+    sites: tuple[PlacedSite, ...]
+    rules: tuple[RuleMatches, ...]
+
+    def quantized(self) -> tuple[PlacedSite, ...]:
+        return tuple(placed for placed in self.sites if placed.precision is not None)
+
+    def left_in_float(self) -> tuple[PlacedSite, ...]:
+        return tuple(placed for placed in self.sites if placed.precision is None)
+
+
+def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
+    """Decide the format of every float tensor. A later rule counts before an earlier one.
+
+    Raises:
+        UsageError: a rule matches no tensor, or nothing that it has a format for; the message says what there is.
+    """
+    sites = find_sites(model)
+    matched = [_matches(rule, sites, model) for rule in rules]
+    for rule, names in zip(rules, matched, strict=True):
+        if not any(rule.format_for(site.role) is not None for site in sites if site.tensor in names):
+            raise UsageError(_nothing_matched(rule, sites, model, names))
+    chosen = _choose_rules(sites, rules, matched)
+    decided = {site.tensor: _decide(site, chosen[site.tensor]) for site in sites}
+    placed = tuple(_decide_bias(found, decided) for found in decided.values())
+    in_force = Counter(found.rule for found in placed)
+    return Placement(
+        placed, tuple(_count(rule, names, sites, in_force) for rule, names in zip(rules, matched, strict=True))
+    )
+
+
+def _choose_rules(
+    sites: Iterable[Site], rules: Sequence[PlacementRule], matched: Sequence[frozenset[str]]
+) -> dict[str, PlacementRule | None]:
+    """The rule that decides each tensor: the last that has a format for it, or for a tensor of its group."""
+    last: dict[str, int] = {}
+    for site in sites:
+        key = _key(site)
+        speaking = (
+            index
+            for index, rule in enumerate(rules)
+            if site.tensor in matched[index] and rule.format_for(site.role) is not None
+        )
+        last[key] = max(last.get(key, -1), *speaking, -1)
+    return {site.tensor: rules[last[_key(site)]] if last[_key(site)] >= 0 else None for site in sites}
+
+
+def _key(site: Site) -> str:
+    """What decides the format: a weight stands for itself, all else goes with its group."""
+    return f"weight {site.tensor}" if site.role == "weight" else site.group
+
+
+def _decide(site: Site, rule: PlacementRule | None) -> PlacedSite:
+    if rule is None:
+        what = "weights" if site.role == "weight" else "activations"
+        return PlacedSite(site, None, "", f"no rule says anything of {what} of {site.op or 'the inputs'}")
+    precision = rule.format_for(site.role)
+    if not isinstance(precision, Precision):
+        return PlacedSite(site, None, rule.selector, f"the rule {rule.selector!r} says {FLOAT}")
+    if site.role != "weight" and precision.granularity != "tensor":
+        precision = precision.per_tensor()
+    axis = site.summed_axis if precision.granularity == "block" else site.channel_axis
+    if precision.granularity != "tensor" and axis is None:
+        precision = precision.per_tensor()
+    return PlacedSite(site, precision, rule.selector)
+
+
+def _decide_bias(placed: PlacedSite, decided: Mapping[str, PlacedSite]) -> PlacedSite:
+    """A bias has 32 bits, and the scale of the products that it is added to; so both factors have to have one."""
+    site = placed.site
+    if site.bias_of is None or placed.precision is None:
+        return placed
+    factors = [decided.get(name) for name in site.bias_of]
+    if any(factor is None or factor.precision is None for factor in factors):
+        return PlacedSite(site, None, placed.rule, f"{' and '.join(site.bias_of)} are not both quantized")
+    weight = factors[1]
+    if weight is not None and weight.precision is not None and weight.precision.granularity == "block":
+        return PlacedSite(site, None, placed.rule, f"the weight {site.bias_of[1]} has a scale for each block")
+    return PlacedSite(site, BIAS, placed.rule)
+
+
+def _count(rule: PlacementRule, names: frozenset[str], sites: Iterable[Site], in_force: Counter[str]) -> RuleMatches:
+    roles = Counter(site.role == "weight" for site in sites if site.tensor in names)
+    return RuleMatches(rule.selector, roles[True], roles[False], in_force[rule.selector])
+
+
+def _matches(rule: PlacementRule, sites: Iterable[Site], model: DetachedModel) -> frozenset[str]:
+    kind, colon, pattern = rule.selector.partition(":")
+    if not colon:
+        return _structure_tensors(rule.selector, model)
+    names_of = SELECTORS.get(kind)
+    if names_of is None or not pattern:
+        raise UsageError(
+            f"quantsim.rules: found {rule.selector!r}, expected {', '.join(f'{key}:GLOB' for key in SELECTORS)} or a "
+            f"structure ({', '.join(sorted(STRUCTURES))})"
+        )
+    return frozenset(site.tensor for site in sites if any(fnmatchcase(name, pattern) for name in names_of(site)))
+
+
+def _structure_tensors(kind: str, model: DetachedModel) -> frozenset[str]:
+    """The weights of the structures of a kind, and the values where they end."""
+    structure = STRUCTURES.get(kind)
+    if structure is None:
+        raise UsageError(
+            f"quantsim.rules: found {kind!r}, expected a structure ({', '.join(sorted(STRUCTURES))}) or "
+            f"{', '.join(f'{key}:GLOB' for key in SELECTORS)}{nearest(kind, STRUCTURES)}"
+        )
+    names = set[str]()
+    for instance in structure.find(model).instances:
+        names.update(weight.name for weight in instance.weights)
+        names.update(info.name for site in instance.pins for info in (site.tight, site.after_bias))
+    return frozenset(names)
+
+
+def _nothing_matched(rule: PlacementRule, sites: Sequence[Site], model: DetachedModel, names: frozenset[str]) -> str:
+    kind, colon, pattern = rule.selector.partition(":")
+    if names:
+        what = "weights" if rule.activations is None else "activations"
+        return f"quantsim.rules: {rule.selector!r} matches {len(names)} tensors, and none of them is among the {what}"
+    if not colon:
+        return f"quantsim.rules: the model has no {kind}; it has {STRUCTURES[kind].find(model).instead or 'none'}"
+    known = Counter(name for site in sites for name in SELECTORS[kind](site) if name)
+    shown = ", ".join(name for name, _ in known.most_common(SHOWN)) or "none"
+    more = " …" if len(known) > SHOWN else ""
+    return f"quantsim.rules: {rule.selector!r} matches no tensor; the model has {shown}{more}{nearest(pattern, known)}"
+
+
+SHOWN: Final = 8
+"""How many names a message lists."""
+
+SELECTORS: Final[Mapping[str, Callable[[Site], Sequence[str]]]] = {
+    "op": lambda site: (site.op,),
+    "module": lambda site: site.modules,
+    "node": lambda site: (site.node,),
+    "tensor": lambda site: (site.tensor,),
+}
+"""The kinds of selectors → what their globs are compared with."""

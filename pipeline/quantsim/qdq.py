@@ -1,0 +1,180 @@
+"""A model with QuantizeLinear and DequantizeLinear at every tensor that has an encoding, in ONNX's own operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from passes.weights.detached import DetachedModel, detach
+from pipeline.errors import UsageError
+from pipeline.quantsim.encodings import Encoding, quantize
+
+__all__ = ["DEQUANTIZED", "insert_qdq", "quantize_nodes", "rename_values"]
+
+NARROW_FROM: Final = 21
+"""The opset from which on QuantizeLinear takes 4 and 16 bits, and blocks."""
+
+DEQUANTIZED: Final = "_dequantized"
+"""What follows the name of a tensor in the name of its value behind both operators."""
+
+FLOAT_ENDING: Final = "_float"
+"""What follows the name of an output in the name of its value before both operators; the output keeps its own."""
+
+
+def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> DetachedModel:
+    """`model` with every tensor of `encodings` quantized and dequantized where it is made.
+
+    A constant is stored as whole numbers, with a DequantizeLinear behind it. Inputs and outputs keep their names. Where
+    a format has fewer bits than its ONNX dtype, a Clip in front keeps an activation within its numbers.
+
+    Raises:
+        UsageError: a format needs a later opset than the model has, or the model has a value named as a new one is.
+    """
+    graph = model.proto.graph
+    _check_opset(model.proto, encodings)
+    _check_names(graph, encodings)
+    outputs = {info.name for info in graph.output}
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    del proto.graph.node[:], proto.graph.initializer[:], proto.graph.value_info[:]
+    added: list[TensorProto] = []
+    renamed: dict[str, str] = {}
+    for tensor in graph.initializer:
+        encoding = encodings.get(tensor.name)
+        if encoding is None:
+            proto.graph.initializer.append(tensor)
+            continue
+        stored = quantize(model.array(tensor), encoding)
+        added.append(_stored_numbers(f"{tensor.name}_quantized", stored, encoding))
+        added += _parameters(tensor.name, encoding)
+        proto.graph.node.append(_dequantize(tensor.name, encoding))
+        renamed[tensor.name] = f"{tensor.name}{DEQUANTIZED}"
+    for info in graph.input:
+        if info.name in encodings:
+            name, encoding = info.name, encodings[info.name]
+            renamed[name] = f"{name}{DEQUANTIZED}"
+            proto.graph.node.extend(quantize_nodes(name, renamed[name], encoding, name, name))
+            added += _parameters(name, encoding)
+    for node in graph.node:
+        copy = proto.graph.node.add()
+        copy.CopyFrom(node)
+        rename_values(copy, lambda name: renamed.get(name, name), reads_only=True)
+        for index, name in enumerate(node.output):
+            encoding = encodings.get(name)
+            if encoding is None:
+                continue
+            made, read = (f"{name}{FLOAT_ENDING}", name) if name in outputs else (name, f"{name}{DEQUANTIZED}")
+            copy.output[index] = made
+            proto.graph.node.extend(quantize_nodes(made, read, encoding, name, name))
+            added += _parameters(name, encoding)
+            renamed[name] = read
+    quantized = detach(onnx.ModelProto(graph=onnx.GraphProto(initializer=added)))
+    proto.graph.initializer.extend(quantized.proto.graph.initializer)
+    return DetachedModel(proto, {**model.weights, **quantized.weights})
+
+
+def quantize_nodes(value: str, result: str, encoding: Encoding, parameters: str, title: str) -> Iterator[NodeProto]:
+    """The nodes that compute `result`, which is `value` quantized and dequantized.
+
+    Args:
+        parameters: how the names of its scale, its zero point and its limits begin.
+        title: how the names of the nodes begin, and of the values between them.
+    """
+    source = value
+    if not encoding.precision.fills_its_type:
+        source = f"{title}_clipped"
+        limits = [f"{parameters}_lowest", f"{parameters}_highest"]
+        yield helper.make_node("Clip", [value, *limits], [source], name=f"{title}_Clip")
+    numbers, scales = f"{title}_quantized", [f"{parameters}_scale", f"{parameters}_zero_point"]
+    yield helper.make_node("QuantizeLinear", [source, *scales], [numbers], name=f"{title}_QuantizeLinear")
+    yield helper.make_node("DequantizeLinear", [numbers, *scales], [result], name=f"{title}_DequantizeLinear")
+
+
+def _dequantize(name: str, encoding: Encoding) -> NodeProto:
+    attributes: dict[str, Any] = {}
+    if encoding.axis is not None:
+        attributes["axis"] = encoding.axis
+        if encoding.precision.granularity == "block":
+            attributes["block_size"] = encoding.precision.block
+    reads = [f"{name}_quantized", f"{name}_scale", f"{name}_zero_point"]
+    return helper.make_node(
+        "DequantizeLinear", reads, [f"{name}{DEQUANTIZED}"], name=f"{name}_DequantizeLinear", **attributes
+    )
+
+
+def _parameters(name: str, encoding: Encoding) -> Iterator[TensorProto]:
+    yield numpy_helper.from_array(encoding.scale, f"{name}_scale")
+    yield _stored_numbers(f"{name}_zero_point", encoding.zero_point, encoding)
+    precision = encoding.precision
+    if encoding.axis is None and not precision.fills_its_type:
+        for what, number in (("lowest", precision.lowest), ("highest", precision.highest)):
+            limit = (number - encoding.zero_point) * encoding.scale.astype(np.float64)
+            yield numpy_helper.from_array(np.asarray(limit, np.float32), f"{name}_{what}")
+
+
+def _stored_numbers(name: str, numbers: np.ndarray, encoding: Encoding) -> TensorProto:
+    """Whole numbers as a tensor of the format's ONNX dtype."""
+    data_type = TensorProto.DataType.Value(encoding.precision.onnx_name)
+    dtype = helper.tensor_dtype_to_np_dtype(data_type)
+    tensor = numpy_helper.from_array(np.ascontiguousarray(numbers.astype(dtype)), name)
+    assert tensor.data_type == data_type
+    return tensor
+
+
+def rename_values(node: NodeProto, new_name: Callable[[str], str], *, reads_only: bool = False) -> None:
+    """Rename the values that `node` reads and makes, and those that its bodies take from outside."""
+    _rename(node.input, new_name)
+    if not reads_only:
+        _rename(node.output, new_name)
+    for attribute in node.attribute:
+        for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            own = {info.name for info in body.input} | {tensor.name for tensor in body.initializer}
+            own |= {name for inner in body.node for name in inner.output}
+
+            def outer_name(name: str, own: Collection[str] = own) -> str:
+                return name if name in own else new_name(name)
+
+            for inner in body.node:
+                rename_values(inner, outer_name, reads_only=True)
+            for info in body.output:
+                info.name = outer_name(info.name)
+
+
+def _rename(names: Any, new_name: Callable[[str], str]) -> None:
+    for index, name in enumerate(names):
+        if name:
+            names[index] = new_name(name)
+
+
+def _check_opset(proto: onnx.ModelProto, encodings: Mapping[str, Encoding]) -> None:
+    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    for name, encoding in encodings.items():
+        precision = encoding.precision
+        needs = "" if precision.stored_bits in (8, 32) else f"{precision.stored_bits} bits"
+        needs = needs or ("a scale for each block" if precision.granularity == "block" else "")
+        if opset < NARROW_FROM and needs:
+            raise UsageError(
+                f"quantsim: {name!r} is to have {needs}, for which QuantizeLinear needs opset {NARROW_FROM}, and the "
+                f"model has {opset}; set export.opset to {NARROW_FROM}, or put convert-opset into the recipe"
+            )
+
+
+def _check_names(graph: onnx.GraphProto, encodings: Mapping[str, Encoding]) -> None:
+    taken = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
+    for name in encodings:
+        for ending in ENDINGS:
+            if f"{name}{ending}" in taken:
+                raise UsageError(
+                    f"quantsim: the model has a value {name + ending!r} already, which is how the quantization of "
+                    f"{name!r} names its own; rename it, or leave {name!r} in float"
+                )
+
+
+ENDINGS: Final = (
+    "_quantized", DEQUANTIZED, "_scale", "_zero_point", "_clipped", "_lowest", "_highest", FLOAT_ENDING
+)  # fmt: skip
+"""What follows the name of a tensor in the names of new values."""

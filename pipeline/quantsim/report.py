@@ -1,0 +1,134 @@
+"""What a simulation found, as data: rows for `quantsim.json`, for the terminal and for the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from passes.structures import STRUCTURES
+from passes.weights.detached import DetachedModel
+from pipeline.quantsim.encodings import Encoding
+from pipeline.quantsim.noise import Noise
+from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
+from pipeline.quantsim.simulation import DeviceLike, OutputNoise
+
+__all__ = ["FORMAT_VERSION", "FloatTensor", "QuantSimReport", "TensorRow", "make_report", "report_text"]
+
+FORMAT_VERSION: Final = 1
+"""Version of `quantsim.json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """A computed tensor. `part` names the structure and its role, such as `qkv encoder.layer.0 q`, if it has one."""
+
+    tensor: str
+    op: str
+    module: str
+    part: str
+    precision: str
+    local_db: float
+    total_db: float
+
+
+@dataclass(frozen=True, slots=True)
+class FloatTensor:
+    """A tensor that stays in float, and why."""
+
+    tensor: str
+    role: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuantSimReport:
+    """`rows`: worst first, by the noise of the step alone."""
+
+    rules: tuple[RuleMatches, ...]
+    rows: tuple[TensorRow, ...]
+    left_in_float: tuple[FloatTensor, ...]
+    outputs: Mapping[str, OutputNoise]
+    device_like: DeviceLike
+    weight_bytes: int
+    quantized_weight_bytes: int
+    tensors: int
+    quantized_tensors: int
+
+
+def make_report(
+    placement: Placement,
+    encodings: Mapping[str, Encoding],
+    noise: Mapping[str, Noise],
+    outputs: Mapping[str, OutputNoise],
+    device_like: DeviceLike,
+    model: DetachedModel,
+) -> QuantSimReport:
+    parts = _parts(model)
+    placed = {found.site.tensor: found for found in placement.sites}
+    rows = [_row(placed[name], parts.get(name, ""), found) for name, found in noise.items()]
+    before, after = _weight_bytes(model, encodings)
+    return QuantSimReport(
+        rules=placement.rules,
+        rows=tuple(sorted(rows, key=lambda row: row.local_db)),
+        left_in_float=tuple(
+            FloatTensor(found.site.tensor, found.site.role, found.reason) for found in placement.left_in_float()
+        ),
+        outputs=outputs,
+        device_like=device_like,
+        weight_bytes=before,
+        quantized_weight_bytes=after,
+        tensors=len(placement.sites),
+        quantized_tensors=len(placement.quantized()),
+    )
+
+
+def report_text(report: QuantSimReport) -> str:
+    """The report as JSON; a ratio of infinite dB, of a tensor that nothing moved, is null."""
+    data = {"format_version": FORMAT_VERSION, **_plain(dataclasses.asdict(report))}
+    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _row(placed: PlacedSite, part: str, noise: Noise) -> TensorRow:
+    site = placed.site
+    module = site.modules[-1] if site.modules else ""
+    precision = str(placed.precision) if placed.precision else "float"
+    return TensorRow(site.tensor, site.op, module, part, precision, noise.local_db, noise.total_db)
+
+
+def _parts(model: DetachedModel) -> dict[str, str]:
+    """Tensor → the Q, K or V that it is: these are rows of their own in every table."""
+    return dict(_qkv_parts(model))
+
+
+def _qkv_parts(model: DetachedModel) -> Iterator[tuple[str, str]]:
+    for instance in STRUCTURES["qkv"].find(model).instances:
+        for weight, site in zip(instance.weights, instance.pins, strict=False):
+            yield site.after_bias.name, f"{instance.kind} {instance.name} {weight.role}"
+
+
+def _weight_bytes(model: DetachedModel, encodings: Mapping[str, Encoding]) -> tuple[int, int]:
+    """Bytes of all constants, before and after; scales and zero points count."""
+    sizes = Counter[str]()
+    for tensor in model.proto.graph.initializer:
+        array = model.array(tensor)
+        sizes["before"] += array.nbytes
+        encoding = encodings.get(tensor.name)
+        if encoding is None:
+            sizes["after"] += array.nbytes
+            continue
+        bits = encoding.precision.stored_bits
+        sizes["after"] += -(-array.size * bits // 8) + encoding.scale.nbytes + -(-encoding.zero_point.size * bits // 8)
+    return sizes["before"], sizes["after"]

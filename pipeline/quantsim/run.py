@@ -1,0 +1,225 @@
+"""The whole simulation: prepare, place, calibrate, encode, simulate, measure. Read `_Simulation.execute` first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from passes.errors import StepFailed
+from passes.weights.detached import DetachedModel, read_model
+from passes.weights.files import save
+from pipeline.config import ModelConfig, QuantSimConfig, RunConfig
+from pipeline.errors import CheckFailed
+from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
+from pipeline.export.inputs import InputSpec, draw_inputs, named_dims
+from pipeline.export.load import read_onnx_file
+from pipeline.quantsim.aimet import to_aimet
+from pipeline.quantsim.calibration import MeasuredRanges, calibrate
+from pipeline.quantsim.encodings import Encoding, Range, encode
+from pipeline.quantsim.noise import Noise, measure_noise
+from pipeline.quantsim.placement import Placement, place
+from pipeline.quantsim.profiles import rules_of
+from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.report import QuantSimReport, make_report, report_text
+from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
+from pipeline.run import Pipeline
+from pipeline.verify.user_inputs import input_files, read_samples
+from pipeline.workspace import Workspace, key_of, stamp
+
+__all__ = ["QUANTIZED_MODEL", "QuantSim", "QuantSimResult", "prepare_config"]
+
+DEFAULT_OPSET: Final = 21
+"""The first opset whose QuantizeLinear takes 4 and 16 bits; at 23 torch hides scores and softmax in one operator."""
+
+QUANTIZED_MODEL: Final = "model.qdq.onnx"
+REPORT: Final = "quantsim.json"
+ENCODINGS: Final = "model.encodings"
+
+KEY: Final = "quantsim.calibration.data"
+RANGES: Final = "calibration"
+"""The stage under which ranges are kept between runs."""
+
+Feeds = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantSimResult:
+    """The result of a simulation, and its files in `folder`."""
+
+    folder: Path
+    report: QuantSimReport
+    files: tuple[str, ...]
+
+
+def prepare_config(config: RunConfig) -> RunConfig:
+    """The configuration of the run in front of the simulation: with the steps that prepare, and an opset that has the
+    operators of quantization, where none was asked for."""
+    settings = config.quantsim or QuantSimConfig()
+    recipe = (*config.passes.recipe, *settings.prepare)
+    update: dict[str, object] = {"passes": config.passes.model_copy(update={"recipe": recipe}), "quantsim": settings}
+    if config.model.onnx is None and "opset" not in config.export.model_fields_set:
+        update["export"] = config.export.model_copy(update={"opset": DEFAULT_OPSET})
+    return config.model_copy(update=update)
+
+
+class QuantSim:
+    """One simulation of one configuration.
+
+    Args:
+        config: its section `quantsim` may be missing; then everything is by default.
+        out: the folder of the artifacts; `runs/<name>` below the working directory by default.
+        observer: called with each event.
+    """
+
+    def __init__(self, config: RunConfig, out: Path | None = None, observer: Observer = lambda _: None) -> None:
+        self._config, self._out, self._observer = prepare_config(config), out, observer
+
+    def run(self) -> QuantSimResult:
+        """Run all stages; the ranges of a stopped run are taken up where it stopped.
+
+        Raises:
+            UsageError, PassError: something that was given is wrong, such as a rule that matches nothing.
+            CheckFailed: the run in front of the simulation failed, or onnxruntime refuses the quantized model.
+        """
+        settings = self._config.quantsim or QuantSimConfig()
+        input_files(settings.calibration.data, KEY)  # a missing file is named before a model is loaded
+        pipeline = Pipeline(self._config, self._out, self._observer)
+        path = pipeline.run().model
+        workspace = Workspace(pipeline.folder)
+        with workspace.acquire():
+            specs = read_onnx_file(str(path), _section_of(path, self._config)).inputs
+            samples = _Samples(settings, specs, self._config.model)
+            return _Simulation(read_model(path), settings, samples, workspace, self._observer).execute()
+
+
+class _Samples:
+    """The calibration data, read anew by each stage: samples need not fit into memory together."""
+
+    def __init__(self, settings: QuantSimConfig, specs: tuple[InputSpec, ...], model: ModelConfig) -> None:
+        self.entries, self._seed = settings.calibration.data, settings.calibration.seed
+        self._specs = specs
+        self._sizes = {dim: model.sizes(dim)[0] for dim in named_dims(specs)}
+
+    def first(self, count: int) -> Iterator[Feeds]:
+        """The first `count` samples, or fewer where there are no more."""
+        if self.entries:
+            return islice((feeds for _, feeds in read_samples(self.entries, self._specs, KEY)), count)
+        return (draw_inputs(self._specs, self._sizes, self._seed + index) for index in range(count))
+
+    def identity(self) -> list[object]:
+        """What tells other data from this: the files with their sizes and times."""
+        return [(name, stamp(file) if file else None) for name, file in input_files(self.entries, KEY)]
+
+
+class _Simulation:
+    """The stages, a method each."""
+
+    def __init__(
+        self,
+        model: DetachedModel,
+        settings: QuantSimConfig,
+        samples: _Samples,
+        workspace: Workspace,
+        observer: Observer,
+    ) -> None:
+        self._model, self._settings, self._samples = model, settings, samples
+        self._workspace, self._send = workspace, observer
+
+    def execute(self) -> QuantSimResult:
+        placement = self.place()  # which tensor is quantized how
+        ranges = self.calibrate(placement)  # what values each activation takes
+        encodings = encode(placement, ranges, self._model)  # scales and zero points
+        quantized = insert_qdq(self._model, encodings)
+        outputs, device = self.simulate(quantized)  # the outputs, by the specification and as a device has them
+        noise = self.measure(placement, encodings)  # what each step adds, and what has come together there
+        report = make_report(placement, encodings, noise, outputs, device, self._model)
+        return QuantSimResult(self._workspace.folder, report, self._write(report, quantized, encodings))
+
+    def place(self) -> Placement:
+        with self._stage("place") as details:
+            placement = place(self._model, rules_of(self._settings))
+            count = len(placement.quantized())
+            details.append(f"{count} of {len(placement.sites)} tensors quantized")
+        return placement
+
+    def calibrate(self, placement: Placement) -> dict[str, Range]:
+        settings = self._settings.calibration
+        with self._stage("calibrate") as details:
+            if not settings.data:
+                self._send(Note(RANDOM_DATA))
+            graph = hashlib.sha256(self._model.proto.SerializeToString(deterministic=True)).hexdigest()
+            measured = [placed.site.tensor for placed in placement.quantized()]
+            key = key_of(settings.model_dump(mode="json"), self._samples.identity(), graph, measured)
+            known = self._workspace.load(RANGES, key, MeasuredRanges)
+
+            def note(ranges: MeasuredRanges) -> None:
+                self._send(Progress("calibrate", f"sample {ranges.samples}", ranges.samples, settings.samples))
+                if ranges.limits:
+                    self._workspace.save(RANGES, key, ranges)
+
+            samples = self._samples.first(settings.samples)
+            ranges = calibrate(self._model, placement, samples, settings.method, known, note)
+            details.append(settings.method)
+        return ranges
+
+    def simulate(self, quantized: DetachedModel) -> tuple[dict[str, OutputNoise], DeviceLike]:
+        with self._stage("simulate") as details, tempfile.TemporaryDirectory(dir=self._workspace.scratch) as folder:
+            count = self._settings.evaluation
+            try:
+                outputs = compare_outputs(self._model, quantized, self._samples.first(count))
+                device = run_device_like(self._model, quantized, self._samples.first(count), Path(folder))
+            except StepFailed as failure:
+                raise CheckFailed(f"the quantized model does not run on onnxruntime: {failure}") from failure
+            details.append(", ".join(f"{name} {found.sqnr_db:.2f} dB" for name, found in outputs.items()))
+        return outputs, device
+
+    def measure(self, placement: Placement, encodings: dict[str, Encoding]) -> dict[str, Noise]:
+        with self._stage("measure"):
+            count = self._settings.evaluation
+            sites = (placed.site for placed in placement.sites)
+            computed = [site.tensor for site in sites if site.role == "activation" and not site.moves]
+
+            def note(done: int) -> None:
+                self._send(Progress("measure", f"sample {done}", done, count))
+
+            return measure_noise(self._model, encodings, computed, self._samples.first(count), note)
+
+    def _write(
+        self, report: QuantSimReport, quantized: DetachedModel, encodings: dict[str, Encoding]
+    ) -> tuple[str, ...]:
+        save(quantized, self._workspace.folder / QUANTIZED_MODEL)
+        constants = {tensor.name for tensor in self._model.proto.graph.initializer}
+        self._workspace.write_text(
+            ENCODINGS, json.dumps(to_aimet(encodings, constants, self._settings.encodings), indent=1) + "\n"
+        )
+        self._workspace.write_text(REPORT, report_text(report))
+        return QUANTIZED_MODEL, ENCODINGS, REPORT
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[list[str]]:
+        self._send(StageStarted(name))
+        details: list[str] = []
+        begun = time.perf_counter()
+        yield details
+        self._send(StageEnded(name, time.perf_counter() - begun, False, ", ".join(details)))
+
+
+def _section_of(path: Path, config: RunConfig) -> ModelConfig:
+    """The section `model` for the final model, whose inputs are declared as those of the source."""
+    return ModelConfig(onnx=str(path), inputs=config.model.inputs, dims=config.model.dims)
+
+
+RANDOM_DATA: Final = (
+    "quantsim: no calibration data is given, so the ranges are those of random inputs: scales and noise say nothing of "
+    f"the model in use; give {KEY}"
+)

@@ -1,0 +1,157 @@
+"""The tensors of a model that can be quantized, what each is to the model, and which of them share an encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+import onnx
+from onnx import NodeProto, TensorProto
+
+from passes.graph.op_facts import ONNX_DOMAINS, moved_inputs
+from passes.provenance.annotations import module_path_of
+from passes.weights.detached import DetachedModel
+
+__all__ = ["Role", "Site", "find_sites", "float_tensors"]
+
+Role = Literal["input", "activation", "constant", "weight", "bias"]
+
+FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One float tensor of the model.
+
+    `group` names the tensors that share one encoding: a Reshape moves numbers and leaves them as they are, and a Concat
+    puts them side by side. It is the name of the tensor that is computed first.
+    """
+
+    tensor: str
+    role: Role
+    group: str
+    op: str
+    """The operator that computes it; of a constant or an input, the first that reads it."""
+    node: str
+    """The name of that node."""
+    modules: tuple[str, ...] = ()
+    """The torch modules around that node, from the root inwards."""
+    channel_axis: int | None = None
+    """Of a weight: the axis of output channels."""
+    summed_axis: int | None = None
+    """Of a weight: the axis that products sum over, which blocks divide."""
+    moves: bool = False
+    """Whether that node only moves the numbers that it reads."""
+    bias_of: tuple[str, str] | None = None
+    """Of a bias: the data and the weight whose products it is added to."""
+
+
+def find_sites(model: DetachedModel) -> tuple[Site, ...]:
+    """Every float tensor outside of bodies, in graph order: inputs, then constants and results as nodes read and make
+    them. Constants that nothing reads are left out."""
+    graph = model.proto.graph
+    floats = float_tensors(model.proto)
+    constants = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type in FLOATS}
+    sites: dict[str, Site] = {}
+    moves: list[tuple[str, str]] = []
+    for info in graph.input:
+        if info.name in floats and info.name not in constants:
+            sites[info.name] = Site(info.name, "input", "", "", "")
+    for node in graph.node:
+        modules = _modules_of(node)
+        for index, name in enumerate(node.input):
+            if name in constants:
+                known = sites.get(name)
+                found = replace(_constant_site(node, index, len(constants[name].dims)), modules=modules)
+                if known is None or (known.role == "constant" and found.role != "constant"):
+                    sites[name] = found
+            elif name in sites and not sites[name].op:
+                sites[name] = replace(sites[name], op=node.op_type, node=_name_of(node), modules=modules)
+        for name in node.output:
+            if name in floats:
+                moved = [source for source in moved_inputs(node) if source in sites]
+                sites[name] = Site(name, "activation", "", node.op_type, _name_of(node), modules, moves=bool(moved))
+                moves += ((source, name) for source in moved)
+    groups = _SharedEncodings({name: place for place, name in enumerate(sites)})
+    for source, name in moves:
+        groups.join(source, name)
+    return tuple(replace(site, group=groups.first(site.tensor)) for site in sites.values())
+
+
+def float_tensors(proto: onnx.ModelProto) -> frozenset[str]:
+    """The names of the float values that are known of the model: its inputs, its outputs, and what shape inference
+    finds of the rest."""
+    inferred = _infer(proto).graph
+    infos = (*inferred.input, *inferred.value_info, *inferred.output)
+    return frozenset(info.name for info in infos if info.type.tensor_type.elem_type in FLOATS)
+
+
+def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Shape inference without the weights: their shapes and types are all that it needs of them."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(proto)
+    return onnx.shape_inference.infer_shapes(bare)
+
+
+def _constant_site(node: NodeProto, index: int, rank: int) -> Site:
+    """What a constant is to the node that reads it as its input `index`."""
+    name = node.input[index]
+    site = Site(name, "constant", "", node.op_type, _name_of(node))
+    if node.domain not in ONNX_DOMAINS:
+        return site
+    axes = _weight_axes(node, index, rank)
+    if axes is not None:
+        return replace(site, role="weight", channel_axis=axes[0], summed_axis=axes[1])
+    if index == 2 and node.op_type in BIASED and rank == 1:
+        return replace(site, role="bias", bias_of=(node.input[0], node.input[1]))
+    return site
+
+
+def _weight_axes(node: NodeProto, index: int, rank: int) -> tuple[int | None, int | None] | None:
+    """The axes of channels and of sums of the weight at input `index`; None if it is no weight."""
+    attributes = {entry.name: entry.i for entry in node.attribute}
+    match node.op_type, index:
+        case "MatMul", (0 | 1) if rank >= 2:
+            return (rank - 1, rank - 2) if index == 1 else (rank - 2, rank - 1)
+        case "Gemm", 1:
+            return (0, 1) if attributes.get("transB") else (1, 0)
+        case "Gemm", 0:
+            return (1, 0) if attributes.get("transA") else (0, 1)
+        case "Conv", 1:
+            return 0, 1
+        case "ConvTranspose", 1:
+            return (1, 0) if attributes.get("group", 1) == 1 else (None, None)
+        case (("LSTM" | "GRU" | "RNN"), (1 | 2)):
+            return None, None
+    return None
+
+
+def _modules_of(node: NodeProto) -> tuple[str, ...]:
+    place = module_path_of(node)
+    return place.paths if place else ()
+
+
+def _name_of(node: NodeProto) -> str:
+    return node.name or node.output[0]
+
+
+BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
+
+
+@dataclass(slots=True)
+class _SharedEncodings:
+    """Sets of tensors that share an encoding, each known by the one that comes first."""
+
+    places: Mapping[str, int]
+    _above: dict[str, str] = field(default_factory=dict)
+
+    def first(self, name: str) -> str:
+        while name in self._above:
+            name = self._above[name]
+        return name
+
+    def join(self, tensor: str, other: str) -> None:
+        first, second = sorted((self.first(tensor), self.first(other)), key=lambda name: self.places[name])
+        if first != second:
+            self._above[second] = first

@@ -1,0 +1,54 @@
+"""Small models for quantization, as ONNX text, and how their graphs are read back."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import numpy_helper, parser, printer
+
+from passes.weights.detached import DetachedModel, attach, detach
+from pipeline.config.precision import FLOAT, parse_precision
+from pipeline.quantsim.placement import PlacementRule
+
+
+def model_of(text: str, **constants: np.ndarray) -> DetachedModel:
+    """The model of a graph in ONNX's text form, at opset 21, with constants beside it."""
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]>\n{text}')
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+    onnx.checker.check_model(model)
+    return detach(model)
+
+
+def nodes_of(model: DetachedModel) -> list[str]:
+    """Each node in a line of ONNX's text form, without its name."""
+    lines = []
+    for node in attach(model).graph.node:
+        node.ClearField("name")
+        lines.append(" ".join(printer.to_text(node).split()))
+    return lines
+
+
+def rule(selector: str, weights: str | None = None, activations: str | None = None) -> PlacementRule:
+    """A rule with formats as a configuration writes them."""
+    formats = (None if text is None else parse_precision(text) or FLOAT for text in (weights, activations))
+    return PlacementRule(selector, *formats)
+
+
+MLP = """mlp (float[2, 4] x) => (float[2, 3] y) {
+    h = Gemm(x, first, bias)
+    r = Relu(h)
+    t = Reshape(r, shape)
+    y = MatMul(t, second)
+}"""
+
+
+def mlp() -> DetachedModel:
+    """Two products with a Relu and a Reshape between them."""
+    draw = np.random.default_rng(0)
+    return model_of(
+        MLP,
+        first=draw.standard_normal((4, 8)).astype(np.float32),
+        bias=draw.standard_normal(8).astype(np.float32),
+        shape=np.array([2, 8], np.int64),
+        second=draw.standard_normal((8, 3)).astype(np.float32),
+    )

@@ -1,0 +1,91 @@
+"""AIMET's files: what is written, and that what is read back is what was written."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from pipeline.config.precision import BIAS, parse_precision
+from pipeline.errors import UsageError
+from pipeline.quantsim.aimet import AimetVersion, from_aimet, to_aimet
+from pipeline.quantsim.encodings import Encoding, encode_range, encode_weight
+
+WEIGHT = np.array([[1.0, 2.0], [-127.0, 3.0]], np.float32)
+
+
+def encoding(text: str) -> Encoding:
+    precision = parse_precision(text)
+    assert precision is not None
+    if precision.granularity == "tensor":
+        return encode_range((-1.0, 3.0), precision)
+    return encode_weight(WEIGHT, precision, axis=1)
+
+
+def is_equal(one: Encoding, other: Encoding) -> bool:
+    same = np.array_equal(one.scale, other.scale) and np.array_equal(one.zero_point, other.zero_point)
+    return same and one.precision == other.precision
+
+
+@pytest.mark.parametrize("version", get_args(AimetVersion))
+def test_what_is_written_is_read_back(version: AimetVersion) -> None:
+    known = {"x": encoding("uint16"), "y": encoding("int8"), "w": encoding("int8/channel")}
+    found = from_aimet(to_aimet(known, {"w"}, version))
+    assert found.keys() == known.keys()
+    assert all(is_equal(found[name], known[name]) for name in known)
+
+
+def test_an_encoding_up_to_version_1() -> None:
+    data = to_aimet({"x": encoding("uint8"), "w": encoding("int8/channel")}, {"w"}, "1.0.0")
+    assert data["activation_encodings"] == [
+        {
+            "bw": 8, "dtype": "INT", "enc_type": "PER_TENSOR", "is_sym": False, "name": "x",
+            "offset": [-64], "scale": [pytest.approx(4 / 255)],
+        }
+    ]  # fmt: skip
+    assert data["param_encodings"] == [
+        {
+            "bw": 8, "dtype": "INT", "enc_type": "PER_CHANNEL", "is_sym": True, "name": "w",
+            "offset": [-128, -128], "scale": [1.0, pytest.approx(3 / 127)],
+        }
+    ]  # fmt: skip
+
+
+def test_an_encoding_of_version_2() -> None:
+    bias = Encoding(BIAS, np.array([0.5, 0.25], np.float32), np.zeros(2, np.int64), 0)
+    blocks = encode_weight(WEIGHT, encoding("int4/block2").precision, axis=0)
+    data = to_aimet({"x": encoding("uint8"), "b": bias, "w": blocks}, {"w", "b"}, "2.0.0")
+    assert data["encodings"] == [
+        {"name": "x", "output_dtype": "uint8", "y_scale": pytest.approx(4 / 255), "y_zero_point": 64},
+        {"name": "b", "output_dtype": "int32", "y_scale": [0.5, 0.25], "axis": 0},
+        {
+            "name": "w", "output_dtype": "int4", "y_scale": [[pytest.approx(127 / 7), pytest.approx(3 / 7)]],
+            "axis": 0, "block_size": 2,
+        },
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"version": "3.0.0"}, "found the version '3.0.0', expected one of 0.6.1, 1.0.0"),
+        ({"version": "1.0.0"}, "the file is no whole file of version 1.0.0: KeyError"),
+        (
+            {"version": "2.0.0", "encodings": [{"name": "w", "output_dtype": "float8e4m3fn", "y_scale": 1.0}]},
+            "'w' is float8e4m3fn with scales that are numbers; expected whole numbers with a scale",
+        ),
+        (
+            {"version": "0.6.1", "param_encodings": {}, "activation_encodings": {"x": [{"dtype": "float"}]}},
+            "'x' is float; expected whole numbers",
+        ),
+    ],
+)
+def test_other_files_are_refused(data: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        from_aimet(data)
+
+
+def test_the_first_version_has_no_blocks() -> None:
+    with pytest.raises(UsageError, match=r"version 0\.6\.1 has no scales for blocks, as 'w' has them"):
+        to_aimet({"w": encoding("int4/block2")}, {"w"}, "0.6.1")

@@ -1,0 +1,105 @@
+"""Scales and zero points against onnxruntime's own functions, and what a number loses in its format."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from onnx import TensorProto
+from onnxruntime.quantization.quant_utils import compute_scale_zp, compute_scale_zp_blocked, get_qmin_qmax_for_qType
+
+from pipeline.config.precision import Precision, parse_precision
+from pipeline.quantsim.encodings import Encoding, encode_range, encode_weight, quantize
+
+TYPES = {
+    "uint8": TensorProto.UINT8,
+    "int8": TensorProto.INT8,
+    "uint16": TensorProto.UINT16,
+    "int16": TensorProto.INT16,
+}
+"""Not int4: onnxruntime divides a symmetric range by 15 there, and cuts the greatest number off; AIMET by 14, as we."""
+
+numbers = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
+
+
+def precision_of(text: str) -> Precision:
+    precision = parse_precision(text)
+    assert precision is not None
+    return precision
+
+
+@given(st.sampled_from(sorted(TYPES)), numbers, numbers)
+def test_scale_and_zero_point_are_those_of_onnxruntime(name: str, one: float, other: float) -> None:
+    precision = precision_of(name)
+    low, high = np.float32(min(one, other)), np.float32(max(one, other))
+    lowest, highest = get_qmin_qmax_for_qType(TYPES[name], symmetric=precision.symmetric)
+    zero, scale = compute_scale_zp(np.asarray(low), np.asarray(high), lowest, highest, precision.symmetric)
+    found = encode_range((float(low), float(high)), precision)
+    assert found.scale == np.float32(scale)
+    assert found.zero_point == int(zero)
+
+
+@given(hnp.arrays(np.float32, (7, 3), elements=numbers), st.sampled_from([0, 1]), st.sampled_from([2, 4]))
+def test_scales_of_blocks_are_those_of_onnxruntime(weight: np.ndarray, axis: int, block: int) -> None:
+    zero, scale = compute_scale_zp_blocked(weight, TensorProto.INT8, axis, block, symmetric=True)
+    found = encode_weight(weight, precision_of(f"int8/block{block}"), axis)
+    assert found.scale.shape == scale.shape
+    # onnxruntime's scale of a block of zeros is its least positive number, ours is 1: the numbers are zeros either way.
+    is_zero = scale < np.finfo(np.float32).tiny
+    np.testing.assert_array_equal(np.where(is_zero, 1, scale), np.where(is_zero, 1, found.scale))
+    np.testing.assert_array_equal(zero, found.zero_point)
+
+
+@given(
+    hnp.arrays(np.float32, (6, 4), elements=numbers),
+    st.sampled_from(["int8", "int8/channel", "int4/block3", "uint16", "int6/channel", "uint3"]),
+)
+def test_a_number_moves_by_half_a_step_at_most(weight: np.ndarray, text: str) -> None:
+    encoding = encode_weight(weight, precision_of(text), 0)
+    stored = quantize(weight, encoding)
+    assert stored.min() >= encoding.precision.lowest
+    assert stored.max() <= encoding.precision.highest
+    scale, zero = (encoding.spread(weight, values) for values in (encoding.scale, encoding.zero_point))
+    back = (stored - zero) * scale.astype(np.float64)
+    # The zero point is rounded, too, so the ends of an asymmetric range may lie half a step outside of the numbers.
+    steps = 0.5 if encoding.precision.symmetric else 1.0
+    assert (np.abs(back - weight) <= steps * scale * (1 + 1e-5)).all()
+
+
+def test_channels_have_scales_of_their_own() -> None:
+    weight = np.array([[1.0, 2.0], [-127.0, 3.0]], np.float32)
+    encoding = encode_weight(weight, precision_of("int8/channel"), axis=1)
+    np.testing.assert_array_equal(encoding.scale, np.array([1.0, 3 / 127], np.float32))
+    np.testing.assert_array_equal(quantize(weight, encoding), [[1, 85], [-127, 127]])
+
+
+@pytest.mark.parametrize(
+    ("text", "lowest", "highest", "stored"),
+    [("int8", -127, 127, "INT8"), ("uint8", 0, 255, "UINT8"), ("int8/asymmetric", -128, 127, "INT8"),
+     ("int6", -31, 31, "INT8"), ("uint3", 0, 7, "UINT4"), ("int12", -2047, 2047, "INT16")],
+)  # fmt: skip
+def test_formats(text: str, lowest: int, highest: int, stored: str) -> None:
+    precision = precision_of(text)
+    assert (precision.lowest, precision.highest, precision.onnx_name) == (lowest, highest, stored)
+    assert parse_precision(str(precision)) == precision
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("int32", "found the format 'int32', expected int2 to int16"),
+        ("int8/row", "found 'row' in the format 'int8/row', expected tensor, channel, block32"),
+        ("fp4", "found the format 'fp4', expected int2"),
+        ("int8/block1", "found 'block1'"),
+    ],
+)
+def test_a_format_that_is_none_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_precision(text)
+
+
+def test_a_range_of_zeros_has_a_scale() -> None:
+    encoding = encode_range((0.0, 0.0), precision_of("uint8"))
+    assert encoding == Encoding(encoding.precision, np.float32(1.0), np.int64(0))

@@ -1,0 +1,54 @@
+"""The noise of each step, against runs of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from passes.weights.detached import attach
+from passes.weights.sessions import Session
+from pipeline.quantsim.encodings import encode
+from pipeline.quantsim.noise import measure_noise
+from pipeline.quantsim.placement import place
+from pipeline.quantsim.qdq import insert_qdq
+from tests.pipeline.quantsim.pictures_of_qdq import mlp, rule
+from tests.pipeline.quantsim.test_qdq import RANGES
+
+
+def round_to(array: np.ndarray, low: float = -4.0, high: float = 4.0) -> np.ndarray:
+    """`array` in uint8 over a range that holds zero, by the definition."""
+    scale = np.float32((high - low) / 255)
+    zero = np.rint(-low / ((high - low) / 255))
+    return ((np.clip(np.rint(array / scale) + zero, 0, 255) - zero) * scale).astype(np.float32)
+
+
+def test_noise_alone_and_in_all() -> None:
+    model = mlp()
+    encodings = encode(place(model, [rule("op:*", "float", "uint8")]), RANGES, model)
+    draw = np.random.default_rng(1)
+    samples = [{"x": draw.uniform(-3, 3, (2, 4)).astype(np.float32)} for _ in range(3)]
+    noise = measure_noise(model, encodings, ["h", "r", "y"], samples)
+
+    extra = ["h", "r"]
+    floats = [Session.of(model, extra).run(sample) for sample in samples]
+    whole = [Session.of(insert_qdq(model, encodings)).run(sample) for sample in samples]
+    signal = sum(float((found["y"] ** 2).sum()) for found in floats)
+    total = sum(float(((one["y"] - two["y"]) ** 2).sum()) for one, two in zip(floats, whole, strict=True))
+    assert noise["y"].signal == pytest.approx(signal, rel=1e-5)
+    assert noise["y"].total == pytest.approx(total, rel=1e-4)
+
+    # Alone: the step reads the rounded float values of its inputs, and its result is rounded.
+    alone = sum(float(((np.maximum(round_to(found["h"]), 0) - found["r"]) ** 2).sum()) for found in floats)
+    assert noise["r"].local == pytest.approx(alone, rel=1e-3)
+    assert noise["h"].local < noise["h"].signal
+    assert noise["r"].total_db == pytest.approx(10 * np.log10(noise["r"].signal / noise["r"].total))
+
+
+def test_an_exact_step_is_infinitely_good() -> None:
+    model = mlp()
+    encodings = encode(place(model, [rule("op:Relu", None, "float"), rule("tensor:y", None, "uint8")]), RANGES, model)
+    x = np.ones((2, 4), np.float32)
+    noise = measure_noise(model, encodings, ["h", "r"], [{"x": x}])
+    assert noise["r"].total_db == noise["r"].local_db == float("inf")
+    assert ReferenceEvaluator(attach(model)).run(None, {"x": x})

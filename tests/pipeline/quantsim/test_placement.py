@@ -1,0 +1,99 @@
+"""Rules → the format of each tensor, what a rule matched, and why a tensor stays in float."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.errors import UsageError
+from pipeline.quantsim.placement import Placement, place
+from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
+
+
+def picture(placement: Placement) -> list[str]:
+    return [
+        f"{placed.site.role} {placed.site.tensor}: {placed.precision or placed.reason}" for placed in placement.sites
+    ]
+
+
+def test_a_rule_for_all() -> None:
+    placement = place(mlp(), [rule("op:*", "int8/channel", "uint16")])
+    assert picture(placement) == [
+        "input x: uint16",
+        "weight first: int8/channel",
+        "bias bias: int32",
+        "activation h: uint16",
+        "activation r: uint16",
+        "activation t: uint16",
+        "weight second: int8/channel",
+        "activation y: uint16",
+    ]
+    [matches] = placement.rules
+    assert (matches.weights, matches.activations, matches.in_force) == (2, 6, 8)
+
+
+def test_a_later_rule_counts_before_an_earlier_one() -> None:
+    rules = [rule("op:*", "int8/channel", "uint8"), rule("op:MatMul", "int4/block4"), rule("tensor:y", None, "float")]
+    placement = place(mlp(), rules)
+    assert "weight second: int4/block4" in picture(placement)
+    assert "activation y: the rule 'tensor:y' says float" in picture(placement)
+    assert [matches.in_force for matches in placement.rules] == [6, 1, 1]
+
+
+def test_tensors_that_share_numbers_share_a_format() -> None:
+    placement = place(mlp(), [rule("op:*", "int8", "uint8"), rule("op:Reshape", None, "uint16")])
+    assert {"activation r: uint16", "activation t: uint16"} <= set(picture(placement))
+    groups = {placed.site.tensor: placed.site.group for placed in placement.sites}
+    assert groups["t"] == groups["r"] == "r"
+
+
+def test_the_inputs_of_a_concat_share_an_encoding() -> None:
+    model = model_of(
+        """g (float[2, 4] a, float[2, 4] b) => (float[2, 8] y) {
+            one = Relu(a)
+            other = Sigmoid(b)
+            y = Concat <axis = 1> (one, other)
+        }"""
+    )
+    placement = place(model, [rule("op:*", None, "uint8")])
+    assert [placed.site.group for placed in placement.sites] == ["a", "b", "one", "one", "one"]
+
+
+def test_a_bias_needs_both_factors() -> None:
+    placement = place(mlp(), [rule("op:*", None, "uint8")])
+    assert "bias bias: x and first are not both quantized" in picture(placement)
+    placement = place(mlp(), [rule("op:*", "int4/block2", "uint8")])
+    assert "bias bias: the weight first has a scale for each block" in picture(placement)
+
+
+@pytest.mark.parametrize(
+    ("selector", "message"),
+    [
+        ("op:Convv", "'op:Convv' matches no tensor; the model has Gemm, MatMul, Relu, Reshape"),
+        ("qkv", "the model has no qkv"),
+        ("qvk", "found 'qvk', expected a structure .*; did you mean 'qkv'"),
+        ("layer:1", "found 'layer:1', expected op:GLOB, module:GLOB, node:GLOB, tensor:GLOB or a structure"),
+        ("tensor:secnd", "matches no tensor; .*did you mean 'second'"),
+    ],
+)
+def test_a_rule_that_matches_nothing_is_refused(selector: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        place(mlp(), [rule(selector, "int8", "uint8")])
+
+
+def test_a_rule_without_a_format_for_what_it_matches_is_refused() -> None:
+    with pytest.raises(UsageError, match="'op:Relu' matches 1 tensors, and none of them is among the weights"):
+        place(mlp(), [rule("op:Relu", "int8")])
+
+
+def test_weights_of_recurrent_cells_have_one_scale() -> None:
+    draw = np.random.default_rng(0)
+    model = model_of(
+        """g (float[5, 1, 3] x) => (float[5, 1, 1, 2] y) {
+            y = LSTM <hidden_size = 2> (x, w, r)
+        }""",
+        w=draw.standard_normal((1, 8, 3)).astype(np.float32),
+        r=draw.standard_normal((1, 8, 2)).astype(np.float32),
+    )
+    placement = place(model, [rule("op:*", "int8/channel", "uint8")])
+    assert "weight w: int8" in picture(placement)

@@ -1,0 +1,124 @@
+"""The quantized model: which nodes it has, and that onnxruntime computes of it what ONNX's reference evaluator does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx.reference import ReferenceEvaluator
+
+from passes.weights.detached import DetachedModel, attach
+from passes.weights.sessions import Session
+from pipeline.errors import UsageError
+from pipeline.quantsim.encodings import encode
+from pipeline.quantsim.placement import PlacementRule, place
+from pipeline.quantsim.qdq import insert_qdq
+from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, nodes_of, rule
+
+RANGES = dict.fromkeys(("x", "h", "r", "y"), (-4.0, 4.0))
+
+
+def quantize_mlp(*rules: PlacementRule) -> DetachedModel:
+    model = mlp()
+    return insert_qdq(model, encode(place(model, rules), RANGES, model))
+
+
+def test_every_tensor_is_quantized_where_it_is_made() -> None:
+    assert nodes_of(quantize_mlp(rule("op:*", "int8/channel", "uint8"))) == [
+        "first_dequantized = DequantizeLinear <axis: int = 1> (first_quantized, first_scale, first_zero_point)",
+        "bias_dequantized = DequantizeLinear <axis: int = 0> (bias_quantized, bias_scale, bias_zero_point)",
+        "second_dequantized = DequantizeLinear <axis: int = 1> (second_quantized, second_scale, second_zero_point)",
+        "x_quantized = QuantizeLinear (x, x_scale, x_zero_point)",
+        "x_dequantized = DequantizeLinear (x_quantized, x_scale, x_zero_point)",
+        "h = Gemm (x_dequantized, first_dequantized, bias_dequantized)",
+        "h_quantized = QuantizeLinear (h, h_scale, h_zero_point)",
+        "h_dequantized = DequantizeLinear (h_quantized, h_scale, h_zero_point)",
+        "r = Relu (h_dequantized)",
+        "r_quantized = QuantizeLinear (r, r_scale, r_zero_point)",
+        "r_dequantized = DequantizeLinear (r_quantized, r_scale, r_zero_point)",
+        "t = Reshape (r_dequantized, shape)",
+        "t_quantized = QuantizeLinear (t, t_scale, t_zero_point)",
+        "t_dequantized = DequantizeLinear (t_quantized, t_scale, t_zero_point)",
+        "y_float = MatMul (t_dequantized, second_dequantized)",
+        "y_quantized = QuantizeLinear (y_float, y_scale, y_zero_point)",
+        "y = DequantizeLinear (y_quantized, y_scale, y_zero_point)",
+    ]
+
+
+def test_fewer_bits_than_the_dtype_are_clipped_in_front() -> None:
+    nodes = nodes_of(quantize_mlp(rule("op:Relu", None, "uint6")))
+    assert nodes == [
+        "h = Gemm (x, first, bias)",
+        "r = Relu (h)",
+        "r_clipped = Clip (r, r_lowest, r_highest)",
+        "r_quantized = QuantizeLinear (r_clipped, r_scale, r_zero_point)",
+        "r_dequantized = DequantizeLinear (r_quantized, r_scale, r_zero_point)",
+        "t = Reshape (r_dequantized, shape)",
+        "t_clipped = Clip (t, t_lowest, t_highest)",
+        "t_quantized = QuantizeLinear (t_clipped, t_scale, t_zero_point)",
+        "t_dequantized = DequantizeLinear (t_quantized, t_scale, t_zero_point)",
+        "y = MatMul (t_dequantized, second)",
+    ]
+
+
+def test_blocks_are_stored_as_the_standard_has_them() -> None:
+    model = quantize_mlp(rule("op:MatMul", "int4/block4"))
+    assert nodes_of(model)[0] == (
+        "second_dequantized = DequantizeLinear <axis: int = 0, block_size: int = 4> "
+        "(second_quantized, second_scale, second_zero_point)"
+    )
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
+    assert shapes["second_quantized"] == (8, 3)
+    assert shapes["second_scale"] == (2, 3)
+
+
+def test_bodies_read_the_dequantized_values() -> None:
+    model = model_of(
+        """g (bool c, float[2] x) => (float[2] y) {
+            r = Relu(x)
+            y = If (c) <
+                then_branch = yes () => (float[2] a) { a = Neg(r) },
+                else_branch = no () => (float[2] b) { b = Identity(r) }
+            >
+        }"""
+    )
+    quantized = insert_qdq(
+        model, encode(place(model, [rule("op:Relu", None, "uint8")]), {"r": (0.0, 2.0), "x": (0.0, 2.0)}, model)
+    )
+    assert "Neg (r_dequantized)" in nodes_of(quantized)[-1]
+    assert "Identity (r_dequantized)" in nodes_of(quantized)[-1]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(["int8/channel", "int8", "int4/block4", "int6/channel", "float"]),
+    st.sampled_from(["uint8", "int8", "uint16", "uint5", "float"]),
+    st.integers(0, 100),
+)
+def test_onnxruntime_computes_what_the_reference_evaluator_does(weights: str, activations: str, seed: int) -> None:
+    """All but the order of the sums in a product is given by the specification. A sum that lies at the edge between two
+    numbers may be rounded to either, so the outputs may be a step apart, and are equal nearly everywhere."""
+    quantized = quantize_mlp(rule("op:*", weights, activations))
+    x = np.random.default_rng(seed).uniform(-4, 4, (2, 4)).astype(np.float32)
+    [expected] = ReferenceEvaluator(attach(quantized)).run(None, {"x": x})
+    found = Session.of(quantized).run({"x": x})["y"]
+    step = 8 / 31 if activations == "uint5" else 8 / 255
+    np.testing.assert_allclose(found, expected, rtol=0, atol=step * 1.01 if activations != "float" else 1e-5)
+    if activations != "float":
+        assert (found == expected).mean() > 0.5
+
+
+def test_a_format_that_the_opset_has_not_is_refused() -> None:
+    model = mlp()
+    model.proto.opset_import[0].version = 20
+    encodings = encode(place(model, [rule("op:*", "int8", "uint16")]), RANGES, model)
+    with pytest.raises(UsageError, match=r"'x' is to have 16 bits, for which QuantizeLinear needs opset 21, .* has 20"):
+        insert_qdq(model, encodings)
+
+
+def test_a_name_that_is_taken_is_refused() -> None:
+    model = model_of("g (float[2] x) => (float[2] x_scale) { x_scale = Neg(x) }")
+    encodings = encode(place(model, [rule("tensor:x", None, "uint8")]), RANGES, model)
+    with pytest.raises(UsageError, match="the model has a value 'x_scale' already"):
+        insert_qdq(model, encodings)

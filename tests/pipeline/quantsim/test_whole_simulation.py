@@ -1,0 +1,81 @@
+"""`onnxline quantsim`: from a configuration to a quantized model, its encodings and a report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from typer.testing import CliRunner
+
+from passes.weights.detached import attach
+from pipeline.cli import app
+from pipeline.errors import UsageError
+from pipeline.quantsim.aimet import from_aimet
+from tests.pipeline.quantsim.pictures_of_qdq import mlp
+
+CONFIG = """
+model: {onnx: mlp.onnx}
+passes: {recipe: [default]}
+quantsim:
+  rules:
+    op:MatMul: {weights: int4/block4, activations: uint16}
+  calibration: {data: data/*.npz}
+  encodings: 2.0.0
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    onnx.save(attach(mlp()), tmp_path / "mlp.onnx")
+    (tmp_path / "mlp.yaml").write_text(CONFIG)
+    (tmp_path / "data").mkdir()
+    draw = np.random.default_rng(3)
+    for index in range(4):
+        np.savez(tmp_path / "data" / f"{index}.npz", x=draw.standard_normal((2, 4)).astype(np.float32))
+    return tmp_path
+
+
+def run(folder: Path, *options: str) -> str:
+    result = CliRunner().invoke(app, ["quantsim", str(folder / "mlp.yaml"), "--out", str(folder / "out"), *options])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.stdout
+
+
+def test_a_whole_simulation(folder: Path) -> None:
+    printed = run(folder)
+    assert "rule op:*: 2 weights, 6 others; in force for 6" in printed
+    assert "rule op:MatMul: 1 weights" in printed
+    report = json.loads((folder / "out" / "quantsim.json").read_text())
+    assert report["rows"][0]["tensor"] == "y"  # 4 bits cost most
+    assert report["outputs"]["y"]["sqnr_db"] > 15
+    assert report["left_in_float"] == []
+    assert report["quantized_weight_bytes"] < report["weight_bytes"]
+    onnx.checker.check_model(str(folder / "out" / "model.qdq.onnx"))
+    encodings = from_aimet(json.loads((folder / "out" / "model.encodings").read_text()))
+    assert {"x", "h", "r", "t", "y", "first", "second"} <= encodings.keys()
+
+
+def test_the_report_alone(folder: Path) -> None:
+    assert json.loads(run(folder, "--json"))["format_version"] == 1
+
+
+def test_random_data_is_named(folder: Path) -> None:
+    assert "no calibration data is given" in run(folder, "--set", "quantsim.calibration.data=[]").replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("quantsim.rules={op:Conv: {weights: int8}}", "'op:Conv' matches no tensor"),
+        ("quantsim.rules={op:MatMul: {weights: int99}}", "found the format 'int99'"),
+        ("quantsim.calibration.data=none/*.npz", "quantsim.calibration.data: no file matches"),
+        ("quantsim.profile=npu", "profile"),
+    ],
+)
+def test_mistakes_are_named(folder: Path, setting: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(folder, "--set", setting)
