@@ -110,12 +110,12 @@ def _measure(count: int, recipe: Sequence[str]) -> dict[str, Any]:
     from passes.context import open_context
 
     model = layers(count)
-    with open_context() as bench:
-        workers = {"passes": bench.worker, "proof": bench.proofs}
+    with open_context() as context:
+        workers = {"passes": context.worker, "proof": context.proofs}
         processes = {name: worker.call(os.getpid) for name, worker in workers.items()}
         begun, spent = time.perf_counter(), {name: _cpu_seconds(process) for name, process in processes.items()}
         ours = time.process_time()
-        run = passes.optimize(model, recipe=recipe, keep=["qkv"], bench=bench)
+        run = passes.optimize(model, recipe=recipe, keep=["qkv"], context=context)
         ours = time.process_time() - ours
         seconds = {name: _cpu_seconds(process) - spent[name] for name, process in processes.items()}
         wall = time.perf_counter() - begun

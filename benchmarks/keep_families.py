@@ -37,9 +37,9 @@ def main() -> None:
     optimizers = tuple(options.optimizer or OPTIMIZERS)
     records = Records(FOLDER / "keep_families")
     rows: list[tuple[Family, Record]] = []
-    with open_context(CALL_S) as bench:
+    with open_context(CALL_S) as context:
         for index, family in enumerate(chosen):
-            record = _measured(family, optimizers, records, bench)
+            record = _measured(family, optimizers, records, context)
             rows.append((family, record))
             print(f"{index + 1}/{len(chosen)} {family.name}: {_said(family, record)}", flush=True)
     _write(markdown(rows, optimizers, _command(options)), options.markdown)
@@ -62,7 +62,7 @@ def _command(options: argparse.Namespace) -> str:
     return f"python -m benchmarks.keep_families{''.join(chosen)}"
 
 
-def _measured(family: Family, optimizers: Sequence[str], records: Records, bench: PassContext) -> Record:
+def _measured(family: Family, optimizers: Sequence[str], records: Records, context: PassContext) -> Record:
     """What is known of `family`, after finding out what was not."""
     record = records.read(family)
     lacking = record.lacks(tuple(optimizers))
@@ -80,7 +80,7 @@ def _measured(family: Family, optimizers: Sequence[str], records: Records, bench
         records.write(family, record)
     for name in record.lacks(tuple(optimizers)):
         begun = time.perf_counter()
-        outcome = measure(family, exported, OPTIMIZERS[name], bench)
+        outcome = measure(family, exported, OPTIMIZERS[name], context)
         record = record.with_outcome(name, outcome, time.perf_counter() - begun)
         records.write(family, record)
     return record

@@ -84,13 +84,13 @@ def main() -> None:
     options = _options()
     begun = time.perf_counter()
     rows: dict[str, Counts] = {}
-    with open_context(CALL_S) as bench:
+    with open_context(CALL_S) as context:
         for name in options.family or [DIT, *families()]:
             counts = _read(name, options.any_code)
             if counts is None:
                 if time.perf_counter() - begun > options.seconds:
                     continue
-                counts = _measure(name, bench)
+                counts = _measure(name, context)
                 _write(name, counts)
                 print(f"{name}: {_said(counts)} ({counts.seconds:.0f} s)", flush=True)
             rows[name] = counts
@@ -118,18 +118,18 @@ def _section(name: str) -> ModelConfig:
     return families()[name].section()
 
 
-def _measure(name: str, bench: PassContext) -> Counts:
+def _measure(name: str, context: PassContext) -> Counts:
     begun = time.perf_counter()
     counts: dict[str, Any] = {"key": _key(name)}
     source: TorchSource | None = None
     with tempfile.TemporaryDirectory(prefix="onnxline-nodes-") as folder:
         try:
             source = _source(name)
-            counts |= _ours(source, Path(folder), bench)
+            counts |= _ours(source, Path(folder), context)
         except (OnnxlineError, PassError) as error:
             counts["ours_fails"] = _in_a_line(error)
         try:
-            counts["plain"] = _plain(source, Path(folder), bench) if source else {}
+            counts["plain"] = _plain(source, Path(folder), context) if source else {}
         except Exception as error:  # torch's exporter and onnxsim raise anything
             counts["plain_fails"] = _in_a_line(error)
     torch._dynamo.reset()  # it would hold on to every model it has seen
@@ -143,25 +143,25 @@ def _source(name: str) -> TorchSource:
     return source
 
 
-def _ours(source: TorchSource, folder: Path, bench: PassContext) -> dict[str, Any]:
+def _ours(source: TorchSource, folder: Path, context: PassContext) -> dict[str, Any]:
     """What `onnxline run` leaves by default, and with Q, K and V kept."""
     export_onnx(source, ExportConfig(), folder / "ours.onnx")
     model, feeds = read_model(folder / "ours.onnx"), [draw_inputs(source.inputs, {}, 0)]
     counts: dict[str, Any] = {}
     for side, policy in (("ours", Policy()), ("kept", Policy(keep=("qkv?",)))):
-        run = run_passes(model, steps_of(TORCH_RECIPE), policy, NumericProver.of_itself(feeds, bench), bench)
+        run = run_passes(model, steps_of(TORCH_RECIPE), policy, NumericProver.of_itself(feeds, context), context)
         counts[side] = _operators(run.model.proto.graph)
         counts[f"{side}_reverted"] = tuple(f"{row.name}: {row.status} {row.reason}" for row in run.reverted)
     return counts
 
 
-def _plain(source: TorchSource, folder: Path, bench: PassContext) -> dict[str, int]:
+def _plain(source: TorchSource, folder: Path, context: PassContext) -> dict[str, int]:
     """What `torch.onnx.export` leaves with its own defaults, and one `onnxsim.simplify` with its own, in the worker."""
     exported, simplified = folder / "plain.onnx", folder / "simplified.onnx"
     example = source.example
     with capture_output(), torch.no_grad():
         torch.onnx.export(source.module, example.args, str(exported), kwargs=example.kwargs, dynamo=True, verbose=False)
-    bench.worker.call(simplify, source=str(exported), target=str(simplified), options={})
+    context.worker.call(simplify, source=str(exported), target=str(simplified), options={})
     return _operators(onnx.load(simplified, load_external_data=False).graph)
 
 

@@ -144,14 +144,14 @@ def _onnxline(path: Path, recipe: tuple[str, ...] = ("default",)) -> dict[str, A
     from passes.step import flatten
 
     feeds = [_draw(path)]
-    with open_context() as bench:
-        for worker in (bench.worker, bench.proofs):
+    with open_context() as context:
+        for worker in (context.worker, context.proofs):
             worker.call(os.getpid)
         for step in flatten(steps_of(recipe)):
-            step.inner(bench)  # the worker imports its library
-        bench.worker.call(option_names)  # this one too
+            step.inner(context)  # the worker imports its library
+        context.worker.call(option_names)  # this one too
         begun = time.perf_counter()
-        run = passes.optimize(path, recipe=recipe, keep=["qkv?"], feeds=feeds, bench=bench)
+        run = passes.optimize(path, recipe=recipe, keep=["qkv?"], feeds=feeds, context=context)
         seconds = time.perf_counter() - begun
     changed = [row for row in run.rows if row.changed]
     return {

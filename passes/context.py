@@ -66,7 +66,7 @@ def open_context(
 
 @contextmanager
 def limit_runs(
-    bench: PassContext, model: DetachedModel, draws: Sequence[Mapping[str, np.ndarray]] = ()
+    context: PassContext, model: DetachedModel, draws: Sequence[Mapping[str, np.ndarray]] = ()
 ) -> Iterator[None]:
     """End a run of `model` in the proof worker that takes longer than its declared sizes explain: a Loop without an end
     would take all of the worker's time.
@@ -76,7 +76,7 @@ def limit_runs(
     Args:
         draws: what it runs on, where that is known; by default what its inputs declare.
     """
-    proofs, before = bench.proofs, bench.proofs.timeout_s
+    proofs, before = context.proofs, context.proofs.timeout_s
     if before <= PROOF_S:
         declared = (info.type.tensor_type.shape.dim for info in model.proto.graph.input)
         inputs = sum(4 * math.prod(max(dim.dim_value, 1) for dim in dims) for dims in declared)

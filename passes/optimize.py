@@ -49,7 +49,7 @@ def optimize(
     timeout_s: float = 600.0,
     memory_gib: float | None = None,
     reproducers: Path | None = None,
-    bench: PassContext | None = None,
+    context: PassContext | None = None,
     prover: Prover | None = None,
     observer: Observer = lambda *_: None,
     on_change: ChangeObserver = lambda *_: None,
@@ -66,9 +66,9 @@ def optimize(
         timeout_s: seconds for one call of native code.
         memory_gib: what one worker process may allocate; see `passes.context.memory_limit`.
         reproducers: a folder for the smallest model that still brings a step down; none is saved by default.
-        bench: where to work, for who optimizes several models: its workers start but once. `timeout_s` and `memory_gib`
-            are then those with which it was opened.
-        prover: proves the changes in place of the seeded draws, on that `bench`, whose caller limits the runs.
+        context: where to work, for who optimizes several models: its workers start but once. `timeout_s` and
+            `memory_gib` are then those with which it was opened.
+        prover: proves the changes in place of the seeded draws, on that `context`, whose caller limits the runs.
         observer: is called when a step begins and when it has ended; see `passes.run.runner.Observer`.
         on_change: is shown each change of the model; see `passes.run.runner.ChangeObserver`.
 
@@ -79,17 +79,17 @@ def optimize(
     """
     check_lists(recipe=recipe, skip=skip, keep=keep, feeds=feeds, sizes=sizes)
     _check_values(proof, feeds, sizes, timeout_s, memory_gib)
-    with nullcontext(bench) if bench else open_context(timeout_s, memory_gib) as bench:
-        bench.start()
+    with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context:
+        context.start()
         steps, policy = steps_of(recipe), Policy(tuple(skip), tuple(keep), watch)
-        check_names(flatten(steps), policy, bench)
-        stored = _read_source(model, bench, proof)
-        limits = nullcontext() if prover or proof == STRUCTURE else limit_runs(bench, stored)
-        prover = prover or _choose_prover(stored, bench, proof, feeds, sizes)
+        check_names(flatten(steps), policy, context)
+        stored = _read_source(model, context, proof)
+        limits = nullcontext() if prover or proof == STRUCTURE else limit_runs(context, stored)
+        prover = prover or _choose_prover(stored, context, proof, feeds, sizes)
         source, stacks = collapse(stored)
         steps = without_weight_readers(steps) if source.unread() else steps
         with limits:
-            run = run_passes(source, steps, policy, prover, bench, observer, reproducers, on_change)
+            run = run_passes(source, steps, policy, prover, context, observer, reproducers, on_change)
         return replace(run, model=expand(run.model, stacks, stored))
 
 
@@ -114,27 +114,29 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _read_source(model: onnx.ModelProto | str | Path | DetachedModel, bench: PassContext, proof: str) -> DetachedModel:
+def _read_source(
+    model: onnx.ModelProto | str | Path | DetachedModel, context: PassContext, proof: str
+) -> DetachedModel:
     if isinstance(model, DetachedModel):
         return model
     if isinstance(model, onnx.ModelProto):
-        return detached_copy(model, bench.spill)
+        return detached_copy(model, context.spill)
     return read_model(to_path(model), unread=True if proof == STRUCTURE else None)
 
 
 def _choose_prover(
     model: DetachedModel,
-    bench: PassContext,
+    context: PassContext,
     proof: str,
     feeds: Sequence[Mapping[str, np.ndarray]],
     sizes: Sequence[int],
 ) -> Prover:
     """`model` itself is the reference."""
     if proof == STRUCTURE:
-        return StructureProver(bench)
+        return StructureProver(context)
     if feeds:
-        return NumericProver.of_itself(feeds, bench)
-    return NumericProver.of_plan(plan_draws(model, sizes=sizes), bench)
+        return NumericProver.of_itself(feeds, context)
+    return NumericProver.of_plan(plan_draws(model, sizes=sizes), context)
 
 
 def open_dims(model: onnx.ModelProto) -> tuple[str, ...]:

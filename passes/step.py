@@ -61,7 +61,7 @@ class Step:
     narrows: bool = False
     """Whether it was asked to give the model's inputs other shapes than those that they declare."""
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         """Run the pass on `model`, which stays as it is.
 
         Raises:
@@ -69,22 +69,22 @@ class Step:
         """
         raise NotImplementedError
 
-    def check(self, bench: PassContext) -> None:
+    def check(self, context: PassContext) -> None:
         """Refuse options that the installed release does not take.
 
         Raises:
             PolicyError: naming the nearest option or pass.
         """
 
-    def inner(self, bench: PassContext) -> tuple[str, ...]:
+    def inner(self, context: PassContext) -> tuple[str, ...]:
         """The inner passes that this step would run, in the order in which the library lists them."""
         return ()
 
-    def known_inner(self, bench: PassContext) -> tuple[str, ...]:
+    def known_inner(self, context: PassContext) -> tuple[str, ...]:
         """Every inner pass that a skip list may name."""
-        return (*self.inner(bench), *self.left_out, *self.extras(bench))
+        return (*self.inner(context), *self.left_out, *self.extras(context))
 
-    def extras(self, bench: PassContext) -> tuple[str, ...]:
+    def extras(self, context: PassContext) -> tuple[str, ...]:
         """Inner passes that run only where an option of the step names them."""
         return ()
 

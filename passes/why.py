@@ -105,10 +105,10 @@ def why(model: onnx.ModelProto | DetachedModel | str | Path, node: str) -> tuple
         PolicyError: nothing has this name; the nearest are named.
     """
     nodes = _Nodes(_proto_of(model))
-    found = nodes.meant_by(node)
-    if not found:
+    matches = nodes.meant_by(node)
+    if not matches:
         raise PolicyError(nodes.what_else(node))
-    return tuple(nodes.origin(one, within) for one, within in found)
+    return tuple(nodes.origin(match, within) for match, within in matches)
 
 
 def why_weights(model: onnx.ModelProto | DetachedModel | str | Path, name: str) -> tuple[WeightOrigin, ...]:
@@ -119,8 +119,10 @@ def why_weights(model: onnx.ModelProto | DetachedModel | str | Path, name: str) 
     """
     nodes = _Nodes(_proto_of(model))
     stored = nodes.stored
-    found = [one for one in stored if one.name == name] or [one for one in stored if fnmatchcase(one.name, name)]
-    return tuple(map(nodes.weight_origin, found))
+    tensors = [tensor for tensor in stored if tensor.name == name] or [
+        tensor for tensor in stored if fnmatchcase(tensor.name, name)
+    ]
+    return tuple(map(nodes.weight_origin, tensors))
 
 
 def why_merged(model: str | Path, module: str) -> tuple[MergedNode, ...]:
@@ -176,7 +178,7 @@ class _Nodes:
         if kind == "module":
             return [pair for pair in self._all if any(fnmatchcase(path, wanted) for path in _paths(pair[0]))]
         exact = [pair for pair in self._all if name in _handles(pair[0])]
-        return exact or [pair for pair in self._all if any(fnmatchcase(one, name) for one in _handles(pair[0]))]
+        return exact or [pair for pair in self._all if any(fnmatchcase(handle, name) for handle in _handles(pair[0]))]
 
     def has(self, name: str) -> bool:
         return any(name == known_as(node) for node, _ in self._all)
@@ -191,29 +193,32 @@ class _Nodes:
     def what_else(self, name: str) -> str:
         """Why `name` means no node."""
         graph = self._proto.graph
-        readers = [one.name or one.output[0] for one, _ in self._all if name in one.input]
+        readers = [entry.name or entry.output[0] for entry, _ in self._all if name in entry.input]
         if name in {tensor.name for tensor in self.stored}:
             return f"{name!r} is an initializer and no node makes it; `why_weights` says where it comes from"
         if name in {info.name for info in graph.input}:
             which = _join_names(readers)
             return f"{name!r} is an input of the model and no node makes it; ask for a node that reads it: {which}"
-        entries = (*(one for one, _ in self._all), *self.stored)
-        made = [(known_as(one) if isinstance(one, NodeProto) else one.name, annotations_of(one)) for one in entries]
-        heirs = [(marks.author, heir) for heir, marks in made if name in marks.replaced]
+        entries = (*(entry for entry, _ in self._all), *self.stored)
+        marked = [
+            (known_as(entry) if isinstance(entry, NodeProto) else entry.name, annotations_of(entry))
+            for entry in entries
+        ]
+        heirs = [(marks.author, heir) for heir, marks in marked if name in marks.replaced]
         if heirs:
             return (
                 f"{name!r} is gone: {heirs[0][0]} made {_join_names((heir for _, heir in heirs), 'and')} in its place"
             )
         kind, _, wanted = name.partition(":")
         if kind == "op":
-            what, known = f"no {wanted} in this model", {one.op_type for one, _ in self._all}
+            what, known = f"no {wanted} in this model", {entry.op_type for entry, _ in self._all}
         elif kind == "module":
-            what, known = f"no node of a module {wanted!r}", {path for one, _ in self._all for path in _paths(one)}
+            what, known = f"no node of a module {wanted!r}", {path for entry, _ in self._all for path in _paths(entry)}
             if not known:
                 return f"{what}: the model holds no torch metadata"
         else:
             wanted, what = name, f"no node, value or initializer named {name!r}"
-            known = {handle for one, _ in self._all for handle in _handles(one)}
+            known = {handle for entry, _ in self._all for handle in _handles(entry)}
             known |= {tensor.name for tensor in self.stored}
         close = nearest_names(wanted, sorted(known), NEAREST, cutoff=0.5)
         return what + (
@@ -248,7 +253,7 @@ class _Nodes:
             source_count=marks.count or int(not marks.author),
             form=form_of(tensor),
             made_by=marks.author,
-            readers=tuple(f"{one.op_type} {known_as(one)}" for one, _ in self._all if tensor.name in one.input),
+            readers=tuple(f"{node.op_type} {known_as(node)}" for node, _ in self._all if tensor.name in node.input),
         )
 
     @cached_property
@@ -283,10 +288,10 @@ def _paths(node: NodeProto) -> tuple[str, ...]:
 
 def _code(frames: Iterable[str]) -> str:
     """The innermost frame that is the user's, or a library's that is not torch."""
-    found = [match for match in map(FRAME.search, frames) if match and not OF_TORCH.search(match["file"])]
-    if not found:
+    matches = [match for match in map(FRAME.search, frames) if match and not OF_TORCH.search(match["file"])]
+    if not matches:
         return ""
-    last = found[-1]
+    last = matches[-1]
     return f"{last['file']}:{last['line']} in {last['function']}" + (
         f": {last['code'].strip()}" if last["code"] else ""
     )

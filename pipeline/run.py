@@ -148,8 +148,8 @@ class _Run:
                 return References(())
             user_inputs, limits = read_inputs(self.config.verify, source.inputs), self.config.passes
             plan = plan_draws(source, self.config.model, self.config.verify, user_inputs.draws)
-            with open_context(limits.timeout_s, limits.memory_gib, self.workspace.scratch) as bench:
-                references = compute_references(source, plan, bench)
+            with open_context(limits.timeout_s, limits.memory_gib, self.workspace.scratch) as context:
+                references = compute_references(source, plan, context)
                 references = replace(references, skipped=(*user_inputs.notes, *references.skipped))
             self._depends_on(self.config.verify, outputs_digest(references.draws))
             outcome.detail = ", ".join(reference.label for reference in references.draws)

@@ -12,7 +12,7 @@ from tests.support.paths import TESTS
 
 
 @pytest.fixture(scope="session")
-def bench() -> Iterator[PassContext]:
+def context() -> Iterator[PassContext]:
     """Workers and a folder, for all tests: they take seconds to start. A worker that dies is replaced."""
     with open_context() as opened:
         yield opened

@@ -68,14 +68,14 @@ class Outcome:
         return (self.kept.nodes - self.by_name.nodes) / self.instances
 
 
-def measure(family: Family, exported: Exported, optimizer: Optimizer, bench: PassContext) -> Outcome:
+def measure(family: Family, exported: Exported, optimizer: Optimizer, context: PassContext) -> Outcome:
     """Run it three times; the model has at least one instance."""
     steps = optimizer.steps(family)
-    freely = _run(exported, steps, FREE, bench)
-    kept = _run(exported, steps, Policy(keep=("qkv",)), bench)
-    by_name = _run(exported, _without(steps, optimizer.merging), FREE, bench)
+    freely = _run(exported, steps, FREE, context)
+    kept = _run(exported, steps, Policy(keep=("qkv",)), context)
+    by_name = _run(exported, _without(steps, optimizer.merging), FREE, context)
     if optimizer.scaling and _side(by_name).lost:
-        by_name = _run(exported, _without(steps, (*optimizer.merging, *optimizer.scaling)), FREE, bench)
+        by_name = _run(exported, _without(steps, (*optimizer.merging, *optimizer.scaling)), FREE, context)
     trouble = (f"{row.name} {row.status}: {row.reason}" for run in (kept, by_name) for row in run.reverted)
     return Outcome(len(_verdicts(kept)), _side(freely), _side(kept), _side(by_name), tuple(dict.fromkeys(trouble)))
 
@@ -86,8 +86,8 @@ def _without(steps: Sequence[Step], names: Sequence[str]) -> list[Step]:
     return [step.without(names) for step in left]
 
 
-def _run(exported: Exported, steps: Sequence[Step], policy: Policy, bench: PassContext) -> PassRun:
-    return run_passes(exported.model, steps, policy, NumericProver.of_itself(exported.feeds, bench), bench)
+def _run(exported: Exported, steps: Sequence[Step], policy: Policy, context: PassContext) -> PassRun:
+    return run_passes(exported.model, steps, policy, NumericProver.of_itself(exported.feeds, context), context)
 
 
 def _side(run: PassRun) -> Side:

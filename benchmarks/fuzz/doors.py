@@ -41,22 +41,22 @@ class UncaughtError(Exception):
 class Doors:
     """The doors, with workers and a folder of seed models that all files share."""
 
-    def __init__(self, folder: Path, bench: PassContext, runs: Path) -> None:
+    def __init__(self, folder: Path, context: PassContext, runs: Path) -> None:
         self._folder = folder
-        self._bench = bench
+        self._context = context
         self._runs = runs
 
     @classmethod
     @contextlib.contextmanager
     def open(cls) -> Iterator[Doors]:
-        with tempfile.TemporaryDirectory() as place, open_context(TIMEOUT_S, 4.0) as bench:
+        with tempfile.TemporaryDirectory() as place, open_context(TIMEOUT_S, 4.0) as context:
             folder = Path(place, "models")
             folder.mkdir()
             write_data_file(folder)
             for name, model in seed_models().items():
                 onnx.save(model, folder / f"{name}.onnx")
-            with _lend(bench, Path(place)):
-                yield cls(folder, bench, Path(place))
+            with _lend(context, Path(place)):
+                yield cls(folder, context, Path(place))
 
     def knock(self, door: str, content: bytes, seed_model: str) -> str:
         """How `door` takes the file: `ok`, or the kind of the error and its message.
@@ -85,7 +85,7 @@ class Doors:
         return "ok"
 
     def optimize(self, path: Path, _: Path) -> str:
-        passes.optimize(path, RECIPE, bench=self._bench)
+        passes.optimize(path, RECIPE, context=self._context)
         return "ok"
 
     def diff(self, path: Path, seed: Path) -> str:
@@ -120,7 +120,7 @@ class Doors:
         """Whether our own runtime computes what onnxruntime does, where both of them run the model."""
         from benchmarks.fuzz.right import compare_with_onnxruntime
 
-        return compare_with_onnxruntime(path, self._dims(path), self._bench)
+        return compare_with_onnxruntime(path, self._dims(path), self._context)
 
     def _command(self, *words: str | Path) -> str:
         out, errors = io.StringIO(), io.StringIO()
@@ -147,8 +147,8 @@ class Doors:
 
 
 @contextlib.contextmanager
-def _lend(bench: PassContext, place: Path) -> Iterator[None]:
-    """Give the workers of `bench` to whatever command would start its own: to start them takes longer than a file."""
+def _lend(context: PassContext, place: Path) -> Iterator[None]:
+    """Give the workers of `context` to whatever command would start its own: to start them takes longer than a file."""
     modules = [importlib.import_module(name) for name in OPEN_BENCHES]
     before = [module.open_context for module in modules]
 
@@ -157,7 +157,7 @@ def _lend(bench: PassContext, place: Path) -> Iterator[None]:
         timeout_s: float = 0.0, memory_gib: float | None = None, folder: Path | None = None
     ) -> Iterator[PassContext]:
         with tempfile.TemporaryDirectory(dir=folder or place) as own:
-            yield PassContext(bench.worker, Path(own).resolve(), bench.proofs)
+            yield PassContext(context.worker, Path(own).resolve(), context.proofs)
 
     for module in modules:
         vars(module)["open_context"] = lend

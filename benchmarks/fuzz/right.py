@@ -22,7 +22,7 @@ from pipeline.runtime.tensors import to_numpy
 __all__ = ["compare_with_onnxruntime", "run_in_worker"]
 
 
-def compare_with_onnxruntime(path: Path, dims: Mapping[str, int], bench: PassContext) -> str:
+def compare_with_onnxruntime(path: Path, dims: Mapping[str, int], context: PassContext) -> str:
     """`ok` where both run the model and agree; `refused` where one of them does not run it.
 
     Raises:
@@ -38,7 +38,7 @@ def compare_with_onnxruntime(path: Path, dims: Mapping[str, int], bench: PassCon
     except UsageError as mistake:
         return f"refused: our runtime: {mistake}"
     try:
-        theirs = bench.proofs.call(run_in_worker, within_s=30.0, model=portable(model, bench.spill), feeds=feeds)
+        theirs = context.proofs.call(run_in_worker, within_s=30.0, model=portable(model, context.spill), feeds=feeds)
     except PassError as error:
         return f"refused: onnxruntime: {error}"
     for name, expected in theirs.items():

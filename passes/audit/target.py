@@ -43,7 +43,7 @@ class AuditTarget:
         return dataclasses.asdict(self)
 
 
-def targets_of(bench: PassContext, *, every: bool = False) -> tuple[AuditTarget, ...]:
+def targets_of(context: PassContext, *, every: bool = False) -> tuple[AuditTarget, ...]:
     """Each pass of onnxoptimizer alone, its default set, and each step of a recipe that is installed.
 
     onnxruntime loads a model before it optimizes it, and may refuse it then: that is `onnxruntime/nop`.
@@ -51,23 +51,24 @@ def targets_of(bench: PassContext, *, every: bool = False) -> tuple[AuditTarget,
     Args:
         every: the passes inside of the steps too, each alone. There are hundreds.
     """
-    rows = catalog(bench, steps=None if every else ())
+    rows = catalog(context, steps=None if every else ())
     default = AuditTarget(DEFAULT, "onnxoptimizer", "onnxoptimizer", onnxoptimizer.default_set())
     idle = AuditTarget(f"onnxruntime/{ROUND_TRIP}", "onnxruntime", "onnxruntime", options={"level": NOTHING})
     others = [_subject(row, rows) for row in rows if row.runs not in ("missing", "never") and _is_known(row)]
     return (default, idle, *others)
 
 
-def with_inner(subjects: Sequence[AuditTarget], bench: PassContext) -> tuple[AuditTarget, ...]:
+def with_inner(subjects: Sequence[AuditTarget], context: PassContext) -> tuple[AuditTarget, ...]:
     """Fill in the inner passes of whole steps. Asking a library takes seconds, so choose `subjects` before."""
     return tuple(
-        replace(subject, inner=_inner(subject, bench)) if subject.name in OWN_STEPS else subject for subject in subjects
+        replace(subject, inner=_inner(subject, context)) if subject.name in OWN_STEPS else subject
+        for subject in subjects
     )
 
 
-def _inner(subject: AuditTarget, bench: PassContext) -> tuple[str, ...]:
+def _inner(subject: AuditTarget, context: PassContext) -> tuple[str, ...]:
     step = OWN_STEPS[subject.name]()
-    return step.inner(bench)
+    return step.inner(context)
 
 
 def _is_known(row: CatalogEntry) -> bool:

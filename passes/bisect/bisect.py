@@ -33,7 +33,7 @@ def bisect(
     source: DetachedModel,
     recipe: Sequence[Step | Repeat],
     fault: Fault,
-    bench: PassContext,
+    context: PassContext,
     *,
     skip: Sequence[str] = (),
     budget_s: float = BUDGET_S,
@@ -52,8 +52,8 @@ def bisect(
         PolicyError: an unknown name in `skip`, or an option that a step does not take.
     """
     check_lists(recipe=recipe, skip=skip)
-    begun, runs = time.perf_counter(), Runs(bench, observer)
-    blocks = _without_skipped(join_blocks(recipe), Policy(tuple(skip), watch=False), bench)
+    begun, runs = time.perf_counter(), Runs(context, observer)
+    blocks = _without_skipped(join_blocks(recipe), Policy(tuple(skip), watch=False), context)
     steps = sum(len(block.steps) for block in blocks)
     found = find_guilty(blocks, source, fault, runs)
     if not isinstance(found, GuiltyStep):
@@ -70,14 +70,14 @@ def bisect(
     return Bisection(fault.description, steps, culprit, smallest, "", count, named - begun, found.failed, notes)
 
 
-def _without_skipped(blocks: Sequence[Repeat], policy: Policy, bench: PassContext) -> list[Repeat]:
+def _without_skipped(blocks: Sequence[Repeat], policy: Policy, context: PassContext) -> list[Repeat]:
     """The blocks without the steps and passes that `policy` skips."""
     if policy.skip:
         all_steps = [step for block in blocks for step in block.steps]
-        policy.check(pass_names(all_steps, bench), [step.name for step in all_steps])
+        policy.check(pass_names(all_steps, context), [step.name for step in all_steps])
     return [
         Repeat(
-            tuple(with_skips(step, policy, bench) for step in block.steps if policy.skips(step.name) is None),
+            tuple(with_skips(step, policy, context) for step in block.steps if policy.skips(step.name) is None),
             block.limit,
         )
         for block in blocks

@@ -211,7 +211,7 @@ class Deviation(Fault):
     optimization. A model that no longer runs is infinitely far off."""
 
     tolerance: float
-    bench: PassContext
+    context: PassContext
     feeds: Feeds
     expected: Outputs
     refused: bool = False
@@ -220,25 +220,25 @@ class Deviation(Fault):
     """Digest of what a model computes → its distance."""
 
     @classmethod
-    def of(cls, tolerance: float, source: DetachedModel, bench: PassContext) -> Self:
+    def of(cls, tolerance: float, source: DetachedModel, context: PassContext) -> Self:
         """A deviation from `source` on the draws that `passes.optimize` makes.
 
         Raises:
             ModelError: the model does not run, computes NaN, or is random, so it cannot be judged.
         """
-        feeds, expected = _reference(source, bench)
+        feeds, expected = _reference(source, context)
         nan = [name for draw in expected for name, value in draw.items() if value.dtype.kind == "f" and _has_nan(value)]
         if nan:
             raise ModelError(f"the model's own output {nan[0]!r} holds NaN, so nothing can be compared with it")
         if any(node.op_type in RANDOM_OPS for node in source.proto.graph.node):
-            twice = _outputs(source, [*feeds, *feeds], bench)  # a new session would draw the same numbers again
+            twice = _outputs(source, [*feeds, *feeds], context)  # a new session would draw the same numbers again
             apart = _distance(twice[: len(feeds)], twice[len(feeds) :])
             if apart.error > tolerance:
                 raise ModelError(
                     f"the model is random: two runs of it differ by {apart.error:.3g}, over {tolerance:g}, so no pass "
                     "can be blamed for that"
                 )
-        return cls(tolerance, bench, feeds, expected)
+        return cls(tolerance, context, feeds, expected)
 
     @property
     def not_found_message(self) -> str:
@@ -262,7 +262,7 @@ class Deviation(Fault):
         meaning = meanings_of(model).whole
         if meaning not in self.known:
             try:
-                self.known[meaning] = _distance(self.expected, _outputs(model, self.feeds, self.bench))
+                self.known[meaning] = _distance(self.expected, _outputs(model, self.feeds, self.context))
             except StepFailed as failure:
                 self.known[meaning] = Distance(math.inf, " ".join(str(failure).split()), refused=True)
         return self.known[meaning]
@@ -272,7 +272,7 @@ class Deviation(Fault):
         if self._distance(outcome.model).refused:
             return replace(self, refused=True)
         apart = _distance(
-            _outputs(before, self.feeds, self.bench), _outputs(outcome.model, self.feeds, self.bench)
+            _outputs(before, self.feeds, self.context), _outputs(outcome.model, self.feeds, self.context)
         ).error
         return self if apart > self.tolerance else replace(self, tolerance=apart / 2)
 
@@ -288,11 +288,11 @@ class Deviation(Fault):
         if not outcome.changed:
             return False
         try:
-            feeds, expected = _reference(part, self.bench)
+            feeds, expected = _reference(part, self.context)
         except (ModelError, StepFailed):  # no model that can be judged
             return False
         try:
-            got = _outputs(outcome.model, feeds, self.bench)
+            got = _outputs(outcome.model, feeds, self.context)
         except StepFailed:
             return self.refused
         if self.refused or any(map(_has_nan, (value for draw in expected for value in draw.values()))):
@@ -310,13 +310,13 @@ def compute_outputs(model: MappedModel, feeds: Feeds) -> Outputs:
     return [session.run(draw) for draw in feeds]
 
 
-def _outputs(model: DetachedModel, feeds: Feeds, bench: PassContext) -> Outputs:
-    return bench.proofs.ask(compute_outputs, model=portable(model, bench.spill), feeds=list(feeds))
+def _outputs(model: DetachedModel, feeds: Feeds, context: PassContext) -> Outputs:
+    return context.proofs.ask(compute_outputs, model=portable(model, context.spill), feeds=list(feeds))
 
 
-def _reference(source: DetachedModel, bench: PassContext) -> tuple[Feeds, Outputs]:
+def _reference(source: DetachedModel, context: PassContext) -> tuple[Feeds, Outputs]:
     try:
-        draws, _ = choose_in_worker(source, plan_draws(source), bench)
+        draws, _ = choose_in_worker(source, plan_draws(source), context)
     except StepFailed as failure:
         raise ModelError(f"the model does not run as it is: {failure}") from failure
     return [draw.feeds for draw in draws], [draw.results for draw in draws]

@@ -55,7 +55,7 @@ Observer = Callable[[str, str, float, float], None]
 class Runs:
     """Runs steps and counts the calls: a call with several passes is one pass run."""
 
-    bench: PassContext
+    context: PassContext
     observer: Observer = lambda *_: None
     count: int = 0
 
@@ -64,7 +64,7 @@ class Runs:
         self.count += 1
         step = steps[0] if len(steps) == 1 else OnnxOptimizerPasses(tuple(one.name for one in steps))
         try:
-            result = step.apply(model, self.bench)
+            result = step.apply(model, self.context)
             if result.changed:
                 keep_signature(model, result.model, narrows=step.narrows)
         except StepFailed as failure:

@@ -156,7 +156,7 @@ def find_inner(guilty: GuiltyStep, fault: Fault, runs: Runs) -> InnerCulprit:
         return canonical_digest(outcome.model) == canonical_digest(guilty.outcome.model)
 
     suspects = [name for name, destroyed in DESTROYS.items() if set(fault.kinds) & set(destroyed)]
-    found = minimal_culprits(step.inner(runs.bench), suspects or step.suspects, is_good)
+    found = minimal_culprits(step.inner(runs.context), suspects or step.suspects, is_good)
     if found is None:
         return InnerCulprit()
     primary = primary_culprit(found, does_the_same)

@@ -56,7 +56,7 @@ def find_smallest(
 def _minimize(begun: DetachedModel, search: _Search, deadline: float) -> DetachedModel:
     """The smallest part of `begun`, with constants folded first if it then still shows the fault."""
     try:
-        folded = FoldConstants().apply(begun, search.runs.bench)
+        folded = FoldConstants().apply(begun, search.runs.context)
     except StepFailed:
         folded = PassResult(begun, changed=False)
     start = folded.model if folded.changed and search.shows(folded.model) else begun
@@ -104,7 +104,7 @@ def _focus(step: Step, inner: InnerCulprit, runs: Runs) -> Step | None:
     """The composite step with only the pass at fault and its fixed stages; None if the pass is not known."""
     if not step.is_composite or not inner.primary:
         return None
-    return step.without([name for name in step.inner(runs.bench) if name not in (inner.primary, *step.suspects)])
+    return step.without([name for name in step.inner(runs.context) if name not in (inner.primary, *step.suspects)])
 
 
 def _as_named(source: DetachedModel, model: DetachedModel) -> DetachedModel:

@@ -51,7 +51,7 @@ def find_entries(name: str, rows: Sequence[CatalogEntry]) -> tuple[CatalogEntry,
     )
 
 
-def show(entry: CatalogEntry, rows: Sequence[CatalogEntry], bench: PassContext) -> Demo:
+def show(entry: CatalogEntry, rows: Sequence[CatalogEntry], context: PassContext) -> Demo:
     """Run the pass of `entry` alone on its example model; `rows` is the whole catalogue."""
     if entry.runs == "missing":
         return Demo(entry, why_not=entry.note)
@@ -63,7 +63,7 @@ def show(entry: CatalogEntry, rows: Sequence[CatalogEntry], bench: PassContext) 
     before = graph_text(picture.model)
     model = detached_copy(picture.model)
     try:
-        result = isolate_pass(entry, rows).apply(model, bench).model
+        result = isolate_pass(entry, rows).apply(model, context).model
     except StepFailed as failure:
         return Demo(entry, picture.caption, before, why_not=f"on this model it failed: {failure}")
     if not fires(model, result):

@@ -51,7 +51,7 @@ class CatalogEntry:
         return self.does != UNDESCRIBED
 
 
-def catalog(bench: PassContext, *, steps: Collection[str] | None = None) -> tuple[CatalogEntry, ...]:
+def catalog(context: PassContext, *, steps: Collection[str] | None = None) -> tuple[CatalogEntry, ...]:
     """All passes: onnxoptimizer's, then each step of a recipe with its inner passes as `STEP/NAME`.
 
     Args:
@@ -63,11 +63,11 @@ def catalog(bench: PassContext, *, steps: Collection[str] | None = None) -> tupl
     ]
     for name, make in OWN_STEPS.items():
         step = make()
-        rows += rows_of(step, bench) if steps is None or name in steps else [_step_entry(step)]
+        rows += rows_of(step, context) if steps is None or name in steps else [_step_entry(step)]
     return (*rows, *_user_entries())
 
 
-def pass_names(steps: Sequence[Step], bench: PassContext) -> tuple[str, ...]:
+def pass_names(steps: Sequence[Step], context: PassContext) -> tuple[str, ...]:
     """Every name that a skip list may hold in a run of `steps`; only their libraries are asked.
 
     Raises:
@@ -76,16 +76,16 @@ def pass_names(steps: Sequence[Step], bench: PassContext) -> tuple[str, ...]:
     names = [*onnxoptimizer.available(), *OWN_STEPS]
     for step in steps:
         names.append(step.name)
-        names += [f"{step.name}/{name}" for name in step.known_inner(bench)]
+        names += [f"{step.name}/{name}" for name in step.known_inner(context)]
     return tuple(dict.fromkeys(names))
 
 
-def rows_of(step: Step, bench: PassContext) -> list[CatalogEntry]:
+def rows_of(step: Step, context: PassContext) -> list[CatalogEntry]:
     """The entry of one step, and those of its inner passes. The step's entry says if its library is missing."""
     if not step.is_composite:
         return [_step_entry(step)]
     try:
-        inner, extras = step.inner(bench), step.extras(bench)
+        inner, extras = step.inner(context), step.extras(context)
     except PolicyError as error:
         return [replace(_step_entry(step), runs="missing", note=str(error))]
     rows = [_inner_entry(step, each, "default") for each in inner]

@@ -83,7 +83,7 @@ class DrawnInputs:
     feeds: Mapping[str, np.ndarray]
 
 
-def draw_inputs(matched: ModelMatching, bench: PassContext, most: int | None = None) -> list[DrawnInputs]:
+def draw_inputs(matched: ModelMatching, context: PassContext, most: int | None = None) -> list[DrawnInputs]:
     """The draws of a proof (`passes.optimize.plan_draws`) on which the first model runs; `most` of them.
 
     A dim that only the second model fixes has its size.
@@ -93,7 +93,7 @@ def draw_inputs(matched: ModelMatching, bench: PassContext, most: int | None = N
         StepFailed: the first model does not run.
     """
     plan = plan_draws(matched.before, inputs=_with_fixed_dims(matched))
-    chosen, _ = choose_in_worker(matched.before, plan, bench)
+    chosen, _ = choose_in_worker(matched.before, plan, context)
     return [DrawnInputs(one.draw.label, one.feeds) for one in chosen[:most]]
 
 
@@ -111,7 +111,7 @@ def _with_fixed_dims(matched: ModelMatching) -> ModelProto:
 
 
 def compare_numbers(
-    matched: ModelMatching, draws: Sequence[DrawnInputs], bench: PassContext, *, values: bool = False
+    matched: ModelMatching, draws: Sequence[DrawnInputs], context: PassContext, *, values: bool = False
 ) -> Numbers:
     """Run both models on each of `draws` and compare their outputs; with `values` also their inner values.
 
@@ -127,11 +127,11 @@ def compare_numbers(
         raise ModelError(
             f"the second model has an input {min(missing)!r} that the first has not, so there are no numbers to compare"
         )
-    found, failed = measure_pairs(matched, outputs, draws, bench)
+    found, failed = measure_pairs(matched, outputs, draws, context)
     if failed.keys() >= {one.label for one in draws}:
         raise StepFailed(f"the second model does not run: {next(iter(failed.values()))}")
     draws = [one for one in draws if one.label not in failed]
-    inner = measure_pairs(matched, list(_common_values(matched)), draws, bench)[0] if values else {}
+    inner = measure_pairs(matched, list(_common_values(matched)), draws, context)[0] if values else {}
     return Numbers(
         {name: errors for (_, name), (_, errors) in found.items()},
         tuple(ValueErrors(*pair, errors) for pair, (_, errors) in inner.items()),
@@ -149,7 +149,7 @@ def measure_pairs(
     matched: ModelMatching,
     pairs: Sequence[Pair],
     draws: Sequence[DrawnInputs],
-    bench: PassContext,
+    context: PassContext,
     *,
     may_collapse: bool = False,
 ) -> tuple[dict[Pair, Distance], dict[str, str]]:
@@ -162,14 +162,14 @@ def measure_pairs(
     Raises:
         StepFailed: onnxruntime refuses one of the models, or stops on the first.
     """
-    models = [portable(model, bench.spill) for model in (matched.before, matched.after)]
+    models = [portable(model, context.spill) for model in (matched.before, matched.after)]
     computed_in = computed_types(matched.before, (old for old, _ in pairs))
     names = matched.inputs.items()
     feeds = [{**one.feeds, **{new: one.feeds[old] for new, old in names if old in one.feeds}} for one in draws]
     found, failed = dict[Pair, Distance](), dict[str, str]()
     for start in range(0, len(pairs), AT_ONCE):
         part = pairs[start : start + AT_ONCE]
-        answers: list[list[Distance | None] | str] = bench.proofs.ask(
+        answers: list[list[Distance | None] | str] = context.proofs.ask(
             measure_distances,
             before=models[0],
             after=models[1],
@@ -291,7 +291,7 @@ class _LayerBoundary:
 
 
 def compare_layers(
-    matched: ModelMatching, draws: Sequence[DrawnInputs], bench: PassContext, *, most: int | None = None
+    matched: ModelMatching, draws: Sequence[DrawnInputs], context: PassContext, *, most: int | None = None
 ) -> tuple[LayerErrors, ...]:
     """Run both models on `draws` and compare the floating-point values at which a layer of the first one ends.
 
@@ -308,7 +308,7 @@ def compare_layers(
     if most is not None and len(boundaries) > most:
         chosen = sorted(range(len(boundaries)), key=lambda place: (boundaries[place].depth, place))[:most]
         boundaries = [boundaries[place] for place in sorted(chosen)]
-    found, _ = measure_pairs(matched, [one.pair for one in boundaries], draws, bench, may_collapse=True)
+    found, _ = measure_pairs(matched, [one.pair for one in boundaries], draws, context, may_collapse=True)
     return tuple(
         LayerErrors(one.layer, one.op, *one.pair, *found[one.pair])
         for one in boundaries

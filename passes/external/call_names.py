@@ -45,16 +45,16 @@ class ShortNames:
 
 
 def _rename(graph: GraphProto, rename: Callable[[str], str]) -> None:
-    for one in every_graph(graph):
-        for node in one.node:
+    for subgraph in every_graph(graph):
+        for node in subgraph.node:
             for names in (node.input, node.output):
                 names[:] = [rename(name) if name else "" for name in names]
-        for named in (one.input, one.output, one.value_info, one.initializer):
+        for named in (subgraph.input, subgraph.output, subgraph.value_info, subgraph.initializer):
             for entry in named:
                 entry.name = rename(entry.name)
-        for sparse in one.sparse_initializer:
+        for sparse in subgraph.sparse_initializer:
             sparse.values.name = rename(sparse.values.name)
-        for annotation in one.quantization_annotation:
+        for annotation in subgraph.quantization_annotation:
             annotation.tensor_name = rename(annotation.tensor_name)
             for parameter in annotation.quant_parameter_tensor_names:
                 parameter.value = rename(parameter.value)
@@ -78,9 +78,9 @@ def number_nodes(model: ModelProto) -> list[str]:
     return names
 
 
-def restore_names(made: ModelProto, names: Sequence[str], source: Sequence[NodeProto]) -> None:
-    """Give the nodes of `made` their `names`, where those are numbers the names of the `source` nodes."""
-    for node, name in zip(made.graph.node, names, strict=True):
+def restore_names(model: ModelProto, names: Sequence[str], source: Sequence[NodeProto]) -> None:
+    """Give the nodes of `model` their `names`, where those are numbers the names of the `source` nodes."""
+    for node, name in zip(model.graph.node, names, strict=True):
         place = name.removeprefix(NUMBERED)
         node.name = name if place == name else source[int(place)].name
 

@@ -56,14 +56,14 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
-def ask(bench: PassContext, function: Callable[..., Answer], step: str, **arguments: Any) -> Answer:
+def ask(context: PassContext, function: Callable[..., Answer], step: str, **arguments: Any) -> Answer:
     """Ask the worker for what the installed release has; `function` runs there and returns it.
 
     Raises:
         PolicyError: the library cannot be asked; its passes cannot be left out without their names.
     """
     try:
-        return bench.worker.ask(function, within_s=LISTING_S, **arguments)
+        return context.worker.ask(function, within_s=LISTING_S, **arguments)
     except StepFailed as failure:
         raise PolicyError(
             f"{step} cannot be asked for its passes, so none of them can be skipped: {failure}"
@@ -80,14 +80,14 @@ def refuse_unknown(names: Iterable[object], known: Iterable[str], title: str) ->
 
 
 def refuse_wrong_values(
-    bench: PassContext, hints: Callable[[], Mapping[str, Any]], step: str, options: Mapping[str, Any]
+    context: PassContext, hints: Callable[[], Mapping[str, Any]], step: str, options: Mapping[str, Any]
 ) -> None:
     """Raises PolicyError for the first option whose value is not of the type that the library declares.
 
     Args:
         hints: a function for the worker that returns option → type.
     """
-    wrong = bench.worker.ask(find_wrong_value, within_s=LISTING_S, hints=hints, options=dict(options))
+    wrong = context.worker.ask(find_wrong_value, within_s=LISTING_S, hints=hints, options=dict(options))
     if wrong:
         raise PolicyError(f"{step}: {wrong}")
 

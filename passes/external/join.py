@@ -62,14 +62,14 @@ class ModelAssembler:
         self._called: dict[str, str] = {}
         """Value of the source → what its maker calls it now."""
 
-    def replace(self, places: Sequence[int], names: frozenset[str], made: ModelProto) -> None:
-        """Put `made` in the place of the nodes at `places`, which had values of these `names`."""
+    def replace(self, places: Sequence[int], names: frozenset[str], optimized: ModelProto) -> None:
+        """Put `optimized` in the place of the nodes at `places`, which had values of these `names`."""
         inside = {name for place in places for node in self._nodes[place] for name in node.output}
         for place in places:
             self._nodes[place] = []
-        fresh = self._fresh_names(names, made.graph)
+        fresh = self._fresh_names(names, optimized.graph)
         nodes = self._nodes[places[0]]
-        for node in made.graph.node:
+        for node in optimized.graph.node:
             if node.name.startswith(BORROWED):
                 continue
             if node.domain == DOMAIN:
@@ -81,13 +81,13 @@ class ModelAssembler:
             node.input[:] = [fresh.get(name, name) for name in node.input]
             node.output[:] = [fresh.get(name, name) for name in node.output]
             nodes.append(node)
-        has = {tensor.name for tensor in made.graph.initializer}
+        has = {tensor.name for tensor in optimized.graph.initializer}
         self._dropped |= {name for name in names if name in self._stored and name not in has}
-        for tensor in made.graph.initializer:
+        for tensor in optimized.graph.initializer:
             if tensor.name in fresh or tensor.name in inside:  # the second: of a Constant
                 tensor.name = fresh.get(tensor.name, tensor.name)
                 self._stored[tensor.name] = tensor
-        for info in made.graph.value_info:
+        for info in optimized.graph.value_info:
             if info.name in fresh:
                 info.name = fresh[info.name]
                 self._infos[info.name] = info
@@ -111,9 +111,9 @@ class ModelAssembler:
         graph.initializer.extend(
             tensor for name, tensor in self._stored.items() if name in read or name not in self._dropped
         )
-        made = {name for node in graph.node for name in node.output}
+        computed = {name for node in graph.node for name in node.output}
         graph.value_info.extend(
-            info for name, info in self._infos.items() if name in made and name not in self._outputs
+            info for name, info in self._infos.items() if name in computed and name not in self._outputs
         )
         sort_nodes(graph)
         model = ModelProto()
@@ -144,21 +144,21 @@ class ModelAssembler:
         """Where the node now stands that is the first one behind a place in the source."""
         return sum(map(len, self._nodes[:place]))
 
-    def _leave(self, name: str, made: str) -> None:
-        """What left a piece as `name` is `made` now."""
-        if made != name:
-            self._read[name] = made
+    def _leave(self, name: str, inside: str) -> None:
+        """What left a piece as `name` is `inside` now."""
+        if inside != name:
+            self._read[name] = inside
 
-    def _enter(self, source: str, made: str, nodes: list[NodeProto]) -> None:
-        """What enters a piece as `source` is called `made` there now; an output of the graph keeps its name."""
-        if made == source:
+    def _enter(self, source: str, inside: str, nodes: list[NodeProto]) -> None:
+        """What enters a piece as `source` is called `inside` there now; an output of the graph keeps its name."""
+        if inside == source:
             return
-        if made not in self._outputs:
-            self._read[made] = source
+        if inside not in self._outputs:
+            self._read[inside] = source
         elif source not in self._fixed and source not in self._called:
-            self._read[source] = self._called[source] = made
+            self._read[source] = self._called[source] = inside
         else:  # an input cannot be an output under another name
-            nodes.append(NodeProto(op_type="Identity", input=[source], output=[made]))
+            nodes.append(NodeProto(op_type="Identity", input=[source], output=[inside]))
 
     def _read_as(self, name: str) -> str:
         seen = {name}

@@ -24,7 +24,7 @@ class InferShapes(Step):
     source: str = field(default="onnx", init=False)
     annotates: ClassVar[bool] = True
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         try:
             inferred = call_inference(model.proto, self.data_prop)
         except Exception as error:

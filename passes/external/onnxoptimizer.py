@@ -40,8 +40,8 @@ class OnnxOptimizerPass(Step):
     name: str
     source: str = field(default=NAME, init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
-        return _apply([self.name], model, bench)
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        return _apply([self.name], model, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class OnnxOptimizerPasses(Step):
     def name(self) -> str:  # type: ignore[override]
         return ", ".join(self.names)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
-        return _apply(self.names, model, bench)
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        return _apply(self.names, model, context)
 
 
 def passes_of(names: Sequence[str]) -> tuple[OnnxOptimizerPass, ...]:
@@ -78,24 +78,24 @@ def default_set() -> tuple[str, ...]:
     return tuple(onnxoptimizer.get_fuse_and_elimination_passes())
 
 
-def _apply(names: Sequence[str], model: DetachedModel, bench: PassContext) -> PassResult:
+def _apply(names: Sequence[str], model: DetachedModel, context: PassContext) -> PassResult:
     nodes = model.proto.graph.node
     try:
-        source = _serialize_numbered(model.proto, bench)
-        output: PassOutput | None = bench.worker.call(optimize, model=source, names=list(names))
+        source = _serialize_numbered(model.proto, context)
+        output: PassOutput | None = context.worker.call(optimize, model=source, names=list(names))
     except StepFailed as failure:
         failure.args = (quote_own_names(str(failure), nodes),)
         raise
     if output is None:
         return PassResult(model, changed=False)
-    made = onnx.load_from_string(output.model)
-    restore_names(made, output.names, nodes)
-    return PassResult(model.with_proto(made))
+    proto = onnx.load_from_string(output.model)
+    restore_names(proto, output.names, nodes)
+    return PassResult(model.with_proto(proto))
 
 
-def _serialize_numbered(proto: onnx.ModelProto, bench: PassContext) -> bytes:
+def _serialize_numbered(proto: onnx.ModelProto, context: PassContext) -> bytes:
     """The model with numbered nodes, serialized; a model is known again by identity."""
-    remembered: list[tuple[onnx.ModelProto, bytes]] = bench.cache.setdefault(NAME, [])
+    remembered: list[tuple[onnx.ModelProto, bytes]] = context.cache.setdefault(NAME, [])
     for known, content in remembered:
         if known is proto:
             return content
@@ -119,15 +119,15 @@ def optimize(desk: dict[str, Any], model: bytes, names: Sequence[str]) -> PassOu
     remembered: dict[bytes, _PreparedModel] = desk.setdefault(NAME, {})
     prepared = remembered.pop(model, None) or _PreparedModel.read(model)
     remembered[model] = prepared
-    made = prepared.run(names)
-    found = None
-    if made is not None:
-        following, its_names = prepared.prepare_next(made)
+    content = prepared.run(names)
+    output = None
+    if content is not None:
+        following, its_names = prepared.prepare_next(content)
         remembered[following.source] = following  # most are sound, so the next pass is given this one
-        found = PassOutput(following.source, its_names)
+        output = PassOutput(following.source, its_names)
     for forgotten in list(remembered)[:-REMEMBERED]:
         del remembered[forgotten]
-    return found
+    return output
 
 
 def call_optimize(model: onnx.ModelProto, names: Sequence[str], *, fixed_point: bool = False) -> onnx.ModelProto:
@@ -158,10 +158,10 @@ class _PreparedModel:
         if self._pieces is not None:
             pieces = self._pieces.run(names)
             return None if pieces is None else pieces.model.SerializeToString()
-        made = self._optimize(self._bytes, names)
-        self._is_written |= made == self._bytes
-        is_same = made == self._bytes or (not self._is_written and made == self._rewritten)
-        return None if is_same else made
+        content = self._optimize(self._bytes, names)
+        self._is_written |= content == self._bytes
+        is_same = content == self._bytes or (not self._is_written and content == self._rewritten)
+        return None if is_same else content
 
     @cached_property
     def _rewritten(self) -> bytes:
@@ -178,10 +178,10 @@ class _PreparedModel:
             error.args = (self._short.quote_own_names(str(error)),)
             raise
 
-    def prepare_next(self, made: bytes) -> tuple[_PreparedModel, Sequence[str]]:
+    def prepare_next(self, content: bytes) -> tuple[_PreparedModel, Sequence[str]]:
         """What passes have made, ready for the next one, with the names that values have outside; and the names that
         its nodes had."""
-        proto = onnx.load_from_string(made)
+        proto = onnx.load_from_string(content)
         names = number_nodes(proto)
         full = onnx.ModelProto()
         full.CopyFrom(proto)

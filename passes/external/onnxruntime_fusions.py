@@ -66,8 +66,8 @@ class OnnxRuntimeFusions(CompositeStep):
         }
         return cls(**own, flags={name: value for name, value in options.items() if name not in own})
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
-        return PassResult(through_files(model, bench, fuse, self.build_arguments()))
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        return PassResult(through_files(model, context, fuse, self.build_arguments()))
 
     def build_arguments(self) -> dict[str, Any]:
         """What `call_optimizer` takes besides the file."""
@@ -79,11 +79,11 @@ class OnnxRuntimeFusions(CompositeStep):
             "flags": {**self.flags, **dict.fromkeys(self.left_out, False)},
         }
 
-    def inner(self, bench: PassContext) -> tuple[str, ...]:
-        flags = {**self._flags(bench), **self.flags, **dict.fromkeys(self.left_out, False)}
+    def inner(self, context: PassContext) -> tuple[str, ...]:
+        flags = {**self._flags(context), **self.flags, **dict.fromkeys(self.left_out, False)}
         return tuple(name for name, value in flags.items() if name.startswith(SWITCH) and value)
 
-    def check(self, bench: PassContext) -> None:
+    def check(self, context: PassContext) -> None:
         """Refuse what the installed release does not take.
 
         Raises:
@@ -92,7 +92,7 @@ class OnnxRuntimeFusions(CompositeStep):
         """
         if self == type(self)(left_out=self.left_out):
             return
-        flags = self._flags(bench)
+        flags = self._flags(context)
         refuse_unknown(self.flags, flags, f"{self.name} (model_type {self.model_type}) has no option")
         for name, value in self.flags.items():
             if name in ENUMS:
@@ -106,8 +106,8 @@ class OnnxRuntimeFusions(CompositeStep):
                 "or leave it at 0 and put the step onnxruntime before this one"
             )
 
-    def _flags(self, bench: PassContext) -> Mapping[str, Any]:
-        known = ask(bench, facts, self.name)
+    def _flags(self, context: PassContext) -> Mapping[str, Any]:
+        known = ask(context, facts, self.name)
         refuse_unknown([self.model_type], known, f"{self.name} has no model_type")
         return known[self.model_type]
 
@@ -133,12 +133,12 @@ def facts() -> dict[str, dict[str, Any]]:
     from onnxruntime.transformers import fusion_options
     from onnxruntime.transformers.optimizer import MODEL_TYPES
 
-    found = {}
+    flags_by_family = {}
     for family in MODEL_TYPES:
         flags = vars(fusion_options.FusionOptions(family))
         named = {name: list(_values_by_name(name)) for name in ENUMS if name in flags}
-        found[family] = {**flags, **named}
-    return found
+        flags_by_family[family] = {**flags, **named}
+    return flags_by_family
 
 
 def _values_by_name(flag: str) -> dict[str, Any]:

@@ -44,18 +44,18 @@ class OnnxRuntimeGraph(CompositeStep):
     name: str = field(default="onnxruntime", init=False)
     source: str = field(default="onnxruntime", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         options = {"level": self.level, "disabled": [*self._disabled_names(), *self.left_out]}
-        return PassResult(through_files(model, bench, optimize, options))
+        return PassResult(through_files(model, context, optimize, options))
 
-    def inner(self, bench: PassContext) -> tuple[str, ...]:
+    def inner(self, context: PassContext) -> tuple[str, ...]:
         disabled = {*self._disabled_names(), *self.left_out}
-        return tuple(name for name in self._names(bench) if name not in disabled)
+        return tuple(name for name in self._names(context) if name not in disabled)
 
     def appliers(self, name: str) -> tuple[str, ...]:
         return tuple(group for group, rules in RULES.items() if name in rules)
 
-    def check(self, bench: PassContext) -> None:
+    def check(self, context: PassContext) -> None:
         """Refuse names that the installed release does not have; onnxruntime itself ignores them in silence.
 
         Raises:
@@ -63,14 +63,14 @@ class OnnxRuntimeGraph(CompositeStep):
         """
         refuse_unknown([self.level], LEVELS, "onnxruntime has no optimization level")
         if self._disabled_names():
-            refuse_unknown(self._disabled_names(), self._names(bench), f"onnxruntime at level {self.level} has no")
+            refuse_unknown(self._disabled_names(), self._names(context), f"onnxruntime at level {self.level} has no")
 
     def _disabled_names(self) -> list[str]:
         return texts({"disabled_optimizers": self.disabled_optimizers}, "disabled_optimizers", self.name)
 
-    def _names(self, bench: PassContext) -> list[str]:
+    def _names(self, context: PassContext) -> list[str]:
         refuse_unknown([self.level], LEVELS, "onnxruntime has no optimization level")
-        return ask(bench, facts, self.name, level=self.level)["passes"]
+        return ask(context, facts, self.name, level=self.level)["passes"]
 
 
 @cache

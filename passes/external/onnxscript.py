@@ -44,19 +44,19 @@ class OnnxScriptOptimizer(CompositeStep):
     source: str = field(default="onnxscript", init=False)
     suspects: ClassVar[tuple[str, ...]] = ("constant_folding", SHAPES)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
-        return PassResult(through_ir(model, bench, optimize, self.build_arguments()))
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        return PassResult(through_ir(model, context, optimize, self.build_arguments()))
 
     def build_arguments(self) -> dict[str, Any]:
         """What `optimize` takes besides the model."""
         return {**self.options, "left_out": list(self.left_out)}
 
-    def inner(self, bench: PassContext) -> tuple[str, ...]:
+    def inner(self, context: PassContext) -> tuple[str, ...]:
         off = {"inline": not self.options.get("inline", True)}
         off[SHAPES] = not self.options.get("onnx_shape_inference", True)
         return tuple(name for name in (*STAGES, SHAPES) if name not in self.left_out and not off.get(name))
 
-    def check(self, bench: PassContext) -> None:
+    def check(self, context: PassContext) -> None:
         """Refuse options that this release's optimize does not take.
 
         Raises:
@@ -64,9 +64,9 @@ class OnnxScriptOptimizer(CompositeStep):
         """
         if not self.options:
             return
-        known = ask(bench, option_names, self.name)
+        known = ask(context, option_names, self.name)
         refuse_unknown(self.options, known, "onnxscript.optimizer.optimize has no option")
-        refuse_wrong_values(bench, hints, self.name, self.options)
+        refuse_wrong_values(context, hints, self.name, self.options)
 
 
 def option_names() -> list[str]:
@@ -82,7 +82,7 @@ def hints() -> dict[str, Any]:
     import onnxscript.optimizer
 
     declared = inspect.signature(onnxscript.optimizer.optimize).parameters
-    return {name: SIMPLE[text] for name, one in declared.items() if (text := str(one.annotation)) in SIMPLE}
+    return {name: SIMPLE[text] for name, parameter in declared.items() if (text := str(parameter.annotation)) in SIMPLE}
 
 
 SIMPLE: Final[Mapping[str, type]] = {"int": int, "bool": bool, "str": str, "float": float}
@@ -102,16 +102,16 @@ def optimize(model: ir.Model, options: Mapping[str, Any]) -> None:
         def call(self, model: onnx_ir.Model) -> onnx_ir.passes.PassResult:
             return onnx_ir.passes.PassResult(model, False)
 
-    given = {name: value for name, value in options.items() if name != "left_out"}
+    arguments = {name: value for name, value in options.items() if name != "left_out"}
     left_out = options["left_out"]
     if SHAPES in left_out:
-        given["onnx_shape_inference"] = False
+        arguments["onnx_shape_inference"] = False
     stages = [STAGES[name] for name in left_out if name in STAGES]
     with (
         rebind((importlib.import_module(module), kind, DoNothingPass) for module, kind in stages),
         matching_in_linear_time(),
     ):
-        onnxscript.optimizer.optimize(model, **given)
+        onnxscript.optimizer.optimize(model, **arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,30 +128,30 @@ class OnnxScriptRewrites(CompositeStep):
     name: str = field(default="onnxscript_rewrites", init=False)
     source: str = field(default="onnxscript", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
-        return PassResult(through_ir(model, bench, rewrite, self.build_arguments()))
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        return PassResult(through_ir(model, context, rewrite, self.build_arguments()))
 
     def build_arguments(self) -> dict[str, Any]:
         """What `rewrite` takes besides the model."""
         return {"rules": list(self.rules), "left_out": list(self.left_out)}
 
-    def inner(self, bench: PassContext) -> tuple[str, ...]:
-        known = self._known_rules(bench)
+    def inner(self, context: PassContext) -> tuple[str, ...]:
+        known = self._known_rules(context)
         names = [name for entry in self.rules for name in known[entry]]
         return tuple(name for name in dict.fromkeys(names) if name not in self.left_out)
 
-    def check(self, bench: PassContext) -> None:
+    def check(self, context: PassContext) -> None:
         """Refuse sets and rules that the installed release does not have.
 
         Raises:
             PolicyError: naming the nearest.
         """
         if self.rules != type(self)().rules:
-            self._known_rules(bench)
+            self._known_rules(context)
 
-    def _known_rules(self, bench: PassContext) -> dict[str, list[str]]:
+    def _known_rules(self, context: PassContext) -> dict[str, list[str]]:
         texts({"rules": self.rules}, "rules", self.name)
-        known = ask(bench, facts, self.name)
+        known = ask(context, facts, self.name)
         refuse_unknown(self.rules, known, f"{self.name} has no rule or set")
         return known
 

@@ -53,7 +53,7 @@ def rule_sets() -> dict[str, Rules]:
 @cache
 def fusion_sets() -> dict[str, dict[str, tuple[ModuleType, str]]]:
     """Set → the name of each part → where its function is looked up; for a rule of `PATTERNS`, where the list is."""
-    found = {}
+    sets = {}
     for entry in FUSIONS:
         module = _module_of(entry)
         called = {name for value in vars(module).values() for name in _names_in(value, module)}
@@ -64,8 +64,8 @@ def fusion_sets() -> dict[str, dict[str, tuple[ModuleType, str]]]:
             if name in called and getattr(value, "__qualname__", "").startswith("apply_fusion_rules.")
         }
         patterns = enumerate(getattr(module, PATTERNS, ()))
-        found[entry] = {**parts, **{_own_name(rule, at): (module, PATTERNS) for at, rule in patterns}}
-    return found
+        sets[entry] = {**parts, **{_own_name(rule, at): (module, PATTERNS) for at, rule in patterns}}
+    return sets
 
 
 @contextmanager

@@ -76,18 +76,18 @@ class OnnxSim(CompositeStep):
     def narrows(self) -> bool:  # type: ignore[override]
         return any(self.options.get(name) for name in ("overwrite_input_shapes", "input_shapes"))
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         options, why = self.build_arguments(), None
         if options.get("check_n", 0) == 0:
             try:
-                return PassResult(simplify_detached(model, bench, options, options["skipped_optimizers"]))
+                return PassResult(simplify_detached(model, context, options, options["skipped_optimizers"]))
             except StepTimedOut:  # with the weights it would take no less
                 raise
             except StepFailed as failure:  # what it cannot do without the weights, it may do with them
                 if model.unread():
                     raise
                 why = f"with all weights in its memory, since it failed without them: {failure}"
-        return PassResult(through_files(model, bench, simplify, options), why=why)
+        return PassResult(through_files(model, context, simplify, options), why=why)
 
     def build_arguments(self) -> dict[str, Any]:
         """What simplify is called with, besides the model: the options, and what else is left out."""
@@ -96,8 +96,8 @@ class OnnxSim(CompositeStep):
         stages = {STAGES[name]: True for name in self.left_out if name in STAGES}
         return {**self.options, **stages, "skipped_optimizers": list(skipped)}
 
-    def inner(self, bench: PassContext) -> tuple[str, ...]:
-        known = _facts(bench)
+    def inner(self, context: PassContext) -> tuple[str, ...]:
+        known = _facts(context)
         names = (
             *known["passes"],
             *self._check_pass_names("extra_optimizers", (*known["passes"], *known["extra"])),
@@ -105,17 +105,17 @@ class OnnxSim(CompositeStep):
         )
         return tuple(name for name in names if name not in self.left_out)
 
-    def extras(self, bench: PassContext) -> tuple[str, ...]:
-        return tuple(_facts(bench)["extra"])
+    def extras(self, context: PassContext) -> tuple[str, ...]:
+        return tuple(_facts(context)["extra"])
 
     def with_extra(self, name: str) -> OnnxSim:
         return replace(self, options={**self.options, "extra_optimizers": [name]})
 
-    def known_inner(self, bench: PassContext) -> tuple[str, ...]:
+    def known_inner(self, context: PassContext) -> tuple[str, ...]:
         refuse_older("onnxsim", OLDEST)
-        return (*ask(bench, every_pass, self.name), *STAGES)
+        return (*ask(context, every_pass, self.name), *STAGES)
 
-    def check(self, bench: PassContext) -> None:
+    def check(self, context: PassContext) -> None:
         """Refuse options that this release's simplify does not take, and names of passes that it does not have.
 
         Raises:
@@ -125,13 +125,13 @@ class OnnxSim(CompositeStep):
         refuse_older("onnxsim", OLDEST)
         if not self.options:
             return
-        known = _facts(bench)
+        known = _facts(context)
         for name in self.options:
             if name not in known["options"]:
                 raise PolicyError(f"onnxsim.simplify has no option {name!r}{nearest(name, known['options'])}")
         self._check_pass_names("skipped_optimizers", known["passes"])
         self._check_pass_names("extra_optimizers", (*known["passes"], *known["extra"]))
-        refuse_wrong_values(bench, hints, self.name, self.options)
+        refuse_wrong_values(context, hints, self.name, self.options)
 
     def _check_pass_names(self, option: str, known: Sequence[str]) -> Sequence[str]:
         """The passes that `option` names, all of them known. Raises PolicyError as `check` does."""
@@ -144,9 +144,9 @@ class OnnxSim(CompositeStep):
         return names
 
 
-def _facts(bench: PassContext) -> dict[str, list[str]]:
+def _facts(context: PassContext) -> dict[str, list[str]]:
     refuse_older("onnxsim", OLDEST)
-    return ask(bench, facts, "onnxsim")
+    return ask(context, facts, "onnxsim")
 
 
 def every_pass() -> list[str]:
@@ -200,8 +200,16 @@ def facts() -> dict[str, list[str]]:
 def hints() -> dict[str, Any]:
     """In the worker: option → the type that simplify declares, or that of its default."""
     parameters = inspect.signature(import_onnxsim().simplify).parameters
-    declared = {name: one.annotation for name, one in parameters.items() if one.annotation is not one.empty}
-    defaults = {name: type(one.default) for name, one in parameters.items() if one.default not in (None, one.empty)}
+    declared = {
+        name: parameter.annotation
+        for name, parameter in parameters.items()
+        if parameter.annotation is not parameter.empty
+    }
+    defaults = {
+        name: type(parameter.default)
+        for name, parameter in parameters.items()
+        if parameter.default not in (None, parameter.empty)
+    }
     return {**defaults, **declared}
 
 

@@ -62,7 +62,7 @@ OPTIONAL: Final = ("torch", "sympy")
 
 
 def simplify_detached(
-    model: DetachedModel, bench: PassContext, options: Mapping[str, Any], skipped: Collection[str]
+    model: DetachedModel, context: PassContext, options: Mapping[str, Any], skipped: Collection[str]
 ) -> DetachedModel:
     """What `onnxsim.simplify` makes of `model`, without giving it all the weights.
 
@@ -72,24 +72,24 @@ def simplify_detached(
     Raises:
         StepFailed: onnxsim raised, crashed or timed out.
     """
-    (bench.folder / LOCATION).touch()  # the checker wants it to be there
+    (context.folder / LOCATION).touch()  # the checker wants it to be there
     own = {**options, "skipped_optimizers": [*skipped, *(name for name in COMPARING if name not in skipped)]}
     folds = not options.get("skip_constant_folding", False)
     before = canonical_digest(model)
     for _ in range(ROUNDS):
         with_data = _weights_to_send(model, attention="fuse_attention" not in skipped)
-        result = bench.worker.call(
+        result = context.worker.call(
             simplify_references,
             model=_with_references(model, with_data).SerializeToString(),
-            folder=str(bench.folder),
+            folder=str(context.folder),
             options=own,
         )
         model = _resolve_references(onnx.load_from_string(result), model)
         for name in COMPARING:
             if name not in skipped:
-                model = OnnxOptimizerPass(name).apply(model, bench).model
+                model = OnnxOptimizerPass(name).apply(model, context).model
         if folds:
-            model = FoldConstants(grow_limit=2**31, unread_limit=LARGE).apply(model, bench).model
+            model = FoldConstants(grow_limit=2**31, unread_limit=LARGE).apply(model, context).model
         after = canonical_digest(model)
         if after == before:
             break

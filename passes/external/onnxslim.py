@@ -41,15 +41,15 @@ class OnnxSlim(CompositeStep):
     def narrows(self) -> bool:  # type: ignore[override]
         return bool(self.options.get("input_shapes"))
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
-        return PassResult(through_files(model, bench, slim, self.build_arguments()))
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        return PassResult(through_files(model, context, slim, self.build_arguments()))
 
     def build_arguments(self) -> dict[str, Any]:
         """What `call_slim` takes besides the model."""
         return {**self.options, "left_out": list(self.left_out)}
 
-    def inner(self, bench: PassContext) -> tuple[str, ...]:
-        known = _facts(bench)
+    def inner(self, context: PassContext) -> tuple[str, ...]:
+        known = _facts(context)
         skipped = {*texts(self.options, "skip_fusion_patterns", self.name), *self.left_out}
         skipped |= set(texts(self.options, "skip_optimizations", self.name))
         skipped |= set(known["patterns"]) if ALL_PATTERNS in skipped else set()
@@ -57,7 +57,7 @@ class OnnxSlim(CompositeStep):
         names = (*known["patterns"], *known["optimizations"], SHAPES)
         return tuple(name for name in names if name not in skipped and name != ALL_PATTERNS)
 
-    def check(self, bench: PassContext) -> None:
+    def check(self, context: PassContext) -> None:
         """Refuse what this release does not have; onnxslim itself ignores it in silence.
 
         Raises:
@@ -67,16 +67,16 @@ class OnnxSlim(CompositeStep):
         require("onnxslim", "onnxslim", extra="onnxslim")
         if not self.options:
             return
-        known = _facts(bench)
+        known = _facts(context)
         refuse_unknown(self.options, known["options"], "onnxslim.slim has no option")
         for key, names in (("skip_fusion_patterns", "patterns"), ("skip_optimizations", "optimizations")):
             refuse_unknown(texts(self.options, key, self.name), known[names], f"onnxslim: {key} knows no")
-        refuse_wrong_values(bench, hints, self.name, self.options)
+        refuse_wrong_values(context, hints, self.name, self.options)
 
 
-def _facts(bench: PassContext) -> dict[str, list[str]]:
+def _facts(context: PassContext) -> dict[str, list[str]]:
     require("onnxslim", "onnxslim", extra="onnxslim")
-    return ask(bench, facts, "onnxslim")
+    return ask(context, facts, "onnxslim")
 
 
 @cache

@@ -97,11 +97,11 @@ class GraphPieces:
             now = now._merge_equal_initializers()
         return None if now is self else now
 
-    def _replace_pieces(self, pieces: Sequence[_Piece], made: Sequence[bytes | None]) -> GraphPieces:
-        if not any(made):
+    def _replace_pieces(self, pieces: Sequence[_Piece], results: Sequence[bytes | None]) -> GraphPieces:
+        if not any(results):
             return self
         assembler = ModelAssembler(self.model)
-        for piece, result in zip(pieces, made, strict=True):
+        for piece, result in zip(pieces, results, strict=True):
             if result is not None:
                 assembler.replace(piece.places, piece.names, onnx.load_from_string(result))
         return GraphPieces(assembler.model(), self._optimize, [assembler.place_of(cut) for cut in self._cuts])
@@ -111,11 +111,11 @@ class GraphPieces:
         if key not in self._cut:
             alive = self._nodes_alive(live)
             groups = cut(self._cuts, len(self._nodes))
-            found = [
+            pieces = [
                 self._piece(group, alive, borrows=borrows, with_unread=number == 0)
                 for number, group in enumerate(groups)
             ]
-            self._cut[key] = found
+            self._cut[key] = pieces
         return self._cut[key]
 
     @cached_property
@@ -171,8 +171,8 @@ class GraphPieces:
         def is_read_elsewhere(name: str) -> bool:
             return any(place not in inside and place in alive for place in self._readers.get(name, ()))
 
-        made = {name for node in nodes for name in node.output}
-        read = list(dict.fromkeys(name for node in nodes for name in node.input if name and name not in made))
+        computed = {name for node in nodes for name in node.output}
+        read = list(dict.fromkeys(name for node in nodes for name in node.input if name and name not in computed))
         for name in read:
             self._enter(proto, name, borrows=borrows)
         if with_unread:
@@ -221,7 +221,7 @@ class GraphPieces:
         for name, tensor in self._stored.items():
             meaning[name] = numbers.setdefault(_content(tensor), len(numbers))
         for place, node in enumerate(self._nodes):
-            attributes = tuple(sorted(one.SerializeToString(deterministic=True) for one in node.attribute))
+            attributes = tuple(sorted(attribute.SerializeToString(deterministic=True) for attribute in node.attribute))
             read = tuple(meaning.get(name, name) for name in node.input)
             number = numbers.setdefault((node.domain, node.op_type, attributes, read, len(node.output)), len(numbers))
             meaning.update({name: (number, index) for index, name in enumerate(node.output)})  # type: ignore[misc]
@@ -272,11 +272,11 @@ class _Piece:
         key = tuple(names)
         if key in self._idle:
             return None
-        made = optimize(self.source, names)
-        if made != self.source and not self._is_written:
+        content = optimize(self.source, names)
+        if content != self.source and not self._is_written:
             self.source, self._is_written = optimize(self.source, ["nop"]), True
-        if made != self.source:
-            return made
+        if content != self.source:
+            return content
         self._idle.add(key)
         return None
 

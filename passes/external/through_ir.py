@@ -28,7 +28,7 @@ LARGE: Final = 2**18
 
 def through_ir(
     model: DetachedModel,
-    bench: PassContext,
+    context: PassContext,
     function: Callable[[Any, Mapping[str, Any]], None],
     options: Mapping[str, Any],
 ) -> DetachedModel:
@@ -47,10 +47,10 @@ def through_ir(
         for name, tensor in hidden.items()
         if name in added
     )
-    folder = tempfile.mkdtemp(dir=bench.folder, prefix="edited-")
-    result = bench.worker.call(
+    folder = tempfile.mkdtemp(dir=context.folder, prefix="edited-")
+    result = context.worker.call(
         edit_model,
-        model=portable(model.with_proto(shown), bench.spill),
+        model=portable(model.with_proto(shown), context.spill),
         function=function,
         options=dict(options),
         folder=folder,
@@ -87,8 +87,8 @@ def edit_model(
         value.const_value = mapped[name]
     function(edited, options)
     values = [(value, value.const_value) for value in edited.graph.initializers.values()]
-    made = [(value, tensor) for value, tensor in values if tensor is not None and id(tensor) not in stand_ins]
-    large = [(value, tensor) for value, tensor in made if tensor.nbytes >= LARGE]
+    new_tensors = [(value, tensor) for value, tensor in values if tensor is not None and id(tensor) not in stand_ins]
+    large = [(value, tensor) for value, tensor in new_tensors if tensor.nbytes >= LARGE]
     if large:
         tensors = [tensor for _, tensor in large]
         moved = onnx_ir.external_data.convert_tensors_to_external(tensors, folder, "large.data")

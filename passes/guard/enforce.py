@@ -49,19 +49,19 @@ class GuardOutcome:
     notes: tuple[str, ...] = ()
 
 
-def enforce(call: InterceptedCall, policy: CombinedPolicy, bench: PassContext) -> GuardOutcome:
+def enforce(call: InterceptedCall, policy: CombinedPolicy, context: PassContext) -> GuardOutcome:
     """Run `call` in the worker under `policy`.
 
     Raises:
         RefusedByOptimizer: it has no result with or without the guard.
     """
-    judge = _Judge.of(call, policy, bench)
-    run, plan, why = judge.attempt(lambda: call.plan(policy.skips, bench))
+    judge = _Judge.of(call, policy, context)
+    run, plan, why = judge.attempt(lambda: call.plan(policy.skips, context))
     unguarded = judge.run_unguarded() if policy.compare or why else None
     if why and unguarded is not None and unguarded.refused:
         # An operator that the script has registered, say, is not known to the worker.
         refusal = why
-        run, plan, why = judge.attempt(lambda: call.plan_here(policy.skips, bench))
+        run, plan, why = judge.attempt(lambda: call.plan_here(policy.skips, context))
         if why:
             raise RefusedByOptimizer(refusal)
     if run is None or plan is None or why:
@@ -75,7 +75,7 @@ class _Judge:
 
     call: InterceptedCall
     policy: CombinedPolicy
-    bench: PassContext
+    context: PassContext
     watched: TrackedStructures
     prover: Prover
     proven: bool
@@ -83,14 +83,14 @@ class _Judge:
     notes: list[str]
 
     @classmethod
-    def of(cls, call: InterceptedCall, policy: CombinedPolicy, bench: PassContext) -> _Judge:
+    def of(cls, call: InterceptedCall, policy: CombinedPolicy, context: PassContext) -> _Judge:
         watched = find_structures(call.model, policy.merge(), ())
         try:
-            prover = numbers_prover(call, watched.must_hold(), bench)
+            prover = numbers_prover(call, watched.must_hold(), context)
         except NotComparable as reason:
             notes = [_line(f"only the structure is proven: {reason}")]
-            return cls(call, policy, bench, watched, StructureProver(bench), False, notes)
-        return cls(call, policy, bench, watched, prover, True, [])
+            return cls(call, policy, context, watched, StructureProver(context), False, notes)
+        return cls(call, policy, context, watched, prover, True, [])
 
     def attempt(self, plan_of: Callable[[], CallPlan | None]) -> tuple[PassRun | None, CallPlan | None, str]:
         """Return a run, its plan, and why it failed as a whole; empty if any of its steps ran."""
@@ -98,7 +98,7 @@ class _Judge:
             plan = plan_of()
             if plan is None:
                 return None, None, "it cannot be run in this process"
-            run = run_passes(self.call.model, plan.steps, self.policy.merge(), self.prover, self.bench)
+            run = run_passes(self.call.model, plan.steps, self.policy.merge(), self.prover, self.context)
         except (PolicyError, ModelError, StepFailed) as error:
             return None, None, str(error)
         failed = [f"{row.name}: {row.reason}" for row in run.rows if row.status is Status.FAILED]
@@ -107,7 +107,7 @@ class _Judge:
 
     def run_unguarded(self) -> UnguardedResult:
         try:
-            model = self.call.run_unguarded(self.bench)
+            model = self.call.run_unguarded(self.context)
         except StepFailed as failure:
             refused = failure.status == Status.FAILED
             return UnguardedResult(None, (), _line(f"{'raised' if refused else failure.status}: {failure}"), refused)

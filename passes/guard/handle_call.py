@@ -59,8 +59,8 @@ def handle(
     call = _read(target, original, args, kwargs)
     if isinstance(call, PassThrough):
         return pass_through(str(call), call.instead)
-    with workers.take(policy.timeout_s, policy.memory_gib) as bench:
-        outcome = _enforce_safely(call, policy, bench)
+    with workers.take(policy.timeout_s, policy.memory_gib) as context:
+        outcome = _enforce_safely(call, policy, context)
         if isinstance(outcome, RefusedByOptimizer):
             return pass_through(str(outcome), lambda: call.deliver(call.model, proven=False))
         result = call.deliver(outcome.model, proven=outcome.proven)
@@ -78,10 +78,10 @@ def _read(
 
 
 def _enforce_safely(
-    call: InterceptedCall, policy: CombinedPolicy, bench: PassContext
+    call: InterceptedCall, policy: CombinedPolicy, context: PassContext
 ) -> GuardOutcome | RefusedByOptimizer:
     try:
-        return enforce(call, policy, bench)
+        return enforce(call, policy, context)
     except RefusedByOptimizer as refusal:
         return refusal
     except Exception:  # a bug of ours: the script goes on, with the model that came in

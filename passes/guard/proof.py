@@ -41,7 +41,7 @@ class NumbersProver(NumericProver):
         self._has_looked = True
 
 
-def numbers_prover(call: InterceptedCall, instances: Sequence[Instance], bench: PassContext) -> NumericProver:
+def numbers_prover(call: InterceptedCall, instances: Sequence[Instance], context: PassContext) -> NumericProver:
     """A prover that compares on the caller's own inputs if there are any, else on drawn ones of the caller's shapes.
 
     Args:
@@ -55,8 +55,8 @@ def numbers_prover(call: InterceptedCall, instances: Sequence[Instance], bench: 
     if random:
         raise NotComparable(f"it computes something else each time ({', '.join(random)})")
     if call.feeds:
-        return _watching(call, NumbersProver.of_itself(call.feeds, bench), instances)
-    return _watching(call, NumbersProver.of_plan(_plan(call), bench), instances)
+        return _watching(call, NumbersProver.of_itself(call.feeds, context), instances)
+    return _watching(call, NumbersProver.of_plan(_plan(call), context), instances)
 
 
 def _watching(call: InterceptedCall, prover: NumericProver, instances: Sequence[Instance]) -> NumericProver:

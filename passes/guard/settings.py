@@ -120,8 +120,8 @@ def _check(skip: tuple[str, ...], names: Sequence[str]) -> None:
 
 def _names(steps: Collection[str] | None) -> tuple[str, ...]:
     """The names of all passes, with the inner passes of `steps`, or of every step if None."""
-    with open_context() as bench:
-        return tuple(row.name for row in catalog(bench, steps=steps))
+    with open_context() as context:
+        return tuple(row.name for row in catalog(context, steps=steps))
 
 
 PATH: Final = "PYTHONPATH"

@@ -109,7 +109,7 @@ def unknown_structure(kind: str) -> str:
     """What is wrong with an entry of `keep` that means nothing."""
     prefix, colon, _ = kind.partition(":")
     if not colon:
-        known = f"{', '.join(STRUCTURES)}; or {', '.join(f'{one}:GLOB' for one in SELECTORS)}"
+        known = f"{', '.join(STRUCTURES)}; or {', '.join(f'{selector}:GLOB' for selector in SELECTORS)}"
         return f"no structure named {kind!r}{nearest(kind, STRUCTURES)}; known: {known}"
     if prefix in SELECTORS:
         return f"{kind!r} names nothing; write {EXAMPLES[prefix]!r}, say"

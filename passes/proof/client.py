@@ -50,14 +50,14 @@ class ProofClient:
         self,
         references: Sequence[Reference],
         tolerances: Mapping[str, Tolerance],
-        bench: PassContext,
+        context: PassContext,
         restore: Callable[[], None],
     ) -> None:
         self._references = references
         self._tolerances = dict(tolerances)
         self._restore = restore
-        self._worker = bench.proofs
-        self._spill = bench.spill
+        self._worker = context.proofs
+        self._spill = context.spill
         self._owner = uuid4().hex
         self._generation = 0
         """The generation of the worker process that has the server; 0 for none."""
@@ -159,7 +159,7 @@ class ProofClient:
 
 
 def choose_in_worker(
-    model: DetachedModel, plan: DrawPlan, bench: PassContext, random_outputs: Sequence[str] = ()
+    model: DetachedModel, plan: DrawPlan, context: PassContext, random_outputs: Sequence[str] = ()
 ) -> tuple[list[ChosenDraw], list[str]]:
     """The draws of `plan` on which `model` runs in onnxruntime, and a sentence for everything that is not drawn.
 
@@ -173,8 +173,8 @@ def choose_in_worker(
     """
 
     def choose(plan: DrawPlan) -> tuple[list[ChosenDraw], list[str]]:
-        return bench.proofs.ask(
-            run_and_choose, model=portable(model, bench.spill), plan=plan, random_outputs=random_outputs
+        return context.proofs.ask(
+            run_and_choose, model=portable(model, context.spill), plan=plan, random_outputs=random_outputs
         )
 
     try:

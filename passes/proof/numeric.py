@@ -43,7 +43,7 @@ class NumericProver:
 
     Args:
         references: what to compare with.
-        bench: models run in its proof worker.
+        context: models run in its proof worker.
         tolerances: by dtype, in place of the documented ones.
         computed_in: the floating types that the source of the models computes in; None for all that are in the first
             model itself.
@@ -54,7 +54,7 @@ class NumericProver:
     def __init__(
         self,
         references: Sequence[Reference],
-        bench: PassContext,
+        context: PassContext,
         tolerances: Mapping[str, Tolerance] | None = None,
         computed_in: Collection[str] | None = None,
         *,
@@ -66,8 +66,8 @@ class NumericProver:
         """The draws to choose from, until the first model has been run."""
         self._inputs: Mapping[str, frozenset[Trait]] = inputs or {}
         self._skipped: Sequence[str] = tuple(skipped)
-        self._bench = bench
-        self._client = ProofClient(self._references, tolerances or {}, bench, self._restore)
+        self._context = context
+        self._client = ProofClient(self._references, tolerances or {}, context, self._restore)
         self._is_own = False
         """Whether the first model is the reference."""
         self._source_types = computed_in
@@ -90,24 +90,24 @@ class NumericProver:
     def of_itself(
         cls,
         feeds: Sequence[Mapping[str, np.ndarray]],
-        bench: PassContext,
+        context: PassContext,
         tolerances: Mapping[str, Tolerance] | None = None,
     ) -> Self:
         """A prover whose reference is the first model that it watches."""
         draws = [Reference(one, {}, f"draw {index}") for index, one in enumerate(feeds)]
-        prover = cls(draws, bench, tolerances)
+        prover = cls(draws, context, tolerances)
         prover._is_own = True
         return prover
 
     @classmethod
-    def of_plan(cls, plan: DrawPlan, bench: PassContext) -> Self:
+    def of_plan(cls, plan: DrawPlan, context: PassContext) -> Self:
         """`of_itself`, on the draws of `plan` on which that model runs."""
-        prover = cls((), bench)
+        prover = cls((), context)
         prover._is_own, prover._plan = True, plan
         return prover
 
     def start(self) -> None:
-        self._bench.start()
+        self._context.start()
 
     def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
         """Compare the values at `instances` too from now on, and measure whether a fault in their weights is detected.
@@ -279,7 +279,7 @@ class NumericProver:
             self._client.run(self._watched, request)
         if self._fault is None:
             return
-        if self._bench.proofs.was_killed:
+        if self._context.proofs.was_killed:
             self._client.plant(self._fault)
         else:  # the fault was lost with the last server, which it may have crashed
             self._power, self._fault = self._fault.unseen(), None

@@ -61,11 +61,11 @@ class StructureProver:
     structures with their weights. Whether the model computes the same stays open.
     """
 
-    def __init__(self, bench: PassContext) -> None:
-        self._bench = bench
+    def __init__(self, context: PassContext) -> None:
+        self._context = context
 
     def start(self) -> None:
-        self._bench.worker.start()
+        self._context.worker.start()
 
     def watch(
         self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None

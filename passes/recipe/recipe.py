@@ -41,13 +41,13 @@ def steps_of(recipe: Sequence[RecipeItem]) -> tuple[Step | Repeat, ...]:
     Raises:
         PolicyError: no such pass (naming the nearest), or an option that the pass does not take.
     """
-    found: list[Step | Repeat] = []
+    result: list[Step | Repeat] = []
     for item in recipe:
-        name, given = _name_and_options(item)
-        options = {key: value for key, value in given.items() if key != "repeat"}
+        name, settings = _name_and_options(item)
+        options = {key: value for key, value in settings.items() if key != "repeat"}
         steps = _steps(name, options)
-        found += [Repeat(steps)] if _repeats(name, given) else steps
-    return tuple(found)
+        result += [Repeat(steps)] if _repeats(name, settings) else steps
+    return tuple(result)
 
 
 def _steps(name: str, options: Mapping[str, Any]) -> tuple[Step, ...]:
@@ -110,7 +110,7 @@ def _step(name: str, options: Mapping[str, Any]) -> Step:
 
 
 def _own_step(name: str, options: Mapping[str, Any]) -> Step:
-    takes = [one.name for one in dataclasses.fields(OWN_STEPS[name]) if one.init and one.name != "left_out"]
+    takes = [field.name for field in dataclasses.fields(OWN_STEPS[name]) if field.init and field.name != "left_out"]
     for option in options:
         if option not in takes:
             hint = nearest(option, takes) or f"; it has: {', '.join(takes) or 'none'}"

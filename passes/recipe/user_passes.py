@@ -1,8 +1,8 @@
 """Passes of the user's own, in a file or from an installed package: a class, or a function ModelProto → ModelProto.
 
 They are loaded because the user named them: here to see what they are, and in the worker, where they run. A crash, an
-endless loop or an error costs that step. The one exception is a class that is a full Step, whose `apply` takes a bench:
-it runs here and uses the bench's worker as it likes.
+endless loop or an error costs that step. The one exception is a class that is a full Step, whose `apply` takes a
+context: it runs here and uses the context's worker as it likes.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class UserPass(Step):
     source: str = "user"
     annotates: ClassVar[bool] = True
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         what = {"reference": self.reference, "options": dict(self.options)}
         if self.reads == "values":
-            return PassResult(through_files(model, bench, run_on_file, what))
-        result = bench.worker.call(run_on_structure, model=model.proto.SerializeToString(), **what)
+            return PassResult(through_files(model, context, run_on_file, what))
+        result = context.worker.call(run_on_structure, model=model.proto.SerializeToString(), **what)
         proto = onnx.load_from_string(result)
         sort_nodes(proto.graph)
         return PassResult(model.with_proto(proto))
@@ -82,8 +82,8 @@ class AdoptedStep(Step):
     """A full step of the user's: what it lacks of a step has the defaults, and it may return a model alone.
 
     Args:
-        step: an object with `name`, `source` and `apply(model, bench)`, which returns a PassResult, or a DetachedModel:
-            the one that it was given for no change.
+        step: an object with `name`, `source` and `apply(model, context)`, which returns a PassResult, or a
+            DetachedModel: the one that it was given for no change.
     """
 
     def __init__(self, step: Any) -> None:
@@ -94,18 +94,18 @@ class AdoptedStep(Step):
             vars(self).update(is_composite=is_composite, without=lambda names: AdoptedStep(step.without(names)))
         self._apply = step.apply
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         try:
-            made = self._apply(model, bench)
+            returned = self._apply(model, context)
         except (PassError, DecodeError):
             raise
         except Exception as error:
             raise StepFailed(f"{type(error).__name__}: {error}") from error
-        result = made if isinstance(made, PassResult) else PassResult(made, changed=made is not model)
+        result = returned if isinstance(returned, PassResult) else PassResult(returned, changed=returned is not model)
         after: object = result.model
         if not isinstance(after, DetachedModel) or not isinstance(after.proto, onnx.ModelProto):
-            found = type(after.proto if isinstance(after, DetachedModel) else after).__name__
-            raise StepFailed(f"returned {found}; expected a DetachedModel, which holds an onnx.ModelProto")
+            kind = type(after.proto if isinstance(after, DetachedModel) else after).__name__
+            raise StepFailed(f"returned {kind}; expected a DetachedModel, which holds an onnx.ModelProto")
         return result
 
 
@@ -117,7 +117,7 @@ def user_step(reference: str, options: Mapping[str, Any]) -> Step:
             take these options.
     """
     loaded = _load_pass(reference, options)
-    if loaded.takes_bench:
+    if loaded.takes_context:
         return AdoptedStep(loaded.owner)
     entry = None if is_reference(reference) else installed_passes()[reference]
     name = loaded.name if entry is None else reference
@@ -157,7 +157,7 @@ class _LoadedPass:
     function: Callable[[onnx.ModelProto], Any]
     name: str
     reads: Reads
-    takes_bench: bool
+    takes_context: bool
 
 
 def _load_pass(reference: str, options: Mapping[str, Any]) -> _LoadedPass:
@@ -175,35 +175,35 @@ def _load_pass(reference: str, options: Mapping[str, Any]) -> _LoadedPass:
     reads = getattr(owner, "reads", "values")
     if reads not in READS:
         raise PolicyError(f"the pass {reference} has reads = {reads!r}; expected one of {', '.join(READS)}")
-    takes_bench = owner is not apply and _positional(apply) == 2
-    if not takes_bench:
+    takes_context = owner is not apply and _positional(apply) == 2
+    if not takes_context:
         _refuse_options(apply, (None,), left, reference)
     elif left or not all(isinstance(getattr(owner, field, None), str) for field in ("name", "source")):
-        raise PolicyError(f"{reference} is a step, as its apply takes a bench; expected a class with name and source")
+        raise PolicyError(f"{reference} is a step, as its apply takes a context; expected a class with name and source")
     name = getattr(owner, "name", None)
     name = name if isinstance(name, str) and name else reference.rpartition(":")[2]
-    return _LoadedPass(owner, lambda model: apply(model, **left), name, reads, takes_bench)
+    return _LoadedPass(owner, lambda model: apply(model, **left), name, reads, takes_context)
 
 
-def _is_factory(found: Any) -> bool:
+def _is_factory(target: Any) -> bool:
     """A function that can be called without a model makes the pass; any other function is the pass."""
-    return inspect.isfunction(found) and _positional(found) == 0
+    return inspect.isfunction(target) and _positional(target) == 0
 
 
 def _positional(function: Callable[..., Any]) -> int:
     """How many arguments have to be given by position."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
-    return sum(one.kind in kinds and one.default is one.empty for one in parameters)
+    return sum(parameter.kind in kinds and parameter.default is parameter.empty for parameter in parameters)
 
 
-def _refuse_options(function: Any, given: tuple[Any, ...], options: Mapping[str, Any], reference: str) -> None:
-    """Raises PolicyError when `function` cannot be called with `given` and `options`."""
+def _refuse_options(function: Any, positional: tuple[Any, ...], options: Mapping[str, Any], reference: str) -> None:
+    """Raises PolicyError when `function` cannot be called with `positional` and `options`."""
     signature = inspect.signature(function)
     try:
-        signature.bind(*given, **options)
+        signature.bind(*positional, **options)
     except TypeError as error:
-        takes = [*signature.parameters][len(given) :]
+        takes = [*signature.parameters][len(positional) :]
         unknown = next((name for name in options if name not in takes), "")
         hint = nearest(unknown, takes) or f"; its options are: {', '.join(takes) or 'none'}"
         raise PolicyError(f"the pass {reference} does not take these options: {error}{hint}") from error
@@ -284,7 +284,9 @@ def call_user_code(make: Callable[[], Result], title: str, reference: str = "") 
     except PassError:
         raise
     except (Exception, SystemExit) as error:
-        frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith("<frozen")]
+        frames = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")
+        ]
         place = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         said = str(error).strip().splitlines() or [""]
         clash = _clash_beside(reference)

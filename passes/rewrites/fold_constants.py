@@ -42,7 +42,7 @@ class FoldConstants(Step):
     name: str = field(default="fold_constants", init=False)
     source: str = field(default="onnxline", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         excluded, unread = set[str](), _unread_to_skip(model, self.unread_limit)
         while True:
             nodes = _foldable(model.proto, excluded, unread)
@@ -52,16 +52,16 @@ class FoldConstants(Step):
             sizes = _sizes(model)
             read = _read_by_others(model.proto, nodes)
             parts = [_part(model, group, read) for group in groups]
-            sources = [(portable(part, bench.spill), wanted) for part, wanted in parts]
-            computed = bench.worker.call(compute, parts=sources, folder=str(bench.folder))
+            sources = [(portable(part, context.spill), wanted) for part, wanted in parts]
+            computed = context.worker.call(compute, parts=sources, folder=str(context.folder))
             too_large = {
-                one.name
+                value.name
                 for group, results in zip(groups, computed, strict=True)
-                for one in results
-                if one.nbytes > max(self.grow_limit, _bytes_read(group, sizes))
+                for value in results
+                if value.nbytes > max(self.grow_limit, _bytes_read(group, sizes))
             }
             if not too_large:
-                return PassResult(_replace_nodes(model, nodes, [one for results in computed for one in results]))
+                return PassResult(_replace_nodes(model, nodes, [value for results in computed for value in results]))
             excluded |= {node.output[0] for node in nodes if too_large & set(node.output)}
 
 
@@ -214,7 +214,7 @@ def _transposed_digests(model: DetachedModel, nodes: Sequence[NodeProto]) -> dic
     for node in nodes:
         tensor = stored.get(node.input[0]) if node.op_type == "Transpose" else None
         if tensor is not None and model.is_unread(tensor):
-            axes = next((tuple(one.ints) for one in node.attribute if one.name == "perm"), None)
+            axes = next((tuple(attribute.ints) for attribute in node.attribute if attribute.name == "perm"), None)
             digests[node.output[0]] = model.turned_digest(tensor, axes or tuple(reversed(range(len(tensor.dims)))))
     return digests
 

@@ -15,7 +15,7 @@ from passes.step import Repeat, Step
 __all__ = ["check_names", "with_skips", "without_weight_readers"]
 
 
-def check_names(steps: Sequence[Step], policy: Policy, bench: PassContext) -> None:
+def check_names(steps: Sequence[Step], policy: Policy, context: PassContext) -> None:
     """Refuse every unknown name and option, before a model is opened.
 
     A library is asked only for what onnxline does not know itself, since its import takes a second.
@@ -26,21 +26,21 @@ def check_names(steps: Sequence[Step], policy: Policy, bench: PassContext) -> No
     used = [step.name for step in steps]
     Policy(keep=policy.keep).check((), ())
     for step in steps:
-        step.check(bench)
+        step.check(context)
     try:
         policy.check((*onnxoptimizer.available(), *OWN_STEPS, *used), used)
     except PolicyError:
-        policy.check(pass_names(steps, bench), used)
+        policy.check(pass_names(steps, context), used)
 
 
-def with_skips(step: Step, policy: Policy, bench: PassContext) -> Step:
+def with_skips(step: Step, policy: Policy, context: PassContext) -> Step:
     """The step without the inner passes that the policy skips.
 
     Raises:
         PolicyError: options that the installed release does not take.
     """
-    step.check(bench)
-    return step.without([name for name in step.inner(bench) if policy.skips(f"{step.name}/{name}")])
+    step.check(context)
+    return step.without([name for name in step.inner(context) if policy.skips(f"{step.name}/{name}")])
 
 
 def without_weight_readers(recipe: Sequence[Step | Repeat]) -> list[Step | Repeat]:

@@ -26,13 +26,13 @@ def minimal_culprits(names: Sequence[str], suspects: Sequence[str], is_good: IsG
     return None
 
 
-def primary_culprit(found: Sequence[str], does_the_same: IsGood) -> str:
+def primary_culprit(culprits: Sequence[str], does_the_same: IsGood) -> str:
     """The one of several culprits that made the change: without all the others the result is the same."""
-    for name in found:
-        others = tuple(other for other in found if other != name)
+    for name in culprits:
+        others = tuple(other for other in culprits if other != name)
         if others and does_the_same(others):
             return name
-    return found[0]
+    return culprits[0]
 
 
 def _smallest(pool: list[str], background: tuple[str, ...], grown: bool, is_good: IsGood) -> list[str]:

@@ -23,9 +23,9 @@ def pin(model: DetachedModel, pins: Iterable[ValueInfoProto]) -> DetachedModel:
     proto.CopyFrom(model.proto)
     graph = proto.graph
     taken = {output.name for output in graph.output}
-    made = {name for node in graph.node for name in node.output}
+    computed = {name for node in graph.node for name in node.output}
     for info in pins:
-        if info.name in made and info.name not in taken:
+        if info.name in computed and info.name not in taken:
             taken.add(info.name)
             graph.output.append(info)
     # A value is a graph output or in value_info; a pass would change a model in which it is both.
@@ -51,9 +51,9 @@ def unpin(model: DetachedModel, outputs: Iterable[str]) -> DetachedModel:
     freed = _nodes_only_for(graph, {output.name for output in pinned})
     for place in sorted(freed, reverse=True):
         del graph.node[place]
-    made = {name for node in graph.node for name in node.output} if freed else set()
+    computed = {name for node in graph.node for name in node.output} if freed else set()
     known = {info.name for info in graph.value_info}
-    graph.value_info.extend(info for info in pinned if info.name not in known and (not freed or info.name in made))
+    graph.value_info.extend(info for info in pinned if info.name not in known and (not freed or info.name in computed))
     return model
 
 
@@ -62,12 +62,12 @@ def _nodes_only_for(graph: onnx.GraphProto, pinned: set[str]) -> list[int]:
     live = live_nodes(graph)
     known = {id(node) for node in live}
     dead = [(place, node) for place, node in enumerate(graph.node) if id(node) not in known]
-    found = []
+    freed = []
     for place, node in reversed(dead):
         if pinned.intersection(node.output):
-            found.append(place)
+            freed.append(place)
             pinned.update(reads_of(node))
-    return found
+    return freed
 
 
 def build_pin_probe(
@@ -83,8 +83,8 @@ def build_pin_probe(
     wanted = [made_by[pin.name] for pin in (*first, *second) if pin.name in made_by]
     chosen = {id(node) for node in wanted} | {id(node) for node in _layouts(wanted, made_by)}
     nodes = [node for node in graph.node if id(node) in chosen]
-    made = {name for node in nodes for name in node.output}
-    read = list(dict.fromkeys(name for node in nodes for name in node.input if name and name not in made))
+    computed = {name for node in nodes for name in node.output}
+    read = list(dict.fromkeys(name for node in nodes for name in node.input if name and name not in computed))
     stored = {tensor.name: tensor for tensor in graph.initializer}
     types = {info.name: info for info in (*graph.input, *graph.value_info, *graph.output)}
     outside = [name for name in read if name not in stored]
@@ -96,7 +96,7 @@ def build_pin_probe(
         lead_in(part, types[name])
     part.graph.node.extend(nodes)
     part.graph.initializer.extend(stored[name] for name in read if name in stored)
-    part.graph.output.extend(pin for pin in second if pin.name in made)
+    part.graph.output.extend(pin for pin in second if pin.name in computed)
     return model.with_proto(part)
 
 

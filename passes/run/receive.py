@@ -17,14 +17,14 @@ from passes.weights.detached import DetachedModel
 __all__ = ["apply_step", "keep_ir_version"]
 
 
-def apply_step(step: Step, model: DetachedModel, bench: PassContext) -> PassResult:
+def apply_step(step: Step, model: DetachedModel, context: PassContext) -> PassResult:
     """Run `step` on `model`.
 
     Raises:
         StepFailed: the step failed, or what it made cannot be read.
     """
     try:
-        result = step.apply(model, bench)
+        result = step.apply(model, context)
     except (ModelError, DecodeError) as error:  # not the user's model is broken: this step's result is
         raise StepFailed(f"made a model that cannot be read: {error}") from error
     if result.changed:

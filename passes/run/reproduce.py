@@ -28,7 +28,7 @@ BUDGET_S: Final = 60.0
 BREAKDOWNS: Final = frozenset({"crashed", "timed_out"})
 
 
-def save_reproducer(step: Step, model: DetachedModel, bench: PassContext, folder: Path, status: str) -> str:
+def save_reproducer(step: Step, model: DetachedModel, context: PassContext, folder: Path, status: str) -> str:
     """Write the smallest part of `model` on which `step` still ends as it did to `folder`, and return its name.
 
     `status` is that of the failure. A crash that does not happen again leaves the whole model; an error that does not
@@ -38,7 +38,7 @@ def save_reproducer(step: Step, model: DetachedModel, bench: PassContext, folder
 
     def fails(part: DetachedModel) -> bool:
         try:
-            step.apply(part, bench)
+            step.apply(part, context)
         except StepFailed as failure:
             return is_same_failure(failure.status, status)
         return False
@@ -92,7 +92,7 @@ def smallest(
 
 def _bypass_repeatedly(model: DetachedModel, fails: Callable[[DetachedModel], bool]) -> DetachedModel:
     """`model` without nodes in the middle of it; the very same object when none can go."""
-    while (shorter := next((one for one in bypass_nodes(model) if fails(one)), None)) is not None:
+    while (shorter := next((candidate for candidate in bypass_nodes(model) if fails(candidate)), None)) is not None:
         model = shorter
     return model
 
@@ -128,7 +128,7 @@ def bypass_nodes(model: DetachedModel) -> Iterator[DetachedModel]:
         if not outputs.isdisjoint(node.output):
             continue
         near = [name for name in node.input if name]
-        far = [name for one in near if one in makers for name in makers[one].input if name]
+        far = [name for value in near if value in makers for name in makers[value].input if name]
         for name in dict.fromkeys((*near, *far)):
             shorter = model.with_proto(_without(model.proto, node.output[0], name))
             if _is_sound(shorter):
@@ -142,7 +142,7 @@ def _without(source: ModelProto, value: str, name: str) -> ModelProto:
     for node in proto.graph.node:
         _read_instead(node, value, name)
     kept = live_nodes(proto.graph)[::-1]
-    read = {one for each in kept for one in reads_of(each)}
+    read = {read_name for node in kept for read_name in reads_of(node)}
     graph = onnx.GraphProto(name=source.graph.name)
     graph.node.extend(kept)
     graph.input.extend(info for info in proto.graph.input if info.name in read)

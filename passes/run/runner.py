@@ -39,7 +39,7 @@ def run_passes(
     recipe: Sequence[Step | Repeat],
     policy: Policy,
     prover: Prover,
-    bench: PassContext,
+    context: PassContext,
     observer: Observer = lambda *_: None,
     reproducers: Path | None = None,
     changed: ChangeObserver = lambda *_: None,
@@ -56,13 +56,13 @@ def run_passes(
     """
     blocks = [item if isinstance(item, Repeat) else Repeat((item,), limit=1) for item in recipe]
     steps = flatten(recipe)
-    names = pass_names(steps, bench)
+    names = pass_names(steps, context)
     policy.check(names, [step.name for step in steps])
     watched = find_structures(model, policy, names)
     subject = AnalyzedModel(model)
     prover.watch(model, watched.must_hold(), subject.reading)
-    loop = _PassLoop(subject, subject, watched, prover, bench, reproducers, changed)
-    runnable = [with_skips(step, policy, bench) for step in steps]
+    loop = _PassLoop(subject, subject, watched, prover, context, reproducers, changed)
+    runnable = [with_skips(step, policy, context) for step in steps]
     begun = 0
     for block in blocks:
         ended = begun + len(block.steps)
@@ -102,7 +102,7 @@ class _PassLoop:
     subject: AnalyzedModel
     watched: TrackedStructures
     prover: Prover
-    bench: PassContext
+    context: PassContext
     reproducers: Path | None
     changed: ChangeObserver
     rows: list[PassRow] = field(default_factory=list)
@@ -180,10 +180,14 @@ class _PassLoop:
         lost = self.watched.find_lost(self.model)
         return tuple(
             StructureVerdict(
-                kind, one.name, one.module, (kind, one.name) not in lost, self.broken_by.get((kind, one.name))
+                kind,
+                instance.name,
+                instance.module,
+                (kind, instance.name) not in lost,
+                self.broken_by.get((kind, instance.name)),
             )
             for kind, instances in self.watched.instances.items()
-            for one in instances
+            for instance in instances
         )
 
     def _try(self, step: Step) -> None:
@@ -211,7 +215,7 @@ class _PassLoop:
 
     def _trial(self) -> Trial:
         if self.trial is None or self.trial.subject is not self.subject:
-            self.trial = Trial(self.subject, self.gone, self.watched, self.prover, self.bench, self.carrier)
+            self.trial = Trial(self.subject, self.gone, self.watched, self.prover, self.context, self.carrier)
         return self.trial
 
     def _accept(self, row: int, step: Step, attempt: Attempt) -> None:
@@ -225,7 +229,7 @@ class _PassLoop:
         """The file with the smallest model on which `step` still breaks down; empty when none is asked for."""
         if self.reproducers is None or self.trial is None:
             return ""
-        return save_reproducer(step, self.trial.pinned, self.bench, self.reproducers, attempt.status)
+        return save_reproducer(step, self.trial.pinned, self.context, self.reproducers, attempt.status)
 
     def _record(
         self, step: Step, status: Status, reason: str, attempt: Attempt | None = None, *, name: str = ""

@@ -37,30 +37,30 @@ class TrackedStructures:
     partly: Mapping[str, str] = field(default_factory=dict)
     """Kept kind that was found in some places only → what the other places have instead."""
 
-    def pins(self, made: Set[str]) -> list[ValueInfoProto]:
-        """The values to hold visible: for each kept value the first of its pins that is still computed and read. `made`
-        holds the names of all such values."""
-        return [_first(site, made) for instance in self._kept_instances() for site in instance.pins]
+    def pins(self, computed: Set[str]) -> list[ValueInfoProto]:
+        """The values to hold visible: for each kept value the first of its pins that is still computed and read.
+        `computed` holds the names of all such values."""
+        return [_first(site, computed) for instance in self._kept_instances() for site in instance.pins]
 
-    def relaxed_pins(self, made: Set[str]) -> list[ValueInfoProto]:
+    def relaxed_pins(self, computed: Set[str]) -> list[ValueInfoProto]:
         """The pins to try second: empty where they would not give a pass more room than the first ones.
 
         A boundary has second pins only for where its first ones are gone.
         """
-        return self._further_pins(made, 1)
+        return self._further_pins(computed, 1)
 
-    def wide_pins(self, made: Set[str]) -> list[ValueInfoProto]:
+    def wide_pins(self, computed: Set[str]) -> list[ValueInfoProto]:
         """The pins for a step without the inner passes that are known to break what is kept; empty where they would
         not give it more room than the second ones."""
-        return self._further_pins(made, 2)
+        return self._further_pins(computed, 2)
 
-    def _further_pins(self, made: Set[str], at: int) -> list[ValueInfoProto]:
+    def _further_pins(self, computed: Set[str], at: int) -> list[ValueInfoProto]:
         movable = [site for instance in self._kept_instances() if instance.boundary is None for site in instance.pins]
-        if not any(_gives_room(site, at, made) for site in movable):
+        if not any(_gives_room(site, at, computed) for site in movable):
             return []
         firm = [site for instance in self._kept_instances() if instance.boundary is not None for site in instance.pins]
         further = [(*site[at:], *reversed(site[:at])) for site in movable]
-        return [_first(pins, made) for pins in (*further, *firm)]
+        return [_first(pins, computed) for pins in (*further, *firm)]
 
     def _kept_instances(self) -> list[Instance]:
         return [instance for kind in sorted(self.pinned) for instance in self.instances[kind]]
@@ -68,28 +68,33 @@ class TrackedStructures:
     def must_hold(self) -> list[Instance]:
         """The enforced instances, each under a name of its own."""
         held = [instance for kind in sorted(self.enforced) for instance in self.instances[kind]]
-        names = Counter(one.name for one in held)
-        return [one if names[one.name] == 1 else replace(one, name=f"{one.kind} {one.name}") for one in held]
+        names = Counter(instance.name for instance in held)
+        return [
+            instance if names[instance.name] == 1 else replace(instance, name=f"{instance.kind} {instance.name}")
+            for instance in held
+        ]
 
     def find_lost(self, model: DetachedModel) -> Lost:
         """The structures that `model` no longer has, judged by each structure's own checker."""
         lost: dict[tuple[str, str], str] = {}
         for kind, instances in self.instances.items():
             structure = structure_of(kind)
-            others = [one for one in instances if one.core is None]
+            others = [instance for instance in instances if instance.core is None]
             if structure is not None and others:
                 lost |= {(kind, name): why for name, why in structure.find_lost(others, model).items()}
-        cores = [one for instances in self.instances.values() for one in instances if one.core is not None]
+        cores = [
+            instance for instances in self.instances.values() for instance in instances if instance.core is not None
+        ]
         return {**lost, **(find_lost_cores(cores, model) if cores else {})}
 
 
-def _first(pins: Sequence[ValueInfoProto], made: Set[str]) -> ValueInfoProto:
-    return next((pin for pin in pins if pin.name in made), pins[-1])
+def _first(pins: Sequence[ValueInfoProto], computed: Set[str]) -> ValueInfoProto:
+    return next((pin for pin in pins if pin.name in computed), pins[-1])
 
 
-def _gives_room(site: PinSite, at: int, made: Set[str]) -> bool:
+def _gives_room(site: PinSite, at: int, computed: Set[str]) -> bool:
     """Whether there is something between the tight pin and the one `at` a place that the one before excludes."""
-    return {site.tight.name, site[at].name} <= made and site[at].name != site[at - 1].name
+    return {site.tight.name, site[at].name} <= computed and site[at].name != site[at - 1].name
 
 
 def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) -> TrackedStructures:
@@ -102,15 +107,15 @@ def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) 
     kept = policy.kept_kinds()
     enforced = dict.fromkeys((*kept, *policy.watched_kinds(names)))
     view = GraphView(model)
-    found = {kind: _find(kind, view) for kind in dict.fromkeys((*OBSERVED, *enforced))}
+    results = {kind: _find(kind, view) for kind in dict.fromkeys((*OBSERVED, *enforced))}
     for kind, required in kept.items():
-        if required and not found[kind].instances:
+        if required and not results[kind].instances:
             raise PolicyError(
-                f"keep: {kind} matches nothing in this model, which has {found[kind].instead}; "
+                f"keep: {kind} matches nothing in this model, which has {results[kind].instead}; "
                 f"write {kind + '?'!r} to keep it where it is"
             )
-    instances = {kind: one.instances for kind, one in found.items()}
-    partly = {kind: found[kind].instead for kind in kept if found[kind].instances and found[kind].instead}
+    instances = {kind: result.instances for kind, result in results.items()}
+    partly = {kind: results[kind].instead for kind in kept if results[kind].instances and results[kind].instead}
     return TrackedStructures(instances, frozenset(enforced), frozenset(kept), partly)
 
 

@@ -83,7 +83,7 @@ class Trial:
     gone: Lost
     watched: TrackedStructures
     prover: Prover
-    bench: PassContext
+    context: PassContext
     carrier: Carrier
 
     @property
@@ -121,7 +121,7 @@ class Trial:
         probe = build_pin_probe(subject.model, self.watched.pins(subject.made), self.watched.relaxed_pins(subject.made))
         if probe is None:
             return None
-        known: dict[str, DetachedModel] = self.bench.cache.setdefault("pin_probe", {})
+        known: dict[str, DetachedModel] = self.context.cache.setdefault("pin_probe", {})
         return known.setdefault(canonical_digest(probe), probe)
 
     def _gains_nothing(self, step: Step, subject: AnalyzedModel) -> bool:
@@ -132,7 +132,7 @@ class Trial:
         if probe is None:
             return False
         try:
-            after = apply_step(step, probe, self.bench)
+            after = apply_step(step, probe, self.context)
         except StepFailed:
             return False
         return not after.changed or canonical_digest(after.model) == canonical_digest(probe)
@@ -173,7 +173,7 @@ class Trial:
         wide = self.watched.wide_pins(subject.made) if step.is_composite else []
         if wide:
             known = merging(self.watched.enforced)
-            yield step.without([name for name in step.inner(self.bench) if name in known]), pin(subject.model, wide)
+            yield step.without([name for name in step.inner(self.context) if name in known]), pin(subject.model, wide)
         loose = self._relax_pins(subject)
         if loose is not None:
             yield step, loose
@@ -188,7 +188,7 @@ class Trial:
 
     def _judge(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt:
         """Run `step` on `pinned`, a pinned copy of `source`, and judge the result against the current model."""
-        result = apply_step(step, pinned, self.bench)
+        result = apply_step(step, pinned, self.context)
         after = self._receive(result, step, source, pinned) if result.changed else None
         if after is None:
             return Attempt(self.subject, False, {}, None, "", note=result.why or "")
@@ -214,16 +214,16 @@ class Trial:
         has_same_annotations = is_same and annotations_of(after.model.proto) == annotations_of(pinned.proto)
         return None if has_same_annotations else after
 
-    def remove_pins(self, made: DetachedModel, *, narrows: bool = False) -> DetachedModel:
+    def remove_pins(self, after: DetachedModel, *, narrows: bool = False) -> DetachedModel:
         """Unpin the result of a step, in place, and give it the outputs and the signature of the model.
 
         Raises:
             StepFailed: see `keep_signature`.
         """
-        unpin(made, [output.name for output in self.model.proto.graph.output])
-        keep_signature(self.model, made, narrows=narrows)
-        keep_ir_version(self.model, made)
-        return made
+        unpin(after, [output.name for output in self.model.proto.graph.output])
+        keep_signature(self.model, after, narrows=narrows)
+        keep_ir_version(self.model, after)
+        return after
 
     def narrow(self, step: Step, attempt: Attempt) -> NarrowedStep:
         """Find the inner passes that are at fault for `attempt`.
@@ -247,7 +247,7 @@ class Trial:
 
         kinds = {kind for kind, _ in attempt.lost}
         suspects = [name for name, destroyed in DESTROYS.items() if kinds & set(destroyed)]
-        culprits = minimal_culprits(step.inner(self.bench), suspects or step.suspects, is_good)
+        culprits = minimal_culprits(step.inner(self.context), suspects or step.suspects, is_good)
         if culprits is None:
             return NarrowedStep(step, attempt, (), dict.fromkeys(attempt.lost, step.name))
         author = primary_culprit(

@@ -76,10 +76,10 @@ class OwnNames:
             is_ours = package is not None and package is sys.modules.get(f"{PREFIX}.{top}")
             is_ours = is_ours and importlib.util.find_spec(f"{PREFIX}.{name}") is not None
         else:
-            found = None if self._claims else self._ask_others(name)
-            is_ours = self._claims or _is_at_root(found)
+            spec = None if self._claims else self._ask_others(name)
+            is_ours = self._claims or _is_at_root(spec)
             if not is_ours:
-                return found
+                return spec
         if not is_ours:
             return None
         return importlib.util.spec_from_loader(name, _AliasLoader(name))  # type: ignore[arg-type]  # no load_module
@@ -183,7 +183,7 @@ def _find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def _add(finder: OwnNames) -> None:
-    if not any(getattr(one, "is_onnxlines", False) for one in sys.meta_path):
+    if not any(getattr(finder, "is_onnxlines", False) for finder in sys.meta_path):
         sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
 
 

@@ -65,9 +65,9 @@ def audit(
     against = _read_accepted(accepted)
     if models is not None and not models.is_dir():
         raise UsageError(f"--models: {models} is no folder; expected one with .onnx files")
-    with open_context() as bench:
-        found = targets_of(bench, every=every or any("/" in one for one in only or ()))
-        subjects = with_inner(chosen_targets(found, only or ()), bench)
+    with open_context() as context:
+        found = targets_of(context, every=every or any("/" in one for one in only or ()))
+        subjects = with_inner(chosen_targets(found, only or ()), context)
     plan = AuditPlan(subjects, case_names(models, cases or ()), models, timeout_s)
     stamps = _stamps(models)
     values = _finish_jobs([Job(key, run_job, what) for key, what in plan.jobs()], out, spread, stamps)

@@ -95,9 +95,9 @@ def bisect_model(
             progress("exporting the model", model.name, 0, 0)
         file = _export(model, Path(folder)) if is_config else file_of(model)
         source = read_model(file)
-        with open_context(timeout_s) as bench, limit_runs(bench, source):
-            fault = _fault(lost, error, source, bench)
-            finding = bisect(source, steps, fault, bench, skip=skip or (), budget_s=budget_s, observer=progress)
+        with open_context(timeout_s) as context, limit_runs(context, source):
+            fault = _fault(lost, error, source, context)
+            finding = bisect(source, steps, fault, context, skip=skip or (), budget_s=budget_s, observer=progress)
             written = _write(finding, out, model, file)
     if as_json:
         data = {"format_version": FORMAT_VERSION, **bisection_as_data(finding, written)}
@@ -175,10 +175,10 @@ def _check_target(lost: str | None, error: float | None, crash: bool) -> None:
         )
 
 
-def _fault(lost: str | None, error: float | None, source: DetachedModel, bench: PassContext) -> Fault:
+def _fault(lost: str | None, error: float | None, source: DetachedModel, context: PassContext) -> Fault:
     if lost is not None:
         return Loss.of(lost, source)
-    return Breakdown() if error is None else Deviation.of(error, source, bench)
+    return Breakdown() if error is None else Deviation.of(error, source, context)
 
 
 def _write(finding: Bisection, out: Path | None, model: Path, source: Path) -> str:

@@ -73,11 +73,11 @@ def diff(
     # The same operators on the same values compute the same.
     if layers or values or not (structure_only or found.is_empty):
         try:
-            with open_context() as bench, limit_runs(bench, first):
-                drawn = draw_inputs(matched, bench, draws)
-                numbers = compare_numbers(matched, drawn, bench, values=values)
+            with open_context() as context, limit_runs(context, first):
+                drawn = draw_inputs(matched, context, draws)
+                numbers = compare_numbers(matched, drawn, context, values=values)
                 if layers:
-                    table = compare_layers(matched, drawn, bench)
+                    table = compare_layers(matched, drawn, context)
         except PassError as error:
             why = str(error)
     if as_json:

@@ -40,20 +40,20 @@ def register(app: typer.Typer) -> None:
 
 
 def list_passes(
-    context: typer.Context,
+    invocation: typer.Context,
     source: Annotated[str | None, typer.Option(help="Only those of one library, such as onnxsim.")] = None,
     group: Annotated[str | None, typer.Option(help="Only those that this group of a skip list names.")] = None,
     destroys: Annotated[str | None, typer.Option(help="Only those that may break this kind of structure.")] = None,
     as_json: Json = False,
 ) -> None:
     """List every pass that this installation can run; `passes show NAME` runs one on a small model."""
-    if context.invoked_subcommand is not None:
+    if invocation.invoked_subcommand is not None:
         return
     if group is not None and not is_quarantine(group):
         _check("group", group, ALL_GROUPS)
     _check("kind of structure", destroys, (*STRUCTURES, *(kind for kinds in DESTROYS.values() for kind in kinds)))
-    with open_context() as bench:
-        rows = catalog(bench, steps=None if source is None else _steps_from(source))
+    with open_context() as context:
+        rows = catalog(context, steps=None if source is None else _steps_from(source))
     _check("source", source, (row.source for row in rows))
     rows = [
         row
@@ -72,14 +72,14 @@ def show_passes(
     name: Annotated[str, typer.Argument(help="As the list writes it; fuse_gelu means onnxsim/fuse_gelu, too.")],
 ) -> None:
     """Say all that is known of a pass, and run it on a small model: the graph before, and after."""
-    with open_context() as bench:
-        rows = catalog(bench, steps=_steps_around(name))
+    with open_context() as context:
+        rows = catalog(context, steps=_steps_around(name))
         found = find_entries(name, rows)
         others = [row.name for row in rows if row.bare == found[0].bare and row not in found]
         for number, entry in enumerate(found):
             if number:
                 typer.echo()
-            print_demo(show(entry, rows, bench), others)
+            print_demo(show(entry, rows, context), others)
 
 
 def _steps_from(source: str) -> list[str]:

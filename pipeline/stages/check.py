@@ -37,8 +37,8 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
     steps = steps_of(config.passes.recipe)
     if not workspace.load(STAGE, _key(config), bool):
         policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
-        with open_context() as bench:
-            check_names(flatten(steps), policy, bench)
+        with open_context() as context:
+            check_names(flatten(steps), policy, context)
     return steps
 
 

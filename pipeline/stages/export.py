@@ -110,12 +110,14 @@ def _measure_export(
     optional = [draw for draw in optional if not _beyond(draw, ranges)]
     limits = config.passes
     with (
-        open_context(limits.timeout_s, limits.memory_gib, workspace.scratch) as bench,
-        limit_runs(bench, model, [draw.feeds for draw in references]),
+        open_context(limits.timeout_s, limits.memory_gib, workspace.scratch) as context,
+        limit_runs(context, model, [draw.feeds for draw in references]),
     ):
 
         def measure(draws: Sequence[Reference]) -> Measurement:
-            return NumericProver(draws, bench, config.verify.compared_within, computed_in or None).measure_export(model)
+            return NumericProver(draws, context, config.verify.compared_within, computed_in or None).measure_export(
+                model
+            )
 
         try:
             measurement = measure([*required, *optional])

@@ -76,11 +76,11 @@ def optimize(
     """
     wishes, path = config.passes, final_path(config, workspace)  # raises before the work
     history = _History(config, workspace, observer, begin)
-    with open_context(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as bench:
+    with open_context(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as context:
         stored = read_model(exported, unread=leaves_unread(config), folder=shards_folder(config))
         source, _ = collapse(stored)  # as the passes get it
         history.marks[SOURCE] = _mark(SOURCE, source)
-        with limit_runs(bench, source, [draw.feeds for draw in references.draws]):
+        with limit_runs(context, source, [draw.feeds for draw in references.draws]):
             run = passes.optimize(
                 stored,
                 wishes.recipe,
@@ -88,14 +88,14 @@ def optimize(
                 wishes.keep,
                 watch=wishes.watch,
                 proof=config.verify.proof,
-                prover=_prover_of(config, references, bench, computed_in),
-                bench=bench,
+                prover=_prover_of(config, references, context, computed_in),
+                context=context,
                 reproducers=workspace.folder / REPRODUCERS,
                 observer=history.observe,
                 on_change=history.note_change,
             )
             layers: tuple[LayerErrors, ...] = _make_or_note(
-                lambda: _layers(source, run.model, references, bench, observer), (), "errors by layer", observer
+                lambda: _layers(source, run.model, references, context, observer), (), "errors by layer", observer
             )
         pictures = _make_or_note(lambda: take_pictures(run, source, history.broken), Pictures(), "drawings", observer)
     history.clear_old_results()  # a recipe may have no step
@@ -153,13 +153,13 @@ class _History:
 
 
 def _prover_of(
-    config: RunConfig, references: References, bench: PassContext, computed_in: Collection[str]
+    config: RunConfig, references: References, context: PassContext, computed_in: Collection[str]
 ) -> NumericProver | None:
     """The prover by numbers against `references`, which were `computed_in` these types; None for proof by structure."""
     if config.verify.proof == STRUCTURE:
         return None
     known = {"inputs": references.traits, "skipped": references.skipped}
-    return NumericProver(references.draws, bench, config.verify.compared_within, computed_in or None, **known)
+    return NumericProver(references.draws, context, config.verify.compared_within, computed_in or None, **known)
 
 
 def _save_final(
@@ -184,7 +184,7 @@ def _shown_path(file: Path, workspace: Workspace) -> str:
 
 
 def _layers(
-    source: DetachedModel, final: DetachedModel, references: References, bench: PassContext, observer: Observer
+    source: DetachedModel, final: DetachedModel, references: References, context: PassContext, observer: Observer
 ) -> tuple[LayerErrors, ...]:
     """Compare the final model with the export layer by layer, on the first draw; empty where no number is compared."""
     if not references.draws:
@@ -199,7 +199,7 @@ def _layers(
         return ()
     first = references.draws[0]
     draws = [DrawnInputs(first.label, first.feeds)]
-    return compare_layers(match_models(source, final), draws, bench, most=MOST_LAYERS)
+    return compare_layers(match_models(source, final), draws, context, most=MOST_LAYERS)
 
 
 def _make_or_note(make: Callable[[], T], default: T, what: str, observer: Observer) -> T:

@@ -77,8 +77,8 @@ def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig, given: 
     )
 
 
-def compute_references(source: Source, plan: DrawPlan, bench: PassContext) -> References:
-    """Run the reference on every draw that it supports: torch here, an ONNX file in the proof worker of `bench`.
+def compute_references(source: Source, plan: DrawPlan, context: PassContext) -> References:
+    """Run the reference on every draw that it supports: torch here, an ONNX file in the proof worker of `context`.
 
     Raises:
         SourceError: it fails on a required draw, or an output holds NaN, or no output is finite, so that nothing can
@@ -99,8 +99,8 @@ def compute_references(source: Source, plan: DrawPlan, bench: PassContext) -> Re
         plan = plan.with_rows(rows_by_input(model))
         drawn = [name for name, dtype in computed_types(model, source.outputs).items() if dtype == DRAWN]
         try:
-            with limit_runs(bench, model, [plan.first_feeds, *(draw.feeds for draw in plan.given)]):
-                chosen, skipped = choose_in_worker(model, plan, bench, drawn)
+            with limit_runs(context, model, [plan.first_feeds, *(draw.feeds for draw in plan.given)]):
+                chosen, skipped = choose_in_worker(model, plan, context, drawn)
         except StepFailed as error:
             raise SourceError(f"the ONNX file does not run as it is: {error}{_ask_for_sizes(plan)}") from error
     draws = tuple(_reference(draw) for draw in chosen)

@@ -40,12 +40,12 @@ OPENS = (
     "commands.diff",
     "commands.passes",
 )
-"""The modules of `pipeline` that open a bench."""
+"""The modules of `pipeline` that open a context."""
 
 
 @pytest.fixture(autouse=True, scope="module")
-def running_workers(bench: PassContext) -> Iterator[None]:
-    """Runs and commands in this process get a bench of their own, but with workers that run already: to start them
+def running_workers(context: PassContext) -> Iterator[None]:
+    """Runs and commands in this process get a context of their own, but with workers that run already: to start them
     would be most of the time of most tests. Commands in a process of their own start theirs."""
 
     @contextmanager
@@ -53,13 +53,13 @@ def running_workers(bench: PassContext) -> Iterator[None]:
         timeout_s: float = 600.0, memory_gib: float | None = None, folder: Path | None = None
     ) -> Iterator[PassContext]:
         assert memory_gib is None, "workers that run already cannot be given another limit"
-        limits = bench.worker.timeout_s, bench.proofs.timeout_s
-        bench.worker.timeout_s, bench.proofs.timeout_s = timeout_s, max(timeout_s, limits[1])
+        limits = context.worker.timeout_s, context.proofs.timeout_s
+        context.worker.timeout_s, context.proofs.timeout_s = timeout_s, max(timeout_s, limits[1])
         try:
             with tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place:
-                yield PassContext(bench.worker, Path(place).resolve(), bench.proofs)
+                yield PassContext(context.worker, Path(place).resolve(), context.proofs)
         finally:
-            bench.worker.timeout_s, bench.proofs.timeout_s = limits
+            context.worker.timeout_s, context.proofs.timeout_s = limits
 
     with pytest.MonkeyPatch.context() as patch:
         for name in OPENS:

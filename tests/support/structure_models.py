@@ -59,13 +59,13 @@ def lost(kind: str, instances: tuple[Instance, ...], model: onnx.ModelProto) -> 
 
 
 def run(
-    model: onnx.ModelProto, bench: PassContext, recipe: Sequence[RecipeItem], watch: bool = True, **policy: list[str]
+    model: onnx.ModelProto, context: PassContext, recipe: Sequence[RecipeItem], watch: bool = True, **policy: list[str]
 ) -> PassRun:
     """`passes.optimize` with workers that are there already; `policy` is `skip` and `keep`."""
-    source = detached_copy(model, bench.spill)
-    prover = NumericProver.of_itself([draw_feeds(source, 0)], bench)
+    source = detached_copy(model, context.spill)
+    prover = NumericProver.of_itself([draw_feeds(source, 0)], context)
     wishes = Policy(tuple(policy.get("skip", ())), tuple(policy.get("keep", ())), watch)
-    return run_passes(source, steps_of(recipe), wishes, prover, bench)
+    return run_passes(source, steps_of(recipe), wishes, prover, context)
 
 
 def names(instances: tuple[Instance, ...]) -> list[str]:

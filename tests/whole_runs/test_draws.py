@@ -70,10 +70,10 @@ def test_masks_of_zeros_for_which_the_export_differs_are_left_out_and_said(tmp_p
     assert [gap for gap in coverage.not_covered if gap.startswith("not drawn: (masks of zeros) (")]
 
 
-def test_tables_and_masks_of_a_torch_module(bench: PassContext) -> None:
+def test_tables_and_masks_of_a_torch_module(context: PassContext) -> None:
     settings = config("words", TOKENS)
     source = open_source(settings)
-    references = compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
+    references = compute_references(source, plan_draws(source, settings.model, settings.verify), context)
     ids = np.concatenate([draw.feeds["ids"].ravel() for draw in references.draws[1:]])
     assert (ids.min(), ids.max()) == (0, 39)
     masks = [set(draw.feeds["mask"].ravel().tolist()) for draw in references.draws]
@@ -84,11 +84,11 @@ def test_tables_and_masks_of_a_torch_module(bench: PassContext) -> None:
     assert note.startswith("not drawn: S=8 (the model does not run on it: the model raises")
 
 
-def test_a_range_is_kept_and_its_ends_are_drawn(bench: PassContext) -> None:
+def test_a_range_is_kept_and_its_ends_are_drawn(context: PassContext) -> None:
     inputs = {"ids": {**TOKENS["ids"], "range": [10, 20]}, "mask": {**TOKENS["mask"], "range": [1, 1]}}
     settings = config("words", inputs, verify={"sizes": []})
     source = open_source(settings)
-    references = compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
+    references = compute_references(source, plan_draws(source, settings.model, settings.verify), context)
     ids = np.concatenate([draw.feeds["ids"].ravel() for draw in references.draws])
     assert (ids.min(), ids.max()) == (10, 19)
     assert {tuple(np.unique(draw.feeds["mask"])) for draw in references.draws} == {(1,)}
@@ -120,12 +120,12 @@ def onnx_config(folder: Path, text: str, **weights: np.ndarray) -> RunConfig:
     return RunConfig.from_mapping({"model": {"onnx": str(folder / "model.onnx")}})
 
 
-def test_an_onnx_file_whose_dims_nobody_sizes_is_drawn_where_it_runs(tmp_path: Path, bench: PassContext) -> None:
+def test_an_onnx_file_whose_dims_nobody_sizes_is_drawn_where_it_runs(tmp_path: Path, context: PassContext) -> None:
     """The convolution needs 64 samples: the batch stays small."""
     text = "g (float[N, 1, samples] x) => (float[N, 1, frames] y) { y = Conv <strides = [8]> (x, w) }"
     settings = onnx_config(tmp_path, text, w=np.ones((1, 1, 64), np.float32))
     source = open_source(settings)
-    references = compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
+    references = compute_references(source, plan_draws(source, settings.model, settings.verify), context)
     drawn = [draw.draw.sizes for draw in references.draws if draw.draw is not None]
     assert drawn[:3] == [{"N": 2, "samples": 64}, {"N": 2, "samples": 64}, {"N": 3, "samples": 66}]
     assert {"N": 8, "samples": 64} in drawn
@@ -135,12 +135,12 @@ def test_an_onnx_file_whose_dims_nobody_sizes_is_drawn_where_it_runs(tmp_path: P
     ]
 
 
-def test_an_onnx_file_that_runs_at_no_size_asks_for_sizes(tmp_path: Path, bench: PassContext) -> None:
+def test_an_onnx_file_that_runs_at_no_size_asks_for_sizes(tmp_path: Path, context: PassContext) -> None:
     text = "g (float[3, N] x) => (float[3, 3] y) { y = MatMul (x, w) }"
     settings = onnx_config(tmp_path, text, w=np.ones((7, 3), np.float32))
     source = open_source(settings)
     with pytest.raises(SourceError, match=r"the ONNX file does not run as it is.*set model\.dims: \{N: \[2, 3\]\} to"):
-        compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
+        compute_references(source, plan_draws(source, settings.model, settings.verify), context)
 
 
 def test_an_export_that_differs_by_ties_says_so(tmp_path: Path) -> None:

@@ -111,11 +111,11 @@ def _lines_of_run(count: int) -> dict[str, int]:
     """By stage. The recipe has a step that changes every layer."""
     model = layers(count)
     runs: list[PassRun] = []
-    with open_context() as bench:
-        source = detached_copy(model, bench.spill)
+    with open_context() as context:
+        source = detached_copy(model, context.spill)
         recipe = ["extract_constant_to_initializer", "eliminate_deadend"]
         lines = {
-            "passes": _lines_of(lambda: runs.append(passes.optimize(model, recipe, keep=["qkv"], bench=bench))),
+            "passes": _lines_of(lambda: runs.append(passes.optimize(model, recipe, keep=["qkv"], context=context))),
             "pictures": _lines_of(lambda: take_pictures(runs[0], source, BrokenStructures())),
             "diff": _lines_of(lambda: diff_text(compare_models(source, runs[0].model), most=sys.maxsize)),
         }

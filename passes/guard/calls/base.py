@@ -95,16 +95,16 @@ class InterceptedCall(Protocol):
         """Shapes that the caller gave for inputs."""
         ...
 
-    def plan(self, skips: Skips, bench: PassContext) -> CallPlan:
+    def plan(self, skips: Skips, context: PassContext) -> CallPlan:
         """The steps to run in the worker."""
         ...
 
-    def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan | None:
+    def plan_here(self, skips: Skips, context: PassContext) -> CallPlan | None:
         """The steps to run in this process, if the call uses what the worker lacks (an operator that the script
         registered); None if the call cannot run here."""
         ...
 
-    def run_unguarded(self, bench: PassContext) -> DetachedModel:
+    def run_unguarded(self, context: PassContext) -> DetachedModel:
         """The result of the call without a guard.
 
         Raises:
@@ -264,8 +264,8 @@ class InProcessStep(CompositeStep):
     def source(self) -> str:  # type: ignore[override]
         return self.name
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
-        folder = Path(tempfile.mkdtemp(dir=bench.folder, prefix="here-"))  # the weights stay in it, mapped
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        folder = Path(tempfile.mkdtemp(dir=context.folder, prefix="here-"))  # the weights stay in it, mapped
         source, target = folder / "before.onnx", folder / "after.onnx"
         save(model, source, external_from=PROTOBUF_LIMIT)
         try:
@@ -274,7 +274,7 @@ class InProcessStep(CompositeStep):
             raise StepFailed(f"{type(error).__name__}: {error}") from error
         return PassResult(read_model(target, known=model.weights))
 
-    def inner(self, bench: PassContext) -> tuple[str, ...]:
+    def inner(self, context: PassContext) -> tuple[str, ...]:
         return tuple(name for name in self.names if name not in self.left_out)
 
 

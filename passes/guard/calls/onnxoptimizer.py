@@ -43,17 +43,17 @@ class OnnxOptimizerCall:
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def plan(self, skips: Skips, bench: PassContext) -> CallPlan:
+    def plan(self, skips: Skips, context: PassContext) -> CallPlan:
         skipped = {name: skip.reason for name in self.names if (skip := skips(name))}
         names = tuple(name for name in self.names if name not in skipped)
         steps = passes_of(names)
         return CallPlan((Repeat(steps),) if self.fixed_point else steps, skipped)
 
-    def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan | None:
+    def plan_here(self, skips: Skips, context: PassContext) -> CallPlan | None:
         return None  # the library has nothing that a script could register
 
-    def run_unguarded(self, bench: PassContext) -> DetachedModel:
-        result = bench.worker.call(
+    def run_unguarded(self, context: PassContext) -> DetachedModel:
+        result = context.worker.call(
             optimize,
             model=self.model.proto.SerializeToString(),
             names=list(self.names),

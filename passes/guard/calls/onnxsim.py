@@ -76,27 +76,27 @@ class OnnxSimCall:
     unsent: tuple[str, ...] = ()
     """Options that keep the call in this process."""
 
-    def plan(self, skips: Skips, bench: PassContext) -> CallPlan:
+    def plan(self, skips: Skips, context: PassContext) -> CallPlan:
         if self.unsent:
-            plan = self.plan_here(skips, bench)
+            plan = self.plan_here(skips, context)
             why = f"{', '.join(self.unsent)} cannot be sent to another process, so the call ran in this one"
             return CallPlan(plan.steps, plan.skipped, (*plan.notes, why))
-        known = OnnxSim().inner(bench)
+        known = OnnxSim().inner(context)
         if self.options.get("extra_optimizers"):
-            _refuse_unknown(self.options["extra_optimizers"], bench.worker.ask(all_passes))
+            _refuse_unknown(self.options["extra_optimizers"], context.worker.ask(all_passes))
         options, notes = known_only(self.options, "skipped_optimizers", known, "onnxsim")
         return plan_without(AnnotatingOnnxSim(options), known, skips, notes)
 
-    def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan:
+    def plan_here(self, skips: Skips, context: PassContext) -> CallPlan:
         known = (*onnxsim.facts()["passes"], *STAGES)
         if self.options.get("extra_optimizers"):
             _refuse_unknown(self.options["extra_optimizers"], all_passes())
         return plan_without(self._here(known), known, skips, ())
 
-    def run_unguarded(self, bench: PassContext) -> DetachedModel:
+    def run_unguarded(self, context: PassContext) -> DetachedModel:
         quiet = {name: value for name, value in self.options.items() if "profile" not in name}
         step = self._here(()) if self.unsent else OnnxSim(quiet)
-        return step.apply(self.model, bench).model
+        return step.apply(self.model, context).model
 
     def deliver(self, model: DetachedModel, *, proven: bool) -> Any:
         return self.returns(model, proven)

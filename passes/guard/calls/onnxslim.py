@@ -67,25 +67,25 @@ class OnnxSlimCall:
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def plan(self, skips: Skips, bench: PassContext) -> CallPlan:
+    def plan(self, skips: Skips, context: PassContext) -> CallPlan:
         own = _own_patterns()
         if own:
-            plan = self.plan_here(skips, bench)
+            plan = self.plan_here(skips, context)
             why = f"this process has fusion patterns of its own ({', '.join(own)}), so the call ran in it"
             return CallPlan(plan.steps, plan.skipped, (*plan.notes, why))
-        known = ask(bench, facts, "onnxslim")
+        known = ask(context, facts, "onnxslim")
         options, notes = known_only(self.options, "skip_fusion_patterns", known["patterns"], "onnxslim")
         options, more = known_only(options, "skip_optimizations", known["optimizations"], "onnxslim")
         step = AnnotatingOnnxSlim(options)
-        return plan_without(step, step.inner(bench), skips, (*notes, *more))
+        return plan_without(step, step.inner(context), skips, (*notes, *more))
 
-    def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan:
+    def plan_here(self, skips: Skips, context: PassContext) -> CallPlan:
         names = (*_patterns(), *_optimizations())
         return plan_without(InProcessStep("onnxslim", names, self._run), names, skips, ())
 
-    def run_unguarded(self, bench: PassContext) -> DetachedModel:
+    def run_unguarded(self, context: PassContext) -> DetachedModel:
         step = InProcessStep("onnxslim", (), self._run) if _own_patterns() else OnnxSlim(self.options)
-        return step.apply(self.model, bench).model
+        return step.apply(self.model, context).model
 
     def _run(self, source: str, target: str, left_out: Sequence[str]) -> None:
         options = dict(self.options)

@@ -39,9 +39,9 @@ def test_what_our_tables_say() -> None:
     assert quarantined_passes("fusions") == frozenset()
 
 
-def test_a_run_without_the_unsafe_ones(bench: PassContext) -> None:
+def test_a_run_without_the_unsafe_ones(context: PassContext) -> None:
     run = passes.optimize(
-        attention(), recipe=["eliminate_shape_op", "eliminate_identity"], skip=["unsafe"], bench=bench
+        attention(), recipe=["eliminate_shape_op", "eliminate_identity"], skip=["unsafe"], context=context
     )
     assert [(row.name, row.status, row.reason) for row in run.rows] == [
         ("eliminate_shape_op", Status.SKIPPED, "skip: unsafe names eliminate_shape_op"),

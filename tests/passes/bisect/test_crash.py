@@ -31,8 +31,8 @@ def ops(model: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in model.graph.node]
 
 
-def test_a_real_crash_of_onnxoptimizer(bench: PassContext, tmp_path: Path) -> None:
-    finding = bisect(detached(model_of(SHAPE_OF_NOTHING)), steps_of(["default"]), Breakdown(), bench)
+def test_a_real_crash_of_onnxoptimizer(context: PassContext, tmp_path: Path) -> None:
+    finding = bisect(detached(model_of(SHAPE_OF_NOTHING)), steps_of(["default"]), Breakdown(), context)
     assert finding.culprit is not None and finding.smallest is not None
     assert finding.culprit.name == "eliminate_shape_op"
     assert finding.culprit.why == "crashed: the worker process died (signal SIGSEGV)"
@@ -50,23 +50,23 @@ def test_a_step_that_does_not_end(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text(ENDLESS)
     model = detached(model_of("g (float[4] x) => (float[4] y) { a = Relu (x) b = Neg (a) y = Abs (b) }"))
-    with open_context(timeout_s=4) as bench:
-        finding = bisect(model, steps_of([f"{own}:endless"]), Breakdown(), bench, budget_s=0)
+    with open_context(timeout_s=4) as context:
+        finding = bisect(model, steps_of([f"{own}:endless"]), Breakdown(), context, budget_s=0)
     assert finding.culprit is not None
     assert (finding.culprit.name, finding.runs) == ("endless", 1)
     assert finding.culprit.why.startswith("timed out: ran past 4 s")
 
 
-def test_a_model_that_is_not_valid_itself(bench: PassContext) -> None:
+def test_a_model_that_is_not_valid_itself(context: PassContext) -> None:
     """Then it is no fault of the pass, and that is said."""
     text = "g (float[4] x) => (float[4] y) { a = Relu (nothing) y = Neg (a) }"
     model = detached(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 20]> {text}'))
-    finding = bisect(model, steps_of(["nop"]), Breakdown(), bench)
+    finding = bisect(model, steps_of(["nop"]), Breakdown(), context)
     assert finding.culprit is not None
     (note,) = finding.notes
     assert note.startswith("the model itself is not valid ONNX, which may be why: ") and "nothing" in note
 
 
-def test_nothing_crashes(bench: PassContext) -> None:
-    finding = bisect(detached(attention()), steps_of(["fuse_qkv", "eliminate_deadend"]), Breakdown(), bench)
+def test_nothing_crashes(context: PassContext) -> None:
+    finding = bisect(detached(attention()), steps_of(["fuse_qkv", "eliminate_deadend"]), Breakdown(), context)
     assert (finding.culprit, finding.nothing) == (None, "nothing crashes")

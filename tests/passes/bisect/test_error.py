@@ -49,8 +49,8 @@ def forget(model):
 SUM = "g (float[4] x) => (float[4] y) { h = Relu (x) a = Add (h, one) b = Add (a, other) y = Sigmoid (b) }"
 
 
-def find(model: DetachedModel, recipe: list[RecipeItem], tolerance: float, bench: PassContext) -> Bisection:
-    return bisect(model, steps_of(recipe), Deviation.of(tolerance, model, bench), bench)
+def find(model: DetachedModel, recipe: list[RecipeItem], tolerance: float, context: PassContext) -> Bisection:
+    return bisect(model, steps_of(recipe), Deviation.of(tolerance, model, context), context)
 
 
 @pytest.fixture
@@ -65,13 +65,13 @@ def summed() -> DetachedModel:
     return detached(model_of(SUM, one=vector(4, 0), other=vector(4, 1)))
 
 
-def test_a_pass_of_onnxoptimizer_that_is_wrong(bench: PassContext, tmp_path: Path) -> None:
+def test_a_pass_of_onnxoptimizer_that_is_wrong(context: PassContext, tmp_path: Path) -> None:
     """A 0 in the shape of the last Reshape means the first dim of what it reads, and that is another one without the
     Reshape before it."""
     shapes = {"first": [6, 4], "second": [3, 2, 4], "third": [0, -1]}
     weights = {name: np.array(shape, np.int64) for name, shape in shapes.items()}
     model = detached(model_of(TWO_RESHAPES, **weights))
-    finding = find(model, ["default"], 1e-3, bench)
+    finding = find(model, ["default"], 1e-3, context)
     assert finding.culprit is not None and finding.smallest is not None
     assert finding.culprit.name == "eliminate_consecutive_idempotent_ops"
     assert finding.culprit.why == "output y: shape (2, 12), expected (3, 8)"
@@ -87,13 +87,13 @@ def test_a_pass_of_onnxoptimizer_that_is_wrong(bench: PassContext, tmp_path: Pat
     assert expected.shape != got.shape
 
 
-def test_a_wrong_pass_of_the_users(bench: PassContext, own: str, summed: DetachedModel) -> None:
+def test_a_wrong_pass_of_the_users(context: PassContext, own: str, summed: DetachedModel) -> None:
     recipe: list[RecipeItem] = [
         "eliminate_identity",
         {f"{own}:shift": {"by": 0.5, "name": "other"}},
         "eliminate_deadend",
     ]
-    finding = find(summed, recipe, 1e-3, bench)
+    finding = find(summed, recipe, 1e-3, context)
     assert finding.culprit is not None and finding.smallest is not None
     assert (finding.culprit.name, finding.culprit.source, finding.culprit.place) == ("shift", "user", 2)
     assert [node.op_type for node in finding.smallest.model.proto.graph.node] == ["Add"]
@@ -103,9 +103,9 @@ def test_a_wrong_pass_of_the_users(bench: PassContext, own: str, summed: Detache
     assert not finding.notes
 
 
-def test_an_error_that_grows_over_several_passes(bench: PassContext, own: str, summed: DetachedModel) -> None:
+def test_an_error_that_grows_over_several_passes(context: PassContext, own: str, summed: DetachedModel) -> None:
     shifts: list[RecipeItem] = [{f"{own}:shift": {"by": 4e-3, "name": name}} for name in ("one", "other")]
-    finding = find(summed, shifts, 1.2e-3, bench)
+    finding = find(summed, shifts, 1.2e-3, context)
     culprit = finding.culprit
     assert culprit is not None and finding.smallest is not None
     assert culprit.place == 2 and culprit.error_before is not None and culprit.error_after is not None
@@ -116,16 +116,16 @@ def test_an_error_that_grows_over_several_passes(bench: PassContext, own: str, s
     assert finding.smallest.nodes == 1, "half of what this pass alone adds is looked for"
 
 
-def test_a_model_that_does_not_run_any_more(bench: PassContext, own: str, summed: DetachedModel) -> None:
-    finding = find(summed, [f"{own}:forget"], 1e-3, bench)
+def test_a_model_that_does_not_run_any_more(context: PassContext, own: str, summed: DetachedModel) -> None:
+    finding = find(summed, [f"{own}:forget"], 1e-3, context)
     assert finding.culprit is not None and finding.smallest is not None
     assert "Forgotten" in finding.culprit.why
     assert [node.op_type for node in finding.smallest.model.proto.graph.node] == ["Sigmoid"]
 
 
-def test_nothing_is_wrong(bench: PassContext) -> None:
+def test_nothing_is_wrong(context: PassContext) -> None:
     model = detached(attention())
-    finding = find(model, ["default"], 1e-4, bench)
+    finding = find(model, ["default"], 1e-4, context)
     assert (finding.culprit, finding.smallest) == (None, None)
     assert finding.nothing.startswith("nothing wrong: outputs are off by at most ")
     assert finding.nothing.endswith(", and 0.0001 is allowed")
@@ -139,15 +139,15 @@ def test_nothing_is_wrong(bench: PassContext) -> None:
         ("g (float[2, 3] x, float[5] z) => (float[2, 3] y) { y = Add (x, z) }", "does not run as it is"),
     ],
 )
-def test_a_model_that_cannot_be_judged(bench: PassContext, text: str, words: str) -> None:
+def test_a_model_that_cannot_be_judged(context: PassContext, text: str, words: str) -> None:
     model = detached(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 20]> {text}'))
     with pytest.raises(ModelError, match=words):
-        Deviation.of(1e-3, model, bench)
+        Deviation.of(1e-3, model, context)
 
 
-def test_only_weights_that_are_read_are_in_the_smallest_model(bench: PassContext, own: str) -> None:
+def test_only_weights_that_are_read_are_in_the_smallest_model(context: PassContext, own: str) -> None:
     text = "g (float[2, 16] x) => (float[2, 16] y) { h = MatMul (x, w) a = MatMul (h, v) y = Add (a, bias) }"
     model = detached(model_of(text, w=matrix(16, 16, 0), v=matrix(16, 16, 1), bias=vector(16, 2)))
-    finding = find(model, [{f"{own}:shift": {"by": 1, "name": "bias"}}], 1e-2, bench)
+    finding = find(model, [{f"{own}:shift": {"by": 1, "name": "bias"}}], 1e-2, context)
     assert finding.smallest is not None
     assert [tensor.name for tensor in finding.smallest.model.proto.graph.initializer] == ["bias"]

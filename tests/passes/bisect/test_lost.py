@@ -26,9 +26,9 @@ WIDTH = 32
 
 
 def find(
-    model: DetachedModel, recipe: list[RecipeItem], bench: PassContext, *, lost: str = "qkv", **more: Any
+    model: DetachedModel, recipe: list[RecipeItem], context: PassContext, *, lost: str = "qkv", **more: Any
 ) -> Bisection:
-    return bisect(model, steps_of(recipe), Loss.of(lost, model), bench, **more)
+    return bisect(model, steps_of(recipe), Loss.of(lost, model), context, **more)
 
 
 def ops(model: onnx.ModelProto) -> list[str]:
@@ -43,9 +43,9 @@ def loses_qkv(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
     return bool(instances) and bool(structure.find_lost(instances, detached(after)))
 
 
-def test_the_pass_of_the_default_set_that_merges_q_k_and_v(bench: PassContext, tmp_path: Path) -> None:
+def test_the_pass_of_the_default_set_that_merges_q_k_and_v(context: PassContext, tmp_path: Path) -> None:
     model = detached(attention())
-    finding = find(model, ["default"], bench)
+    finding = find(model, ["default"], context)
     culprit, smallest = finding.culprit, finding.smallest
     assert culprit is not None and smallest is not None
     assert (culprit.name, culprit.source, culprit.turn) == ("fuse_qkv", "onnxoptimizer", 1)
@@ -64,20 +64,20 @@ def test_the_pass_of_the_default_set_that_merges_q_k_and_v(bench: PassContext, t
     assert loses_qkv(small, onnxoptimizer.optimize(small, ["fuse_qkv"]))
 
 
-def test_the_smallest_model_is_bisected_to_the_same_pass(bench: PassContext, tmp_path: Path) -> None:
-    first = find(detached(attention()), ["fuse_qkv"], bench)
+def test_the_smallest_model_is_bisected_to_the_same_pass(context: PassContext, tmp_path: Path) -> None:
+    first = find(detached(attention()), ["fuse_qkv"], context)
     assert first.smallest is not None and first.culprit is not None
     save(first.smallest.model, tmp_path / "small.onnx")
-    again = find(read_model(tmp_path / "small.onnx"), ["default"], bench)
+    again = find(read_model(tmp_path / "small.onnx"), ["default"], context)
     assert again.culprit is not None and again.smallest is not None
     assert again.culprit.name == first.culprit.name
     assert again.smallest.nodes == first.smallest.nodes, "nothing more can be taken out of it"
 
 
-def test_the_pass_inside_of_onnxsim(bench: PassContext, tmp_path: Path) -> None:
+def test_the_pass_inside_of_onnxsim(context: PassContext, tmp_path: Path) -> None:
     """fuse_qkv merges the three products; left out, fuse_attention takes the whole block."""
     model = detached(biased_attention())
-    finding = find(model, ["onnxsim"], bench)
+    finding = find(model, ["onnxsim"], context)
     assert finding.culprit is not None and finding.smallest is not None
     assert finding.culprit.name == "onnxsim/fuse_qkv"
     assert finding.culprit.others == ("fuse_attention",)
@@ -89,7 +89,7 @@ def test_the_pass_inside_of_onnxsim(bench: PassContext, tmp_path: Path) -> None:
     assert loses_qkv(small, onnxsim.simplify(small)[0])
 
 
-def test_constants_are_stored_before_a_model_is_made_smaller(bench: PassContext) -> None:
+def test_constants_are_stored_before_a_model_is_made_smaller(context: PassContext) -> None:
     """The matrices come in halves, as torch's come transposed. To remove one of their nodes alone breaks the model."""
     model = biased_attention()
     for name in ("wq", "wk", "wv"):
@@ -98,21 +98,21 @@ def test_constants_are_stored_before_a_model_is_made_smaller(bench: PassContext)
             model.graph.initializer.append(numpy_helper.from_array(rows, name + half))
         model.graph.initializer.remove(whole)
         model.graph.node.insert(0, helper.make_node("Concat", [f"{name}a", f"{name}b"], [name], axis=0))
-    finding = find(detached(model), ["onnxsim"], bench)
+    finding = find(detached(model), ["onnxsim"], context)
     assert finding.smallest is not None
     assert "Concat" not in ops(finding.smallest.model.proto)
 
 
-def test_what_is_skipped_shows_who_is_next(bench: PassContext) -> None:
+def test_what_is_skipped_shows_who_is_next(context: PassContext) -> None:
     model = detached(biased_attention())
-    second = find(model, ["onnxsim"], bench, skip=["onnxsim/fuse_qkv"], budget_s=0)
+    second = find(model, ["onnxsim"], context, skip=["onnxsim/fuse_qkv"], budget_s=0)
     assert second.culprit is not None
     assert (second.culprit.name, second.culprit.others, second.smallest) == ("onnxsim/fuse_attention", (), None)
-    none = find(model, ["onnxsim"], bench, skip=["fuse_attention", "fuse_qkv"])
+    none = find(model, ["onnxsim"], context, skip=["fuse_attention", "fuse_qkv"])
     assert none.culprit is None
     assert none.nothing == "nothing lost: the one qkv stands"
     with pytest.raises(PolicyError, match="did you mean 'fuse_attention'"):
-        find(model, ["onnxsim"], bench, skip=["fuse_attentoin"])
+        find(model, ["onnxsim"], context, skip=["fuse_attentoin"])
 
 
 HIDDEN_BEHIND_AN_IDENTITY = """
@@ -126,35 +126,35 @@ g (float[8, 4] x) => (float[4, 6] y) {
 """
 
 
-def test_the_turn_of_a_repeat(bench: PassContext) -> None:
+def test_the_turn_of_a_repeat(context: PassContext) -> None:
     """Only when the Identity is gone can the Gemm read the matrix transposed: in the second turn."""
     model = detached(model_of(HIDDEN_BEHIND_AN_IDENTITY, w=matrix(8, 6, 0), b=vector(6, 1)))
     steps = ["fuse_transpose_into_gemm", "eliminate_identity"]
     recipe: list[RecipeItem] = [{"sequence": {"steps": steps, "repeat": "until-stable"}}]
-    finding = find(model, recipe, bench, lost="op:Transpose")
+    finding = find(model, recipe, context, lost="op:Transpose")
     assert finding.culprit is not None and finding.smallest is not None
     assert (finding.culprit.name, finding.culprit.place, finding.culprit.turn) == ("fuse_transpose_into_gemm", 1, 2)
     assert finding.culprit.repeats
     assert ops(finding.smallest.model.proto) == ["Transpose", "Gemm"]
 
-    once = find(model, [{"sequence": {"steps": steps}}], bench, lost="op:Transpose")
+    once = find(model, [{"sequence": {"steps": steps}}], context, lost="op:Transpose")
     assert once.culprit is None
 
 
-def test_halves_go_on_from_what_the_passes_before_have_made(bench: PassContext) -> None:
+def test_halves_go_on_from_what_the_passes_before_have_made(context: PassContext) -> None:
     """Alone, and without the pass before it, the guilty one does nothing."""
     model = detached(model_of(HIDDEN_BEHIND_AN_IDENTITY, w=matrix(8, 6, 0), b=vector(6, 1)))
     recipe: list[RecipeItem] = ["eliminate_identity", "fuse_transpose_into_gemm", "nop", "nop"]
-    finding = find(model, recipe, bench, lost="op:Transpose", budget_s=0)
+    finding = find(model, recipe, context, lost="op:Transpose", budget_s=0)
     assert finding.culprit is not None
     assert (finding.culprit.name, finding.culprit.place) == ("fuse_transpose_into_gemm", 2)
     assert finding.runs == 1 + 2 + 1
 
 
-def test_a_pass_that_fails_is_left_out_and_named(bench: PassContext) -> None:
+def test_a_pass_that_fails_is_left_out_and_named(context: PassContext) -> None:
     """fuse_qkv stops with an assertion where Q, K and V read a graph input; onnxsim loses them all the same."""
     model = read_model(EXAMPLES / "attention.onnx")
-    finding = find(model, ["default", "onnxsim"], bench, budget_s=0)
+    finding = find(model, ["default", "onnxsim"], context, budget_s=0)
     assert finding.culprit is not None
     assert finding.culprit.name == "onnxsim/fuse_attention"
     assert [words.partition(":")[0] for words in finding.failed] == ["fuse_qkv"]

@@ -26,8 +26,8 @@ from passes.weights.detached import DetachedModel
 
 
 @pytest.fixture(scope="module")
-def rows(bench: PassContext) -> tuple[CatalogEntry, ...]:
-    return catalog(bench)
+def rows(context: PassContext) -> tuple[CatalogEntry, ...]:
+    return catalog(context)
 
 
 def named(rows: Sequence[CatalogEntry], name: str) -> CatalogEntry:
@@ -102,48 +102,48 @@ class Newer(CompositeStep):
     name: str = field(default="newer", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         return PassResult(model, changed=False)
 
-    def inner(self, bench: PassContext) -> tuple[str, ...]:
+    def inner(self, context: PassContext) -> tuple[str, ...]:
         require(self.needs, self.name, extra="newer")
         return tuple(name for name in ("fuse_everything", "tidy") if name not in self.left_out)
 
 
-def test_a_pass_that_nobody_described_is_shown_and_counts_as_reading_values(bench: PassContext) -> None:
-    rows = rows_of(Newer(), bench)
+def test_a_pass_that_nobody_described_is_shown_and_counts_as_reading_values(context: PassContext) -> None:
+    rows = rows_of(Newer(), context)
     assert [row.name for row in rows] == ["newer", "newer/fuse_everything", "newer/tidy"]
     assert {(row.does, row.reads) for row in rows} == {(UNDESCRIBED, "values")}
     assert rows[1].groups == ("fusions",)
-    assert "no picture in this release" in show(rows[1], rows, bench).why_not
+    assert "no picture in this release" in show(rows[1], rows, context).why_not
 
 
-def test_a_library_that_is_not_installed_is_a_row_that_says_what_to_install(bench: PassContext) -> None:
-    [row] = rows_of(Newer(needs="no_such_library"), bench)
+def test_a_library_that_is_not_installed_is_a_row_that_says_what_to_install(context: PassContext) -> None:
+    [row] = rows_of(Newer(needs="no_such_library"), context)
     assert (row.name, row.runs) == ("newer", "missing")
     assert "pip install 'onnxline[newer]'" in row.note
-    assert show(row, [row], bench).why_not == row.note
+    assert show(row, [row], context).why_not == row.note
 
 
 def test_a_pass_that_a_package_announces_is_a_row_and_is_not_loaded(
-    bench: PassContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: PassContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = tmp_path / "tidy_passes-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tidy-passes\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[onnxline.passes]\nfuse_tidy = no_such_module:Tidy\n")
     monkeypatch.syspath_prepend(tmp_path)
-    row = named(catalog(bench, steps=()), "fuse_tidy")
+    row = named(catalog(context, steps=()), "fuse_tidy")
     assert (row.source, row.runs, row.reads, row.groups) == ("tidy-passes", "extra", "values", ("fusions",))
     assert "no_such_module:Tidy" in row.does
-    assert "no picture" in show(row, [row], bench).why_not
+    assert "no picture" in show(row, [row], context).why_not
 
 
-def test_names_for_a_skip_list_ask_only_the_steps_that_run(bench: PassContext) -> None:
-    names = pass_names([OnnxOptimizerPass("nop"), Newer().without(["tidy"])], bench)
+def test_names_for_a_skip_list_ask_only_the_steps_that_run(context: PassContext) -> None:
+    names = pass_names([OnnxOptimizerPass("nop"), Newer().without(["tidy"])], context)
     assert {"fuse_qkv", "nop", "onnxsim", "newer", "newer/fuse_everything", "newer/tidy"} <= set(names)
     assert not any(name.startswith("onnxsim/") for name in names)
-    assert {"onnxsim/fuse_attention", "onnxsim/nf4"} <= set(pass_names([OnnxSim()], bench))
+    assert {"onnxsim/fuse_attention", "onnxsim/nf4"} <= set(pass_names([OnnxSim()], context))
 
 
 def test_a_name_means_the_pass_itself_or_those_of_that_name_inside_of_steps(rows: tuple[CatalogEntry, ...]) -> None:

@@ -34,15 +34,15 @@ NOT_ON_ONNXRUNTIME = {"rewrite_bool_where": "onnxruntime has no Where on bool, w
 @dataclass(frozen=True)
 class Library:
     rows: tuple[CatalogEntry, ...]
-    bench: PassContext
+    context: PassContext
 
     def run_alone(self, row: CatalogEntry, model: onnx.ModelProto) -> onnx.ModelProto:
-        return attach(isolate_pass(row, self.rows).apply(detached_copy(model), self.bench).model)
+        return attach(isolate_pass(row, self.rows).apply(detached_copy(model), self.context).model)
 
 
 @pytest.fixture(scope="module")
-def library(bench: PassContext) -> Library:
-    return Library(catalog(bench), bench)
+def library(context: PassContext) -> Library:
+    return Library(catalog(context), context)
 
 
 def rows_of_picture(file: Path, rows: Sequence[CatalogEntry]) -> list[CatalogEntry]:
@@ -157,7 +157,7 @@ def test_an_extra_pass_of_onnxsim_runs_only_where_it_is_named(library: Library) 
     for row in extra:
         model = detached_copy(read_example(example_of(row.name) or Path()).model)
         unnamed = OnnxSim().without([other.bare for other in inner if other is not row])
-        assert not fires(model, unnamed.apply(model, library.bench).model), row.name
+        assert not fires(model, unnamed.apply(model, library.context).model), row.name
 
 
 def test_pictures_hold_no_weights() -> None:

@@ -23,7 +23,7 @@ __all__ = ["broken", "ops", "optimized", "row", "valid"]
 
 
 def optimized(
-    bench: PassContext,
+    context: PassContext,
     model: onnx.ModelProto,
     recipe: Sequence[RecipeItem],
     skip: Sequence[str] = (),
@@ -33,9 +33,9 @@ def optimized(
     feeds: Sequence[Mapping[str, np.ndarray]] = (),
 ) -> PassRun:
     """`passes.optimize`, on workers that run already."""
-    detached = detached_copy(model, bench.spill)
-    prover = NumericProver.of_itself(feeds or [draw_feeds(detached, 0)], bench)
-    return run_passes(detached, steps_of(recipe), Policy(tuple(skip), tuple(keep), watch), prover, bench)
+    detached = detached_copy(model, context.spill)
+    prover = NumericProver.of_itself(feeds or [draw_feeds(detached, 0)], context)
+    return run_passes(detached, steps_of(recipe), Policy(tuple(skip), tuple(keep), watch), prover, context)
 
 
 def ops(run: PassRun) -> Counter[str]:

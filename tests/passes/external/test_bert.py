@@ -74,16 +74,16 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="module")
-def freely(bert: onnx.ModelProto, bench: PassContext) -> Callable[[str], PassRun]:
+def freely(bert: onnx.ModelProto, context: PassContext) -> Callable[[str], PassRun]:
     """What comes of a recipe when nothing is asked for."""
-    return cache(lambda name: optimized(bench, bert, RECIPES[name], feeds=FEEDS))
+    return cache(lambda name: optimized(context, bert, RECIPES[name], feeds=FEEDS))
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_keeps_both_triples_at_two_nodes_each(
-    name: str, bert: onnx.ModelProto, bench: PassContext, freely: Callable[[str], PassRun]
+    name: str, bert: onnx.ModelProto, context: PassContext, freely: Callable[[str], PassRun]
 ) -> None:
-    kept = optimized(bench, bert, RECIPES[name], keep=["qkv"], feeds=FEEDS)
+    kept = optimized(context, bert, RECIPES[name], keep=["qkv"], feeds=FEEDS)
     assert [verdict for verdict, _ in broken(kept)] == [True, True]
     assert kept.rows[-1].status is Status.RAN
     assert kept.rows[-1].changed or name == "onnxscript_rewrites"
@@ -91,7 +91,7 @@ def test_keeps_both_triples_at_two_nodes_each(
     assert valid(kept)
     by_name = freely(name)
     if name in MERGING:
-        by_name = optimized(bench, bert, RECIPES[name], skip=[MERGING[name]], watch=False, feeds=FEEDS)
+        by_name = optimized(context, bert, RECIPES[name], skip=[MERGING[name]], watch=False, feeds=FEEDS)
     assert [verdict for verdict, _ in broken(by_name)] == [True, True]
     assert ops(kept).total() <= ops(by_name).total() + 2 * 2
 
@@ -106,12 +106,12 @@ def test_without_keep_the_report_says_who_merged(name: str, freely: Callable[[st
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in LOST.items() for kind in kinds])
 def test_what_destroys_another_kind_is_left_out_alone(
-    name: str, kind: str, bert: onnx.ModelProto, bench: PassContext
+    name: str, kind: str, bert: onnx.ModelProto, context: PassContext
 ) -> None:
     """To skip what destroys a kind watches the kind. Nothing is pinned, so another pass goes ahead and is found."""
     skipped = {"residual": "fuse_skip_rms_normalization", "gelu": "fuse_erfgelu"}[kind]
     brings_the_name = [] if name == "ort_fusions" else RECIPES["ort_fusions"]
-    run = optimized(bench, bert, [*RECIPES[name], *brings_the_name], skip=[skipped], feeds=FEEDS)
+    run = optimized(context, bert, [*RECIPES[name], *brings_the_name], skip=[skipped], feeds=FEEDS)
     verdicts = broken(run, kind)
     assert verdicts
     assert all(verdict for verdict, _ in verdicts)

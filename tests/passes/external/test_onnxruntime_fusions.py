@@ -21,43 +21,43 @@ STEP = "onnxruntime_fusions"
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
-def test_a_plain_block_has_nothing_that_it_knows(make, bench: PassContext) -> None:
+def test_a_plain_block_has_nothing_that_it_knows(make, context: PassContext) -> None:
     for keep in ([], ["qkv"]):
-        run = optimized(bench, make(), recipe=[STEP], keep=keep)
+        run = optimized(context, make(), recipe=[STEP], keep=keep)
         assert broken(run) == [(True, None)]
         assert row(run, STEP).status is Status.RAN
 
 
 @pytest.mark.parametrize("opset", [17])
-def test_without_a_policy_it_merges_and_is_named(opset: int, bench: PassContext) -> None:
-    run = optimized(bench, post_norm(opset), recipe=[STEP], feeds=feeds())
+def test_without_a_policy_it_merges_and_is_named(opset: int, context: PassContext) -> None:
+    run = optimized(context, post_norm(opset), recipe=[STEP], feeds=feeds())
     assert broken(run) == [(False, f"{STEP}/enable_attention")]
     assert (ops(run)["Attention"], ops(run)["MatMul"]) == (1, 1)
 
 
 @pytest.mark.parametrize("opset", [17])
-def test_keep_takes_only_the_attention_fusion_out(opset: int, bench: PassContext) -> None:
-    kept = optimized(bench, post_norm(opset), recipe=[STEP], keep=["qkv"], feeds=feeds())
+def test_keep_takes_only_the_attention_fusion_out(opset: int, context: PassContext) -> None:
+    kept = optimized(context, post_norm(opset), recipe=[STEP], keep=["qkv"], feeds=feeds())
     assert broken(kept) == [(True, f"{STEP}/enable_attention")]
     assert row(kept, f"{STEP}/enable_attention").status is Status.REVERTED
     assert row(kept, STEP).reason == "without enable_attention"
     assert ops(kept)["SkipLayerNormalization"] == 1, "the rest of the step stands"
-    by_name = optimized(bench, post_norm(opset), recipe=[STEP], skip=["enable_attention"], watch=False, feeds=feeds())
+    by_name = optimized(context, post_norm(opset), recipe=[STEP], skip=["enable_attention"], watch=False, feeds=feeds())
     assert broken(by_name) == [(True, None)]
     assert ops(kept).total() <= ops(by_name).total() + 2
 
 
-def test_multi_head_attention_leaves_the_projections_apart(bench: PassContext) -> None:
+def test_multi_head_attention_leaves_the_projections_apart(context: PassContext) -> None:
     run = optimized(
-        bench, post_norm(), recipe=[{STEP: {"use_multi_head_attention": True}}], keep=["qkv"], feeds=feeds()
+        context, post_norm(), recipe=[{STEP: {"use_multi_head_attention": True}}], keep=["qkv"], feeds=feeds()
     )
     assert broken(run) == [(True, None)]
     assert (ops(run)["MultiHeadAttention"], ops(run)["MatMul"]) == (1, 4)
     assert valid(run)
 
 
-def test_what_onnxruntime_has_alone_is_declared(bench: PassContext) -> None:
-    run = optimized(bench, post_norm(), recipe=[STEP], keep=["qkv"], feeds=feeds())
+def test_what_onnxruntime_has_alone_is_declared(context: PassContext) -> None:
+    run = optimized(context, post_norm(), recipe=[STEP], keep=["qkv"], feeds=feeds())
     assert ("com.microsoft", 1) in [(opset.domain, opset.version) for opset in run.model.proto.opset_import]
     assert valid(run)
 
@@ -72,18 +72,18 @@ def test_what_onnxruntime_has_alone_is_declared(bench: PassContext) -> None:
     ],
 )
 def test_inner_passes_are_the_switches_that_are_on(
-    options: dict, more: set[str], less: set[str], bench: PassContext
+    options: dict, more: set[str], less: set[str], context: PassContext
 ) -> None:
-    inner = set(OnnxRuntimeFusions.with_options(options).inner(bench))
+    inner = set(OnnxRuntimeFusions.with_options(options).inner(context))
     assert more <= inner
     assert not less & inner
     assert all(name.startswith("enable_") for name in inner)
 
 
-def test_every_switch_in_the_table_is_one(bench: PassContext) -> None:
+def test_every_switch_in_the_table_is_one(context: PassContext) -> None:
     named = {name for name in DESTROYS if name.startswith("enable_")}
     on = OnnxRuntimeFusions("unet", flags={"enable_gelu_approximation": True, "enable_gemm_fast_gelu": True})
-    assert named <= set(on.inner(bench))
+    assert named <= set(on.inner(context))
 
 
 @pytest.mark.parametrize(
@@ -100,19 +100,19 @@ def test_every_switch_in_the_table_is_one(bench: PassContext) -> None:
         ({"opt_level": 3}, r"opt_level is 3; expected one of \(0, 1, 2, 99\)"),
     ],
 )
-def test_what_the_release_does_not_take_is_refused(options: dict, words: str, bench: PassContext) -> None:
+def test_what_the_release_does_not_take_is_refused(options: dict, words: str, context: PassContext) -> None:
     with pytest.raises(PolicyError, match=words):
-        optimized(bench, merged_attention(), recipe=[{STEP: options}])
+        optimized(context, merged_attention(), recipe=[{STEP: options}])
 
 
-def test_without_torch_an_opt_level_is_refused(monkeypatch: pytest.MonkeyPatch, bench: PassContext) -> None:
+def test_without_torch_an_opt_level_is_refused(monkeypatch: pytest.MonkeyPatch, context: PassContext) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(PolicyError, match=r"opt_level 1 needs torch, an extra: pip install 'onnxline\[torch\]'"):
-        optimized(bench, merged_attention(), recipe=[{STEP: {"opt_level": 1}}])
+        optimized(context, merged_attention(), recipe=[{STEP: {"opt_level": 1}}])
 
 
-def test_an_opt_level_runs_onnxruntime_before(bench: PassContext) -> None:
-    run = optimized(bench, post_norm(), recipe=[{STEP: {"opt_level": 1}}], keep=["qkv"], feeds=feeds())
+def test_an_opt_level_runs_onnxruntime_before(context: PassContext) -> None:
+    run = optimized(context, post_norm(), recipe=[{STEP: {"opt_level": 1}}], keep=["qkv"], feeds=feeds())
     assert [kept for kept, _ in broken(run)] == [True]
     assert ops(run)["SkipLayerNormalization"] == 1
 
@@ -133,7 +133,7 @@ def test_it_needs_no_torch(tmp_path) -> None:
     assert "Attention" in [node.op_type for node in onnx.load(target).graph.node]
 
 
-def test_an_input_that_only_a_branch_reads_stays_an_input(bench: PassContext) -> None:
+def test_an_input_that_only_a_branch_reads_stays_an_input(context: PassContext) -> None:
     text = """
     g (bool c, float[2, 3] x, float[2, 3] z) => (float[2, 3] y) {
         one = Identity (z)
@@ -143,13 +143,13 @@ def test_an_input_that_only_a_branch_reads_stays_an_input(bench: PassContext) ->
         >
     }
     """
-    run = optimized(bench, model_of(text), recipe=[STEP])
+    run = optimized(context, model_of(text), recipe=[STEP])
     assert row(run, STEP).status is Status.RAN
     assert [value.name for value in run.model.proto.graph.input] == ["c", "x", "z"]
 
 
-def test_without_any_switch_it_fuses_nothing(bench: PassContext) -> None:
+def test_without_any_switch_it_fuses_nothing(context: PassContext) -> None:
     step = OnnxRuntimeFusions()
     before = detached(post_norm())
-    after = step.without(step.inner(bench)).apply(before, bench).model
+    after = step.without(step.inner(context)).apply(before, context).model
     assert [node.op_type for node in after.proto.graph.node] == [node.op_type for node in before.proto.graph.node]

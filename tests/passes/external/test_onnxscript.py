@@ -39,8 +39,8 @@ def picture() -> onnx.ModelProto:
     return model_of(PICTURE, one=np.float32(1), zero=np.float32(0))
 
 
-def test_all_stages_run(bench: PassContext) -> None:
-    run = optimized(bench, picture(), recipe=["onnxscript", "onnxscript"])
+def test_all_stages_run(context: PassContext) -> None:
+    run = optimized(context, picture(), recipe=["onnxscript", "onnxscript"])
     assert ops(run) == {"Mul": 1, "Add": 1, "Relu": 1}
     assert [row.changed for row in run.rows] == [True, False]
 
@@ -53,11 +53,11 @@ def test_all_stages_run(bench: PassContext) -> None:
         ("rewrite_rules", {"Mul": 1, "Add": 2, "Relu": 1}),
     ],
 )
-def test_a_stage_can_be_left_out(stage: str, left: dict[str, int], bench: PassContext) -> None:
-    run = optimized(bench, picture(), recipe=["onnxscript"], skip=[f"onnxscript/{stage}"])
+def test_a_stage_can_be_left_out(stage: str, left: dict[str, int], context: PassContext) -> None:
+    run = optimized(context, picture(), recipe=["onnxscript"], skip=[f"onnxscript/{stage}"])
     assert ops(run) == left
     assert row(run, "onnxscript").reason == f"without {stage}"
-    assert ops(optimized(bench, picture(), recipe=["onnxscript"])) == {"Mul": 1, "Add": 1, "Relu": 1}, "and is back"
+    assert ops(optimized(context, picture(), recipe=["onnxscript"])) == {"Mul": 1, "Add": 1, "Relu": 1}, "and is back"
 
 
 FUNCTION = """
@@ -69,17 +69,17 @@ twice (a) => (b) { b = Add (a, a) }
 
 
 @pytest.mark.parametrize("how", ["skip", "option"])
-def test_functions_are_inlined_unless_that_is_left_out(how: str, bench: PassContext) -> None:
-    assert ops(optimized(bench, onnx.parser.parse_model(FUNCTION), recipe=["onnxscript"])) == {"Add": 1}
+def test_functions_are_inlined_unless_that_is_left_out(how: str, context: PassContext) -> None:
+    assert ops(optimized(context, onnx.parser.parse_model(FUNCTION), recipe=["onnxscript"])) == {"Add": 1}
     recipe = ["onnxscript"] if how == "skip" else [{"onnxscript": {"inline": False}}]
     skip = ["onnxscript/inline"] if how == "skip" else []
-    assert ops(optimized(bench, onnx.parser.parse_model(FUNCTION), recipe=recipe, skip=skip)) == {"twice": 1}
+    assert ops(optimized(context, onnx.parser.parse_model(FUNCTION), recipe=recipe, skip=skip)) == {"twice": 1}
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
-def test_keeps_the_projections_at_two_nodes_at_most(make, bench: PassContext) -> None:
-    free = optimized(bench, make(), recipe=["onnxscript"])
-    kept = optimized(bench, make(), recipe=["onnxscript"], keep=["qkv"])
+def test_keeps_the_projections_at_two_nodes_at_most(make, context: PassContext) -> None:
+    free = optimized(context, make(), recipe=["onnxscript"])
+    kept = optimized(context, make(), recipe=["onnxscript"], keep=["qkv"])
     assert broken(free) == broken(kept) == [(True, None)]
     assert ops(kept).total() <= ops(free).total() + 2
     assert valid(kept)
@@ -93,14 +93,14 @@ def tied() -> onnx.ModelProto:
     return model
 
 
-def test_what_merges_tied_projections_is_left_out_alone(bench: PassContext) -> None:
+def test_what_merges_tied_projections_is_left_out_alone(context: PassContext) -> None:
     stage = "onnxscript/common_subexpression_elimination"
-    free = optimized(bench, tied(), recipe=["onnxscript"])
+    free = optimized(context, tied(), recipe=["onnxscript"])
     assert broken(free) == [(False, stage)]
-    watched = optimized(bench, tied(), recipe=["onnxscript"], skip=["fuse_qkv"])
+    watched = optimized(context, tied(), recipe=["onnxscript"], skip=["fuse_qkv"])
     assert broken(watched) == [(True, stage)]
     assert row(watched, stage).status is Status.REVERTED
-    kept = optimized(bench, tied(), recipe=["onnxscript"], keep=["qkv"])
+    kept = optimized(context, tied(), recipe=["onnxscript"], keep=["qkv"])
     assert [verdict for verdict, _ in broken(kept)] == [True]
     assert ops(kept).total() <= ops(watched).total() + 2
 
@@ -108,23 +108,23 @@ def test_what_merges_tied_projections_is_left_out_alone(bench: PassContext) -> N
 @pytest.mark.parametrize(
     ("options", "less"), [({"inline": False}, {"inline"}), ({"onnx_shape_inference": False}, {"shape_inference"})]
 )
-def test_what_an_option_leaves_out_is_no_inner_pass(options: dict, less: set[str], bench: PassContext) -> None:
-    assert set(OnnxScriptOptimizer().inner(bench)) - set(OnnxScriptOptimizer(options).inner(bench)) == less
+def test_what_an_option_leaves_out_is_no_inner_pass(options: dict, less: set[str], context: PassContext) -> None:
+    assert set(OnnxScriptOptimizer().inner(context)) - set(OnnxScriptOptimizer(options).inner(context)) == less
 
 
-def test_without_any_stage_nothing_is_computed(bench: PassContext) -> None:
+def test_without_any_stage_nothing_is_computed(context: PassContext) -> None:
     step = OnnxScriptOptimizer()
     before = detached(picture())
-    after = step.without(step.inner(bench)).apply(before, bench).model
+    after = step.without(step.inner(context)).apply(before, context).model
     assert [node.op_type for node in after.proto.graph.node] == [node.op_type for node in before.proto.graph.node]
 
 
-def test_an_option_that_it_does_not_have_is_refused(bench: PassContext) -> None:
+def test_an_option_that_it_does_not_have_is_refused(context: PassContext) -> None:
     with pytest.raises(PolicyError, match=r"has no option 'num_iteration'; did you mean 'num_iterations'\?"):
-        optimized(bench, merged_attention(), recipe=[{"onnxscript": {"num_iteration": 1}}])
+        optimized(context, merged_attention(), recipe=[{"onnxscript": {"num_iteration": 1}}])
 
 
-def test_weights_stay_in_their_files_and_large_new_ones_come_in_one(bench: PassContext) -> None:
+def test_weights_stay_in_their_files_and_large_new_ones_come_in_one(context: PassContext) -> None:
     model = model_of(
         """g (float[2, 512] x) => (float[2, 512] y) {
             turned = Transpose <perm = [1, 0]> (a)
@@ -134,8 +134,8 @@ def test_weights_stay_in_their_files_and_large_new_ones_come_in_one(bench: PassC
         a=matrix(512, 512, 0),
         b=matrix(512, 512, 1),
     )
-    before = detached_copy(model, bench.spill)
-    after = OnnxScriptOptimizer().apply(before, bench).model
+    before = detached_copy(model, context.spill)
+    after = OnnxScriptOptimizer().apply(before, context).model
     weights = {tensor.name: after.weight(tensor) for tensor in after.proto.graph.initializer}
     kept = weights.pop("b")
     assert any(kept is weight for weight in before.weights.values()), "nobody has copied it"

@@ -23,67 +23,67 @@ def nothing_to_do():
     return model_of(NOTHING_TO_DO, zero=np.float32(0), one=np.float32(1))
 
 
-def test_the_default_rules_run(bench: PassContext) -> None:
-    run = optimized(bench, nothing_to_do(), recipe=[STEP, STEP])
+def test_the_default_rules_run(context: PassContext) -> None:
+    run = optimized(context, nothing_to_do(), recipe=[STEP, STEP])
     assert (ops(run)["Add"], ops(run)["Mul"], ops(run)["Relu"]) == (0, 0, 1)
     assert [row.changed for row in run.rows] == [True, False]
 
 
-def test_a_rule_that_is_skipped_does_not_run_in_either_order_of_its_operands(bench: PassContext) -> None:
-    run = optimized(bench, nothing_to_do(), recipe=[STEP], skip=["mul_by_1_rule"])
+def test_a_rule_that_is_skipped_does_not_run_in_either_order_of_its_operands(context: PassContext) -> None:
+    run = optimized(context, nothing_to_do(), recipe=[STEP], skip=["mul_by_1_rule"])
     assert (ops(run)["Add"], ops(run)["Mul"]) == (0, 1)
     assert row(run, STEP).reason == "without mul_by_1_rule"
 
 
-def test_a_rule_can_be_chosen_alone(bench: PassContext) -> None:
-    run = optimized(bench, nothing_to_do(), recipe=[{STEP: {"rules": ["mul_by_1_rule"]}}])
+def test_a_rule_can_be_chosen_alone(context: PassContext) -> None:
+    run = optimized(context, nothing_to_do(), recipe=[{STEP: {"rules": ["mul_by_1_rule"]}}])
     assert (ops(run)["Add"], ops(run)["Mul"]) == (1, 1), "it wants the constant behind"
-    run = optimized(bench, nothing_to_do(), recipe=[{STEP: {"rules": ["add_0_rule"]}}])
+    run = optimized(context, nothing_to_do(), recipe=[{STEP: {"rules": ["add_0_rule"]}}])
     assert (ops(run)["Add"], ops(run)["Mul"]) == (0, 1)
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
-def test_the_default_rules_leave_attention_alone(make, bench: PassContext) -> None:
+def test_the_default_rules_leave_attention_alone(make, context: PassContext) -> None:
     for keep in ([], ["qkv"]):
-        run = optimized(bench, make(), recipe=[STEP], keep=keep)
+        run = optimized(context, make(), recipe=[STEP], keep=keep)
         assert broken(run) == [(True, None)]
 
 
-def test_without_a_policy_the_fusions_merge_and_are_named(bench: PassContext) -> None:
-    run = optimized(bench, biased_attention(), recipe=[FUSIONS])
+def test_without_a_policy_the_fusions_merge_and_are_named(context: PassContext) -> None:
+    run = optimized(context, biased_attention(), recipe=[FUSIONS])
     assert broken(run) == [(False, f"{STEP}/fuse_attention")]
     assert ops(run) == {"Relu": 1, "Attention": 1, "MatMul": 1}
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
-def test_keep_costs_two_nodes_at_most(make, bench: PassContext) -> None:
-    kept = optimized(bench, make(), recipe=[FUSIONS], keep=["qkv"])
-    by_name = optimized(bench, make(), recipe=[FUSIONS], skip=["fuse_attention"], watch=False)
+def test_keep_costs_two_nodes_at_most(make, context: PassContext) -> None:
+    kept = optimized(context, make(), recipe=[FUSIONS], keep=["qkv"])
+    by_name = optimized(context, make(), recipe=[FUSIONS], skip=["fuse_attention"], watch=False)
     assert [verdict for verdict, _ in broken(kept)] == [verdict for verdict, _ in broken(by_name)] == [True]
     assert ops(kept)["MultiHeadAttention"] == 1
     assert ops(kept).total() <= ops(by_name).total() + 2
     assert valid(kept)
 
 
-def test_skip_of_what_merges_watches(bench: PassContext) -> None:
-    run = optimized(bench, biased_attention(), recipe=[FUSIONS], skip=["fuse_qkv"])
+def test_skip_of_what_merges_watches(context: PassContext) -> None:
+    run = optimized(context, biased_attention(), recipe=[FUSIONS], skip=["fuse_qkv"])
     assert broken(run) == [(True, f"{STEP}/fuse_attention")]
     assert row(run, f"{STEP}/fuse_attention").status is Status.REVERTED
     assert row(run, STEP).changed
 
 
-def test_inner_passes_have_names_and_depend_on_the_sets(bench: PassContext) -> None:
-    default = OnnxScriptRewrites().inner(bench)
+def test_inner_passes_have_names_and_depend_on_the_sets(context: PassContext) -> None:
+    default = OnnxScriptRewrites().inner(context)
     assert {"mul_by_1_rule", "fuse_batchnorm_into_conv_rule", "cast_cast_rule"} < set(default)
     assert not [name for name in default if name.startswith("rule_")], "each is told by a name"
-    fusions = OnnxScriptRewrites(("ort_fusions",)).inner(bench)
+    fusions = OnnxScriptRewrites(("ort_fusions",)).inner(context)
     assert {"fuse_attention", "fuse_sdpa", "FusedMatMulDiv1"} < set(fusions)
-    assert set(OnnxScriptRewrites(("default", "ort_fusions")).inner(bench)) == {*default, *fusions}
-    assert "fuse_rms_normalization" in OnnxScriptRewrites(("onnx_fusions",)).inner(bench)
+    assert set(OnnxScriptRewrites(("default", "ort_fusions")).inner(context)) == {*default, *fusions}
+    assert "fuse_rms_normalization" in OnnxScriptRewrites(("onnx_fusions",)).inner(context)
 
 
-def test_every_name_in_the_table_is_an_inner_pass(bench: PassContext) -> None:
-    inner = set(OnnxScriptRewrites(("default", "ort_fusions", "onnx_fusions")).inner(bench))
+def test_every_name_in_the_table_is_an_inner_pass(context: PassContext) -> None:
+    inner = set(OnnxScriptRewrites(("default", "ort_fusions", "onnx_fusions")).inner(context))
     assert {name for name in DESTROYS if name.endswith("_rule")} <= inner
     assert {"fuse_sdpa", "fuse_mha1", "fuse_qkv_gqa", "fuse_skip_layer_normalization", "fuse_erfgelu"} <= inner
 
@@ -110,13 +110,13 @@ g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
 """
 
 
-def test_onnx_fusions_are_for_opset_23(bench: PassContext) -> None:
+def test_onnx_fusions_are_for_opset_23(context: PassContext) -> None:
     weights = {"two": np.float32(2), "tiny": np.float32(1e-5), "last": np.array([-1])}
     model = model_of(RMS, w=np.linspace(0.5, 1.5, 32, dtype=np.float32), **weights)
     recipe = [{STEP: {"rules": ["onnx_fusions"]}}]
-    assert not row(optimized(bench, model, recipe=recipe), STEP).changed
+    assert not row(optimized(context, model, recipe=recipe), STEP).changed
     model.opset_import[0].version = 23
-    assert ops(optimized(bench, model, recipe=recipe)) == {"RMSNormalization": 1}
+    assert ops(optimized(context, model, recipe=recipe)) == {"RMSNormalization": 1}
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,6 @@ def test_onnx_fusions_are_for_opset_23(bench: PassContext) -> None:
         (None, "rules is None; expected a list of names"),
     ],
 )
-def test_what_the_release_does_not_have_is_refused(rules, words: str, bench: PassContext) -> None:
+def test_what_the_release_does_not_have_is_refused(rules, words: str, context: PassContext) -> None:
     with pytest.raises(PolicyError, match=words):
-        optimized(bench, merged_attention(), recipe=[{STEP: {"rules": rules}}])
+        optimized(context, merged_attention(), recipe=[{STEP: {"rules": rules}}])

@@ -89,30 +89,30 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 }
 
 
-def whole(model: DetachedModel, bench: PassContext, **options) -> DetachedModel:
-    return through_files(model, bench, simplify, options)
+def whole(model: DetachedModel, context: PassContext, **options) -> DetachedModel:
+    return through_files(model, context, simplify, options)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_same_model_comes_out(name: str, bench: PassContext) -> None:
+def test_the_same_model_comes_out(name: str, context: PassContext) -> None:
     model = detached(MODELS[name]())
-    assert meanings_of(OnnxSim().apply(model, bench).model).whole == meanings_of(whole(model, bench)).whole
+    assert meanings_of(OnnxSim().apply(model, context).model).whole == meanings_of(whole(model, context)).whole
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
-def test_the_same_model_comes_out_with_pins(make: Callable[[int], onnx.ModelProto], bench: PassContext) -> None:
+def test_the_same_model_comes_out_with_pins(make: Callable[[int], onnx.ModelProto], context: PassContext) -> None:
     model = detached(make(WIDE))
     pinned = pin(model, [site.tight for each in STRUCTURES["qkv"].find(model).instances for site in each.pins])
-    assert meanings_of(OnnxSim().apply(pinned, bench).model).whole == meanings_of(whole(pinned, bench)).whole
+    assert meanings_of(OnnxSim().apply(pinned, context).model).whole == meanings_of(whole(pinned, context)).whole
 
 
-def test_what_is_left_out_is_left_out(bench: PassContext) -> None:
+def test_what_is_left_out_is_left_out(context: PassContext) -> None:
     model = detached(MODELS["transposed weights"]())
-    kept = OnnxSim().without(["constant_folding"]).apply(model, bench).model
+    kept = OnnxSim().without(["constant_folding"]).apply(model, context).model
     assert [node.op_type for node in kept.proto.graph.node] == ["Transpose", "MatMul"]
     equal = detached(MODELS["weights that are equal"]())
     without = ("eliminate_duplicate_initializer", "eliminate_common_subexpression")
-    assert len(OnnxSim().without(without).apply(equal, bench).model.proto.graph.initializer) == 2
+    assert len(OnnxSim().without(without).apply(equal, context).model.proto.graph.initializer) == 2
 
 
 class Slow(Worker):
@@ -167,9 +167,9 @@ def test_a_folder_relative_to_where_we_are(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
     model = detached(attention(WIDE))
-    with open_context(folder=Path("runs")) as bench:
-        here = bench.worker.call(os.getcwd)
+    with open_context(folder=Path("runs")) as context:
+        here = context.worker.call(os.getcwd)
         steps = (OnnxSim(), OnnxSim(), OnnxSim({"check_n": 1}))
-        nodes = {len(step.apply(model, bench).model.proto.graph.node) for step in steps}
+        nodes = {len(step.apply(model, context).model.proto.graph.node) for step in steps}
         assert len(nodes) == 1
-        assert bench.worker.call(os.getcwd) == here
+        assert context.worker.call(os.getcwd) == here

@@ -30,50 +30,50 @@ def conv_bn() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
-def test_keeps_the_projections_at_two_nodes_at_most(make, bench: PassContext) -> None:
-    free = optimized(bench, make(), recipe=["onnxslim"])
-    kept = optimized(bench, make(), recipe=["onnxslim"], keep=["qkv"])
+def test_keeps_the_projections_at_two_nodes_at_most(make, context: PassContext) -> None:
+    free = optimized(context, make(), recipe=["onnxslim"])
+    kept = optimized(context, make(), recipe=["onnxslim"], keep=["qkv"])
     assert broken(free) == broken(kept) == [(True, None)], "it has no pass that merges Q, K and V"
     assert row(kept, "onnxslim").changed
     assert ops(kept).total() <= ops(free).total() + 2
     assert valid(kept)
 
 
-def test_a_second_time_nothing_changes(bench: PassContext) -> None:
-    run = optimized(bench, biased_attention(), recipe=["onnxslim", "onnxslim"])
+def test_a_second_time_nothing_changes(context: PassContext) -> None:
+    run = optimized(context, biased_attention(), recipe=["onnxslim", "onnxslim"])
     assert [row.changed for row in run.rows] == [True, False]
 
 
-def test_a_pattern_that_is_skipped_does_not_run(bench: PassContext) -> None:
-    run = optimized(bench, conv_bn(), recipe=["onnxslim"])
+def test_a_pattern_that_is_skipped_does_not_run(context: PassContext) -> None:
+    run = optimized(context, conv_bn(), recipe=["onnxslim"])
     assert ops(run) == {"Conv": 1, "Relu": 1}
-    run = optimized(bench, conv_bn(), recipe=["onnxslim"], skip=["FusionConvBN"])
+    run = optimized(context, conv_bn(), recipe=["onnxslim"], skip=["FusionConvBN"])
     assert ops(run) == {"Conv": 1, "BatchNormalization": 1, "Relu": 1}
     assert row(run, "onnxslim").reason == "without FusionConvBN"
-    run = optimized(bench, conv_bn(), recipe=[{"onnxslim": {"skip_fusion_patterns": ["FusionConvBN"]}}])
+    run = optimized(context, conv_bn(), recipe=[{"onnxslim": {"skip_fusion_patterns": ["FusionConvBN"]}}])
     assert ops(run)["BatchNormalization"] == 1
 
 
-def test_keep_batchnorm_leaves_the_rest_of_the_step(bench: PassContext) -> None:
+def test_keep_batchnorm_leaves_the_rest_of_the_step(context: PassContext) -> None:
     text = CONV_BN.replace("y = Relu (n)", "i = Identity (n) y = Relu (i)")
     weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in conv_bn().graph.initializer}
-    run = optimized(bench, model_of(text, **weights), recipe=["onnxslim"], keep=["batchnorm"])
+    run = optimized(context, model_of(text, **weights), recipe=["onnxslim"], keep=["batchnorm"])
     assert [kept for kept, _ in broken(run, "batchnorm")] == [True]
     assert ops(run) == {"Conv": 1, "BatchNormalization": 1, "Relu": 1}
 
 
-def test_an_input_that_nothing_reads_stays_an_input(bench: PassContext) -> None:
+def test_an_input_that_nothing_reads_stays_an_input(context: PassContext) -> None:
     text = "g (float[2, 3] x, float[4] unread) => (float[2, 3] y) { a = Identity (x) y = Relu (a) }"
-    run = optimized(bench, model_of(text), recipe=["onnxslim"])
+    run = optimized(context, model_of(text), recipe=["onnxslim"])
     assert row(run, "onnxslim").status is Status.RAN
     assert [value.name for value in run.model.proto.graph.input] == ["x", "unread"]
     assert ops(run) == {"Relu": 1}
 
 
-def test_inner_passes_are_those_of_the_installed_release(bench: PassContext) -> None:
+def test_inner_passes_are_those_of_the_installed_release(context: PassContext) -> None:
     from onnxslim.core.pattern.registry import DEFAULT_FUSION_PATTERNS
 
-    inner = OnnxSlim().inner(bench)
+    inner = OnnxSlim().inner(context)
     assert set(inner) > set(DEFAULT_FUSION_PATTERNS)
     assert {"constant_folding", "dead_node_elimination", "shape_inference"} < set(inner)
     assert "graph_fusion" not in inner, "it is all the patterns together"
@@ -87,14 +87,14 @@ def test_inner_passes_are_those_of_the_installed_release(bench: PassContext) -> 
         ({"no_shape_infer": True}, {"shape_inference"}),
     ],
 )
-def test_what_an_option_leaves_out_is_no_inner_pass(options: dict, less: set[str], bench: PassContext) -> None:
-    assert set(OnnxSlim().inner(bench)) - set(OnnxSlim(options).inner(bench)) == less
+def test_what_an_option_leaves_out_is_no_inner_pass(options: dict, less: set[str], context: PassContext) -> None:
+    assert set(OnnxSlim().inner(context)) - set(OnnxSlim(options).inner(context)) == less
 
 
-def test_without_any_inner_pass_it_changes_nothing(bench: PassContext) -> None:
+def test_without_any_inner_pass_it_changes_nothing(context: PassContext) -> None:
     step = OnnxSlim()
     before = detached(merged_attention())
-    after = step.without(step.inner(bench)).apply(before, bench).model
+    after = step.without(step.inner(context)).apply(before, context).model
     assert [node.op_type for node in after.proto.graph.node] == [node.op_type for node in before.proto.graph.node]
 
 
@@ -108,20 +108,20 @@ def test_without_any_inner_pass_it_changes_nothing(bench: PassContext) -> None:
         ({"save_as_external_data": True}, "has no option 'save_as_external_data'"),
     ],
 )
-def test_what_it_would_ignore_is_refused(options: dict, words: str, bench: PassContext) -> None:
+def test_what_it_would_ignore_is_refused(options: dict, words: str, context: PassContext) -> None:
     with pytest.raises(PolicyError, match=words):
-        optimized(bench, merged_attention(), recipe=[{"onnxslim": options}])
+        optimized(context, merged_attention(), recipe=[{"onnxslim": options}])
 
 
 def test_without_the_extra_one_sentence_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, bench: PassContext
+    monkeypatch: pytest.MonkeyPatch, context: PassContext
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxslim", None)
     with pytest.raises(PolicyError, match=r"'onnxslim' needs onnxslim, an extra: pip install 'onnxline\[onnxslim\]'"):
-        optimized(bench, merged_attention(), recipe=["onnxslim"])
+        optimized(context, merged_attention(), recipe=["onnxslim"])
 
 
-def test_a_weight_comes_back_bit_for_bit(bench: PassContext) -> None:
-    run = optimized(bench, attention(), recipe=["onnxslim"])
+def test_a_weight_comes_back_bit_for_bit(context: PassContext) -> None:
+    run = optimized(context, attention(), recipe=["onnxslim"])
     arrays = {tensor.name: run.model.array(tensor) for tensor in run.model.proto.graph.initializer}
     assert np.array_equal(arrays["wo"], matrix(32, 32, 3))

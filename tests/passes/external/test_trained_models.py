@@ -24,8 +24,8 @@ FEEDS = {"input": matrix(1, 512, 0), "state": np.zeros((2, 1, 128), np.float32),
 
 
 @pytest.mark.parametrize("name", ["silero_vad_16k_op15.onnx", "silero_vad_half.onnx"])
-def test_silero_comes_through_without_the_folding_that_breaks_it(name: str, bench: PassContext) -> None:
-    run = passes.optimize(find_packaged(name), recipe=["default", "onnxsim"], feeds=[FEEDS], bench=bench)
+def test_silero_comes_through_without_the_folding_that_breaks_it(name: str, context: PassContext) -> None:
+    run = passes.optimize(find_packaged(name), recipe=["default", "onnxsim"], feeds=[FEEDS], context=context)
     guilty, step = run.rows[-2:]
     assert (guilty.name, guilty.status) == ("onnxsim/constant_folding", Status.FAILED)
     assert "topologically sorted" in guilty.reason

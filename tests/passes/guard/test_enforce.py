@@ -30,8 +30,8 @@ class CallStep(Step):
     name: str = "the call"
     source: str = "a test"
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
-        made = self.work(model, bench)
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        made = self.work(model, context)
         return PassResult(made, changed=made is not model)
 
 
@@ -46,45 +46,45 @@ class Example:
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def plan(self, skips: Skips, bench: PassContext) -> CallPlan:
+    def plan(self, skips: Skips, context: PassContext) -> CallPlan:
         return CallPlan((CallStep(self.guarded),))
 
-    def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan | None:
+    def plan_here(self, skips: Skips, context: PassContext) -> CallPlan | None:
         return None
 
-    def run_unguarded(self, bench: PassContext) -> DetachedModel:
-        return self.alone(self.model, bench)
+    def run_unguarded(self, context: PassContext) -> DetachedModel:
+        return self.alone(self.model, context)
 
     def deliver(self, model: DetachedModel, *, proven: bool) -> onnx.ModelProto:
         return model.proto
 
 
-def dies(model: DetachedModel, bench: PassContext) -> DetachedModel:
-    bench.worker.call(faults.die)
+def dies(model: DetachedModel, context: PassContext) -> DetachedModel:
+    context.worker.call(faults.die)
     return model
 
 
-def refuses(model: DetachedModel, bench: PassContext) -> DetachedModel:
+def refuses(model: DetachedModel, context: PassContext) -> DetachedModel:
     raise StepFailed("ValueError: no")
 
 
-def merges(model: DetachedModel, bench: PassContext) -> DetachedModel:
-    return OnnxOptimizerPass("fuse_qkv").apply(model, bench).model
+def merges(model: DetachedModel, context: PassContext) -> DetachedModel:
+    return OnnxOptimizerPass("fuse_qkv").apply(model, context).model
 
 
-def drops_a_dead_end(model: DetachedModel, bench: PassContext) -> DetachedModel:
+def drops_a_dead_end(model: DetachedModel, context: PassContext) -> DetachedModel:
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     proto.graph.node.add(op_type="Relu", input=["x"], output=["dead"])
-    return OnnxOptimizerPass("eliminate_deadend").apply(model.with_proto(proto), bench).model
+    return OnnxOptimizerPass("eliminate_deadend").apply(model.with_proto(proto), context).model
 
 
-def enforced(guarded: Work, alone: Work, bench: PassContext, *, compare: bool = True) -> GuardOutcome:
-    return enforce(Example(guarded, alone), CombinedPolicy((Settings(keep=("qkv",), compare=compare),)), bench)
+def enforced(guarded: Work, alone: Work, context: PassContext, *, compare: bool = True) -> GuardOutcome:
+    return enforce(Example(guarded, alone), CombinedPolicy((Settings(keep=("qkv",), compare=compare),)), context)
 
 
-def test_a_crash_costs_the_call(bench: PassContext) -> None:
-    outcome = enforced(dies, dies, bench)
+def test_a_crash_costs_the_call(context: PassContext) -> None:
+    outcome = enforced(dies, dies, context)
     assert outcome.reverted.keys() == {"the call"}
     assert "SIGABRT" in outcome.reverted["the call"]
     assert outcome.unguarded is not None and outcome.unguarded.fault.startswith("crashed: ")
@@ -92,30 +92,30 @@ def test_a_crash_costs_the_call(bench: PassContext) -> None:
 
 
 @pytest.mark.parametrize("compare", [True, False])
-def test_a_sound_result_of_the_optimizer_alone_is_better_than_none(compare: bool, bench: PassContext) -> None:
-    outcome = enforced(refuses, drops_a_dead_end, bench, compare=compare)
+def test_a_sound_result_of_the_optimizer_alone_is_better_than_none(compare: bool, context: PassContext) -> None:
+    outcome = enforced(refuses, drops_a_dead_end, context, compare=compare)
     assert (outcome.returned, outcome.proven, outcome.kept) == (Returned.UNGUARDED, True, {"qkv": 1})
     assert outcome.notes == ("the guarded run did not work: the call: ValueError: no",)
 
 
-def test_one_that_has_lost_something_is_not(bench: PassContext) -> None:
-    outcome = enforced(refuses, merges, bench)
+def test_one_that_has_lost_something_is_not(context: PassContext) -> None:
+    outcome = enforced(refuses, merges, context)
     assert (outcome.returned, outcome.kept) == (Returned.AS_GIVEN, {"qkv": 1})
     assert outcome.model.proto.graph.node == attention().graph.node
 
 
-def test_nor_is_one_that_skips_nothing_where_something_is_to_be_skipped(bench: PassContext) -> None:
+def test_nor_is_one_that_skips_nothing_where_something_is_to_be_skipped(context: PassContext) -> None:
     policy = CombinedPolicy((Settings(skip=("fuse_pad_into_conv",)),))
-    assert enforce(Example(refuses, drops_a_dead_end), policy, bench).returned is Returned.AS_GIVEN
+    assert enforce(Example(refuses, drops_a_dead_end), policy, context).returned is Returned.AS_GIVEN
 
 
-def test_what_fails_both_ways_is_the_optimizers_to_tell(bench: PassContext) -> None:
+def test_what_fails_both_ways_is_the_optimizers_to_tell(context: PassContext) -> None:
     with pytest.raises(RefusedByOptimizer, match="ValueError: no"):
-        enforced(refuses, refuses, bench)
+        enforced(refuses, refuses, context)
 
 
-def test_pins_keep_what_the_same_call_would_merge(bench: PassContext) -> None:
-    outcome = enforced(merges, merges, bench)
+def test_pins_keep_what_the_same_call_would_merge(context: PassContext) -> None:
+    outcome = enforced(merges, merges, context)
     assert (outcome.returned, outcome.proven, outcome.reverted) == (Returned.GUARDED, True, {})
     assert outcome.unguarded is not None and len(outcome.unguarded.lost) == 1
     assert sum(node.op_type == "MatMul" for node in outcome.model.proto.graph.node) == 6

@@ -86,7 +86,7 @@ def sizes(model: onnx.ModelProto) -> list[list[str | int]]:
     return [[dim.dim_param or dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in infos]
 
 
-def test_a_pass_of_the_users_that_fixes_dims_has_changed_nothing(tmp_path, bench: PassContext) -> None:
+def test_a_pass_of_the_users_that_fixes_dims_has_changed_nothing(tmp_path, context: PassContext) -> None:
     (tmp_path / "own.py").write_text(
         "def fix(model):\n"
         "    for info in (*model.graph.input, *model.graph.output):\n"
@@ -97,19 +97,19 @@ def test_a_pass_of_the_users_that_fixes_dims_has_changed_nothing(tmp_path, bench
         "    return model\n"
     )
     run = passes.optimize(
-        model_of(DYNAMIC), recipe=[f"{tmp_path}/own.py:fix", f"{tmp_path}/own.py:shrink"], bench=bench
+        model_of(DYNAMIC), recipe=[f"{tmp_path}/own.py:fix", f"{tmp_path}/own.py:shrink"], context=context
     )
     assert [(row.status, row.changed) for row in run.rows] == [(Status.RAN, False), (Status.FAILED, False)]
     assert run.rows[1].reason == "changes the model's output y from float[N,3] to float[N,7]"
     assert sizes(run.model.proto) == [["N", 3], ["N", 3]]
 
 
-def test_onnxsim_writes_the_shapes_that_it_was_asked_for(bench: PassContext) -> None:
+def test_onnxsim_writes_the_shapes_that_it_was_asked_for(context: PassContext) -> None:
     step = {"onnxsim": {"overwrite_input_shapes": {"x": [2, 3]}}}
     feeds = [{"x": np.ones((2, 3), np.float32)}]  # it runs on no other size then
-    result = passes.optimize(model_of(DYNAMIC), recipe=[step], feeds=feeds, bench=bench).model.proto
+    result = passes.optimize(model_of(DYNAMIC), recipe=[step], feeds=feeds, context=context).model.proto
     assert sizes(result) == [[2, 3], [2, 3]]
-    assert sizes(passes.optimize(model_of(DYNAMIC), recipe=["onnxsim"], bench=bench).model.proto) == [
+    assert sizes(passes.optimize(model_of(DYNAMIC), recipe=["onnxsim"], context=context).model.proto) == [
         ["N", 3],
         ["N", 3],
     ]

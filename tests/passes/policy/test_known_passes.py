@@ -16,8 +16,8 @@ from tests.support.structure_models import drawn, found
 
 
 @pytest.fixture(scope="module")
-def rows(bench: PassContext) -> tuple[CatalogEntry, ...]:
-    return catalog(bench)
+def rows(context: PassContext) -> tuple[CatalogEntry, ...]:
+    return catalog(context)
 
 
 def tied() -> onnx.ModelProto:
@@ -95,13 +95,13 @@ def test_every_entry_of_the_two_libraries_is_seen() -> None:
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_destroys(name: str, rows: tuple[CatalogEntry, ...], bench: PassContext) -> None:
+def test_destroys(name: str, rows: tuple[CatalogEntry, ...], context: PassContext) -> None:
     file = example_of(name)
     model = MODELS[name] if name in MODELS else read_example(file).model if file is not None else model_of("")
     kind = FIRST.get(name, DESTROYS[name][0])
     instances = found(kind, model)
     assert instances
-    ran = [isolate_pass(row, rows).apply(detached(model), bench).model for row in rows if row.bare == name]
+    ran = [isolate_pass(row, rows).apply(detached(model), context).model for row in rows if row.bare == name]
     structure = structure_of(kind)
     assert structure is not None
     assert any(structure.find_lost(instances, after) for after in ran)

@@ -140,8 +140,8 @@ class Counting(NumericProver):
 
 
 @pytest.fixture
-def prover(bench: PassContext) -> Counting:
-    prover = Counting.of_itself([{"x": matrix(2, 8, seed)} for seed in (3, 4)], bench)
+def prover(context: PassContext) -> Counting:
+    prover = Counting.of_itself([{"x": matrix(2, 8, seed)} for seed in (3, 4)], context)
     prover.watch(model(), [])
     assert isinstance(prover, Counting)
     return prover
@@ -208,10 +208,10 @@ def test_the_same_bits_and_not_nearly_the_same(prover: Counting) -> None:
     assert 0 < measurement.max_abs < 1e-5
 
 
-def test_another_random_number_is_never_proven_in_pieces(bench: PassContext) -> None:
+def test_another_random_number_is_never_proven_in_pieces(context: PassContext) -> None:
     text = "g (float[4] x) => (float[4] y) { r = RandomUniform <shape = [4]> () z = Mul (r, zero) y = Add (x, z) }"
     zero = np.float32(0)
-    prover = Counting.of_itself([{"x": matrix(1, 4, 0).ravel()}], bench)
+    prover = Counting.of_itself([{"x": matrix(1, 4, 0).ravel()}], context)
     prover.watch(detached(model_of(text, zero=zero)), [])
     after = detached(model_of(text.replace("shape = [4]", "high = 2.0, shape = [4]"), zero=zero))
     assert prover.measure(after).why == ""
@@ -238,10 +238,10 @@ def moving_model(two: str = "two = Reshape (one, second)") -> DetachedModel:
 
 
 @pytest.fixture
-def mover(bench: PassContext, monkeypatch: pytest.MonkeyPatch) -> Counting:
+def mover(context: PassContext, monkeypatch: pytest.MonkeyPatch) -> Counting:
     """A prover that holds no activations, as of a large model."""
     monkeypatch.setattr("passes.proof.claims.SMALL_ELEMENTS", 1)
-    prover = Counting.of_itself([{"h0": np.zeros((6, 8), np.float32)}], bench)
+    prover = Counting.of_itself([{"h0": np.zeros((6, 8), np.float32)}], context)
     prover.watch(moving_model(), [])
     assert isinstance(prover, Counting)
     return prover

@@ -66,24 +66,26 @@ def test_dims_of_one_name_are_drawn_alike() -> None:
     ("text", "status"), [(SHAPED, Status.REVERTED), (SQUARE, Status.REVERTED), (FIXED, Status.RAN)]
 )
 def test_a_size_that_became_a_constant_is_seen_where_the_model_has_another(
-    text: str, status: Status, fold: str, bench: PassContext
+    text: str, status: Status, fold: str, context: PassContext
 ) -> None:
     """The second runs on squares alone, and the third at 2 alone."""
     to = [2] if text is FIXED else [2, 2]
-    run = passes.optimize(onnx.parser.parse_model(text), recipe=[{fold: {"to": to}}], bench=bench)
+    run = passes.optimize(onnx.parser.parse_model(text), recipe=[{fold: {"to": to}}], context=context)
     assert run.rows[0].status is status
 
 
-def test_inputs_of_ones_own_are_the_only_ones(fold: str, bench: PassContext) -> None:
+def test_inputs_of_ones_own_are_the_only_ones(fold: str, context: PassContext) -> None:
     feeds = [{"x": np.ones((2, 2), np.float32)}]
-    run = passes.optimize(onnx.parser.parse_model(SHAPED), recipe=[{fold: {"to": [2, 2]}}], feeds=feeds, bench=bench)
+    run = passes.optimize(
+        onnx.parser.parse_model(SHAPED), recipe=[{fold: {"to": [2, 2]}}], feeds=feeds, context=context
+    )
     assert run.rows[0].status is Status.RAN
 
 
-def test_a_model_that_runs_at_no_size_is_a_mistake(bench: PassContext) -> None:
+def test_a_model_that_runs_at_no_size_is_a_mistake(context: PassContext) -> None:
     with pytest.raises(ModelError, match="the model does not run as it is"):
         passes.optimize(
-            onnx.parser.parse_model(NEVER), recipe=[{"onnxsim": {"skip_shape_inference": True}}], bench=bench
+            onnx.parser.parse_model(NEVER), recipe=[{"onnxsim": {"skip_shape_inference": True}}], context=context
         )
 
 
@@ -94,7 +96,7 @@ def test_a_guard_compares_numbers_where_the_model_runs(text: str) -> None:
     assert [call.proof for call in log.calls] == ["numbers"]
 
 
-def test_a_model_that_makes_nan_of_zeros_is_drawn_without(bench: PassContext) -> None:
+def test_a_model_that_makes_nan_of_zeros_is_drawn_without(context: PassContext) -> None:
     """A length of 0 makes the mean of nothing."""
-    run = passes.optimize(onnx.parser.parse_model(EMPTY), recipe=["eliminate_identity"], bench=bench)
+    run = passes.optimize(onnx.parser.parse_model(EMPTY), recipe=["eliminate_identity"], context=context)
     assert "not drawn: zeros in whole numbers (output 'y' holds NaN there)" in run.coverage.not_covered

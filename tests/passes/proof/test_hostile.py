@@ -19,9 +19,9 @@ from tests.support.paths import TESTS
 PASSES = TESTS / "support" / "hostile_passes.py"
 
 
-def run(model: onnx.ModelProto, bench: PassContext, *steps: tuple[str, Mapping[str, Any]], **options: Any) -> PassRun:
+def run(model: onnx.ModelProto, context: PassContext, *steps: tuple[str, Mapping[str, Any]], **options: Any) -> PassRun:
     recipe = [{f"{PASSES}:{name}": dict(arguments)} for name, arguments in steps]
-    return passes.optimize(model, recipe=recipe, bench=bench, **options)
+    return passes.optimize(model, recipe=recipe, context=context, **options)
 
 
 def statuses(run_result: PassRun) -> list[tuple[str, Status]]:
@@ -55,18 +55,18 @@ SIZES = (
 )
 
 
-def test_what_is_wrong_at_a_size_that_is_drawn_is_reverted(bench: PassContext) -> None:
-    result = run(network(), bench, *SIZES)
+def test_what_is_wrong_at_a_size_that_is_drawn_is_reverted(context: PassContext) -> None:
+    result = run(network(), context, *SIZES)
     assert statuses(result) == all_reverted(*SIZES)
     assert result.coverage.sizes == {"batch": (1, 2, 3, 8), "sequence": (1, 2, 4, 8)}
     assert result.coverage.not_covered == ()
 
 
-def test_a_size_that_is_not_drawn_is_not_in_the_coverage_and_can_be_asked_for(bench: PassContext) -> None:
+def test_a_size_that_is_not_drawn_is_not_in_the_coverage_and_can_be_asked_for(context: PassContext) -> None:
     step = ("at_size", {"size": 5})
-    result = run(network(), bench, step)
+    result = run(network(), context, step)
     assert result.rows[0].status is Status.RAN and 5 not in result.coverage.sizes["batch"]
-    result = run(network(), bench, step, sizes=[5])
+    result = run(network(), context, step, sizes=[5])
     assert statuses(result) == all_reverted(step)
     assert result.coverage.sizes == {"batch": (2, 3, 5), "sequence": (2, 4, 5)}
 
@@ -81,19 +81,19 @@ g (float[batch, sequence, 4] x) => (float[batch, sequence, 4] y) {
 """
 
 
-def test_a_size_that_the_model_does_not_bear_is_left_out_and_said(bench: PassContext) -> None:
+def test_a_size_that_the_model_does_not_bear_is_left_out_and_said(context: PassContext) -> None:
     """There are six positions, so a sequence of 8 is none; the batch is drawn as 8 all the same."""
     model = model_of(POSITIONS, w1=matrix(4, 4, 0), positions=matrix(6, 4, 1), zero=np.array([0]))
     steps = (("at_size", {"size": 8}), ("at_size", {"size": 1}), ("at_size", {"axis": 1, "size": 1}))
-    result = run(model, bench, *steps)
+    result = run(model, context, *steps)
     assert statuses(result) == all_reverted(*steps)
     assert result.coverage.sizes == {"batch": (1, 2, 3, 8), "sequence": (1, 2, 4)}
     [note] = [gap for gap in result.coverage.not_covered if "sequence=8" in gap]
     assert note.startswith("not drawn: sequence=8 (the model does not run on it: onnxruntime stopped")
 
 
-def test_fixed_dims_have_no_further_draws(bench: PassContext) -> None:
-    result = run(network(NETWORK.replace("batch, sequence", "2, 3")), bench, ("at_size", {"size": 2}))
+def test_fixed_dims_have_no_further_draws(context: PassContext) -> None:
+    result = run(network(NETWORK.replace("batch, sequence", "2, 3")), context, ("at_size", {"size": 2}))
     assert [row.status for row in result.rows] == [Status.REVERTED]
     assert result.coverage.draws == ("draw 0", "draw 1 (floats of ten times their range)")
 
@@ -119,7 +119,7 @@ def limits() -> onnx.ModelProto:
     return model_of(LIMITS, w1=matrix(4, 4, 0), **{name: np.asarray(bound) for name, bound in bounds.items()})
 
 
-def test_what_acts_beyond_the_usual_range_cannot_be_dropped(bench: PassContext) -> None:
+def test_what_acts_beyond_the_usual_range_cannot_be_dropped(context: PassContext) -> None:
     steps = (
         ("drop", {"output": "clipped"}),
         ("drop", {"output": "least"}),
@@ -127,7 +127,7 @@ def test_what_acts_beyond_the_usual_range_cannot_be_dropped(bench: PassContext) 
         ("drop", {"output": "swish"}),
         ("beyond", {"limit": 5.0}),
     )
-    result = run(limits(), bench, *steps)
+    result = run(limits(), context, *steps)
     assert statuses(result) == all_reverted(*steps)
     seen = {limit.node: (limit.below, limit.above, limit.inside) for limit in result.coverage.limits}
     assert seen == {
@@ -141,65 +141,65 @@ def test_what_acts_beyond_the_usual_range_cannot_be_dropped(bench: PassContext) 
     assert result.coverage.outliers == ("x",)
 
 
-def test_a_limit_that_no_draw_reaches_is_said_to_be_open(bench: PassContext) -> None:
+def test_a_limit_that_no_draw_reaches_is_said_to_be_open(context: PassContext) -> None:
     text = "g (float[2, 4] x) => (float[2, 4] y) { y = Clip (x, low, high) }"
     model = model_of(text, low=np.asarray(np.float32(-100)), high=np.asarray(np.float32(3)))
-    result = run(model, bench, ("drop", {"output": "y"}))
+    result = run(model, context, ("drop", {"output": "y"}))
     assert result.rows[0].status is Status.REVERTED
     assert result.coverage.not_covered == ("Clip 'y': no value is below its lower limit",)
 
 
 @pytest.mark.parametrize("op", ["Relu", "Abs", "LeakyRelu", "Elu", "Softplus"])
-def test_an_op_that_changes_what_is_below_zero_alone_is_said_to_be_open(op: str, bench: PassContext) -> None:
+def test_an_op_that_changes_what_is_below_zero_alone_is_said_to_be_open(op: str, context: PassContext) -> None:
     text = f"g (float[2, 4] x) => (float[2, 4] y) {{ h = Add (x, far) r = {op} (h) y = Neg (r) }}"
-    result = run(model_of(text, far=np.asarray(np.float32(20))), bench, ("drop", {"output": "r"}))
+    result = run(model_of(text, far=np.asarray(np.float32(20))), context, ("drop", {"output": "r"}))
     assert result.rows[0].status is Status.RAN
     assert result.coverage.not_covered == (f"{op} 'r': no value is below its lower limit",)
 
 
-def test_what_every_value_goes_beyond_is_said_to_be_open(bench: PassContext) -> None:
+def test_what_every_value_goes_beyond_is_said_to_be_open(context: PassContext) -> None:
     text = "g (float[2, 4] x) => (float[2, 4] y) { h = Sub (x, far) r = Relu (h) y = Add (r, x) }"
-    result = run(model_of(text, far=np.asarray(np.float32(20))), bench)
+    result = run(model_of(text, far=np.asarray(np.float32(20))), context)
     assert result.coverage.not_covered == ("Relu 'r': every value is beyond its limits",)
 
 
 @pytest.mark.parametrize("asks", ["IsNaN (x)", "IsInf (x)", "Equal (x, seven)"])
-def test_a_condition_that_never_holds_is_said_to_be_open(asks: str, bench: PassContext) -> None:
+def test_a_condition_that_never_holds_is_said_to_be_open(asks: str, context: PassContext) -> None:
     text = f"g (float[2, 4] x) => (float[2, 4] y) {{ c = {asks} r = Where (c, seven, x) y = Neg (r) }}"
-    result = run(model_of(text, seven=np.asarray(np.float32(7))), bench)
+    result = run(model_of(text, seven=np.asarray(np.float32(7))), context)
     assert result.coverage.not_covered == ("Where 'r': its condition is never true",)
 
 
-def test_what_is_open_in_each_layer_is_said_once(bench: PassContext) -> None:
+def test_what_is_open_in_each_layer_is_said_once(context: PassContext) -> None:
     layers = " ".join(f"n{at} = IsNaN (x{at}) x{at + 1} = Where (n{at}, seven, x{at})" for at in range(5))
     text = f"g (float[2, 4] x) => (float[2, 4] y) {{ x0 = Neg (x) {layers} y = Neg (x5) }}"
-    result = run(model_of(text, seven=np.asarray(np.float32(7))), bench)
+    result = run(model_of(text, seven=np.asarray(np.float32(7))), context)
     assert result.coverage.not_covered == ("Where 'x1', 'x2', 'x3' and 2 more: its condition is never true",)
 
 
-def test_a_condition_on_sizes_is_no_gap(bench: PassContext) -> None:
+def test_a_condition_on_sizes_is_no_gap(context: PassContext) -> None:
     text = """
     g (float[N, 4] x) => (float[N, 4] y) {
         s = Shape (x) c = Equal (s, seven) t = Where (c, seven, s) y = Reshape (x, t)
     }
     """
-    assert run(model_of(text, seven=np.asarray(7)), bench).coverage.not_covered == ()
+    assert run(model_of(text, seven=np.asarray(7)), context).coverage.not_covered == ()
 
 
-def test_pictures_of_bytes_are_drawn_over_their_whole_range(bench: PassContext) -> None:
+def test_pictures_of_bytes_are_drawn_over_their_whole_range(context: PassContext) -> None:
     text = "g (uint8[N, 3] x) => (float[N, 3] y) { f = Cast <to = 1> (x) y = Mul (f, part) }"
     step = ("beyond", {"value": "f", "limit": 200.0})
-    result = run(model_of(text, part=np.asarray(np.float32(1 / 255))), bench, step)
+    result = run(model_of(text, part=np.asarray(np.float32(1 / 255))), context, step)
     assert statuses(result) == all_reverted(step)
     assert result.coverage.outliers == ("x",)
 
 
-def test_outliers_that_the_model_does_not_bear_are_left_out(bench: PassContext) -> None:
+def test_outliers_that_the_model_does_not_bear_are_left_out(context: PassContext) -> None:
     result = run(
         model_of(
             "g (float[2, 4] x) => (float[2, 4] y) { a = Mul (x, big) y = Exp (a) }", big=np.asarray(np.float32(60))
         ),
-        bench,
+        context,
         ("drop", {"output": "a"}),
     )
     assert result.rows[0].status is Status.REVERTED
@@ -219,7 +219,7 @@ g (float[2, 6] x, int64[2, 6] mask, bool[2, 6] also) => (float[2, 6] y) {
 """
 
 
-def test_masks_are_all_ones_and_all_zeros_too(bench: PassContext) -> None:
+def test_masks_are_all_ones_and_all_zeros_too(context: PassContext) -> None:
     steps = (
         ("where_all", {"value": "mask", "are": 1}),
         ("where_all", {"value": "mask", "are": 0}),
@@ -227,12 +227,12 @@ def test_masks_are_all_ones_and_all_zeros_too(bench: PassContext) -> None:
         ("where_all", {"value": "also", "are": 0}),
         ("drop", {"output": "a"}),
     )
-    result = run(model_of(MASKED), bench, *steps)
+    result = run(model_of(MASKED), context, *steps)
     assert statuses(result) == all_reverted(*steps)
     assert result.coverage.masks == {"mask": ("mixed", "ones", "zeros"), "also": ("mixed", "ones", "zeros")}
 
 
-def test_a_mask_that_leaves_nothing_is_left_out_where_the_model_gives_nan(bench: PassContext) -> None:
+def test_a_mask_that_leaves_nothing_is_left_out_where_the_model_gives_nan(context: PassContext) -> None:
     text = """
     g (float[2, 6] x, int64[2, 6] mask) => (float[2, 6] y) {
         m = Cast <to = 1> (mask)
@@ -243,7 +243,7 @@ def test_a_mask_that_leaves_nothing_is_left_out_where_the_model_gives_nan(bench:
         y = Mul (a, t)
     }
     """
-    result = run(model_of(text), bench, ("where_all", {"value": "mask", "are": 1}))
+    result = run(model_of(text), context, ("where_all", {"value": "mask", "are": 1}))
     assert statuses(result) == [("where_all", Status.REVERTED)]
     assert result.coverage.masks == {"mask": ("mixed", "ones")}
     assert result.coverage.not_covered == ("not drawn: masks of zeros (output 'y' holds NaN there)",)
@@ -262,10 +262,10 @@ g (float[2, 4] x) => (float[2, 4] y) {
 """
 
 
-def test_a_branch_that_no_draw_takes_is_said_to_be_open(bench: PassContext) -> None:
+def test_a_branch_that_no_draw_takes_is_said_to_be_open(context: PassContext) -> None:
     result = run(
         model_of(BRANCHES),
-        bench,
+        context,
         ("other_body", {"attribute": "else_branch"}),
         ("other_body", {"attribute": "then_branch"}),
     )
@@ -288,8 +288,8 @@ g (int64 turns, float[2] x) => (float[2] y) {
 """
 
 
-def test_the_turns_of_a_loop(bench: PassContext) -> None:
-    result = run(model_of(LOOP), bench, ("other_body", {"op": "Loop", "attribute": "body"}))
+def test_the_turns_of_a_loop(context: PassContext) -> None:
+    result = run(model_of(LOOP), context, ("other_body", {"op": "Loop", "attribute": "body"}))
     assert result.rows[0].status is Status.REVERTED
     [loop] = result.coverage.loops
     assert set(loop.turns) == {0, 1}
@@ -311,10 +311,12 @@ g (float[N, 2] x) => (float[N, 2] y) {
 @pytest.mark.skipif(
     platform.machine() not in ("x86_64", "AMD64"), reason="where no signal says that it divides by zero"
 )
-def test_a_model_that_brings_the_process_down_at_a_further_size_is_proven_at_the_first_ones(bench: PassContext) -> None:
+def test_a_model_that_brings_the_process_down_at_a_further_size_is_proven_at_the_first_ones(
+    context: PassContext,
+) -> None:
     """The least whole number by -1 has no result, and onnxruntime ends with SIGFPE (1.31)."""
     model = model_of(DIVIDES, nine=np.array([9]), least=np.array([-(2**63)]))
-    result = run(model, bench, ("at_size", {"size": 2}))
+    result = run(model, context, ("at_size", {"size": 2}))
     assert [row.status for row in result.rows] == [Status.REVERTED]
     assert result.coverage.sizes == {"N": (2,)}
     [note] = [gap for gap in result.coverage.not_covered if gap.startswith("not drawn")]

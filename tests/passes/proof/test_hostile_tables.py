@@ -46,8 +46,8 @@ ROWS = (
 )
 
 
-def test_rows_of_a_table_that_no_draw_reads_are_compared_as_weights(bench: PassContext) -> None:
-    result = run(embedding(ALONE), bench, *ROWS)
+def test_rows_of_a_table_that_no_draw_reads_are_compared_as_weights(context: PassContext) -> None:
+    result = run(embedding(ALONE), context, *ROWS)
     assert statuses(result) == all_reverted(*ROWS)
     [table] = result.coverage.tables
     assert (table.name, table.op, table.rows, table.compared) == ("table", "Gather", 50, True)
@@ -57,36 +57,36 @@ def test_rows_of_a_table_that_no_draw_reads_are_compared_as_weights(bench: PassC
     assert any("which Gather reads, has other row" in reason for _, reason in reasons)
 
 
-def test_the_right_table_alive_for_others_does_not_hide_the_wrong_one(bench: PassContext) -> None:
+def test_the_right_table_alive_for_others_does_not_hide_the_wrong_one(context: PassContext) -> None:
     """As with tied weights: the logits go on reading the right table."""
     steps = (("own_table", {}),)
-    assert statuses(run(embedding(), bench, *steps)) == all_reverted(*steps)
+    assert statuses(run(embedding(), context, *steps)) == all_reverted(*steps)
 
 
-def test_all_rows_but_the_ones_that_are_read(bench: PassContext) -> None:
+def test_all_rows_but_the_ones_that_are_read(context: PassContext) -> None:
     feeds = [{"ids": np.array([[3, 4]]), "x": np.zeros((1, 2, 4), np.float32)}]
     steps = (("zero_rest", {"read": [3, 4]}), ("cut_off", {"to": 5}))
-    result = run(embedding(ALONE), bench, *steps, feeds=feeds)
+    result = run(embedding(ALONE), context, *steps, feeds=feeds)
     assert statuses(result) == all_reverted(*steps)
     assert [(table.rows, table.read) for table in result.coverage.tables] == [(50, 2)]
 
 
 @pytest.mark.parametrize("step", ["transpose_table", "split_table", "put_behind", "store_doubles"])
-def test_a_table_that_lies_otherwise_is_the_same_table(step: str, bench: PassContext) -> None:
+def test_a_table_that_lies_otherwise_is_the_same_table(step: str, context: PassContext) -> None:
     """And rows that are changed after that are seen."""
-    result = run(embedding(ALONE), bench, (step, {}))
+    result = run(embedding(ALONE), context, (step, {}))
     assert statuses(result) == [(step, Status.RAN)], result.rows[0].reason
     assert result.coverage.tables[0].compared and result.coverage.not_covered == ()
 
 
-def test_a_row_is_seen_behind_a_table_that_lies_otherwise(bench: PassContext) -> None:
+def test_a_row_is_seen_behind_a_table_that_lies_otherwise(context: PassContext) -> None:
     steps = (("put_behind", {}), ("change_row", {"row": 33}), ("cut_off", {"to": 45}))
-    result = run(embedding(ALONE), bench, *steps)
+    result = run(embedding(ALONE), context, *steps)
     assert statuses(result) == [("put_behind", Status.RAN), *all_reverted(*steps[1:])]
 
 
-def test_a_table_in_no_known_form_is_not_covered(bench: PassContext) -> None:
-    result = run(embedding(ALONE), bench, ("scaled", {}))
+def test_a_table_in_no_known_form_is_not_covered(context: PassContext) -> None:
+    result = run(embedding(ALONE), context, ("scaled", {}))
     assert result.rows[0].status is Status.RAN
     assert not result.coverage.tables[0].compared
     assert any("'table'" in gap for gap in result.coverage.not_covered)
@@ -103,24 +103,24 @@ HOT = {
 
 
 @pytest.mark.parametrize("case", HOT)
-def test_products_with_zeros_and_ones_look_up_rows_too(case: str, bench: PassContext) -> None:
+def test_products_with_zeros_and_ones_look_up_rows_too(case: str, context: PassContext) -> None:
     constants = {"depth": np.array(50), "bits": np.array([0, 1], np.float32), "one": np.array([1])}
     model = embedding(f"g (int64[N] ids) => (float[N, 4] y) {{ {HOT[case]} }}", **constants, numbers=np.arange(50))
     steps = (("change_row", {"row": 23}), ("has_index", {"index": 49}))
-    result = run(model, bench, *steps)
+    result = run(model, context, *steps)
     assert statuses(result) == all_reverted(*steps)
     [table] = result.coverage.tables
     assert table.rows == 50 and table.read is not None and 2 < table.read < 40 and table.compared
 
 
-def test_a_table_of_equal_rows_is_no_loss(bench: PassContext) -> None:
+def test_a_table_of_equal_rows_is_no_loss(context: PassContext) -> None:
     """As the segments of a text, which are all zero where nobody gives any."""
     text = """
     g (int64[N] ids) => (float[N, 4] y) {
         size = Constant <value_ints = [32]> () kinds = Expand (zero, size) k = Gather (kinds, ids) y = Gather (table, k)
     }
     """
-    result = run(embedding(text, zero=np.array([0])), bench, ("as_zeros", {"output": "k"}))
+    result = run(embedding(text, zero=np.array([0])), context, ("as_zeros", {"output": "k"}))
     assert result.rows[0].status is Status.RAN
     assert not [gap for gap in result.coverage.not_covered if "'kinds'" in gap]
 
@@ -132,13 +132,13 @@ g (int32[N, M] ids, int32[N, M] kinds) => (float[N, M, 4] y) {
 """
 
 
-def test_tables_of_a_fused_operator(bench: PassContext) -> None:
+def test_tables_of_a_fused_operator(context: PassContext) -> None:
     tables = {"places": matrix(16, 4, 1), "two": matrix(2, 4, 2)}
     tables |= {"table": matrix(50, 4, 0), "scale": np.ones(4, np.float32), "shift": np.zeros(4, np.float32)}
     model = onnx.parser.parse_model('<ir_version: 9, opset_import: ["": 20, "com.microsoft": 1]>' + EMBEDS)
     model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in tables.items())
     steps = (("change_row", {"row": 23}), ("change_row", {"table": "places", "row": 12}))
-    result = run(model, bench, *steps)
+    result = run(model, context, *steps)
     assert statuses(result) == all_reverted(*steps)
     assert {table.name: table.rows for table in result.coverage.tables} == {"table": 50, "places": 16, "two": 2}
 
@@ -155,7 +155,7 @@ g (int64[batch] ids, int64[batch, 2] places) => (float[3, batch] a, float[batch,
 """
 
 
-def test_other_ways_to_look_up(bench: PassContext) -> None:
+def test_other_ways_to_look_up(context: PassContext) -> None:
     tables = {"wide": matrix(3, 20, 0), "tall": matrix(20, 4, 1), "deep": matrix(40, 4, 2).reshape(20, 4, 2)}
     model = model_of(OTHER_TABLES, one=np.array([1]), **tables)
     steps = (
@@ -165,28 +165,28 @@ def test_other_ways_to_look_up(bench: PassContext) -> None:
         ("change_row", {"table": "deep", "row": 19}),
         ("cut_off", {"table": "deep", "to": 18}),
     )
-    result = run(model, bench, *steps)
+    result = run(model, context, *steps)
     assert statuses(result) == all_reverted(*steps)
     assert {table.name: table.rows for table in result.coverage.tables} == {"wide": 20, "tall": 20, "deep": 20}
 
 
-def test_rows_behind_the_longest_sequence(bench: PassContext) -> None:
+def test_rows_behind_the_longest_sequence(context: PassContext) -> None:
     model = model_of(POSITIONS, w1=matrix(4, 4, 0), positions=matrix(16, 4, 1), zero=np.array([0]))
     steps = (("change_row", {"table": "positions", "row": 12}), ("cut_off", {"table": "positions", "to": 10}))
-    result = run(model, bench, *steps)
+    result = run(model, context, *steps)
     assert statuses(result) == all_reverted(*steps)
     assert [(table.rows, table.read, table.compared) for table in result.coverage.tables] == [(16, 8, True)]
 
 
-def test_a_table_that_is_listed_as_an_input_too_is_a_table(bench: PassContext) -> None:
+def test_a_table_that_is_listed_as_an_input_too_is_a_table(context: PassContext) -> None:
     """As files of IR version 3 have it."""
     model = embedding(ALONE)
     model.graph.input.append(onnx.helper.make_tensor_value_info("table", onnx.TensorProto.FLOAT, [50, 4]))
     steps = (("change_row", {"row": 23}),)
-    assert statuses(run(model, bench, *steps)) == all_reverted(*steps)
+    assert statuses(run(model, context, *steps)) == all_reverted(*steps)
 
 
-def test_a_table_inside_of_a_branch_is_compared_too(bench: PassContext) -> None:
+def test_a_table_inside_of_a_branch_is_compared_too(context: PassContext) -> None:
     text = """
     g (int64[N] ids, bool which) => (float[N, 4] y) {
         y = If (which) <
@@ -196,7 +196,7 @@ def test_a_table_inside_of_a_branch_is_compared_too(bench: PassContext) -> None:
     }
     """
     steps = (("change_row", {"row": 23}), ("cut_off", {"to": 49}))
-    result = run(embedding(text), bench, *steps)
+    result = run(embedding(text), context, *steps)
     assert statuses(result) == all_reverted(*steps)
     assert [(table.rows, table.read, table.compared) for table in result.coverage.tables] == [(50, None, True)] * 2
     assert [(branch.then_taken, branch.else_taken) for branch in result.coverage.branches] == [(True, True)]

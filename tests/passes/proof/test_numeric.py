@@ -18,9 +18,9 @@ from passes.structures import STRUCTURES
 from tests.support.onnx_models import attention, detached, matrix, model_of
 
 
-def prover_of(model: onnx.ModelProto, bench: PassContext) -> NumericProver:
+def prover_of(model: onnx.ModelProto, context: PassContext) -> NumericProver:
     whole = detached(model)
-    prover = NumericProver.of_itself([draw_feeds(whole, seed) for seed in range(2)], bench)
+    prover = NumericProver.of_itself([draw_feeds(whole, seed) for seed in range(2)], context)
     prover.watch(whole, [])
     return prover
 
@@ -33,13 +33,13 @@ def with_weight(name: str, scale: float) -> onnx.ModelProto:
     return model
 
 
-def test_a_sound_model_has_no_error(bench: PassContext) -> None:
-    measurement = prover_of(attention(), bench).measure(detached(attention()))
+def test_a_sound_model_has_no_error(context: PassContext) -> None:
+    measurement = prover_of(attention(), context).measure(detached(attention()))
     assert (measurement.why, measurement.max_abs) == ("", 0.0)
 
 
-def test_a_changed_weight_is_seen(bench: PassContext) -> None:
-    measurement = prover_of(attention(), bench).measure(detached(with_weight("wo", 1.01)))
+def test_a_changed_weight_is_seen(context: PassContext) -> None:
+    measurement = prover_of(attention(), context).measure(detached(with_weight("wo", 1.01)))
     assert measurement.why.startswith("y: max abs error")
 
 
@@ -59,10 +59,10 @@ def zero_weight(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return model
 
 
-def test_the_output_alone_is_blind_and_the_values_at_kept_structures_are_not(bench: PassContext) -> None:
+def test_the_output_alone_is_blind_and_the_values_at_kept_structures_are_not(context: PassContext) -> None:
     model = detached(tiny_queries())
     broken = detached(zero_weight(tiny_queries(), "wk"))
-    prover = prover_of(tiny_queries(), bench)
+    prover = prover_of(tiny_queries(), context)
     assert prover.measure(broken).why == ""
 
     prover.watch(model, STRUCTURES["qkv"].find(model).instances)
@@ -72,38 +72,38 @@ def test_the_output_alone_is_blind_and_the_values_at_kept_structures_are_not(ben
     assert power.blind == ("attention 0",), "Q itself is below the tolerance, and that has to be said"
 
 
-def test_power_is_measured_by_planting_a_fault(bench: PassContext) -> None:
+def test_power_is_measured_by_planting_a_fault(context: PassContext) -> None:
     model = detached(attention())
-    prover = prover_of(attention(), bench)
+    prover = prover_of(attention(), context)
     prover.watch(model, STRUCTURES["qkv"].find(model).instances)
     power = prover.power()
     assert power.blind == ()
     assert power.margin > 1000
 
 
-def test_nan_in_the_reference_is_a_mistake(bench: PassContext) -> None:
+def test_nan_in_the_reference_is_a_mistake(context: PassContext) -> None:
     model = detached(model_of("g (float[2] x) => (float[2] y) { y = Sqrt (x) }"))
-    prover = NumericProver.of_itself([{"x": np.array([-1, 1], np.float32)}], bench)
+    prover = NumericProver.of_itself([{"x": np.array([-1, 1], np.float32)}], context)
     prover.watch(model, [])
     with pytest.raises(ModelError, match="output 'y' of the reference holds NaN"):
         prover.power()
 
 
-def test_a_model_that_onnxruntime_refuses_is_a_failed_step(bench: PassContext) -> None:
-    prover = prover_of(attention(), bench)
+def test_a_model_that_onnxruntime_refuses_is_a_failed_step(context: PassContext) -> None:
+    prover = prover_of(attention(), context)
     broken = attention()
     broken.graph.node[0].op_type = "NoSuchOperator"
     with pytest.raises(StepFailed, match="onnxruntime refuses the model"):
         prover.measure(detached(broken))
 
 
-def test_a_proof_worker_that_has_died_is_told_again_what_is_expected(bench: PassContext) -> None:
-    prover = prover_of(attention(), bench)
+def test_a_proof_worker_that_has_died_is_told_again_what_is_expected(context: PassContext) -> None:
+    prover = prover_of(attention(), context)
     prover.watch(detached(attention()), [])
     prover.power()
-    bench.proofs.close()
+    context.proofs.close()
     assert prover.measure(detached(with_weight("wo", 1.01))).why.startswith("y: max abs error")
-    bench.proofs.close()
+    context.proofs.close()
     assert prover.run(detached(attention())).why == ""
 
 
@@ -115,11 +115,11 @@ g (float[1, 1, 2, 2] x) => (float[1, 1, 4, 4] y) <float[4] scales = {1.0, 1.0, 2
 """
 
 
-def test_a_fault_that_does_not_run_is_not_seen_and_costs_nothing(bench: PassContext) -> None:
+def test_a_fault_that_does_not_run_is_not_seen_and_costs_nothing(context: PassContext) -> None:
     """A Resize to nothing is refused by onnxruntime."""
     model = detached(model_of(RESIZED))
     watched = find_structures(model, Policy(keep=("op:Resize",)), [])
-    prover = prover_of(model_of(RESIZED), bench)
+    prover = prover_of(model_of(RESIZED), context)
     prover.watch(model, watched.must_hold())
     assert prover.measure(model).why == ""
     assert prover.power() == Sensitivity(0.0, ("big",))

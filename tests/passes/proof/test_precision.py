@@ -202,44 +202,44 @@ def test_of_random_numbers_only_shape_and_dtype_are_compared() -> None:
     assert not compare(first, other.astype(np.float64), computed_in=DRAWN).ok
 
 
-def test_a_pass_does_not_loosen_the_tolerance_that_it_is_judged_by(bench: PassContext) -> None:
+def test_a_pass_does_not_loosen_the_tolerance_that_it_is_judged_by(context: PassContext) -> None:
     """The model from before it decides, both for outputs and for values at kept structures."""
-    before = detached_copy(parse("(float[2, 8] x) => (float[2, 8] y) { a = Exp (x) y = Neg (a) }"), bench.spill)
+    before = detached_copy(parse("(float[2, 8] x) => (float[2, 8] y) { a = Exp (x) y = Neg (a) }"), context.spill)
     after = parse(
         "(float[2, 8] x) => (float[2, 8] y) { h = Cast <to = 10> (x) a = Exp (h) f = Cast <to = 1> (a) y = Neg (f) }"
     )
-    prover = NumericProver.of_itself([draw_feeds(before, 0)], bench)
+    prover = NumericProver.of_itself([draw_feeds(before, 0)], context)
     prover.watch(before, ())
-    measurement = prover.measure(detached_copy(after, bench.spill))
+    measurement = prover.measure(detached_copy(after, context.spill))
     assert measurement.errors["y"].judged_as == "float32"
     assert not measurement.errors["y"].ok
 
 
-def test_a_network_in_half_precision_with_an_output_in_single(bench: PassContext) -> None:
+def test_a_network_in_half_precision_with_an_output_in_single(context: PassContext) -> None:
     """One rounding of a half, which float32's tolerance refuses, is no error."""
     signature = "(float[2, 64] x) => (float[2, 64] y)"
     nodes = "f = Constant <value_float = {}> () c = Cast <to = 10> (f) h = Cast <to = 10> (x) "
     nodes += "e = Exp (h) m = Mul (e, c) y = Cast <to = 1> (m)"
     before, after = (
-        detached_copy(parse(f"{signature} {{ {nodes.format(factor)} }}"), bench.spill) for factor in (7.0, 7.004)
+        detached_copy(parse(f"{signature} {{ {nodes.format(factor)} }}"), context.spill) for factor in (7.0, 7.004)
     )
     feeds = [draw_feeds(before, 0)]
-    prover = NumericProver.of_itself(feeds, bench)
+    prover = NumericProver.of_itself(feeds, context)
     prover.watch(before, ())
     for errors in (
         prover.measure(after).errors["y"],
-        compare_numbers(match_models(before, after), [DrawnInputs("draw 0", feeds[0])], bench).outputs["y"],
+        compare_numbers(match_models(before, after), [DrawnInputs("draw 0", feeds[0])], context).outputs["y"],
     ):
         assert (errors.judged_as, errors.ok) == ("float16", True)
         assert errors.max_abs > 1e-3  # more than float32 is allowed
 
 
-def test_values_at_kept_structures(bench: PassContext) -> None:
+def test_values_at_kept_structures(context: PassContext) -> None:
     """They are judged by their own way: here the sum is computed in float16, what it is compared with in float32."""
     nodes = "a = Exp (x) h = Cast <to = 10> (a) b = Cast <to = 1> (h) y = Neg (b)"
-    model = detached_copy(parse(f"(float[2, 8] x) => (float[2, 8] y) {{ {nodes} }}"), bench.spill)
+    model = detached_copy(parse(f"(float[2, 8] x) => (float[2, 8] y) {{ {nodes} }}"), context.spill)
     instances = tuple(instance for name in ("Exp", "Cast") for instance in structure(f"op:{name}", model))
-    prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
+    prover = NumericProver.of_itself([draw_feeds(model, 0)], context)
     prover.watch(model, instances)
     inner = prover.measure(model).inner
     assert {name: errors.judged_as for name, errors in inner.items()} == {

@@ -27,12 +27,12 @@ def referring(tmp_path: Path) -> Path:
     return tmp_path / "m.onnx"
 
 
-def test_what_is_kept_stays_and_weights_stay_where_they_are(referring: Path, bench: PassContext) -> None:
+def test_what_is_kept_stays_and_weights_stay_where_they_are(referring: Path, context: PassContext) -> None:
     shard = (referring.parent / "shard").read_bytes()
     x = np.random.default_rng(0).standard_normal((2, 8, 64)).astype(np.float32)
     before = onnxruntime.InferenceSession(referring).run(None, {"x": x})[0]
 
-    run = passes.optimize(referring, RECIPE, keep=["qkv"], proof="structure", bench=bench)
+    run = passes.optimize(referring, RECIPE, keep=["qkv"], proof="structure", context=context)
     save(run.model, referring, referring=True)
 
     assert [verdict.kept for verdict in run.structures] == [True]
@@ -54,24 +54,26 @@ confuse.reads = "structure"
 """
 
 
-def test_a_step_that_breaks_what_is_kept_is_reverted(referring: Path, bench: PassContext) -> None:
+def test_a_step_that_breaks_what_is_kept_is_reverted(referring: Path, context: PassContext) -> None:
     (referring.parent / "own.py").write_text(CONFUSE)
     run = passes.optimize(
-        referring, [f"{referring.parent}/own.py:confuse"], keep=["qkv"], proof="structure", bench=bench
+        referring, [f"{referring.parent}/own.py:confuse"], keep=["qkv"], proof="structure", context=context
     )
     assert [row.status for row in run.rows] == ["reverted"]
     assert "no separate product with the matrix of K (wk)" in run.rows[0].reason
 
 
 @pytest.mark.parametrize("step", ["onnxslim", {"onnxsim": {"check_n": 1}}])
-def test_a_step_that_needs_the_weights_fails_and_says_so(referring: Path, step: RecipeItem, bench: PassContext) -> None:
-    run = passes.optimize(referring, [step], proof="structure", bench=bench)
+def test_a_step_that_needs_the_weights_fails_and_says_so(
+    referring: Path, step: RecipeItem, context: PassContext
+) -> None:
+    run = passes.optimize(referring, [step], proof="structure", context=context)
     assert run.rows[-1].status == "failed"
     assert "it takes the whole model with its weights, and 4 of them are to stay unread" in run.rows[-1].reason
 
 
 def test_a_folded_transpose_is_written_beside_and_its_projection_is_still_kept(
-    tmp_path: Path, bench: PassContext
+    tmp_path: Path, context: PassContext
 ) -> None:
     model = attention(64, 4)
     for node in list(model.graph.node):
@@ -82,7 +84,7 @@ def test_a_folded_transpose_is_written_beside_and_its_projection_is_still_kept(
     wq = next(onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.name == "wq")
     onnx.save(model, path, save_as_external_data=True, location="shard", size_threshold=1024)
 
-    run = passes.optimize(path, ["fold_constants"], keep=["qkv"], proof="structure", bench=bench)
+    run = passes.optimize(path, ["fold_constants"], keep=["qkv"], proof="structure", context=context)
     save(run.model, path, referring=True)
 
     assert run.rows[0].changed and run.rows[0].status == "ran"
@@ -91,7 +93,7 @@ def test_a_folded_transpose_is_written_beside_and_its_projection_is_still_kept(
     assert data.read_bytes() == np.ascontiguousarray(wq.T).tobytes()
 
 
-def test_nothing_is_read_of_a_model_of_terabytes(tmp_path: Path, bench: PassContext) -> None:
+def test_nothing_is_read_of_a_model_of_terabytes(tmp_path: Path, context: PassContext) -> None:
     """Its weights are holes in a file: to hash them would take hours."""
     side = 2**18
     model = onnx.parser.parse_model(
@@ -113,7 +115,7 @@ def test_nothing_is_read_of_a_model_of_terabytes(tmp_path: Path, bench: PassCont
     path = tmp_path / "m.onnx"
     path.write_bytes(model.SerializeToString())
 
-    run = passes.optimize(path, RECIPE, proof="structure", bench=bench)
+    run = passes.optimize(path, RECIPE, proof="structure", context=context)
 
     assert [node.op_type for node in run.model.proto.graph.node] == ["MatMul", "Transpose", "MatMul"]
     assert read_model(path, unread=True).nbytes() > 2**39

@@ -48,8 +48,8 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="module")
-def optimized(exported: Path, bench: PassContext) -> PassRun:
-    return passes.optimize(exported, recipe=["default", "onnxsim"], bench=bench)
+def optimized(exported: Path, context: PassContext) -> PassRun:
+    return passes.optimize(exported, recipe=["default", "onnxsim"], context=context)
 
 
 def test_every_node_of_the_final_model_answers(exported: Path, optimized: PassRun) -> None:

@@ -42,12 +42,12 @@ def albert(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("name", ["onnxslim", "onnxsim", "default", "onnxscript"])
-def test_a_product_lies_in_the_module_that_owns_its_weight(albert: Path, name: str, bench: PassContext) -> None:
+def test_a_product_lies_in_the_module_that_owns_its_weight(albert: Path, name: str, context: PassContext) -> None:
     owners = {}
     for tensor in onnx.load(albert).graph.initializer:
         weight = numpy_helper.to_array(tensor)
         owners |= dict.fromkeys((weight.tobytes(), weight.T.tobytes()), tensor.name)
-    result = attach(passes.optimize(albert, recipe=[name], bench=bench).model)
+    result = attach(passes.optimize(albert, recipe=[name], context=context).model)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer}
     for node in result.graph.node:
         if node.op_type == "Transpose" and node.input[0] in stored:

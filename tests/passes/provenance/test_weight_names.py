@@ -44,9 +44,9 @@ def weight_forms(model: ModelProto) -> dict[str, tuple[str, tuple[str, ...]]]:
     return {tensor.name: (form_of(tensor), annotations_of(tensor).replaced) for tensor in model.graph.initializer}
 
 
-def test_a_transpose_that_is_folded(bench: PassContext) -> None:
+def test_a_transpose_that_is_folded(context: PassContext) -> None:
     model = with_dots(model_of(LINEAR, l__weight=matrix(12, 8, 0)))
-    run = passes.optimize(model, ["fold_constants"], bench=bench)
+    run = passes.optimize(model, ["fold_constants"], context=context)
     (tensor,) = run.model.proto.graph.initializer
     assert weight_forms(run.model.proto) == {"l.weight_transposed": ("transposed", ("l.weight",))}
     assert annotations_of(tensor).author == "fold_constants"
@@ -121,14 +121,14 @@ def test_a_norm_that_goes_into_the_convolution() -> None:
     assert result["bn.bias_folded"][0] == "folded"
 
 
-def test_what_a_pass_makes_up_is_no_weight(bench: PassContext) -> None:
+def test_what_a_pass_makes_up_is_no_weight(context: PassContext) -> None:
     """onnxoptimizer begins the bias of the convolution with zeros of its own."""
     weight = np.random.default_rng(0).standard_normal((4, 4, 3, 3)).astype(np.float32)
     norm = {f"bn__{name}": vector(4, seed) ** 2 for seed, name in enumerate(("weight", "bias", "mean", "var"))}
     model = with_dots(model_of(NORMED, conv__weight=weight, **norm))
-    run = passes.optimize(model, ["fuse_bn_into_conv", "fold_constants"], bench=bench)
+    run = passes.optimize(model, ["fuse_bn_into_conv", "fold_constants"], context=context)
     assert list(weight_forms(run.model.proto)) == ["conv.weight_folded", "bn.bias_folded"]
-    made_up = passes.optimize(model, ["fuse_bn_into_conv"], bench=bench).model.proto
+    made_up = passes.optimize(model, ["fuse_bn_into_conv"], context=context).model.proto
     assert not any(form_of(tensor) for tensor in made_up.graph.initializer)
 
 
@@ -207,7 +207,7 @@ def test_inputs_and_small_constants_keep_their_names() -> None:
     assert [tensor.name for tensor in result.proto.graph.initializer] == ["fresh", "val_3"]
 
 
-def test_a_quantization_annotation_follows(bench: PassContext) -> None:
+def test_a_quantization_annotation_follows(context: PassContext) -> None:
     model = with_dots(model_of(LINEAR, l__weight=matrix(12, 8, 0)))
     annotation = model.graph.quantization_annotation.add(tensor_name="wt")
     annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="scale")

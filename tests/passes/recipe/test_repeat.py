@@ -33,16 +33,16 @@ g (float[2, 8] x) => (float[2, 8] y) {
 STEPS = ["fuse_consecutive_transposes", "eliminate_nop_transpose", "eliminate_nop_with_unit", "eliminate_deadend"]
 
 
-def run(recipe: list, bench: PassContext) -> passes.PassRun:
-    return passes.optimize(model_of(CHAIN, zero=np.zeros(8, np.float32)), recipe=recipe, bench=bench)
+def run(recipe: list, context: PassContext) -> passes.PassRun:
+    return passes.optimize(model_of(CHAIN, zero=np.zeros(8, np.float32)), recipe=recipe, context=context)
 
 
 def ops(of: passes.PassRun) -> list[str]:
     return [node.op_type for node in of.model.proto.graph.node]
 
 
-def test_turns_go_on_until_one_changes_nothing(bench: PassContext) -> None:
-    result = run([{"sequence": {"steps": STEPS, "repeat": "until-stable"}}], bench)
+def test_turns_go_on_until_one_changes_nothing(context: PassContext) -> None:
+    result = run([{"sequence": {"steps": STEPS, "repeat": "until-stable"}}], context)
     assert ops(result) == ["Relu"]
     turns = max(row.turn for row in result.rows)
     assert turns > 1
@@ -51,15 +51,15 @@ def test_turns_go_on_until_one_changes_nothing(bench: PassContext) -> None:
     assert all(any(row.changed for row in result.rows if row.turn == turn) for turn in range(1, turns))
 
 
-def test_a_step_alone_may_repeat(bench: PassContext) -> None:
-    result = run([{"fuse_consecutive_transposes": {"repeat": "until-stable"}}], bench)
+def test_a_step_alone_may_repeat(context: PassContext) -> None:
+    result = run([{"fuse_consecutive_transposes": {"repeat": "until-stable"}}], context)
     assert [row.turn for row in result.rows] == list(range(1, len(result.rows) + 1))
     assert not result.rows[-1].changed
     assert result.rows[-1].reason == ""
 
 
-def test_without_repeat_every_step_runs_once(bench: PassContext) -> None:
-    assert [row.turn for row in run(STEPS, bench).rows] == [1] * len(STEPS)
+def test_without_repeat_every_step_runs_once(context: PassContext) -> None:
+    assert [row.turn for row in run(STEPS, context).rows] == [1] * len(STEPS)
 
 
 def test_default_may_repeat_too() -> None:
@@ -68,8 +68,8 @@ def test_default_may_repeat_too() -> None:
     assert len(item.steps) == len(steps_of(["default"]))
 
 
-def test_a_row_tells_which_ops_are_more_or_fewer(bench: PassContext) -> None:
-    unlinked, removed = run(["eliminate_nop_with_unit", "eliminate_deadend"], bench).rows
+def test_a_row_tells_which_ops_are_more_or_fewer(context: PassContext) -> None:
+    unlinked, removed = run(["eliminate_nop_with_unit", "eliminate_deadend"], context).rows
     assert (unlinked.changed, unlinked.diff) == (True, {}), "it leaves the dead Add where it is"
     assert (removed.changed, removed.diff) == (True, {"Add": -1})
 
@@ -99,7 +99,7 @@ class Toggle(Step):
     name: str = field(default="toggle", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         proto = onnx.ModelProto()
         proto.CopyFrom(model.proto)
         if proto.graph.node[-1].output[0] == "dead":
@@ -109,10 +109,10 @@ class Toggle(Step):
         return PassResult(model.with_proto(proto))
 
 
-def test_a_sequence_that_never_settles_ends(bench: PassContext) -> None:
+def test_a_sequence_that_never_settles_ends(context: PassContext) -> None:
     model = detached(model_of(CHAIN, zero=np.zeros(8, np.float32)))
-    prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
-    result = run_passes(model, [Repeat((Toggle(),), limit=4)], Policy(), prover, bench)
+    prover = NumericProver.of_itself([draw_feeds(model, 0)], context)
+    result = run_passes(model, [Repeat((Toggle(),), limit=4)], Policy(), prover, context)
     turns = [(row.turn, row.diff) for row in result.rows]
     assert turns == [(1, {"Neg": 1}), (2, {"Neg": -1}), (3, {"Neg": 1}), (4, {"Neg": -1})]
     assert [row.reason for row in result.rows] == ["", "", "", "not stable after 4 turns"]

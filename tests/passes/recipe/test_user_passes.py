@@ -91,26 +91,26 @@ class Odd:
         return model
 
 
-class WithBench:
-    """A full step, which is given the model as the runner has it, and the bench."""
+class WithContext:
+    """A full step, which is given the model as the runner has it, and the context."""
 
-    name = "with_bench"
+    name = "with_context"
     source = "mine"
 
-    def apply(self, model, bench):
-        assert bench.folder.is_dir()
+    def apply(self, model, context):
+        assert context.folder.is_dir()
         proto = onnx.ModelProto()
         proto.CopyFrom(model.proto)
         proto.graph.node.append(helper.make_node("Neg", ["x"], ["dead"]))
         return model.with_proto(proto)
 
 
-class Idle(WithBench):
+class Idle(WithContext):
     """A full step that says why it did nothing."""
 
     name = "idle"
 
-    def apply(self, model, bench):
+    def apply(self, model, context):
         from passes.step import PassResult
 
         return PassResult(model, changed=False, why="there is no Relu")
@@ -128,16 +128,16 @@ def mine(tmp_path: Path) -> str:
     return str(path)
 
 
-def run(bench: PassContext, *recipe) -> PassRun:
-    return passes.optimize(attention(), recipe=recipe, bench=bench)
+def run(context: PassContext, *recipe) -> PassRun:
+    return passes.optimize(attention(), recipe=recipe, context=context)
 
 
 def ops(done: PassRun) -> Counter[str]:
     return Counter(node.op_type for node in done.model.proto.graph.node)
 
 
-def test_a_class_with_options_reads_the_structure(mine: str, bench: PassContext) -> None:
-    done = run(bench, f"{mine}:Double", {f"{mine}:Named": {"times": 2}})
+def test_a_class_with_options_reads_the_structure(mine: str, context: PassContext) -> None:
+    done = run(context, f"{mine}:Double", {f"{mine}:Named": {"times": 2}})
     assert [(row.name, row.source, row.status) for row in done.rows] == [
         ("Double", "user", Status.RAN),
         ("twofold", "user", Status.RAN),
@@ -147,52 +147,54 @@ def test_a_class_with_options_reads_the_structure(mine: str, bench: PassContext)
     onnx.checker.check_model(passes.weights.detached.attach(done.model))
 
 
-def test_a_function_is_proven_and_reverted(mine: str, bench: PassContext) -> None:
-    done = run(bench, {f"{mine}:scale": {"by": 2.0}}, f"{mine}:scale", {f"{mine}:scaling": {"by": 3.0}}, f"{mine}:same")
+def test_a_function_is_proven_and_reverted(mine: str, context: PassContext) -> None:
+    done = run(
+        context, {f"{mine}:scale": {"by": 2.0}}, f"{mine}:scale", {f"{mine}:scaling": {"by": 3.0}}, f"{mine}:same"
+    )
     assert [row.status for row in done.rows] == [Status.REVERTED, Status.RAN, Status.REVERTED, Status.RAN]
     assert not done.rows[1].changed
     assert "max abs error" in done.rows[0].reason
 
 
-def test_structure_gets_stand_ins_and_values_the_weights(mine: str, bench: PassContext) -> None:
+def test_structure_gets_stand_ins_and_values_the_weights(mine: str, context: PassContext) -> None:
     sizes = {}
     for name in ("sizes", "sizes_of_stand_ins"):
-        proto = run(bench, f"{mine}:{name}").model.proto
+        proto = run(context, f"{mine}:{name}").model.proto
         sizes[name] = {entry.key: int(entry.value) for entry in proto.metadata_props}["wq"]
     assert sizes == {"sizes": 4 * 32 * 32, "sizes_of_stand_ins": 0}
 
 
-def test_an_error_or_a_crash_costs_the_step_and_not_the_run(mine: str, bench: PassContext) -> None:
-    done = run(bench, f"{mine}:nothing", f"{mine}:abort", f"{mine}:Double")
+def test_an_error_or_a_crash_costs_the_step_and_not_the_run(mine: str, context: PassContext) -> None:
+    done = run(context, f"{mine}:nothing", f"{mine}:abort", f"{mine}:Double")
     assert [row.status for row in done.rows] == [Status.FAILED, Status.CRASHED, Status.RAN]
     assert "returned NoneType; expected an onnx.ModelProto" in done.rows[0].reason
     assert "SIGABRT" in done.rows[1].reason
     assert ops(done)["Relu"] == 2
 
 
-def test_an_error_without_words_is_no_success(tmp_path: Path, bench: PassContext) -> None:
+def test_an_error_without_words_is_no_success(tmp_path: Path, context: PassContext) -> None:
     (tmp_path / "own.py").write_text("import passes\n\ndef fail(model):\n    raise passes.PassError\n")
-    row = passes.optimize(attention(), recipe=[f"{tmp_path}/own.py:fail"], bench=bench).rows[0]
+    row = passes.optimize(attention(), recipe=[f"{tmp_path}/own.py:fail"], context=context).rows[0]
     assert (row.status, row.reason) == (Status.FAILED, "StepFailed")
 
 
-def test_a_full_step_is_given_the_bench(mine: str, bench: PassContext) -> None:
-    done = run(bench, f"{mine}:WithBench")
-    assert [(row.name, row.source, row.changed) for row in done.rows] == [("with_bench", "mine", True)]
+def test_a_full_step_is_given_the_context(mine: str, context: PassContext) -> None:
+    done = run(context, f"{mine}:WithContext")
+    assert [(row.name, row.source, row.changed) for row in done.rows] == [("with_context", "mine", True)]
 
 
-def test_a_full_step_may_say_why_it_did_nothing(mine: str, bench: PassContext) -> None:
-    (row,) = run(bench, f"{mine}:Idle").rows
+def test_a_full_step_may_say_why_it_did_nothing(mine: str, context: PassContext) -> None:
+    (row,) = run(context, f"{mine}:Idle").rows
     assert (row.status, row.changed, row.reason) == (Status.RAN, False, "there is no Relu")
 
 
-def test_a_function_of_any_module_is_a_pass(bench: PassContext) -> None:
-    done = run(bench, "onnx.shape_inference:infer_shapes")
+def test_a_function_of_any_module_is_a_pass(context: PassContext) -> None:
+    done = run(context, "onnx.shape_inference:infer_shapes")
     assert (done.rows[0].name, done.rows[0].status) == ("infer_shapes", Status.RAN)
 
 
-def test_it_can_be_skipped_by_its_name(mine: str, bench: PassContext) -> None:
-    done = passes.optimize(attention(), recipe=[f"{mine}:Named", "nop"], skip=["twofold"], bench=bench)
+def test_it_can_be_skipped_by_its_name(mine: str, context: PassContext) -> None:
+    done = passes.optimize(attention(), recipe=[f"{mine}:Named", "nop"], skip=["twofold"], context=context)
     assert [row.status for row in done.rows] == [Status.SKIPPED, Status.RAN]
 
 
@@ -230,8 +232,8 @@ def test_a_package_announces_a_pass(mine: str, monkeypatch: pytest.MonkeyPatch) 
         "[onnxline.passes]\ntwice = mine:Double\nnop = mine:abort\n", encoding="utf-8"
     )
     monkeypatch.syspath_prepend(folder)
-    with open_context() as bench:  # its worker has the path as it is now
-        done = run(bench, {"twice": {"times": 2}}, "nop")
+    with open_context() as context:  # its worker has the path as it is now
+        done = run(context, {"twice": {"times": 2}}, "nop")
     assert [(row.name, row.source, row.status) for row in done.rows] == [
         ("twice", "their-passes", Status.RAN),
         ("nop", "onnxoptimizer", Status.RAN),
@@ -261,22 +263,22 @@ g (float[2, 8, 16] q, float[2, 16, 8] k) => (float[2, 8, 8] y) {
 """
 
 
-def test_the_examples(bench: PassContext) -> None:
+def test_the_examples(context: PassContext) -> None:
     config = RunConfig.from_yaml(ROOT / "configs" / "own_pass.yaml")
     done = passes.optimize(
-        EXAMPLES / "attention.onnx", recipe=config.passes.recipe, keep=config.passes.keep, bench=bench
+        EXAMPLES / "attention.onnx", recipe=config.passes.recipe, keep=config.passes.keep, context=context
     )
     statuses = {row.name: row.status for row in done.rows}
     assert statuses == {"scale_query": Status.RAN, "fold_scale": Status.REVERTED, "onnxsim": Status.RAN}
     assert [(verdict.kept, verdict.broken_by) for verdict in done.structures] == [(True, "fold_scale")]
-    freely = passes.optimize(EXAMPLES / "attention.onnx", recipe=config.passes.recipe[:2], bench=bench)
+    freely = passes.optimize(EXAMPLES / "attention.onnx", recipe=config.passes.recipe[:2], context=context)
     assert [row.status for row in freely.rows] == [Status.RAN, Status.RAN]
     assert (ops(freely)["Mul"], freely.structures[0].broken_by) == (0, "fold_scale")
 
 
-def test_the_example_class_is_what_it_says(bench: PassContext) -> None:
+def test_the_example_class_is_what_it_says(context: PassContext) -> None:
     model = model_of(BEFORE, s=np.float32(0.25))
-    done = passes.optimize(model, recipe=[f"{EXAMPLES / 'own_pass.py'}:ScaleQuery"] * 2, bench=bench)
+    done = passes.optimize(model, recipe=[f"{EXAMPLES / 'own_pass.py'}:ScaleQuery"] * 2, context=context)
     assert [(node.op_type, *node.input) for node in done.model.proto.graph.node] == [
         ("Mul", "q", "s"),
         ("MatMul", "y_query", "k"),

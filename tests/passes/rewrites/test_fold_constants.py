@@ -18,9 +18,9 @@ Fold = Callable[..., onnx.ModelProto]
 
 
 @pytest.fixture
-def folded(bench: PassContext) -> Fold:
+def folded(context: PassContext) -> Fold:
     def fold(model: onnx.ModelProto, **options: int) -> onnx.ModelProto:
-        return attach(FoldConstants(**options).apply(detached(model), bench).model)
+        return attach(FoldConstants(**options).apply(detached(model), context).model)
 
     return fold
 
@@ -109,7 +109,7 @@ def test_an_ir_version_that_onnxruntime_does_not_know_yet_is_no_matter(folded: F
     assert body(folded(source)) == ["y = Add (x, n)"]
 
 
-def test_what_onnxruntime_cannot_hand_over_stays_computed(bench: PassContext) -> None:
+def test_what_onnxruntime_cannot_hand_over_stays_computed(context: PassContext) -> None:
     """numpy has no bfloat16."""
     model = model_of(
         """g (float[4] x) => (float[4] y, bfloat16[4] z) {
@@ -120,5 +120,5 @@ def test_what_onnxruntime_cannot_hand_over_stays_computed(bench: PassContext) ->
         }""",
         c=np.arange(4, dtype=np.float32),
     )
-    after = FoldConstants().apply(detached(model), bench).model
+    after = FoldConstants().apply(detached(model), context).model
     assert [node.op_type for node in after.proto.graph.node] == ["Cast", "Identity", "Mul"]

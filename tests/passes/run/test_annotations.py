@@ -37,27 +37,27 @@ def own(tmp_path: Path) -> str:
     return f"{tmp_path}/own.py:"
 
 
-def test_inferred_shapes_are_there_for_the_next_step(bench: PassContext) -> None:
-    assert not passes.optimize(bare(), recipe=["eliminate_nop_reshape"], bench=bench).rows[0].changed
-    run = passes.optimize(bare(), recipe=["infer_shapes", "infer_shapes", "eliminate_nop_reshape"], bench=bench)
+def test_inferred_shapes_are_there_for_the_next_step(context: PassContext) -> None:
+    assert not passes.optimize(bare(), recipe=["eliminate_nop_reshape"], context=context).rows[0].changed
+    run = passes.optimize(bare(), recipe=["infer_shapes", "infer_shapes", "eliminate_nop_reshape"], context=context)
     assert [row.changed for row in run.rows] == [True, False, True]
     assert [node.op_type for node in run.model.proto.graph.node] == ["Relu", "Neg"]
     assert [info.name for info in run.model.proto.graph.value_info][:1] == ["r"]
 
 
-def test_metadata_that_a_pass_of_the_users_writes_stays(own: str, bench: PassContext) -> None:
-    run = passes.optimize(bare(), recipe=[f"{own}sign", f"{own}sign"], bench=bench)
+def test_metadata_that_a_pass_of_the_users_writes_stays(own: str, context: PassContext) -> None:
+    run = passes.optimize(bare(), recipe=[f"{own}sign", f"{own}sign"], context=context)
     assert [(row.status, row.changed) for row in run.rows] == [(Status.RAN, True), (Status.RAN, False)]
     assert [(entry.key, entry.value) for entry in run.model.proto.metadata_props] == [("signed", "by me")]
 
 
-def test_a_wrong_type_is_reverted(own: str, bench: PassContext) -> None:
-    run = passes.optimize(bare(), recipe=[f"{own}doubt"], bench=bench)
+def test_a_wrong_type_is_reverted(own: str, context: PassContext) -> None:
+    run = passes.optimize(bare(), recipe=[f"{own}doubt"], context=context)
     assert run.rows[0].status is Status.REVERTED
     assert not run.model.proto.graph.value_info
 
 
-def test_names_that_a_native_optimizer_writes_are_no_change(bench: PassContext) -> None:
-    run = passes.optimize(bare(), recipe=["set_unique_name_for_nodes"], bench=bench)
+def test_names_that_a_native_optimizer_writes_are_no_change(context: PassContext) -> None:
+    run = passes.optimize(bare(), recipe=["set_unique_name_for_nodes"], context=context)
     assert not run.rows[0].changed
     assert {node.name for node in run.model.proto.graph.node} == {""}

@@ -42,18 +42,18 @@ def models() -> Iterator[tuple[str, onnx.ModelProto]]:
 
 
 @pytest.mark.parametrize("model", [pytest.param(model, id=name) for name, model in models()])
-def test_the_runner_leaves_what_the_library_leaves(model: onnx.ModelProto, bench: PassContext) -> None:
+def test_the_runner_leaves_what_the_library_leaves(model: onnx.ModelProto, context: PassContext) -> None:
     expected = model
     for pass_name in NAMES:
         expected = onnxoptimizer.optimize(expected, [pass_name])
-    run = passes.optimize(model, recipe=NAMES, watch=False, bench=bench)
+    run = passes.optimize(model, recipe=NAMES, watch=False, context=context)
     assert [row.reason for row in run.rows if row.status is not Status.RAN] == []
     ops = Counter(node.op_type for node in run.model.proto.graph.node)
     assert ops == Counter(node.op_type for node in expected.graph.node)
 
 
-def test_of_equal_operators_one_is_left(bench: PassContext) -> None:
-    run = passes.optimize(model_of(TWICE, w=np.arange(8, dtype=np.float32)), recipe=NAMES, bench=bench)
+def test_of_equal_operators_one_is_left(context: PassContext) -> None:
+    run = passes.optimize(model_of(TWICE, w=np.arange(8, dtype=np.float32)), recipe=NAMES, context=context)
     rows = {row.name: row for row in run.rows if row.changed}
     assert "eliminate_common_subexpression" in rows
     assert rows["eliminate_deadend"].diff == {"Neg": -1, "Add": -1}

@@ -40,13 +40,13 @@ class Returns:
     name: str = field(default="returns", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> Any:
+    def apply(self, model: DetachedModel, context: PassContext) -> Any:
         return self.make(model)
 
 
-def run_steps(steps: Sequence[Returns], bench: PassContext) -> PassRun:
-    prover = NumericProver.of_itself([{"x": matrix(2, 8, 1)}], bench)
-    return run_passes(detached(model()), [AdoptedStep(step) for step in steps], Policy(), prover, bench)
+def run_steps(steps: Sequence[Returns], context: PassContext) -> PassRun:
+    prover = NumericProver.of_itself([{"x": matrix(2, 8, 1)}], context)
+    return run_passes(detached(model()), [AdoptedStep(step) for step in steps], Policy(), prover, context)
 
 
 def without_identity(proto: ModelProto) -> ModelProto:
@@ -88,10 +88,10 @@ UNREADABLE: dict[str, tuple[Callable[[DetachedModel], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", UNREADABLE)
-def test_a_step_that_returns_no_model_is_named_and_the_next_one_runs(what: str, bench: PassContext) -> None:
+def test_a_step_that_returns_no_model_is_named_and_the_next_one_runs(what: str, context: PassContext) -> None:
     make, reason = UNREADABLE[what]
     right = Returns(lambda model: model.with_proto(without_identity(model.proto)))
-    run = run_steps([Returns(make), right], bench)
+    run = run_steps([Returns(make), right], context)
     assert run.rows[0].status in (Status.FAILED, Status.REVERTED)
     assert reason in run.rows[0].reason
     assert (run.rows[1].status, run.rows[1].changed) == (Status.RAN, True)
@@ -123,10 +123,10 @@ def empty(model):
 
 
 @pytest.mark.parametrize("name", ["too_little_data", "negative", "terabytes", "elsewhere", "empty"])
-def test_a_pass_whose_file_cannot_be_read_back_is_named(name: str, tmp_path: Path, bench: PassContext) -> None:
+def test_a_pass_whose_file_cannot_be_read_back_is_named(name: str, tmp_path: Path, context: PassContext) -> None:
     file = tmp_path / "junk.py"
     file.write_text(FUNCTIONS)
-    run = passes.optimize(model(), recipe=[f"{file}:{name}", "eliminate_identity"], bench=bench)
+    run = passes.optimize(model(), recipe=[f"{file}:{name}", "eliminate_identity"], context=context)
     assert run.rows[0].status is Status.FAILED
     assert run.rows[0].reason.startswith("made a model that cannot be read: ")
     assert run.rows[1].changed
@@ -140,8 +140,8 @@ def rebuilt(model: DetachedModel) -> DetachedModel:
     return model.with_proto(restamped)
 
 
-def test_what_is_delivered_has_the_ir_version_of_the_source_and_loads(bench: PassContext, tmp_path: Path) -> None:
-    run = run_steps([Returns(rebuilt)], bench)
+def test_what_is_delivered_has_the_ir_version_of_the_source_and_loads(context: PassContext, tmp_path: Path) -> None:
+    run = run_steps([Returns(rebuilt)], context)
     assert (run.rows[0].status, run.rows[0].changed) == (Status.RAN, True)
     assert run.model.proto.ir_version == model().ir_version
     save(run.model, tmp_path / "model.onnx")
@@ -152,7 +152,9 @@ def test_what_is_delivered_has_the_ir_version_of_the_source_and_loads(bench: Pas
 @pytest.mark.parametrize(
     ("domain", "version"), [("", 99), ("", onnx.defs.onnx_opset_version() + 1), ("ai.onnx.ml", 99)]
 )
-def test_an_opset_that_onnxruntime_does_not_know_costs_the_step(domain: str, version: int, bench: PassContext) -> None:
+def test_an_opset_that_onnxruntime_does_not_know_costs_the_step(
+    domain: str, version: int, context: PassContext
+) -> None:
     def newer(model: DetachedModel) -> DetachedModel:
         proto = without_identity(model.proto)
         entries = [entry for entry in proto.opset_import if entry.domain != domain]
@@ -160,12 +162,12 @@ def test_an_opset_that_onnxruntime_does_not_know_costs_the_step(domain: str, ver
         proto.opset_import.extend([*entries, helper.make_opsetid(domain, version)])
         return model.with_proto(proto)
 
-    run = run_steps([Returns(newer)], bench)
+    run = run_steps([Returns(newer)], context)
     assert run.rows[0].status is not Status.RAN
     assert list(run.model.proto.opset_import) == list(model().opset_import)
 
 
-def test_an_opset_that_needs_a_later_ir_version_keeps_it(bench: PassContext) -> None:
+def test_an_opset_that_needs_a_later_ir_version_keeps_it(context: PassContext) -> None:
     """Opset 21 came with IR version 10, and the source has 9."""
 
     def newer(model: DetachedModel) -> DetachedModel:
@@ -173,6 +175,6 @@ def test_an_opset_that_needs_a_later_ir_version_keeps_it(bench: PassContext) -> 
         proto.opset_import[0].version, proto.ir_version = 21, 11
         return model.with_proto(proto)
 
-    run = run_steps([Returns(newer)], bench)
+    run = run_steps([Returns(newer)], context)
     assert run.rows[0].status is Status.RAN
     assert (run.model.proto.opset_import[0].version, run.model.proto.ir_version) == (21, 10)

@@ -32,16 +32,16 @@ class DiesOfSoftmax(Step):
     name: str = field(default="dies", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         if any(node.op_type == "Softmax" for node in model.proto.graph.node):
-            bench.worker.call(faults.die)
+            context.worker.call(faults.die)
         return PassResult(model, changed=False)
 
 
-def test_a_crash_leaves_the_smallest_model_on_which_it_comes_again(tmp_path: Path, bench: PassContext) -> None:
+def test_a_crash_leaves_the_smallest_model_on_which_it_comes_again(tmp_path: Path, context: PassContext) -> None:
     model = detached(attention())
-    prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
-    run = run_passes(model, [DiesOfSoftmax()], Policy(), prover, bench, reproducers=tmp_path)
+    prover = NumericProver.of_itself([draw_feeds(model, 0)], context)
+    run = run_passes(model, [DiesOfSoftmax()], Policy(), prover, context, reproducers=tmp_path)
     (row,) = run.rows
     assert (row.status, row.reproducer) == (Status.CRASHED, "dies.onnx")
     assert "SIGABRT" in row.reason
@@ -51,7 +51,7 @@ def test_a_crash_leaves_the_smallest_model_on_which_it_comes_again(tmp_path: Pat
     assert len(run.model.proto.graph.node) == len(attention().graph.node), "the model is the one from before"
 
 
-def test_a_real_crash_of_onnxoptimizer(tmp_path: Path, bench: PassContext) -> None:
+def test_a_real_crash_of_onnxoptimizer(tmp_path: Path, context: PassContext) -> None:
     """fuse_qkv aborts with an assertion when Q, K and V read a graph input; what else is in the model is left out."""
     text = """
     g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
@@ -67,7 +67,7 @@ def test_a_real_crash_of_onnxoptimizer(tmp_path: Path, bench: PassContext) -> No
     }
     """
     model = model_of(text, **{name: matrix(32, 32, seed) for seed, name in enumerate(("wq", "wk", "wv"))})
-    run = passes.optimize(model, recipe=["fuse_qkv"], reproducers=tmp_path, bench=bench)
+    run = passes.optimize(model, recipe=["fuse_qkv"], reproducers=tmp_path, context=context)
     (row,) = run.rows
     if row.status is Status.CRASHED:
         assert ops(onnx.load(tmp_path / row.reproducer)) == ["MatMul", "MatMul", "MatMul"]
@@ -75,8 +75,8 @@ def test_a_real_crash_of_onnxoptimizer(tmp_path: Path, bench: PassContext) -> No
         assert row.status is Status.FAILED and row.reason
 
 
-def test_nothing_is_written_when_nothing_breaks_down(tmp_path: Path, bench: PassContext) -> None:
-    passes.optimize(attention(), recipe=["default"], reproducers=tmp_path / "none", bench=bench)
+def test_nothing_is_written_when_nothing_breaks_down(tmp_path: Path, context: PassContext) -> None:
+    passes.optimize(attention(), recipe=["default"], reproducers=tmp_path / "none", context=context)
     assert not (tmp_path / "none").exists()
 
 

@@ -38,15 +38,15 @@ def row(run: PassRun, name: str) -> passes.PassRow:
     return next(row for row in run.rows if row.name == name)
 
 
-def test_without_a_policy_onnxoptimizer_merges_and_is_named(bench: PassContext) -> None:
-    run = passes.optimize(attention(), recipe=["fuse_qkv"], bench=bench)
+def test_without_a_policy_onnxoptimizer_merges_and_is_named(context: PassContext) -> None:
+    run = passes.optimize(attention(), recipe=["fuse_qkv"], context=context)
     (verdict,) = run.structures
     assert (verdict.kept, verdict.broken_by) == (False, "fuse_qkv")
     assert ops(run)["Split"] == 1
 
 
-def test_without_a_policy_the_guilty_inner_pass_of_onnxsim_is_named(bench: PassContext) -> None:
-    run = passes.optimize(attention(), recipe=["onnxsim"], bench=bench)
+def test_without_a_policy_the_guilty_inner_pass_of_onnxsim_is_named(context: PassContext) -> None:
+    run = passes.optimize(attention(), recipe=["onnxsim"], context=context)
     (verdict,) = run.structures
     assert not verdict.kept
     assert verdict.broken_by in ("onnxsim/fuse_qkv", "onnxsim/fuse_attention")
@@ -54,8 +54,8 @@ def test_without_a_policy_the_guilty_inner_pass_of_onnxsim_is_named(bench: PassC
 
 
 @pytest.mark.parametrize("recipe", [["fuse_qkv"], ["onnxsim"], ["default", "onnxsim"]], ids=str)
-def test_keep_pins_so_that_nothing_is_merged(recipe: list[str], bench: PassContext) -> None:
-    run = passes.optimize(attention(), recipe=recipe, keep=["qkv"], bench=bench)
+def test_keep_pins_so_that_nothing_is_merged(recipe: list[str], context: PassContext) -> None:
+    run = passes.optimize(attention(), recipe=recipe, keep=["qkv"], context=context)
     (verdict,) = run.structures
     assert (verdict.kept, verdict.broken_by) == (True, None)
     assert run.power.margin > 1
@@ -67,10 +67,12 @@ def test_keep_pins_so_that_nothing_is_merged(recipe: list[str], bench: PassConte
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
-def test_keep_is_cheap(make, bench: PassContext) -> None:
+def test_keep_is_cheap(make, context: PassContext) -> None:
     """At most two nodes more than when only the passes that merge are skipped by name."""
-    kept = passes.optimize(make(), recipe=["onnxsim"], keep=["qkv"], bench=bench)
-    by_name = passes.optimize(make(), recipe=["onnxsim"], skip=["fuse_qkv", "fuse_attention"], watch=False, bench=bench)
+    kept = passes.optimize(make(), recipe=["onnxsim"], keep=["qkv"], context=context)
+    by_name = passes.optimize(
+        make(), recipe=["onnxsim"], skip=["fuse_qkv", "fuse_attention"], watch=False, context=context
+    )
     assert by_name.structures[0].kept
     assert ops(kept).total() <= ops(by_name).total() + 2
 
@@ -78,21 +80,21 @@ def test_keep_is_cheap(make, bench: PassContext) -> None:
 @pytest.mark.parametrize(
     ("recipe", "merging"), [("onnxsim", ["fuse_qkv", "fuse_attention"]), ("onnxslim", ["FusionGemmMul"])]
 )
-def test_keep_costs_no_gemm_between_reshapes(recipe: str, merging: list[str], bench: PassContext) -> None:
+def test_keep_costs_no_gemm_between_reshapes(recipe: str, merging: list[str], context: PassContext) -> None:
     """Of rank 3, a product and its bias become a Gemm between two reshapes, which the reshapes around it take in. A pin
     in front of those would keep it from that; and behind them onnxsim would merge."""
     if recipe == "onnxslim":
         pytest.importorskip("onnxslim")
-    kept = passes.optimize(biased_attention(), recipe=[recipe], keep=["qkv"], bench=bench)
-    by_name = passes.optimize(biased_attention(), recipe=[recipe], skip=merging, watch=False, bench=bench)
+    kept = passes.optimize(biased_attention(), recipe=[recipe], keep=["qkv"], context=context)
+    by_name = passes.optimize(biased_attention(), recipe=[recipe], skip=merging, watch=False, context=context)
     assert (kept.structures[0].kept, by_name.structures[0].kept) == (True, True)
     assert not kept.reverted
     assert ops(kept)["Gemm"] >= 3
     assert ops(kept) == ops(by_name)
 
 
-def test_skip_alone_watches_and_reverts_whoever_merges_under_another_name(bench: PassContext) -> None:
-    run = passes.optimize(biased_attention(), recipe=["default", "onnxsim"], skip=["fuse_qkv"], bench=bench)
+def test_skip_alone_watches_and_reverts_whoever_merges_under_another_name(context: PassContext) -> None:
+    run = passes.optimize(biased_attention(), recipe=["default", "onnxsim"], skip=["fuse_qkv"], context=context)
     (verdict,) = run.structures
     assert verdict.kept
     assert verdict.broken_by == "onnxsim/fuse_attention"
@@ -102,14 +104,14 @@ def test_skip_alone_watches_and_reverts_whoever_merges_under_another_name(bench:
     assert row(run, "onnxsim").changed, "the rest of the step stands"
 
 
-def test_watch_can_be_opted_out_of(bench: PassContext) -> None:
-    run = passes.optimize(biased_attention(), recipe=["onnxsim"], skip=["fuse_qkv"], watch=False, bench=bench)
+def test_watch_can_be_opted_out_of(context: PassContext) -> None:
+    run = passes.optimize(biased_attention(), recipe=["onnxsim"], skip=["fuse_qkv"], watch=False, context=context)
     assert [verdict.kept for verdict in run.structures] == [False]
 
 
 @pytest.mark.parametrize("entry", ["fusions", "fuse_q*"])
-def test_skip_takes_groups_and_globs(entry: str, bench: PassContext) -> None:
-    run = passes.optimize(attention(), recipe=["fuse_qkv"], skip=[entry], bench=bench)
+def test_skip_takes_groups_and_globs(entry: str, context: PassContext) -> None:
+    run = passes.optimize(attention(), recipe=["fuse_qkv"], skip=[entry], context=context)
     assert row(run, "fuse_qkv").reason == f"skip: {entry} names fuse_qkv"
 
 
@@ -136,21 +138,21 @@ def test_skip_takes_groups_and_globs(entry: str, bench: PassContext) -> None:
         ({"recipe": [{"fold_constants": {"limit": 1}}]}, "pass 'fold_constants' does not take these options"),
     ],
 )
-def test_a_wrong_name_is_a_mistake_that_names_the_nearest(settings: dict, words: str, bench: PassContext) -> None:
+def test_a_wrong_name_is_a_mistake_that_names_the_nearest(settings: dict, words: str, context: PassContext) -> None:
     with pytest.raises(PolicyError, match=words):
-        passes.optimize(attention(), **{"recipe": ["nop"], **settings}, bench=bench)
+        passes.optimize(attention(), **{"recipe": ["nop"], **settings}, context=context)
 
 
-def test_a_keep_that_matches_nothing_says_what_is_there(bench: PassContext) -> None:
+def test_a_keep_that_matches_nothing_says_what_is_there(context: PassContext) -> None:
     with pytest.raises(PolicyError, match=r"keep: qkv matches nothing .* are one matrix in the source already: w"):
-        passes.optimize(merged_attention(), recipe=["nop"], keep=["qkv"], bench=bench)
+        passes.optimize(merged_attention(), recipe=["nop"], keep=["qkv"], context=context)
 
 
-def test_an_optional_keep_may_match_nothing(bench: PassContext) -> None:
-    assert passes.optimize(merged_attention(), recipe=["nop"], keep=["qkv?"], bench=bench).structures == ()
+def test_an_optional_keep_may_match_nothing(context: PassContext) -> None:
+    assert passes.optimize(merged_attention(), recipe=["nop"], keep=["qkv?"], context=context).structures == ()
 
 
-def test_fuse_qkv_on_a_shared_graph_input_aborts_and_costs_one_step(bench: PassContext) -> None:
+def test_fuse_qkv_on_a_shared_graph_input_aborts_and_costs_one_step(context: PassContext) -> None:
     text = """
     g (float[2, 8, 32] x) => (float[2, 8, 32] q, float[2, 8, 32] k, float[2, 8, 32] v) {
         q0 = MatMul (x, wq)
@@ -162,7 +164,7 @@ def test_fuse_qkv_on_a_shared_graph_input_aborts_and_costs_one_step(bench: PassC
     }
     """
     model = model_of(text, **{name: matrix(32, 32, seed) for seed, name in enumerate(("wq", "wk", "wv"))})
-    run = passes.optimize(model, recipe=["fuse_qkv", "nop"], bench=bench)
+    run = passes.optimize(model, recipe=["fuse_qkv", "nop"], context=context)
     assert row(run, "fuse_qkv").status in (Status.FAILED, Status.CRASHED)
     assert row(run, "fuse_qkv").reason
     assert row(run, "nop").status is Status.RAN
@@ -178,7 +180,7 @@ class Harmful(CompositeStep):
     name: str = field(default="harmful", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         proto = onnx.ModelProto()
         proto.CopyFrom(model.proto)
         proto.graph.node[0].doc_string = "seen"
@@ -190,24 +192,24 @@ class Harmful(CompositeStep):
             proto.graph.node.append(onnx.helper.make_node("Neg", ["x"], ["dead"]))
         return PassResult(model.with_proto(proto))
 
-    def check(self, bench: PassContext) -> None:
+    def check(self, context: PassContext) -> None:
         """Takes no options."""
 
-    def inner(self, bench: PassContext) -> tuple[str, ...]:
+    def inner(self, context: PassContext) -> tuple[str, ...]:
         return ("good", "bad")
 
     def without(self, names: Sequence[str]) -> Harmful:
         return replace(self, left_out=(*self.left_out, *names))
 
 
-def run_step(step: Step, bench: PassContext) -> PassRun:
+def run_step(step: Step, context: PassContext) -> PassRun:
     model = detached(attention())
-    prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
-    return run_passes(model, [step], Policy(), prover, bench)
+    prover = NumericProver.of_itself([draw_feeds(model, 0)], context)
+    return run_passes(model, [step], Policy(), prover, context)
 
 
-def test_a_step_with_wrong_numbers_is_narrowed_and_the_rest_of_it_stands(bench: PassContext) -> None:
-    run = run_step(Harmful(), bench)
+def test_a_step_with_wrong_numbers_is_narrowed_and_the_rest_of_it_stands(context: PassContext) -> None:
+    run = run_step(Harmful(), context)
     assert [(row.name, row.status) for row in run.rows] == [
         ("harmful/bad", Status.REVERTED),
         ("harmful", Status.RAN),
@@ -223,16 +225,16 @@ class TwiceHarmful(Harmful):
 
     name: str = field(default="twice", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         left_out = () if {"bad", "worse"} - set(self.left_out) else ("bad",)
-        return Harmful(left_out).apply(model, bench)
+        return Harmful(left_out).apply(model, context)
 
-    def inner(self, bench: PassContext) -> tuple[str, ...]:
+    def inner(self, context: PassContext) -> tuple[str, ...]:
         return ("worse", "good", "bad")
 
 
-def test_two_inner_passes_that_do_the_same_harm_are_both_taken_out(bench: PassContext) -> None:
-    run = run_step(TwiceHarmful(), bench)
+def test_two_inner_passes_that_do_the_same_harm_are_both_taken_out(context: PassContext) -> None:
+    run = run_step(TwiceHarmful(), context)
     assert {(row.name, row.status) for row in run.rows} == {
         ("twice/worse", Status.REVERTED),
         ("twice/bad", Status.REVERTED),
@@ -256,21 +258,21 @@ class EachHarmful(Harmful):
 
     name: str = field(default="each", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         weights = {"second": "uk", "first": "wk"}
         for inner in (inner for inner in weights if inner not in self.left_out):
-            model = Harmful(weight=weights[inner], left_out=("good",)).apply(model, bench).model
+            model = Harmful(weight=weights[inner], left_out=("good",)).apply(model, context).model
         return PassResult(model)
 
-    def inner(self, bench: PassContext) -> tuple[str, ...]:
+    def inner(self, context: PassContext) -> tuple[str, ...]:
         return ("second", "first")
 
 
-def test_each_inner_pass_is_named_for_what_it_broke(bench: PassContext) -> None:
+def test_each_inner_pass_is_named_for_what_it_broke(context: PassContext) -> None:
     names = ("wq", "wk", "wv", "uq", "uk", "uv")
     model = detached(model_of(TWO_ATTENTIONS, **{name: matrix(32, 32, at) for at, name in enumerate(names)}))
-    prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
-    run = run_passes(model, [EachHarmful()], Policy((), ("qkv",), True), prover, bench)
+    prover = NumericProver.of_itself([draw_feeds(model, 0)], context)
+    run = run_passes(model, [EachHarmful()], Policy((), ("qkv",), True), prover, context)
     assert [(verdict.kept, verdict.broken_by) for verdict in run.structures] == [
         (True, "each/first"),
         (True, "each/second"),
@@ -278,13 +280,13 @@ def test_each_inner_pass_is_named_for_what_it_broke(bench: PassContext) -> None:
 
 
 @pytest.mark.parametrize("shared", ["wq", "all"])
-def test_tied_projections_are_kept_too(shared: str, bench: PassContext) -> None:
+def test_tied_projections_are_kept_too(shared: str, context: PassContext) -> None:
     model = attention()
     arrays = {tensor.name: tensor for tensor in model.graph.initializer}
     for name in ("wk", "wv") if shared == "all" else ("wk",):
         arrays[name].CopyFrom(numpy_helper.from_array(numpy_helper.to_array(arrays["wq"]), name))
     for policy in ({"skip": ["fuse_qkv"]}, {"keep": ["qkv"]}):
-        run = passes.optimize(model, recipe=["default", "onnxsim"], **policy, bench=bench)
+        run = passes.optimize(model, recipe=["default", "onnxsim"], **policy, context=context)
         assert [verdict.kept for verdict in run.structures] == [True], policy
 
 
@@ -294,29 +296,31 @@ def test_a_time_limit_costs_a_step_and_not_the_run() -> None:
     assert run.rows[-1].status is Status.RAN
 
 
-def test_metadata_is_carried_and_authors_are_named(bench: PassContext) -> None:
+def test_metadata_is_carried_and_authors_are_named(context: PassContext) -> None:
     model = attention()
     for node in model.graph.node:
         node.name = f"node_{node.output[0]}"
         node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'block', 'call']")
-    run = passes.optimize(model, recipe=["fuse_qkv", "eliminate_deadend"], bench=bench)
+    run = passes.optimize(model, recipe=["fuse_qkv", "eliminate_deadend"], context=context)
     metadata = {node.op_type: {e.key: e.value for e in node.metadata_props} for node in run.model.proto.graph.node}
     assert metadata["Softmax"] == {"pkg.torch.onnx.name_scopes": "['', 'block', 'call']"}
     assert metadata["Split"]["onnxline.pass"] == "fuse_qkv"
 
 
-def test_a_pass_that_does_nothing_has_not_changed_the_model(bench: PassContext) -> None:
-    run = passes.optimize(attention(), recipe=["nop", "eliminate_identity"], bench=bench)
+def test_a_pass_that_does_nothing_has_not_changed_the_model(context: PassContext) -> None:
+    run = passes.optimize(attention(), recipe=["nop", "eliminate_identity"], context=context)
     assert [(row.status, row.changed) for row in run.rows] == [(Status.RAN, False)] * 2
 
 
-def test_unchanged_outputs_are_the_reference_for_every_change(bench: PassContext) -> None:
-    run = passes.optimize(attention(), recipe=["fold_constants", "infer_shapes", "onnxscript", "default"], bench=bench)
+def test_unchanged_outputs_are_the_reference_for_every_change(context: PassContext) -> None:
+    run = passes.optimize(
+        attention(), recipe=["fold_constants", "infer_shapes", "onnxscript", "default"], context=context
+    )
     assert all(row.status is Status.RAN for row in run.rows), [row for row in run.rows if row.reason]
     assert all(errors.ok for row in run.rows for errors in row.errors.values())
 
 
-def test_keep_is_cheap_beside_a_fourth_reader_of_the_input(bench: PassContext) -> None:
+def test_keep_is_cheap_beside_a_fourth_reader_of_the_input(context: PassContext) -> None:
     """As in a parallel block: with rank 2 inputs, product and bias may become a Gemm, and pins must not cost that."""
     text = """
     g (float[8, 32] x) => (float[8, 32] y) {
@@ -341,8 +345,8 @@ def test_keep_is_cheap_beside_a_fourth_reader_of_the_input(bench: PassContext) -
     model = model_of(text, **weights, **biases)
     by_name = {"onnxsim": ["fuse_qkv", "fuse_attention"], "default": ["fuse_qkv"]}
     for recipe, skip in by_name.items():
-        kept = passes.optimize(model, recipe=[recipe], keep=["qkv"], bench=bench)
-        free = passes.optimize(model, recipe=[recipe], skip=skip, watch=False, bench=bench)
+        kept = passes.optimize(model, recipe=[recipe], keep=["qkv"], context=context)
+        free = passes.optimize(model, recipe=[recipe], skip=skip, watch=False, context=context)
         assert (kept.structures[0].kept, free.structures[0].kept) == (True, True)
         assert ops(kept) == ops(free)
 
@@ -354,15 +358,15 @@ class TooNew(Step):
     name: str = field(default="too_new", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         proto = onnx.ModelProto()
         proto.CopyFrom(model.proto)
         proto.graph.node.append(onnx.helper.make_node("NoSuchOperator", ["x"], ["dead"]))
         return PassResult(model.with_proto(proto))
 
 
-def test_a_step_that_makes_an_invalid_model_is_reverted(bench: PassContext) -> None:
-    (row,) = run_step(TooNew(), bench).rows
+def test_a_step_that_makes_an_invalid_model_is_reverted(context: PassContext) -> None:
+    (row,) = run_step(TooNew(), context).rows
     assert row.status is Status.REVERTED
     assert row.reason.startswith("makes a model that is not valid ONNX: No Op registered for NoSuchOperator")
 
@@ -378,7 +382,7 @@ class Without(Step):
     def name(self) -> str:
         return f"without_{self.value}"
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         proto = onnx.ModelProto()
         proto.CopyFrom(model.proto)
         node = next(node for node in proto.graph.node if self.value in node.output)
@@ -397,16 +401,16 @@ class Suspicious(NumericProver):
         return super().run(model, reading, hold=hold)
 
 
-def test_if_the_final_model_is_wrong_the_first_guilty_step_is_found(bench: PassContext) -> None:
+def test_if_the_final_model_is_wrong_the_first_guilty_step_is_found(context: PassContext) -> None:
     text = "g (float[2] x) => (float[2] y) { a = Identity (x) b = Identity (a) c = Identity (b) y = Neg (c) }"
     model = detached(model_of(text))
-    prover = Suspicious.of_itself([draw_feeds(model, 0)], bench)
+    prover = Suspicious.of_itself([draw_feeds(model, 0)], context)
     shown: dict[int, tuple[PassRow, int, int]] = {}
 
     def note(place: int, row: PassRow, before: AnalyzedModel, after: AnalyzedModel) -> None:
         shown[place] = (row, before.size[0], after.size[0])
 
-    run = run_passes(model, [Without("a"), Without("b"), Without("c")], Policy(), prover, bench, changed=note)
+    run = run_passes(model, [Without("a"), Without("b"), Without("c")], Policy(), prover, context, changed=note)
     assert [(row.name, row.status, row.reason) for row in run.rows] == [
         ("without_a", Status.RAN, ""),
         ("without_b", Status.REVERTED, "run as a whole: there is no b"),
@@ -429,13 +433,13 @@ g (bool c, float[4, 4] x) => (float[4, 4] y) {
 """
 
 
-def test_a_kept_weight_may_be_read_in_a_branch_too(bench: PassContext) -> None:
-    run = passes.optimize(model_of(INNER, w=matrix(4, 4, 0)), recipe=["default"], keep=["op:Add"], bench=bench)
+def test_a_kept_weight_may_be_read_in_a_branch_too(context: PassContext) -> None:
+    run = passes.optimize(model_of(INNER, w=matrix(4, 4, 0)), recipe=["default"], keep=["op:Add"], context=context)
     assert all(verdict.kept for verdict in run.structures)
     assert run.power.margin > 1
 
 
-def test_a_skipped_pass_is_not_tried_at_all(monkeypatch: pytest.MonkeyPatch, bench: PassContext) -> None:
+def test_a_skipped_pass_is_not_tried_at_all(monkeypatch: pytest.MonkeyPatch, context: PassContext) -> None:
     """It may be skipped because it never ends, or brings its process down."""
     asked: list[str] = []
     post = Worker.post
@@ -445,6 +449,6 @@ def test_a_skipped_pass_is_not_tried_at_all(monkeypatch: pytest.MonkeyPatch, ben
         return post(worker, function, **arguments)
 
     monkeypatch.setattr(Worker, "post", noted)
-    passes.optimize(attention(), recipe=["default"], skip=["fuse_qkv"], bench=bench)
+    passes.optimize(attention(), recipe=["default"], skip=["fuse_qkv"], context=context)
     assert "eliminate_deadend" in asked
     assert "fuse_qkv" not in asked

@@ -230,13 +230,13 @@ class Decoy(Step):
     name: str = field(default="decoy", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: PassContext) -> PassResult:
-        return PassResult(detached_copy(made(self.case), bench.spill))
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        return PassResult(detached_copy(made(self.case), context.spill))
 
 
-def test_a_pass_that_leaves_decoys_is_reverted(bench: PassContext) -> None:
-    source = detached_copy(attention(), bench.spill)
-    prover = NumericProver.of_itself([draw_feeds(source, 0)], bench)
-    run = run_passes(source, (Decoy("cut off"),), Policy((), ("qkv",), True), prover, bench)
+def test_a_pass_that_leaves_decoys_is_reverted(context: PassContext) -> None:
+    source = detached_copy(attention(), context.spill)
+    prover = NumericProver.of_itself([draw_feeds(source, 0)], context)
+    run = run_passes(source, (Decoy("cut off"),), Policy((), ("qkv",), True), prover, context)
     assert (run.rows[0].status, [verdict.kept for verdict in run.structures]) == (Status.REVERTED, [True])
     assert "does not read the product with the matrix of Q (wq), K (wk), V (wv) by itself" in run.rows[0].reason

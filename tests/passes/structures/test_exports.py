@@ -144,13 +144,13 @@ def test_finds_what_the_tree_of_modules_has(name: str) -> None:
         ("Llama, opset 23", {"rmsnorm"}, ["fuse_rms_norm"]),
     ],
 )
-def test_keeps_every_kind_of_a_model(name: str, loses: set[str], merging: list[str], bench: PassContext) -> None:
+def test_keeps_every_kind_of_a_model(name: str, loses: set[str], merging: list[str], context: PassContext) -> None:
     export = export_case(name)
     source = detached(export.model)
     recipe = ["onnxscript", "default", "onnxsim"]
-    free = run(export.model, bench, recipe)
-    by_name = run(export.model, bench, recipe, watch=False, skip=merging)
-    kept = run(export.model, bench, recipe, keep=[f"{kind}?" for kind in STRUCTURES])
+    free = run(export.model, context, recipe)
+    by_name = run(export.model, context, recipe, watch=False, skip=merging)
+    kept = run(export.model, context, recipe, keep=[f"{kind}?" for kind in STRUCTURES])
     instances_by_kind = {kind: structure.find(source).instances for kind, structure in STRUCTURES.items()}
     assert {
         kind for kind, instances in instances_by_kind.items() if STRUCTURES[kind].find_lost(instances, free.model)

@@ -57,22 +57,22 @@ def size(result: PassRun) -> int:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_keeps_what_is_lost_without(case: str, bench: PassContext) -> None:
+def test_keeps_what_is_lost_without(case: str, context: PassContext) -> None:
     kind, model, merging = CASES[case]
     instances = found(kind, model)
-    free = run(model, bench, ["onnxsim"])
+    free = run(model, context, ["onnxsim"])
     structure = structure_of(kind)
     assert structure is not None and structure.find_lost(instances, free.model)
-    kept = run(model, bench, ["onnxsim"], keep=[kind])
+    kept = run(model, context, ["onnxsim"], keep=[kind])
     verdicts = [verdict for verdict in kept.structures if verdict.kind == kind]
     assert [verdict.kept for verdict in verdicts] == [True] * len(instances)
     reverted = [row.name.removeprefix("onnxsim/") for row in kept.rows if row.status is Status.REVERTED]
     assert reverted == ([] if case not in UNSTOPPED else merging)
-    by_name = run(model, bench, ["onnxsim"], watch=False, skip=merging)
+    by_name = run(model, context, ["onnxsim"], watch=False, skip=merging)
     assert size(kept) <= size(by_name) + 2 * len(instances)
 
 
-def test_keep_spares_one_kind_and_not_the_other(bench: PassContext) -> None:
+def test_keep_spares_one_kind_and_not_the_other(context: PassContext) -> None:
     """A residual may lose its batch norm to the convolution before it."""
     text = """
     g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
@@ -82,39 +82,39 @@ def test_keep_spares_one_kind_and_not_the_other(bench: PassContext) -> None:
         a = Add (n, x)
         y = Relu (a)
     }"""
-    result = run(drawn(text), bench, ["onnxsim"], keep=["residual"])
+    result = run(drawn(text), context, ["onnxsim"], keep=["residual"])
     assert sorted(node.op_type for node in result.model.proto.graph.node) == ["Add", "Conv", "Relu"]
     assert [verdict.kept for verdict in result.structures] == [True]
     assert [row.status for row in result.rows] == [Status.RAN]
 
 
-def test_all_kinds_at_once(bench: PassContext) -> None:
+def test_all_kinds_at_once(context: PassContext) -> None:
     kinds = ["qkv?", "attention", "batchnorm?", "gelu?", "swiglu?", "rope?", "op:Softmax", "module:block.*?"]
-    result = run(gallery("fuse_attention"), bench, ["default", "onnxsim"], keep=kinds)
+    result = run(gallery("fuse_attention"), context, ["default", "onnxsim"], keep=kinds)
     assert [verdict.kept for verdict in result.structures if verdict.kind != "qkv"] == [True, True]
     assert all(verdict.kept for verdict in result.structures)
 
 
-def test_the_skip_of_a_pass_watches_what_it_destroys(bench: PassContext) -> None:
+def test_the_skip_of_a_pass_watches_what_it_destroys(context: PassContext) -> None:
     """onnxslim merges the two under another name."""
-    result = run(drawn(BATCH_NORM), bench, ["fuse_bn_into_conv", "onnxslim"], skip=["fuse_bn_into_conv"])
+    result = run(drawn(BATCH_NORM), context, ["fuse_bn_into_conv", "onnxslim"], skip=["fuse_bn_into_conv"])
     (verdict,) = result.structures
     assert (verdict.kind, verdict.kept, verdict.broken_by) == ("batchnorm", True, "onnxslim/FusionConvBN")
     opted_out = run(
-        drawn(BATCH_NORM), bench, ["fuse_bn_into_conv", "onnxslim"], watch=False, skip=["fuse_bn_into_conv"]
+        drawn(BATCH_NORM), context, ["fuse_bn_into_conv", "onnxslim"], watch=False, skip=["fuse_bn_into_conv"]
     )
     assert opted_out.structures == ()
     assert [node.op_type for node in opted_out.model.proto.graph.node] == ["Conv"]
 
 
 @pytest.mark.parametrize("kind", ["batchnorm", "embedding"])
-def test_a_fault_in_a_kept_weight_would_show(kind: str, bench: PassContext) -> None:
+def test_a_fault_in_a_kept_weight_would_show(kind: str, context: PassContext) -> None:
     _, model, _ = CASES[kind]
-    power = run(model, bench, ["nop"], keep=[kind]).power
+    power = run(model, context, ["nop"], keep=[kind]).power
     assert power.blind == ()
     assert 1.0 < power.margin < float("inf")
 
 
-def test_what_has_no_weights_is_not_blind(bench: PassContext) -> None:
-    power = run(gallery("fuse_gelu"), bench, ["nop"], keep=["gelu"]).power
+def test_what_has_no_weights_is_not_blind(context: PassContext) -> None:
+    power = run(gallery("fuse_gelu"), context, ["nop"], keep=["gelu"]).power
     assert (power.margin, power.blind) == (float("inf"), ())

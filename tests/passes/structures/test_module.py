@@ -108,7 +108,7 @@ def test_the_values_at_a_boundary_may_be_gone_as_long_as_they_are_read() -> None
     assert lost("module:layer.dense", instances, drawn(gemm)) == {}
 
 
-def test_a_fusion_across_the_boundary_does_not_happen(bench: PassContext) -> None:
+def test_a_fusion_across_the_boundary_does_not_happen(context: PassContext) -> None:
     """Gemm would take in the matrix of one module and the bias of another."""
     text = """
     g (float[4, 8] x) => (float[4, 8] y) <float[8, 8] w, float[8] b> {
@@ -117,8 +117,10 @@ def test_a_fusion_across_the_boundary_does_not_happen(bench: PassContext) -> Non
         y = Add (f, b)
     }"""
     model = with_modules(drawn(text))
-    fused = passes.optimize(model, recipe=["fuse_matmul_add_bias_into_gemm"], bench=bench)
-    kept = passes.optimize(model, recipe=["fuse_matmul_add_bias_into_gemm"], keep=["module:layer.dense"], bench=bench)
+    fused = passes.optimize(model, recipe=["fuse_matmul_add_bias_into_gemm"], context=context)
+    kept = passes.optimize(
+        model, recipe=["fuse_matmul_add_bias_into_gemm"], keep=["module:layer.dense"], context=context
+    )
     assert [node.op_type for node in live_nodes(fused.model.proto.graph)] == ["Gemm", "Relu"]
     assert [node.op_type for node in live_nodes(kept.model.proto.graph)] == ["Add", "MatMul", "Relu"]
     assert [(one.name, one.kept) for one in kept.structures] == [("layer.dense", True)]
@@ -132,11 +134,11 @@ def test_a_fusion_across_the_boundary_does_not_happen(bench: PassContext) -> Non
         ("module:layer.drop", "which has such a module, but it computes nothing from data"),
     ],
 )
-def test_a_choice_of_nothing_says_what_is_there(entry: str, words: str, bench: PassContext) -> None:
+def test_a_choice_of_nothing_says_what_is_there(entry: str, words: str, context: PassContext) -> None:
     with pytest.raises(PolicyError, match=f"keep: {entry} matches nothing in this model, {words}"):
-        passes.optimize(with_modules(drawn(TEXT)), recipe=["nop"], keep=[entry], bench=bench)
+        passes.optimize(with_modules(drawn(TEXT)), recipe=["nop"], keep=[entry], context=context)
 
 
-def test_a_model_without_module_paths_says_so(bench: PassContext) -> None:
+def test_a_model_without_module_paths_says_so(context: PassContext) -> None:
     with pytest.raises(PolicyError, match=r"no torch module paths \(torch's exporter writes them with dynamo=True"):
-        passes.optimize(drawn(TEXT), recipe=["nop"], keep=["module:*"], bench=bench)
+        passes.optimize(drawn(TEXT), recipe=["nop"], keep=["module:*"], context=context)

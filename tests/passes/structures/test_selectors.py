@@ -65,9 +65,9 @@ def test_both_ends_are_held_and_weights_are_named() -> None:
         ("node:layer0/Softmax", r"which has layer0/.*; did you mean 'layer0/Softmax_e'\?"),
     ],
 )
-def test_a_choice_of_nothing_says_what_is_there(entry: str, words: str, bench: PassContext) -> None:
+def test_a_choice_of_nothing_says_what_is_there(entry: str, words: str, context: PassContext) -> None:
     with pytest.raises(PolicyError, match=rf"keep: {entry} matches nothing in this model, .*{words}"):
-        passes.optimize(model(), recipe=["nop"], keep=[entry], bench=bench)
+        passes.optimize(model(), recipe=["nop"], keep=[entry], context=context)
 
 
 def test_nodes_without_names_cannot_be_chosen_by_name() -> None:
@@ -76,6 +76,6 @@ def test_nodes_without_names_cannot_be_chosen_by_name() -> None:
     assert structure.find(detached(model(named=False))).instead == "nodes without names"
 
 
-def test_an_optional_choice_may_match_nothing(bench: PassContext) -> None:
-    run = passes.optimize(model(), recipe=["nop"], keep=["op:Conv?", "node:conv*?"], bench=bench)
+def test_an_optional_choice_may_match_nothing(context: PassContext) -> None:
+    run = passes.optimize(model(), recipe=["nop"], keep=["op:Conv?", "node:conv*?"], context=context)
     assert [verdict for verdict in run.structures if verdict.kind.startswith(("op:", "node:"))] == []

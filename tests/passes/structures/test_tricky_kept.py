@@ -102,9 +102,9 @@ def bodies_in(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 @pytest.mark.parametrize("name", NESTED)
-def test_what_lies_inside_is_kept(name: str, bench: PassContext) -> None:
+def test_what_lies_inside_is_kept(name: str, context: PassContext) -> None:
     """There is nothing to pin in a body: the checker stands guard alone."""
-    kept = run(NESTED[name]().model, bench, ["default", "onnxsim"], keep=["qkv"])
+    kept = run(NESTED[name]().model, context, ["default", "onnxsim"], keep=["qkv"])
     assert [verdict.kept for verdict in kept.structures] == [True]
 
 
@@ -137,11 +137,11 @@ def stands(source: onnx.ModelProto, names: Sequence[str], result: PassRun) -> bo
 
 
 @pytest.mark.parametrize("name", [name for name, build in TRICKY.items() if build().products])
-def test_a_verdict_says_what_the_numbers_say(name: str, bench: PassContext) -> None:
+def test_a_verdict_says_what_the_numbers_say(name: str, context: PassContext) -> None:
     tricky = TRICKY[name]()
     assert tricky.products is not None
-    kept = run(tricky.model, bench, ["onnxsim"], keep=["qkv"])
+    kept = run(tricky.model, context, ["onnxsim"], keep=["qkv"])
     assert [verdict.kept for verdict in kept.structures] == [True]
     assert stands(tricky.model, tricky.products, kept)
-    freely = run(tricky.model, bench, ["onnxsim"])
+    freely = run(tricky.model, context, ["onnxsim"])
     assert [verdict.kept for verdict in freely.structures] == [stands(tricky.model, tricky.products, freely)]

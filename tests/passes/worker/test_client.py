@@ -298,7 +298,7 @@ def test_a_proof_worker_that_is_killed_between_two_questions_is_told_everything_
     with Worker() as worker, KilledBefore(preload=("passes.proof.server",)) as proofs:
         proofs.question = question
         run = passes.optimize(
-            attention(), recipe=["default"], keep=["qkv"], bench=PassContext(worker, tmp_path.resolve(), proofs)
+            attention(), recipe=["default"], keep=["qkv"], context=PassContext(worker, tmp_path.resolve(), proofs)
         )
     assert not run.reverted and run.power.margin > 1
     assert proofs.generation == 2
@@ -308,20 +308,20 @@ def test_a_proof_worker_that_is_killed_between_two_questions_is_told_everything_
 def test_a_run_survives_that_its_proofs_are_killed_at_random_moments(seed: int) -> None:
     """Steps that lose the passes' own worker are named as crashed; a killed proof is no step's fault."""
     moments = random.Random(seed)
-    with open_context() as bench:
-        bench.start()
+    with open_context() as context:
+        context.start()
         done = threading.Event()
 
         def kill() -> None:
             for _ in range(2):
-                if not done.wait(moments.uniform(0.05, 0.6)) and (process := bench.proofs._process) is not None:
+                if not done.wait(moments.uniform(0.05, 0.6)) and (process := context.proofs._process) is not None:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(process.pid, signal.SIGKILL)
 
         killer = threading.Thread(target=kill)
         killer.start()
         try:
-            run = passes.optimize(attention(), recipe=["default"], keep=["qkv"], bench=bench)
+            run = passes.optimize(attention(), recipe=["default"], keep=["qkv"], context=context)
         finally:
             done.set()
             killer.join()
