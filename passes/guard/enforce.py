@@ -169,4 +169,5 @@ def _line(text: str) -> str:
 def _signature(model: DetachedModel) -> list[list[str]]:
     stored = {tensor.name for tensor in model.proto.graph.initializer}
     graph = model.proto.graph
-    return [[info.name for info in infos if info.name not in stored] for infos in (graph.input, graph.output)]
+    inputs = [info.name for info in graph.input if info.name not in stored]
+    return [inputs, [info.name for info in graph.output]]

@@ -39,8 +39,12 @@ def keep_signature(before: DetachedModel, after: DetachedModel, *, narrows: bool
 
 
 def _infos(graph: GraphProto, what: str) -> list[ValueInfoProto]:
+    """The inputs that a caller gives, without initializers that are declared as inputs, too; or all the outputs, since
+    an output may be a constant."""
+    if what == "output":
+        return list(graph.output)
     stored = {tensor.name for tensor in graph.initializer}
-    return [info for info in getattr(graph, what) if info.name not in stored]
+    return [info for info in graph.input if info.name not in stored]
 
 
 def _contradicts(old: TypeProto, new: TypeProto) -> bool:

@@ -113,3 +113,16 @@ def test_onnxsim_writes_the_shapes_that_it_was_asked_for(context: PassContext) -
         ["N", 3],
         ["N", 3],
     ]
+
+
+@pytest.mark.parametrize("step", ["onnxscript", "onnxsim"])
+def test_an_output_may_become_a_constant(step: str, context: PassContext) -> None:
+    model = model_of(
+        "g (float[2] x) => (float[2] y, float[2] z) { y = Add(x, c)  z = Neg(c) }", c=np.array([1, 2], np.float32)
+    )
+    run = passes.optimize(model, recipe=[step], context=context)
+    assert [(row.status, row.changed) for row in run.rows] == [(Status.RAN, True)]
+    assert [node.op_type for node in run.model.proto.graph.node] == ["Add"]
+    assert [output.name for output in run.model.proto.graph.output] == ["y", "z"]
+    stored = {tensor.name: run.model.array(tensor).tolist() for tensor in run.model.proto.graph.initializer}
+    assert stored["z"] == [-1, -2]
