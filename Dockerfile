@@ -7,8 +7,9 @@ WORKDIR /src
 RUN python -m venv /opt/onnxline
 ENV PATH=/opt/onnxline/bin:$PATH
 COPY constraints.txt ./
-# torch alone from its own index, whose wheels have no CUDA. Before the sources, so that it is kept when they change.
-RUN pip install --no-cache-dir -c constraints.txt --index-url https://download.pytorch.org/whl/cpu torch
+# torch alone from its own index, whose wheels have no CUDA; what torch needs comes with the rest, since that index has few
+# releases of it. Before the sources, so that it is kept when they change.
+RUN pip install --no-cache-dir --no-deps -c constraints.txt --index-url https://download.pytorch.org/whl/cpu torch
 COPY pyproject.toml README.md LICENSE ./
 COPY onnxline onnxline
 COPY passes passes

@@ -38,7 +38,8 @@ bench: .venv/run
 
 # The stamps are made last, so that an interrupted install is done again.
 .venv/run: .venv/made pyproject.toml constraints.txt
-	$(BIN)/pip install -q -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	# What torch needs comes with the rest: torch's own index has few releases of it, and perhaps not the pinned ones.
+	$(BIN)/pip install -q --no-deps -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(BIN)/pip install -q -c constraints.txt -e '.[torch,models]'
 	@touch $@
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.support.paths import ROOT
@@ -37,10 +37,13 @@ MOST_PARTICIPLES = 0.02
 """Share of the functions whose name is a participle or an adjective alone."""
 
 
-def definitions() -> Iterator[tuple[Path, ast.AST]]:
-    for path in TESTED:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            yield path, node
+DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@cache
+def definitions() -> list[tuple[Path, ast.AST]]:
+    trees = [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in TESTED]
+    return [(path, node) for path, tree in trees for node in ast.walk(tree) if isinstance(node, DEFINITIONS)]
 
 
 def test_no_class_name_stands_twice() -> None:

@@ -227,7 +227,7 @@ def test_the_line_of_the_users_forward_is_named(factory: Factory, tmp_path: Path
     "wrapped",
     ["nn.DataParallel(Net())", "torch.compile(nn.DataParallel(Net()))"],
 )
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_wrappers_are_taken_off_and_named(factory: Factory, wrapped: str) -> None:
     source = load(factory(f"{NET}\ndef make():\n    return {wrapped}, (torch.ones(2, 4),)\n"))
     assert type(source.module).__name__ == "Net"
@@ -239,7 +239,7 @@ def test_wrappers_are_taken_off_and_named(factory: Factory, wrapped: str) -> Non
     "scripted",
     ["torch.jit.trace(Net(), torch.ones(2, 4))", "torch.jit.script(Net())", "nn.Sequential(torch.jit.script(Net()))"],
 )
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_modules_of_torch_jit_are_refused_in_a_sentence(factory: Factory, scripted: str) -> None:
     with pytest.raises(SourceError, match=r"which torch.export cannot trace; return the original nn.Module"):
         load(factory(f"{NET}\ndef make():\n    return {scripted}, (torch.ones(2, 4),)\n"))

@@ -203,7 +203,7 @@ def test_starred_parameters(factory: Make, assert_agrees: Agrees) -> None:
     assert tuple(value.name for value in exported.ir_model.graph.inputs) == ("xs.0", "xs.1", "scale")
     assert_agrees(exported)
     dynamic = factory(STARRED, inputs={"xs.0": {"shape": ["batch", 4]}, "xs.1": {"shape": ["batch", 4]}})
-    if torch.__version__ >= "2.15":
+    if torch.__version__ >= "2.14":
         assert_agrees(export(dynamic), batch=3)
         return
     with pytest.raises(SourceError, match=r"name the input in forward's signature: torch 2\.13 fails on"):
