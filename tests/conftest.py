@@ -6,9 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pytest
+from hypothesis import settings
 
 from passes.context import PassContext, open_context
 from tests.support.paths import TESTS
+
+settings.register_profile("onnxline")  # no test asserts a time: other work may hold the machine
+settings.load_profile("onnxline")
 
 
 @pytest.fixture(scope="session")

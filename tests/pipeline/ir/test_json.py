@@ -64,7 +64,7 @@ def test_json_as_a_graph() -> None:
     assert from_json(PICTURE) == picture()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(graphs())
 def test_every_graph_survives_strict_json(graph: Graph) -> None:
     text = json.dumps(to_json(graph), allow_nan=False)

@@ -51,7 +51,7 @@ def test_text_as_a_graph() -> None:
     assert graph == picture()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(graphs())
 def test_every_graph_reads_back(graph: Graph) -> None:
     check(graph)

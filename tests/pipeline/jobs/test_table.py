@@ -33,7 +33,7 @@ def key_of(job: Job) -> str:
     return repr((job.key, job.address, sorted(job.arguments.items())))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SESSIONS)
 def test_the_last_whole_line_counts(sessions: list) -> None:
     """Each session writes lines, and its last one is cut short by some bytes."""

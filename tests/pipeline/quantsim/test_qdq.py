@@ -90,7 +90,7 @@ def test_bodies_read_the_dequantized_values() -> None:
     assert "Identity (r_dequantized)" in nodes_of(quantized)[-1]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.sampled_from(["int8/channel", "int8", "int4/block4", "int6/channel", "float"]),
     st.sampled_from(["uint8", "int8", "uint16", "uint5", "float"]),

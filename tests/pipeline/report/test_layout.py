@@ -54,7 +54,7 @@ def drawings(draw: st.DrawFn) -> Drawing:
     return Drawing(tuple(boxes), tuple(dict.fromkeys(wires)))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(drawings())
 def test_no_drawing_is_a_tangle(drawing: Drawing) -> None:
     laid = lay_out(drawing)

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InternalError, SourceError, Unsupported, UsageError
@@ -74,7 +74,6 @@ def _cut(x: torch.Tensor, attrs: dict[str, Any]) -> torch.Tensor:
     return x.index_select(axis, torch.tensor(range(x.shape[axis])[start:end:step], dtype=torch.int64))
 
 
-@settings(deadline=None)
 @given(graphs(), st.integers(0, 99))
 def test_any_graph_computes_what_plain_torch_computes(graph: Graph, seed: int) -> None:
     """Twice, with other numbers: nothing of the first run may be left over, and its outputs may not change."""

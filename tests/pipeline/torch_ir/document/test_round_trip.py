@@ -44,7 +44,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
 
 
 @given(tensors())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 def test_constants_keep_their_bits_and_their_strides(tensor: Tensor) -> None:
     written = json.loads(json.dumps(write_constant("k", tensor), allow_nan=False))
     read = read_constant("k", written, {})
