@@ -11,7 +11,7 @@ from hypothesis import settings
 from passes.context import PassContext, open_context
 from tests.support.paths import TESTS
 
-settings.register_profile("onnxline")  # no test asserts a time: other work may hold the machine
+settings.register_profile("onnxline", deadline=None)  # no test asserts a time: other work may hold the machine
 settings.load_profile("onnxline")
 
 

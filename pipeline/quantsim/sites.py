@@ -70,7 +70,7 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
                 sites[name] = replace(sites[name], op=node.op_type, node=_name_of(node), modules=modules)
         for name in node.output:
             if name in floats:
-                moved = [source for source in moved_inputs(node) if source in sites]
+                moved = [source for source in _shared_inputs(node) if source in sites]
                 sites[name] = Site(name, "activation", "", node.op_type, _name_of(node), modules, moves=bool(moved))
                 moves += ((source, name) for source in moved)
     groups = _SharedEncodings({name: place for place, name in enumerate(sites)})
@@ -92,6 +92,13 @@ def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
     return onnx.shape_inference.infer_shapes(bare)
+
+
+def _shared_inputs(node: NodeProto) -> list[str]:
+    """The inputs whose numbers reach the result as they are, so that one encoding serves them and it."""
+    if node.domain in ONNX_DOMAINS and node.op_type in PICKS:
+        return [node.input[index] for index in PICKS[node.op_type] if index < len(node.input)]
+    return moved_inputs(node)
 
 
 def _constant_site(node: NodeProto, index: int, rank: int) -> Site:
@@ -135,6 +142,15 @@ def _modules_of(node: NodeProto) -> tuple[str, ...]:
 def _name_of(node: NodeProto) -> str:
     return node.name or node.output[0]
 
+
+PICKS: Final[Mapping[str, tuple[int, ...]]] = {
+    "MaxPool": (0,),
+    "ScatterElements": (0, 2),
+    "ScatterND": (0, 2),
+    "TensorScatter": (0, 1),
+}
+"""Ops whose result holds numbers of these inputs, beside those that only move them. A cache that is written in place is
+one: its past, what is added, and its present share an encoding."""
 
 BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
 

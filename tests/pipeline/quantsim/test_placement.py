@@ -59,6 +59,24 @@ def test_the_inputs_of_a_concat_share_an_encoding() -> None:
     assert [placed.site.group for placed in placement.sites] == ["a", "b", "one", "one", "one"]
 
 
+@pytest.mark.parametrize(
+    "update",
+    [
+        "present = Concat <axis = 1> (past, k)",
+        "present = ScatterND(past, places, k)",
+    ],
+)
+def test_a_cache_has_one_encoding(update: str) -> None:
+    model = model_of(
+        f"""g (float[2, 4] past, float[2, 4] x, int64[2, 1] places) => (float[a, b] present) {{
+            k = Relu(x)
+            {update}
+        }}"""
+    )
+    groups = {placed.site.tensor: placed.site.group for placed in place(model, [rule("op:*", None, "uint8")]).sites}
+    assert groups == {"past": "past", "x": "x", "k": "past", "present": "past"}
+
+
 def test_a_bias_needs_both_factors() -> None:
     placement = place(mlp(), [rule("op:*", None, "uint8")])
     assert "bias bias: x and first are not both quantized" in picture(placement)
