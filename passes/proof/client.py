@@ -17,7 +17,7 @@ from passes.proof.gauges import Gauges
 from passes.proof.numbers import Tolerance
 from passes.proof.part import ProofPart
 from passes.proof.precision import Precisions
-from passes.proof.server import ask, run_and_choose
+from passes.proof.server import ProofServer, ask, run_and_choose
 from passes.proof.tables import Match, TablesPart
 from passes.proof.types import BaselineRun, DrawErrors, Reference, RunRequest
 from passes.weights.detached import DetachedModel
@@ -27,12 +27,16 @@ from passes.worker.client import ask_again
 __all__ = ["ProofClient", "choose_in_worker"]
 
 
+Question = Callable[..., Any]
+"""A method of the server, or the class itself, which makes a new one."""
+
+
 @dataclass(frozen=True, slots=True)
 class _PendingQuestion:
     """A question that waits for its answer, which `on_answer` takes."""
 
     on_answer: Callable[[Any], None]
-    question: str
+    question: Question
     arguments: Mapping[str, Any]
     ticket: int
 
@@ -78,38 +82,38 @@ class ProofClient:
     ) -> None:
         """Begin to run the exported model; `settle`, or the next question, passes the result to `on_answer`."""
         asked = {"request": request, "computed_in": computed_in, "gauges": gauges, "plan": plan}
-        self._begin(on_answer, "run_baseline", model=portable(model, self._spill), **asked)
+        self._begin(on_answer, ProofServer.run_baseline, model=portable(model, self._spill), **asked)
 
     def judge(self, computed_in: Precisions) -> None:
         """From now on judge values by the types that the exported model computes them in."""
-        self._ask("judge", computed_in=computed_in)
+        self._ask(ProofServer.judge, computed_in=computed_in)
 
     def run(self, model: DetachedModel, request: RunRequest) -> Sequence[DrawErrors]:
         """The errors of outputs and inner values, for each draw."""
-        return self._ask("run", model=portable(model, self._spill), request=request)
+        return self._ask(ProofServer.run, model=portable(model, self._spill), request=request)
 
     def held_meanings(self) -> frozenset[str]:
         """The meanings of which every draw has the value."""
-        return self._ask("held_meanings")
+        return self._ask(ProofServer.held_meanings)
 
     def are_equal(self, part: ProofPart) -> bool:
         """Whether the values of each pair are the same bits in every draw."""
         source = portable(part.model, self._spill)
-        return self._ask("are_equal", part=source, given=part.given, distinct=part.distinct, pairs=part.pairs)
+        return self._ask(ProofServer.are_equal, part=source, given=part.given, distinct=part.distinct, pairs=part.pairs)
 
     def match_tables(self, tables: TablesPart) -> Sequence[Match]:
         """Match the rows of each new table with those of the old tables."""
         source = portable(tables.model, self._spill)
-        return self._ask("match_tables", part=source, olds=tables.olds, news=tables.news)
+        return self._ask(ProofServer.match_tables, part=source, olds=tables.olds, news=tables.news)
 
     def plant(self, fault: InjectedFault) -> None:
         """Begin to measure how far `fault` moves its values."""
         part = portable(fault.model, self._spill)
-        self._ask("plant", part=part, cuts=fault.cuts, zeroed=fault.zeroed, seen=fault.values)
+        self._ask(ProofServer.plant, part=part, cuts=fault.cuts, zeroed=fault.zeroed, seen=fault.values)
 
     def excess(self) -> Sequence[float]:
         """How far the planted fault moved each value, in units of its tolerance."""
-        return self._ask("excess")
+        return self._ask(ProofServer.excess)
 
     def settle(self) -> None:
         """Wait for the answer to the pending question, if there is one."""
@@ -117,13 +121,13 @@ class ProofClient:
         if pending is not None:
             pending.on_answer(ask_again(partial(self._collect, [pending])))
 
-    def _ask(self, question: str, **arguments: Any) -> Any:
+    def _ask(self, question: Question, **arguments: Any) -> Any:
         answers: list[Any] = []
         self._begin(answers.append, question, **arguments)
         self.settle()
         return answers[0]
 
-    def _begin(self, on_answer: Callable[[Any], None], question: str, **arguments: Any) -> None:
+    def _begin(self, on_answer: Callable[[Any], None], question: Question, **arguments: Any) -> None:
         self.settle()
         self._pending = ask_again(lambda: self._post(on_answer, question, arguments))
 
@@ -136,7 +140,9 @@ class ProofClient:
             questions.append(last)
         return self._worker.collect(last.ticket)
 
-    def _post(self, on_answer: Callable[[Any], None], question: str, arguments: Mapping[str, Any]) -> _PendingQuestion:
+    def _post(
+        self, on_answer: Callable[[Any], None], question: Question, arguments: Mapping[str, Any]
+    ) -> _PendingQuestion:
         while True:
             self._worker.start()
             if self._generation != self._worker.generation:
@@ -151,7 +157,7 @@ class ProofClient:
         try:
             feeds = [dict(one.feeds) for one in self._references]
             expected = [dict(one.outputs) for one in self._references]
-            self._ask("open", feeds=feeds, expected=expected, tolerances=self._tolerances)
+            self._ask(ProofServer, feeds=feeds, expected=expected, tolerances=self._tolerances)
             self._restore()
         except BaseException:  # a server that was set up in part would find no fault
             self._generation = 0

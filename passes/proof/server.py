@@ -5,7 +5,7 @@ It runs in a process of its own, since onnxruntime may crash on a model that a p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -249,12 +249,12 @@ def _type_inputs(graph: onnx.GraphProto, fed: Arrays) -> None:
             info.CopyFrom(helper.make_tensor_value_info(info.name, dtype, [None] * array.ndim))
 
 
-def ask(desk: dict[str, Any], owner: str, question: str, **arguments: Any) -> Any:
-    """Call one method of the server of `owner`; `open` makes a new server. `desk` is the worker's state."""
-    if question == "open":
+def ask(desk: dict[str, Any], owner: str, question: Callable[..., Any], **arguments: Any) -> Any:
+    """Call one method of the server of `owner`; the class itself makes a new server. `desk` is the worker's state."""
+    if question is ProofServer:
         desk[owner] = ProofServer(**arguments)
         return None
-    return getattr(desk[owner], question)(**arguments)
+    return question(desk[owner], **arguments)
 
 
 def run_and_choose(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.ir.expression import evaluate, names_in
 from pipeline.ir.graph import Attr, Dim, DimRange, Graph, Op, SymExpr, Value
@@ -72,10 +72,7 @@ def dim_names(graph: Graph) -> frozenset[str]:
 def _wrong_names(graph: Graph, dims: Dims) -> Iterator[str]:
     known = dim_names(graph) | graph.dims.keys()
     for name in dims.keys() - known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = (
-            f"; did you mean {close[0]!r}?" if close else f"; its dims are {', '.join(sorted(known)) or 'all numbers'}"
-        )
+        hint = nearest(name, known) or f"; its dims are {', '.join(sorted(known)) or 'all numbers'}"
         yield f"it has no dim {name!r}{hint}"
     for name in sorted(dim_names(graph) - dims.keys()):
         yield f"the dim {name!r} has no size"

@@ -6,12 +6,12 @@ and views of inputs, are bound at every run.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
+from passes.suggest import nearest
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.ir.graph import Payload, Role
 from pipeline.planning import ExecutionPlan, FeedEntry, FeedSignature, Slot
@@ -66,9 +66,9 @@ def bind_feed(signature: FeedSignature, feed: Feed) -> list[torch.Tensor]:
     wanted = [entry.name for entry in signature]
     unknown = [name for name in feed if name not in wanted]
     if unknown:
-        close = difflib.get_close_matches(unknown[0], wanted, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UsageError(f"the feed has {unknown[0]!r}, which is no input; inputs: {', '.join(wanted)}{hint}")
+        inputs = ", ".join(wanted)
+        hint = nearest(unknown[0], wanted)
+        raise UsageError(f"the feed has {unknown[0]!r}, which is no input; inputs: {inputs}{hint}")
     missing = [name for name in wanted if name not in feed]
     if missing:
         raise UsageError(f"the feed lacks {', '.join(map(repr, missing))}; inputs: {', '.join(wanted)}")

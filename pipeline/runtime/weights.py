@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
+from passes.suggest import nearest
 from pipeline.errors import SourceError
 from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir.graph import Graph, Payload, Value
@@ -56,8 +56,7 @@ def _with_named(graph: Graph, tensors: Weights, vids: Mapping[str, int]) -> Grap
 
 def _wrong(graph: Graph, vids: Mapping[str, int], name: str, tensor: torch.Tensor) -> str:
     if name not in vids:
-        close = difflib.get_close_matches(name, vids, n=1)
-        return f"it has no {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+        return f"it has no {name!r}{nearest(name, vids)}"
     value: Value = graph.values[vids[name]]
     if (tuple(tensor.shape), dtype_name(tensor.dtype)) == (value.spec.shape, value.spec.dtype):
         return ""

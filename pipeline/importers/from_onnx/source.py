@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
@@ -17,6 +16,7 @@ from onnx import TensorProto, helper, inliner, numpy_helper
 from passes.errors import ModelError
 from passes.load import load_model
 from passes.load.tensors import entry_of, file_in
+from passes.suggest import nearest_names
 from passes.weights.detached import inner_tensors
 from passes.weights.mapped import ExternalFiles, FileMaps, FileRange
 from passes.weights.stand_ins import inline
@@ -210,7 +210,7 @@ def read_initializers(
     for pattern in trainable:
         if pattern in names or any(fnmatchcase(name, pattern) for name in names):
             continue
-        near = get_close_matches(pattern, names, 3)
+        near = nearest_names(pattern, names, 3)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {len(names)}, e.g. {names[:3]}"
         raise UsageError(f"trainable: found no initializer that {pattern!r} names or matches; {hint}")
     files, stored = FileMaps(), {}
