@@ -13,7 +13,7 @@ from passes.structures.axes import Product, Side, inputs_with_axis, product_of
 from passes.structures.matrices import Matrix, is_rotation, matrix_digest, matrix_of
 from passes.structures.view import GraphView
 
-__all__ = ["Operand", "Projection", "computed_from", "projections_behind", "without_shared_rotation"]
+__all__ = ["CURVE_OPS", "HEAD_OPS", "Operand", "Projection", "computed_from", "projections_behind", "without_shared_rotation"]
 
 
 @dataclass(frozen=True, slots=True)
