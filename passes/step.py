@@ -43,6 +43,9 @@ class Step:
     joins_weights: ClassVar[tuple[str, ...]] = ()
     """Inner passes that read weights by the gigabyte, to make new ones of them."""
 
+    makes_structures: ClassVar[tuple[str, ...]] = ()
+    """Kinds of structures that it makes: they are looked for in its result, and what is new counts from there on."""
+
     narrows: bool = False
     """Whether it was asked to give the model's inputs other shapes than those that they declare."""
 
@@ -53,6 +56,10 @@ class Step:
             StepFailed: the pass raised, crashed or timed out.
         """
         raise NotImplementedError
+
+    def remark(self, model: DetachedModel) -> str:
+        """What it has left as it is in `model`, its own result, and why; empty for nothing."""
+        return ""
 
     def check(self, bench: PassContext) -> None:
         """Refuse options that the installed release does not take.

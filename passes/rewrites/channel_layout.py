@@ -1,8 +1,8 @@
 """Where the output channels of one product are in a value that is made of it by layout ops alone.
 
-Each axis is a product of factors, as in einops. A factor belongs to positions (batch, sequence, height), whose size may be
-unknown, or to channels, whose numbers are known one by one: `channels` is an index array over all channel factors. So a
-layout op is done on a few small arrays, and an interleaving of heads is found as the permutation that it is.
+Each axis is a product of factors, as in einops. A factor belongs to positions (batch, sequence, height), whose size may
+be unknown, or to channels, whose numbers are known one by one: `channels` is an index array over all channel factors.
+So a layout op is done on a few small arrays, and an interleaving of heads is found as the permutation that it is.
 """
 
 from __future__ import annotations
@@ -218,9 +218,7 @@ def _part_at(factor: AxisFactor, at: int, size: Size, source: str) -> AxisFactor
     return AxisFactor(size or f"?{key}", key, False, (source, at) if source else None)
 
 
-def _next_group(
-    queue: deque[AxisFactor], size: Size, splits: dict[AxisFactor, Group], from_left: bool
-) -> Group | None:
+def _next_group(queue: deque[AxisFactor], size: Size, splits: dict[AxisFactor, Group], from_left: bool) -> Group | None:
     """Take the factors of an axis of `size` from one end of `queue`; None where sizes do not tell, or do not fit."""
     take = queue.popleft if from_left else queue.pop
     if not isinstance(size, int):

@@ -20,17 +20,17 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class NotSplit(Exception):
-    """Why a product cannot be taken apart, in words that follow its name."""
+    """Why a product cannot be taken apart, in words that follow the name of its matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredChannels:
-    """A stored tensor with the product's channels along `axis`, and the nodes between it and the product, last first."""
+    """A stored tensor with the product's channels along `axis`, and the nodes between it and the product."""
 
     tensor: TensorProto
     axis: int
     nodes: tuple[tuple[NodeProto, int], ...] = ()
-    """Each node with the axis of the channels in its output."""
+    """Each node with the axis of the channels in its output; the one nearest to the product is the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,10 @@ class MergedProduct:
     node: NodeProto
     axis: int
     weights: Mapping[int, StoredChannels]
+    data: str
+    """What the matrix is multiplied with."""
+    has_sizes_of_data: bool
+    """Whether its output has the sizes of the data, but for the number of channels."""
 
     @property
     def value(self) -> str:
@@ -59,17 +63,17 @@ def read_product(view: GraphView, node: NodeProto) -> MergedProduct:
     """
     product = product_of(view, node)
     if product is None or op_of(node) not in SPLIT_OPS:
-        raise NotSplit(f"is a {op_of(node)}, which this pass does not take apart")
+        raise NotSplit(f"is read by a {op_of(node)}, which is not taken apart")
     sides: tuple[Side, Side] = (1, 0)
-    side = next((one for one in sides if product.operands[one] in view.folded), None)
+    side: Side | None = next((one for one in sides if product.operands[one] in view.folded), None)
     if side is None or ("Conv" in node.op_type and side == 0):
         raise NotSplit("multiplies two computed values")
     axis = product.free_axis(side)
     letters = [one for one in product.terms[side] if one in product.out and one not in product.terms[1 - side]]
     if axis is None or len(letters) != 1:
-        raise NotSplit("has its channels along more than one axis of its weight")
+        raise NotSplit("has its channels along more than one axis")
     if "Conv" in node.op_type and attribute_of(node, "group", 1) != 1:
-        raise NotSplit("is a Conv in groups")
+        raise NotSplit("is the weight of a Conv in groups")
     place = product.out.index(letters[0]) - len(product.out)
     count = _count_channels(view, node, place)
     weights = {list(node.input).index(product.operands[side]): stored_channels(view, product.operands[side], axis)}
@@ -77,14 +81,18 @@ def read_product(view: GraphView, node: NodeProto) -> MergedProduct:
         if at not in weights and name and name != product.operands[1 - side]:
             own = _channels_of_input(view, node, name, count)
             weights |= {} if own is None else {at: own}
-    return MergedProduct(node, place, weights)
+    data, matrix = product.operands[1 - side], view.dims(product.operands[side]) or ()
+    plain = op_of(node) in ("MatMul", "MatMulInteger") or (
+        node.op_type == "Gemm" and not attribute_of(node, "transA", 0)
+    )
+    return MergedProduct(node, place, weights, data, plain and side == 1 and len(matrix) == 2)
 
 
 def _count_channels(view: GraphView, node: NodeProto, place: int) -> int:
     dims = view.dims(node.output[0])
     count = dims[place] if dims is not None and -place <= len(dims) else None
     if not isinstance(count, int):
-        raise NotSplit("has an output whose shape is not known")
+        raise NotSplit("makes a value whose shape is not known")
     return count
 
 
@@ -92,13 +100,16 @@ def _channels_of_input(view: GraphView, node: NodeProto, name: str, count: int) 
     """A bias or a zero point with a number for each channel; None for a single number."""
     dims = view.dims(name)
     if dims is None:
-        raise NotSplit(f"reads {name}, whose shape is not known")
+        raise NotSplit(f"comes with {name}, whose shape is not known")
     if all(dim == 1 for dim in dims):
         return None
     is_of_data = op_of(node) == "MatMulInteger" and node.input[3:4] != [name]
     if is_of_data or dims[-1] != count or any(dim != 1 for dim in dims[:-1]) or name not in view.folded:
-        raise NotSplit(f"reads {name}, which is no bias of one number per channel")
-    return stored_channels(view, name, -1)
+        raise NotSplit(f"comes with {name}, which is no bias of one number per channel")
+    try:
+        return stored_channels(view, name, -1)
+    except NotSplit as why:
+        raise NotSplit(f"comes with {name}, which {why}") from why
 
 
 def stored_channels(view: GraphView, name: str, axis: int) -> StoredChannels:
@@ -120,12 +131,12 @@ def stored_channels(view: GraphView, name: str, axis: int) -> StoredChannels:
         node = view.producers.get(name)
         constant = None if node is None else constant_of(node)
         if constant is None:
-            raise NotSplit(f"has a weight, {name}, that is no stored tensor")
+            raise NotSplit("is no stored tensor")
         tensor = TensorProto()
         tensor.CopyFrom(constant)
         tensor.name = name
     if name in {info.name for info in view.model.proto.graph.input}:
-        raise NotSplit(f"has a weight, {name}, that is an input of the model")
+        raise NotSplit("is an input of the model")
     return StoredChannels(tensor, axis % len(tensor.dims), tuple(nodes))
 
 
@@ -133,13 +144,13 @@ def _axis_before(view: GraphView, node: NodeProto, axis: int) -> int:
     """The axis of the channels in the first input of a node between a stored tensor and the product."""
     dims = view.dims(node.input[0])
     if dims is None or op_of(node) not in WEIGHT_OPS:
-        raise NotSplit(f"has a weight, {node.output[0]}, that is computed by {op_of(node)}")
+        raise NotSplit(f"is computed by {op_of(node)}")
     rank = len(dims)
     if node.op_type == "Transpose":
         perm = attribute_of(node, "perm") or list(reversed(range(rank)))
         return perm[axis % rank]
     if node.op_type == "DequantizeLinear" and attribute_of(node, "block_size", 0):
-        raise NotSplit(f"has a weight, {node.output[0]}, that is quantized in blocks")
+        raise NotSplit("is quantized in blocks")
     return axis % rank
 
 
@@ -152,7 +163,7 @@ SPLIT_OPS: Final = frozenset({"MatMul", "Gemm", "Conv", "Einsum", "MatMulInteger
 
 @dataclass(frozen=True, slots=True)
 class ChannelOp:
-    """An operator that treats each channel by itself. It can as well run on the product's own output, before all layout.
+    """An operator that treats each channel by itself, so that it can as well run on the product's own output.
 
     `params` maps the positions of inputs with one number per channel to places in the layout's `params`.
     """
@@ -273,6 +284,14 @@ def _unsqueeze(view: GraphView, node: NodeProto, layout: ChannelLayout) -> Chann
 def _gather(view: GraphView, node: NodeProto, layout: ChannelLayout) -> ChannelLayout | None:
     indices = constant_array(view, node.input[1])
     return None if indices is None else layout.take(attribute_of(node, "axis", 0), indices)
+
+
+def _gather_nd(view: GraphView, node: NodeProto, layout: ChannelLayout) -> ChannelLayout | None:
+    """A GatherND along the first axis alone: torch's `x[:, [0]]` is one, between two Transposes."""
+    indices = constant_array(view, node.input[1])
+    if indices is None or indices.shape[-1:] != (1,) or attribute_of(node, "batch_dims", 0):
+        return None
+    return layout.take(0, indices[..., 0])
 
 
 def _slice(view: GraphView, node: NodeProto, layout: ChannelLayout) -> ChannelLayout | None:
@@ -404,6 +423,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Squeeze": _layout_rule(_squeeze),
     "Unsqueeze": _layout_rule(_unsqueeze),
     "Gather": _layout_rule(_gather),
+    "GatherND": _layout_rule(_gather_nd),
     "Slice": _layout_rule(_slice),
     **dict.fromkeys(("Split", "SplitToSequence"), _split),
     **dict.fromkeys((*sorted(WITH_PARAMS), "Clip", "Cast", "Neg", "QuantizeLinear", "DequantizeLinear"), _elementwise),

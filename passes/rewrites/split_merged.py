@@ -26,7 +26,7 @@ class SplitQkv(Step):
 
     name: str = field(default="split-qkv", init=False)
     source: str = field(default="onnxline", init=False)
-    finds: ClassVar[tuple[str, ...]] = ("qkv",)
+    makes_structures: ClassVar[tuple[str, ...]] = ("qkv",)
 
     def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         return split_qkv(model).model
@@ -50,7 +50,7 @@ class SplitGateUp(Step):
 
 
 def split_qkv(model: DetachedModel) -> SplitModel:
-    """`model`, which is not changed, with each product that makes several of Q, K and V of one attention taken apart."""
+    """`model` with each product that makes several of Q, K and V of one attention taken apart; it does not change."""
     unpacked = unpack_attentions(model)
     result = _split_attentions(unpacked.model)
     left = _not_split(result.model, unpacked.unpacked)
@@ -70,9 +70,7 @@ def _not_split(model: DetachedModel, unpacked: Mapping[str, str]) -> tuple[str, 
     """The outputs of those operators whose parts are still taken from one product."""
     made = {name: node for node in model.proto.graph.node for name in node.output}
     return tuple(
-        output
-        for output, marker in unpacked.items()
-        if marker in made and made[marker].op_type in ("Split", "Gather")
+        output for output, marker in unpacked.items() if marker in made and made[marker].op_type in ("Split", "Gather")
     )
 
 
@@ -98,7 +96,7 @@ def find_merged_qkv(view: GraphView) -> dict[str, Roles]:
 
 
 def split_gate_up(model: DetachedModel) -> SplitModel:
-    """`model`, which is not changed, with each product that makes both factors of a gated MLP taken apart."""
+    """`model` with each product that makes both factors of a gated MLP taken apart; it does not change."""
     view = GraphView(model)
     return split_products(view, find_merged_gates(view))
 

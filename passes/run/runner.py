@@ -19,7 +19,7 @@ from passes.run.apply_policy import with_skips
 from passes.run.gc_pause import pause_collector
 from passes.run.reproduce import save_reproducer
 from passes.run.result import PassRow, PassRun, Status, StructureVerdict, op_changes
-from passes.run.tracked import TrackedStructures, find_structures
+from passes.run.tracked import TrackedStructures, find_structures, refuse_unmatched
 from passes.run.trial import Attempt, Trial
 from passes.step import Repeat, Step, flatten
 from passes.weights.detached import DetachedModel
@@ -58,7 +58,8 @@ def run_passes(
     steps = flatten(recipe)
     names = pass_names(steps, bench)
     policy.check(names, [step.name for step in steps])
-    watched = find_structures(model, policy, names)
+    made_later = {kind for step in steps for kind in step.makes_structures}
+    watched = find_structures(model, policy, names, made_later)
     subject = AnalyzedModel(model)
     prover.watch(model, watched.must_hold(), subject.reading)
     loop = _PassLoop(subject, subject, watched, prover, bench, reproducers, changed)
@@ -79,6 +80,7 @@ def run_passes(
                 loop.add_reason(f"not stable after {block.limit} turns")
         begun = ended
     loop.conclude()
+    refuse_unmatched(loop.watched, policy, loop.model)
     power, coverage = prover.power(), prover.coverage(loop.model, loop.subject.reading)
     final = name_weights(model, loop.model)  # last: what was proven goes by the names from before
     return PassRun(final, tuple(loop.rows), loop.verdicts(), power, library_versions(), watched, coverage)
@@ -205,7 +207,8 @@ class _PassLoop:
             self._record(step, attempt.status, attempt.why, attempt)
             self.rows[-1] = replace(self.rows[-1], reproducer=saved)
             return
-        self._record(step, Status.RAN, _without(step), attempt)
+        said = (_without(step), step.remark(attempt.model))
+        self._record(step, Status.RAN, "; ".join(filter(None, said)), attempt)
         if attempt.changed:
             self._accept(len(self.rows) - 1, step, attempt)
 
@@ -217,6 +220,8 @@ class _PassLoop:
     def _accept(self, row: int, step: Step, attempt: Attempt) -> None:
         self.subject = attempt.subject
         self.gone.update(attempt.lost)
+        if step.makes_structures:
+            self.watched = self.watched.with_new(step.makes_structures, self.model, self.gone)
         self.accepted.append(_Accepted(row, step, attempt.subject))
         if self.prover.has_run(self.model):
             self.base, self.accepted = self.subject, []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Self
 
 from onnx import ValueInfoProto
 
@@ -16,7 +16,7 @@ from passes.structures.core_check import find_lost_cores
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Lost", "TrackedStructures", "find_structures"]
+__all__ = ["Lost", "TrackedStructures", "find_structures", "refuse_unmatched"]
 
 Lost = Mapping[tuple[str, str], str]
 """(kind, instance) → why the model no longer has it."""
@@ -35,6 +35,21 @@ class TrackedStructures:
     pinned: frozenset[str]
     partly: Mapping[str, str] = field(default_factory=dict)
     """Kept kind that was found in some places only → what the other places have instead."""
+
+    def with_new(self, kinds: Sequence[str], model: DetachedModel, gone: Collection[tuple[str, str]]) -> Self:
+        """These, with what `model` has of some kinds, if that is more than what it was known to have.
+
+        A step may make structures, such as Q, K and V that were one matrix in the source. They are measured in `model`.
+        """
+        instances, view = dict(self.instances), GraphView(model)
+        for kind in kinds:
+            if kind not in instances:
+                continue
+            lost = tuple(one for one in instances[kind] if (kind, one.name) in gone)
+            seen = _find(kind, view).instances
+            if len(seen) > len(instances[kind]) - len(lost):
+                instances[kind] = (*lost, *seen)
+        return replace(self, instances=instances)
 
     def pins(self, made: Set[str]) -> list[ValueInfoProto]:
         """The values to hold visible: for each kept value the first of its pins that is still computed and read. `made`
@@ -106,9 +121,14 @@ def _provable(instance: Instance, name: str) -> Instance:
     return replace(instance, name=name, pins=tuple(ends), relaxed_pins=compared, wide_pins=())
 
 
-def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) -> TrackedStructures:
-    """Find what is kept or watched in the exported model, and what is observed; `names` are all passes that the
-    policy's skips may mean.
+def find_structures(
+    model: DetachedModel, policy: Policy, names: Sequence[str], later: Collection[str] = ()
+) -> TrackedStructures:
+    """Find what is kept or watched in the exported model, and what is observed.
+
+    Args:
+        names: all passes that the policy's skips may mean.
+        later: kinds that a step of the recipe makes, so that the exported model need not have them.
 
     Raises:
         PolicyError: a `keep` that matches nothing, with what is there instead.
@@ -118,14 +138,29 @@ def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) 
     view = GraphView(model)
     found = {kind: _find(kind, view) for kind in dict.fromkeys((*OBSERVED, *enforced))}
     for kind, required in kept.items():
-        if required and not found[kind].instances:
-            raise PolicyError(
-                f"keep: {kind} matches nothing in this model, which has {found[kind].instead}; "
-                f"write {kind + '?'!r} to keep it where it is"
-            )
+        if required and not found[kind].instances and kind not in later:
+            raise PolicyError(_nothing_to_keep(kind, found[kind]))
     instances = {kind: one.instances for kind, one in found.items()}
     partly = {kind: found[kind].instead for kind in kept if found[kind].instances and found[kind].instead}
     return TrackedStructures(instances, frozenset(enforced), frozenset(kept), partly)
+
+
+def refuse_unmatched(tracked: TrackedStructures, policy: Policy, model: DetachedModel) -> None:
+    """Refuse a required `keep` that matches nothing after the steps that could have made it; `model` is the last.
+
+    Raises:
+        PolicyError: naming what is there instead.
+    """
+    for kind, required in policy.kept_kinds().items():
+        if required and not tracked.instances[kind]:
+            raise PolicyError(_nothing_to_keep(kind, _find(kind, GraphView(model))))
+
+
+def _nothing_to_keep(kind: str, found: SearchResult) -> str:
+    return (
+        f"keep: {kind} matches nothing in this model, which has {found.instead}; "
+        f"write {kind + '?'!r} to keep it where it is"
+    )
 
 
 def _find(kind: str, view: GraphView) -> SearchResult:

@@ -1,0 +1,79 @@
+"""`split-qkv` and `split-gate-up` in a run: proven, kept from there on, named, and with a word on what is left."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+import passes
+from passes.context import PassContext
+from passes.errors import PolicyError
+from passes.provenance.annotations import annotations_of
+from passes.run.result import PassRun
+from tests.passes.rewrites.merged_models import ATTENTION, merged_model
+
+QKV = f"""g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[96, 32] attn.in_proj.weight> {{
+    h = Relu (x)
+    w = Transpose <perm = [1, 0]> (attn.in_proj.weight)
+    product = MatMul (h, w)
+    q, k, v = Split <axis = -1, num_outputs = 3> (product)
+    {ATTENTION} }}"""
+
+NORMED = QKV.replace(
+    "q, k, v = Split <axis = -1, num_outputs = 3> (product)",
+    """
+    normal = LpNormalization (product)
+    q, k, v = Split <axis = -1, num_outputs = 3> (normal)""",
+)
+
+GATED = """g (float[2, 8, 32] x) => (float[2, 8, 48] y) <float[32, 96] mlp.gate_up.weight> {
+    product = MatMul (x, mlp.gate_up.weight)
+    gate, up = Split <axis = -1, num_outputs = 2> (product)
+    curve = Gelu (gate)
+    y = Mul (curve, up)
+}"""
+
+
+def ops(run: PassRun, op: str) -> int:
+    return sum(node.op_type == op for node in run.model.proto.graph.node)
+
+
+def test_what_was_split_is_kept_from_there_on(bench: PassContext) -> None:
+    recipe = ["split-qkv", "fold_constants", "fuse_qkv"]
+    kept = passes.optimize(merged_model(QKV), recipe, keep=["qkv"], bench=bench)
+    free = passes.optimize(merged_model(QKV), recipe, bench=bench)
+    assert (ops(kept, "MatMul"), ops(free, "MatMul")) == (5, 3)
+    assert [(one.kind, one.kept) for one in kept.structures] == [("qkv", True)]
+    assert [(one.kept, one.broken_by) for one in free.structures] == [(False, "fuse_qkv")]
+    assert [row.status for row in kept.rows] == ["ran", "ran", "ran"]
+
+
+def test_parts_are_named_after_the_merged_weight(bench: PassContext) -> None:
+    run = passes.optimize(merged_model(QKV), ["fold_constants", "split-qkv", "default"], keep=["qkv"], bench=bench)
+    stored = {tensor.name: tensor for tensor in run.model.proto.graph.initializer if len(tensor.dims) == 2}
+    assert list(stored) == [f"attn.in_proj.{role}.weight_transposed" for role in "qkv"]
+    assert {annotations_of(tensor).replaced for tensor in stored.values()} == {("attn.in_proj.weight",)}
+    made = [annotations_of(node) for node in run.model.proto.graph.node if node.output[0] in ("q", "k", "v")]
+    assert [one.author for one in made] == ["split-qkv"] * 3
+
+
+def test_a_keep_without_a_match_after_the_split_is_a_mistake(bench: PassContext) -> None:
+    with pytest.raises(PolicyError, match=r"keep: qkv matches nothing .* one matrix in the source already"):
+        passes.optimize(merged_model(NORMED), ["split-qkv"], keep=["qkv"], bench=bench)
+
+
+def test_the_row_says_what_is_left_and_why(bench: PassContext) -> None:
+    run = passes.optimize(merged_model(NORMED), ["split-qkv"], bench=bench)
+    assert [(row.changed, row.reason) for row in run.rows] == [
+        (False, "attn.in_proj.weight is read whole by LpNormalization")
+    ]
+
+
+def test_a_gated_mlp_is_proven_by_numbers(bench: PassContext) -> None:
+    run = passes.optimize(merged_model(GATED), ["split-gate-up"], bench=bench)
+    [row] = run.rows
+    assert (row.status, row.changed, row.reason, row.diff) == ("ran", True, "", {"MatMul": 1, "Split": -1})
+    assert {name: error.max_abs < 2e-6 for name, error in row.errors.items()} == {"y": True}
+    names = {tensor.name for tensor in run.to_proto().graph.initializer}
+    assert names == {"mlp.gate_up.gate.weight", "mlp.gate_up.up.weight"}
+    onnx.checker.check_model(run.to_proto(), full_check=True)
