@@ -275,8 +275,9 @@ def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
         sources = annotations_of(tensor).replaced
         if sources and tensor.name not in sources and tensor.name not in settled:
             known_as = _name_for([part_name(name, part_of(tensor)) for name in sources], form_of(tensor))
-            renamed[tensor.name] = free_name(known_as, taken)
-            taken.add(renamed[tensor.name])
+            if known_as != tensor.name:
+                renamed[tensor.name] = free_name(known_as, taken)
+                taken.add(renamed[tensor.name])
     if not renamed:
         return model
     proto = onnx.ModelProto()

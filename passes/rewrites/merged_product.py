@@ -223,7 +223,7 @@ def _follow(view: GraphView, node: NodeProto, value: ChannelValue) -> list[Chann
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
+class _NodeOutput:
     """An output of a node. A layout of None: it cannot be told."""
 
     name: str
@@ -232,7 +232,7 @@ class _Result:
     node: NodeProto | None = None
 
 
-def _named(results: Sequence[_Result], node: NodeProto) -> list[ChannelValue]:
+def _named(results: Sequence[_NodeOutput], node: NodeProto) -> list[ChannelValue]:
     return [
         ChannelValue(one.name, one.layout, one.ops, one.node or node)
         for one in results
@@ -240,16 +240,16 @@ def _named(results: Sequence[_Result], node: NodeProto) -> list[ChannelValue]:
     ]
 
 
-Rule = Callable[[GraphView, NodeProto, ChannelValue], "list[_Result] | None"]
+Rule = Callable[[GraphView, NodeProto, ChannelValue], "list[_NodeOutput] | None"]
 
 
 def _layout_rule(change: Callable[[GraphView, NodeProto, ChannelLayout], ChannelLayout | None]) -> Rule:
     """The rule of an op that only rearranges its first input."""
 
-    def follow(view: GraphView, node: NodeProto, value: ChannelValue) -> list[_Result] | None:
+    def follow(view: GraphView, node: NodeProto, value: ChannelValue) -> list[_NodeOutput] | None:
         if node.input[0] != value.name:
             return None
-        return [_Result(node.output[0], change(view, node, value.layout), value.ops)]
+        return [_NodeOutput(node.output[0], change(view, node, value.layout), value.ops)]
 
     return follow
 
@@ -321,7 +321,7 @@ def _slice_axis(layout: ChannelLayout, part: slice, axis: int) -> ChannelLayout 
     return layout.take(axis, np.arange(count)[slice(part.start, end, part.step)])
 
 
-def _split(view: GraphView, node: NodeProto, value: ChannelValue) -> list[_Result] | None:
+def _split(view: GraphView, node: NodeProto, value: ChannelValue) -> list[_NodeOutput] | None:
     """Split; and SplitToSequence, if the list is only read at known places."""
     axis = attribute_of(node, "axis", 0)
     group = value.layout.axes[axis]
@@ -333,13 +333,13 @@ def _split(view: GraphView, node: NodeProto, value: ChannelValue) -> list[_Resul
     if reads is None or sizes is None or sum(sizes) != count:
         return None
     ends = np.cumsum(sizes)
-    results: list[_Result] = []
+    results: list[_NodeOutput] = []
     for at, target in reads:
         name, reader = (target, node) if isinstance(target, str) else (target.output[0], target)
         layout = value.layout.take(axis, np.arange(ends[at] - sizes[at], ends[at]))
         if layout is not None and node.op_type == "SplitToSequence" and not attribute_of(node, "keepdims", 1):
             layout = layout.squeeze([axis]) if len(node.input) < 2 or not node.input[1] else layout
-        results.append(_Result(name, layout, value.ops, reader))
+        results.append(_NodeOutput(name, layout, value.ops, reader))
     return results
 
 
@@ -370,7 +370,7 @@ def _reads_of_sequence(view: GraphView, node: NodeProto) -> list[tuple[int, Node
     return found
 
 
-def _elementwise(view: GraphView, node: NodeProto, value: ChannelValue) -> list[_Result] | None:
+def _elementwise(view: GraphView, node: NodeProto, value: ChannelValue) -> list[_NodeOutput] | None:
     """An op on each element, whose other inputs are constants: single numbers, or one for each channel."""
     layout, params = value.layout, dict[int, int]()
     data = list(node.input).index(value.name)
@@ -383,10 +383,10 @@ def _elementwise(view: GraphView, node: NodeProto, value: ChannelValue) -> list[
             return None
         params[at], layout = len(layout.params), wider
     op = ChannelOp(node, data, params)
-    return [_Result(node.output[0], layout, (*value.ops, op))]
+    return [_NodeOutput(node.output[0], layout, (*value.ops, op))]
 
 
-def _batch_norm(view: GraphView, node: NodeProto, value: ChannelValue) -> list[_Result] | None:
+def _batch_norm(view: GraphView, node: NodeProto, value: ChannelValue) -> list[_NodeOutput] | None:
     layout = value.layout
     if len(layout.axes) < 2 or not layout.is_channel_axis(1) or attribute_of(node, "training_mode", 0):
         return None
@@ -400,7 +400,7 @@ def _batch_norm(view: GraphView, node: NodeProto, value: ChannelValue) -> list[_
         if wider is None:
             return None
         params[at], layout = len(layout.params), wider
-    return [_Result(node.output[0], layout, (*value.ops, ChannelOp(node, 0, params)))]
+    return [_NodeOutput(node.output[0], layout, (*value.ops, ChannelOp(node, 0, params)))]
 
 
 def _is_single(view: GraphView, name: str) -> bool:

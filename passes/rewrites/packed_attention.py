@@ -36,11 +36,11 @@ def unpack_attentions(model: DetachedModel, left: Collection[str] = ()) -> Unpac
     """`model` with packed attention operators written out, but for those whose output is in `left`."""
     view = GraphView(model)
     packed = [node for node in view.own if op_of(node) in RULES and node.output[0] not in left]
-    replaced: dict[int, _Replacement] = {}
+    replaced: dict[int, _UnpackedOperator] = {}
     notes: list[str] = []
     names = {*view.initializers, *view.producers, *(info.name for info in model.proto.graph.input)}
     for node in packed:
-        build = _Replacement(view, node, names)
+        build = _UnpackedOperator(view, node, names)
         try:
             RULES[op_of(node)](build)
         except _NotWrittenOut as why:
@@ -66,7 +66,7 @@ class _NotWrittenOut(Exception):
 
 
 @dataclass(slots=True)
-class _Replacement:
+class _UnpackedOperator:
     """The nodes in place of one attention operator."""
 
     view: GraphView
@@ -137,7 +137,7 @@ class _Replacement:
         self.nodes.append(node)
 
 
-def _multi_head(build: _Replacement) -> None:
+def _multi_head(build: _UnpackedOperator) -> None:
     """MultiHeadAttention with (batch, length, heads, 3, size) as Q, or (…, 2, size) as K."""
     rest = list(build.node.input[3:])
     if build.input(0) and not build.input(1) and not build.input(2):
@@ -149,7 +149,7 @@ def _multi_head(build: _Replacement) -> None:
     build.attend("MultiHeadAttention", inputs)
 
 
-def _unstack(build: _Replacement, at: int, names: Sequence[str]) -> list[str]:
+def _unstack(build: _UnpackedOperator, at: int, names: Sequence[str]) -> list[str]:
     dims, stem = build.dims(at), build.node.output[0]
     if len(dims) != 5 or dims[3] != len(names) or not isinstance(dims[2], int) or not isinstance(dims[4], int):
         raise _NotWrittenOut(f"whose input {build.input(at)} is not packed in {len(names)}")
@@ -163,7 +163,7 @@ def _unstack(build: _Replacement, at: int, names: Sequence[str]) -> list[str]:
     return made
 
 
-def _group_query(build: _Replacement) -> None:
+def _group_query(build: _UnpackedOperator) -> None:
     """GroupQueryAttention with Q, K and V side by side in its first input."""
     if build.input(1) or build.input(2):
         return
@@ -175,7 +175,7 @@ def _group_query(build: _Replacement) -> None:
     build.attend("GroupQueryAttention", [*parts, *build.node.input[3:]])
 
 
-def _attention(build: _Replacement) -> None:
+def _attention(build: _UnpackedOperator) -> None:
     """Attention multiplies with one weight for Q, K and V."""
     build.refuse({"past": 4, "past_sequence_length": 6}, ("do_rotary", "past_present_share_buffer"))
     stem = build.node.output[0]
@@ -183,7 +183,7 @@ def _attention(build: _Replacement) -> None:
     _attend_to_product(build, value, build.input(2), build.input(3), build.input(5))
 
 
-def _quantized_attention(build: _Replacement) -> None:
+def _quantized_attention(build: _UnpackedOperator) -> None:
     """QAttention multiplies integers: the products are exact, and are scaled as the operator scales them."""
     build.refuse({"past": 8}, ("do_rotary", "past_present_share_buffer"))
     stem = build.node.output[0]
@@ -197,7 +197,7 @@ def _quantized_attention(build: _Replacement) -> None:
     _attend_to_product(build, value, build.input(2), build.input(5), "")
 
 
-def _attend_to_product(build: _Replacement, value: str, bias: str, mask: str, scores_bias: str) -> None:
+def _attend_to_product(build: _UnpackedOperator, value: str, bias: str, mask: str, scores_bias: str) -> None:
     """MultiHeadAttention on the parts of `value`."""
     width, stem = build.dims(1)[-1], build.node.output[0]
     if not isinstance(width, int):
@@ -214,7 +214,7 @@ def _attend_to_product(build: _Replacement, value: str, bias: str, mask: str, sc
     build.attend("MultiHeadAttention", [*parts, "", mask, scores_bias], keep)
 
 
-RULES: Final[Mapping[str, Callable[[_Replacement], None]]] = {
+RULES: Final[Mapping[str, Callable[[_UnpackedOperator], None]]] = {
     f"{DOMAIN}.MultiHeadAttention": _multi_head,
     f"{DOMAIN}.GroupQueryAttention": _group_query,
     f"{DOMAIN}.Attention": _attention,

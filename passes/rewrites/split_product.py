@@ -197,7 +197,9 @@ class _Splitter:
         if positions:
             sizes = self.edit.add_node("Shape", [product.data], self.edit.free(f"{name}.data"), node, "")
             chosen = self.edit.constant(positions, f"{name}.places")
-            pieces.append(self.edit.add_node("Gather", [sizes, chosen], self.edit.free(f"{name}.positions"), node, ""))
+            pieces.append(
+                self.edit.add_node("Gather", [sizes, chosen], self.edit.free(f"{name}.positions"), node, "", axis=0)
+            )
         if len(places) > len(positions):
             pieces.append(self.edit.constant([int(dims[-1])], f"{name}.channels"))
         self.edit.add_node("Concat", pieces, name, node, "", axis=0)
@@ -230,7 +232,8 @@ class _Splitter:
             value = self._copy_op(op, value, name, role, pieces, trailing)
         flat = {pieces[0].channels.tobytes(): value}
         if len(pieces) > 1:
-            flat = self._split_pieces(value, pieces, -trailing - 1, role)
+            as_read = {p.channels.tobytes(): p.value.name for p, todo in zip(parts, steps, strict=True) if not todo}
+            flat = self._split_pieces(value, pieces, as_read, -trailing - 1, role)
         for part, order, todo in zip(parts, orders, steps, strict=True):
             source = flat[part.channels.tobytes()]
             if source != part.value.name:
@@ -250,18 +253,20 @@ class _Splitter:
             inputs[at] = self.edit.store(numbers.reshape(-1, *[1] * ones), part, whole, role)
         return self.edit.copy_node(op.node, inputs, name, role)
 
-    def _split_pieces(self, value: str, pieces: Sequence[ChannelPart], axis: int, role: str) -> dict[bytes, str]:
-        """Take the channels of one role apart again, where its readers take them in several pieces."""
-        names = [self.edit.free(f"{value}.{at}") for at in range(len(pieces))]
+    def _split_pieces(
+        self, value: str, pieces: Sequence[ChannelPart], names: Mapping[bytes, str], axis: int, role: str
+    ) -> dict[bytes, str]:
+        """Take the channels of one role apart again, where its readers take them in several pieces, by `names`."""
+        keys = [part.channels.tobytes() for part in pieces]
+        names = {key: names.get(key) or self.edit.free(f"{value}.{at}") for at, key in enumerate(keys)}
         sizes = [len(part.channels) for part in pieces]
         if self.edit.opset() < SPLIT_TAKES_SIZES:
-            node = onnx.helper.make_node("Split", [value], names, axis=axis, split=sizes)
+            node = onnx.helper.make_node("Split", [value], list(names.values()), axis=axis, split=sizes)
         else:
-            node = onnx.helper.make_node(
-                "Split", [value, self.edit.constant(sizes, f"{value}.sizes")], names, axis=axis
-            )
+            given = [value, self.edit.constant(sizes, f"{value}.sizes")]
+            node = onnx.helper.make_node("Split", given, list(names.values()), axis=axis)
         self.edit.add(node, _maker(pieces[0]), role)
-        return {part.channels.tobytes(): name for part, name in zip(pieces, names, strict=True)}
+        return dict(names)
 
     def _lay_out(
         self, source: str, order: Sequence[Group], steps: Sequence[_LayoutStep], part: ChannelPart, role: str

@@ -43,7 +43,7 @@ def merged_model(text: str) -> onnx.ModelProto:
         stored[known] = numbers
         return known
 
-    quoted = re.sub(r"\b(?!com\.)[a-zA-Z_]\w*(\.\w+)+", r'"\g<0>"', text)
+    quoted = re.sub(r"(?<![\w.])(?!com\.)[a-zA-Z_]\w*(\.\w+)+", r'"\g<0>"', text)
     model = onnx.parser.parse_model(HEADER + re.sub(r"#(\[[^]]*\]|-?\d+)", name, quoted))
     computed = {output for node in model.graph.node for output in node.output}
     for info in [info for info in model.graph.value_info if info.name not in computed]:

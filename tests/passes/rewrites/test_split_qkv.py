@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -392,7 +391,7 @@ LEFT = {
             q = MatMul (x, wq)
             k = MatMul (x, w)
             v = Identity (k)""",
-        "w is read whole by Transpose",
+        "w has channels that several of its parts share",
     ),
 }
 
@@ -553,5 +552,4 @@ def test_a_name_that_is_taken_gets_a_number() -> None:
     text, _ = OTHERS["K and V alone"]
     model = merged_model(f"{text}\n{ATTENTION}}}".replace("q.weight", "kv.k.weight"))
     result = split_and_compare(model, split_qkv)
-    onnx.checker.check_model(result.model.proto)
     assert "k = MatMul (z, kv.k.weight_2)" in picture(result.model)

@@ -10,14 +10,18 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.provenance.annotations import annotations_of
 from passes.run.result import PassRun
-from tests.passes.rewrites.merged_models import ATTENTION, merged_model
+from tests.passes.rewrites.merged_models import merged_model
 
-QKV = f"""g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[96, 32] attn.in_proj.weight> {{
+QKV = """g (float[2, 8, 32] x) => (float[2, 8, 32] y) <float[96, 32] attn.in_proj.weight> {
     h = Relu (x)
     w = Transpose <perm = [1, 0]> (attn.in_proj.weight)
     product = MatMul (h, w)
     q, k, v = Split <axis = -1, num_outputs = 3> (product)
-    {ATTENTION} }}"""
+    kt = Transpose <perm = [0, 2, 1]> (k)
+    s = MatMul (q, kt)
+    p = Softmax <axis = -1> (s)
+    y = MatMul (p, v)
+}"""
 
 NORMED = QKV.replace(
     "q, k, v = Split <axis = -1, num_outputs = 3> (product)",
