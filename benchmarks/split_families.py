@@ -35,8 +35,8 @@ from passes.weights.detached import DetachedModel
 RECIPE = ("onnxscript", "default", "split-qkv", "split-gate-up")
 MERGED = ("fused in the source", "are one matrix", "one latent matrix")
 """What the table says of the rows in which several of Q, K and V are one matrix."""
-GATED = ("phi3", "modernbert", "glm", "glm4")
-"""Rows whose MLP has one matrix for the gate and for what is gated."""
+GATED = ("phi3", "modernbert", "glm", "glm4", "granitemoeshared", "granitemoehybrid", "llama4_text")
+"""Rows whose MLP has one matrix for the gate and for what is gated; not those whose experts are chosen by data."""
 OUTPUT = Path("runs/benchmarks/split_families.md")
 
 

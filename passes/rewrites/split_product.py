@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -391,6 +392,10 @@ def _layout_steps(before: Sequence[Group], after: Sequence[Group]) -> list[_Layo
         return []
     if order == wanted:
         return [_LayoutStep(tuple(after))]
+    if Counter(before) == Counter(after):
+        left = dict(enumerate(before))
+        perm = [next(at for at in left if left[at] == axis and left.pop(at) == axis) for axis in after]
+        return [_LayoutStep(perm=tuple(perm))]
     blocks: list[Group] = []
     for axis in after:
         for at, factor in enumerate(axis):

@@ -16,7 +16,7 @@ from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
 from tests.passes.models import detached
 
-HEADER = '<ir_version: 9, opset_import: ["": 20, "com.microsoft": 1]>\n'
+HEADER = '<ir_version: 9, opset_import: ["": {opset}, "com.microsoft": 1]>\n'
 
 TOLERANCE = 2e-6
 """Sums of 32 float32 products of about 0.03 each, which a matrix of another width adds up in another order."""
@@ -30,7 +30,7 @@ ATTENTION = """
 """Attention of q, k and v, which are (batch, heads, length, size)."""
 
 
-def merged_model(text: str) -> onnx.ModelProto:
+def merged_model(text: str, opset: int = 20) -> onnx.ModelProto:
     """A model from a graph in ONNX text. What it declares and does not compute is a weight, drawn by its name.
 
     `#` before integers in the inputs of a node makes a constant of them, and names may have dots.
@@ -44,7 +44,7 @@ def merged_model(text: str) -> onnx.ModelProto:
         return known
 
     quoted = re.sub(r"(?<![\w.])(?!com\.)[a-zA-Z_]\w*(\.\w+)+", r'"\g<0>"', text)
-    model = onnx.parser.parse_model(HEADER + re.sub(r"#(\[[^]]*\]|-?\d+)", name, quoted))
+    model = onnx.parser.parse_model(HEADER.format(opset=opset) + re.sub(r"#(\[[^]]*\]|-?\d+)", name, quoted))
     computed = {output for node in model.graph.node for output in node.output}
     for info in [info for info in model.graph.value_info if info.name not in computed]:
         shape = [dim.dim_value for dim in info.type.tensor_type.shape.dim]

@@ -252,6 +252,44 @@ def part_names(merged: str) -> list[str]:
 
 
 OTHERS = {
+    "a list of pieces, as torch exports it": (
+        """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[32, 96] w> {
+            product = MatMul (x, w)
+            list = SplitToSequence <axis = -1> (product, #32)
+            q = SequenceAt (list, #0)
+            k = SequenceAt (list, #1)
+            v = SequenceAt (list, #2)""",
+        """
+            q = MatMul (x, w.q)
+            k = MatMul (x, w.k)
+            v = MatMul (x, w.v)""",
+    ),
+    "an Einsum": (
+        """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[96, 32] w> {
+            product = Einsum <equation = "abcd,ed->abce"> (x, w)
+            q, k, v = Split <axis = -1, num_outputs = 3> (product)""",
+        """
+            q = Einsum <equation = 'abcd,ed->abce'> (x, w.q)
+            k = Einsum <equation = 'abcd,ed->abce'> (x, w.k)
+            v = Einsum <equation = 'abcd,ed->abce'> (x, w.v)""",
+    ),
+    "the weight on the left": (
+        """g (float[2, 1, 32, 8] x) => (float[2, 1, 8, 32] y) <float[96, 32] w, float[96, 1] b> {
+            product = MatMul (w, x)
+            sum = Add (product, b)
+            turned = Transpose <perm = [0, 1, 3, 2]> (sum)
+            q, k, v = Split <axis = -1, num_outputs = 3> (turned)""",
+        """
+            product.q = MatMul (w.q, x)
+            sum.q = Add (product.q, b.q)
+            q = Transpose <perm = [0, 1, 3, 2]> (sum.q)
+            product.k = MatMul (w.k, x)
+            sum.k = Add (product.k, b.k)
+            k = Transpose <perm = [0, 1, 3, 2]> (sum.k)
+            product.v = MatMul (w.v, x)
+            sum.v = Add (product.v, b.v)
+            v = Transpose <perm = [0, 1, 3, 2]> (sum.v)""",
+    ),
     "K and V alone": (
         """g (float[2, 1, 8, 32] x, float[2, 1, 5, 32] z) => (float[2, 1, 8, 32] y)
         <float[32, 32] q.weight, float[32, 64] kv.weight> {
@@ -462,6 +500,21 @@ def test_the_size_of_the_product_is_read_from_its_data() -> None:
         "size.data = Shape (x)",
         "size.positions = Gather <axis = 0> (size.data, [0,1])",
         "size = Concat <axis = 0> (size.positions, [96])",
+    ]
+
+
+def test_the_operator_of_opset_23() -> None:
+    text = """g (float[2, 8, 32] x) => (float[2, 8, 32] y) <float[32, 64] w> {
+        product = MatMul (x, w)
+        q, k, v = Split <axis = -1> (product, #[32, 16, 16])
+        y = Attention <q_num_heads = 4, kv_num_heads = 2> (q, k, v)
+    }"""
+    after = picture(split_and_compare(merged_model(text, opset=23), split_qkv).model)
+    assert after == [
+        "q = MatMul (x, w.q)",
+        "k = MatMul (x, w.k)",
+        "v = MatMul (x, w.v)",
+        "y = Attention <kv_num_heads = 2, q_num_heads = 4> (q, k, v)",
     ]
 
 
