@@ -30,7 +30,9 @@ class GraphEdit:
     view: GraphView
     removed: set[int] = field(default_factory=set)
     """The nodes that go, by their ids."""
-    nodes: list[NodeProto] = field(default_factory=list)
+    place: int = 0
+    """The place in the graph in front of which nodes are added."""
+    nodes: list[tuple[int, NodeProto]] = field(default_factory=list)
     tensors: list[TensorProto] = field(default_factory=list)
     weights: dict[Key, Weight] = field(default_factory=dict)
     made: dict[tuple[object, ...], str] = field(default_factory=dict)
@@ -59,8 +61,10 @@ class GraphEdit:
         graph = proto.graph
         was_alive = {name for node in live_nodes(graph) for name in node.output}
         was_read = {name for node in graph.node for name in reads_of(node)}
-        stays = [same for same, node in zip(graph.node, self.view.own, strict=True) if id(node) not in self.removed]
-        _replace(graph, "node", [*stays, *self.nodes])
+        own = enumerate(zip(graph.node, self.view.own, strict=True))
+        stays = [(at, 1, same) for at, (same, node) in own if id(node) not in self.removed]
+        placed = sorted([*((at, 0, node) for at, node in self.nodes), *stays], key=lambda entry: entry[:2])
+        _replace(graph, "node", [node for _, _, node in placed])
         graph.initializer.extend(self.tensors)
         sort_nodes(graph)
         alive = {name for node in live_nodes(graph) for name in node.output}
@@ -117,7 +121,11 @@ class GraphEdit:
             node.metadata_props.extend(template.metadata_props)
         node.name = free_name(part_name(template.name, role), self.node_names) if template.name else ""
         self.node_names.add(node.name)
-        self.nodes.append(node)
+        self.nodes.append((self.place, node))
+
+    def add_bare(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> None:
+        """Add a node that stands for none of the graph."""
+        self.nodes.append((self.place, onnx.helper.make_node(op, inputs, [output], **attributes)))
 
     def free(self, name: str) -> str:
         """`name`, or the next one like it that is free; it is taken from now on."""

@@ -176,6 +176,7 @@ class _Splitter:
             NotSplit: a tensor that cannot be cut, or sizes that are not known.
         """
         before = self.edit.state()
+        self.edit.place = self.edit.view.position[product.value]
         ends = {part.value.name for parts in roles.values() for part in parts}
         self.edit.removed.update((id(product.node), *(id(node) for node in _nodes_between(root, ends))))
         try:
@@ -309,7 +310,7 @@ class _Splitter:
         key, edit = ("sizes", *pieces), self.edit
         if key not in edit.made:
             edit.made[key] = edit.free(f"{name}.shape")
-            edit.nodes.append(onnx.helper.make_node("Concat", pieces, [edit.made[key]], axis=0))
+            edit.add_bare("Concat", pieces, edit.made[key], axis=0)
         return edit.made[key]
 
     def _size_at_run_time(self, size: int | tuple[str, int], name: str) -> str:
@@ -322,7 +323,7 @@ class _Splitter:
         if size not in edit.made:
             place = edit.constant([at], f"{source}.place")
             edit.made[size] = edit.free(f"{source}.{at}")
-            edit.nodes.append(onnx.helper.make_node("Gather", [source, place], [edit.made[size]], axis=0))
+            edit.add_bare("Gather", [source, place], edit.made[size], axis=0)
         return edit.made[size]
 
     def _cut(self, stored: StoredChannels, channels: Array, role: str, reader: NodeProto) -> str:
