@@ -23,7 +23,7 @@ from passes.matching.replacements import PRODUCTS, ReplacedNodes
 from passes.provenance.annotations import SHOWN, NodeAnnotations, annotations_of, write_annotations
 from passes.weights.detached import DetachedModel
 
-__all__ = ["FORM_KEY", "form_of", "free_name", "mark_part", "name_weights", "part_name", "trace_weights"]
+__all__ = ["FORM_KEY", "form_of", "free_name", "mark_part", "name_weights", "part_name", "part_of", "trace_weights"]
 
 FORM_KEY: Final = "onnxline.form"
 """How a stored tensor was made of its weights: one of `FORMS`; absent where it is the weight itself."""

@@ -10,6 +10,7 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.provenance.annotations import annotations_of
 from passes.run.result import PassRun
+from passes.why import why_weights
 from tests.passes.rewrites.merged_models import merged_model
 
 QKV = """g (float[2, 8, 32] x) => (float[2, 8, 32] y) <float[96, 32] attn.in_proj.weight> {
@@ -57,6 +58,8 @@ def test_parts_are_named_after_the_merged_weight(bench: PassContext) -> None:
     stored = {tensor.name: tensor for tensor in run.model.proto.graph.initializer if len(tensor.dims) == 2}
     assert list(stored) == [f"attn.in_proj.{role}.weight_transposed" for role in "qkv"]
     assert {annotations_of(tensor).replaced for tensor in stored.values()} == {("attn.in_proj.weight",)}
+    (origin,) = why_weights(run.model, "attn.in_proj.q.weight_transposed")
+    assert (origin.sources, origin.part, origin.form) == (("attn.in_proj.weight",), "q", "transposed")
     made = [annotations_of(node) for node in run.model.proto.graph.node if node.output[0] in ("q", "k", "v")]
     assert [one.author for one in made] == ["split-qkv"] * 3
 
