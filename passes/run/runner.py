@@ -222,6 +222,8 @@ class _PassLoop:
         self.gone.update(attempt.lost)
         if step.makes_structures:
             self.watched = self.watched.with_new(step.makes_structures, self.model, self.gone)
+            lost = self.watched.find_lost(self.model)
+            self.gone = {key: why for key, why in self.gone.items() if key in lost}
         self.accepted.append(_Accepted(row, step, attempt.subject))
         if self.prover.has_run(self.model):
             self.base, self.accepted = self.subject, []

@@ -45,10 +45,11 @@ class TrackedStructures:
         for kind in kinds:
             if kind not in instances:
                 continue
-            lost = tuple(one for one in instances[kind] if (kind, one.name) in gone)
             seen = _find(kind, view).instances
+            lost = [one for one in instances[kind] if (kind, one.name) in gone]
             if len(seen) > len(instances[kind]) - len(lost):
-                instances[kind] = (*lost, *seen)
+                back = {one.name for one in seen}
+                instances[kind] = (*(one for one in lost if one.name not in back), *seen)
         return replace(self, instances=instances)
 
     def pins(self, made: Set[str]) -> list[ValueInfoProto]:

@@ -11,6 +11,7 @@ from passes.errors import PolicyError
 from passes.provenance.annotations import annotations_of
 from passes.run.result import PassRun
 from passes.why import why_weights
+from tests.passes.models import attention
 from tests.passes.rewrites.merged_models import merged_model
 
 QKV = """g (float[2, 8, 32] x) => (float[2, 8, 32] y) <float[96, 32] attn.in_proj.weight> {
@@ -51,6 +52,15 @@ def test_what_was_split_is_kept_from_there_on(bench: PassContext) -> None:
     assert [(one.kind, one.kept) for one in kept.structures] == [("qkv", True)]
     assert [(one.kept, one.broken_by) for one in free.structures] == [(False, "fuse_qkv")]
     assert [row.status for row in kept.rows] == ["ran", "ran", "ran"]
+
+
+def test_what_a_pass_has_merged_is_taken_apart_again(bench: PassContext) -> None:
+    run = passes.optimize(attention(), ["fuse_qkv", "fold_constants", "split-qkv"], bench=bench)
+    assert [(one.name, one.kept, one.broken_by) for one in run.structures] == [("attention 0", True, "fuse_qkv")]
+    recipe = ["fuse_qkv", "fold_constants", "split-qkv", "eliminate_deadend", "fuse_qkv"]
+    again = passes.optimize(attention(), recipe, bench=bench)
+    assert [one.kept for one in again.structures] == [False]
+    assert [row.lost for row in again.rows] == [("qkv attention 0",), (), (), (), ("qkv attention 0",)]
 
 
 def test_parts_are_named_after_the_merged_weight(bench: PassContext) -> None:
