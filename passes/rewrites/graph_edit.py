@@ -77,19 +77,23 @@ class GraphEdit:
 
     def store(self, array: Array, name: str, whole: TensorProto | None = None, part: str = "") -> str:
         """Store `array`, which is a `part` of the tensor `whole`."""
-        name = self.free(name)
         data_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-        if data_type in TYPED_FIELDS:
-            data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-            weight = Weight(array.shape, data_type, data, digest_of(array))
-            tensor, key = initializer_of(name, weight)
-            self.weights |= {} if key is None else {key: weight}
-        else:
-            tensor = numpy_helper.from_array(array, name)
+        if data_type not in TYPED_FIELDS:
+            return self._add_tensor(numpy_helper.from_array(array, self.free(name)), whole, part)
+        data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+        return self.store_weight(Weight(array.shape, data_type, data, digest_of(array)), name, whole, part)
+
+    def store_weight(self, weight: Weight, name: str, whole: TensorProto | None, part: str) -> str:
+        """Store `weight`, which may be unread."""
+        tensor, key = initializer_of(self.free(name), weight)
+        self.weights |= {} if key is None else {key: weight}
+        return self._add_tensor(tensor, whole, part)
+
+    def _add_tensor(self, tensor: TensorProto, whole: TensorProto | None, part: str) -> str:
         if whole is not None:
             mark_part(tensor, whole, part)
         self.tensors.append(tensor)
-        return name
+        return tensor.name
 
     def constant(self, numbers: Sequence[int], name: str) -> str:
         """A small tensor of sizes; equal ones are one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -15,7 +14,7 @@ from onnx import NodeProto
 
 from passes.graph.traversal import bodies_in, reads_of
 from passes.provenance.weight_origins import part_name
-from passes.rewrites.channel_layout import Group
+from passes.rewrites.channel_layout import Group, LayoutStep, layout_steps
 from passes.rewrites.graph_edit import GraphEdit
 from passes.rewrites.merged_product import (
     ChannelOp,
@@ -31,6 +30,8 @@ from passes.structures.axes import product_of
 from passes.structures.matrices import matrix_of
 from passes.structures.view import GraphView, attribute_of, modules_of, op_of
 from passes.weights.detached import DetachedModel
+from passes.weights.mapped import find_file_range
+from passes.weights.stand_ins import Weight, derived_digest
 
 __all__ = ["Roles", "SplitModel", "split_products"]
 
@@ -217,7 +218,7 @@ class _Splitter:
         is_flat = any(op.node.op_type == "BatchNormalization" for op in ops) and product.axis != 1 - len(orders[0])
         if is_flat:
             orders = [_positions_first(order, product) for order in orders]
-        steps = [_layout_steps(order, part.value.layout.axes) for order, part in zip(orders, parts, strict=True)]
+        steps = [layout_steps(order, part.value.layout.axes) for order, part in zip(orders, parts, strict=True)]
         nodes = [product.node, *(op.node for op in ops)]
         # The last of the nodes makes the value that the readers know, if that is all there is to do.
         known = {id(nodes[-1]): parts[0].value.name} if len(parts) == 1 and not steps[0] else {}
@@ -271,7 +272,7 @@ class _Splitter:
         return dict(names)
 
     def _lay_out(
-        self, source: str, order: Sequence[Group], steps: Sequence[_LayoutStep], part: ChannelPart, role: str
+        self, source: str, order: Sequence[Group], steps: Sequence[LayoutStep], part: ChannelPart, role: str
     ) -> None:
         """Give the channels in `source` the layout in which the readers of `part` take them, by its name."""
         groups, template = list(order), _maker(part)
@@ -330,11 +331,14 @@ class _Splitter:
         """The channels of a stored tensor, as the product reads them."""
         key, whole = (stored.tensor.name, stored.axis, channels.tobytes()), stored.tensor
         if key not in self.edit.made:
-            if self.edit.view.model.is_unread(whole):
-                raise NotSplit("stays unread")
-            part = np.take(self.edit.view.model.array(whole), channels, axis=stored.axis)
-            name = _part_name(whole.name, role, reader)
-            self.edit.made[key] = self.edit.store(np.ascontiguousarray(part), name, whole, role)
+            model, name = self.edit.view.model, _part_name(whole.name, role, reader)
+            weight = model.weight(whole)
+            if weight is not None and weight.unread:
+                rows = _unread_rows(weight, stored.axis, channels)
+                self.edit.made[key] = self.edit.store_weight(rows, name, whole, role)
+            else:
+                part = np.take(model.array(whole), channels, axis=stored.axis)
+                self.edit.made[key] = self.edit.store(np.ascontiguousarray(part), name, whole, role)
         name = self.edit.made[key]
         for node, axis in reversed(stored.nodes):
             name = self._copy_weight_node(node, axis, name, channels, role)
@@ -358,6 +362,24 @@ class _Splitter:
         return self.edit.made[key]
 
 
+def _unread_rows(weight: Weight, axis: int, channels: Array) -> Weight:
+    """Some rows of an unread weight, which are a place in its file, as long as they are one behind the other.
+
+    Raises:
+        NotSplit: they are not, so that the weight would have to be read.
+    """
+    first, count = int(channels[0]), len(channels)
+    if axis or not weight.data.flags.c_contiguous or not np.array_equal(channels, np.arange(first, first + count)):
+        raise NotSplit("stays unread, and its parts are not rows of it side by side")
+    size = weight.data.nbytes // weight.dims[0]
+    data = weight.data[first * size : (first + count) * size]
+    place = find_file_range(data)
+    if place is None:
+        raise NotSplit("stays unread, and is in no file")
+    digest = derived_digest(place.path, "place", (place.offset, place.nbytes))
+    return Weight((count, *weight.dims[1:]), weight.data_type, data, digest, unread=True)
+
+
 SPLIT_TAKES_SIZES: Final = 13
 """The opset from which on the sizes of Split are an input."""
 
@@ -375,37 +397,6 @@ def _positions_first(order: Sequence[Group], product: MergedProduct) -> tuple[Gr
 
 
 STEP_NAMES: Final = ("heads", "turned", "whole")
-
-
-@dataclass(frozen=True, slots=True)
-class _LayoutStep:
-    """A Transpose by `perm`, or a Reshape to `groups`."""
-
-    groups: tuple[Group, ...] = ()
-    perm: tuple[int, ...] = ()
-
-
-def _layout_steps(before: Sequence[Group], after: Sequence[Group]) -> list[_LayoutStep]:
-    """What makes axes `after` of axes `before`, which have the same factors: a Reshape, a Transpose, a Reshape."""
-    order = [one for axis in before for one in axis]
-    wanted = [one for axis in after for one in axis]
-    if list(before) == list(after):
-        return []
-    if order == wanted:
-        return [_LayoutStep(tuple(after))]
-    if Counter(before) == Counter(after):
-        left = dict(enumerate(before))
-        perm = [next(at for at in left if left[at] == axis and left.pop(at) == axis) for axis in after]
-        return [_LayoutStep(perm=tuple(perm))]
-    blocks: list[Group] = []
-    for axis in after:
-        for at, factor in enumerate(axis):
-            is_next = at > 0 and order.index(factor) == order.index(axis[at - 1]) + 1
-            blocks = [*blocks[:-1], (*blocks[-1], factor)] if is_next else [*blocks, (factor,)]
-    lying = sorted(blocks, key=lambda block: order.index(block[0]))
-    steps = [] if lying == list(before) else [_LayoutStep(tuple(lying))]
-    steps.append(_LayoutStep(perm=tuple(lying.index(block) for block in blocks)))
-    return steps if blocks == list(after) else [*steps, _LayoutStep(tuple(after))]
 
 
 def _nodes_between(root: ChannelValue, ends: set[str]) -> Iterator[NodeProto]:

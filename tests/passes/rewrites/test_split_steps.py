@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import onnx
 import pytest
 
@@ -9,7 +12,9 @@ import passes
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.provenance.annotations import annotations_of
+from passes.rewrites.split_merged import split_qkv
 from passes.run.result import PassRun
+from passes.weights.detached import read_model
 from passes.why import why_weights
 from tests.passes.models import attention
 from tests.passes.rewrites.merged_models import merged_model
@@ -94,3 +99,30 @@ def test_a_gated_mlp_is_proven_by_numbers(bench: PassContext) -> None:
     names = {tensor.name for tensor in run.to_proto().graph.initializer}
     assert names == {"mlp.gate_up.gate.weight", "mlp.gate_up.up.weight"}
     onnx.checker.check_model(run.to_proto(), full_check=True)
+
+
+def test_rows_of_an_unread_weight_are_places_in_its_file(tmp_path: Path) -> None:
+    whole = merged_model(QKV)
+    merged = onnx.numpy_helper.to_array(whole.graph.initializer[0])
+    onnx.save(whole, tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=1024)
+    model = read_model(tmp_path / "model.onnx", unread=True)
+    result = split_qkv(model)
+    assert result.model.unread() == [f"attn.in_proj.{role}.weight" for role in "qkv"]
+    stored = {tensor.name: result.model.array(tensor) for tensor in result.model.proto.graph.initializer}
+    for at, role in enumerate("qkv"):
+        np.testing.assert_array_equal(stored[f"attn.in_proj.{role}.weight"], merged[32 * at : 32 * at + 32])
+
+
+def test_an_unread_weight_with_its_parts_in_between_is_left(tmp_path: Path) -> None:
+    interleaved = QKV.replace(
+        "q, k, v = Split <axis = -1, num_outputs = 3> (product)",
+        """five = Reshape (product, #[2, 8, 32, 3])
+        q = Gather <axis = 3> (five, #0)
+        k = Gather <axis = 3> (five, #1)
+        v = Gather <axis = 3> (five, #2)""",
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(merged_model(interleaved), path, save_as_external_data=True, location="model.data", size_threshold=1024)
+    assert split_qkv(read_model(path)).split == ("attn.in_proj.weight",)
+    result = split_qkv(read_model(path, unread=True))
+    assert result.notes == ("attn.in_proj.weight stays unread, and its parts are not rows of it side by side",)
