@@ -58,6 +58,9 @@ class Step:
     joins_weights: ClassVar[tuple[str, ...]] = ()
     """Inner passes that read weights by the gigabyte, to make new ones of them."""
 
+    makes_structures: ClassVar[tuple[str, ...]] = ()
+    """Kinds of structures that it makes: they are looked for in its result, and what is new counts from there on."""
+
     narrows: bool = False
     """Whether it was asked to give the model's inputs other shapes than those that they declare."""
 

@@ -16,7 +16,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 from passes.errors import PolicyError
 from passes.graph.formatting import format_tensor_type
 from passes.load import load_model, to_path
-from passes.provenance import ModulePath, annotations_of, form_of, known_as, module_path_of
+from passes.provenance import ModulePath, annotations_of, form_of, known_as, module_path_of, part_of
 from passes.suggest import nearest_names, plural
 from passes.weights.detached import DetachedModel
 
@@ -76,6 +76,8 @@ class WeightOrigin:
     """The pass that made it; empty where it is the source's own."""
     readers: tuple[str, ...]
     """The nodes that read it, as `OP NAME`."""
+    part: str = ""
+    """Which part of a merged weight it is, such as `q`; empty for a whole one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,7 @@ class _Nodes:
             sources=marks.replaced or (() if marks.author else (tensor.name,)),
             source_count=marks.count or int(not marks.author),
             form=form_of(tensor),
+            part=part_of(tensor),
             made_by=marks.author,
             readers=tuple(f"{node.op_type} {known_as(node)}" for node, _ in self._all if tensor.name in node.input),
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,9 @@ from passes.external.onnxsim import OnnxSim
 from passes.external.onnxsim_detached import call_simplify
 from passes.external.onnxslim import OnnxSlim, call_slim
 from passes.rewrites.fold_constants import FoldConstants
-from passes.weights.detached import attach, detach
+from passes.rewrites.split_merged import split_gate_up, split_qkv
+from passes.rewrites.split_product import SplitModel
+from passes.weights.detached import DetachedModel, attach, detach
 from passes.worker.client import Worker
 
 __all__ = ["call"]
@@ -94,6 +97,10 @@ def _fold_constants(_: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
         return attach(FoldConstants().apply(detach(model), PassContext(_InThisProcess(), Path(folder))).model)
 
 
+def _split(_: AuditTarget, model: onnx.ModelProto, *, split: Callable[[DetachedModel], SplitModel]) -> onnx.ModelProto:
+    return attach(split(detach(model)).model)
+
+
 class _InThisProcess(Worker):
     """A worker that makes each call in this process."""
 
@@ -114,5 +121,7 @@ CALLS: Final[Mapping[str, Callable[[AuditTarget, onnx.ModelProto], onnx.ModelPro
     "onnxscript_rewrites": _onnxscript_rewrites,
     "infer_shapes": _infer_shapes,
     "fold_constants": _fold_constants,
+    "split-qkv": partial(_split, split=split_qkv),
+    "split-gate-up": partial(_split, split=split_gate_up),
 }
 """Step → how its library is called."""

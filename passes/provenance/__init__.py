@@ -20,7 +20,7 @@ from passes.provenance.annotations import (
     module_path_of,
 )
 from passes.provenance.carry import Carrier, carry
-from passes.provenance.weight_origins import form_of, name_weights
+from passes.provenance.weight_origins import form_of, name_weights, part_of
 
 __all__ = [
     "AUTHOR_KEY",
@@ -37,4 +37,5 @@ __all__ = [
     "known_as",
     "module_path_of",
     "name_weights",
+    "part_of",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import onnx
@@ -29,10 +29,13 @@ from passes.provenance.annotations import (
 )
 from passes.weights.detached import DetachedModel
 
-__all__ = ["FORM_KEY", "form_of", "free_name", "name_weights", "trace_weights"]
+__all__ = ["FORM_KEY", "form_of", "free_name", "mark_part", "name_weights", "part_name", "part_of", "trace_weights"]
 
 FORM_KEY: Final = "onnxline.form"
 """How a stored tensor was made of its weights: one of `FORMS`; absent where it is the weight itself."""
+
+PART_KEY: Final = "onnxline.part"
+"""Which part of a merged weight a stored tensor is, such as `q`."""
 
 FORMS: Final = ("reshaped", "transposed", "cast", "merged", "folded")
 """Weakest first: a weight that was transposed and then folded is folded."""
@@ -54,6 +57,23 @@ FORM_BY_OP: Final = {
 
 def form_of(tensor: TensorProto) -> str:
     return next((entry.value for entry in tensor.metadata_props if entry.key == FORM_KEY), "")
+
+
+def mark_part(tensor: TensorProto, whole: TensorProto, part: str) -> None:
+    """Annotate `tensor` as the `part` of the stored tensor `whole`, from which it is called."""
+    tensor.metadata_props.extend(whole.metadata_props)
+    if not annotations_of(tensor).author:
+        write_annotations(tensor, NodeAnnotations(replaced=(whole.name,), count=1))
+    _write_part(tensor, part)
+
+
+def _write_part(tensor: TensorProto, part: str) -> None:
+    if part:
+        tensor.metadata_props.add(key=PART_KEY, value=part)
+
+
+def part_of(tensor: TensorProto) -> str:
+    return next((entry.value for entry in tensor.metadata_props if entry.key == PART_KEY), "")
 
 
 BIAS: Final = 2
@@ -78,6 +98,8 @@ def trace_weights(
         old = _find_unchanged(same, value)
         if old is not None:
             _give_back(tensor, old)
+        elif part_of(tensor):
+            write_annotations(tensor, replace(annotations_of(tensor), author=author))
         elif _is_weight(tensor):
             chains = _chains(same.before) if chains is None else chains
             _mark(tensor, _sources_of(same, value, lost_by, chains), models, author)
@@ -188,6 +210,7 @@ def _mark(tensor: TensorProto, sources: _Chain, models: tuple[DetachedModel, Det
     is_back = forms == ["transposed", "transposed"] and len(tensor.dims) == 2
     write_annotations(tensor, NodeAnnotations(author, tuple(names)[:SHOWN], len(names)))
     replace_entries(tensor, {FORM_KEY: _strongest(forms) if names and not is_back else ""})
+    _write_part(tensor, part_of(weights[0]) if len(weights) == 1 else "")
 
 
 def _names_of(tensor: TensorProto) -> tuple[str, ...]:
@@ -253,8 +276,10 @@ def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
     for tensor in graph.initializer:
         sources = annotations_of(tensor).replaced
         if sources and tensor.name not in sources and tensor.name not in settled:
-            renamed[tensor.name] = free_name(_name_for(sources, form_of(tensor)), taken)
-            taken.add(renamed[tensor.name])
+            known_as = _name_for([part_name(name, part_of(tensor)) for name in sources], form_of(tensor))
+            if known_as != tensor.name:
+                renamed[tensor.name] = free_name(known_as, taken)
+                taken.add(renamed[tensor.name])
     if not renamed:
         return model
     proto = onnx.ModelProto()
@@ -296,6 +321,14 @@ def _rename(graph: GraphProto, names: dict[str, str]) -> None:
                 _rename(body, {old: new for old, new in names.items() if old not in own})
     for info in graph.output:  # of a body: it may return a value from outside
         info.name = names.get(info.name, info.name)
+
+
+def part_name(name: str, part: str) -> str:
+    """`attn.c_attn.q.weight` for the part `q` of `attn.c_attn.weight`; `name` itself for no part."""
+    stem, dot, last = name.rpartition(".")
+    if not part:
+        return name
+    return f"{stem}.{part}.{last}" if dot and last in ("weight", "bias") else f"{name}.{part}"
 
 
 def free_name(name: str, taken: Collection[str]) -> str:

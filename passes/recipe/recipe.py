@@ -18,6 +18,7 @@ from passes.external.onnxslim import OnnxSlim
 from passes.recipe.defaults import DEFAULT_RECIPE
 from passes.recipe.user_passes import installed_passes, is_reference, user_step
 from passes.rewrites.fold_constants import FoldConstants
+from passes.rewrites.split_merged import SplitGateUp, SplitQkv
 from passes.step import Repeat, Step
 from passes.suggest import nearest
 
@@ -168,4 +169,6 @@ OWN_STEPS: Final = {
     "onnxscript_rewrites": OnnxScriptRewrites,
     "infer_shapes": InferShapes,
     "fold_constants": FoldConstants,
+    "split-qkv": SplitQkv,
+    "split-gate-up": SplitGateUp,
 }

@@ -19,7 +19,7 @@ from passes.run.apply_policy import with_skips
 from passes.run.gc_pause import pause_collector
 from passes.run.reproduce import save_reproducer
 from passes.run.result import PassRow, PassRun, Status, StructureVerdict, op_changes
-from passes.run.tracked import TrackedStructures, find_structures
+from passes.run.tracked import TrackedStructures, find_structures, refuse_unmatched
 from passes.run.trial import Attempt, Trial
 from passes.step import Repeat, Step, flatten
 from passes.weights.detached import DetachedModel
@@ -58,7 +58,8 @@ def run_passes(
     steps = flatten(recipe)
     names = pass_names(steps, context)
     policy.check(names, [step.name for step in steps])
-    watched = find_structures(model, policy, names)
+    made_later = {kind for step in steps for kind in step.makes_structures}
+    watched = find_structures(model, policy, names, made_later)
     subject = AnalyzedModel(model)
     prover.watch(model, watched.must_hold(), subject.reading)
     loop = _PassLoop(subject, subject, watched, prover, context, reproducers, changed)
@@ -79,6 +80,7 @@ def run_passes(
                 loop.add_reason(f"not stable after {block.limit} turns")
         begun = ended
     loop.conclude()
+    refuse_unmatched(loop.watched, policy, loop.model)
     power, coverage = prover.power(), prover.coverage(loop.model, loop.subject.reading)
     final = name_weights(model, loop.model)  # last: what was proven goes by the names from before
     return PassRun(final, tuple(loop.rows), loop.verdicts(), power, library_versions(), watched, coverage)
@@ -221,6 +223,10 @@ class _PassLoop:
     def _accept(self, row: int, step: Step, attempt: Attempt) -> None:
         self.subject = attempt.subject
         self.gone.update(attempt.lost)
+        if step.makes_structures:
+            self.watched = self.watched.with_new(step.makes_structures, self.model, self.gone)
+            lost = self.watched.find_lost(self.model)
+            self.gone = {key: why for key, why in self.gone.items() if key in lost}
         self.accepted.append(_Accepted(row, step, attempt.subject))
         if self.prover.has_run(self.model):
             self.base, self.accepted = self.subject, []

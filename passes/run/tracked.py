@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Self
 
 from onnx import ValueInfoProto
 
@@ -17,7 +17,7 @@ from passes.structures.types import PinSite
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Lost", "TrackedStructures", "find_structures"]
+__all__ = ["Lost", "TrackedStructures", "find_structures", "refuse_unmatched"]
 
 Lost = Mapping[tuple[str, str], str]
 """(kind, instance) → why the model no longer has it."""
@@ -36,6 +36,22 @@ class TrackedStructures:
     pinned: frozenset[str]
     partly: Mapping[str, str] = field(default_factory=dict)
     """Kept kind that was found in some places only → what the other places have instead."""
+
+    def with_new(self, kinds: Sequence[str], model: DetachedModel, gone: Collection[tuple[str, str]]) -> Self:
+        """These, with what `model` has of some kinds, if that is more than what it was known to have.
+
+        A step may make structures, such as Q, K and V that were one matrix in the source. They are measured in `model`.
+        """
+        instances, view = dict(self.instances), GraphView(model)
+        for kind in kinds:
+            if kind not in instances:
+                continue
+            seen = _find(kind, view).instances
+            lost = [instance for instance in instances[kind] if (kind, instance.name) in gone]
+            if len(seen) > len(instances[kind]) - len(lost):
+                back = {instance.name for instance in seen}
+                instances[kind] = (*(instance for instance in lost if instance.name not in back), *seen)
+        return replace(self, instances=instances)
 
     def pins(self, computed: Set[str]) -> list[ValueInfoProto]:
         """The values to hold visible: for each kept value the first of its pins that is still computed and read.
@@ -97,9 +113,14 @@ def _gives_room(site: PinSite, at: int, computed: Set[str]) -> bool:
     return {site.tight.name, site[at].name} <= computed and site[at].name != site[at - 1].name
 
 
-def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) -> TrackedStructures:
-    """Find what is kept or watched in the exported model, and what is observed; `names` are all passes that the
-    policy's skips may mean.
+def find_structures(
+    model: DetachedModel, policy: Policy, names: Sequence[str], later: Collection[str] = ()
+) -> TrackedStructures:
+    """Find what is kept or watched in the exported model, and what is observed.
+
+    Args:
+        names: all passes that the policy's skips may mean.
+        later: kinds that a step of the recipe makes, so that the exported model need not have them.
 
     Raises:
         PolicyError: a `keep` that matches nothing, with what is there instead.
@@ -109,14 +130,29 @@ def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) 
     view = GraphView(model)
     results = {kind: _find(kind, view) for kind in dict.fromkeys((*OBSERVED, *enforced))}
     for kind, required in kept.items():
-        if required and not results[kind].instances:
-            raise PolicyError(
-                f"keep: {kind} matches nothing in this model, which has {results[kind].instead}; "
-                f"write {kind + '?'!r} to keep it where it is"
-            )
+        if required and not results[kind].instances and kind not in later:
+            raise PolicyError(_nothing_to_keep(kind, results[kind]))
     instances = {kind: result.instances for kind, result in results.items()}
     partly = {kind: results[kind].instead for kind in kept if results[kind].instances and results[kind].instead}
     return TrackedStructures(instances, frozenset(enforced), frozenset(kept), partly)
+
+
+def refuse_unmatched(tracked: TrackedStructures, policy: Policy, model: DetachedModel) -> None:
+    """Refuse a required `keep` that matches nothing after the steps that could have made it; `model` is the last.
+
+    Raises:
+        PolicyError: naming what is there instead.
+    """
+    for kind, required in policy.kept_kinds().items():
+        if required and not tracked.instances[kind]:
+            raise PolicyError(_nothing_to_keep(kind, _find(kind, GraphView(model))))
+
+
+def _nothing_to_keep(kind: str, found: SearchResult) -> str:
+    return (
+        f"keep: {kind} matches nothing in this model, which has {found.instead}; "
+        f"write {kind + '?'!r} to keep it where it is"
+    )
 
 
 def _find(kind: str, view: GraphView) -> SearchResult:

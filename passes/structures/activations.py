@@ -11,7 +11,7 @@ from onnx import NodeProto
 from passes.structures.candidates import PRODUCTS, Candidate, find_fused
 from passes.structures.view import GraphView, op_of
 
-__all__ = ["find_gelus", "find_swiglus"]
+__all__ = ["BETWEEN", "GELU_OPS", "find_gelus", "find_swiglus"]
 
 
 GELU_OPS: Final = (

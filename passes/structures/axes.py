@@ -227,6 +227,26 @@ def _through_gather(view: GraphView, node: NodeProto, name: str, axis: int) -> i
     return axis if at >= along + len(indices) else along - len(data)
 
 
+def _through_gather_nd(view: GraphView, node: NodeProto, name: str, axis: int) -> int | None:
+    """A GatherND keeps the last axes; what its indices choose is not followed."""
+    data, indices = view.dims(name), view.dims(node.input[1])
+    if data is None or indices is None or not isinstance(indices[-1], int):
+        return None
+    kept = len(data) - indices[-1] - attribute_of(node, "batch_dims", 0)
+    return axis if -axis <= kept else None
+
+
+def _through_reduction(view: GraphView, node: NodeProto, name: str, axis: int) -> int | None:
+    """A reduction keeps the other axes; over positions it pools, as Hiera does with those of Q."""
+    dims, axes = view.dims(name), axes_of(view, node)
+    if dims is None or not axes:
+        return None
+    if attribute_of(node, "keepdims", 1):
+        return axis
+    stay = [at for at in range(len(dims)) if at not in {one % len(dims) for one in axes}]
+    return stay[axis] - len(dims) if -axis <= len(stay) else None
+
+
 def _same_rank(view: GraphView, node: NodeProto, name: str, axis: int) -> int | None:
     """A broadcast input may have fewer axes."""
     dims = view.dims(name)
@@ -249,6 +269,8 @@ RULES: Final[Mapping[str, Callable[[GraphView, NodeProto, str, int], int | None]
     "Reshape": _through_reshape,
     "Flatten": _through_reshape,
     "Gather": _through_gather,
+    "GatherND": _through_gather_nd,
+    "ReduceMax": _through_reduction,
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Where", "Pow", "Min", "Max", "Expand"), _same_rank),
     "SequenceAt": lambda *_: None,
 }

@@ -13,7 +13,15 @@ from passes.structures.axes import Product, Side, inputs_with_axis, product_of
 from passes.structures.matrices import Matrix, is_rotation, matrix_digest, matrix_of
 from passes.structures.view import GraphView
 
-__all__ = ["Operand", "Projection", "computed_from", "projections_behind", "without_shared_rotation"]
+__all__ = [
+    "CURVE_OPS",
+    "HEAD_OPS",
+    "Operand",
+    "Projection",
+    "computed_from",
+    "projections_behind",
+    "without_shared_rotation",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +238,8 @@ HEAD_OPS: Final = frozenset(
         *NORM_OPS,
         *CURVE_OPS,
         *("Reshape", "Transpose", "Identity", "Cast", "CastLike", "Squeeze", "Unsqueeze", "Expand", "Tile", "Flatten"),
-        *("Add", "Sub", "Mul", "Div", "Neg", "Concat", "Slice", "Split", "Gather", "Where", "Pad"),
-        *("SequenceAt", "SplitToSequence", "Clip", "RotaryEmbedding", "Dropout", "BatchNormalization"),
+        *("Add", "Sub", "Mul", "Div", "Neg", "Concat", "Slice", "Split", "Gather", "GatherND", "Where", "Pad"),
+        *("SequenceAt", "SplitToSequence", "ReduceMax", "Clip", "RotaryEmbedding", "Dropout", "BatchNormalization"),
         *("QuantizeLinear", "DequantizeLinear", "ScatterElements", "ScatterND"),
     }
 )

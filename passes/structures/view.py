@@ -32,7 +32,9 @@ __all__ = [
 CARRIED: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("CastLike", "Reshape", "Expand", "Slice", "Gather", "Tile", "Squeeze", "Unsqueeze"), (0,)),
     **dict.fromkeys(("Split", "SplitToSequence", "SequenceAt", "GatherElements", "GatherND", "Pad", "Clip"), (0,)),
-    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear", "Dropout", "RotaryEmbedding", "PRelu", "Trilu"), (0,)),
+    **dict.fromkeys(
+        ("ReduceMax", "QuantizeLinear", "DequantizeLinear", "Dropout", "RotaryEmbedding", "PRelu", "Trilu"), (0,)
+    ),
     **dict.fromkeys((f"{name}Normalization" for name in ("Batch", "Layer", "RMS", "SimplifiedLayer")), (0,)),
     **dict.fromkeys((f"{name}Normalization" for name in ("Group", "Instance", "Lp")), (0,)),
     **dict.fromkeys(("ScatterElements", "ScatterND"), (0, 2)),

@@ -118,8 +118,9 @@ def _weight_lines(origin: WeightOrigin) -> list[str]:
     sources = ", ".join(origin.sources) + (f" and {more} more" if more else "")
     is_own = origin.sources == (origin.name,)
     others = len(origin.readers) - READERS
+    made = ", ".join(filter(None, (origin.part and f"part {origin.part}", origin.form))) or "under another name"
     said = {
-        "weight": sources if is_own or not sources else f"{sources}, {origin.form or 'under another name'}",
+        "weight": sources if is_own or not sources else f"{sources}, {made}",
         "made by": origin.made_by or "no pass: it is the source's own",
         "read by": ", ".join(origin.readers[:READERS]) + (f" and {others} more" if others > 0 else ""),
     }

@@ -1,0 +1,277 @@
+"""Where the output channels of one product are in a value that is made of it by layout ops alone.
+
+Each axis is a product of factors, as in einops. A factor belongs to positions (batch, sequence, height), whose size may
+be unknown, or to channels, whose numbers are known one by one: `channels` is an index array over all channel factors.
+So a layout op is done on a few small arrays, and an interleaving of heads is found as the permutation that it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+__all__ = ["AxisFactor", "ChannelLayout", "Group", "LayoutStep", "layout_steps"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Size = int | str
+"""A number, or the name of a size that is not fixed; empty where it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisFactor:
+    """A factor of an axis. `key` identifies it within a layout; a factor that is split passes its key on to its parts.
+
+    `source` is the tensor of sizes, and the place in it, from which a size that is not fixed can be read at run time.
+    """
+
+    size: Size
+    key: tuple[int, ...]
+    is_channel: bool = False
+    source: tuple[str, int] | None = None
+
+    def split(self, outer: int) -> tuple[AxisFactor, AxisFactor]:
+        """Two factors, the first of size `outer`."""
+        assert isinstance(self.size, int)
+        return (
+            AxisFactor(outer, (*self.key, 0), self.is_channel),
+            AxisFactor(self.size // outer, (*self.key, 1), self.is_channel),
+        )
+
+
+Group = tuple[AxisFactor, ...]
+"""The factors of one axis, outermost first; none for an axis of size 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChannelLayout:
+    """The axes of a value, in factors.
+
+    `base` are the axes of the product itself in the factors of now; that of its channels, `channel_axis`, is empty.
+    `channels` and each of `params`, numbers that belong to one channel each, have one axis for each channel factor.
+    """
+
+    axes: tuple[Group, ...]
+    base: tuple[Group, ...]
+    channel_axis: int
+    channels: Array
+    params: tuple[Array, ...] = ()
+
+    @classmethod
+    def of_product(cls, dims: Sequence[Size], channel_axis: int) -> ChannelLayout:
+        """The layout of the product's own output."""
+        place = channel_axis % len(dims)
+        count = dims[place]
+        if not isinstance(count, int):
+            raise ValueError("the number of channels is not known")
+        factors = [AxisFactor(size or f"?{at}", (at,), at == place) for at, size in enumerate(dims)]
+        axes = tuple(() if one.size == 1 else (one,) for one in factors)
+        base = tuple(() if at == place else axis for at, axis in enumerate(axes))
+        return cls(axes, base, place, np.arange(count).reshape(() if count == 1 else (count,)))
+
+    @property
+    def factors(self) -> Group:
+        return tuple(factor for axis in self.axes for factor in axis)
+
+    def flat_order(self) -> tuple[Group, ...]:
+        """The axes of a product that makes these channels in this order."""
+        own = tuple(one for one in self.factors if one.is_channel)
+        return tuple(own if at == self.channel_axis else axis for at, axis in enumerate(self.base))
+
+    def is_channel_axis(self, axis: int) -> bool:
+        """Whether an axis has all channels, and nothing but channels."""
+        return set(self.axes[axis]) == {one for one in self.factors if one.is_channel} and bool(self.axes[axis])
+
+    def with_param(self, param: Array) -> ChannelLayout | None:
+        """This layout with numbers that broadcast to it; None if they differ between positions."""
+        rank = len(self.axes)
+        if param.ndim > rank:
+            return None
+        given = param.reshape((1,) * (rank - param.ndim) + param.shape)
+        shape: list[int] = []
+        for axis, size in zip(self.axes, given.shape, strict=True):
+            own = [int(one.size) for one in axis if one.is_channel]
+            if size != 1 and (len(own) != len(axis) or prod(own) != size):
+                return None
+            shape += own if size != 1 else [1] * len(own)
+        spread = np.broadcast_to(given.reshape(shape), self.channels.shape)
+        return replace(self, params=(*self.params, spread))
+
+    def transpose(self, perm: Sequence[int]) -> ChannelLayout:
+        before = [one for one in self.factors if one.is_channel]
+        axes = tuple(self.axes[at] for at in perm)
+        after = [one for axis in axes for one in axis if one.is_channel]
+        order = [before.index(one) for one in after]
+        return self._with(axes, lambda array: array.transpose(order))
+
+    def squeeze(self, axes: Sequence[int]) -> ChannelLayout | None:
+        """Without axes of size 1; without all of them if none are named."""
+        gone = {at % len(self.axes) for at in axes} or {at for at, axis in enumerate(self.axes) if not axis}
+        if any(self.axes[at] for at in gone):
+            return None
+        return replace(self, axes=tuple(axis for at, axis in enumerate(self.axes) if at not in gone))
+
+    def unsqueeze(self, axes: Sequence[int]) -> ChannelLayout:
+        rank = len(self.axes) + len(axes)
+        news, rest = {at % rank for at in axes}, iter(self.axes)
+        return replace(self, axes=tuple(() if at in news else next(rest) for at in range(rank)))
+
+    def take(self, axis: int, indices: Array) -> ChannelLayout | None:
+        """Some of an axis, as Gather takes them; None if the axis has positions, or the indices several axes."""
+        axis %= len(self.axes)
+        group = self.axes[axis]
+        count = prod(int(one.size) for one in group if one.is_channel)
+        if not all(one.is_channel for one in group) or indices.ndim > 1 or not indices.size:
+            return None
+        if int(indices.min()) < -count or int(indices.max()) >= count:
+            return None
+        ahead = [one for other in self.axes[:axis] for one in other if one.is_channel]
+        place, wide = len(ahead), len(group)
+
+        def taken_from(array: Array) -> Array:
+            merged = array.reshape(*array.shape[:place], count, *array.shape[place + wide :])
+            part = np.take(merged, indices, axis=place)
+            return part.squeeze(place) if indices.shape == (1,) else part
+
+        fewer = () if indices.size == 1 else (AxisFactor(indices.size, group[0].key, True),)
+        news = () if indices.ndim == 0 else (fewer,)
+        return self._with((*self.axes[:axis], *news, *self.axes[axis + 1 :]), taken_from)
+
+    def reshape(self, dims: Sequence[Size], source: str = "") -> ChannelLayout | None:
+        """In other axes; None where it cannot be told which old ones they are made of.
+
+        Args:
+            dims: the new sizes; `=3` is that of axis 3, which it keeps.
+            source: the tensor of sizes that gives `dims` at run time.
+        """
+        sizes = [self._copied(size) for size in dims]
+        if None in sizes:
+            return None
+        grouped = _regroup(self.factors, [one for one in sizes if one is not None], source)
+        if grouped is None:
+            return None
+        axes, splits = grouped
+        base = tuple(tuple(part for one in axis for part in _parts_of(one, splits)) for axis in self.base)
+        shape = [int(one.size) for axis in axes for one in axis if one.is_channel]
+        return replace(self, base=base)._with(axes, lambda array: array.reshape(shape))
+
+    def _copied(self, size: Size) -> Size | None:
+        if not (isinstance(size, str) and size.startswith("=")):
+            return size
+        group = self.axes[int(size[1:])]
+        sizes = [one.size for one in group]
+        if len(sizes) == 1:
+            return sizes[0]
+        return prod(int(one) for one in sizes) if all(isinstance(one, int) for one in sizes) else None
+
+    def _with(self, axes: tuple[Group, ...], change: Callable[[Array], Array]) -> ChannelLayout:
+        return replace(
+            self, axes=axes, channels=change(self.channels), params=tuple(change(one) for one in self.params)
+        )
+
+
+Splits = Mapping[AxisFactor, Group]
+
+
+def _parts_of(factor: AxisFactor, splits: Splits) -> Group:
+    parts = splits.get(factor)
+    return (factor,) if parts is None else tuple(each for part in parts for each in _parts_of(part, splits))
+
+
+def _regroup(factors: Group, dims: Sequence[Size], source: str) -> tuple[tuple[Group, ...], Splits] | None:
+    """`factors` in groups of the sizes `dims`, and which of them had to be split for that.
+
+    Groups are made from both ends, as far as sizes are known; what is left in the middle is one new axis, or one old.
+    """
+    splits: dict[AxisFactor, Group] = {}
+    queue = deque(factors)
+    front: list[Group] = []
+    back: list[Group] = []
+    for groups, places, from_left in ((front, range(len(dims)), True), (back, reversed(range(len(dims))), False)):
+        for place in places:
+            if len(front) + len(back) == len(dims):
+                break
+            group = _next_group(queue, dims[place], splits, from_left)
+            if group is None:
+                break
+            groups.append(group)
+    rest, left = tuple(queue), range(len(front), len(dims) - len(back))
+    middle: list[Group] = []
+    if len(left) == 1:
+        middle = [rest]
+    elif len(left) > 1:
+        if len(rest) != 1 or rest[0].is_channel or isinstance(rest[0].size, int):
+            return None
+        middle = [(_part_at(rest[0], at, dims[at], source),) if dims[at] != 1 else () for at in left]
+        splits[rest[0]] = tuple(one for group in middle for one in group)
+    elif rest:
+        return None
+    return (*front, *middle, *reversed(back)), splits
+
+
+def _part_at(factor: AxisFactor, at: int, size: Size, source: str) -> AxisFactor:
+    key = (*factor.key, at)
+    return AxisFactor(size or f"?{key}", key, False, (source, at) if source else None)
+
+
+def _next_group(queue: deque[AxisFactor], size: Size, splits: dict[AxisFactor, Group], from_left: bool) -> Group | None:
+    """Take the factors of an axis of `size` from one end of `queue`; None where sizes do not tell, or do not fit."""
+    take = queue.popleft if from_left else queue.pop
+    if not isinstance(size, int):
+        at_end = queue[0 if from_left else -1] if queue else None
+        return (take(),) if at_end is not None and size and at_end.size == size else None
+    before, known, needed = list(queue), dict(splits), size
+    group: list[AxisFactor] = []
+    while needed > 1:
+        factor = take() if queue else None
+        if factor is not None and isinstance(factor.size, int) and needed % factor.size == 0:
+            group.append(factor)
+            needed //= factor.size
+        elif factor is not None and isinstance(factor.size, int) and factor.size % needed == 0:
+            outer, inner = factor.split(needed if from_left else factor.size // needed)
+            splits[factor] = (outer, inner)
+            group.append(outer if from_left else inner)
+            (queue.appendleft if from_left else queue.append)(inner if from_left else outer)
+            needed = 1
+        else:
+            queue.clear()
+            queue.extend(before)
+            splits.clear()
+            splits.update(known)
+            return None
+    return tuple(group if from_left else reversed(group))
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutStep:
+    """A Transpose by `perm`, or a Reshape to `groups`."""
+
+    groups: tuple[Group, ...] = ()
+    perm: tuple[int, ...] = ()
+
+
+def layout_steps(before: Sequence[Group], after: Sequence[Group]) -> list[LayoutStep]:
+    """What makes axes `after` of axes `before`, which have the same factors: a Reshape, a Transpose, a Reshape."""
+    order = [one for axis in before for one in axis]
+    wanted = [one for axis in after for one in axis]
+    if list(before) == list(after):
+        return []
+    if order == wanted:
+        return [LayoutStep(tuple(after))]
+    if Counter(before) == Counter(after):
+        left = dict(enumerate(before))
+        perm = [next(at for at in left if left[at] == axis and left.pop(at) == axis) for axis in after]
+        return [LayoutStep(perm=tuple(perm))]
+    blocks: list[Group] = []
+    for axis in after:
+        for at, factor in enumerate(axis):
+            is_next = at > 0 and order.index(factor) == order.index(axis[at - 1]) + 1
+            blocks = [*blocks[:-1], (*blocks[-1], factor)] if is_next else [*blocks, (factor,)]
+    lying = sorted(blocks, key=lambda block: order.index(block[0]))
+    steps = [] if lying == list(before) else [LayoutStep(tuple(lying))]
+    steps.append(LayoutStep(perm=tuple(lying.index(block) for block in blocks)))
+    return steps if blocks == list(after) else [*steps, LayoutStep(tuple(after))]

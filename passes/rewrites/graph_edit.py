@@ -1,0 +1,150 @@
+"""Nodes and tensors that replace others in a graph: collected one by one, put into a copy of the model at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, numpy_helper
+
+from passes.graph.op_facts import ONNX_DOMAINS
+from passes.graph.traversal import live_nodes, reads_of, sort_nodes
+from passes.provenance.weight_origins import free_name, mark_part, part_name
+from passes.structures.view import GraphView
+from passes.weights.detached import DetachedModel
+from passes.weights.stand_ins import TYPED_FIELDS, Key, Weight, digest_of, initializer_of
+
+__all__ = ["GraphEdit"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(slots=True)
+class GraphEdit:
+    """What is removed from the graph of `view`, and what comes in its place. Names are free ones, in a fixed order."""
+
+    view: GraphView
+    removed: set[int] = field(default_factory=set)
+    """The nodes that go, by their ids."""
+    place: int = 0
+    """The place in the graph in front of which nodes are added."""
+    nodes: list[tuple[int, NodeProto]] = field(default_factory=list)
+    tensors: list[TensorProto] = field(default_factory=list)
+    weights: dict[Key, Weight] = field(default_factory=dict)
+    made: dict[tuple[object, ...], str] = field(default_factory=dict)
+    """What a value is → the value that is that already."""
+    names: set[str] = field(default_factory=set)
+    node_names: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        graph = self.view.model.proto.graph
+        self.names = {*self.view.initializers, *self.view.producers, *(info.name for info in graph.input)}
+        self.node_names = {node.name for node in graph.node}
+
+    def state(self) -> dict[str, object]:
+        """A copy of all that was collected, for `restore`."""
+        return {one.name: copy(getattr(self, one.name)) for one in fields(self) if one.name != "view"}
+
+    def restore(self, state: dict[str, object]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def model(self) -> DetachedModel:
+        """The model of `view` with all changes, without what nothing reads any more."""
+        source = self.view.model
+        proto = onnx.ModelProto()
+        proto.CopyFrom(source.proto)
+        graph = proto.graph
+        was_alive = {name for node in live_nodes(graph) for name in node.output}
+        was_read = {name for node in graph.node for name in reads_of(node)}
+        own = enumerate(zip(graph.node, self.view.own, strict=True))
+        stays = [(at, 1, same) for at, (same, node) in own if id(node) not in self.removed]
+        placed = sorted([*((at, 0, node) for at, node in self.nodes), *stays], key=lambda entry: entry[:2])
+        _replace(graph, "node", [node for _, _, node in placed])
+        graph.initializer.extend(self.tensors)
+        sort_nodes(graph)
+        alive = {name for node in live_nodes(graph) for name in node.output}
+        _replace(graph, "node", [n for n in graph.node if alive & {*n.output} or not was_alive & {*n.output}])
+        read = {name for node in graph.node for name in reads_of(node)} | {info.name for info in graph.output}
+        _replace(graph, "initializer", [one for one in graph.initializer if one.name in read | ({one.name} - was_read)])
+        made = {name for node in graph.node for name in node.output} | {info.name for info in graph.input}
+        _replace(graph, "value_info", [info for info in graph.value_info if info.name in made])
+        return DetachedModel(proto, {**source.weights, **self.weights})
+
+    def store(self, array: Array, name: str, whole: TensorProto | None = None, part: str = "") -> str:
+        """Store `array`, which is a `part` of the tensor `whole`."""
+        data_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+        if data_type not in TYPED_FIELDS:
+            return self._add_tensor(numpy_helper.from_array(array, self.free(name)), whole, part)
+        data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+        return self.store_weight(Weight(array.shape, data_type, data, digest_of(array)), name, whole, part)
+
+    def store_weight(self, weight: Weight, name: str, whole: TensorProto | None, part: str) -> str:
+        """Store `weight`, which may be unread."""
+        tensor, key = initializer_of(self.free(name), weight)
+        self.weights |= {} if key is None else {key: weight}
+        return self._add_tensor(tensor, whole, part)
+
+    def _add_tensor(self, tensor: TensorProto, whole: TensorProto | None, part: str) -> str:
+        if whole is not None:
+            mark_part(tensor, whole, part)
+        self.tensors.append(tensor)
+        return tensor.name
+
+    def constant(self, numbers: Sequence[int], name: str) -> str:
+        """A small tensor of sizes; equal ones are one."""
+        key = ("constant", *numbers)
+        if key not in self.made:
+            self.made[key] = self.free(name)
+            self.tensors.append(numpy_helper.from_array(np.array(numbers, np.int64), self.made[key]))
+        return self.made[key]
+
+    def copy_node(self, node: NodeProto, inputs: Sequence[str], output: str, role: str) -> str:
+        """Add `node` once more, on other inputs."""
+        same = NodeProto()
+        same.CopyFrom(node)
+        del same.input[:], same.output[:]
+        same.input.extend(inputs)
+        same.output.append(output)
+        self.add(same, node, role)
+        return output
+
+    def add_node(
+        self, op: str, inputs: Sequence[str], output: str, template: NodeProto, role: str, **attributes: Any
+    ) -> str:
+        self.add(onnx.helper.make_node(op, inputs, [output], **attributes), template, role)
+        return output
+
+    def add(self, node: NodeProto, template: NodeProto, role: str) -> None:
+        """Add `node` with the metadata of `template`, and a name after its."""
+        if not node.metadata_props:
+            node.metadata_props.extend(template.metadata_props)
+        node.name = free_name(part_name(template.name, role), self.node_names) if template.name else ""
+        self.node_names.add(node.name)
+        self.nodes.append((self.place, node))
+
+    def add_bare(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> None:
+        """Add a node that stands for none of the graph."""
+        self.nodes.append((self.place, onnx.helper.make_node(op, inputs, [output], **attributes)))
+
+    def free(self, name: str) -> str:
+        """`name`, or the next one like it that is free; it is taken from now on."""
+        name = free_name(name, self.names)
+        self.names.add(name)
+        return name
+
+    def opset(self) -> int:
+        versions = (one.version for one in self.view.model.proto.opset_import if one.domain in ONNX_DOMAINS)
+        return next(versions, 0)
+
+
+def _replace(graph: onnx.GraphProto, name: str, entries: Sequence[Any]) -> None:
+    """Make `entries` all that a repeated field holds. They are copied first, since clearing the field frees them."""
+    copied = onnx.GraphProto()
+    getattr(copied, name).extend(entries)
+    del getattr(graph, name)[:]
+    getattr(graph, name).extend(getattr(copied, name))

@@ -1,0 +1,141 @@
+"""The passes `split-qkv` and `split-gate-up`: merged projections become one product for each part again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final
+
+from passes.context import PassContext
+from passes.rewrites.packed_attention import unpack_attentions
+from passes.rewrites.split_product import Roles, SplitModel, split_products
+from passes.step import PassResult, Step
+from passes.structures.activations import BETWEEN, GELU_OPS
+from passes.structures.attention import attention_operands
+from passes.structures.projection import CURVE_OPS, HEAD_OPS, projections_behind, without_shared_rotation
+from passes.structures.view import GraphView, carried_inputs, op_of
+from passes.weights.detached import DetachedModel
+
+__all__ = ["SplitGateUp", "SplitQkv", "split_gate_up", "split_qkv"]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitQkv(Step):
+    """Take merged projections of Q, K and V apart, with their weights bit for bit."""
+
+    name: str = field(default="split-qkv", init=False)
+    source: str = field(default="onnxline", init=False)
+    makes_structures: ClassVar[tuple[str, ...]] = ("qkv",)
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        result = split_qkv(model)
+        return PassResult(result.model, result.model is not model, "; ".join(result.notes) or None)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitGateUp(Step):
+    """Take merged projections of the gate and the value of a gated MLP apart, with their weights bit for bit."""
+
+    name: str = field(default="split-gate-up", init=False)
+    source: str = field(default="onnxline", init=False)
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        result = split_gate_up(model)
+        return PassResult(result.model, result.model is not model, "; ".join(result.notes) or None)
+
+
+def split_qkv(model: DetachedModel) -> SplitModel:
+    """`model` with each product that makes several of Q, K and V of one attention taken apart; it does not change."""
+    unpacked = unpack_attentions(model)
+    result = _split_attentions(unpacked.model)
+    left = _not_split(result.model, unpacked.unpacked)
+    notes = (*unpacked.notes, *result.notes)
+    if left:  # a packed operator is left as it is where what it reads cannot be taken apart
+        unpacked = unpack_attentions(model, left)
+        result = _split_attentions(unpacked.model)
+    return replace(result, model=result.model if result.split else model, notes=notes)
+
+
+def _split_attentions(model: DetachedModel) -> SplitModel:
+    view = GraphView(model)
+    return split_products(view, find_merged_qkv(view))
+
+
+def _not_split(model: DetachedModel, unpacked: Mapping[str, str]) -> tuple[str, ...]:
+    """The outputs of those operators whose parts are still taken from one product."""
+    made = {name: node for node in model.proto.graph.node for name in node.output}
+    return tuple(
+        output for output, marker in unpacked.items() if marker in made and made[marker].op_type in ("Split", "Gather")
+    )
+
+
+def find_merged_qkv(view: GraphView) -> dict[str, Roles]:
+    """Each product that makes two or three of Q, K and V of one attention, and the values by which it does."""
+    found: dict[str, dict[str, frozenset[str]]] = {}
+    for readings in attention_operands(view):
+        for reading in readings:
+            queries, keys = without_shared_rotation(
+                view, projections_behind(view, reading.query), projections_behind(view, reading.key)
+            )
+            made = {"q": queries, "k": keys, "v": projections_behind(view, reading.value)}
+            values = {role: dict.fromkeys(one.value for one in own) for role, own in made.items()}
+            count = Counter(value for own in values.values() for value in own)
+            operands = {"q": reading.query, "k": reading.key, "v": reading.value}
+            for role, own in values.items():
+                reached = _values_behind(view, operands[role].name, HEAD_OPS)
+                for value in own:
+                    if count[value] > 1:
+                        roles = found.setdefault(value, {})
+                        roles[role] = roles.get(role, frozenset()) | reached
+    return {value: {role: roles[role] for role in "qkv" if role in roles} for value, roles in found.items()}
+
+
+def split_gate_up(model: DetachedModel) -> SplitModel:
+    """`model` with each product that makes both factors of a gated MLP taken apart; it does not change."""
+    view = GraphView(model)
+    return split_products(view, find_merged_gates(view))
+
+
+def find_merged_gates(view: GraphView) -> dict[str, Roles]:
+    """Each product of which one part goes through an activation and is multiplied with the other."""
+    found: dict[str, dict[str, frozenset[str]]] = {}
+    for node in view.by_op.get("Mul", ()):
+        first, second = node.input
+        for gate, up in ((first, second), (second, first)) if view.folded.isdisjoint(node.input) else ():
+            plain, curved = _values_behind(view, gate, BETWEEN), _values_behind(view, gate, GATING)
+            beside = _values_behind(view, up, BETWEEN)
+            if not beside - curved:
+                continue  # x · sigmoid(x), or a GELU in several ops: one activation of one value
+            for value in sorted((curved & beside) - plain):
+                if _is_projection(view, value):
+                    roles = found.setdefault(value, {"gate": frozenset(), "up": frozenset()})
+                    roles["gate"] |= curved
+                    roles["up"] |= beside
+    return dict(found)
+
+
+def _is_projection(view: GraphView, value: str) -> bool:
+    node = view.producers.get(value)
+    return node is not None and op_of(node) in PRODUCTS and bool(view.folded.intersection(filter(None, node.input[:2])))
+
+
+def _values_behind(view: GraphView, name: str, through: frozenset[str]) -> frozenset[str]:
+    """`name`, and the values that it is computed from through ops in `through`, and those that end the walk."""
+    seen: set[str] = set()
+    front = [name]
+    while front:
+        value = front.pop()
+        if value in seen or value in view.folded:
+            continue
+        seen.add(value)
+        node = view.producers.get(value)
+        if node is not None and (node.op_type in through or op_of(node) in through):
+            front += carried_inputs(node)
+    return frozenset(seen)
+
+
+PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv", "Einsum", "com.microsoft.FusedMatMul", "MatMulInteger"})
+
+GATING: Final = (CURVE_OPS - {"Softmax", "Max", "Min", "Exp"}) | BETWEEN | {*GELU_OPS, "Mul", "Div", "Pow"}
+"""Ops that may be between a projection and the product with its gate."""

@@ -1,0 +1,428 @@
+"""Take a product apart by the roles of its channels: a product for each role, and what layout its readers need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import NodeProto
+
+from passes.graph.traversal import bodies_in, reads_of
+from passes.provenance.weight_origins import part_name
+from passes.rewrites.channel_layout import Group, LayoutStep, layout_steps
+from passes.rewrites.graph_edit import GraphEdit
+from passes.rewrites.merged_product import (
+    ChannelOp,
+    ChannelValue,
+    MergedProduct,
+    NotSplit,
+    StoredChannels,
+    channel_values,
+    read_product,
+    stored_channels,
+)
+from passes.structures.axes import product_of
+from passes.structures.matrices import matrix_of
+from passes.structures.view import GraphView, attribute_of, modules_of, op_of
+from passes.weights.detached import DetachedModel
+from passes.weights.mapped import find_file_range
+from passes.weights.stand_ins import Weight, derived_digest
+
+__all__ = ["Roles", "SplitModel", "split_products"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+Roles = Mapping[str, frozenset[str]]
+"""Role, such as `q` or `gate` → the names of all values that it is made of."""
+
+REST: Final = "rest"
+"""The role of channels that have none: a matrix may be merged with more than Q, K and V."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitModel:
+    """A model with products taken apart. `split` names the merged matrices, `notes` says of others why they stay."""
+
+    model: DetachedModel
+    split: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelPart:
+    """The channels of one product that one consumer takes."""
+
+    role: str
+    value: ChannelValue
+
+    @property
+    def channels(self) -> Array:
+        """Their numbers in the order in which the value has them."""
+        return self.value.layout.channels.reshape(-1)
+
+
+def split_products(view: GraphView, wanted: Mapping[str, Roles]) -> SplitModel:
+    """The model of `view` with the products that make the values `wanted` taken apart by their roles.
+
+    A product that cannot be taken apart stays, with a note. The given model does not change.
+    """
+    edit, fixed = GraphEdit(view), _fixed_values(view)
+    split: list[str] = []
+    notes: dict[str, list[str]] = {}
+    for value, roles in wanted.items():
+        node = view.producers[value]
+        title = _matrix_name(view, node)
+        try:
+            product = read_product(view, node)
+            title = product.matrix.name
+            root = channel_values(view, product)
+            parts = list(_find_parts(product, root, roles, fixed))
+            _refuse_shared_channels(parts)
+            _Splitter(edit).split(product, root, _by_role(parts, roles))
+            split.append(title)
+        except NotSplit as why:
+            notes.setdefault(str(why), []).append(title)
+    said = tuple(f"{_join_names(titles)} {why}" for why, titles in notes.items())
+    return SplitModel(edit.model() if split else view.model, tuple(split), said)
+
+
+def _matrix_name(view: GraphView, node: NodeProto) -> str:
+    product = product_of(view, node)
+    operands = node.input if product is None else product.operands
+    return next((name for name in operands if name and name in view.folded), node.output[0])
+
+
+def _join_names(names: Sequence[str]) -> str:
+    return names[0] + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
+
+
+def _fixed_values(view: GraphView) -> dict[str, str]:
+    """The values that others than nodes of this graph read, with who reads them."""
+    fixed = dict.fromkeys((info.name for info in view.model.proto.graph.output), "the model's output")
+    for node in view.own:
+        if bodies_in(node):
+            fixed |= dict.fromkeys(reads_of(node), f"the body of {op_of(node)}")
+    return fixed
+
+
+def _find_parts(
+    product: MergedProduct, root: ChannelValue, roles: Roles, fixed: Mapping[str, str]
+) -> Iterator[ChannelPart]:
+    """The nearest values that have the channels of a single role; joined roles where a reader takes several at once.
+
+    Raises:
+        NotSplit: the product's output is read whole.
+    """
+    front = [root]
+    while front:
+        value = front.pop()
+        own = [role for role, reached in roles.items() if value.name in reached]
+        sized = value.layout.axes == root.layout.axes and product.has_sizes_of_data
+        readers = [op_of(node) for node in value.readers if len(own) < 2 or not (sized and node.op_type == "Shape")]
+        readers += [fixed[value.name]] if value.name in fixed else []
+        if not value.nexts and not readers:
+            continue  # an output of Split that nothing reads
+        if len(own) > 1 and not readers:
+            front += reversed(value.nexts)
+        elif value is root:
+            raise NotSplit(f"is read whole by {readers[0]}" if readers else "has channels of one role only")
+        else:
+            yield ChannelPart("".join(own) or REST, _behind_squeeze(value, fixed))
+
+
+def _behind_squeeze(value: ChannelValue, fixed: Mapping[str, str]) -> ChannelValue:
+    """The value behind a Squeeze or an Identity that is the only reader of `value`."""
+    while len(value.nexts) == 1 and not value.readers and value.name not in fixed:
+        (behind,) = value.nexts
+        if behind.node is None or behind.node.op_type not in ("Squeeze", "Identity"):
+            break
+        value = behind
+    return value
+
+
+def _by_role(parts: Iterable[ChannelPart], roles: Roles) -> dict[str, list[ChannelPart]]:
+    found: dict[str, list[ChannelPart]] = {role: [] for role in roles}
+    for part in parts:
+        found.setdefault(part.role, []).append(part)
+    return {role: own for role, own in found.items() if own}
+
+
+def _refuse_shared_channels(parts: Sequence[ChannelPart]) -> None:
+    """Each channel has to belong to one role; two parts of a role are the same channels, or have none in common."""
+    if len({part.role for part in parts}) < 2:
+        raise NotSplit("has channels of one role only")
+    owners: dict[int, tuple[str, bytes]] = {}
+    for part in parts:
+        own = (part.role, part.channels.tobytes())
+        for channel in part.channels.tolist():
+            if owners.setdefault(channel, own) != own:
+                raise NotSplit("has channels that several of its parts share")
+
+
+@dataclass(frozen=True, slots=True)
+class _Splitter:
+    """Writes the products of all roles in place of a merged one."""
+
+    edit: GraphEdit
+
+    def split(self, product: MergedProduct, root: ChannelValue, roles: Mapping[str, Sequence[ChannelPart]]) -> None:
+        """Replace `product` by one for each role; in case of an error nothing is changed.
+
+        Raises:
+            NotSplit: a tensor that cannot be cut, or sizes that are not known.
+        """
+        before = self.edit.state()
+        self.edit.place = self.edit.view.position[product.value]
+        ends = {part.value.name for parts in roles.values() for part in parts}
+        self.edit.removed.update((id(product.node), *(id(node) for node in _nodes_between(root, ends))))
+        try:
+            for node in _shapes_between(root, ends):
+                self._read_sizes_of_data(product, node)
+            for role, parts in roles.items():
+                self._add_role(product, role, parts)
+        except NotSplit:
+            self.edit.restore(before)
+            raise
+
+    def _read_sizes_of_data(self, product: MergedProduct, node: NodeProto) -> None:
+        """Make `node`, a Shape of the product, one of its data, with the number of channels as the last size."""
+        self.edit.removed.add(id(node))
+        dims = self.edit.view.dims(product.value)
+        assert dims  # the product was read
+        places = list(range(len(dims)))[attribute_of(node, "start", 0) : attribute_of(node, "end")]
+        positions, name = [at for at in places if at != len(dims) - 1], node.output[0]
+        pieces: list[str] = []
+        if positions:
+            sizes = self.edit.add_node("Shape", [product.data], self.edit.free(f"{name}.data"), node, "")
+            chosen = self.edit.constant(positions, f"{name}.places")
+            pieces.append(
+                self.edit.add_node("Gather", [sizes, chosen], self.edit.free(f"{name}.positions"), node, "", axis=0)
+            )
+        if len(places) > len(positions):
+            pieces.append(self.edit.constant([int(dims[-1])], f"{name}.channels"))
+        self.edit.add_node("Concat", pieces, name, node, "", axis=0)
+
+    def _add_role(self, product: MergedProduct, role: str, parts: Sequence[ChannelPart]) -> None:
+        """The product of one role, what was done to each of its channels, and the layout that each reader takes."""
+        ops = parts[0].value.ops
+        if any([one.node for one in part.value.ops] != [one.node for one in ops] for part in parts):
+            raise NotSplit("has parts of one role that are not computed alike")
+        pieces = list({part.channels.tobytes(): part for part in parts}.values())
+        channels = np.concatenate([part.channels for part in pieces])
+        orders = [part.value.layout.flat_order() for part in parts]
+        is_flat = any(op.node.op_type == "BatchNormalization" for op in ops) and product.axis != 1 - len(orders[0])
+        if is_flat:
+            orders = [_positions_first(order, product) for order in orders]
+        steps = [layout_steps(order, part.value.layout.axes) for order, part in zip(orders, parts, strict=True)]
+        nodes = [product.node, *(op.node for op in ops)]
+        # The last of the nodes makes the value that the readers know, if that is all there is to do.
+        known = {id(nodes[-1]): parts[0].value.name} if len(parts) == 1 and not steps[0] else {}
+        names = [known.get(id(node)) or self.edit.free(f"{node.output[0]}.{role}") for node in nodes]
+        inputs = list(product.node.input)
+        for at, stored in product.weights.items():
+            inputs[at] = self._cut(stored, channels, role, product.node)
+        value = self.edit.copy_node(product.node, inputs, names[0], role)
+        trailing = 0 if is_flat else -product.axis - 1
+        if is_flat:
+            shape = self.edit.constant([-1, len(channels)], f"{value}.shape")
+            value = self.edit.add_node("Reshape", [value, shape], self.edit.free(f"{value}.flat"), product.node, role)
+        for op, name in zip(ops, names[1:], strict=True):
+            value = self._copy_op(op, value, name, role, pieces, trailing)
+        flat = {pieces[0].channels.tobytes(): value}
+        if len(pieces) > 1:
+            as_read = {p.channels.tobytes(): p.value.name for p, todo in zip(parts, steps, strict=True) if not todo}
+            flat = self._split_pieces(value, pieces, as_read, -trailing - 1, role)
+        for part, order, todo in zip(parts, orders, steps, strict=True):
+            source = flat[part.channels.tobytes()]
+            if source != part.value.name:
+                self._lay_out(source, order, todo, part, role)
+
+    def _copy_op(
+        self, op: ChannelOp, value: str, name: str, role: str, pieces: Sequence[ChannelPart], trailing: int
+    ) -> str:
+        inputs = list(op.node.input)
+        inputs[op.data] = value
+        for at, place in op.params.items():
+            numbers = np.concatenate([part.value.layout.params[place].reshape(-1) for part in pieces])
+            ones = 0 if op.node.op_type == "BatchNormalization" else trailing
+            matrix = matrix_of(self.edit.view, inputs[at])
+            whole = None if matrix is None else matrix.stored
+            part = _part_name(inputs[at], role, op.node)
+            inputs[at] = self.edit.store(numbers.reshape(-1, *[1] * ones), part, whole, role)
+        return self.edit.copy_node(op.node, inputs, name, role)
+
+    def _split_pieces(
+        self, value: str, pieces: Sequence[ChannelPart], names: Mapping[bytes, str], axis: int, role: str
+    ) -> dict[bytes, str]:
+        """Take the channels of one role apart again, where its readers take them in several pieces, by `names`."""
+        keys = [part.channels.tobytes() for part in pieces]
+        names = {key: names.get(key) or self.edit.free(f"{value}.{at}") for at, key in enumerate(keys)}
+        sizes = [len(part.channels) for part in pieces]
+        if self.edit.opset() < SPLIT_TAKES_SIZES:
+            node = onnx.helper.make_node("Split", [value], list(names.values()), axis=axis, split=sizes)
+        else:
+            given = [value, self.edit.constant(sizes, f"{value}.sizes")]
+            node = onnx.helper.make_node("Split", given, list(names.values()), axis=axis)
+        self.edit.add(node, _maker(pieces[0]), role)
+        return dict(names)
+
+    def _lay_out(
+        self, source: str, order: Sequence[Group], steps: Sequence[LayoutStep], part: ChannelPart, role: str
+    ) -> None:
+        """Give the channels in `source` the layout in which the readers of `part` take them, by its name."""
+        groups, template = list(order), _maker(part)
+        if not steps:
+            self.edit.add_node("Identity", [source], part.value.name, template, role)
+        for at, step in enumerate(steps):
+            name = part.value.name if at == len(steps) - 1 else self.edit.free(f"{part.value.name}.{STEP_NAMES[at]}")
+            if step.perm:
+                groups = [groups[one] for one in step.perm]
+                source = self.edit.add_node("Transpose", [source], name, template, role, perm=list(step.perm))
+            else:
+                shape = self._shape(groups, step.groups, name)
+                source = self.edit.add_node("Reshape", [source, shape], name, template, role)
+                groups = list(step.groups)
+
+    def _shape(self, before: Sequence[Group], after: Sequence[Group], name: str) -> str:
+        """The sizes for a Reshape; those that are not fixed are copied, inferred, or read from another tensor."""
+        sizes: list[int | tuple[str, int]] = []
+        for at, group in enumerate(after):
+            if all(isinstance(one.size, int) for one in group):
+                sizes.append(prod(int(one.size) for one in group))
+            elif at < len(before) and before[at] == group:
+                sizes.append(0)
+            else:
+                sizes.append((len(group) == 1 and group[0].source) or ("", at))
+        unknown = [at for at, size in enumerate(sizes) if isinstance(size, tuple)]
+        if len(unknown) == 1:
+            sizes[unknown[0]] = -1
+        numbers = [size for size in sizes if isinstance(size, int)]
+        if len(numbers) == len(sizes):
+            return self.edit.constant(numbers, f"{name}.shape")
+        return self._shape_at_run_time(sizes, name)
+
+    def _shape_at_run_time(self, sizes: Sequence[int | tuple[str, int]], name: str) -> str:
+        pieces = [self._size_at_run_time(size, name) for size in sizes]
+        key, edit = ("sizes", *pieces), self.edit
+        if key not in edit.made:
+            edit.made[key] = edit.free(f"{name}.shape")
+            edit.add_bare("Concat", pieces, edit.made[key], axis=0)
+        return edit.made[key]
+
+    def _size_at_run_time(self, size: int | tuple[str, int], name: str) -> str:
+        if isinstance(size, int):
+            return self.edit.constant([size], f"{name}.size")
+        source, at = size
+        if not source:
+            raise NotSplit("has more than one size that is only known at run time")
+        edit = self.edit
+        if size not in edit.made:
+            place = edit.constant([at], f"{source}.place")
+            edit.made[size] = edit.free(f"{source}.{at}")
+            edit.add_bare("Gather", [source, place], edit.made[size], axis=0)
+        return edit.made[size]
+
+    def _cut(self, stored: StoredChannels, channels: Array, role: str, reader: NodeProto) -> str:
+        """The channels of a stored tensor, as the product reads them."""
+        key, whole = (stored.tensor.name, stored.axis, channels.tobytes()), stored.tensor
+        if key not in self.edit.made:
+            model, name = self.edit.view.model, _part_name(whole.name, role, reader)
+            weight = model.weight(whole)
+            if weight is not None and weight.unread:
+                rows = _unread_rows(weight, stored.axis, channels)
+                self.edit.made[key] = self.edit.store_weight(rows, name, whole, role)
+            else:
+                part = np.take(model.array(whole), channels, axis=stored.axis)
+                self.edit.made[key] = self.edit.store(np.ascontiguousarray(part), name, whole, role)
+        name = self.edit.made[key]
+        for node, axis in reversed(stored.nodes):
+            name = self._copy_weight_node(node, axis, name, channels, role)
+        return name
+
+    def _copy_weight_node(self, node: NodeProto, axis: int, name: str, channels: Array, role: str) -> str:
+        inputs, view = [name, *node.input[1:]], self.edit.view
+        dims = view.dims(node.output[0])
+        if node.op_type == "DequantizeLinear" and dims is not None:
+            along = attribute_of(node, "axis", 1) % len(dims)
+            for at, given in enumerate(node.input[1:], start=1):
+                own = view.dims(given) if given else ()
+                if own is None or len(own) > 1:
+                    raise NotSplit("has scales of no known shape")
+                if own and own != (1,) and along == axis % len(dims):
+                    inputs[at] = self._cut(stored_channels(view, given, 0), channels, role, node)
+        key = ("weight node", node.output[0], *inputs)
+        if key not in self.edit.made:
+            self.edit.made[key] = self.edit.free(f"{node.output[0]}.{role}")
+            self.edit.copy_node(node, inputs, self.edit.made[key], role)
+        return self.edit.made[key]
+
+
+def _unread_rows(weight: Weight, axis: int, channels: Array) -> Weight:
+    """Some rows of an unread weight, which are a place in its file, as long as they are one behind the other.
+
+    Raises:
+        NotSplit: they are not, so that the weight would have to be read.
+    """
+    first, count = int(channels[0]), len(channels)
+    if axis or not weight.data.flags.c_contiguous or not np.array_equal(channels, np.arange(first, first + count)):
+        raise NotSplit("stays unread, and its parts are not rows of it side by side")
+    size = weight.data.nbytes // weight.dims[0]
+    data = weight.data[first * size : (first + count) * size]
+    place = find_file_range(data)
+    if place is None:
+        raise NotSplit("stays unread, and is in no file")
+    digest = derived_digest(place.path, "place", (place.offset, place.nbytes))
+    return Weight((count, *weight.dims[1:]), weight.data_type, data, digest, unread=True)
+
+
+SPLIT_TAKES_SIZES: Final = 13
+"""The opset from which on the sizes of Split are an input."""
+
+
+def _maker(part: ChannelPart) -> NodeProto:
+    assert part.value.node is not None  # a part is never the whole output
+    return part.value.node
+
+
+def _positions_first(order: Sequence[Group], product: MergedProduct) -> tuple[Group, Group]:
+    """A matrix of positions and channels, as BatchNormalization takes it."""
+    if product.axis != -1:
+        raise NotSplit("comes with a BatchNormalization over another axis than its own")
+    return tuple(one for axis in order[:-1] for one in axis), order[-1]
+
+
+STEP_NAMES: Final = ("heads", "turned", "whole")
+
+
+def _nodes_between(root: ChannelValue, ends: set[str]) -> Iterator[NodeProto]:
+    """The nodes behind `root`, up to those that make `ends`."""
+    for value in root.nexts:
+        if value.node is not None:
+            yield value.node
+        if value.name not in ends:
+            yield from _nodes_between(value, ends)
+
+
+def _shapes_between(root: ChannelValue, ends: set[str]) -> Iterator[NodeProto]:
+    """The readers of the sizes of values behind `root`, up to `ends`."""
+    yield from (node for node in root.readers if node.op_type == "Shape")
+    for value in root.nexts:
+        if value.name not in ends:
+            yield from _shapes_between(value, ends)
+
+
+def _part_name(origin: str, role: str, reader: NodeProto) -> str:
+    """`attn.c_attn.q.weight` for `attn.c_attn.weight`; one that an exporter has counted is called by its module."""
+    modules = modules_of(reader)
+    if modules and ANONYMOUS.fullmatch(origin):
+        return f"{modules[-1]}.{role}.{'weight' if reader.input[1:2] == [origin] else 'bias'}"
+    return part_name(origin, role)
+
+
+ANONYMOUS: Final = re.compile(r"(onnx::\w+|val_\d+|_?\d+)")
+"""Names that an exporter has counted."""
