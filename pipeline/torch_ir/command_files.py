@@ -117,7 +117,7 @@ def _from_npz(path: Path) -> dict[str, torch.Tensor]:
 def _tensor(path: Path, name: str, archive: Mapping[str, np.ndarray]) -> torch.Tensor:
     try:
         return to_torch(archive[name])
-    except (TypeError, ValueError) as error:  # strings and objects
+    except (UsageError, TypeError, ValueError) as error:  # strings and objects
         raise UsageError(f"{path}: the array {name!r} holds no numbers: {error}") from error
 
 

@@ -16,10 +16,11 @@ from typer.testing import CliRunner, Result
 from pipeline.baseline import changes, read_baseline
 from pipeline.cli import app
 from pipeline.errors import CheckFailed, UsageError
+from tests.support.paths import EXAMPLES
 
 NEGS = '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { a = Identity (x) y = Neg (a) }'
 
-FACTORY = Path(__file__).parents[2] / "examples" / "attention_block.py"
+FACTORY = EXAMPLES / "attention_block.py"
 
 
 def ask(*words: str | Path) -> Result:

@@ -110,7 +110,7 @@ make = lambda: (Net(), (torch.rand(2, 2), torch.rand(2, 2)))
     assert_agrees(exported)
     with pytest.raises(ConfigError) as caught:
         export(config, output_names=["one"])
-    assert str(caught.value) == "export.output_names: 1 names, but the model has 2 tensors there: output_0, output_1"
+    assert str(caught.value) == "export.output_names: 1 name, but the model has 2 tensors there: output_0, output_1"
     with pytest.raises(ConfigError, match="'x' names an input and an output; a graph needs two names"):
         export(config, output_names=["x", "z"])
 
