@@ -205,7 +205,8 @@ def pairs(text: str) -> str:
 HEAD: Final = f"g (float[2, 4, 8] x) => (float[2, 4, 8] y) <{NUMBERS}, float one = {{1.0}}"
 KINDS: Final = {
     "layernorm": f"""{HEAD}, float two = {{2.0}}, float eps = {{1e-5}}, int64[1] last = {{-1}}, int8[8] w,
-        float[8] b> {{ @x m = ReduceMean (xd, last) @m d = Sub (xd, md) @d e = Pow (dd, two) @e f = ReduceMean (ed, last) @f
+        float[8] b> {{
+        @x m = ReduceMean (xd, last) @m d = Sub (xd, md) @d e = Pow (dd, two) @e f = ReduceMean (ed, last) @f
         h = Add (fd, eps) @h i = Sqrt (hd) @i j = Div (dd, id) @j wd = DequantizeLinear (w, sw, zw) k = Mul (jd, wd) @k
         y = Add (kd, b) }}""",
     "gelu": f"""{HEAD}, float root = {{1.4142135}}, int8 i = {{127}}, float si = {{0.003937008}}> {{
