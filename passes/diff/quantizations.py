@@ -94,14 +94,14 @@ def _encoding(after: GraphIndex, item: Item) -> list[int]:
 def _quantization(matched: ModelMatching, chain: Sequence[Item], old: int) -> Quantization:
     """One tensor; `old` is the stored tensor of the first model, negative for a computed value."""
     same, after = matched.same, matched.same.after
-    end, value = chain[-1], chain[0].needs[0]
+    value, read = chain[0].needs[0], list(chain[-1].needs)
     known = same.counterpart(value)
     name = same.before.names[old if old >= 0 else known] if max(old, known) >= 0 else after.names[value]
-    scale = _array(matched, end.needs[1])
-    zero = _array(matched, end.needs[2]) if len(end.needs) > 2 else None
-    whole = _tensor(matched, end.needs[0])
-    settings = {one.name: one.i for one in (*chain[0].node.attribute, *end.node.attribute)}
-    how = []
+    scale = _array(matched, read[1])
+    zero = _array(matched, read[2]) if len(read) > 2 else None
+    whole = _tensor(matched, read[0])
+    settings = {one.name: one.i for one in (*chain[0].node.attribute, *chain[-1].node.attribute)}
+    how: list[str] = []
     if scale is None or scale.size == 1:
         how.append("per tensor")
         how += [f"scale {scale.item():.6g}"] if scale is not None else []
@@ -111,8 +111,8 @@ def _quantization(matched: ModelMatching, chain: Sequence[Item], old: int) -> Qu
     else:
         how.append(f"per channel, {scale.size} scales")
     data_type = whole.data_type if whole is not None else settings.get("output_dtype", 0)
-    if not data_type and len(end.needs) > 2:
-        parameter = _tensor(matched, end.needs[2])
+    if not data_type and len(read) > 2:
+        parameter = _tensor(matched, read[2])
         data_type = parameter.data_type if parameter is not None else 0
     error = _largest_error(matched, old, whole, scale, zero, settings) if old >= 0 and whole is not None else ""
     dtype = TensorProto.DataType.Name(data_type or TensorProto.UINT8).lower()
