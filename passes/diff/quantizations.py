@@ -60,10 +60,11 @@ def find_quantizations(matched: ModelMatching, stored: Sequence[Stored]) -> Quan
         found.append(_quantization(matched, [after.items[one] for one in chain], old))
         nodes.update(chain)
     read = {one for place in nodes for one in after.items[place].needs if one != ABSENT}
-    alone = (one for one in read & after.tensors.keys() if all(user in nodes for user, _ in after.users[one]))
-    return Quantizations(
-        tuple(found), frozenset(nodes), frozenset(after.names[one] for one in alone), frozenset(removed)
-    )
+    alone = [one for one in read if all(user in nodes for user, _ in after.users[one])]
+    makers = {after.makers[one] for one in alone if one in after.shapes and after.makers[one] >= 0}
+    nodes |= {maker for maker in makers if matched.same.old_of[maker] < 0}  # a Constant that holds a scale
+    added = frozenset(after.names[one] for one in alone if one in after.tensors)
+    return Quantizations(tuple(found), frozenset(nodes), added, frozenset(removed))
 
 
 def _chain_of(matched: ModelMatching, place: int, end: Item) -> list[int]:
@@ -102,9 +103,10 @@ def _quantization(matched: ModelMatching, chain: Sequence[Item], old: int) -> Qu
     whole = _tensor(matched, read[0])
     settings = {one.name: one.i for one in (*chain[0].node.attribute, *chain[-1].node.attribute)}
     how: list[str] = []
-    if scale is None or scale.size == 1:
-        how.append("per tensor")
-        how += [f"scale {scale.item():.6g}"] if scale is not None else []
+    if scale is None:
+        how.append("with scales that are not read")
+    elif scale.size == 1:
+        how += ["per tensor", f"scale {scale.item():.6g}"]
         how += [f"zero point {int(zero.item())}"] if zero is not None and zero.size == 1 else []
     elif settings.get("block_size"):
         how.append(f"in blocks of {settings['block_size']}")
@@ -151,8 +153,11 @@ def _spread(parameter: np.ndarray, shape: tuple[int, ...], settings: dict[str, i
 
 
 def _tensor(matched: ModelMatching, value: int) -> TensorProto | None:
-    """The stored tensor `value` of the second model; None for one that is computed or in a node."""
-    return None if value == ABSENT else matched.same.after.tensors.get(value)
+    """The tensor `value` of the second model, stored or in a Constant; None for one that is computed."""
+    after = matched.same.after
+    if value == ABSENT or value in after.tensors or after.makers[value] < 0:
+        return after.tensors.get(value)
+    return next((one.t for one in after.items[after.makers[value]].node.attribute if one.HasField("t")), None)
 
 
 def _array(matched: ModelMatching, value: int) -> np.ndarray | None:

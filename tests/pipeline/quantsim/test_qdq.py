@@ -128,7 +128,7 @@ def test_a_name_that_is_taken_is_refused() -> None:
 
 @pytest.mark.parametrize("activations", ["uint8", "uint6"])
 def test_structures_are_found_in_the_quantized_model(activations: str) -> None:
-    """Of 6 bits there is a Clip in front of each pair. Six products are places, and 19 tensors that none of them reads."""
+    """Of 6 bits there is a Clip in front of each pair. Six products are places, and 19 tensors that none reads."""
     source = biased_attention()
     model = detached(source)
     ranges = {name: (-4.0, 4.0) for node in source.graph.node for name in (*node.input, *node.output)}
