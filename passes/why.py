@@ -30,6 +30,9 @@ FRAME: Final = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+), in (?P<fun
 OF_TORCH: Final = re.compile(r"(^|(site|dist)-packages[/\\])torch[/\\]|^<")
 """Files of torch itself, and code that it made up."""
 
+ROUNDING: Final = ("QuantizeLinear", "DequantizeLinear")
+"""Ops that are a part of how a weight is stored."""
+
 NEAREST: Final = 3
 
 
@@ -75,7 +78,7 @@ class WeightOrigin:
     made_by: str
     """The pass that made it; empty where it is the source's own."""
     readers: tuple[str, ...]
-    """The nodes that read it, as `OP NAME`."""
+    """The nodes that read it, as `OP NAME`; of a quantized one those that read its numbers, `… through OP NAME`."""
     part: str = ""
     """Which part of a merged weight it is, such as `q`; empty for a whole one."""
 
@@ -256,8 +259,17 @@ class _Nodes:
             form=form_of(tensor),
             part=part_of(tensor),
             made_by=marks.author,
-            readers=tuple(f"{node.op_type} {known_as(node)}" for node, _ in self._all if tensor.name in node.input),
+            readers=tuple(self._readers(tensor.name)),
         )
+
+    def _readers(self, name: str, through: tuple[str, ...] = ()) -> Iterator[str]:
+        """The nodes that read a value; where these only quantize or dequantize it, those behind them."""
+        for node, _ in self._all:
+            if name in node.input:
+                label = f"{node.op_type} {known_as(node)}"
+                is_rounded = node.op_type in ROUNDING and node.input[0] == name  # not a scale
+                behind = self._readers(node.output[0], (*through, label)) if is_rounded else ()
+                yield from tuple(behind) or (f"{label} through {', '.join(through)}" if through else label,)
 
     @cached_property
     def _root_classes(self) -> tuple[str, ...]:

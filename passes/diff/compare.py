@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from os import PathLike
@@ -15,6 +15,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, ValueInfoProto
 
 from passes.diff.initializers import Stored, initializer_changes
 from passes.diff.model_matching import ModelMatching, match_models
+from passes.diff.quantizations import find_quantizations
 from passes.diff.types import AttributeChange, Diff, HeaderChange, InputChange, Renaming, Replacement, label_of
 from passes.graph.formatting import format_attribute, format_type
 from passes.matching.graph_index import ABSENT, GraphIndex, Item
@@ -51,18 +52,24 @@ def compare_matched(matched: ModelMatching) -> Diff:
         rewired.extend(changed)
         stored.extend(tensors)
     header = header_changes(matched.before.proto, matched.after.proto)
+    quantized = find_quantizations(matched, stored)
+    changes = initializer_changes(matched, stored)
     found = Diff(
-        replaced=tuple(_replacements(matched, stored)),
+        replaced=tuple(_replacements(matched, stored, quantized.nodes)),
         attributes=tuple(attributes),
         rewired=tuple(rewired),
-        initializers=tuple(initializer_changes(matched, stored)),
+        initializers=tuple(change for change in changes if not quantized.explains(change)),
+        quantized=quantized.found,
         header=(*header, *function_changes(matched), *output_changes(matched)),
         renamed=tuple(dict.fromkeys(renamings(matched))),
     )
     return found if not found.is_empty else replace(found, shared=tuple(sharing_changes(matched)))
 
 
-def _replacements(matched: ModelMatching, stored: Sequence[Stored]) -> Iterator[Replacement]:
+def _replacements(
+    matched: ModelMatching, stored: Sequence[Stored], quantizing: Collection[int]
+) -> Iterator[Replacement]:
+    """The nodes without a counterpart, but for new ones that are `quantizing`."""
     before, after = matched.same.before, matched.same.after
     names: dict[int, dict[str, None]] = {}
     """Node that computed a constant → the initializers that hold it now."""
@@ -70,11 +77,13 @@ def _replacements(matched: ModelMatching, stored: Sequence[Stored]) -> Iterator[
         if old not in before.tensors and new in after.tensors:
             names.setdefault(before.makers[old], {})[after.names[new]] = None
     for olds, news in matched.groups:
-        yield Replacement(
-            tuple(label_of(before.items[old].node) for old in olds),
-            tuple(label_of(after.items[new].node) for new in news),
-            tuple(name for old in olds for name in names.get(old, ())),
-        )
+        others = [new for new in news if new not in quantizing]
+        if olds or others:
+            yield Replacement(
+                tuple(label_of(before.items[old].node) for old in olds),
+                tuple(label_of(after.items[new].node) for new in others),
+                tuple(name for old in olds for name in names.get(old, ())),
+            )
 
 
 def attribute_changes(matched: ModelMatching, item: Item, old_item: Item) -> Iterator[AttributeChange]:

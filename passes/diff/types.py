@@ -18,6 +18,7 @@ __all__ = [
     "InitializerChange",
     "InputChange",
     "NodeLabel",
+    "Quantization",
     "Renaming",
     "Replacement",
     "label_of",
@@ -137,6 +138,24 @@ SHOWN: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
+class Quantization:
+    """A tensor of the first model, by its name there, that the second model quantizes and dequantizes.
+
+    `how` says with how many scales, and with which if it is one. `what` is the distance of a stored tensor's numbers.
+    """
+
+    name: str
+    dtype: str
+    how: str
+    is_stored: bool
+    what: str = ""
+
+    def __str__(self) -> str:
+        kind = "stored tensor" if self.is_stored else "value"
+        return f"{kind} {self.name} quantized: {self.dtype} {self.how}" + (f"; {self.what}" if self.what else "")
+
+
+@dataclass(frozen=True, slots=True)
 class HeaderChange:
     """A difference at the level of the model: inputs, outputs, opsets and functions."""
 
@@ -171,6 +190,8 @@ class Diff:
     attributes: tuple[AttributeChange, ...] = ()
     rewired: tuple[InputChange, ...] = ()
     initializers: tuple[InitializerChange, ...] = ()
+    quantized: tuple[Quantization, ...] = ()
+    """Tensors that the second model quantizes; their nodes and scales are in no other list."""
     header: tuple[HeaderChange, ...] = ()
     shared: tuple[HeaderChange, ...] = ()
     """Which of several equal values is read, for models that are equal node by node."""

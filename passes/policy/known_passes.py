@@ -193,6 +193,7 @@ DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
     "FuseFp16InitializerToFp32NodeTransformer": ("qkv",),
     "ConvBNFusion": ("batchnorm",),
     "MatMul_BatchNormalization_Fusion": ("batchnorm",),
+    "QDQS8ToU8Transformer": ("qdq",),
     # onnxruntime_fusions
     "enable_attention": ("qkv", "attention"),
     "enable_packed_qkv": ("qkv",),

@@ -136,5 +136,6 @@ def _product_behind(view: GraphView, name: str) -> NodeProto | None:
 
 BETWEEN: Final = frozenset(
     {*("Add", "Reshape", "Transpose", "Identity", "Cast", "CastLike", "Squeeze", "Unsqueeze", "Clip")}
+    | {"QuantizeLinear", "DequantizeLinear"}
     | {*("Split", "SplitToSequence", "SequenceAt", "Slice", "Gather")}
 )

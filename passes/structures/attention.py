@@ -213,7 +213,19 @@ WEIGHTINGS: Final = SOFTMAXES | {"Sigmoid", "HardSigmoid", "Relu", "LeakyRelu", 
 BETWEEN: Final = frozenset(
     {
         *("Cast", "CastLike", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Expand", "Flatten"),
-        *("Add", "Sub", "Mul", "Div", "Where", "Dropout", "Split", "Trilu", "QuantizeLinear", "DequantizeLinear"),
+        *(
+            "Add",
+            "Sub",
+            "Mul",
+            "Div",
+            "Where",
+            "Dropout",
+            "Split",
+            "Trilu",
+            "QuantizeLinear",
+            "DequantizeLinear",
+            "Clip",
+        ),
     }
 )
 """Ops that may be between the two products of linear attention: a scale, a mask, a decay, the sum over all keys."""

@@ -12,6 +12,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from passes.structures.matrices import matrix_of, matrix_values
+from passes.structures.quantized_weights import NBITS, quantized_weight
 from passes.structures.types import (
     CAST_TO,
     MOST_COMPUTED,
@@ -23,7 +24,17 @@ from passes.structures.types import (
     PinSite,
     SearchResult,
 )
-from passes.structures.view import LAYOUT_OPS, PASSING_OPS, GraphView, attribute_of, constant_of, module_of, op_of
+from passes.structures.view import (
+    DEQUANTIZE,
+    LAYOUT_OPS,
+    PASSING_OPS,
+    QUANTIZE,
+    GraphView,
+    attribute_of,
+    constant_of,
+    module_of,
+    op_of,
+)
 from passes.weights.stand_ins import digest_of
 
 __all__ = ["PRODUCTS", "Candidate", "find_by_shape", "find_fused", "instances_of", "pins_at"]
@@ -46,6 +57,8 @@ class Candidate:
     name: str = ""
     computed: int = 0
     allow_gaps: bool = False
+    may_be_constant: bool = False
+    """Whether it has to stay even where it computes a constant."""
 
     @property
     def value(self) -> str:
@@ -72,8 +85,8 @@ def find_by_shape(
 
 def instances_of(kind: str, candidates: Iterable[Candidate], view: GraphView) -> tuple[Instance, ...]:
     """Instances of all candidates, one for each value. Those that compute a constant are left out: it may be folded."""
-    by_value = {candidate.value: candidate for candidate in candidates if candidate.value not in view.folded}
-    kept = list(by_value.values())
+    stays = (one for one in candidates if one.may_be_constant or one.value not in view.folded)
+    kept = list({candidate.value: candidate for candidate in stays}.values())
     if not kept:
         return ()
     modules = [module_of(list(candidate.nodes)) for candidate in kept]
@@ -118,7 +131,7 @@ class _InstanceBuilder:
         return replace(self._core(candidate.last, members, candidate.allow_gaps), computed=candidate.computed)
 
     def weights(self, candidate: Candidate) -> tuple[KeptWeight, ...]:
-        return tuple(self._kept_weights(candidate.nodes))
+        return tuple(dict.fromkeys(self._kept_weights(candidate.nodes)))
 
     def _core(self, node: NodeProto, members: Mapping[str, NodeProto], allow_gaps: bool) -> CoreNode:
         op = op_of(node)
@@ -138,33 +151,47 @@ class _InstanceBuilder:
 
     def _behind_layout(self, name: str, members: Mapping[str, NodeProto]) -> str:
         maker = self._view.producers.get(name)
-        while maker is not None and name not in members and maker.op_type in LAYOUT:
-            name = maker.input[0]
+        while maker is not None and name not in members:
+            before = maker.input[0] if maker.op_type in LAYOUT else self._view.before_pair(name)
+            if before is None:
+                break
+            name = before
             maker = self._view.producers.get(name)
         return name
 
     def _far_members(self, node: NodeProto, members: Mapping[str, NodeProto]) -> list[NodeProto]:
         seen, reached, front = {node.output[0]}, [], [node]
         for _ in range(MOST_HOPS):
-            makers = [self._view.producers.get(name) for each in front for name in each.input]
+            names = [self._before_pairs(name, members) for each in front for name in each.input]
             front = []
-            for maker in makers:
+            for maker in map(self._view.producers.get, names):
                 if maker is None or maker.output[0] in seen:
                     continue
                 seen.add(maker.output[0])
                 (reached if maker.output[0] in members else front).append(maker)
         return reached
 
+    def _before_pairs(self, name: str, members: Mapping[str, NodeProto]) -> str:
+        """The value before all pairs that quantize and dequantize: between core nodes these do not count."""
+        before = None if name in members else self._view.before_pair(name)
+        return name if before is None else self._before_pairs(before, members)
+
     def _kept_weights(self, nodes: Iterable[NodeProto]) -> Iterator[KeptWeight]:
         for node in nodes:
             for name in node.input:
                 tensor = self._view.weight_behind(name) if name else None
-                if tensor is not None and np.prod(tensor.dims, dtype=np.int64) > 1 and _is_weight(tensor):
+                quantized = quantized_weight(self._view, name)
+                if quantized is not None:
+                    yield KeptWeight(node.op_type, quantized.name, self._digests_of(name, op_of(node)))
+                elif tensor is not None and np.prod(tensor.dims, dtype=np.int64) > 1 and _is_weight(tensor):
                     yield KeptWeight(node.op_type, tensor.name, self._digests_of(name, op_of(node)))
 
     def _digests_of(self, name: str, op: str) -> frozenset[str]:
         """The digests of the weight `name`: as it is stored, as it is read, and for a product also transposed."""
         key = (name, op in PRODUCTS)
+        if op in QUANTIZING:  # a bias is stored in 32 bits
+            tensor = self._view.tensor_at(name)
+            return frozenset() if tensor is None else frozenset({self._view.model.digest(tensor)})
         if key not in self._digests:
             self._digests[key] = frozenset(self._ways(*key))
         return self._digests[key]
@@ -178,7 +205,7 @@ class _InstanceBuilder:
             maker = view.producers.get(name)
         tensor = view.initializers.get(name) if maker is None else constant_of(maker)
         if tensor is None and whole in view.folded:
-            yield from self._computed_digest(whole)
+            yield from self._computed_digests(whole, may_turn)
             return
         ops = {node.op_type for node in way}
         if tensor is None or not _is_weight(tensor) or ops - LAYOUT_OPS:
@@ -196,15 +223,23 @@ class _InstanceBuilder:
         elif may_turn and len(tensor.dims) == 2 and min(tensor.dims) > 1:
             yield view.model.turned_digest(tensor, (1, 0))
 
-    def _computed_digest(self, name: str) -> Iterator[str]:
-        """The digest that a small computed constant, such as `1 + w`, will have once it is folded."""
+    def _computed_digests(self, name: str, may_turn: bool) -> Iterator[str]:
+        """The digest that a small computed constant, such as `1 + w`, will have once it is folded.
+
+        A quantized weight has, whatever its size, one of how it is computed too.
+        """
+        quantized = quantized_weight(self._view, name)
+        if quantized is not None:
+            yield quantized.digest
         matrix = matrix_of(self._view, name)
         if matrix is None or not _is_weight(matrix.stored):
             return
-        if all(math.prod(tensor.dims) <= MOST_COMPUTED for tensor in matrix.tensors):
+        if quantized is not None or all(math.prod(tensor.dims) <= MOST_COMPUTED for tensor in matrix.tensors):
             values = matrix_values(self._view, matrix)
             if values is not None and values.size > 1:
                 yield digest_of(values)
+                if quantized is not None and may_turn and values.ndim == 2:
+                    yield digest_of(values.T)
 
 
 def _rearrange(node: NodeProto, array: np.ndarray) -> np.ndarray:
@@ -228,9 +263,14 @@ def _attributes(node: NodeProto) -> Iterator[tuple[str, object]]:
             yield name, attribute_of(node, name, default)
 
 
+QUANTIZING: Final = frozenset(f"{domain}{op}" for op in (QUANTIZE, DEQUANTIZE) for domain in ("", "com.microsoft."))
+
 NORMS: Final = frozenset({f"{name}Normalization" for name in ("Layer", "RMS", "Batch", "Instance", "Group")})
 
 TELLING: Final[Mapping[str, tuple[object, frozenset[str]]]] = {
+    "axis": (1, QUANTIZING),
+    "block_size": (0, QUANTIZING | {NBITS}),
+    "bits": (4, frozenset({NBITS})),
     "epsilon": (np.float32(1e-5).item(), NORMS),
     "approximate": (b"none", frozenset({"Gelu"})),
     "alpha": (1.0, PRODUCTS),

@@ -18,7 +18,7 @@ from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
 from passes.graph.traversal import live_nodes
 from passes.structures.projection_check import computed_constant, constants_of
-from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, Core, CoreNode, Instance
+from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, QUANTIZED, Core, CoreNode, Instance
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
 
@@ -128,8 +128,8 @@ class CoreIndex:
         if core.allow_gaps:
             before = self._upstream(index)
             return any(self._matches(wanted, up) for op in wanted.ops for up in before.get(op, ()))
-        makers = (self._makers.get(self._behind(name)) for name in self._inputs[index])
-        return any(maker is not None and self._matches(wanted, maker) for maker in makers)
+        makers = (maker for name in self._inputs[index] for maker in self._makers_behind(name))
+        return any(self._matches(wanted, maker) for maker in makers)
 
     def _upstream(self, index: int) -> dict[str, list[int]]:
         """The nodes at most `MOST_HOPS` before a node, by op, nearest first; none behind a product of two values."""
@@ -137,25 +137,53 @@ class CoreIndex:
             seen, front = {index}, [index]
             found: dict[str, list[int]] = defaultdict(list)
             for _ in range(MOST_HOPS):
-                front = list({maker for each in front for maker in self._makers_of[each]} - seen)
-                seen.update(front)
+                front = self._hop(front, seen)
                 for maker in front:
                     found[self._ops[maker]].append(maker)
                 front = [maker for maker in front if not self._is_barrier(maker)]
             self._before[index] = found
         return self._before[index]
 
+    def _hop(self, front: Sequence[int], seen: set[int]) -> list[int]:
+        """The makers of what `front` reads that are not among `seen`, which they join.
+
+        What only rounds a value, a quantization and what undoes it, is no hop: what is behind it comes along.
+        """
+        reached: list[int] = []
+        while front:
+            new = list({maker for each in front for maker in self._makers_of[each]} - seen)
+            seen.update(new)
+            reached += new
+            front = [maker for maker in new if self._ops[maker] in ROUNDING]
+        return reached
+
     def _is_barrier(self, index: int) -> bool:
         """Whether what comes before a node belongs to another structure: a product with weights may mix heads."""
         return self._ops[index] in BARRIERS and not any(map(self._digest, self._inputs[index]))
 
-    def _behind(self, name: str) -> str:
-        """Follow `name` back through layout ops."""
+    def _makers_behind(self, name: str) -> Iterator[int]:
+        """The maker of `name`, and those behind it through layout ops and quantization, the nearest first."""
         maker = self._makers.get(name)
-        while maker is not None and self._ops[maker] in LAYOUT:
-            name = self._inputs[maker][0]
-            maker = self._makers.get(name)
-        return name
+        while maker is not None:
+            yield maker
+            op = self._ops[maker]
+            if op not in LAYOUT and op not in ROUNDING and not self._is_bound(maker):
+                return
+            maker = self._makers.get(self._inputs[maker][0])
+
+    def _is_bound(self, index: int) -> bool:
+        """Whether a node keeps a value within the numbers of a format, in front of a quantization."""
+        readers = self._readers[self._outputs[index]]
+        return self._ops[index] == "Clip" and all(self._ops[reader] in QUANTIZING for reader in readers)
+
+    @cached_property
+    def _readers(self) -> dict[str, list[int]]:
+        """Value → the nodes that read it."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for index, names in enumerate(self._inputs):
+            for name in names:
+                found[name].append(index)
+        return found
 
     def _digest(self, name: str) -> str:
         """The digest of the stored tensor behind `name`, up to its shape, with the types that it is cast to.
@@ -189,13 +217,41 @@ class CoreIndex:
         return {value: node for node in self._model.proto.graph.node for value in node.output}
 
     def _computed_digest(self, name: str) -> str:
-        """The digest of a computed constant: that of its numbers if it is small enough, else `LARGE`."""
+        """The digest of a computed constant: that of its numbers if it is small enough; of a larger one, which is
+        quantized, that of how it is computed, else `LARGE`."""
         if name not in self._constants:
             return ""
         if _most_numbers(name, self._all_makers, self._stored) > MOST_COMPUTED:
-            return LARGE
+            return self._quantized_digest(name) or LARGE
         values = computed_constant(self._model, name, self._all_makers, self._stored)
         return LARGE if values is None else digest_of(values)
+
+    def _quantized_digest(self, name: str) -> str:
+        """The digest of a tensor that is stored quantized, by what it is computed from; empty for another one."""
+        nodes: list[NodeProto] = []
+        while (node := self._all_makers.get(name)) is not None and node.op_type != "Constant":
+            if node.op_type in ("DequantizeLinear", "QuantizeLinear"):
+                nodes.insert(0, node)
+            elif node.op_type not in ARRANGING or node.op_type == "Cast":
+                return ""
+            name = node.input[0]
+        if [node.op_type for node in nodes] not in (["DequantizeLinear"], ["QuantizeLinear", "DequantizeLinear"]):
+            return ""
+        texts = [self._digest_of_stored(name)]
+        for node in nodes:
+            texts += [self._digest_of_stored(parameter) for parameter in node.input[1:3]]
+            numbers = {one.name: one.i for one in node.attribute}
+            texts += [str(numbers.get("axis", 1)), str(numbers.get("block_size", 0))]
+        return QUANTIZED + "/".join(texts)
+
+    def _digest_of_stored(self, name: str) -> str:
+        """The digest of a stored tensor, also of one in a Constant, up to its shape; empty if there is none."""
+        tensor, maker = self._stored.get(name), self._all_makers.get(name)
+        if tensor is None and maker is not None and maker.op_type in ARRANGING:
+            return self._digest_of_stored(maker.input[0])
+        if tensor is None and maker is not None and maker.op_type == "Constant":
+            tensor = _constant(maker.attribute[0])
+        return "" if tensor is None else self._model.digest(tensor)
 
 
 def _most_numbers(name: str, makers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]) -> int:
@@ -243,6 +299,11 @@ def _op(node: NodeProto) -> str:
 BARRIERS: Final = frozenset({"MatMul", "Einsum", "Gemm", "Softmax"})
 """Ops at which the search for a core node stops, unless they read weights."""
 
+QUANTIZING: Final = frozenset({"QuantizeLinear", "com.microsoft.QuantizeLinear"})
+
+ROUNDING: Final = QUANTIZING | {"DequantizeLinear", "com.microsoft.DequantizeLinear"}
+"""Ops that only round a value between them."""
+
 LARGE: Final = "constant"
 """The digest of a constant whose numbers are not read."""
 
@@ -254,5 +315,8 @@ LAYOUT: Final = frozenset(
 )
 """Ops that may be between two core nodes."""
 
-DEFAULTS: Final[Mapping[str, object]] = {"epsilon": np.float32(1e-5).item(), "approximate": b"none", "alpha": 1.0}
+DEFAULTS: Final[Mapping[str, object]] = {
+    **{"epsilon": np.float32(1e-5).item(), "approximate": b"none", "alpha": 1.0},
+    **{"axis": 1, "block_size": 0, "bits": 4},
+}
 """Attribute → its default; a core may require no others."""

@@ -8,7 +8,8 @@ from typing import Final
 from onnx import NodeProto, TensorProto
 
 from passes.structures.candidates import Candidate, find_fused
-from passes.structures.view import LAYOUT_OPS, GraphView, attribute_of
+from passes.structures.quantized_weights import quantized_weight
+from passes.structures.view import DEQUANTIZE, LAYOUT_OPS, QUANTIZE, GraphView, attribute_of
 
 __all__ = ["find_embeddings", "find_rotary_embeddings"]
 
@@ -19,15 +20,16 @@ TABLE_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFL
 def find_embeddings(view: GraphView) -> Iterator[Candidate]:
     """Each Gather on axis 0 of a matrix. A lookup by constant indices is itself constant; `instances_of` drops it."""
     for node in view.by_op.get("Gather", ()):
-        table = view.weight_behind(node.input[0])
-        if (
-            table is None
-            or attribute_of(node, "axis", 0) != 0
-            or len(table.dims) != 2
-            or table.data_type not in TABLE_TYPES
-        ):
-            continue
-        yield Candidate(node, (node,), (node.output[0],))
+        if attribute_of(node, "axis", 0) == 0 and _is_table(view, node.input[0]):
+            yield Candidate(node, (node,), (node.output[0],))
+
+
+def _is_table(view: GraphView, name: str) -> bool:
+    quantized = quantized_weight(view, name)
+    if quantized is not None:
+        return len(quantized.stored.dims) == 2
+    table = view.weight_behind(name)
+    return table is not None and len(table.dims) == 2 and table.data_type in TABLE_TYPES
 
 
 def find_rotary_embeddings(view: GraphView) -> Iterator[Candidate]:
@@ -40,15 +42,19 @@ def find_rotary_embeddings(view: GraphView) -> Iterator[Candidate]:
 
 def _find_whole(view: GraphView, turn: NodeProto) -> Iterator[Candidate]:
     """x·cos + concat(-b, a)·sin, where a and b are parts of x."""
-    for joined, _ in view.downstream(turn.output[0], LAYOUT_OPS):
+    for joined, _ in view.downstream(turn.output[0], BETWEEN):
         if joined.op_type != "Concat":
             continue
         wholes = [
-            set(_wholes(view, turn.input[0] if (one := view.behind(name, LAYOUT_OPS)) == turn.output[0] else one))
+            set(
+                _wholes(
+                    view, turn.input[0] if (one := view.behind(name, LAYOUT_OPS, pairs=True)) == turn.output[0] else one
+                )
+            )
             for name in joined.input
         ]
         common = set.intersection(*wholes)
-        for rotated, _ in view.downstream(joined.output[0], LAYOUT_OPS):
+        for rotated, _ in view.downstream(joined.output[0], BETWEEN):
             for total in view.readers(rotated.output[0], "Add") if rotated.op_type == "Mul" else ():
                 straight = view.maker(view.other_operand(total, rotated.output[0]), "Mul")
                 x = common.intersection(view.source(one) for one in straight.input) if straight is not None else ()
@@ -64,8 +70,8 @@ def _by_parts(view: GraphView, difference: NodeProto) -> Iterator[Candidate]:
         return
     for a in left.input:
         for total, crossed in _crossed_sums(view, a, left, right):
-            for joined, _ in view.downstream(difference.output[0], LAYOUT_OPS):
-                parts = {view.source(view.behind(name, LAYOUT_OPS)) for name in joined.input}
+            for joined, _ in view.downstream(difference.output[0], BETWEEN):
+                parts = {view.source(view.behind(name, LAYOUT_OPS, pairs=True)) for name in joined.input}
                 if joined.op_type == "Concat" and parts == {difference.output[0], total.output[0]}:
                     nodes = (left, right, difference, *crossed, total, joined)
                     yield Candidate(joined, nodes, (difference.output[0], total.output[0], joined.output[0]))
@@ -94,5 +100,10 @@ def _wholes(view: GraphView, part: str) -> Iterator[str]:
             yield view.source(node.input[0])
 
 
-CUTS: Final = frozenset({"Slice", "Split", "SplitToSequence", "SequenceAt", "Gather", "Identity", "Squeeze"})
-"""Ops that take a half, or every second element."""
+CUTS: Final = frozenset(
+    {"Slice", "Split", "SplitToSequence", "SequenceAt", "Gather", "Identity", "Squeeze", QUANTIZE, DEQUANTIZE}
+)
+"""Ops that take a half, or every second element, and what may be between two of them."""
+
+BETWEEN: Final = LAYOUT_OPS | {QUANTIZE, DEQUANTIZE, "Clip"}
+"""Ops that may be between two steps of a rotary embedding."""

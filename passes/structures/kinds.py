@@ -19,6 +19,7 @@ from passes.structures.embeddings import find_embeddings, find_rotary_embeddings
 from passes.structures.norms import find_batch_norms, find_layer_norms, find_rms_norms
 from passes.structures.projection_check import find_lost_projections
 from passes.structures.qkv import find_separate_qkv
+from passes.structures.quantization import find_pairs
 from passes.structures.residual import find_residuals
 from passes.structures.selectors import find_modules, find_nodes, name_of
 from passes.structures.types import Instance, SearchResult
@@ -104,6 +105,9 @@ STRUCTURES: Final[Mapping[str, Structure]] = {
             _by_shape("swiglu", "product of silu(x·W) and x·V", find_swiglus, *_CURVES),
             _by_shape("embedding", "lookup of rows in a table of weights", find_embeddings, "Gather", "GatherND"),
             _by_shape("rope", "rotary embedding", find_rotary_embeddings, "Cos", "Sin", "Neg", "Softmax"),
+            _by_shape(
+                "qdq", "quantized tensor", find_pairs, "QuantizeLinear", "DequantizeLinear", "MatMul", "Gemm", "Conv"
+            ),
             _by_shape(
                 "residual", "sum of a value and of what a sublayer makes of it", find_residuals, "Add", "Sum", "Concat"
             ),

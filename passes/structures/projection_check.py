@@ -23,11 +23,11 @@ from passes.graph.traversal import bodies_of, live_nodes
 from passes.model.canonical import meanings_of
 from passes.model.extraction import with_functions_inlined
 from passes.model.rounding import sums_of
-from passes.structures.types import Instance, KeptWeight
+from passes.structures.types import PACKED, Instance, KeptWeight
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
 
-__all__ = ["computed_constant", "constants_of", "find_lost_projections"]
+__all__ = ["computed_constant", "constants_of", "find_lost_projections", "packing_suffix"]
 
 
 def find_lost_projections(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
@@ -79,7 +79,7 @@ class ProductOperands:
     def __init__(self, model: DetachedModel) -> None:
         self._model = with_functions_inlined(model)
         graph = self._model.proto.graph
-        self._operands = [one for scope in _scopes(graph, "", {}, {}) for one in _operands(scope)]
+        self._operands = [one for scope in _scopes(graph, "", {}, {}) for one in _operands(scope, self._model)]
 
     def values_with(self, weight: KeptWeight) -> set[str]:
         """The values that are a product with only the matrix of `weight`."""
@@ -118,7 +118,8 @@ class ProductOperands:
         for one, values in zip(self._operands, self._values if weight.rounded else [], strict=False):
             if values is None or weight.rounded is None or values.size != weight.rounded.size:
                 continue
-            if digest_of(values) + one.suffix in weight.digests or weight.rounded.is_close(sums_of(values)):
+            is_same = digest_of(values) + one.suffix in weight.digests
+            if is_same or (not weight.is_exact and weight.rounded.is_close(sums_of(values))):
                 yield one.value
 
     def _values_of(self, one: _ProductOperand) -> np.ndarray | None:
@@ -163,13 +164,22 @@ def _scopes(
                 yield from _scopes(body, f"{path}{node.output[0]}.{attribute.name}/", makers, stored)
 
 
-def _operands(scope: _GraphScope) -> Iterator[_ProductOperand]:
+def _operands(scope: _GraphScope, model: DetachedModel) -> Iterator[_ProductOperand]:
     for node in scope.live:
         scale = next((one.f for one in node.attribute if one.name == "alpha"), 1.0)
         for place in PRODUCTS.get(node.op_type, ()):
             if place < len(node.input):
-                suffix = "" if scale == 1.0 else f"*{scale}"
+                suffix = packing_suffix(node, scope.stored, model) + ("" if scale == 1.0 else f"*{scale}")
                 yield _ProductOperand(scope, scope.path + node.output[0], node.input[place], suffix)
+
+
+def packing_suffix(node: NodeProto, stored: Mapping[str, TensorProto], model: DetachedModel) -> str:
+    """What belongs to the matrix of a MatMulNBits beside its packed numbers; empty for other products."""
+    if node.op_type != "MatMulNBits":
+        return ""
+    beside = [model.digest(stored[name]) if name in stored else "" for name in node.input[2:5]]
+    numbers = {attribute.name: attribute.i for attribute in node.attribute}
+    return PACKED + "/".join((*beside, str(numbers.get("bits", 4)), str(numbers.get("block_size", 0))))
 
 
 def _stored_behind(one: _ProductOperand) -> TensorProto | None:

@@ -18,6 +18,7 @@ from passes.model.rounding import Sums, sums_of
 from passes.structures.attention import Operands, attention_operands
 from passes.structures.matrices import Matrix, matrix_values
 from passes.structures.projection import Projection, computed_from, projections_behind, without_shared_rotation
+from passes.structures.quantized_weights import packing_of, quantized_weight
 from passes.structures.types import Instance, KeptWeight, PinSite, SearchResult
 from passes.structures.view import PASSING_OPS, GraphView, attribute_of, module_of
 from passes.suggest import plural
@@ -211,7 +212,7 @@ def _kept_weight(view: GraphView, role: str, projection: Projection, meanings: V
     """
     matrix = projection.matrix
     if matrix.is_plain:
-        return _with_scale(role, projection, frozenset(_plain_digests(view, matrix)), None)
+        return _with_scale(view, role, projection, frozenset(_plain_digests(view, matrix)), None)
     values = matrix_values(view, matrix)
     digests = set() if values is None else {digest_of(values), *map(digest_of, _transposes(values))}
     if meanings is not None and matrix.value in meanings.values:
@@ -219,14 +220,16 @@ def _kept_weight(view: GraphView, role: str, projection: Projection, meanings: V
     if _is_quantized(view, matrix):  # a pass may multiply with the stored tensor and scale afterwards
         digests.add(view.model.digest(matrix.stored))
         digests.update(view.model.turned_digest(matrix.stored, axes) for axes in _turns(matrix.stored))
-    return _with_scale(role, projection, frozenset(digests), None if values is None else sums_of(values))
+    return _with_scale(view, role, projection, frozenset(digests), None if values is None else sums_of(values))
 
 
-def _with_scale(role: str, projection: Projection, digests: frozenset[str], rounded: Sums | None) -> KeptWeight:
+def _with_scale(
+    view: GraphView, role: str, projection: Projection, digests: frozenset[str], rounded: Sums | None
+) -> KeptWeight:
     scale = attribute_of(projection.node, "alpha", 1.0)
-    if scale != 1.0:
-        digests = frozenset(f"{digest}*{scale}" for digest in digests)
-    return KeptWeight(role, projection.weight.name, digests, rounded)
+    suffix = packing_of(view, projection.node) + ("" if scale == 1.0 else f"*{scale}")
+    is_exact = quantized_weight(view, projection.matrix.value) is not None
+    return KeptWeight(role, projection.weight.name, frozenset(f"{one}{suffix}" for one in digests), rounded, is_exact)
 
 
 def _is_quantized(view: GraphView, matrix: Matrix) -> bool:

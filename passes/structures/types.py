@@ -13,6 +13,8 @@ __all__ = [
     "CAST_TO",
     "MOST_COMPUTED",
     "MOST_HOPS",
+    "PACKED",
+    "QUANTIZED",
     "Boundary",
     "Core",
     "CoreNode",
@@ -37,6 +39,8 @@ class KeptWeight:
     digests: frozenset[str]
     rounded: Sums | None = None
     """For a matrix computed from stored tensors: sums that identify it up to rounding, as folding may round."""
+    is_exact: bool = False
+    """Whether rounding counts too, as it does for whole numbers times a scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,3 +168,11 @@ MOST_COMPUTED: Final = 2**16
 
 CAST_TO: Final = ">"
 """Precedes, in a digest, the ONNX dtype that the tensor is cast to."""
+
+QUANTIZED: Final = "quantized "
+"""Begins the digest of a tensor that DequantizeLinear makes: the digest of what is stored, then for each of the one or
+two nodes on the way the digests of scale and zero point, the axis and the block size, separated by slashes."""
+
+PACKED: Final = " packed "
+"""Follows the digest of the matrix of a MatMulNBits: the digests of scales, zero points and group indices, the bits and
+the block size, separated by slashes."""

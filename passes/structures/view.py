@@ -18,8 +18,10 @@ from passes.graph.traversal import bodies_of
 from passes.weights.detached import DetachedModel
 
 __all__ = [
+    "DEQUANTIZE",
     "LAYOUT_OPS",
     "PASSING_OPS",
+    "QUANTIZE",
     "GraphView",
     "attribute_of",
     "carried_inputs",
@@ -52,6 +54,10 @@ PASSING_OPS = LAYOUT_OPS | SAME_OPS
 
 Stop = Callable[[NodeProto], bool]
 """Returns whether a walk stops at a node."""
+
+QUANTIZE = "QuantizeLinear"
+
+DEQUANTIZE = "DequantizeLinear"
 
 SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 
@@ -146,19 +152,67 @@ class GraphView:
 
     def is_constant(self, name: str) -> bool:
         node = self.producers.get(name)
-        return self.weight_behind(name) is not None or (node is not None and node.op_type == "Constant")
+        if node is not None and node.op_type == DEQUANTIZE:
+            name = node.input[0]
+        return self.tensor_at(name) is not None
 
     def source(self, name: str) -> str:
-        """The value behind `name`, seen through Identity, Cast and Dropout."""
-        return self.behind(name, SAME_OPS)
+        """The value behind `name`, seen through Identity, Cast, Dropout and pairs that quantize and dequantize."""
+        return self.behind(name, SAME_OPS, pairs=True)
 
-    def behind(self, name: str, ops: Collection[str]) -> str:
-        """The value behind `name`, seen through the first inputs of nodes whose type is in `ops`."""
-        node = self.producers.get(name)
-        while node is not None and node.op_type in ops and node.output[0] == name:
-            name = node.input[0]
+    def behind(self, name: str, ops: Collection[str], *, pairs: bool = False) -> str:
+        """The value behind `name`, seen through the first inputs of nodes whose type is in `ops`; with `pairs` also
+        through pairs of QuantizeLinear and DequantizeLinear."""
+        while True:
             node = self.producers.get(name)
-        return name
+            before = self.before_pair(name) if pairs else None
+            if node is not None and node.op_type in ops and node.output[0] == name:
+                before = node.input[0]
+            if before is None:
+                return name
+            name = before
+
+    def before_pair(self, name: str) -> str | None:
+        """The value that a pair of QuantizeLinear and DequantizeLinear rounds to `name`, or that a Clip in front of the
+        pair reads; None if no pair makes `name`."""
+        quantizer = self.quantizer_of(self.producers.get(name))
+        if quantizer is None:
+            return None
+        value = quantizer.input[0]
+        clip = self.producers.get(value)
+        return clip.input[0] if clip is not None and self._is_bound_of_pair(clip) else value
+
+    def quantizer_of(self, node: NodeProto | None) -> NodeProto | None:
+        """The QuantizeLinear with which a DequantizeLinear forms a pair, of one scale and one zero point."""
+        if node is None or node.op_type != DEQUANTIZE:
+            return None
+        start = self.producers.get(node.input[0])
+        is_pair = start is not None and start.op_type == QUANTIZE and self._encoding(start) == self._encoding(node)
+        return start if is_pair else None
+
+    def _is_bound_of_pair(self, node: NodeProto) -> bool:
+        """Whether a Clip only keeps a value within the numbers of the format that it is quantized to."""
+        readers = self.consumers.get(node.output[0], [])
+        return (
+            op_of(node) == "Clip"
+            and len(readers) == 1
+            and readers[0].op_type == QUANTIZE
+            and self.folded.issuperset(node.input[1:])
+        )
+
+    def _encoding(self, node: NodeProto) -> list[str]:
+        """The scale and the zero point of a node, by content where they are stored."""
+        found = []
+        for name in node.input[1:3]:
+            tensor = self.tensor_at(name)
+            found.append(name if tensor is None else self.model.digest(tensor))
+        return found
+
+    def tensor_at(self, name: str) -> TensorProto | None:
+        """The tensor that `name` is, stored or in a Constant, behind layout ops only."""
+        name = self.behind(name, LAYOUT_OPS)
+        node = self.producers.get(name)
+        return self.initializers.get(name) if node is None else constant_of(node)
 
     def other_operand(self, node: NodeProto, name: str) -> str:
         """The operand of a binary `node` that is not `name`."""
@@ -173,20 +227,35 @@ class GraphView:
         """The nodes that read `name`, or the same value in another type; only `ops` of the default domain, if given."""
         found = []
         for node in self.consumers.get(name, []):
-            if node.op_type in SAME_OPS:
+            if node.op_type in SAME_OPS or self._is_bound_of_pair(node):
                 found.extend(self.readers(node.output[0], *ops) if node.input[0] == name else ())
+            elif self.quantizer_of(node) is not None or (node.op_type == QUANTIZE and self._begins_pair(node)):
+                found.extend(self.readers(node.output[0], *ops))
             elif not ops or op_of(node) in ops:
                 found.append(node)
         return found
 
+    def _begins_pair(self, node: NodeProto) -> bool:
+        return any(self.quantizer_of(reader) is node for reader in self.consumers.get(node.output[0], []))
+
     def numbers(self, name: str) -> np.ndarray | None:
-        """The values of a small constant, seen through layout and casts; None if it is computed or large."""
-        name = self.behind(name, PASSING_OPS)
+        """The values of a small constant, seen through layout, casts and quantization; None if computed or large."""
+        name = self.behind(name, PASSING_OPS, pairs=True)
         node = self.producers.get(name)
+        if node is not None and node.op_type == DEQUANTIZE:
+            return self._dequantized(node)
         tensor = self.initializers.get(name) if node is None else constant_of(node)
         if tensor is None or np.prod(tensor.dims, dtype=np.int64) > 16:
             return None
         return np.asarray(self.model.array(tensor)).ravel()
+
+    def _dequantized(self, node: NodeProto) -> np.ndarray | None:
+        """The values of a small constant that is quantized as a whole."""
+        whole, scale = self.numbers(node.input[0]), self.numbers(node.input[1])
+        if whole is None or scale is None or scale.size != 1:
+            return None
+        zero = self.numbers(node.input[2]) if len(node.input) > 2 else np.zeros(1)
+        return None if zero is None else (whole.astype(scale.dtype) - zero.astype(scale.dtype)) * scale
 
     def scalar(self, name: str) -> float | None:
         """The number that `name` holds; None if it is computed, or not a single number."""

@@ -14,14 +14,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Final
 
 from onnx import NodeProto, TensorProto, inliner
 
 from passes.graph.op_facts import RANDOM_OPS, SIZES
 from passes.graph.traversal import bodies_of, every_node, live_nodes, reads_of
+from passes.model.canonical import meanings_of
+from passes.structures.projection_check import computed_constant, packing_suffix
 from passes.structures.types import Instance, Wiring
 from passes.weights.detached import DetachedModel
+from passes.weights.stand_ins import digest_of
 
 __all__ = ["find_bypassed_projections", "with_wiring"]
 
@@ -80,8 +84,9 @@ class _Joins:
     """
 
     def __init__(self, model: DetachedModel, kept: Iterable[str]) -> None:
-        self._model = model
         proto = inliner.inline_local_functions(model.proto) if model.proto.functions else model.proto
+        self._model = model.with_proto(proto)
+        self._wanted = set(kept)
         nodes = live_nodes(proto.graph)[::-1]
         self._makers = {name: node for node in nodes for name in node.output if name}
         self._stored: dict[str, TensorProto] = {tensor.name: tensor for tensor in proto.graph.initializer}
@@ -96,7 +101,7 @@ class _Joins:
                 self._constants.update(node.output)
             else:
                 self._near.update(dict.fromkeys(node.output, near))
-        self._kept = self.mask_of(kept)
+        self._kept = self.mask_of(self._wanted)
         self._company = self._count_company()
 
     def mask_of(self, digests: Iterable[str]) -> int:
@@ -178,13 +183,15 @@ class _Joins:
 
     def _digest_of_matrix(self, node: NodeProto, name: str) -> str:
         """Empty for a vector, and for a filter of each channel by itself, which mix no features."""
-        name = self._behind_layout(name)
+        whole, name = name, self._behind_layout(name)
         maker = self._makers.get(name)
         tensor = self._stored.get(name)
         if tensor is None and maker is not None and maker.op_type == "Constant":
             tensor = next((one.t for one in maker.attribute if one.HasField("t")), None)
             if tensor is None:
                 return ""
+        if tensor is None and maker is not None and maker.op_type == "DequantizeLinear":
+            return self._digest_of_quantized(whole)
         if tensor is None:
             return f"computed {name}"
         dims = list(tensor.dims)
@@ -194,7 +201,23 @@ class _Joins:
             mixes = sum(dim > 1 for dim in dims) > 1
         else:
             mixes = len(dims) > 1 and min(dims[-2:]) > 1
-        return self._model.digest(tensor) if mixes else ""
+        return self._model.digest(tensor) + packing_suffix(node, self._stored, self._model) if mixes else ""
+
+    def _digest_of_quantized(self, name: str) -> str:
+        """The digest of how a matrix is dequantized; that of its numbers where a kept one was computed in another way.
+
+        A scale counts: bits are compared, since whole numbers times a scale are not rounded one way or the other.
+        """
+        meaning = self._meanings.get(name, "")
+        if meaning in self._wanted:
+            return meaning
+        values = computed_constant(self._model, name, self._makers, self._stored)
+        digest = "" if values is None else digest_of(values)
+        return digest if digest in self._wanted else f"dequantized {meaning or name}"
+
+    @cached_property
+    def _meanings(self) -> Mapping[str, str]:
+        return meanings_of(self._model).values
 
     def _multiplied_inside(self, node: NodeProto) -> int:
         """The bits of the constants that products in the bodies of `node` read."""

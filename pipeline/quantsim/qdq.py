@@ -120,7 +120,7 @@ def _stored_numbers(name: str, numbers: np.ndarray, encoding: Encoding) -> Tenso
     """Whole numbers as a tensor of the format's ONNX dtype."""
     data_type = TensorProto.DataType.Value(encoding.precision.onnx_name)
     dtype = helper.tensor_dtype_to_np_dtype(data_type)
-    tensor = numpy_helper.from_array(np.ascontiguousarray(numbers.astype(dtype)), name)
+    tensor = numpy_helper.from_array(numbers.astype(dtype), name)
     assert tensor.data_type == data_type
     return tensor
 

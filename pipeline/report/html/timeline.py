@@ -267,6 +267,7 @@ TITLES: Final = {
     "attributes": "attributes",
     "rewired": "inputs of nodes",
     "initializers": "weights and constants",
+    "quantized": "quantized",
     "shared": "which of equal values is read",
 }
 """Field of `Diff` → title of its section."""

@@ -23,7 +23,7 @@ class InThisProcess:
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         for job in jobs:
-            yield perform(job.key, job.function, job.arguments)
+            yield perform(job)
             self._after()
 
 

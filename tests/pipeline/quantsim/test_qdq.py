@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
+from passes.structures import structure_of
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
 from pipeline.errors import UsageError
@@ -15,6 +16,7 @@ from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import PlacementRule, place
 from pipeline.quantsim.qdq import insert_qdq
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, nodes_of, rule
+from tests.support.onnx_models import biased_attention, detached
 
 RANGES = dict.fromkeys(("x", "h", "r", "y"), (-4.0, 4.0))
 
@@ -122,3 +124,18 @@ def test_a_name_that_is_taken_is_refused() -> None:
     encodings = encode(place(model, [rule("tensor:x", None, "uint8")]), RANGES, model)
     with pytest.raises(UsageError, match="the model has a value 'x_scale' already"):
         insert_qdq(model, encodings)
+
+
+@pytest.mark.parametrize("activations", ["uint8", "uint6"])
+def test_structures_are_found_in_the_quantized_model(activations: str) -> None:
+    """Of 6 bits there is a Clip in front of each pair. Six products are places, and 19 tensors that none reads."""
+    source = biased_attention()
+    model = detached(source)
+    ranges = {name: (-4.0, 4.0) for node in source.graph.node for name in (*node.input, *node.output)}
+    quantized = insert_qdq(model, encode(place(model, [rule("op:*", "int8/channel", activations)]), ranges, model))
+    for kind, count in {"qkv": 1, "attention": 1, "qdq": 6 + 19}.items():
+        structure = structure_of(kind)
+        assert structure is not None
+        instances = structure.find(quantized).instances
+        assert len(instances) == count
+        assert structure.find_lost(instances, quantized) == {}

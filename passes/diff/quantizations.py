@@ -1,0 +1,170 @@
+"""Tell which tensors a second model quantizes, so that its many new nodes and scales are one entry for each tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from onnx import TensorProto
+
+from passes.diff.initializers import Stored
+from passes.diff.model_matching import ModelMatching
+from passes.diff.types import InitializerChange, Quantization
+from passes.matching.graph_index import ABSENT, GraphIndex, Item
+
+__all__ = ["Quantizations", "find_quantizations"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantizations:
+    """The tensors that the second model quantizes, with the nodes and the stored tensors that it has for that alone."""
+
+    found: tuple[Quantization, ...]
+    nodes: frozenset[int]
+    """Places of the new nodes."""
+    added: frozenset[str]
+    """Stored tensors of the second model: whole numbers, scales, zero points."""
+    removed: frozenset[str]
+    """Stored tensors of the first model that are stored quantized now."""
+
+    def explains(self, change: InitializerChange) -> bool:
+        """Whether a change of a stored tensor is a part of these."""
+        if not change.before:
+            return change.name in self.added
+        return not change.after and change.name in self.removed
+
+
+def find_quantizations(matched: ModelMatching, stored: Sequence[Stored]) -> Quantizations:
+    """The quantized tensors of the second model that are in floats in the first.
+
+    Args:
+        stored: pairs of ids of constants that matched nodes read, of which one may be computed.
+    """
+    after, before = matched.same.after, matched.same.before
+    floats = {new: old for old, new in stored if old in before.tensors}
+    found: list[Quantization] = []
+    nodes: set[int] = set()
+    removed: set[str] = set()
+    for place, end in enumerate(after.items):
+        chain = _chain_of(matched, place, end)
+        if not chain:
+            continue
+        value = after.items[chain[0]].needs[0]
+        old = floats.get(end.makes[0], -1)
+        if value in after.constants and old < 0:
+            continue  # a constant that the first model does not have
+        if old >= 0:
+            removed.add(before.names[old])
+        found.append(_quantization(matched, [after.items[one] for one in chain], old))
+        nodes.update(chain)
+    read = {one for place in nodes for one in after.items[place].needs if one != ABSENT}
+    alone = [one for one in read if all(user in nodes for user, _ in after.users[one])]
+    makers = {after.makers[one] for one in alone if one in after.shapes and after.makers[one] >= 0}
+    nodes |= {maker for maker in makers if matched.same.old_of[maker] < 0}  # a Constant that holds a scale
+    added = frozenset(after.names[one] for one in alone if one in after.tensors)
+    return Quantizations(tuple(found), frozenset(nodes), added, frozenset(removed))
+
+
+def _chain_of(matched: ModelMatching, place: int, end: Item) -> list[int]:
+    """The places of the new nodes that quantize a tensor and end with the DequantizeLinear `end`; empty for none."""
+    same, after = matched.same, matched.same.after
+    if end.op[1] != DEQUANTIZE or same.old_of[place] >= 0:
+        return []
+    if end.needs[0] in after.constants and not _made_by(after, end.needs[0], QUANTIZE):
+        return [place]
+    start = after.makers[end.needs[0]]
+    if not _made_by(after, end.needs[0], QUANTIZE) or same.old_of[start] >= 0:
+        return []
+    if _encoding(after, after.items[start]) != _encoding(after, end):
+        return []
+    bound = after.makers[after.items[start].needs[0]]
+    has_bound = bound >= 0 and after.items[bound].op[1] == "Clip" and same.old_of[bound] < 0
+    return [bound, start, place] if has_bound else [start, place]
+
+
+def _made_by(after: GraphIndex, value: int, op: str) -> bool:
+    return after.makers[value] >= 0 and after.items[after.makers[value]].op[1] == op
+
+
+def _encoding(after: GraphIndex, item: Item) -> list[int]:
+    return [after.value_meanings[one] for one in item.needs[1:3] if one != ABSENT]
+
+
+def _quantization(matched: ModelMatching, chain: Sequence[Item], old: int) -> Quantization:
+    """One tensor; `old` is the stored tensor of the first model, negative for a computed value."""
+    same, after = matched.same, matched.same.after
+    value, read = chain[0].needs[0], list(chain[-1].needs)
+    known = same.counterpart(value)
+    name = same.before.names[old if old >= 0 else known] if max(old, known) >= 0 else after.names[value]
+    scale = _array(matched, read[1])
+    zero = _array(matched, read[2]) if len(read) > 2 else None
+    whole = _tensor(matched, read[0])
+    settings = {one.name: one.i for one in (*chain[0].node.attribute, *chain[-1].node.attribute)}
+    how: list[str] = []
+    if scale is None:
+        how.append("with scales that are not read")
+    elif scale.size == 1:
+        how += ["per tensor", f"scale {scale.item():.6g}"]
+        how += [f"zero point {int(zero.item())}"] if zero is not None and zero.size == 1 else []
+    elif settings.get("block_size"):
+        how.append(f"in blocks of {settings['block_size']}")
+    else:
+        how.append(f"per channel, {scale.size} scales")
+    data_type = whole.data_type if whole is not None else settings.get("output_dtype", 0)
+    if not data_type and len(read) > 2:
+        parameter = _tensor(matched, read[2])
+        data_type = parameter.data_type if parameter is not None else 0
+    error = _largest_error(matched, old, whole, scale, zero, settings) if old >= 0 and whole is not None else ""
+    dtype = TensorProto.DataType.Name(data_type or TensorProto.UINT8).lower()
+    return Quantization(name, dtype, ", ".join(how), old >= 0, error)
+
+
+def _largest_error(
+    matched: ModelMatching,
+    old: int,
+    whole: TensorProto,
+    scale: np.ndarray | None,
+    zero: np.ndarray | None,
+    settings: dict[str, int],
+) -> str:
+    """How far the dequantized numbers are from those of the first model; empty where they are not compared."""
+    tensor = matched.same.before.tensors[old]
+    is_read = not matched.before.is_unread(tensor) and not matched.after.is_unread(whole)
+    if scale is None or not is_read or list(tensor.dims) != list(whole.dims) or tensor.data_type == TensorProto.STRING:
+        return ""
+    numbers = matched.after.array(whole).astype(np.float64)
+    factors = [_spread(one.astype(np.float64), numbers.shape, settings) for one in (scale, zero) if one is not None]
+    dequantized = (numbers - (factors[1] if len(factors) > 1 else 0)) * factors[0]
+    apart = np.abs(dequantized - matched.before.array(tensor).astype(np.float64))
+    return f"off by up to {apart.max():.3g}" if apart.size else ""
+
+
+def _spread(parameter: np.ndarray, shape: tuple[int, ...], settings: dict[str, int]) -> np.ndarray:
+    """A scale or a zero point of a tensor, a channel or a block in a shape that broadcasts to that of the numbers."""
+    if parameter.size == 1:
+        return np.asarray(parameter.item())
+    axis = settings.get("axis", 1) % len(shape)
+    block = settings.get("block_size", 0)
+    if block:
+        return np.repeat(parameter, block, axis)[tuple(slice(size) for size in shape)]
+    return parameter.reshape([-1 if at == axis else 1 for at in range(len(shape))])
+
+
+def _tensor(matched: ModelMatching, value: int) -> TensorProto | None:
+    """The tensor `value` of the second model, stored or in a Constant; None for one that is computed."""
+    after = matched.same.after
+    if value == ABSENT or value in after.tensors or after.makers[value] < 0:
+        return after.tensors.get(value)
+    return next((one.t for one in after.items[after.makers[value]].node.attribute if one.HasField("t")), None)
+
+
+def _array(matched: ModelMatching, value: int) -> np.ndarray | None:
+    tensor = _tensor(matched, value)
+    return None if tensor is None or matched.after.is_unread(tensor) else matched.after.array(tensor)
+
+
+QUANTIZE: Final = "QuantizeLinear"
+
+DEQUANTIZE: Final = "DequantizeLinear"
