@@ -162,6 +162,7 @@ ONNXSIM: Final[Mapping[str, Description]] = {
 }
 
 STEPS: Final[Mapping[str, Description]] = {
+    "clamp-mask": values("Raise the constants that mask attention to a finite bound, which quantization can represent"),
     "fold_constants": values("Compute what depends on constants alone, where that does not make the model larger"),
     "infer_shapes": structure("Write the inferred type and shape of every value into the model"),
     "onnxruntime": values("Save what onnxruntime's own graph optimization makes of the model"),

@@ -17,6 +17,7 @@ from passes.external.onnxsim import OnnxSim
 from passes.external.onnxslim import OnnxSlim
 from passes.recipe.defaults import DEFAULT_RECIPE
 from passes.recipe.user_passes import installed_passes, is_reference, user_step
+from passes.rewrites.clamp_mask import ClampMask
 from passes.rewrites.fold_constants import FoldConstants
 from passes.step import Repeat, Step
 from passes.suggest import nearest
@@ -131,6 +132,7 @@ EXPECTED: Final[Mapping[Any, str]] = {
     bool: "true or false",
     int: "a whole number",
     int | None: "a whole number or null",
+    int | float | None: "a number or null",
 }
 
 
@@ -168,4 +170,5 @@ OWN_STEPS: Final = {
     "onnxscript_rewrites": OnnxScriptRewrites,
     "infer_shapes": InferShapes,
     "fold_constants": FoldConstants,
+    "clamp-mask": ClampMask,
 }
