@@ -171,6 +171,7 @@ STEPS: Final[Mapping[str, Description]] = {
     "onnxscript_rewrites": values("Run onnxscript's rewrite rules, or its fusions"),
     "onnxsim": values("Run onnxsim.simplify: its passes, constant folding and shape inference until nothing changes"),
     "onnxslim": values("Run onnxslim.slim: its fusion patterns and optimizations"),
+    "untie": structure("Give each module that reads a tied weight a copy of its own"),
 }
 
 

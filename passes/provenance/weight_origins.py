@@ -253,8 +253,9 @@ def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
     for tensor in graph.initializer:
         sources = annotations_of(tensor).replaced
         if sources and tensor.name not in sources and tensor.name not in settled:
+            taken.discard(tensor.name)  # a name that is right, such as that of an untied copy, stays
             renamed[tensor.name] = free_name(_name_for(sources, form_of(tensor)), taken)
-            taken.add(renamed[tensor.name])
+            taken.update((tensor.name, renamed[tensor.name]))
     if not renamed:
         return model
     proto = onnx.ModelProto()

@@ -19,6 +19,7 @@ from passes.recipe.defaults import DEFAULT_RECIPE
 from passes.recipe.user_passes import installed_passes, is_reference, user_step
 from passes.rewrites.clamp_mask import ClampMask
 from passes.rewrites.fold_constants import FoldConstants
+from passes.rewrites.untie import Untie
 from passes.step import Repeat, Step
 from passes.suggest import nearest
 
@@ -171,4 +172,5 @@ OWN_STEPS: Final = {
     "infer_shapes": InferShapes,
     "fold_constants": FoldConstants,
     "clamp-mask": ClampMask,
+    "untie": Untie,
 }
