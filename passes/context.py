@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,10 +33,26 @@ class PassContext:
     proofs: Worker = field(default_factory=Worker)
     spill: WeightFile = field(init=False)
     cache: dict[str, Any] = field(default_factory=dict)
-    """What a step leaves for the steps after it, under the name of its library."""
+    """What a step leaves for the steps after it, under the name of its library; and the source of `draws`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "spill", WeightFile(self.folder))
+
+    def draws(self) -> Sequence[Mapping[str, np.ndarray]]:
+        """The inputs on which the run in progress compares models; none where it runs none.
+
+        It waits until the exported model has run on them.
+        """
+        return self.cache.get("draws", tuple)()
+
+    @contextmanager
+    def drawing(self, feeds: Callable[[], Sequence[Mapping[str, np.ndarray]]]) -> Iterator[None]:
+        """Let steps see the inputs that `feeds` returns."""
+        self.cache["draws"] = feeds
+        try:
+            yield
+        finally:
+            del self.cache["draws"]
 
     def start(self) -> None:
         """Start the workers now, so that they are ready when they are called."""

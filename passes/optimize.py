@@ -88,7 +88,7 @@ def optimize(
         prover = prover or _choose_prover(stored, context, proof, feeds, sizes)
         source, stacks = collapse(stored)
         steps = without_weight_readers(steps) if source.unread() else steps
-        with limits:
+        with limits, context.drawing(prover.feeds):
             run = run_passes(source, steps, policy, prover, context, observer, reproducers, on_change)
         return replace(run, model=expand(run.model, stacks, stored))
 

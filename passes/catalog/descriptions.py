@@ -162,6 +162,7 @@ ONNXSIM: Final[Mapping[str, Description]] = {
 }
 
 STEPS: Final[Mapping[str, Description]] = {
+    "clamp-mask": values("Raise the constants that mask attention to a finite bound, which quantization can represent"),
     "fold_constants": values("Compute what depends on constants alone, where that does not make the model larger"),
     "infer_shapes": structure("Write the inferred type and shape of every value into the model"),
     "onnxruntime": values("Save what onnxruntime's own graph optimization makes of the model"),
@@ -172,6 +173,7 @@ STEPS: Final[Mapping[str, Description]] = {
     "onnxslim": values("Run onnxslim.slim: its fusion patterns and optimizations"),
     "split-gate-up": values("Take merged projections of the gate and the value of a gated MLP apart"),
     "split-qkv": values("Take merged projections of Q, K and V apart"),
+    "untie": structure("Give each module that reads a tied weight a copy of its own"),
 }
 
 

@@ -61,6 +61,7 @@ def _draw_weight(info: onnx.ValueInfoProto, seed: str) -> onnx.TensorProto:
 
 UNPICTURED: Final[Mapping[str, str]] = {
     "nop": "it does nothing, on purpose",
+    "clamp-mask": "its bound comes from the scores on the draws of a run",
     "infer_shapes": "it writes types and shapes, and leaves every operator as it is",
     "shape_inference": "it writes types and shapes, and leaves every operator as it is",
     "set_unique_name_for_nodes": "it writes names, and leaves every operator as it is",

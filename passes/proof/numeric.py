@@ -142,6 +142,10 @@ class NumericProver:
         outputs = (info.name for info in model.proto.graph.output)
         self._computed_in = computed_types(model, (*outputs, *inner), self._source_types)
 
+    def feeds(self) -> Sequence[Mapping[str, np.ndarray]]:
+        self._settle()
+        return [one.feeds for one in self._references]
+
     def measure_export(self, model: DetachedModel) -> Measurement:
         """`measure` the exported model, before any pass.
 

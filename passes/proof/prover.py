@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
+
+import numpy as np
 
 from passes.context import PassContext
 from passes.model.canonical import CanonicalGraph
@@ -32,6 +34,10 @@ class Prover(Protocol):
 
     def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
         """Take `model` as the exported model, and compare the values at `instances` too."""
+
+    def feeds(self) -> Sequence[Mapping[str, np.ndarray]]:
+        """The inputs of all draws; none where nothing is run."""
+        ...
 
     def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
         """How far `model` is from the reference."""
@@ -70,6 +76,9 @@ class StructureProver:
     def watch(
         self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None
     ) -> None: ...
+
+    def feeds(self) -> Sequence[Mapping[str, np.ndarray]]:
+        return ()
 
     def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
         return NOTHING

@@ -276,10 +276,12 @@ def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
     for tensor in graph.initializer:
         sources = annotations_of(tensor).replaced
         if sources and tensor.name not in sources and tensor.name not in settled:
+            taken.discard(tensor.name)  # a name that is right, such as that of an untied copy, stays
             known_as = _name_for([part_name(name, part_of(tensor)) for name in sources], form_of(tensor))
-            if known_as != tensor.name:
-                renamed[tensor.name] = free_name(known_as, taken)
-                taken.add(renamed[tensor.name])
+            name = free_name(known_as, taken)
+            if name != tensor.name:
+                renamed[tensor.name] = name
+            taken.update((tensor.name, name))
     if not renamed:
         return model
     proto = onnx.ModelProto()

@@ -17,8 +17,10 @@ from passes.external.onnxsim import OnnxSim
 from passes.external.onnxslim import OnnxSlim
 from passes.recipe.defaults import DEFAULT_RECIPE
 from passes.recipe.user_passes import installed_passes, is_reference, user_step
+from passes.rewrites.clamp_mask import ClampMask
 from passes.rewrites.fold_constants import FoldConstants
 from passes.rewrites.split_merged import SplitGateUp, SplitQkv
+from passes.rewrites.untie import Untie
 from passes.step import Repeat, Step
 from passes.suggest import nearest
 
@@ -132,6 +134,7 @@ EXPECTED: Final[Mapping[Any, str]] = {
     bool: "true or false",
     int: "a whole number",
     int | None: "a whole number or null",
+    int | float | None: "a number or null",
 }
 
 
@@ -171,4 +174,6 @@ OWN_STEPS: Final = {
     "fold_constants": FoldConstants,
     "split-qkv": SplitQkv,
     "split-gate-up": SplitGateUp,
+    "clamp-mask": ClampMask,
+    "untie": Untie,
 }

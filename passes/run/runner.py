@@ -208,7 +208,7 @@ class _PassLoop:
             # A composite step that raises is narrowed; to make its model smaller too would take minutes.
             raised = attempt.status is Status.FAILED and not step.is_composite
             saved = self._save_reproducer(step, attempt) if attempt.broke_down or raised else ""
-            self._record(step, attempt.status, attempt.why, attempt)
+            self._record(step, attempt.status, "; ".join(filter(None, (attempt.why, attempt.note))), attempt)
             self.rows[-1] = replace(self.rows[-1], reproducer=saved)
             return
         self._record(step, Status.RAN, _reason(step, attempt), attempt)

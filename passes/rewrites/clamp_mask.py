@@ -1,0 +1,257 @@
+"""Clamp what attention masks with: a constant such as -3.4e38 becomes a bound that quantization can live with.
+
+A mask constant is a float of -9000 or less that reaches a Softmax through additions, selections and layout operators.
+Behind the Softmax it makes zeros. So does any bound that is far enough below what the row's largest unmasked score is,
+and quantization of scores and mask then has a range of tens instead of one of 1e38.
+
+A row that is masked as a whole is another matter: under -3.4e38 all its scores become equal, so its weights are equal.
+An addition of a small bound would keep its scores apart. Where the added mask is a choice between 0 and the constant,
+the choice is therefore made between scores and bound, which leaves such rows as they are; elsewhere the step says that
+they change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from passes.context import PassContext
+from passes.errors import PolicyError
+from passes.graph.op_facts import ONNX_DOMAINS
+from passes.graph.traversal import reads_of
+from passes.rewrites.mask_constants import MASKING, MaskedGraph, MaskUse, epsilon_of, is_op, tensor_in
+from passes.step import PassResult, Step
+from passes.suggest import plural
+from passes.weights.detached import DetachedModel, detach
+from passes.weights.sharing import MappedModel, portable
+
+__all__ = ["ClampMask", "RowFacts", "observe"]
+
+LONGEST_ROW: Final = 4096
+"""The number of masked scores in one row whose weights together may not show."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClampMask(Step):
+    """Raise the mask constants in front of each Softmax to a finite bound.
+
+    By default the bound is chosen: the first multiple of ten under which, on the draws of the proof, all masked scores
+    of a row together are lost in the rounding of its weights. `bound` sets it, also for a model that is not run.
+    """
+
+    bound: int | float | None = None
+    name: str = field(default="clamp-mask", init=False)
+    source: str = field(default="onnxline", init=False)
+
+    def check(self, context: PassContext) -> None:
+        if self.bound is not None and not -math.inf < self.bound < 0:
+            raise PolicyError(f"pass {self.name!r}: bound is {self.bound!r}; expected a finite number below 0")
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        graph = MaskedGraph(model)
+        if not graph.uses:
+            return PassResult(model, changed=False)
+        graph = _select_scores(_store_constants(graph))
+        bound, seen = self.bound, ""
+        if bound is None:
+            draws = [dict(feeds) for feeds in context.draws()]
+            if not draws:
+                why = "no draw shows the range of the scores, so the mask stays; give `bound`, such as -30"
+                return PassResult(model, changed=False, why=why)
+            probe, scores = _observation(graph)
+            source = portable(probe, context.spill)
+            rows = context.worker.call(observe, model=source, scores=scores, gap=_gap(graph), feeds=draws)
+            bound = -10.0 * math.ceil(max(facts.needed for facts in rows) / 10)
+            whole = sum(facts.whole_rows for facts in rows)
+            seen = f", {plural(whole, 'row')} of the draws" if whole else ", which no draw shows"
+        if bound <= -MASKING:
+            why = f"the scores of the draws need a bound of {bound:g}, so the mask stays"
+            return PassResult(model, changed=False, why=why)
+        words = f"masks with {bound:g}"
+        if graph.changes_whole_rows():
+            words += f"; a row that is masked as a whole gets other weights{seen}"
+        return PassResult(_clamp(graph, bound), why=words)
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """What the rows of one Softmax have shown: how far the bound has to be below 0."""
+
+    distance: float = -math.inf
+    """By the rows that are masked in part."""
+    range_distance: float = 0.0
+    """By the range of all scores."""
+    whole_rows: int = 0
+    """Rows without an unmasked score."""
+
+    @property
+    def needed(self) -> float:
+        return self.range_distance if math.isinf(self.distance) else self.distance
+
+
+def observe(
+    model: MappedModel, scores: Sequence[tuple[str, str, int]], gap: float, feeds: Sequence[Mapping[str, np.ndarray]]
+) -> list[RowFacts]:
+    """In the worker: run every draw, and compare the rows of each Softmax with what they were without a mask.
+
+    Args:
+        scores: of each Softmax its input, the same with masks of 0, and the axis.
+        gap: how far masked scores have to be below the largest one of their row.
+    """
+    session = model.session()
+    facts = [RowFacts(range_distance=gap)] * len(scores)
+    for draw in feeds:
+        values = session.run(draw)
+        for index, (masked, free, axis) in enumerate(scores):
+            facts[index] = _rows_of(values[masked], values[free], axis, gap, facts[index])
+    return facts
+
+
+def _rows_of(masked: np.ndarray, free: np.ndarray, axis: int, gap: float, known: RowFacts) -> RowFacts:
+    free = np.broadcast_to(free, masked.shape)
+    is_masked = ~(masked > -MASKING)  # NaN too
+    largest = np.where(is_masked, -np.inf, masked).max(axis, initial=-np.inf)
+    largest_masked = np.where(is_masked, free, -np.inf).max(axis, initial=-np.inf)
+    whole = ~np.isfinite(largest)
+    both = ~whole & np.isfinite(largest_masked)
+    distances = (largest_masked - largest)[both]
+    spread = 0.0 if whole.all() else max(0.0, float(free.max() - largest[~whole].min()))
+    return RowFacts(
+        max(known.distance, gap + max(0.0, float(distances.max())) if both.any() else -math.inf),
+        max(known.range_distance, gap + spread),
+        known.whole_rows + int(whole.sum()),
+    )
+
+
+def _store_constants(graph: MaskedGraph) -> MaskedGraph:
+    """The same model, where the mask constants are initializers."""
+    names, taken = {graph.constant_name(use) for use in graph.all_uses()}, graph.value_names()
+    proto = _copy(graph.model.proto)
+    for node in [node for node in proto.graph.node if names.intersection(node.output)]:
+        tensor = tensor_in(node)
+        if tensor is None:
+            continue
+        stored = proto.graph.initializer.add()
+        stored.CopyFrom(tensor)
+        if is_op(node, "Constant"):
+            stored.name = node.output[0]
+            proto.graph.node.remove(node)
+            continue
+        del stored.dims[:], node.attribute[:]
+        stored.name = _fresh(f"{node.output[0]}_value", taken)
+        node.op_type, node.input[:] = "Expand", [stored.name, node.input[0]]
+    return MaskedGraph(graph.model.with_proto(proto))
+
+
+def _select_scores(graph: MaskedGraph) -> MaskedGraph:
+    """The same model, where scores are chosen instead of added to a choice of 0 and the constant.
+
+    That keeps the equal weights of a row that is masked as a whole. A causal mask that no input decides masks none.
+    """
+    proto, chosen = _copy(graph.model.proto), set[str]()
+    for use in graph.all_uses():
+        select = graph.nodes[use.node]
+        if not graph.is_choice_of_zero(use) or not graph.depends_on_input(select.input[0]):
+            continue
+        for place in graph.readers[select.output[0]]:
+            add = proto.graph.node[place]
+            if is_op(add, "Add") and len(set(add.input)) == 2:
+                scores = next(name for name in add.input if name != select.output[0])
+                branches = [scores, scores]
+                branches[use.slot - 1] = graph.constant_name(use)
+                add.op_type, add.input[:] = "Where", [select.input[0], *branches]
+                chosen.add(select.output[0])
+    read = {name for node in proto.graph.node for name in reads_of(node)} | graph.outputs
+    for node in [node for node in proto.graph.node if chosen.intersection(node.output)]:
+        if node.output[0] not in read:
+            proto.graph.node.remove(node)
+    return MaskedGraph(graph.model.with_proto(proto)) if chosen else graph
+
+
+def _observation(graph: MaskedGraph) -> tuple[DetachedModel, list[tuple[str, str, int]]]:
+    """A model that computes the scores with their masks, and beside them with masks of 0; and what `observe` takes."""
+    proto, taken = _copy(graph.model.proto), graph.value_names()
+    uses = graph.all_uses()
+    zero = {name: _fresh(f"{name}_zero", taken) for name in sorted({graph.constant_name(use) for use in uses})}
+    proto.graph.initializer.extend(_raise(graph, name, new, 0.0) for name, new in zero.items())
+    at, renamed = {(use.node, use.slot) for use in uses}, dict[str, str]()
+    for place in graph.path_nodes(uses):
+        node = proto.graph.node.add()
+        node.CopyFrom(graph.nodes[place])
+        node.name = ""
+        for slot, name in enumerate(node.input):
+            node.input[slot] = zero[name] if (place, slot) in at else renamed.get(name, name)
+        for slot, name in enumerate(node.output):
+            node.output[slot] = renamed[name] = _fresh(f"{name}_zero", taken)
+    del proto.graph.output[:], proto.graph.value_info[:]
+    flattens = any(entry.version < 13 and entry.domain in ONNX_DOMAINS for entry in proto.opset_import)
+    scores = []
+    for place in graph.uses:
+        value = graph.nodes[place].input[0]
+        axis = next((entry.i for entry in graph.nodes[place].attribute if entry.name == "axis"), 1 if flattens else -1)
+        shown = [_fresh(f"{value}_{kind}", taken) for kind in ("masked", "free")]
+        for source, name in zip((value, renamed[value]), shown, strict=True):
+            flat = _fresh(f"{name}_flat", taken)
+            matrix = helper.make_node("Flatten", [source], [flat], axis=axis)  # as Softmax did before opset 13
+            proto.graph.node.append(matrix if flattens else helper.make_node("Identity", [source], [flat]))
+            proto.graph.node.append(helper.make_node("Cast", [flat], [name], to=TensorProto.FLOAT))
+            proto.graph.output.append(onnx.ValueInfoProto(name=name))
+        scores.append((*shown, -1 if flattens else axis))
+    return graph.model.with_proto(proto), scores
+
+
+def _gap(graph: MaskedGraph) -> float:
+    """How far below the largest score others are lost in rounding, all of a long row together."""
+    epsilon = min(epsilon_of(graph.values(use)) for use in graph.all_uses())
+    return math.log(2 * LONGEST_ROW / epsilon)
+
+
+def _clamp(graph: MaskedGraph, bound: float) -> DetachedModel:
+    """The model with `bound` for its mask constants; a constant that others read too stays beside the new one."""
+    proto, taken = _copy(graph.model.proto), graph.value_names()
+    by_name = defaultdict[str, list[MaskUse]](list)
+    for use in graph.all_uses():
+        by_name[graph.constant_name(use)].append(use)
+    for name, uses in by_name.items():
+        spots = {(use.node, use.slot) for use in uses}
+        reads = [(place, slot) for place in graph.readers[name] for slot in range(len(graph.nodes[place].input))]
+        others = [(place, slot) for place, slot in reads if graph.nodes[place].input[slot] == name]
+        is_shared = name in graph.outputs or not spots.issuperset(others) or graph.is_read_in_bodies(name)
+        new = _fresh(f"{name}_clamped", taken) if is_shared else name
+        for place, slot in spots:
+            proto.graph.node[place].input[slot] = new
+        if not is_shared:
+            proto.graph.initializer.remove(next(each for each in proto.graph.initializer if each.name == name))
+        proto.graph.initializer.append(_raise(graph, name, new, bound / min(abs(use.factor) for use in uses)))
+    return detach(proto, known=graph.model.weights)
+
+
+def _raise(graph: MaskedGraph, name: str, new: str, limit: float) -> TensorProto:
+    """The constant `name` under the name `new`, where what masks is at `limit`."""
+    array = graph.stored_values(name)
+    wide = array.astype(np.float32)
+    low, high = np.asarray(limit, array.dtype), np.asarray(-limit, array.dtype)
+    raised = np.where(wide <= -MASKING, low, np.where(wide >= MASKING, high, array))
+    return numpy_helper.from_array(raised.astype(array.dtype), new)
+
+
+def _copy(proto: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    return copy
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    """`name`, or with a number behind it if it is taken; from now on it is."""
+    fresh = next(
+        each for each in (name, *(f"{name}_{number}" for number in range(2, len(taken) + 3))) if each not in taken
+    )
+    taken.add(fresh)
+    return fresh

@@ -1,0 +1,261 @@
+"""Find the constants that mask attention: floats of -9000 or less that reach a Softmax and nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from onnx import NodeProto, TensorProto, numpy_helper
+
+from passes.graph.op_facts import ONNX_DOMAINS
+from passes.graph.traversal import reads_of
+from passes.weights.detached import DetachedModel
+
+__all__ = ["MASKING", "MaskUse", "MaskedGraph", "epsilon_of", "is_op", "tensor_in"]
+
+MASKING: Final = 9000.0
+"""A constant this far below 0 masks: the usual ones are -1e4, -65504, -1e9, -3.4e38 and minus infinity."""
+
+FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+
+
+@dataclass(frozen=True, slots=True)
+class MaskUse:
+    """Where a mask constant is read, and the factor by which it is multiplied on its way to a Softmax."""
+
+    node: int
+    slot: int
+    factor: float
+
+
+class MaskedGraph:
+    """A model with its Softmaxes and the mask constants that reach them. Nodes are known by their places."""
+
+    def __init__(self, model: DetachedModel) -> None:
+        self.model = model
+        self._graph = model.proto.graph
+        self.nodes = list(self._graph.node)
+        self.outputs = {info.name for info in self._graph.output}
+        self._makers = {name: place for place, node in enumerate(self.nodes) for name in node.output if name}
+        fed = {info.name for info in self._graph.input}
+        self._stored = {tensor.name: tensor for tensor in self._graph.initializer if tensor.name not in fed}
+        self._fed = fed - {tensor.name for tensor in self._graph.initializer}
+        self.readers = defaultdict[str, set[int]](set)
+        for place, node in enumerate(self.nodes):
+            for name in reads_of(node):
+                self.readers[name].add(place)
+        self._softmaxes = [place for place, node in enumerate(self.nodes) if is_op(node, "Softmax")]
+
+    @cached_property
+    def uses(self) -> Mapping[int, Collection[MaskUse]]:
+        """Softmax → the uses of mask constants whose effect nothing but a Softmax sees."""
+        found = {place: set(self._trace(self.nodes[place].input[0])) for place in self._softmaxes}
+        sound = {use for uses in found.values() for use in uses if self._ends_in_softmax(use, found)}
+        kept = {place: [use for use in uses if use in sound] for place, uses in found.items()}
+        return {place: uses for place, uses in kept.items() if uses}
+
+    def all_uses(self) -> list[MaskUse]:
+        """The uses in front of every Softmax, each once, in the order of the graph."""
+        return sorted({use for uses in self.uses.values() for use in uses}, key=lambda use: (use.node, use.slot))
+
+    def constant_name(self, use: MaskUse) -> str:
+        return self.nodes[use.node].input[use.slot]
+
+    def values(self, use: MaskUse) -> np.ndarray:
+        """The values of the constant that is used."""
+        return self.stored_values(self.constant_name(use))
+
+    def stored_values(self, name: str) -> np.ndarray:
+        """The values of a constant in which a mask was found."""
+        array = self.constant(name)
+        if array is None:
+            raise KeyError(name)
+        return array
+
+    def is_read_in_bodies(self, name: str) -> bool:
+        """Whether the body of an If, Loop or Scan reads a value."""
+        return any(
+            reads_of(self.nodes[place]).count(name) > list(self.nodes[place].input).count(name)
+            for place in self.readers[name]
+        )
+
+    def _trace(self, value: str) -> Iterator[MaskUse]:
+        """The mask constants that a value is computed from, backward through what keeps them recognizable."""
+        pending, seen = [(value, 1.0)], set[tuple[str, float]]()
+        while pending:
+            state = pending.pop()
+            if state in seen or state[0] not in self._makers:
+                continue
+            seen.add(state)
+            place, factor = self._makers[state[0]], state[1]
+            for slot, scale in self._followed(self.nodes[place], factor):
+                name = self.nodes[place].input[slot]
+                array = self.constant(name)
+                if array is None:
+                    pending.append((name, scale))
+                elif _is_mask(array, scale):
+                    yield MaskUse(place, slot, scale)
+
+    def _followed(self, node: NodeProto, factor: float) -> Iterator[tuple[int, float]]:
+        """The inputs of `node` that may bring a mask, each with the factor from there on."""
+        if node.domain not in ONNX_DOMAINS:
+            return
+        slots = [slot for slot, name in enumerate(node.input) if name]
+        if node.op_type in LAYOUT:
+            slots = [0]
+        elif node.op_type == "Where":
+            slots = [1, 2]
+        elif node.op_type in LIMITS:  # a limit is no value of the tensor
+            slots = [slot for slot in slots if self.constant(node.input[slot]) is None]
+        elif node.op_type in ("Mul", "Div"):
+            yield from self._scaled(node, factor)
+            return
+        elif node.op_type not in SUMS and node.op_type != "Concat":
+            return
+        for slot in slots:
+            yield slot, -factor if node.op_type == "Sub" and slot == 1 else factor
+
+    def _scaled(self, node: NodeProto, factor: float) -> Iterator[tuple[int, float]]:
+        """A product of a mask with a number, or of a mask constant with what is 0 or 1."""
+        arrays = [self.constant(name) for name in node.input]
+        for slot in (0, 1) if node.op_type == "Mul" else (0,):
+            array = arrays[1 - slot]
+            if array is None:
+                yield slot, factor
+            elif array.size == 1 and 0 < abs(number := float(array.reshape(-1)[0])) < MASKING:
+                yield slot, factor / number if node.op_type == "Div" else factor * number
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """The values of a stored float, of a Constant, or of what ConstantOfShape fills."""
+        tensor = self._stored.get(name)
+        if tensor is None and name in self._makers:
+            tensor = tensor_in(self.nodes[self._makers[name]])
+        if tensor is None or tensor.data_type not in FLOATS or self.model.is_unread(tensor):
+            return None
+        return self.model.array(tensor)
+
+    def _ends_in_softmax(self, use: MaskUse, found: Mapping[int, Collection[MaskUse]]) -> bool:
+        """Whether no other reader sees the values between the constant and the Softmax."""
+        spot = (use.node, use.slot)
+        reached = {place for place, uses in found.items() if spot in {(each.node, each.slot) for each in uses}}
+        pending, seen = list(self.nodes[use.node].output), set[str]()
+        while pending:
+            value = pending.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if value in self.outputs:
+                return False
+            for place in self.readers[value] - reached:
+                node = self.nodes[place]
+                if node.op_type in SHAPES:
+                    continue
+                if not any(node.input[slot] == value for slot, _ in self._followed(node, 1.0)):
+                    return False
+                pending += node.output
+        return True
+
+    def value_names(self) -> set[str]:
+        """The names of all values."""
+        return {*self._stored, *self._fed, *self._makers}
+
+    def depends_on_input(self, value: str) -> bool:
+        """Whether the numbers of an input decide `value`, and not only its shape."""
+        pending, seen = [value], set[str]()
+        while pending:
+            name = pending.pop()
+            if name in self._fed:
+                return True
+            place = self._makers.get(name)
+            if name not in seen and place is not None and self.nodes[place].op_type not in SHAPES:
+                seen.add(name)
+                pending += reads_of(self.nodes[place])
+        return False
+
+    def changes_whole_rows(self) -> bool:
+        """Whether a row that an input masks as a whole gets other weights under a bound."""
+        return any(self._may_change_row(use) for uses in self.uses.values() for use in uses)
+
+    def _may_change_row(self, use: MaskUse) -> bool:
+        path = self.path_nodes([use])
+        changed = {name for place in path for name in self.nodes[place].output}
+        is_added, is_decided = bool(np.isinf(self.values(use).astype(np.float32)).any()), False
+        for place in path:
+            node = self.nodes[place]
+            others = [name for name in node.input if name not in changed and self.constant(name) is None]
+            is_added |= node.op_type in SUMS and bool(others)
+            deciding = [node.input[0]] if node.op_type == "Where" else others if node.op_type == "Mul" else []
+            is_decided |= any(self.depends_on_input(name) for name in deciding)
+        return is_added and is_decided
+
+    def path_nodes(self, uses: Collection[MaskUse]) -> list[int]:
+        """The nodes between these uses and the Softmaxes, in order."""
+        pending, found = [use.node for use in uses], set[int]()
+        while pending:
+            place = pending.pop()
+            node = self.nodes[place]
+            if place not in found and place not in self._softmaxes and node.op_type not in SHAPES:
+                found.add(place)
+                pending += [reader for name in node.output for reader in self.readers[name]]
+        return sorted(found)
+
+    def is_choice_of_zero(self, use: MaskUse) -> bool:
+        """Whether the use is a choice between 0 and a constant in which a sum is lost."""
+        node, mask = self.nodes[use.node], self.values(use)
+        if not is_op(node, "Where") or use.factor != 1:
+            return False
+        other = self.constant(node.input[3 - use.slot])
+        if other is None or mask.size != 1 or other.size != 1 or other.any():
+            return False
+        return float(mask.reshape(-1)[0]) <= -8 / epsilon_of(mask)
+
+
+def is_op(node: NodeProto, op_type: str) -> bool:
+    """Whether `node` is this operator of ONNX."""
+    return node.op_type == op_type and node.domain in ONNX_DOMAINS
+
+
+def _is_mask(array: np.ndarray, factor: float) -> bool:
+    """Whether some elements mask, and no other one is as large."""
+    wide = array.astype(np.float32) * np.float32(math.copysign(1.0, factor))
+    return bool((wide <= -MASKING).any()) and not (wide >= MASKING).any()
+
+
+def epsilon_of(array: np.ndarray) -> float:
+    """The distance from 1 to the next number of the dtype."""
+    return {"float32": 2.0**-23, "float16": 2.0**-10}.get(array.dtype.name, 2.0**-7)
+
+
+def tensor_in(node: NodeProto) -> TensorProto | None:
+    """The tensor in a Constant or ConstantOfShape."""
+    if not (is_op(node, "Constant") or is_op(node, "ConstantOfShape")):
+        return None
+    for entry in node.attribute:
+        if entry.name == "value":
+            return entry.t
+        if entry.name == "value_float":
+            return numpy_helper.from_array(np.array(entry.f, np.float32))
+        if entry.name == "value_floats":
+            return numpy_helper.from_array(np.array(entry.floats, np.float32))
+    return None
+
+
+SHAPES: Final = frozenset({"Shape", "Size", "ConstantOfShape"})
+"""Operators that do not see the numbers."""
+
+LIMITS: Final = frozenset({"Max", "Min", "Clip"})
+
+SUMS: Final = frozenset({"Add", "Sub", "Sum"})
+
+LAYOUT: Final = frozenset(
+    {
+        *("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Tile", "Slice", "Gather", "Identity"),
+        *("Cast", "CastLike", "Trilu", "Split", "Pad"),
+    }
+)
+"""Operators that pass on the numbers of their first input."""

@@ -1,0 +1,92 @@
+"""Untying of weights: before and after as pictures, names, and what shares memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+import passes
+from passes.context import PassContext
+from passes.model.analysis import AnalyzedModel
+from passes.provenance import annotations_of
+from passes.rewrites.untie import Untie
+from passes.weights.detached import DetachedModel, attach
+from passes.weights.sessions import Session
+from tests.support.onnx_models import detached, matrix, model_of
+
+TIED = """g (int64[2] tokens) => (float[2, 64] y) {
+    x = Gather (table, tokens)
+    turned = Transpose <perm = [1, 0]> (table)
+    y = MatMul (x, turned)
+}"""
+
+
+def untie(model: onnx.ModelProto, context: PassContext) -> DetachedModel:
+    return Untie().apply(detached(model), context).model
+
+
+def body(model: onnx.ModelProto) -> list[str]:
+    return [f"{', '.join(n.output)} = {n.op_type} ({', '.join(n.input)})" for n in model.graph.node]
+
+
+def place(model: onnx.ModelProto, modules: list[str]) -> onnx.ModelProto:
+    """`model` with its nodes in these modules, as torch's exporter writes them."""
+    for node, module in zip(model.graph.node, modules, strict=True):
+        if module:
+            node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=repr(["", module, "call"]))
+            node.metadata_props.add(key="pkg.torch.onnx.class_hierarchy", value=repr(["M", "L", "aten.mm.default"]))
+    return model
+
+
+def test_every_reader_gets_a_weight_that_shares_its_bytes(context: PassContext) -> None:
+    model = model_of(TIED, table=matrix(64, 32, 0))
+    after = untie(model, context)
+    assert body(after.proto) == [
+        *("x = Gather (table, tokens)", "turned = Transpose (table_2)", "y = MatMul (x, turned)")
+    ]
+    first, second = (after.weight(tensor) for tensor in after.proto.graph.initializer)
+    assert first is not None and first is second
+    onnx.checker.check_model(attach(after), full_check=True)
+    assert not Untie().apply(after, context).changed
+    feeds = {"tokens": np.array([3, 60])}
+    before = Session.of(detached(model)).run(feeds)["y"]
+    np.testing.assert_array_equal(Session.of(after).run(feeds)["y"], before)
+
+
+def test_readers_of_one_module_share_a_weight(context: PassContext) -> None:
+    text = """g (float[4, 4] x) => (float[4, 4] y) {
+        a = MatMul (x, w) b = MatMul (a, w) c = MatMul (b, w) d = MatMul (c, w) y = MatMul (d, w)
+    }"""
+    model = place(model_of(text, w=matrix(4, 4, 0), w_2=matrix(1, 2, 0)), ["one", "two", "one", "", ""])
+    assert body(untie(model, context).proto) == [
+        *("a = MatMul (x, w)", "b = MatMul (a, w_3)", "c = MatMul (b, w)"),
+        *("d = MatMul (c, w_4)", "y = MatMul (d, w_5)"),
+    ]
+
+
+def test_scalars_shapes_inputs_and_what_a_body_reads_stay(context: PassContext) -> None:
+    text = """g (bool c, float[8, 2] x, float[2] fed) => (float[8, 2] y) {
+        p = Mul (x, scale) q = Mul (p, scale)
+        r = Reshape (q, shape) s = Reshape (r, shape)
+        t = Add (s, fed) u = Add (t, fed)
+        v = If (c) <then_branch = a () => (float[8, 2] e) { e = Add (u, bias) },
+                    else_branch = b () => (float[8, 2] f) { f = Identity (u) }>
+        y = Add (v, bias)
+    }"""
+    weights = {"scale": np.ones(1, np.float32), "shape": np.array([8, 2]), "fed": np.ones(2, np.float32)}
+    model = model_of(text, bias=matrix(1, 2, 1)[0], **weights)
+    after = untie(model, context)
+    assert [name for name in body(after.proto) if "_2" in name] == ["y = Add (v, bias_2)"]
+    assert body(after.proto)[:-1] == body(model)[:-1]
+
+
+def test_a_run_proves_it_and_knows_where_the_copy_comes_from(context: PassContext) -> None:
+    model = model_of(TIED, table=matrix(64, 32, 0))
+    result = passes.optimize(model, ["untie"], context=context)
+    [row] = result.rows
+    assert (row.status.value, row.changed, row.reason) == ("ran", True, "1 copy of tied weights")
+    copy = next(tensor for tensor in result.model.proto.graph.initializer if tensor.name == "table_2")
+    assert annotations_of(copy).replaced == ("table",)
+    again = passes.optimize(model, ["untie", "eliminate_duplicate_initializer"], context=context)
+    before = AnalyzedModel(detached(model)).reading.canonical
+    assert AnalyzedModel(again.model).reading.canonical == before, "a later pass may tie them again, as the docs say"
