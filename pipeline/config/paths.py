@@ -11,7 +11,7 @@ from passes.advisories.known import is_quarantine
 from pipeline.config.yaml_source import KeyPath
 from pipeline.errors import ConfigError, SourceError
 
-__all__ = ["PACKAGE", "RELATIVE_TO", "anchor_paths", "is_reference", "locate", "split_factory"]
+__all__ = ["PACKAGE", "RELATIVE_TO", "anchor_paths", "describe_absence", "is_reference", "locate", "split_factory"]
 
 PACKAGE = "package:"
 
@@ -63,6 +63,13 @@ def _package_folder(package: str, path: str) -> Path:
             "pip install onnxline[models]"
         )
     return Path(next(iter(spec.submodule_search_locations)))
+
+
+def describe_absence(path: Path) -> str:
+    """What stands where a file was expected."""
+    if path.is_dir():
+        return "it is a folder"
+    return "it is no regular file" if path.exists() else "no such file"
 
 
 def anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
