@@ -177,6 +177,7 @@ def _report_error(error: Exception, *, is_shown: bool) -> int:
         return 2
     show = getattr(error, "show", None)  # the parser's own complaints about the command line
     if show is not None:
+        error.message = getattr(error, "message", "").replace("Value error, ", "")  # type: ignore[attr-defined] # pydantic's
         show()
         return 2
     code = getattr(error, "exit_code", None)

@@ -131,8 +131,9 @@ class _Run:
         with self.stage("source") as outcome:
             input_files(self.config.verify.inputs)  # a missing file is named before a model is loaded
             source = self._source or open_source(self.config)
-            identity = fingerprint(source, self.config)
-            self.code = {str(file): digest_of_file(file) for file in code_of(source, self.config.model)}
+            code = code_of(source, self.config.model)
+            identity = fingerprint(source, self.config, code)
+            self.code = {str(file): digest_of_file(file) for file in code}
             self._depends_on(self.config.model, self.config.export, identity, own_code_digest(), self.versions)
             weights = f"weights: {source.weights}, " if isinstance(source, TorchSource) and source.weights else ""
             outcome.detail = f"{plural(len(source.inputs), 'input')}, {weights}fingerprint {identity[:8]}"

@@ -40,11 +40,12 @@ def optimize(
     from passes.recipe.recipe import DEFAULT_RECIPE
     from passes.weights.files import save, write_errors
     from pipeline.config import read_recipe
+    from pipeline.config.paths import describe_absence
     from pipeline.console import RunConsole
     from pipeline.events import Optimized, PassEnded, Progress, StageStarted
 
     if not model.is_file():
-        raise UsageError(f"{model}: no such file; expected an ONNX file")
+        raise UsageError(f"{model}: {describe_absence(model)}; expected an ONNX file")
     check_output(out, model)
     screen = RunConsole(verbose=verbose, quiet=quiet, keep=split_names(keep or ()))
 

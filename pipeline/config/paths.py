@@ -11,9 +11,12 @@ from passes.advisories.known import is_quarantine
 from pipeline.config.yaml_source import KeyPath
 from pipeline.errors import ConfigError, SourceError
 
-__all__ = ["PACKAGE", "anchor_paths", "is_reference", "locate", "split_factory"]
+__all__ = ["PACKAGE", "RELATIVE_TO", "anchor_paths", "describe_absence", "is_reference", "locate", "split_factory"]
 
 PACKAGE = "package:"
+
+RELATIVE_TO = "relative paths are relative to the configuration file, or to the working directory where there is none"
+"""Part of a message on a file that is missing: a model that is given in Python has no configuration file."""
 
 
 def split_factory(text: str, key: str = "model.factory") -> tuple[str, str]:
@@ -39,7 +42,7 @@ def locate(path: str) -> Path:
     """
     if not path.startswith(PACKAGE):
         if not Path(path).exists():
-            raise SourceError(f"no file or folder {path!r}; relative paths are relative to the configuration file")
+            raise SourceError(f"no file or folder {path!r}; {RELATIVE_TO}")
         return Path(path)
     package, _, inside = path.removeprefix(PACKAGE).partition("/")
     folder = _package_folder(package, path)
@@ -60,6 +63,13 @@ def _package_folder(package: str, path: str) -> Path:
             "pip install onnxline[models]"
         )
     return Path(next(iter(spec.submodule_search_locations)))
+
+
+def describe_absence(path: Path) -> str:
+    """What stands where a file was expected."""
+    if path.is_dir():
+        return "it is a folder"
+    return "it is no regular file" if path.exists() else "no such file"
 
 
 def anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pydantic import (
 
 from pipeline.config.explain import to_config_error
 from pipeline.config.merge import apply_overrides, merge, read_with_bases
-from pipeline.config.paths import anchor_paths, is_reference
+from pipeline.config.paths import anchor_paths, describe_absence, is_reference
 from pipeline.config.quantsim import QuantSimConfig
 from pipeline.config.recipe import default_recipe
 from pipeline.config.sections import (
@@ -200,12 +200,12 @@ def _document_of_model(source: str) -> Document | None:
     path = Path(source)
     if path.suffix == ".onnx":
         if not path.is_file():
-            raise ConfigError(f"{source}: no such file")
+            raise ConfigError(f"{source}: {describe_absence(path)}; expected an ONNX file")
         return _document_named(path.stem, {"onnx": source}, source)
     if path.suffix == ".py" or not path.is_file():
+        found = "a file of Python without a function" if path.is_file() else describe_absence(path)
         raise ConfigError(
-            f"{source}: {'a file of Python without a function' if path.is_file() else 'no such file'}; expected a YAML "
-            "configuration, model.onnx, file.py:function or package.module:function"
+            f"{source}: {found}; expected a YAML configuration, model.onnx, file.py:function or package.module:function"
         )
     return None
 

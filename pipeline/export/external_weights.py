@@ -153,4 +153,4 @@ def _dtype(value: ir.Value) -> ir.DataType:
     return ir.DataType.UNDEFINED if value.const_value is None else value.const_value.dtype
 
 
-SPELLED: Final[Mapping[ir.DataType, str]] = {dtype: name for name, dtype in DTYPES.items()}
+SPELLED: Final[Mapping[ir.DataType, str]] = {ir.DataType(number): name for name, number in DTYPES.items()}

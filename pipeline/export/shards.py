@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import onnx_ir as ir
+from onnx import TensorProto, helper
 
 from passes.suggest import plural
 from pipeline.errors import SourceError
@@ -151,7 +151,7 @@ def _read_entry(shard: str, key: str, entry: Any, base: int, size: int) -> Store
         raise SourceError(f"{shard}: its header says nothing sound of {key!r}: {entry!r:.80}") from error
     if dtype not in DTYPES:
         raise SourceError(f"{shard}: {key!r} has the dtype {dtype!r}; known are {', '.join(DTYPES)}")
-    nbytes = math.prod(shape) * DTYPES[dtype].bitwidth // 8
+    nbytes = math.prod(shape) * helper.tensor_dtype_to_np_dtype(DTYPES[dtype]).itemsize
     if begin < 0 or min((*shape, 0)) < 0 or end - begin != nbytes:
         raise SourceError(f"{shard}: {key!r} has {end - begin} bytes, but {dtype}{list(shape)} takes {nbytes}")
     if base + end > size:
@@ -163,11 +163,12 @@ def _names_text(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
-DTYPES: Final[Mapping[str, ir.DataType]] = {
-    "BOOL": ir.DataType.BOOL, "U8": ir.DataType.UINT8, "I8": ir.DataType.INT8,
-    "F8_E4M3": ir.DataType.FLOAT8E4M3FN, "F8_E5M2": ir.DataType.FLOAT8E5M2,
-    "I16": ir.DataType.INT16, "U16": ir.DataType.UINT16, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16,
-    "I32": ir.DataType.INT32, "U32": ir.DataType.UINT32, "F32": ir.DataType.FLOAT,
-    "I64": ir.DataType.INT64, "U64": ir.DataType.UINT64, "F64": ir.DataType.DOUBLE,
+DTYPES: Final[Mapping[str, int]] = {
+    "BOOL": TensorProto.BOOL, "U8": TensorProto.UINT8, "I8": TensorProto.INT8,
+    "F8_E4M3": TensorProto.FLOAT8E4M3FN, "F8_E5M2": TensorProto.FLOAT8E5M2,
+    "I16": TensorProto.INT16, "U16": TensorProto.UINT16, "F16": TensorProto.FLOAT16, "BF16": TensorProto.BFLOAT16,
+    "I32": TensorProto.INT32, "U32": TensorProto.UINT32, "F32": TensorProto.FLOAT,
+    "I64": TensorProto.INT64, "U64": TensorProto.UINT64, "F64": TensorProto.DOUBLE,
 }  # fmt: skip
-"""The dtypes of safetensors that ONNX has too → ONNX's."""
+"""The dtypes of safetensors that ONNX has too → ONNX's. Not onnx_ir's: every run reads this file, and importing onnx_ir
+loads sympy, half a second."""

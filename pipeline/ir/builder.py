@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from passes.suggest import plural
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Attr, Dim, DimRange, Graph, KernelSpec, Op, Payload, Plain, Role, TensorSpec, Value
 
@@ -88,7 +89,9 @@ class Builder:
         """
         unknown = [vid for vid in inputs if not 0 <= vid < len(self._values)]
         if unknown:
-            raise InternalError(f"op {kind} {name!r} reads vids {unknown}, but only {len(self._values)} values exist")
+            raise InternalError(
+                f"op {kind} {name!r} reads vids {unknown}, but the graph has {plural(len(self._values), 'value')}"
+            )
         oid = len(self._ops)
         attrs = dict(attrs or {})
         created = tuple(self._add(label, spec, Role.TMP) for label, spec in outputs)

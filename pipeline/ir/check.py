@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from passes.suggest import plural
 from pipeline.errors import InternalError
 from pipeline.ir.graph import DTYPE_BITS, BodyRef, Graph, InputRef, Op, Role, SymExpr, TorchConst, Value, parts
 
@@ -25,7 +26,7 @@ def check(graph: Graph, *, read_payloads: bool = True) -> None:
         return
     lines = "\n".join(f"  - {violation}" for violation in broken)
     raise InternalError(
-        f"graph {graph.name!r} breaks {len(broken)} rule(s) of the IR:\n{lines}\n"
+        f"graph {graph.name!r} breaks {plural(len(broken), 'rule')} of the IR:\n{lines}\n"
         "Expected a graph as Builder makes it; report this, with the model, as a bug of the code that made the graph."
     )
 

@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from passes.suggest import plural
 from pipeline.errors import SourceError
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.check import violations
@@ -84,7 +85,7 @@ def from_json(data: Mapping[str, Any], payloads: Mapping[str, Payload] | None = 
     graph = read_graph(data, payloads)
     if wrong := violations(graph, read_payloads=False):
         lines = "\n".join(f"  - {violation}" for violation in wrong)
-        raise SourceError(f"IR JSON: the graph {graph.name!r} breaks {len(wrong)} rule(s) of the IR:\n{lines}")
+        raise SourceError(f"IR JSON: the graph {graph.name!r} breaks {plural(len(wrong), 'rule')} of the IR:\n{lines}")
     return graph
 
 

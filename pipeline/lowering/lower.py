@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from passes.suggest import plural
 from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.graph import Graph, KernelSpec, Op, Plain, TensorSpec
 from pipeline.lowering.aten import AS_STRIDED, as_view, inplace_of
@@ -145,13 +146,14 @@ def _missing(graph: Graph) -> str:
         if op.kernel is None:
             by_kind.setdefault(op.kind, []).append(op)
     total = sum(map(len, by_kind.values()))
+    have, kinds = "has" if total == 1 else "have", plural(len(by_kind), "kind")
     rows = [
         f"  {len(ops)} {kind}: {_places(graph, ops)}"
         for kind, ops in sorted(by_kind.items(), key=lambda row: (-len(row[1]), row[0]))
     ]
     return "\n".join(
         [
-            f"graph {graph.name!r}: {total} of {len(graph.ops)} ops have no kernel ({len(by_kind)} kinds):",
+            f"graph {graph.name!r}: {total} of {plural(len(graph.ops), 'op')} {have} no kernel ({kinds}):",
             *rows,
             "Run this model by onnxruntime instead (`runtime: {backends: [onnxruntime]}`), "
             "or add a row for the kind to its family in pipeline/lowering and pipeline/runtime/kernels.",

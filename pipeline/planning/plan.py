@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from passes.suggest import plural
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir.graph import Graph, Role, TensorSpec, Value
 from pipeline.lowering import KernelCall, Layout, lower, with_kernels
@@ -105,7 +106,9 @@ def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
     """
     _refuse_named_dims(graph)
     if len(calls) != len(graph.ops):
-        raise InternalError(f"{len(calls)} calls for {len(graph.ops)} ops of graph {graph.name!r}; lower it again")
+        raise InternalError(
+            f"{plural(len(calls), 'call')} for {plural(len(graph.ops), 'op')} of graph {graph.name!r}; lower it again"
+        )
     lives = lifetimes(graph, calls)
     sharing = decide_aliases(graph, calls, lives)
     blocks = _blocks(graph, sharing.alias, lives)
@@ -165,10 +168,14 @@ def _feed_signature(graph: Graph, layouts: Mapping[int, Layout]) -> FeedSignatur
     )
 
 
+SHOWN = 3
+
+
 def _refuse_named_dims(graph: Graph) -> None:
     named = [f"{value.name}{list(value.spec.shape)}" for value in graph.values if not value.spec.is_static]
     if named:
+        more = ", …" if len(named) > SHOWN else ""
         raise UsageError(
-            f"graph {graph.name!r}: {len(named)} values have named dims, first {', '.join(named[:3])}; a plan needs "
-            "concrete sizes: export with fixed shapes, or bind the dims to numbers first"
+            f"graph {graph.name!r}: {plural(len(named), 'value')} with named dims ({', '.join(named[:SHOWN])}{more}); "
+            "a plan needs concrete sizes: export with fixed shapes, or bind the dims to numbers first"
         )

@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import resolve_name
 from pathlib import Path
 
@@ -37,12 +37,12 @@ def open_source(config: RunConfig) -> Source:
     return with_names(source, config.export) if isinstance(source, TorchSource) else source
 
 
-def fingerprint(source: Source, config: RunConfig) -> str:
-    """A digest of the model's bytes: weights, and for torch also the code that makes and runs it.
+def fingerprint(source: Source, config: RunConfig, code: Sequence[Path]) -> str:
+    """A digest of the model's bytes: weights, and for torch also `code`, the files that make and run it (`code_of`).
 
     Of unread weights only the position in their files counts, and the files' size and time.
     """
-    digest, model_config = hashlib.blake2b(digest_size=16), config.model
+    digest = hashlib.blake2b(digest_size=16)
     if config.export.weights == "referenced" and config.checkpoint is not None:
         digest.update(read_shards(locate(config.checkpoint)).fingerprint().encode())
     for spec in source.inputs:
@@ -53,7 +53,7 @@ def fingerprint(source: Source, config: RunConfig) -> str:
             digest.update(model.digest(tensor).encode())
         digest.update(model.proto.SerializeToString(deterministic=True))
         return digest.hexdigest()
-    for file in code_of(source, model_config):
+    for file in code:
         digest.update(file.read_bytes())
     _add_tensors(digest, source)
     return digest.hexdigest()

@@ -14,7 +14,7 @@ import numpy as np
 from passes.proof.draws import Draw, GivenDraw, dtype_named
 from passes.suggest import nearest
 from pipeline.config import VerifyConfig, is_reference, locate, split_factory
-from pipeline.config.paths import PACKAGE
+from pipeline.config.paths import PACKAGE, RELATIVE_TO
 from pipeline.errors import SourceError
 from pipeline.export.inputs import InputSpec, shape_text
 from pipeline.export.user_code import call_user_code, load_function
@@ -22,7 +22,7 @@ from pipeline.export.user_code import call_user_code, load_function
 __all__ = ["GivenInputs", "input_files", "read_inputs", "read_samples"]
 
 KEY: Final = "verify.inputs"
-"""The key of the configuration that messages name, unless a caller names another."""
+"""The setting that messages name, unless a caller names another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def input_files(entries: Sequence[str], key: str = KEY) -> list[tuple[str, Path 
         if is_reference(entry):
             place, _ = split_factory(entry, key)
             if place.endswith(".py") and not Path(place).is_file():
-                raise SourceError(f"{key}: no file {place!r}; relative paths are relative to the configuration file")
+                raise SourceError(f"{key}: no file {place!r}; {RELATIVE_TO}")
             inputs.append((entry, None))
             continue
         files = _matches(entry, key)
@@ -66,7 +66,7 @@ def _matches(entry: str, key: str) -> list[Path]:
     files = sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
     if not files:
         what = "no file matches" if any(sign in entry for sign in "*?[") else "no file"
-        raise SourceError(f"{key}: {what} {entry!r}; relative paths are relative to the configuration file")
+        raise SourceError(f"{key}: {what} {entry!r}; {RELATIVE_TO}")
     return files
 
 
@@ -98,7 +98,7 @@ def read_samples(
 
     Args:
         entries: files (.npz), globs of such files, and loaders (`file.py:function`).
-        key: the key of the configuration that messages name.
+        key: the setting that messages name.
 
     Raises:
         SourceError: as for `read_inputs`.

@@ -136,6 +136,12 @@ def test_importing_the_face_or_the_errors_loads_no_library(tmp_path: Path) -> No
     assert python(tmp_path, sys.executable, "-c", code).stdout == "set()\n"
 
 
+def test_a_run_that_only_takes_earlier_results_loads_no_library_of_symbols(tmp_path: Path) -> None:
+    """onnx_ir loads sympy: half a second, which a run of an unchanged model would spend for nothing."""
+    code = "import sys, pipeline.run; print({'onnx_ir', 'sympy', 'onnx.reference', 'onnx'} & set(sys.modules))"
+    assert python(tmp_path, sys.executable, "-c", code).stdout == "{'onnx'}\n"
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -95,7 +95,11 @@ def test_arrays_that_do_not_fit_are_named(tmp_path: Path, changes: dict[str, Any
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ("none.npz", "no file '{}/none.npz'; relative paths are relative to the configuration file"),
+        (
+            "none.npz",
+            "no file '{}/none.npz'; relative paths are relative to the configuration file, or to "
+            "the working directory where there is none",
+        ),
         ("no*.npz", "no file matches '{}/no*.npz'"),
         ("broken.npz", "broken.npz is no whole .npz file"),
         ("text.npz", "text.npz is no whole .npz file (no zip archive); write it again"),

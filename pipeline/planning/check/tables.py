@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from passes.suggest import plural
 from pipeline.planning.check.shadow_memory import contiguous_strides, has_distinct_elements, roots_of, span
 from pipeline.planning.plan import ExecutionPlan, Slot
 
@@ -29,7 +30,7 @@ def wrong_tables(plan: ExecutionPlan) -> list[str]:
     found += [f"slot {at} describes vid {slot.vid}" for at, slot in enumerate(plan.slots) if slot.vid != at]
     found += [f"slot {slot.name!r} has named dims" for slot in plan.slots if not slot.spec.is_static]
     if len(plan.order) != len(plan.calls):
-        found.append(f"{len(plan.order)} op ids for {len(plan.calls)} calls")
+        found.append(f"{plural(len(plan.order), 'op id')} for {plural(len(plan.calls), 'call')}")
     if found:
         return found
     for slot in plan.slots:

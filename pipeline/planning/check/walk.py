@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+from passes.suggest import plural
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Role
 from pipeline.lowering import KernelCall, Kind, unpack
@@ -39,7 +40,7 @@ def check_plan(plan: ExecutionPlan) -> None:
     if found:
         more = [f"and {len(found) - LISTED} more"] if len(found) > LISTED else []
         raise InternalError(
-            f"the plan of graph {plan.graph_name!r} breaks {len(found)} rules:\n  "
+            f"the plan of graph {plan.graph_name!r} breaks {plural(len(found), 'rule')}:\n  "
             + "\n  ".join([*found[:LISTED], *more])
             + "\nThis is a bug in the planner; please report it with the model."
         )

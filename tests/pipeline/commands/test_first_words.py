@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -109,6 +110,24 @@ def test_mistakes_and_optimize_need_no_torch_and_no_wide_terminal(model: Path, t
     codes = [line.split()[-1] for line in text.splitlines() if line.startswith("exit code")]
     assert codes == ["2"] * 6 + ["0"], text
     assert ops(Path(out)) == ["Neg"]
+
+
+def test_a_folder_in_place_of_a_file_is_called_one(onnxline, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("m.onnx", "c.yaml"):
+        (tmp_path / name).mkdir()
+    os.mkfifo("pipe.onnx")
+    assert onnxline("run", "m.onnx") == (2, "onnxline: m.onnx: it is a folder; expected an ONNX file\n")
+    assert onnxline("run", "pipe.onnx") == (2, "onnxline: pipe.onnx: it is no regular file; expected an ONNX file\n")
+    assert "c.yaml: it is a folder; expected a YAML configuration, model.onnx" in onnxline("run", "c.yaml")[1]
+    assert "m.onnx: it is a folder; expected an ONNX file" in onnxline("optimize", "m.onnx", "-o", "o.onnx")[1]
+
+
+def test_a_misspelt_starter_is_refused_in_plain_words(onnxline) -> None:
+    code, said = onnxline("init", "vt")
+    assert code == 2
+    assert "'vt' is not one of 'vit', 'llm', 'cnn', 'onnx-file'" in said
+    assert "Value error" not in said
 
 
 def test_a_model_by_itself(model: Path, onnxline, tmp_path: Path, monkeypatch) -> None:

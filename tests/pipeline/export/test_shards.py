@@ -92,7 +92,7 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
 @pytest.mark.parametrize(("damage", "said"), DAMAGES, ids=[said[:24] for _, said in DAMAGES])
 def test_a_damaged_shard_is_named(checkpoint: Path, damage: Callable[[Path], object], said: str) -> None:
     damage(checkpoint / "model-00002-of-00002.safetensors")
-    with pytest.raises(SourceError, match=rf"1 mistake;.*\n  model-00002-of-00002.safetensors: .*{said}"):
+    with pytest.raises(SourceError, match=rf"1 mistake; .*\n  model-00002-of-00002.safetensors: .*{said}"):
         read_shards(checkpoint)
 
 

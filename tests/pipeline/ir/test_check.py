@@ -124,9 +124,14 @@ def test_a_broken_rule_is_named(case: str) -> None:
     assert expected in str(caught.value)
 
 
+def test_one_violation_is_one_rule() -> None:
+    with pytest.raises(InternalError, match="breaks 1 rule of the IR"):
+        check(with_value(small_graph(), 2, name=""))
+
+
 def test_every_violation_is_listed() -> None:
     graph = with_value(with_op(small_graph(), 1, kind=""), 2, name="")
-    with pytest.raises(InternalError, match="breaks 2 rule") as caught:
+    with pytest.raises(InternalError, match="breaks 2 rules of the IR") as caught:
         check(graph)
     assert "%2 has an empty name" in str(caught.value)
     assert "ops[1] has an empty kind" in str(caught.value)

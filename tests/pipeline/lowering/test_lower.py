@@ -63,6 +63,13 @@ def test_an_op_may_not_ask_for_more() -> None:
         lower(builder.build([y]))
 
 
+def test_a_single_missing_kind_is_one() -> None:
+    builder = Builder("exotic", EMITTERS)
+    (y,) = builder.emit("STFT", [builder.input("x", F32)], [("y", F32)])
+    with pytest.raises(Unsupported, match=r"'exotic': 1 of 1 op has no kernel \(1 kind\):\n  1 STFT: → y\n"):
+        lower(builder.build([y]))
+
+
 def test_all_missing_kinds_are_one_message() -> None:
     builder = Builder("exotic", EMITTERS)
     x = builder.input("x", F32)
