@@ -17,6 +17,7 @@ from passes.external.onnxsim import OnnxSim
 from passes.external.onnxslim import OnnxSlim
 from passes.recipe.defaults import DEFAULT_RECIPE
 from passes.recipe.user_passes import installed_passes, is_reference, user_step
+from passes.rewrites.decompose_attention import DecomposeAttention
 from passes.rewrites.fold_constants import FoldConstants
 from passes.step import Repeat, Step
 from passes.suggest import nearest
@@ -168,4 +169,5 @@ OWN_STEPS: Final = {
     "onnxscript_rewrites": OnnxScriptRewrites,
     "infer_shapes": InferShapes,
     "fold_constants": FoldConstants,
+    "decompose-attention": DecomposeAttention,
 }
