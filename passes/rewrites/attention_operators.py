@@ -94,6 +94,8 @@ def _read_multi_head(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> 
         if not merged:
             raise NotHandled("it has a bias, and its keys come from a cache")
         query, key, value = _add_biases(input_of(node, 3), (query, key, value), writer, types)
+    if settings.get("unidirectional", 0) and query.length != key.length:
+        raise NotHandled("it is causal, and has other keys than queries")
     past = (input_of(node, 6), input_of(node, 7))
     core = AttentionCore(
         query,

@@ -61,6 +61,12 @@ def assert_same_numbers(model: onnx.ModelProto, feeds: Arrays) -> onnx.ModelProt
     return after
 
 
+def show_first(mask: np.ndarray) -> np.ndarray:
+    """A mask that hides no row whole: all of one would be near -10000, where float32 has three decimals."""
+    mask[..., :1] = True
+    return mask.astype(np.int32)
+
+
 def draw(seed: int, *shape: int, dtype: Any = np.float32) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
@@ -108,20 +114,19 @@ def test_the_standards_attention_in_any_form(data: st.DataObject) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_multi_head_attention_in_any_form(data: st.DataObject) -> None:
     batch, queries, keys, past, heads, size = (data.draw(st.integers(1, 3)) for _ in range(6))
-    has_past = data.draw(st.booleans())
-    if has_past:
+    has_past, causal = data.draw(st.booleans()), data.draw(st.booleans())
+    if has_past or causal:
         keys = queries
-    total = keys + past * has_past
-    width = heads * size
+    total, width = keys + past * has_past, heads * size
     feeds = {"q": draw(1, batch, queries, width), "k": draw(2, batch, keys, width), "v": draw(3, batch, keys, width)}
     feeds["bias" if data.draw(st.booleans()) else "3"] = draw(4, 3 * width)
     mask = data.draw(st.sampled_from(["4", "wide", "cube"]))
     shape = {"4": (0,), "wide": (batch, total), "cube": (batch, queries, total)}[mask]
-    feeds[mask] = (draw(5, *shape) > 0).astype(np.int32)
+    feeds[mask] = show_first(draw(5, *shape) > 0)
     feeds["added" if data.draw(st.booleans()) else "5"] = draw(6, 1, heads, queries, total)
     if has_past:
         feeds |= {"past_k": draw(7, batch, heads, past, size), "past_v": draw(8, batch, heads, past, size)}
-    attributes: dict[str, Any] = {"num_heads": heads, "unidirectional": data.draw(st.integers(0, 1))}
+    attributes: dict[str, Any] = {"num_heads": heads, "unidirectional": int(causal)}
     if data.draw(st.booleans()):
         attributes["scale"] = 0.4
     model = one_node(
@@ -137,16 +142,16 @@ def test_onnxruntimes_own_attention_in_any_form(data: st.DataObject) -> None:
     has_past = data.draw(st.booleans())
     total, width = length + past * has_past, heads * size
     feeds = {"x": draw(1, batch, length, 4), "w": draw(2, 4, 3 * width)}
-    feeds["bias" if data.draw(st.booleans()) else "2"] = draw(3, 3 * width)
+    feeds["bias"] = draw(3, 3 * width)  # onnxruntime 1.31 dies without one
     mask = data.draw(st.sampled_from(["3", "wide", "cube", "ends", "both"]))
     if mask in ("ends", "both"):
         ends, starts = np.full(batch, max(total - 1, 1)), np.zeros(batch)
         feeds[mask] = (ends if mask == "ends" else np.concatenate([ends, starts])).astype(np.int32)
     else:
         shape = {"3": (0,), "wide": (batch, total), "cube": (batch, length, total)}[mask]
-        feeds[mask] = (draw(5, *shape) > 0).astype(np.int32)
+        feeds[mask] = show_first(draw(5, *shape) > 0)
     feeds["past" if has_past else "4"] = draw(6, 2, batch, heads, past, size)
-    if data.draw(st.booleans()):
+    if not has_past and data.draw(st.booleans()):
         feeds["added"] = draw(7, batch, heads, length, total)
     attributes = {"num_heads": heads, "unidirectional": data.draw(st.integers(0, 1))}
     outputs = ["y", "present"] if has_past else ["y"]
