@@ -17,6 +17,7 @@ from passes.external.onnxsim import OnnxSim
 from passes.external.onnxslim import OnnxSlim
 from passes.recipe.defaults import DEFAULT_RECIPE
 from passes.recipe.user_passes import installed_passes, is_reference, user_step
+from passes.rewrites.convert_opset import ConvertOpset
 from passes.rewrites.decompose_attention import DecomposeAttention
 from passes.rewrites.fold_constants import FoldConstants
 from passes.step import Repeat, Step
@@ -170,4 +171,5 @@ OWN_STEPS: Final = {
     "infer_shapes": InferShapes,
     "fold_constants": FoldConstants,
     "decompose-attention": DecomposeAttention,
+    "convert-opset": ConvertOpset,
 }

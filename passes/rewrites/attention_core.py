@@ -98,9 +98,8 @@ def write_core(core: AttentionCore, writer: NodeWriter) -> None:
     query = _turn(core, _split(core.query, "query", writer), core.query, "query", writer)
     key, value = _keys_and_values(core, writer)
     if core.key.count not in (1, core.query.count):
-        repeat = writer.ints(
-            np.repeat(np.arange(core.key.count), core.query.count // core.key.count).tolist(), "repeat"
-        )
+        places = np.arange(core.query.count) // (core.query.count // core.key.count)
+        repeat = writer.constant(places, "heads_of_query")
         value = writer.add("Gather", value, repeat, label="value_heads", axis=1)
         key = writer.add("Gather", key, repeat, label="key_heads", axis=1)
     scaled = _scores(core, query, key, writer)

@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import helper
 
-from passes.context import PassContext
 from passes.rewrites.decompose_attention import DecomposeAttention
 from passes.weights.detached import attach
 from passes.weights.sessions import Session
@@ -129,9 +127,7 @@ def test_multi_head_attention_in_any_form(data: st.DataObject) -> None:
     attributes: dict[str, Any] = {"num_heads": heads, "unidirectional": int(causal)}
     if data.draw(st.booleans()):
         attributes["scale"] = 0.4
-    model = one_node(
-        "MultiHeadAttention", feeds, ["y", "pk", "pv"], opset=18, domain="com.microsoft", **attributes
-    )
+    model = one_node("MultiHeadAttention", feeds, ["y", "pk", "pv"], opset=18, domain="com.microsoft", **attributes)
     assert_same_numbers(model, feeds)
 
 
@@ -180,7 +176,5 @@ def test_grouped_query_attention_in_any_form(data: st.DataObject) -> None:
         attributes |= {"do_rotary": 1, "rotary_interleaved": data.draw(st.integers(0, 1))}
     attributes["softcap"] = data.draw(st.sampled_from([0.0, 2.0]))
     attributes["local_window_size"] = data.draw(st.sampled_from([-1, 1, 2]))
-    model = one_node(
-        "GroupQueryAttention", feeds, ["y", "pk", "pv"], opset=18, domain="com.microsoft", **attributes
-    )
+    model = one_node("GroupQueryAttention", feeds, ["y", "pk", "pv"], opset=18, domain="com.microsoft", **attributes)
     assert_same_numbers(model, feeds)
