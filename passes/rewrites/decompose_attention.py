@@ -17,7 +17,7 @@ from passes.rewrites.node_writer import GraphTypes, NodeWriter, NotHandled, name
 from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel, detach
 
-__all__ = ["DecomposeAttention"]
+__all__ = ["DecomposeAttention", "is_attention"]
 
 OLDEST: Final = 15
 """The opset whose Shape takes `start` and `end`."""
@@ -56,7 +56,7 @@ class DecomposeAttention(Step):
 def _replace_attention(model: DetachedModel) -> tuple[bool, list[str]]:
     """Replace the attention nodes of the main graph in place; whether there were any, and why others stay."""
     graph = model.proto.graph
-    places = [place for place, node in enumerate(graph.node) if _is_attention(node)]
+    places = [place for place, node in enumerate(graph.node) if is_attention(node)]
     if not places:
         return False, []
     opset = max((entry.version for entry in model.proto.opset_import if entry.domain in ONNX_DOMAINS), default=0)
@@ -87,14 +87,15 @@ def _replace_attention(model: DetachedModel) -> tuple[bool, list[str]]:
     return bool(written), reasons
 
 
-def _is_attention(node: NodeProto) -> bool:
+def is_attention(node: NodeProto) -> bool:
+    """Whether `node` is one of the operators that this step takes apart."""
     return ("" if node.domain in ONNX_DOMAINS else node.domain, node.op_type) in READERS
 
 
 def _attention_in_bodies(proto: onnx.ModelProto) -> list[NodeProto]:
     own = {id(node) for node in proto.graph.node}
     graphs = (proto.graph, *proto.functions)
-    return [node for graph in graphs for node in every_node(graph) if _is_attention(node) and id(node) not in own]
+    return [node for graph in graphs for node in every_node(graph) if is_attention(node) and id(node) not in own]
 
 
 def _name_of(node: NodeProto) -> str:

@@ -6,10 +6,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
+import passes
+from passes.context import PassContext
+from passes.provenance.annotations import annotations_of
 from passes.rewrites.decompose_attention import DecomposeAttention
 from passes.weights.detached import attach
 from passes.weights.sessions import Session
@@ -178,3 +183,166 @@ def test_grouped_query_attention_in_any_form(data: st.DataObject) -> None:
     attributes["local_window_size"] = data.draw(st.sampled_from([-1, 1, 2]))
     model = one_node("GroupQueryAttention", feeds, ["y", "pk", "pv"], opset=18, domain="com.microsoft", **attributes)
     assert_same_numbers(model, feeds)
+
+
+def picture(model: onnx.ModelProto) -> list[str]:
+    return [f"{node.output[0]} = {node.op_type} ({', '.join(node.input)})" for node in model.graph.node]
+
+
+def test_the_picture_of_grouped_heads_with_a_causal_mask() -> None:
+    feeds = {"q": draw(1, 1, 8, 32), "k": draw(2, 1, 8, 16), "v": draw(3, 1, 8, 16)}
+    model = one_node("Attention", feeds, ["y"], q_num_heads=4, kv_num_heads=2, is_causal=1)
+    after = assert_same_numbers(model, feeds)
+    assert picture(after) == [
+        "attend/query_split = Reshape (q, attend/query_shape)",
+        "attend/query = Transpose (attend/query_split)",
+        "attend/value_split = Reshape (v, attend/value_shape)",
+        "attend/value = Transpose (attend/value_split)",
+        "attend/key_split = Reshape (k, attend/value_shape)",
+        "attend/key_transposed = Transpose (attend/key_split)",
+        "attend/value_heads = Gather (attend/value, attend/heads_of_query)",
+        "attend/key_heads = Gather (attend/key_transposed, attend/heads_of_query)",
+        "attend/scores = MatMul (attend/query, attend/key_heads)",
+        "attend/scaled = Mul (attend/scores, attend/scale)",
+        "attend/masked = Add (attend/scaled, attend/causal_bias)",
+        "attend/probabilities = Softmax (attend/masked)",
+        "attend/mixed = MatMul (attend/probabilities, attend/value_heads)",
+        "attend/merged = Transpose (attend/mixed)",
+        "y = Reshape (attend/merged, attend/output_shape)",
+    ]
+    again = DecomposeAttention().apply(detached(after), None)  # pyright: ignore[reportArgumentType]
+    assert not again.changed
+
+
+def test_a_mask_that_may_hide_a_row_whole_gives_zeros_there() -> None:
+    feeds = {name: draw(seed, 1, 1, 3, 4) for seed, name in enumerate("qkv")}
+    feeds["mask"] = np.array([[True, False, True], [False, False, False], [True, True, True]])
+    after = assert_same_numbers(one_node("Attention", feeds, ["y"]), feeds)
+    assert [node.op_type for node in after.graph.node][-5:] == ["Softmax", "ReduceMax", "Equal", "Where", "MatMul"]
+    assert not run(after, feeds)["y"][0, 0, 1].any()
+
+
+def test_a_constant_mask_that_hides_no_row_whole_needs_no_guard() -> None:
+    feeds = {name: draw(seed, 1, 1, 3, 4) for seed, name in enumerate("qkv")}
+    model = one_node("Attention", {**feeds, "mask": np.tri(3, dtype=np.bool_)}, ["y"])
+    del model.graph.input[3]
+    model.graph.initializer.append(numpy_helper.from_array(np.tri(3, dtype=np.bool_), "mask"))
+    after = assert_same_numbers(model, feeds)
+    assert [node.op_type for node in after.graph.node][-3:] == ["Add", "Softmax", "MatMul"]
+
+
+@pytest.mark.parametrize("mode", range(4))
+@pytest.mark.parametrize("opset", [23, 24])
+def test_the_scores_as_an_output(mode: int, opset: int) -> None:
+    """Against onnxruntime, and ONNX's reference evaluator but for mode 0, where that one has the cap in it already."""
+    feeds = {name: draw(seed, 1, 1, 3, 4) for seed, name in enumerate("qkv")}
+    feeds["mask"] = np.array([[True, False, True], [False, True, False], [True, True, True]])
+    outputs = ["y", "", "", "scores"]
+    model = one_node("Attention", feeds, outputs, opset=opset, qk_matmul_output_mode=mode, softcap=1.5)
+    after, why = decompose(model)
+    assert why is None
+    got, expected = run(after, feeds), ReferenceEvaluator(model).run(None, feeds)
+    if mode != 2:  # onnxruntime adds its lowest number where the standard adds minus infinity
+        np.testing.assert_allclose(got["scores"], run(model, feeds)["scores"], rtol=2e-5, atol=2e-5)
+    if mode != 0:
+        np.testing.assert_allclose(got["scores"], expected[1], rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(got["y"], expected[0], rtol=2e-5, atol=2e-5)
+
+
+def test_keys_that_end_elsewhere_in_each_batch_entry() -> None:
+    feeds = {name: draw(seed, 2, 1, 3, 4) for seed, name in enumerate("qkv")}
+    feeds |= {"3": np.zeros(0), "4": np.zeros(0), "5": np.zeros(0), "ends": np.array([2, 3])}
+    assert_same_numbers(one_node("Attention", feeds, ["y"]), feeds)
+
+
+def test_softmax_in_another_precision() -> None:
+    feeds = {name: draw(seed, 1, 1, 3, 4, dtype=np.float16) for seed, name in enumerate("qkv")}
+    after = assert_same_numbers(one_node("Attention", feeds, ["y"], softmax_precision=TensorProto.FLOAT), feeds)
+    assert [node.op_type for node in after.graph.node][-4:] == ["Cast", "Softmax", "Cast", "MatMul"]
+
+
+def test_sizes_that_only_a_run_knows() -> None:
+    """The causal mask is computed then; all else has fixed shapes with zeros for the sizes that stay."""
+    feeds = {"q": draw(1, 2, 3, 8), "k": draw(2, 2, 3, 4), "v": draw(3, 2, 3, 4), "3": np.zeros(0)}
+    feeds |= {"past_k": draw(4, 2, 1, 5, 4), "past_v": draw(5, 2, 1, 5, 4)}
+    model = one_node("Attention", feeds, ["y", "pk", "pv"], q_num_heads=2, kv_num_heads=1, is_causal=1)
+    for info in model.graph.input:
+        dims = info.type.tensor_type.shape.dim
+        dims[0].dim_param = "batch"
+        dims[2 if info.name.startswith("past") else 1].dim_param = "past" if info.name.startswith("past") else "new"
+    after = assert_same_numbers(model, feeds)
+    assert {"Range", "Shape", "GreaterOrEqual"} <= {node.op_type for node in after.graph.node}
+
+
+def test_layers_share_one_causal_mask() -> None:
+    text = """<ir_version: 10, opset_import: ["": 23]>
+    g (float[1, 2, 32, 4] q) => (float[1, 2, 32, 4] y) {
+        h = Attention <is_causal = 1> (q, q, q)
+        y = Attention <is_causal = 1> (h, h, h)
+    }"""
+    model = detached(onnx.parser.parse_model(text))
+    result = DecomposeAttention().apply(model, None)  # pyright: ignore[reportArgumentType]
+    masks = [tensor for tensor in result.model.proto.graph.initializer if list(tensor.dims) == [32, 32]]
+    assert [(tensor.name, result.model.weight(tensor) is not None) for tensor in masks] == [("h/causal_bias", True)]
+
+
+STAY = {
+    "heads are not known": (
+        "Attention",
+        "",
+        {},
+        {"q": (None, None, 3, 4), "k": (1, 1, 3, 4), "v": (1, 1, 3, 4)},
+        "the number of heads of its query",
+    ),
+    "a mask shorter than the keys": (
+        "Attention",
+        "",
+        {},
+        {"q": (1, 1, 3, 4), "k": (1, 1, 3, 4), "v": (1, 1, 3, 4), "m": (3, 2)},
+        "its mask has fewer columns than there are keys",
+    ),
+    "packed": ("MultiHeadAttention", "com.microsoft", {"num_heads": 2}, {"q": (1, 3, 2, 3, 4)}, "are packed"),
+    "an attribute of a later release": (
+        "MultiHeadAttention",
+        "com.microsoft",
+        {"num_heads": 2, "novel": 1},
+        {"q": (1, 3, 8), "k": (1, 3, 8), "v": (1, 3, 8)},
+        "its attribute novel is not known",
+    ),
+    "pasts of many lengths": (
+        "GroupQueryAttention",
+        "com.microsoft",
+        {"num_heads": 2, "kv_num_heads": 1},
+        {"q": (2, 1, 8), "k": (2, 1, 4), "v": (2, 1, 4), "pk": (2, 1, 5, 4), "pv": (2, 1, 5, 4)},
+        "its batch is not of the fixed size 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_a_form_that_is_not_handled_stays_and_says_why(name: str) -> None:
+    op, domain, attributes, shapes, reason = STAY[name]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    node = helper.make_node(op, list(shapes), ["y"], name="attend", domain=domain, **attributes)
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    imports = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(helper.make_graph([node], "g", inputs, [result]), opset_imports=imports)
+    after, why = decompose(model)
+    assert after == model
+    assert why is not None
+    assert why.startswith(f"left as they are: {op} 'attend': ")
+    assert reason in why
+
+
+def test_a_run_proves_it_and_carries_provenance(context: PassContext) -> None:
+    feeds = {name: draw(seed, 1, 2, 4, 8) for seed, name in enumerate("qkv")}
+    model = one_node("Attention", feeds, ["y"], opset=23)
+    model = onnx.shape_inference.infer_shapes(model)
+    result = passes.optimize(model, ["decompose-attention"], context=context)
+    [row] = result.rows
+    assert (row.changed, row.status, max(errors.max_abs for errors in row.errors.values()) < 1e-6) == (
+        True,
+        "ran",
+        True,
+    )
+    assert {annotations_of(node).author for node in result.model.proto.graph.node} == {"decompose-attention"}
