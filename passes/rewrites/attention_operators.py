@@ -11,7 +11,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.rewrites.attention_core import LOWEST, AttentionCore, Heads, Rotary
-from passes.rewrites.node_writer import GraphTypes, NodeWriter, NotHandled, attributes_of, input_of, output_of
+from passes.rewrites.node_writer import GraphTypes, NodeWriter, NotHandledError, attributes_of, input_of, output_of
 
 __all__ = ["CONTRIB", "READERS", "read_attention"]
 
@@ -24,7 +24,7 @@ def read_attention(writer: NodeWriter, types: GraphTypes) -> AttentionCore:
     """What `writer.node` computes. Nodes that prepare its inputs are written.
 
     Raises:
-        NotHandled: it is of a form that stays as it is.
+        NotHandledError: it is of a form that stays as it is.
     """
     node = writer.node
     domain = "" if node.domain == "ai.onnx" else node.domain
@@ -44,7 +44,7 @@ def _read_standard(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> At
     scores, scores_at = output_of(node, 3), settings.get("qk_matmul_output_mode", 0)
     is_bool = bool(mask) and types.dtype(mask) == TensorProto.BOOL
     if mask and not is_bool and types.dtype(mask) != dtype:
-        raise NotHandled("its mask is neither bool nor of the dtype of the query")
+        raise NotHandledError("its mask is neither bool nor of the dtype of the query")
     masked = -math.inf if (mask and not is_bool) or (scores and scores_at == 2) else LOWEST[dtype]
     core = AttentionCore(
         query,
@@ -68,9 +68,9 @@ def _read_standard(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> At
         scores_at=scores_at,
     )
     if lengths and settings.get("is_causal", 0):
-        raise NotHandled("it is causal, and the keys of each batch entry end elsewhere (nonpad_kv_seqlen)")
+        raise NotHandledError("it is causal, and the keys of each batch entry end elsewhere (nonpad_kv_seqlen)")
     if mask and not _is_as_wide(types, mask, core):
-        raise NotHandled("its mask has fewer columns than there are keys, or their numbers are not known")
+        raise NotHandledError("its mask has fewer columns than there are keys, or their numbers are not known")
     if not lengths:
         return core
     columns = writer.positions(key.length, key.value, 1 if merged else 2, "columns")
@@ -81,9 +81,9 @@ def _read_multi_head(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> 
     settings = attributes_of(node, ("mask_filter_value", "num_heads", "scale", "unidirectional"))
     _refuse_inputs(node, {8: "it has past_sequence_length", 9: "it has cache_indirection"})
     if output_of(node, 3):
-        raise NotHandled("it gives its scores as an output")
+        raise NotHandledError("it gives its scores as an output")
     if types.rank(node.input[0]) != 3 or not input_of(node, 1) or not input_of(node, 2):
-        raise NotHandled("its query, key and value are packed into one tensor")
+        raise NotHandledError("its query, key and value are packed into one tensor")
     dtype = _dtype(types, *node.input[:3])
     count = settings["num_heads"]
     merged = types.rank(node.input[1]) == 3
@@ -92,10 +92,10 @@ def _read_multi_head(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> 
     value = _heads(types, node.input[2], merged, count, "value")
     if input_of(node, 3):
         if not merged:
-            raise NotHandled("it has a bias, and its keys come from a cache")
+            raise NotHandledError("it has a bias, and its keys come from a cache")
         query, key, value = _add_biases(input_of(node, 3), (query, key, value), writer, types)
     if settings.get("unidirectional", 0) and query.length != key.length:
-        raise NotHandled("it is causal, and has other keys than queries")
+        raise NotHandledError("it is causal, and has other keys than queries")
     past = (input_of(node, 6), input_of(node, 7))
     core = AttentionCore(
         query,
@@ -120,12 +120,12 @@ def _read_contrib(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> Att
     settings = attributes_of(node, (*known, "do_rotary", "past_present_share_buffer"))
     _refuse_inputs(node, {6: "it has past_sequence_length"})
     if settings.get("do_rotary") or settings.get("past_present_share_buffer"):
-        raise NotHandled("it turns positions, or writes its past in place")
+        raise NotHandledError("it turns positions, or writes its past in place")
     dtype, count = _dtype(types, *node.input[:2]), settings["num_heads"]
     columns = types.dim(node.input[1], 1)
     sizes = settings.get("qkv_hidden_sizes") or ([columns // 3] * 3 if isinstance(columns, int) else [])
     if not sizes:
-        raise NotHandled("the size of its weight is not known")
+        raise NotHandledError("the size of its weight is not known")
     merged = writer.add("MatMul", node.input[0], node.input[1], label="projected")
     if input_of(node, 2):
         merged = writer.add("Add", merged, node.input[2], label="projected_with_bias")
@@ -167,9 +167,9 @@ def _read_grouped_query(node: NodeProto, writer: NodeWriter, types: GraphTypes) 
     known = ("do_rotary", "kv_num_heads", "local_window_size", "num_heads", "rotary_interleaved", "scale", "softcap")
     settings = attributes_of(node, (*known, "causal", "k_quant_type", "v_quant_type", "smooth_softmax", "qk_output"))
     if settings.get("causal", 1) != 1 or settings.get("smooth_softmax", 0) > 0 or settings.get("qk_output"):
-        raise NotHandled("it is not causal, has a smooth softmax, or gives its scores as an output")
+        raise NotHandledError("it is not causal, has a smooth softmax, or gives its scores as an output")
     if any(settings.get(name, b"NONE") != b"NONE" for name in ("k_quant_type", "v_quant_type")):
-        raise NotHandled("its cache is quantized")
+        raise NotHandledError("its cache is quantized")
     _refuse_inputs(node, {11: "its softmax has a sink", 12: "its cache is quantized", 13: "its cache is quantized"})
     _refuse_inputs(node, {14: "it normalizes its query and key", 15: "it normalizes its query and key"})
     count, kv_count = settings["num_heads"], settings["kv_num_heads"]
@@ -179,14 +179,14 @@ def _read_grouped_query(node: NodeProto, writer: NodeWriter, types: GraphTypes) 
     past_length = types.dim(past[0], 2) if all(past) else 0
     if past_length != 0:
         if types.dim(node.input[0], 0) != 1:
-            raise NotHandled("its batch is not of the fixed size 1, so the past of each entry may end elsewhere")
+            raise NotHandledError("its batch is not of the fixed size 1, so the past of each entry may end elsewhere")
         if past_length is not None and past_length == types.dim(output_of(node, 1), 2):
-            raise NotHandled("its past is a buffer that is written in place")
+            raise NotHandledError("its past is a buffer that is written in place")
     rotary = None
     if settings.get("do_rotary", 0):
         half = types.dim(input_of(node, 7), 1)
         if not isinstance(half, int):
-            raise NotHandled("the size of its rotary tables is not known")
+            raise NotHandledError("the size of its rotary tables is not known")
         interleaved = bool(settings.get("rotary_interleaved", 0))
         rotary = Rotary(node.input[7], node.input[8], 2 * half, interleaved, input_of(node, 9))
     return AttentionCore(
@@ -229,18 +229,18 @@ def _grouped_heads(
 def _dtype(types: GraphTypes, *names: str) -> int:
     found = {types.dtype(name) for name in names}
     if len(found) != 1 or not found <= set(FLOATS):
-        raise NotHandled("the dtype of its inputs is not known, or not that of all of them")
+        raise NotHandledError("the dtype of its inputs is not known, or not that of all of them")
     return found.pop()
 
 
 def _heads(types: GraphTypes, value: str, merged: bool, count: int | None, role: str) -> Heads:
     """How an input is divided into heads."""
     if types.rank(value) != (3 if merged else 4):
-        raise NotHandled(f"the rank of its {role} is not known, or another one than that of the query")
+        raise NotHandledError(f"the rank of its {role} is not known, or another one than that of the query")
     number = count if merged else types.dim(value, 1)
     width = types.dim(value, 2 if merged else 3)
     if not isinstance(number, int) or not isinstance(width, int):
-        raise NotHandled(f"the number of heads of its {role}, or the size of one, is not known")
+        raise NotHandledError(f"the number of heads of its {role}, or the size of one, is not known")
     return Heads(value, merged, number, width // number if merged else width, types.dim(value, 1 if merged else 2))
 
 
@@ -251,7 +251,7 @@ def _scale(settings: Mapping[str, Any], query: Heads) -> float:
 def _refuse_inputs(node: NodeProto, reasons: Mapping[int, str]) -> None:
     for index, reason in reasons.items():
         if input_of(node, index):
-            raise NotHandled(reason)
+            raise NotHandledError(reason)
 
 
 def _shows_each_row(mask: np.ndarray | None) -> bool:
@@ -295,10 +295,10 @@ def _with_contrib_mask(
     batch = types.dim(core.query.value, 0) if core.query.value in types.infos else types.dim(writer.node.input[0], 0)
     entries = types.dim(mask, 0)
     if rank != 1 or batch is None or entries is None:
-        raise NotHandled("its mask is of a form that is not known beforehand")
+        raise NotHandledError("its mask is of a form that is not known beforehand")
     columns = writer.constant(np.arange(core.total), "columns") if isinstance(core.total, int) else ""
     if not columns:
-        raise NotHandled("its mask counts keys, whose number is not known")
+        raise NotHandledError("its mask counts keys, whose number is not known")
     ends = writer.add("Cast", mask, label="mask_ends", to=TensorProto.INT64)
     if entries == batch:
         return _with_mask(core, _below(columns, ends, writer), fill)
@@ -308,7 +308,7 @@ def _with_contrib_mask(
         core = _with_mask(core, _below(columns, end, writer), fill)
         wide = writer.add("Unsqueeze", start, writer.ints([1, 2, 3], "mask_axes"), label="starts")
         return _with_mask(core, writer.add("GreaterOrEqual", columns, wide, label="behind_start"), fill)
-    raise NotHandled("its mask has the form of cumulated lengths")
+    raise NotHandledError("its mask has the form of cumulated lengths")
 
 
 def _add_biases(

@@ -13,7 +13,7 @@ from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import every_node, reads_of
 from passes.rewrites.attention_core import write_core
 from passes.rewrites.attention_operators import READERS, read_attention
-from passes.rewrites.node_writer import GraphTypes, NodeWriter, NotHandled, names_in
+from passes.rewrites.node_writer import GraphTypes, NodeWriter, NotHandledError, names_in
 from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel, detach
 
@@ -72,7 +72,7 @@ def _replace_attention(model: DetachedModel) -> tuple[bool, list[str]]:
         writer = NodeWriter(graph.node[place], taken, constants)
         try:
             write_core(read_attention(writer, types), writer)
-        except NotHandled as reason:
+        except NotHandledError as reason:
             reasons.append(f"{_name_of(writer.node)}: {reason}")
             continue
         written[place] = writer.nodes

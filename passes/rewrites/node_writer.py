@@ -15,13 +15,13 @@ from passes.graph.traversal import every_graph, infer_types
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
 
-__all__ = ["Dim", "GraphTypes", "NodeWriter", "NotHandled", "attributes_of", "input_of", "names_in", "output_of"]
+__all__ = ["Dim", "GraphTypes", "NodeWriter", "NotHandledError", "attributes_of", "input_of", "names_in", "output_of"]
 
 Dim = int | str | None
 """A size that is known, the name of a symbolic one, or neither."""
 
 
-class NotHandled(Exception):
+class NotHandledError(Exception):
     """A form of an operator that stays as it is; the message says why, as the end of a sentence."""
 
 
@@ -75,11 +75,11 @@ def attributes_of(node: NodeProto, known: Sequence[str]) -> dict[str, Any]:
     """The node's attributes by name.
 
     Raises:
-        NotHandled: it has one that is not among `known`.
+        NotHandledError: it has one that is not among `known`.
     """
     for attribute in node.attribute:
         if attribute.name not in known:
-            raise NotHandled(f"its attribute {attribute.name} is not known")
+            raise NotHandledError(f"its attribute {attribute.name} is not known")
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 

@@ -94,7 +94,7 @@ REFUSED = {
         21,
         "g (float[4] x) => (float[4] y) { [act] y = Relu (x) }",
         13,
-        "Relu 'act' is older than opset 14 there, and onnx has no adapter for it",
+        "Relu 'act' is another operator before opset 14, and onnx has no adapter for it",
     ),
     "the converter knows no other form": (
         20,
