@@ -165,6 +165,8 @@ STEPS: Final[Mapping[str, Description]] = {
     "clamp-mask": values("Raise the constants that mask attention to a finite bound, which quantization can represent"),
     "fold_constants": values("Compute what depends on constants alone, where that does not make the model larger"),
     "infer_shapes": structure("Write the inferred type and shape of every value into the model"),
+    "decompose-attention": structure("Take attention operators apart into MatMul, scale, mask, Softmax and MatMul"),
+    "convert-opset": structure("Convert the model to another opset of ONNX, up or down"),
     "onnxruntime": values("Save what onnxruntime's own graph optimization makes of the model"),
     "onnxruntime_fusions": values("Run onnxruntime's fusions for transformers"),
     "onnxscript": values("Fold constants, inline functions and drop dead code by onnxscript's optimizer"),

@@ -63,6 +63,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "replace_*",
         "adjust_*",
         "defuse_*",
+        "decompose-*",
         "explicit_*",
         "*_to_mul",
         "normalize_*",

@@ -18,6 +18,8 @@ from passes.external.onnxslim import OnnxSlim
 from passes.recipe.defaults import DEFAULT_RECIPE
 from passes.recipe.user_passes import installed_passes, is_reference, user_step
 from passes.rewrites.clamp_mask import ClampMask
+from passes.rewrites.convert_opset import ConvertOpset
+from passes.rewrites.decompose_attention import DecomposeAttention
 from passes.rewrites.fold_constants import FoldConstants
 from passes.rewrites.split_merged import SplitGateUp, SplitQkv
 from passes.rewrites.untie import Untie
@@ -176,4 +178,6 @@ OWN_STEPS: Final = {
     "split-gate-up": SplitGateUp,
     "clamp-mask": ClampMask,
     "untie": Untie,
+    "decompose-attention": DecomposeAttention,
+    "convert-opset": ConvertOpset,
 }

@@ -8,14 +8,20 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
+from onnx import NodeProto
+
+from passes.graph.op_facts import ONNX_DOMAINS
+from passes.graph.traversal import every_node
+from passes.provenance.annotations import annotations_of
+from passes.rewrites.decompose_attention import is_attention
 from passes.structures import STRUCTURES
-from passes.suggest import nearest
+from passes.suggest import nearest, plural
 from passes.weights.detached import DetachedModel
 from pipeline.config.precision import BIAS, FLOAT, Precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.sites import Role, Site, find_sites
 
-__all__ = ["PlacedSite", "Placement", "PlacementRule", "RuleMatches", "place"]
+__all__ = ["PlacedSite", "Placement", "PlacementRule", "RuleMatches", "describe_opaque_operators", "place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +202,24 @@ SELECTORS: Final[Mapping[str, Callable[[Site], Sequence[str]]]] = {
     "tensor": lambda site: (site.tensor,),
 }
 """The kinds of selectors → what their globs are compared with."""
+
+
+def describe_opaque_operators(model: DetachedModel) -> tuple[str, ...]:
+    """A sentence for each operator that quantizers take as one piece or do not know, with the step that helps."""
+    found: dict[str, list[NodeProto]] = {}
+    for node in every_node(model.proto.graph):
+        domain = "" if node.domain in ONNX_DOMAINS else f"{node.domain}::"
+        if domain or is_attention(node):
+            found.setdefault(f"{domain}{node.op_type}", []).append(node)
+    return tuple(_describe_operator(name, nodes) for name, nodes in found.items())
+
+
+def _describe_operator(name: str, nodes: Sequence[NodeProto]) -> str:
+    """One sentence on the nodes of one operator."""
+    if is_attention(nodes[0]):
+        why, step = "hides its scores and softmax from quantizers", "put decompose-attention in quantsim.prepare"
+    else:
+        authors = ", ".join(dict.fromkeys(annotations_of(node).author for node in nodes if annotations_of(node).author))
+        writer = f"the pass of {authors} that writes it" if authors else "what writes it"
+        why, step = "is an operator that few quantizers know", f"skip {writer} (`onnxline passes --group fusions`)"
+    return f"quantsim: {name} ({plural(len(nodes), 'node')}) {why}; {step}"

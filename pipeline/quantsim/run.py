@@ -27,7 +27,7 @@ from pipeline.quantsim.aimet import to_aimet
 from pipeline.quantsim.calibration import MeasuredRanges, calibrate
 from pipeline.quantsim.encodings import Encoding, Range, encode
 from pipeline.quantsim.noise import Noise, measure_noise
-from pipeline.quantsim.placement import Placement, place
+from pipeline.quantsim.placement import Placement, describe_opaque_operators, place
 from pipeline.quantsim.profiles import rules_of
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.report import QuantSimReport, make_report, report_text
@@ -150,6 +150,8 @@ class _Simulation:
             placement = place(self._model, rules_of(self._settings))
             count = len(placement.quantized())
             details.append(f"{count} of {len(placement.sites)} tensors quantized")
+            for sentence in describe_opaque_operators(self._model):
+                self._send(Note(sentence))
         return placement
 
     def calibrate(self, placement: Placement) -> dict[str, Range]:

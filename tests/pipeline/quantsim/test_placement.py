@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 from pipeline.errors import UsageError
-from pipeline.quantsim.placement import Placement, place
+from pipeline.quantsim.placement import Placement, describe_opaque_operators, place
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
+from tests.support.onnx_models import detached
 
 
 def picture(placement: Placement) -> list[str]:
@@ -115,3 +117,20 @@ def test_weights_of_recurrent_cells_have_one_scale() -> None:
     )
     placement = place(model, [rule("op:*", "int8/channel", "uint8")])
     assert "weight w: int8" in picture(placement)
+
+
+def test_operators_that_quantizers_do_not_see_into_are_named_with_what_helps() -> None:
+    text = """<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1]>
+        g (float[1, 4, 8] x) => (float[1, 4, 8] y) {
+            g = com.microsoft.FastGelu (x)
+            h = com.microsoft.FastGelu (g)
+            y = com.microsoft.MultiHeadAttention <num_heads = 2> (h, h, h)
+        }"""
+    model = detached(onnx.parser.parse_model(text))
+    assert describe_opaque_operators(model) == (
+        "quantsim: com.microsoft::FastGelu (2 nodes) is an operator that few quantizers know; "
+        "skip what writes it (`onnxline passes --group fusions`)",
+        "quantsim: com.microsoft::MultiHeadAttention (1 node) hides its scores and softmax from quantizers; "
+        "put decompose-attention in quantsim.prepare",
+    )
+    assert describe_opaque_operators(mlp()) == ()

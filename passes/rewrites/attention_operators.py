@@ -1,0 +1,341 @@
+"""What each attention operator says, as an `AttentionCore`: the standard's, and the three that onnxruntime adds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from passes.rewrites.attention_core import LOWEST, AttentionCore, Heads, Rotary
+from passes.rewrites.node_writer import GraphTypes, NodeWriter, NotHandledError, attributes_of, input_of, output_of
+
+__all__ = ["CONTRIB", "READERS", "read_attention"]
+
+CONTRIB: Final = "com.microsoft"
+
+FLOATS: Final = tuple(LOWEST)
+
+
+def read_attention(writer: NodeWriter, types: GraphTypes) -> AttentionCore:
+    """What `writer.node` computes. Nodes that prepare its inputs are written.
+
+    Raises:
+        NotHandledError: it is of a form that stays as it is.
+    """
+    node = writer.node
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    return READERS[domain, node.op_type](node, writer, types)
+
+
+def _read_standard(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> AttentionCore:
+    known = ("is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap")
+    settings = attributes_of(node, (*known, "softmax_precision"))
+    dtype = _dtype(types, *node.input[:3])
+    merged = types.rank(node.input[0]) == 3
+    counts = (settings.get("q_num_heads"), settings.get("kv_num_heads"))
+    query = _heads(types, node.input[0], merged, counts[0], "query")
+    key = _heads(types, node.input[1], merged, counts[1], "key")
+    value = _heads(types, node.input[2], merged, counts[1], "value")
+    mask, past, lengths = input_of(node, 3), (input_of(node, 4), input_of(node, 5)), input_of(node, 6)
+    scores, scores_at = output_of(node, 3), settings.get("qk_matmul_output_mode", 0)
+    is_bool = bool(mask) and types.dtype(mask) == TensorProto.BOOL
+    if mask and not is_bool and types.dtype(mask) != dtype:
+        raise NotHandledError("its mask is neither bool nor of the dtype of the query")
+    masked = -math.inf if (mask and not is_bool) or (scores and scores_at == 2) else LOWEST[dtype]
+    core = AttentionCore(
+        query,
+        key,
+        value,
+        dtype,
+        scale=_scale(settings, query),
+        output=node.output[0],
+        merged_output=merged,
+        softcap=settings.get("softcap", 0.0),
+        past=past if all(past) else None,
+        past_length=types.dim(past[0], 2) if all(past) else 0,
+        present=(output_of(node, 1), output_of(node, 2)),
+        masks=((mask, masked),) if is_bool else (),
+        biases=(mask,) if mask and not is_bool else (),
+        causal=bool(settings.get("is_causal", 0)) and not lengths,
+        masked=masked,
+        zero_rows=bool(lengths) or (bool(mask) and not _shows_each_row(types.array(mask))),
+        softmax_dtype=settings.get("softmax_precision", 0),
+        scores=scores,
+        scores_at=scores_at,
+    )
+    if lengths and settings.get("is_causal", 0):
+        raise NotHandledError("it is causal, and the keys of each batch entry end elsewhere (nonpad_kv_seqlen)")
+    if mask and not _is_as_wide(types, mask, core):
+        raise NotHandledError("its mask has fewer columns than there are keys, or their numbers are not known")
+    if not lengths:
+        return core
+    columns = writer.positions(key.length, key.value, 1 if merged else 2, "columns")
+    return _with_mask(core, _below(columns, lengths, writer), masked)
+
+
+def _read_multi_head(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> AttentionCore:
+    settings = attributes_of(node, ("mask_filter_value", "num_heads", "scale", "unidirectional"))
+    _refuse_inputs(node, {8: "it has past_sequence_length", 9: "it has cache_indirection"})
+    if output_of(node, 3):
+        raise NotHandledError("it gives its scores as an output")
+    if types.rank(node.input[0]) != 3 or not input_of(node, 1) or not input_of(node, 2):
+        raise NotHandledError("its query, key and value are packed into one tensor")
+    dtype = _dtype(types, *node.input[:3])
+    count = settings["num_heads"]
+    merged = types.rank(node.input[1]) == 3
+    query = _heads(types, node.input[0], True, count, "query")
+    key = _heads(types, node.input[1], merged, count, "key")
+    value = _heads(types, node.input[2], merged, count, "value")
+    if input_of(node, 3):
+        if not merged:
+            raise NotHandledError("it has a bias, and its keys come from a cache")
+        query, key, value = _add_biases(input_of(node, 3), (query, key, value), writer, types)
+    if settings.get("unidirectional", 0) and query.length != key.length:
+        raise NotHandledError("it is causal, and has other keys than queries")
+    past = (input_of(node, 6), input_of(node, 7))
+    core = AttentionCore(
+        query,
+        key,
+        value,
+        dtype,
+        scale=_scale(settings, query),
+        output=node.output[0],
+        merged_output=True,
+        past=past if all(past) else None,
+        past_length=types.dim(past[0], 2) if all(past) else 0,
+        present=(output_of(node, 1), output_of(node, 2)),
+        biases=(node.input[5],) if input_of(node, 5) else (),
+        causal=bool(settings.get("unidirectional", 0)),
+        masked=LOWEST[dtype],
+    )
+    return _with_contrib_mask(core, input_of(node, 4), settings, writer, types)
+
+
+def _read_contrib(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> AttentionCore:
+    known = ("mask_filter_value", "num_heads", "qkv_hidden_sizes", "scale", "unidirectional")
+    settings = attributes_of(node, (*known, "do_rotary", "past_present_share_buffer"))
+    _refuse_inputs(node, {6: "it has past_sequence_length"})
+    if settings.get("do_rotary") or settings.get("past_present_share_buffer"):
+        raise NotHandledError("it turns positions, or writes its past in place")
+    dtype, count = _dtype(types, *node.input[:2]), settings["num_heads"]
+    columns = types.dim(node.input[1], 1)
+    sizes = settings.get("qkv_hidden_sizes") or ([columns // 3] * 3 if isinstance(columns, int) else [])
+    if not sizes:
+        raise NotHandledError("the size of its weight is not known")
+    merged = writer.add("MatMul", node.input[0], node.input[1], label="projected")
+    if input_of(node, 2):
+        merged = writer.add("Add", merged, node.input[2], label="projected_with_bias")
+    parts = writer.add_many("Split", [merged, writer.ints(sizes, "sizes")], ["q", "k", "v"], axis=-1)
+    length = types.dim(node.input[0], 1)
+    query, key, value = (
+        Heads(part, True, count, size // count, length) for part, size in zip(parts, sizes, strict=True)
+    )
+    past, past_length = None, types.dim(input_of(node, 4), 3) if input_of(node, 4) else 0
+    if input_of(node, 4):
+        halves = writer.add_many(
+            "Split", [node.input[4], writer.ints([1, 1], "past_sizes")], ["past_k", "past_v"], axis=0
+        )
+        first = writer.ints([0], "first_axis")
+        past = (
+            writer.add("Squeeze", halves[0], first, label="past_key"),
+            writer.add("Squeeze", halves[1], first, label="past_value"),
+        )
+    present = output_of(node, 1)
+    core = AttentionCore(
+        query,
+        key,
+        value,
+        dtype,
+        scale=_scale(settings, query),
+        output=node.output[0],
+        merged_output=True,
+        past=past,
+        past_length=past_length,
+        joined_present=present,
+        biases=(node.input[5],) if input_of(node, 5) else (),
+        causal=bool(settings.get("unidirectional", 0)),
+        masked=LOWEST[dtype],
+    )
+    return _with_contrib_mask(core, input_of(node, 3), settings, writer, types)
+
+
+def _read_grouped_query(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> AttentionCore:
+    known = ("do_rotary", "kv_num_heads", "local_window_size", "num_heads", "rotary_interleaved", "scale", "softcap")
+    settings = attributes_of(node, (*known, "causal", "k_quant_type", "v_quant_type", "smooth_softmax", "qk_output"))
+    if settings.get("causal", 1) != 1 or settings.get("smooth_softmax", 0) > 0 or settings.get("qk_output"):
+        raise NotHandledError("it is not causal, has a smooth softmax, or gives its scores as an output")
+    if any(settings.get(name, b"NONE") != b"NONE" for name in ("k_quant_type", "v_quant_type")):
+        raise NotHandledError("its cache is quantized")
+    _refuse_inputs(node, {11: "its softmax has a sink", 12: "its cache is quantized", 13: "its cache is quantized"})
+    _refuse_inputs(node, {14: "it normalizes its query and key", 15: "it normalizes its query and key"})
+    count, kv_count = settings["num_heads"], settings["kv_num_heads"]
+    dtype = _dtype(types, node.input[0])
+    query, key, value = _grouped_heads(node, count, kv_count, writer, types)
+    past = (input_of(node, 3), input_of(node, 4))
+    past_length = types.dim(past[0], 2) if all(past) else 0
+    if past_length != 0:
+        if types.dim(node.input[0], 0) != 1:
+            raise NotHandledError("its batch is not of the fixed size 1, so the past of each entry may end elsewhere")
+        if past_length is not None and past_length == types.dim(output_of(node, 1), 2):
+            raise NotHandledError("its past is a buffer that is written in place")
+    rotary = None
+    if settings.get("do_rotary", 0):
+        half = types.dim(input_of(node, 7), 1)
+        if not isinstance(half, int):
+            raise NotHandledError("the size of its rotary tables is not known")
+        interleaved = bool(settings.get("rotary_interleaved", 0))
+        rotary = Rotary(node.input[7], node.input[8], 2 * half, interleaved, input_of(node, 9))
+    return AttentionCore(
+        query,
+        key,
+        value,
+        dtype,
+        scale=_scale(settings, query),
+        output=node.output[0],
+        merged_output=True,
+        softcap=settings.get("softcap", 0.0),
+        past=past if all(past) else None,
+        past_length=past_length,
+        present=(output_of(node, 1), output_of(node, 2)),
+        biases=(node.input[10],) if input_of(node, 10) else (),
+        causal=True,
+        window=settings.get("local_window_size", -1),
+        masked=LOWEST[dtype],
+        rotary=rotary,
+    )
+
+
+def _grouped_heads(
+    node: NodeProto, count: int, kv_count: int, writer: NodeWriter, types: GraphTypes
+) -> tuple[Heads, Heads, Heads]:
+    if input_of(node, 1):
+        query = _heads(types, node.input[0], True, count, "query")
+        key = _heads(types, node.input[1], True, kv_count, "key")
+        return query, key, _heads(types, node.input[2], True, kv_count, "value")
+    whole = _heads(types, node.input[0], True, count + 2 * kv_count, "query")
+    sizes = writer.ints([each * whole.size for each in (count, kv_count, kv_count)], "sizes")
+    parts = writer.add_many("Split", [whole.value, sizes], ["q", "k", "v"], axis=-1)
+    counts = (count, kv_count, kv_count)
+    query, key, value = (
+        Heads(part, True, each, whole.size, whole.length) for part, each in zip(parts, counts, strict=True)
+    )
+    return query, key, value
+
+
+def _dtype(types: GraphTypes, *names: str) -> int:
+    found = {types.dtype(name) for name in names}
+    if len(found) != 1 or not found <= set(FLOATS):
+        raise NotHandledError("the dtype of its inputs is not known, or not that of all of them")
+    return found.pop()
+
+
+def _heads(types: GraphTypes, value: str, merged: bool, count: int | None, role: str) -> Heads:
+    """How an input is divided into heads."""
+    if types.rank(value) != (3 if merged else 4):
+        raise NotHandledError(f"the rank of its {role} is not known, or another one than that of the query")
+    number = count if merged else types.dim(value, 1)
+    width = types.dim(value, 2 if merged else 3)
+    if not isinstance(number, int) or not isinstance(width, int):
+        raise NotHandledError(f"the number of heads of its {role}, or the size of one, is not known")
+    return Heads(value, merged, number, width // number if merged else width, types.dim(value, 1 if merged else 2))
+
+
+def _scale(settings: Mapping[str, Any], query: Heads) -> float:
+    return settings.get("scale") or query.size**-0.5
+
+
+def _refuse_inputs(node: NodeProto, reasons: Mapping[int, str]) -> None:
+    for index, reason in reasons.items():
+        if input_of(node, index):
+            raise NotHandledError(reason)
+
+
+def _shows_each_row(mask: np.ndarray | None) -> bool:
+    """Whether a constant mask hides no row whole."""
+    if mask is None:
+        return False
+    visible = mask if mask.dtype == np.bool_ else mask > -np.inf
+    return bool(visible.any(-1).all())
+
+
+def _is_as_wide(types: GraphTypes, mask: str, core: AttentionCore) -> bool:
+    """Whether a mask has a column for each key; one that lacks some hides those."""
+    shape, total = types.shape(mask), core.total
+    if not shape:
+        return False
+    return shape[-1] == total if isinstance(shape[-1], int) and isinstance(total, int) else True
+
+
+def _below(columns: str, ends: str, writer: NodeWriter) -> str:
+    """Bools [batch, 1, 1, keys]: which keys lie in front of the end of their batch entry."""
+    wide = writer.add("Unsqueeze", ends, writer.ints([1, 2, 3], "mask_axes"), label="ends")
+    return writer.add("Less", columns, wide, label="before_end")
+
+
+def _with_mask(core: AttentionCore, mask: str, fill: float) -> AttentionCore:
+    return replace(core, masks=(*core.masks, (mask, fill)))
+
+
+def _with_contrib_mask(
+    core: AttentionCore, mask: str, settings: Mapping[str, Any], writer: NodeWriter, types: GraphTypes
+) -> AttentionCore:
+    """`core` with the mask of an operator of onnxruntime: 1 where a key counts, or the number of keys that count."""
+    if not mask:
+        return core
+    fill = settings.get("mask_filter_value", -10000.0)
+    rank = types.rank(mask)
+    if rank in (2, 3):
+        axes = writer.ints([1, 2] if rank == 2 else [1], "mask_axes")
+        shown = writer.add("Cast", mask, label="mask_bool", to=TensorProto.BOOL)
+        return _with_mask(core, writer.add("Unsqueeze", shown, axes, label="mask"), fill)
+    batch = types.dim(core.query.value, 0) if core.query.value in types.infos else types.dim(writer.node.input[0], 0)
+    entries = types.dim(mask, 0)
+    if rank != 1 or batch is None or entries is None:
+        raise NotHandledError("its mask is of a form that is not known beforehand")
+    columns = writer.constant(np.arange(core.total), "columns") if isinstance(core.total, int) else ""
+    if not columns:
+        raise NotHandledError("its mask counts keys, whose number is not known")
+    ends = writer.add("Cast", mask, label="mask_ends", to=TensorProto.INT64)
+    if entries == batch:
+        return _with_mask(core, _below(columns, ends, writer), fill)
+    if isinstance(batch, int) and entries == 2 * batch:
+        halves = writer.ints([batch, batch], "mask_halves")
+        end, start = writer.add_many("Split", [ends, halves], ["mask_end", "mask_start"], axis=0)
+        core = _with_mask(core, _below(columns, end, writer), fill)
+        wide = writer.add("Unsqueeze", start, writer.ints([1, 2, 3], "mask_axes"), label="starts")
+        return _with_mask(core, writer.add("GreaterOrEqual", columns, wide, label="behind_start"), fill)
+    raise NotHandledError("its mask has the form of cumulated lengths")
+
+
+def _add_biases(
+    bias: str, parts: tuple[Heads, Heads, Heads], writer: NodeWriter, types: GraphTypes
+) -> tuple[Heads, Heads, Heads]:
+    """Q, K and V with their thirds of a bias: constants of their own where the bias is one."""
+    ends = np.cumsum([0, *(part.count * part.size for part in parts)]).tolist()
+    whole = types.array(bias)
+    if whole is not None:
+        slices = [
+            writer.constant(whole[begin:end].copy(), f"{name}_bias")
+            for begin, end, name in zip(ends[:3], ends[1:], "qkv", strict=True)
+        ]
+    else:
+        sizes = writer.ints([part.count * part.size for part in parts], "sizes")
+        slices = writer.add_many("Split", [bias, sizes], ["q_bias", "k_bias", "v_bias"], axis=0)
+    first, second, third = (
+        replace(part, value=writer.add("Add", part.value, bias, label=f"{name}_with_bias"))
+        for part, bias, name in zip(parts, slices, "qkv", strict=True)
+    )
+    return first, second, third
+
+
+READERS: Final[Mapping[tuple[str, str], Callable[[NodeProto, NodeWriter, GraphTypes], AttentionCore]]] = {
+    ("", "Attention"): _read_standard,
+    (CONTRIB, "Attention"): _read_contrib,
+    (CONTRIB, "MultiHeadAttention"): _read_multi_head,
+    (CONTRIB, "GroupQueryAttention"): _read_grouped_query,
+}
+"""Domain and operator → what reads it."""

@@ -1,0 +1,173 @@
+"""Write the nodes that take the place of one node. Their names begin with the name of that node, and stay the same from
+release to release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from passes.graph.traversal import every_graph, infer_types
+from passes.weights.detached import DetachedModel
+from passes.weights.stand_ins import digest_of
+
+__all__ = ["Dim", "GraphTypes", "NodeWriter", "NotHandledError", "attributes_of", "input_of", "names_in", "output_of"]
+
+Dim = int | str | None
+"""A size that is known, the name of a symbolic one, or neither."""
+
+
+class NotHandledError(Exception):
+    """A form of an operator that stays as it is; the message says why, as the end of a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTypes:
+    """Types and shapes of a graph's values, as far as shape inference finds them."""
+
+    infos: Mapping[str, tuple[int, tuple[Dim, ...] | None]]
+    model: DetachedModel
+
+    @classmethod
+    def of(cls, model: DetachedModel) -> GraphTypes:
+        graph = infer_types(model.proto)
+        infos = {info.name: _type_of(info) for info in (*graph.input, *graph.value_info, *graph.output)}
+        stored = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in model.proto.graph.initializer}
+        return cls({**infos, **stored}, model)
+
+    def array(self, name: str) -> np.ndarray | None:
+        """The values of a constant that nobody can override; None for anything else, and for an unread weight."""
+        graph = self.model.proto.graph
+        if any(info.name == name for info in graph.input):
+            return None
+        tensor = next((tensor for tensor in graph.initializer if tensor.name == name), None)
+        return None if tensor is None or self.model.is_unread(tensor) else self.model.array(tensor)
+
+    def shape(self, name: str) -> tuple[Dim, ...] | None:
+        return self.infos.get(name, (0, None))[1]
+
+    def dim(self, name: str, axis: int) -> Dim:
+        shape = self.shape(name)
+        return shape[axis] if shape is not None and len(shape) > axis else None
+
+    def rank(self, name: str) -> int | None:
+        shape = self.shape(name)
+        return None if shape is None else len(shape)
+
+    def dtype(self, name: str) -> int:
+        """Its ONNX dtype; 0 if that is not known."""
+        return self.infos.get(name, (0, None))[0]
+
+
+def _type_of(info: ValueInfoProto) -> tuple[int, tuple[Dim, ...] | None]:
+    tensor = info.type.tensor_type
+    if not tensor.HasField("shape"):
+        return tensor.elem_type, None
+    dims = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim)
+    return tensor.elem_type, dims
+
+
+def attributes_of(node: NodeProto, known: Sequence[str]) -> dict[str, Any]:
+    """The node's attributes by name.
+
+    Raises:
+        NotHandledError: it has one that is not among `known`.
+    """
+    for attribute in node.attribute:
+        if attribute.name not in known:
+            raise NotHandledError(f"its attribute {attribute.name} is not known")
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def input_of(node: NodeProto, index: int) -> str:
+    """The name of an input, empty where it is left out."""
+    return node.input[index] if index < len(node.input) else ""
+
+
+def output_of(node: NodeProto, index: int) -> str:
+    """The name of an output, empty where it is left out."""
+    return node.output[index] if index < len(node.output) else ""
+
+
+def names_in(proto: onnx.ModelProto) -> set[str]:
+    """Every name of a node or a value in the model."""
+    names: set[str] = set()
+    for graph in every_graph(proto.graph):
+        names.update(entry.name for entry in (*graph.input, *graph.output, *graph.initializer, *graph.node))
+        names.update(name for node in graph.node for name in (*node.input, *node.output))
+    return names
+
+
+@dataclass(slots=True)
+class NodeWriter:
+    """Nodes and constants that replace `node`; each is called NAME/LABEL, by the name of that node.
+
+    `taken` are the names that the model has; what is written is added to them.
+    """
+
+    node: NodeProto
+    taken: set[str]
+    constants: dict[str, TensorProto]
+    """Constants by content: nodes that need an equal one share it."""
+    nodes: list[NodeProto] = field(default_factory=list)
+    _own: set[str] = field(default_factory=set)
+
+    def add(self, op_type: str, *inputs: str, label: str, **attributes: Any) -> str:
+        """Write one node of ONNX's own operators with one output, and return the name of that."""
+        return self.add_many(op_type, inputs, (label,), **attributes)[0]
+
+    def add_many(self, op_type: str, inputs: Sequence[str], labels: Sequence[str], **attributes: Any) -> list[str]:
+        """The same with an output for each label."""
+        outputs = [self._unique(f"{self._base()}/{label}") for label in labels]
+        self.nodes.append(helper.make_node(op_type, inputs, outputs, name=outputs[0], **attributes))
+        return outputs
+
+    def constant(self, array: np.ndarray, label: str) -> str:
+        """An initializer; one of equal content is used again."""
+        key = f"{array.dtype}{array.shape}{digest_of(array)}"
+        if key not in self.constants:
+            self.constants[key] = numpy_helper.from_array(array, self._unique(f"{self._base()}/{label}"))
+        return self.constants[key].name
+
+    def scalar(self, value: float, dtype: int, label: str) -> str:
+        return self.constant(np.array(value, helper.tensor_dtype_to_np_dtype(dtype)), label)
+
+    def ints(self, values: Sequence[int], label: str) -> str:
+        return self.constant(np.array(values, np.int64), label)
+
+    def positions(self, size: Dim, source: str, axis: int, label: str) -> str:
+        """0, 1, 2 … as many as `source` has along `axis`, which is `size` where that is known."""
+        if isinstance(size, int):
+            return self.constant(np.arange(size), label)
+        end = self.add("Shape", source, label=f"{label}_shape", start=axis, end=axis + 1)
+        count = self.add("Squeeze", end, label=f"{label}_count")
+        zero, one = self.constant(np.array(0), "zero"), self.constant(np.array(1), "one")
+        return self.add("Range", zero, count, one, label=label)
+
+    def give(self, value: str, output: str) -> str:
+        """Make `value` the node's own output `output`, by renaming it; an Identity where it is the node's input or has
+        another output's name already. Returns the name that readers are to use."""
+        if value not in self._own:
+            self.nodes.append(helper.make_node("Identity", [value], [output], name=self._unique(f"{output}/copy")))
+            return value
+        for node in self.nodes:
+            for names in (node.input, node.output):
+                for index, name in enumerate(names):
+                    if name == value:
+                        names[index] = output
+        self._own.remove(value)
+        return output
+
+    def _base(self) -> str:
+        return self.node.name or self.node.output[0]
+
+    def _unique(self, name: str) -> str:
+        numbered = (name if count == 0 else f"{name}_{count}" for count in range(len(self.taken) + 1))
+        unique = next(each for each in numbered if each not in self.taken)
+        self.taken.add(unique)
+        self._own.add(unique)
+        return unique

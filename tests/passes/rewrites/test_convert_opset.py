@@ -1,0 +1,137 @@
+"""Opsets up and down: before and after as pictures, weights that stay where they are, and what cannot be converted."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import passes
+from passes.context import PassContext
+from passes.errors import PolicyError, StepFailed
+from passes.rewrites.convert_opset import ConvertOpset
+from passes.weights.detached import DetachedModel, attach
+from passes.weights.sessions import Session
+from tests.support.onnx_models import detached, matrix
+
+SUM_12 = "{ n = Neg (x) y = ReduceSum <axes = [1]> (n) }"
+BRANCH = """{
+    y = If (c) <then_branch = t () => (float[4, 1] a) { a = ReduceMax <axes = [1]> (x) },
+                else_branch = e () => (float[4, 1] b) { b = ReduceMin <axes = [1]> (x) }>
+}"""
+
+
+def model_at(opset: int, text: str, *functions: str, **weights: np.ndarray) -> DetachedModel:
+    header = f'<ir_version: 8, opset_import: ["": {opset}, "local": 1, "com.microsoft": 1]>\n'
+    model = onnx.parser.parse_model(header + text + "\n".join(functions))
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    return detached(model)
+
+
+def picture(model: DetachedModel) -> list[str]:
+    return [
+        f"{node.output[0]} = {node.op_type} ({', '.join(node.input)})"
+        + "".join(f" {attribute.name}" for attribute in node.attribute)
+        for node in model.proto.graph.node
+        if node.op_type != "Constant"
+    ]
+
+
+def version_of(model: DetachedModel) -> int:
+    return next(entry.version for entry in model.proto.opset_import if entry.domain == "")
+
+
+def test_up_an_attribute_becomes_an_input(context: PassContext) -> None:
+    model = model_at(12, f"g (float[4, 8] x) => (float[4, 1] y) {SUM_12}")
+    after = ConvertOpset(to=20).apply(model, context).model
+    assert version_of(after) == 20
+    [negated, summed] = picture(after)
+    assert negated == "n = Neg (x)"
+    assert summed.startswith("y = ReduceSum (n, ")
+    assert "axes" not in summed
+    feeds = {"x": matrix(4, 8, 0)}
+    np.testing.assert_array_equal(Session.of(after).run(feeds)["y"], Session.of(model).run(feeds)["y"])
+    assert not ConvertOpset(to=20).apply(after, context).changed
+
+
+def test_down_operators_that_have_that_form_stay(context: PassContext) -> None:
+    model = model_at(21, "g (float[4, 8] x) => (float[8, 4] y) { r = Relu (x) y = Transpose <perm = [1, 0]> (r) }")
+    after = ConvertOpset(to=17).apply(model, context).model
+    assert version_of(after) == 17
+    assert picture(after) == picture(model)
+
+
+def test_weights_stay_detached(context: PassContext) -> None:
+    model = model_at(17, "g (float[4, 32] x) => (float[4, 32] y) { y = MatMul (x, w) }", w=matrix(32, 32, 0))
+    after = ConvertOpset(to=21).apply(model, context).model
+    assert after.weights is model.weights
+    [before], [tensor] = model.proto.graph.initializer, after.proto.graph.initializer
+    assert (tensor.name, after.weight(tensor)) == ("w", model.weight(before))
+    np.testing.assert_array_equal(numpy_helper.to_array(attach(after).graph.initializer[0]), matrix(32, 32, 0))
+
+
+def test_functions_are_inlined_and_operators_of_others_stay(context: PassContext) -> None:
+    function = '<domain: "local", opset_import: ["": 12]> total (x) => (y) ' + SUM_12
+    text = "g (float[4, 8] x) => (float[4, 1] y) { h = com.microsoft.FastGelu (x) y = local.total (h) }"
+    after = ConvertOpset(to=18).apply(model_at(12, text, function), context).model
+    assert len(after.proto.functions) == 0
+    assert [node.op_type for node in after.proto.graph.node if node.op_type != "Constant"] == [
+        "FastGelu",
+        "Neg",
+        "ReduceSum",
+    ]
+
+
+REFUSED = {
+    "attention has no older form": (
+        23,
+        "g (float[1, 2, 4, 8] q) => (float[1, 2, 4, 8] y) { [attend] y = Attention (q, q, q) }",
+        21,
+        "Attention 'attend' has no form at opset 21: put decompose-attention in front",
+    ),
+    "the converter has no way down": (
+        21,
+        "g (float[4] x) => (float[4] y) { [act] y = Relu (x) }",
+        13,
+        "Relu 'act' is another operator before opset 14, and onnx has no adapter for it",
+    ),
+    "the converter knows no other form": (
+        20,
+        "g (float[4] x) => (float[4] y) { [act] y = Gelu (x) }",
+        17,
+        "Gelu 'act' has no form at opset 17 that onnx's converter knows",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_converted_is_named(name: str, context: PassContext) -> None:
+    opset, text, to, message = REFUSED[name]
+    with pytest.raises(StepFailed, match=message):
+        ConvertOpset(to=to).apply(model_at(opset, text), context)
+
+
+def test_branches_are_converted_or_refused(context: PassContext) -> None:
+    model = model_at(17, f"g (bool c, float[4, 8] x) => (float[4, 1] y) {BRANCH}")
+    try:
+        after = ConvertOpset(to=20).apply(model, context).model
+    except StepFailed as failure:
+        assert "ReduceMax 'a' has the attribute 'axes', which is not known at opset 20" in str(failure)
+        return
+    onnx.checker.check_model(attach(after))
+
+
+@pytest.mark.parametrize("to", [3, 999])
+def test_an_opset_that_is_not_there(to: int, context: PassContext) -> None:
+    with pytest.raises(PolicyError, match=f"to is {to}; expected 7 to "):
+        ConvertOpset(to=to).check(context)
+
+
+def test_a_run_proves_and_takes_it(context: PassContext) -> None:
+    text = "g (float[1, 4, 8] q) => (float[1, 4, 8] y) { y = Attention <q_num_heads = 2, kv_num_heads = 2> (q, q, q) }"
+    model = attach(model_at(23, text))
+    run = passes.optimize(model, ["decompose-attention", {"convert-opset": {"to": 21}}], context=context)
+    taken = [row.name for row in run.rows if row.changed and row.status == "ran"]
+    assert taken == ["decompose-attention", "convert-opset"]
+    assert version_of(run.model) == 21
