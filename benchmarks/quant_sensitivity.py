@@ -4,13 +4,14 @@
 
 Exhaustive: for each layer a model in which that layer alone is quantized, a session of onnxruntime, and all samples.
 The estimate has the settings of `onnxline quantsim`, so it takes a quarter of the samples. Both begin with the same
-ranges, and in one process; torch is imported before. The models come from a run into
+ranges, in one process that holds one core; torch is imported before. The models come from a run into
 runs/benchmarks/quant_sensitivity/. MiniLM's mask is held to -30: as it is, it would take the range of every score.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Final
 
 import numpy as np
 import onnx
+import torch
 from onnx import helper, numpy_helper
 
 from benchmarks.measure import machine, versions_line
@@ -89,8 +91,8 @@ def measure_each_alone(
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's coefficient: that of Pearson, of the ranks."""
-    ranks = [np.argsort(np.argsort(values)) for values in (first, second)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    one, two = (np.argsort(np.argsort(values)) for values in (first, second))
+    return float(np.corrcoef(one, two)[0, 1])
 
 
 def _power(array: np.ndarray) -> float:
@@ -122,7 +124,7 @@ def _quantized_alone(model: DetachedModel, encodings: Mapping[str, Encoding], la
 def compare(name: str, profile: str) -> Row:
     """Both ways on one model."""
     source, *settings = MODELS[name]
-    config = RunConfig.from_source(source, [*settings, "export.opset=21", "passes.keep=[]", "runtime.backends=[torch]"])
+    config = RunConfig.from_source(source, [*settings, "export.opset=21", "runtime.backends=[torch]"])
     path = Pipeline(config, FOLDER / name).run().model
     model = _with_finite_mask(path)
     specs = read_onnx_file(str(path), config.model.model_copy(update={"onnx": str(path), "transformers": None})).inputs
@@ -158,6 +160,8 @@ def main() -> None:
     parser.add_argument("--profile", default="qnn-htp")
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # or threads of torch and onnxruntime wait for each other
+    torch.set_num_threads(1)
     lines = [
         "| model | layers | Spearman | greatest error | exhaustive | estimate | ratio |",
         "| --- | --- | --- | --- | --- | --- | --- |",

@@ -22,6 +22,7 @@ from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.errors import Unsupported
 from pipeline.quantsim.sites import float_tensors
+from pipeline.runtime.tensors import as_tensor
 
 __all__ = ["Backward"]
 
@@ -50,7 +51,7 @@ class Backward:
         made = {name for node in self._nodes for name in node.output}
         read = {name for node in self._nodes for name in node.input if name}
         stored = {tensor.name: tensor for tensor in graph.initializer}
-        self._weights = {name: torch.tensor(model.array(stored[name])) for name in read & stored.keys()}
+        self._weights = {name: as_tensor(model.array(stored[name])) for name in read & stored.keys()}
         self._starts = self._names - made
         self.reads = tuple(sorted((read | self._starts) - made - stored.keys()))
         self._outputs = [info.name for info in graph.output if info.name in made | self._starts]
@@ -59,7 +60,7 @@ class Backward:
         """Compute the nodes on the way, from the values named in `reads`."""
         slots: dict[str, Tensor] = dict(self._weights)
         for name in self.reads:
-            value = torch.tensor(values[name])
+            value = as_tensor(values[name])
             slots[name] = value.requires_grad_() if name in self._starts else value
         with torch.enable_grad():
             for node in self._nodes:
@@ -82,14 +83,12 @@ class Forward:
 
     def slopes(self, directions: Arrays) -> dict[str, np.ndarray]:
         """The slope of the sum of direction · output by each value; values that no output depends on are left out."""
-        total = torch.stack(
-            [(self._outputs[name] * torch.tensor(line)).sum() for name, line in directions.items()]
-        ).sum()
+        total = torch.stack([(self._outputs[name] * as_tensor(line)).sum() for name, line in directions.items()]).sum()
         found = torch.autograd.grad(total, list(self._values.values()), retain_graph=True, allow_unused=True)
         return {name: slope.numpy() for name, slope in zip(self._values, found, strict=True) if slope is not None}
 
 
-def _path(graph: onnx.GraphProto, names: Collection[str], floats: Collection[str]) -> tuple[list[NodeProto], set[str]]:
+def _path(graph: onnx.GraphProto, names: Collection[str], floats: frozenset[str]) -> tuple[list[NodeProto], set[str]]:
     """The nodes between `names` and the outputs, by float values; and the operators that have no function."""
     reached = set(names)
     forward: list[NodeProto] = []

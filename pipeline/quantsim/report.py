@@ -16,8 +16,18 @@ from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.noise import Noise
 from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise
+from pipeline.report.quantization import Quantization, QuantizedLayer, QuantizedOutput, QuantizedTensor
 
-__all__ = ["FORMAT_VERSION", "FloatTensor", "QuantSimReport", "TensorRow", "make_report", "report_text"]
+__all__ = [
+    "FORMAT_VERSION",
+    "FloatTensor",
+    "LayerRow",
+    "QuantSimReport",
+    "TensorRow",
+    "make_report",
+    "page_data",
+    "report_text",
+]
 
 FORMAT_VERSION: Final = 1
 """Version of `quantsim.json`."""
@@ -34,6 +44,23 @@ class TensorRow:
     precision: str
     local_db: float
     total_db: float
+    place: int
+    """In graph order."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """A layer, known by its output, and the SQNR of the model's outputs if it alone is quantized.
+
+    share: of what all layers alone add to the noise of the outputs.
+    """
+
+    layer: str
+    op: str
+    module: str
+    part: str
+    sqnr_db: float
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +74,15 @@ class FloatTensor:
 
 @dataclass(frozen=True, slots=True)
 class QuantSimReport:
-    """`rows`: worst first, by the noise of the step alone."""
+    """`rows`: worst first, by the noise of the step alone; `layers` by what they do to the outputs.
+
+    not_estimated: why there are no `layers`; empty where there are some.
+    """
 
     rules: tuple[RuleMatches, ...]
     rows: tuple[TensorRow, ...]
+    layers: tuple[LayerRow, ...]
+    not_estimated: str
     left_in_float: tuple[FloatTensor, ...]
     outputs: Mapping[str, OutputNoise]
     device_like: DeviceLike
@@ -64,17 +96,21 @@ def make_report(
     placement: Placement,
     encodings: Mapping[str, Encoding],
     noise: Mapping[str, Noise],
+    sensitivity: Mapping[str, float],
+    not_estimated: str,
     outputs: Mapping[str, OutputNoise],
     device_like: DeviceLike,
     model: DetachedModel,
 ) -> QuantSimReport:
     parts = _parts(model)
     placed = {found.site.tensor: found for found in placement.sites}
-    rows = [_row(placed[name], parts.get(name, ""), found) for name, found in noise.items()]
+    rows = [_row(placed[name], parts.get(name, ""), found, place) for place, (name, found) in enumerate(noise.items())]
     before, after = _weight_bytes(model, encodings)
     return QuantSimReport(
         rules=placement.rules,
         rows=tuple(sorted(rows, key=lambda row: row.local_db)),
+        layers=tuple(_layer_rows(sensitivity, placed, parts)),
+        not_estimated=not_estimated,
         left_in_float=tuple(
             FloatTensor(found.site.tensor, found.site.role, found.reason) for found in placement.left_in_float()
         ),
@@ -84,6 +120,30 @@ def make_report(
         quantized_weight_bytes=after,
         tensors=len(placement.sites),
         quantized_tensors=len(placement.quantized()),
+    )
+
+
+def page_data(report: QuantSimReport) -> Quantization:
+    """What the page shows of the report."""
+    devices = report.device_like.outputs
+    return Quantization(
+        tensors=tuple(
+            QuantizedTensor(row.tensor, row.op, row.module, row.part, row.precision, row.local_db, row.total_db)
+            for row in sorted(report.rows, key=lambda row: row.place)
+        ),
+        layers=tuple(
+            QuantizedLayer(row.layer, row.op, row.module, row.part, row.sqnr_db, row.share) for row in report.layers
+        ),
+        outputs=tuple(
+            QuantizedOutput(name, found.sqnr_db, found.max_abs, devices[name].sqnr_db if name in devices else None)
+            for name, found in report.outputs.items()
+        ),
+        left_in_float=Counter(tensor.reason for tensor in report.left_in_float),
+        weight_bytes=report.weight_bytes,
+        quantized_weight_bytes=report.quantized_weight_bytes,
+        quantized=report.quantized_tensors,
+        found=report.tensors,
+        not_estimated=report.not_estimated,
     )
 
 
@@ -101,11 +161,22 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _row(placed: PlacedSite, part: str, noise: Noise) -> TensorRow:
+def _layer_rows(
+    sensitivity: Mapping[str, float], placed: Mapping[str, PlacedSite], parts: Mapping[str, str]
+) -> Iterator[LayerRow]:
+    powers = {name: 10 ** (-ratio / 10) if math.isfinite(ratio) else 0.0 for name, ratio in sensitivity.items()}
+    whole = sum(powers.values()) or 1.0
+    for name in sorted(sensitivity, key=sensitivity.__getitem__):
+        site = placed[name].site
+        module = site.modules[-1] if site.modules else ""
+        yield LayerRow(name, site.op, module, parts.get(name, ""), sensitivity[name], powers[name] / whole)
+
+
+def _row(placed: PlacedSite, part: str, noise: Noise, place: int) -> TensorRow:
     site = placed.site
     module = site.modules[-1] if site.modules else ""
     precision = str(placed.precision) if placed.precision else "float"
-    return TensorRow(site.tensor, site.op, module, part, precision, noise.local_db, noise.total_db)
+    return TensorRow(site.tensor, site.op, module, part, precision, noise.local_db, noise.total_db, place)
 
 
 def _parts(model: DetachedModel) -> dict[str, str]:

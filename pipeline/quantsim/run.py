@@ -16,10 +16,11 @@ from typing import Final
 import numpy as np
 
 from passes.errors import StepFailed
+from passes.suggest import plural
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
 from pipeline.config import ModelConfig, QuantSimConfig, RunConfig
-from pipeline.errors import CheckFailed
+from pipeline.errors import CheckFailed, Unsupported
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
 from pipeline.export.inputs import InputSpec, draw_inputs, named_dims
 from pipeline.export.load import read_onnx_file
@@ -30,8 +31,12 @@ from pipeline.quantsim.noise import Noise, measure_noise
 from pipeline.quantsim.placement import Placement, place
 from pipeline.quantsim.profiles import rules_of
 from pipeline.quantsim.qdq import insert_qdq
-from pipeline.quantsim.report import QuantSimReport, make_report, report_text
+from pipeline.quantsim.report import QuantSimReport, make_report, page_data, report_text
+from pipeline.quantsim.sensitivity import estimate_sensitivity, samples_needed
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
+from pipeline.report.html import page_of, render
+from pipeline.report.quantization import Quantization
+from pipeline.result import RunResult
 from pipeline.run import Pipeline
 from pipeline.verify.user_inputs import input_files, read_samples
 from pipeline.workspace import Workspace, key_of, stamp
@@ -48,6 +53,9 @@ ENCODINGS: Final = "model.encodings"
 KEY: Final = "quantsim.calibration.data"
 RANGES: Final = "calibration"
 """The stage under which ranges are kept between runs."""
+
+PAGE: Final = "quantsim"
+"""The stage under which the page's section is kept."""
 
 Feeds = dict[str, np.ndarray]
 
@@ -94,12 +102,21 @@ class QuantSim:
         settings = self._config.quantsim or QuantSimConfig()
         input_files(settings.calibration.data, KEY)  # a missing file is named before a model is loaded
         pipeline = Pipeline(self._config, self._out, self._observer)
-        path = pipeline.run().model
+        before = pipeline.run()
+        path = before.model
         workspace = Workspace(pipeline.folder)
         with workspace.acquire():
             specs = read_onnx_file(str(path), _section_of(path, self._config)).inputs
             samples = _Samples(settings, specs, self._config.model)
-            return _Simulation(read_model(path), settings, samples, workspace, self._observer).execute()
+            result = _Simulation(read_model(path), settings, samples, workspace, self._observer).execute()
+            self._write_page(before, page_data(result.report), workspace)
+        return result
+
+    def _write_page(self, before: RunResult, found: Quantization, workspace: Workspace) -> None:
+        """Write the page of the run again, with the section on quantization, and save what that section shows."""
+        workspace.save(PAGE, key_of(before.report.marks[-1].fingerprint if before.report.marks else ""), found)
+        page = page_of(before.report, before.optimize.pictures, workspace.folder, found)
+        workspace.write_text("report.html", render(page))
 
 
 class _Samples:
@@ -142,7 +159,8 @@ class _Simulation:
         quantized = insert_qdq(self._model, encodings)
         outputs, device = self.simulate(quantized)  # the outputs, by the specification and as a device has them
         noise = self.measure(placement, encodings)  # what each step adds, and what has come together there
-        report = make_report(placement, encodings, noise, outputs, device, self._model)
+        sensitivity, why_not = self.estimate(encodings)  # what each layer alone does to the outputs
+        report = make_report(placement, encodings, noise, sensitivity, why_not, outputs, device, self._model)
         return QuantSimResult(self._workspace.folder, report, self._write(report, quantized, encodings))
 
     def place(self) -> Placement:
@@ -193,6 +211,22 @@ class _Simulation:
                 self._send(Progress("measure", f"sample {done}", done, count))
 
             return measure_noise(self._model, encodings, computed, self._samples.first(count), note)
+
+    def estimate(self, encodings: dict[str, Encoding]) -> tuple[dict[str, float], str]:
+        """What each layer alone does to the outputs; or why that is not estimated."""
+        with self._stage("sensitivity") as details:
+            count = samples_needed(self._settings.evaluation)
+
+            def note(done: int) -> None:
+                self._send(Progress("sensitivity", f"sample {done}", done, count))
+
+            try:
+                found = estimate_sensitivity(self._model, encodings, self._samples.first(count), observer=note)
+            except Unsupported as error:
+                self._send(Note(f"quantsim: sensitivity is not estimated: {error}"))
+                return {}, str(error)
+            details.append(plural(len(found), "layer"))
+        return found, "" if found else "no layer is quantized"
 
     def _write(
         self, report: QuantSimReport, quantized: DetachedModel, encodings: dict[str, Encoding]

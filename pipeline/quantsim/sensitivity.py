@@ -137,7 +137,8 @@ def _differences(
     model: DetachedModel, encodings: Mapping[str, Encoding], layers: Sequence[Layer], reads: Sequence[str]
 ) -> DetachedModel:
     """The float model, with these outputs: each layer's quantized result less that in float, and the values `reads`."""
-    both, steps = put_side_by_side(model, encodings)
+    read = {name for layer in layers for name in layer.tensors()}
+    both, steps = put_side_by_side(model, {name: encodings[name] for name in encodings if name in read})
     graph = both.proto.graph
     for layer in layers:
         results = steps.add(layer.nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
@@ -110,9 +111,9 @@ def test_slopes_are_those_of_differences() -> None:
     backward = Backward(model, ["u0"])
     feeds = samples(model, 1)[0]
     names = [*backward.reads]
-    values = dict(zip(names, ReferenceEvaluator(_with_outputs(model, names)).run(None, feeds), strict=True))
+    values = dict(zip(names, evaluate(_with_outputs(model, names), feeds), strict=True))
     forward = backward.forward({**feeds, **values})
-    expected = ReferenceEvaluator(attach(model)).run(None, feeds)
+    expected = evaluate(attach(model), feeds)
     for found, wanted in zip(forward.outputs().values(), expected, strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-5)
     directions = {name: np.ones_like(array) for name, array in forward.outputs().items()}
@@ -127,7 +128,11 @@ def test_slopes_are_those_of_differences() -> None:
     assert torch.is_grad_enabled()
 
 
-def _with_outputs(model: DetachedModel, names: list[str]):
+def evaluate(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    return [np.asarray(array) for array in ReferenceEvaluator(proto).run(None, feeds)]
+
+
+def _with_outputs(model: DetachedModel, names: list[str]) -> onnx.ModelProto:
     proto = attach(model)
     del proto.graph.output[:]
     for name in names:
