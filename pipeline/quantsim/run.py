@@ -34,10 +34,8 @@ from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.report import QuantSimReport, make_report, page_data, report_text
 from pipeline.quantsim.sensitivity import estimate_sensitivity, samples_needed
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
-from pipeline.report.html import page_of, render
-from pipeline.report.quantization import Quantization
-from pipeline.result import RunResult
 from pipeline.run import Pipeline
+from pipeline.stages.report import save_quantization, write_page
 from pipeline.verify.user_inputs import input_files, read_samples
 from pipeline.workspace import Workspace, key_of, stamp
 
@@ -53,9 +51,6 @@ ENCODINGS: Final = "model.encodings"
 KEY: Final = "quantsim.calibration.data"
 RANGES: Final = "calibration"
 """The stage under which ranges are kept between runs."""
-
-PAGE: Final = "quantsim"
-"""The stage under which the page's section is kept."""
 
 Feeds = dict[str, np.ndarray]
 
@@ -109,14 +104,9 @@ class QuantSim:
             specs = read_onnx_file(str(path), _section_of(path, self._config)).inputs
             samples = _Samples(settings, specs, self._config.model)
             result = _Simulation(read_model(path), settings, samples, workspace, self._observer).execute()
-            self._write_page(before, page_data(result.report), workspace)
+            save_quantization(page_data(result.report), before.report, workspace)
+            write_page(before.report, before.optimize.pictures, workspace)
         return result
-
-    def _write_page(self, before: RunResult, found: Quantization, workspace: Workspace) -> None:
-        """Write the page of the run again, with the section on quantization, and save what that section shows."""
-        workspace.save(PAGE, key_of(before.report.marks[-1].fingerprint if before.report.marks else ""), found)
-        page = page_of(before.report, before.optimize.pictures, workspace.folder, found)
-        workspace.write_text("report.html", render(page))
 
 
 class _Samples:

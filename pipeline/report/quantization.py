@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 __all__ = ["Quantization", "QuantizedLayer", "QuantizedOutput", "QuantizedTensor"]
 
@@ -12,6 +13,8 @@ __all__ = ["Quantization", "QuantizedLayer", "QuantizedOutput", "QuantizedTensor
 class QuantizedTensor:
     """A computed tensor, in graph order. `part` names the structure and the role in it, such as `qkv layer.0 q`; ratios
     are of signal to noise in dB, infinite where nothing differs."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
 
     tensor: str
     op: str
@@ -26,6 +29,8 @@ class QuantizedTensor:
 class QuantizedLayer:
     """A layer, worst first: the ratio in the outputs if it alone is quantized, and its share of the noise of all."""
 
+    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
+
     layer: str
     op: str
     module: str
@@ -37,6 +42,8 @@ class QuantizedLayer:
 @dataclass(frozen=True, slots=True)
 class QuantizedOutput:
     """An output by the specification of the operators, and as onnxruntime runs it with all optimizations."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
 
     name: str
     sqnr_db: float

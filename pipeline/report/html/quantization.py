@@ -94,11 +94,13 @@ def quantization_view(data: Quantization | None) -> QuantizationView | None:
 
 def _cards(data: Quantization) -> Iterable[Card]:
     for output in data.outputs:
-        device = f", optimized {_db(output.device_db)}" if output.device_db is not None else ""
-        yield Card(output.name, _db(output.sqnr_db), f"max abs error {output.max_abs:.1e}{device}")
+        device = f"{_db(output.device_db)} with all optimizations, " if output.device_db is not None else ""
+        yield Card(f"SQNR of {output.name}", _db(output.sqnr_db), f"{device}max abs error {output.max_abs:.1e}")
     before, after = data.weight_bytes, data.quantized_weight_bytes
     saved = f"{1 - after / before:.0%} less" if before else ""
-    yield Card("weights", f"{bytes_text(before)} → {bytes_text(after)}", saved)
+    number, unit = bytes_text(before).split()
+    short = number if bytes_text(after).endswith(unit) else bytes_text(before)
+    yield Card("weights", f"{short} → {bytes_text(after)}", saved)
     yield Card("tensors quantized", f"{data.quantized} of {data.found}", f"{data.found - data.quantized} in float")
 
 
@@ -114,6 +116,9 @@ def _sentence(data: Quantization) -> str:
         count += 1
     first = data.layers[0]
     name = _label(first.module, first.layer)
+    elsewhere = _elsewhere(data)
+    if elsewhere:
+        return elsewhere
     if count == 1:
         return f"{name} dominates: {_percent(first.share)} of what all layers add to the noise of the outputs."
     return (
@@ -122,14 +127,31 @@ def _sentence(data: Quantization) -> str:
     )
 
 
+def _elsewhere(data: Quantization) -> str:
+    """A sentence on the worst step, where the outputs have far more noise than all layers add to them."""
+    power = sum(10 ** (-layer.sqnr_db / 10) for layer in data.layers)
+    outputs = [output.sqnr_db for output in data.outputs if math.isfinite(output.sqnr_db)]
+    if not power or not outputs or -10 * math.log10(power) - min(outputs) < FAR_DB:
+        return ""
+    worst = min(data.tensors, key=lambda row: row.local_db)
+    return (
+        f"The layers below do not explain the noise: together they leave {_db(-10 * math.log10(power))}, and the "
+        f"outputs have {_db(min(outputs))}. The worst step is {worst.op} {_label(worst.module, worst.tensor)}, with "
+        f"{_db(worst.local_db)} alone."
+    )
+
+
 MOST_OF_IT: Final = 0.8
+
+FAR_DB: Final = 10.0
+"""Steps that are no products are not among the layers; up to here the order of layers is still the answer."""
 
 
 def _bars(layers: Sequence[QuantizedLayer]) -> Iterable[Bar]:
     greatest = max((layer.share for layer in layers), default=0) or 1
     for layer in layers[:MOST_LAYERS]:
         name = _label(layer.module, layer.layer)
-        note = layer.part or (f"{layer.op} {layer.layer}" if layer.module else layer.op)
+        note = _role(layer.part) or (f"{layer.op} {layer.layer}" if layer.module else layer.op)
         yield Bar(
             name,
             note,
@@ -146,10 +168,10 @@ def _parts(data: Quantization) -> Iterable[PartRow]:
     for tensor in data.tensors:
         if not tensor.part:
             continue
-        structure, _, role = tensor.part.rpartition(" ")
+        structure = tensor.part.rpartition(" ")[0]
         layer = layers.get(tensor.tensor)
         cell = PartCell(
-            role.upper(),
+            _role(tensor.part),
             tensor.precision,
             _db(tensor.local_db),
             _db(tensor.total_db),
@@ -163,6 +185,11 @@ def _curves(tensors: Sequence[QuantizedTensor]) -> tuple[Curve, ...]:
     if len(tensors) < 2:
         return ()
     return ratio_curve("alone", [row.local_db for row in tensors], "in all", [row.total_db for row in tensors])
+
+
+def _role(part: str) -> str:
+    """`Q` of `qkv layers.0 q`."""
+    return part.rpartition(" ")[2].upper()
 
 
 def _label(module: str, name: str) -> str:

@@ -53,10 +53,19 @@ def test_a_whole_simulation(folder: Path) -> None:
     assert report["rows"][0]["tensor"] == "y"  # 4 bits cost most
     assert report["outputs"]["y"]["sqnr_db"] > 15
     assert report["left_in_float"] == []
+    assert [layer["layer"] for layer in report["layers"]] == ["y", "h"]
     assert report["quantized_weight_bytes"] < report["weight_bytes"]
     onnx.checker.check_model(str(folder / "out" / "model.qdq.onnx"))
     encodings = from_aimet(json.loads((folder / "out" / "model.encodings").read_text()))
     assert {"x", "h", "r", "t", "y", "first", "second"} <= encodings.keys()
+
+
+def test_the_page_has_a_section_also_after_the_next_run_of_the_same_model(folder: Path) -> None:
+    run(folder)
+    assert "What dominates" in (folder / "out" / "report.html").read_text()
+    result = CliRunner().invoke(app, ["run", str(folder / "mlp.yaml"), "--out", str(folder / "out")])
+    assert result.exit_code == 0
+    assert "What dominates" in (folder / "out" / "report.html").read_text()
 
 
 def test_the_report_alone(folder: Path) -> None:
