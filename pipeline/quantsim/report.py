@@ -7,12 +7,13 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from onnx import helper
 
 from passes.structures import STRUCTURES
 from passes.weights.detached import DetachedModel
-from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.noise import Noise
 from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise
@@ -24,6 +25,7 @@ __all__ = [
     "LayerRow",
     "QuantSimReport",
     "TensorRow",
+    "make_placement_report",
     "make_report",
     "page_data",
     "report_text",
@@ -85,27 +87,28 @@ class QuantSimReport:
     not_estimated: str
     left_in_float: tuple[FloatTensor, ...]
     outputs: Mapping[str, OutputNoise]
-    device_like: DeviceLike
+    device_like: DeviceLike | None
     weight_bytes: int
     quantized_weight_bytes: int
     tensors: int
     quantized_tensors: int
+    not_measured: str = ""
+    """Why there is no noise at all, only placement and sizes; empty where there is."""
 
 
 def make_report(
     placement: Placement,
-    encodings: Mapping[str, Encoding],
     noise: Mapping[str, Noise],
     sensitivity: Mapping[str, float],
     not_estimated: str,
     outputs: Mapping[str, OutputNoise],
-    device_like: DeviceLike,
+    device_like: DeviceLike | None,
     model: DetachedModel,
 ) -> QuantSimReport:
     parts = _parts(model)
     placed = {found.site.tensor: found for found in placement.sites}
     rows = [_row(placed[name], parts.get(name, ""), found, place) for place, (name, found) in enumerate(noise.items())]
-    before, after = _weight_bytes(model, encodings)
+    before, after = _weight_bytes(model, placed)
     return QuantSimReport(
         rules=placement.rules,
         rows=tuple(sorted(rows, key=lambda row: row.local_db)),
@@ -123,9 +126,14 @@ def make_report(
     )
 
 
+def make_placement_report(placement: Placement, model: DetachedModel, why: str) -> QuantSimReport:
+    """What is known of a model whose weights are not read: what each rule matched, what stays in float, and sizes."""
+    return replace(make_report(placement, {}, {}, why, {}, None, model), not_measured=why)
+
+
 def page_data(report: QuantSimReport) -> Quantization:
     """What the page shows of the report."""
-    devices = report.device_like.outputs
+    devices = report.device_like.outputs if report.device_like else {}
     return Quantization(
         tensors=tuple(
             QuantizedTensor(row.tensor, row.op, row.module, row.part, row.precision, row.local_db, row.total_db)
@@ -144,6 +152,7 @@ def page_data(report: QuantSimReport) -> Quantization:
         quantized=report.quantized_tensors,
         found=report.tensors,
         not_estimated=report.not_estimated,
+        not_measured=report.not_measured,
     )
 
 
@@ -190,16 +199,30 @@ def _qkv_parts(model: DetachedModel) -> Iterator[tuple[str, str]]:
             yield site.after_bias.name, f"{instance.kind} {instance.name} {weight.role}"
 
 
-def _weight_bytes(model: DetachedModel, encodings: Mapping[str, Encoding]) -> tuple[int, int]:
-    """Bytes of all constants, before and after; scales and zero points count."""
-    sizes = Counter[str]()
+def _weight_bytes(model: DetachedModel, placed: Mapping[str, PlacedSite]) -> tuple[int, int]:
+    """Bytes of all constants, before and after, from shapes alone; scales and zero points count."""
+    before = after = 0
     for tensor in model.proto.graph.initializer:
-        array = model.array(tensor)
-        sizes["before"] += array.nbytes
-        encoding = encodings.get(tensor.name)
-        if encoding is None:
-            sizes["after"] += array.nbytes
+        count = math.prod(tensor.dims)
+        size = count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        before += size
+        found = placed.get(tensor.name)
+        if found is None or found.precision is None:
+            after += size
             continue
-        bits = encoding.precision.stored_bits
-        sizes["after"] += -(-array.size * bits // 8) + encoding.scale.nbytes + -(-encoding.zero_point.size * bits // 8)
-    return sizes["before"], sizes["after"]
+        bits, scales = found.precision.stored_bits, _count_scales(tuple(tensor.dims), found, placed)
+        after += -(-count * bits // 8) + 4 * scales + -(-scales * bits // 8)
+    return before, after
+
+
+def _count_scales(dims: tuple[int, ...], found: PlacedSite, placed: Mapping[str, PlacedSite]) -> int:
+    site, precision = found.site, found.precision
+    if site.bias_of is not None:  # its scales are those of the weight
+        precision = placed[site.bias_of[1]].precision
+        return dims[0] if precision is not None and precision.granularity == "channel" else 1
+    if precision is None or precision.granularity == "tensor":
+        return 1
+    if precision.granularity == "channel":
+        return 1 if site.channel_axis is None else dims[site.channel_axis]
+    axis = site.summed_axis or 0
+    return math.prod(-(-size // precision.block) if place == axis else size for place, size in enumerate(dims))
