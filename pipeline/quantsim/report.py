@@ -22,7 +22,7 @@ from pipeline.report.quantization import Quantization, QuantizedLayer, Quantized
 __all__ = [
     "FORMAT_VERSION",
     "FloatTensor",
-    "LayerRow",
+    "LayerNoise",
     "QuantSimReport",
     "TensorRow",
     "make_placement_report",
@@ -51,7 +51,7 @@ class TensorRow:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerRow:
+class LayerNoise:
     """A layer, known by its output, and the SQNR of the model's outputs if it alone is quantized.
 
     share: of what all layers alone add to the noise of the outputs.
@@ -83,7 +83,7 @@ class QuantSimReport:
 
     rules: tuple[RuleMatches, ...]
     rows: tuple[TensorRow, ...]
-    layers: tuple[LayerRow, ...]
+    layers: tuple[LayerNoise, ...]
     not_estimated: str
     left_in_float: tuple[FloatTensor, ...]
     outputs: Mapping[str, OutputNoise]
@@ -172,13 +172,13 @@ def _plain(value: Any) -> Any:
 
 def _layer_rows(
     sensitivity: Mapping[str, float], placed: Mapping[str, PlacedSite], parts: Mapping[str, str]
-) -> Iterator[LayerRow]:
+) -> Iterator[LayerNoise]:
     powers = {name: 10 ** (-ratio / 10) if math.isfinite(ratio) else 0.0 for name, ratio in sensitivity.items()}
     whole = sum(powers.values()) or 1.0
     for name in sorted(sensitivity, key=sensitivity.__getitem__):
         site = placed[name].site
         module = site.modules[-1] if site.modules else ""
-        yield LayerRow(name, site.op, module, parts.get(name, ""), sensitivity[name], powers[name] / whole)
+        yield LayerNoise(name, site.op, module, parts.get(name, ""), sensitivity[name], powers[name] / whole)
 
 
 def _row(placed: PlacedSite, part: str, noise: Noise, place: int) -> TensorRow:
