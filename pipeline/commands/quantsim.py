@@ -60,14 +60,15 @@ def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
     report = result.report
     for rule in report.rules:
         yield f"rule {rule.selector}: {rule.weights} weights, {rule.activations} others; in force for {rule.in_force}"
-    yield from _worst(report, None if verbose else WORST)
+    if not report.not_measured:
+        yield from _worst(report, None if verbose else WORST)
     shown = report.left_in_float if verbose else report.left_in_float[:WORST]
     for tensor in shown:
         yield f"in float: {tensor.tensor}: {tensor.reason}"
     if len(shown) < len(report.left_in_float):
         yield f"in float: {len(report.left_in_float) - len(shown)} more tensors (--verbose shows all)"
     for name, noise in report.outputs.items():
-        device = report.device_like.outputs.get(name)
+        device = report.device_like.outputs.get(name) if report.device_like else None
         beside = f"; with onnxruntime's optimizations {_decibels(device.sqnr_db)}" if device else ""
         yield f"output {name}: {_decibels(noise.sqnr_db)}, max abs error {noise.max_abs:.2e}{beside}"
     before, after = report.weight_bytes / 2**20, report.quantized_weight_bytes / 2**20

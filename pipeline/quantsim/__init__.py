@@ -9,6 +9,7 @@ qdq.py          the model with QuantizeLinear and DequantizeLinear
 simulation.py   its outputs, by the specification and as a device has them
 aimet.py        encodings as AIMET's files have them
 noise.py        what each step adds, and what has come together at each tensor
+sensitivity.py  what each layer alone does to the outputs, by gradients.py
 report.py       what was found, as data
 """
 

@@ -15,12 +15,13 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper
 
+from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.qdq import DEQUANTIZED, insert_qdq, quantize_nodes, rename_values
 
-__all__ = ["Noise", "measure_noise"]
+__all__ = ["Noise", "QuantizedSteps", "drop_unread_nodes", "measure_noise", "put_side_by_side", "sqnr_db"]
 
 Feeds = Mapping[str, np.ndarray]
 
@@ -88,6 +89,22 @@ QUANTIZED: Final = "quantized/"
 
 def _combined(model: DetachedModel, encodings: Mapping[str, Encoding], tensors: Sequence[str]) -> DetachedModel:
     """The float model, the quantized one, and of each tensor the step that computes it, quantized, on float values."""
+    outputs = {info.name for info in model.proto.graph.output}
+    makers = {name: node for node in model.proto.graph.node for name in node.output}
+    both, steps = put_side_by_side(model, encodings)
+    graph = both.proto.graph
+    for name in tensors:
+        is_renamed = name in encodings and name not in outputs
+        whole = f"{QUANTIZED}{name}{DEQUANTIZED}" if is_renamed else f"{QUANTIZED}{name}"
+        _add_sum(graph, f"{name}{SIGNAL}", name)
+        for part, value in ((LOCAL, steps.add([makers[name]])[name]), (TOTAL, whole)):
+            graph.node.append(helper.make_node("Sub", [name, value], [f"{name}{part}/difference"]))
+            _add_sum(graph, f"{name}{part}", f"{name}{part}/difference")
+    return both
+
+
+def put_side_by_side(model: DetachedModel, encodings: Mapping[str, Encoding]) -> tuple[DetachedModel, QuantizedSteps]:
+    """The float model and the quantized one in one graph that has no outputs yet, and what adds steps to it."""
     quantized = insert_qdq(model, encodings)
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
@@ -100,40 +117,50 @@ def _combined(model: DetachedModel, encodings: Mapping[str, Encoding], tensors: 
             copy.name = QUANTIZED + tensor.name
     for node in quantized.proto.graph.node:
         graph.node.append(_with_prefix(node, shared))
-    outputs = {info.name for info in graph.output}
-    constants = {tensor.name for tensor in model.proto.graph.initializer}
-    makers = {name: node for node in model.proto.graph.node for name in node.output}
-    steps = _Steps(graph, encodings, constants)
     del graph.output[:], graph.value_info[:]
-    for name in tensors:
-        is_renamed = name in encodings and name not in outputs
-        whole = f"{QUANTIZED}{name}{DEQUANTIZED}" if is_renamed else f"{QUANTIZED}{name}"
-        _add_sum(graph, f"{name}{SIGNAL}", name)
-        for part, value in ((LOCAL, steps.add(makers[name], name)), (TOTAL, whole)):
-            graph.node.append(helper.make_node("Sub", [name, value], [f"{name}{part}/difference"]))
-            _add_sum(graph, f"{name}{part}", f"{name}{part}/difference")
-    return DetachedModel(proto, {**model.weights, **quantized.weights})
+    constants = {tensor.name for tensor in model.proto.graph.initializer}
+    both = DetachedModel(proto, {**model.weights, **quantized.weights})
+    return both, QuantizedSteps(graph, encodings, constants)
 
 
-class _Steps:
+def drop_unread_nodes(graph: onnx.GraphProto) -> None:
+    """Remove the nodes whose results no output depends on."""
+    read = {info.name for info in graph.output}
+    kept: list[NodeProto] = []
+    for node in reversed(graph.node):
+        if not read.isdisjoint(node.output):
+            kept.append(node)
+            read.update(reads_of(node))
+    kept.reverse()
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+class QuantizedSteps:
     """Adds single steps that read quantized float values, each value quantized once."""
 
     def __init__(self, graph: onnx.GraphProto, encodings: Mapping[str, Encoding], constants: Collection[str]) -> None:
         self._graph, self._encodings, self._constants = graph, encodings, constants
         self._quantized: dict[str, str] = {}
+        self._added: dict[str, dict[str, str]] = {}
 
-    def add(self, node: NodeProto, name: str) -> str:
-        """The quantized value `name` of a copy of `node`, whose inputs are quantized float values."""
-        copy = NodeProto()
-        copy.CopyFrom(node)
-        copy.name = f"{name}/step"
-        reads = [self._read(read) for read in node.input]
-        del copy.input[:]
-        copy.input.extend(reads)
-        for index, output in enumerate(node.output):
-            copy.output[index] = f"{name}/step/{output}" if output else ""
-        self._graph.node.append(copy)
-        return self._quantize(name, f"{name}/step/{name}", f"{name}/step")
+    def add(self, nodes: Sequence[NodeProto]) -> dict[str, str]:
+        """Add copies of `nodes` that read quantized float values; returns result → its quantized value."""
+        title = f"{nodes[-1].output[0]}/step"
+        if title in self._added:
+            return self._added[title]
+        results = self._added[title] = {}
+        for node in nodes:
+            copy = NodeProto()
+            copy.CopyFrom(node)
+            copy.name = f"{title}/{node.output[0]}"
+            rename_values(copy, lambda read: results.get(read) or self._read(read), reads_only=True)
+            for index, output in enumerate(node.output):
+                copy.output[index] = f"{title}/{output}" if output else ""
+            self._graph.node.append(copy)
+            for output in filter(None, node.output):
+                results[output] = self._quantize(output, f"{title}/{output}", f"{title}/{output}")
+        return results
 
     def _read(self, name: str) -> str:
         if name not in self._encodings:

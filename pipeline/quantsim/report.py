@@ -7,17 +7,29 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from onnx import helper
 
 from passes.structures import STRUCTURES
 from passes.weights.detached import DetachedModel
-from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.noise import Noise
 from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise
+from pipeline.report.quantization import Quantization, QuantizedLayer, QuantizedOutput, QuantizedTensor
 
-__all__ = ["FORMAT_VERSION", "FloatTensor", "QuantSimReport", "TensorRow", "make_report", "report_text"]
+__all__ = [
+    "FORMAT_VERSION",
+    "FloatTensor",
+    "LayerNoise",
+    "QuantSimReport",
+    "TensorRow",
+    "make_placement_report",
+    "make_report",
+    "page_data",
+    "report_text",
+]
 
 FORMAT_VERSION: Final = 1
 """Version of `quantsim.json`."""
@@ -34,6 +46,23 @@ class TensorRow:
     precision: str
     local_db: float
     total_db: float
+    place: int
+    """In graph order."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNoise:
+    """A layer, known by its output, and the SQNR of the model's outputs if it alone is quantized.
+
+    share: of what all layers alone add to the noise of the outputs.
+    """
+
+    layer: str
+    op: str
+    module: str
+    part: str
+    sqnr_db: float
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,34 +76,44 @@ class FloatTensor:
 
 @dataclass(frozen=True, slots=True)
 class QuantSimReport:
-    """`rows`: worst first, by the noise of the step alone."""
+    """`rows`: worst first, by the noise of the step alone; `layers` by what they do to the outputs.
+
+    not_estimated: why there are no `layers`; empty where there are some.
+    """
 
     rules: tuple[RuleMatches, ...]
     rows: tuple[TensorRow, ...]
+    layers: tuple[LayerNoise, ...]
+    not_estimated: str
     left_in_float: tuple[FloatTensor, ...]
     outputs: Mapping[str, OutputNoise]
-    device_like: DeviceLike
+    device_like: DeviceLike | None
     weight_bytes: int
     quantized_weight_bytes: int
     tensors: int
     quantized_tensors: int
+    not_measured: str = ""
+    """Why there is no noise at all, only placement and sizes; empty where there is."""
 
 
 def make_report(
     placement: Placement,
-    encodings: Mapping[str, Encoding],
     noise: Mapping[str, Noise],
+    sensitivity: Mapping[str, float],
+    not_estimated: str,
     outputs: Mapping[str, OutputNoise],
-    device_like: DeviceLike,
+    device_like: DeviceLike | None,
     model: DetachedModel,
 ) -> QuantSimReport:
     parts = _parts(model)
     placed = {found.site.tensor: found for found in placement.sites}
-    rows = [_row(placed[name], parts.get(name, ""), found) for name, found in noise.items()]
-    before, after = _weight_bytes(model, encodings)
+    rows = [_row(placed[name], parts.get(name, ""), found, place) for place, (name, found) in enumerate(noise.items())]
+    before, after = _weight_bytes(model, placed)
     return QuantSimReport(
         rules=placement.rules,
         rows=tuple(sorted(rows, key=lambda row: row.local_db)),
+        layers=tuple(_layer_rows(sensitivity, placed, parts)),
+        not_estimated=not_estimated,
         left_in_float=tuple(
             FloatTensor(found.site.tensor, found.site.role, found.reason) for found in placement.left_in_float()
         ),
@@ -84,6 +123,36 @@ def make_report(
         quantized_weight_bytes=after,
         tensors=len(placement.sites),
         quantized_tensors=len(placement.quantized()),
+    )
+
+
+def make_placement_report(placement: Placement, model: DetachedModel, why: str) -> QuantSimReport:
+    """What is known of a model whose weights are not read: what each rule matched, what stays in float, and sizes."""
+    return replace(make_report(placement, {}, {}, why, {}, None, model), not_measured=why)
+
+
+def page_data(report: QuantSimReport) -> Quantization:
+    """What the page shows of the report."""
+    devices = report.device_like.outputs if report.device_like else {}
+    return Quantization(
+        tensors=tuple(
+            QuantizedTensor(row.tensor, row.op, row.module, row.part, row.precision, row.local_db, row.total_db)
+            for row in sorted(report.rows, key=lambda row: row.place)
+        ),
+        layers=tuple(
+            QuantizedLayer(row.layer, row.op, row.module, row.part, row.sqnr_db, row.share) for row in report.layers
+        ),
+        outputs=tuple(
+            QuantizedOutput(name, found.sqnr_db, found.max_abs, devices[name].sqnr_db if name in devices else None)
+            for name, found in report.outputs.items()
+        ),
+        left_in_float=Counter(tensor.reason for tensor in report.left_in_float),
+        weight_bytes=report.weight_bytes,
+        quantized_weight_bytes=report.quantized_weight_bytes,
+        quantized=report.quantized_tensors,
+        found=report.tensors,
+        not_estimated=report.not_estimated,
+        not_measured=report.not_measured,
     )
 
 
@@ -101,11 +170,22 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _row(placed: PlacedSite, part: str, noise: Noise) -> TensorRow:
+def _layer_rows(
+    sensitivity: Mapping[str, float], placed: Mapping[str, PlacedSite], parts: Mapping[str, str]
+) -> Iterator[LayerNoise]:
+    powers = {name: 10 ** (-ratio / 10) if math.isfinite(ratio) else 0.0 for name, ratio in sensitivity.items()}
+    whole = sum(powers.values()) or 1.0
+    for name in sorted(sensitivity, key=sensitivity.__getitem__):
+        site = placed[name].site
+        module = site.modules[-1] if site.modules else ""
+        yield LayerNoise(name, site.op, module, parts.get(name, ""), sensitivity[name], powers[name] / whole)
+
+
+def _row(placed: PlacedSite, part: str, noise: Noise, place: int) -> TensorRow:
     site = placed.site
     module = site.modules[-1] if site.modules else ""
     precision = str(placed.precision) if placed.precision else "float"
-    return TensorRow(site.tensor, site.op, module, part, precision, noise.local_db, noise.total_db)
+    return TensorRow(site.tensor, site.op, module, part, precision, noise.local_db, noise.total_db, place)
 
 
 def _parts(model: DetachedModel) -> dict[str, str]:
@@ -119,16 +199,30 @@ def _qkv_parts(model: DetachedModel) -> Iterator[tuple[str, str]]:
             yield site.after_bias.name, f"{instance.kind} {instance.name} {weight.role}"
 
 
-def _weight_bytes(model: DetachedModel, encodings: Mapping[str, Encoding]) -> tuple[int, int]:
-    """Bytes of all constants, before and after; scales and zero points count."""
-    sizes = Counter[str]()
+def _weight_bytes(model: DetachedModel, placed: Mapping[str, PlacedSite]) -> tuple[int, int]:
+    """Bytes of all constants, before and after, from shapes alone; scales and zero points count."""
+    before = after = 0
     for tensor in model.proto.graph.initializer:
-        array = model.array(tensor)
-        sizes["before"] += array.nbytes
-        encoding = encodings.get(tensor.name)
-        if encoding is None:
-            sizes["after"] += array.nbytes
+        count = math.prod(tensor.dims)
+        size = count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        before += size
+        found = placed.get(tensor.name)
+        if found is None or found.precision is None:
+            after += size
             continue
-        bits = encoding.precision.stored_bits
-        sizes["after"] += -(-array.size * bits // 8) + encoding.scale.nbytes + -(-encoding.zero_point.size * bits // 8)
-    return sizes["before"], sizes["after"]
+        bits, scales = found.precision.stored_bits, _count_scales(tuple(tensor.dims), found, placed)
+        after += -(-count * bits // 8) + 4 * scales + -(-scales * bits // 8)
+    return before, after
+
+
+def _count_scales(dims: tuple[int, ...], found: PlacedSite, placed: Mapping[str, PlacedSite]) -> int:
+    site, precision = found.site, found.precision
+    if site.bias_of is not None:  # its scales are those of the weight
+        precision = placed[site.bias_of[1]].precision
+        return dims[0] if precision is not None and precision.granularity == "channel" else 1
+    if precision is None or precision.granularity == "tensor":
+        return 1
+    if precision.granularity == "channel":
+        return 1 if site.channel_axis is None else dims[site.channel_axis]
+    axis = site.summed_axis or 0
+    return math.prod(-(-size // precision.block) if place == axis else size for place, size in enumerate(dims))

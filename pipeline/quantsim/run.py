@@ -16,10 +16,11 @@ from typing import Final
 import numpy as np
 
 from passes.errors import StepFailed
+from passes.suggest import plural
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
 from pipeline.config import ModelConfig, QuantSimConfig, RunConfig
-from pipeline.errors import CheckFailed
+from pipeline.errors import CheckFailed, Unsupported
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
 from pipeline.export.inputs import InputSpec, draw_inputs, named_dims
 from pipeline.export.load import read_onnx_file
@@ -30,9 +31,13 @@ from pipeline.quantsim.noise import Noise, measure_noise
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, place
 from pipeline.quantsim.profiles import rules_of
 from pipeline.quantsim.qdq import insert_qdq
-from pipeline.quantsim.report import QuantSimReport, make_report, report_text
+from pipeline.quantsim.report import QuantSimReport, make_placement_report, make_report, page_data, report_text
+from pipeline.quantsim.sensitivity import estimate_sensitivity, samples_needed
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
+from pipeline.result import RunResult
 from pipeline.run import Pipeline
+from pipeline.stages.report import save_quantization, write_page
+from pipeline.stages.weight_free import leaves_unread, why_not_compared
 from pipeline.verify.user_inputs import input_files, read_samples
 from pipeline.workspace import Workspace, key_of, stamp
 
@@ -94,12 +99,25 @@ class QuantSim:
         settings = self._config.quantsim or QuantSimConfig()
         input_files(settings.calibration.data, KEY)  # a missing file is named before a model is loaded
         pipeline = Pipeline(self._config, self._out, self._observer)
-        path = pipeline.run().model
+        before = pipeline.run()
+        path = before.model
         workspace = Workspace(pipeline.folder)
         with workspace.acquire():
+            why = why_not_compared(self._config)
+            if why:
+                model = read_model(path, unread=leaves_unread(self._config))
+                result = _Simulation(model, settings, workspace, self._observer).place_only(why)
+                return self._finish(before, result, workspace)
             specs = read_onnx_file(str(path), _section_of(path, self._config)).inputs
             samples = _Samples(settings, specs, self._config.model)
-            return _Simulation(read_model(path), settings, samples, workspace, self._observer).execute()
+            result = _Simulation(read_model(path), settings, workspace, self._observer).execute(samples)
+            return self._finish(before, result, workspace)
+
+    def _finish(self, before: RunResult, result: QuantSimResult, workspace: Workspace) -> QuantSimResult:
+        """Write the page of the run again, with the section on quantization."""
+        save_quantization(page_data(result.report), before.report, workspace)
+        write_page(before.report, before.optimize.pictures, workspace)
+        return result
 
 
 class _Samples:
@@ -128,22 +146,31 @@ class _Simulation:
         self,
         model: DetachedModel,
         settings: QuantSimConfig,
-        samples: _Samples,
         workspace: Workspace,
         observer: Observer,
     ) -> None:
-        self._model, self._settings, self._samples = model, settings, samples
+        self._model, self._settings = model, settings
         self._workspace, self._send = workspace, observer
 
-    def execute(self) -> QuantSimResult:
+    def execute(self, samples: _Samples) -> QuantSimResult:
         placement = self.place()  # which tensor is quantized how
-        ranges = self.calibrate(placement)  # what values each activation takes
+        ranges = self.calibrate(placement, samples)  # what values each activation takes
         encodings = encode(placement, ranges, self._model)  # scales and zero points
         quantized = insert_qdq(self._model, encodings)
-        outputs, device = self.simulate(quantized)  # the outputs, by the specification and as a device has them
-        noise = self.measure(placement, encodings)  # what each step adds, and what has come together there
-        report = make_report(placement, encodings, noise, outputs, device, self._model)
+        outputs, device = self.simulate(
+            quantized, samples
+        )  # the outputs, by the specification and as a device has them
+        noise = self.measure(placement, encodings, samples)  # what each step adds, and what has come together there
+        sensitivity, why_not = self.estimate(encodings, samples)  # what each layer alone does to the outputs
+        report = make_report(placement, noise, sensitivity, why_not, outputs, device, self._model)
         return QuantSimResult(self._workspace.folder, report, self._write(report, quantized, encodings))
+
+    def place_only(self, why: str) -> QuantSimResult:
+        """What needs no weights: placement, coverage and sizes. `why` says why nothing is run."""
+        report = make_placement_report(self.place(), self._model, why)
+        self._send(Note(f"quantsim: nothing is calibrated or simulated, only placed: {why}"))
+        self._workspace.write_text(REPORT, report_text(report))
+        return QuantSimResult(self._workspace.folder, report, (REPORT,))
 
     def place(self) -> Placement:
         with self._stage("place") as details:
@@ -154,14 +181,14 @@ class _Simulation:
                 self._send(Note(sentence))
         return placement
 
-    def calibrate(self, placement: Placement) -> dict[str, Range]:
+    def calibrate(self, placement: Placement, samples: _Samples) -> dict[str, Range]:
         settings = self._settings.calibration
         with self._stage("calibrate") as details:
             if not settings.data:
                 self._send(Note(RANDOM_DATA))
             graph = hashlib.sha256(self._model.proto.SerializeToString(deterministic=True)).hexdigest()
             measured = [placed.site.tensor for placed in placement.quantized()]
-            key = key_of(settings.model_dump(mode="json"), self._samples.identity(), graph, measured)
+            key = key_of(settings.model_dump(mode="json"), samples.identity(), graph, measured)
             known = self._workspace.load(RANGES, key, MeasuredRanges)
 
             def note(ranges: MeasuredRanges) -> None:
@@ -169,23 +196,23 @@ class _Simulation:
                 if ranges.limits:
                     self._workspace.save(RANGES, key, ranges)
 
-            samples = self._samples.first(settings.samples)
-            ranges = calibrate(self._model, placement, samples, settings.method, known, note)
+            drawn = samples.first(settings.samples)
+            ranges = calibrate(self._model, placement, drawn, settings.method, known, note)
             details.append(settings.method)
         return ranges
 
-    def simulate(self, quantized: DetachedModel) -> tuple[dict[str, OutputNoise], DeviceLike]:
+    def simulate(self, quantized: DetachedModel, samples: _Samples) -> tuple[dict[str, OutputNoise], DeviceLike]:
         with self._stage("simulate") as details, tempfile.TemporaryDirectory(dir=self._workspace.scratch) as folder:
             count = self._settings.evaluation
             try:
-                outputs = compare_outputs(self._model, quantized, self._samples.first(count))
-                device = run_device_like(self._model, quantized, self._samples.first(count), Path(folder))
+                outputs = compare_outputs(self._model, quantized, samples.first(count))
+                device = run_device_like(self._model, quantized, samples.first(count), Path(folder))
             except StepFailed as failure:
                 raise CheckFailed(f"the quantized model does not run on onnxruntime: {failure}") from failure
             details.append(", ".join(f"{name} {found.sqnr_db:.2f} dB" for name, found in outputs.items()))
         return outputs, device
 
-    def measure(self, placement: Placement, encodings: dict[str, Encoding]) -> dict[str, Noise]:
+    def measure(self, placement: Placement, encodings: dict[str, Encoding], samples: _Samples) -> dict[str, Noise]:
         with self._stage("measure"):
             count = self._settings.evaluation
             sites = (placed.site for placed in placement.sites)
@@ -194,7 +221,23 @@ class _Simulation:
             def note(done: int) -> None:
                 self._send(Progress("measure", f"sample {done}", done, count))
 
-            return measure_noise(self._model, encodings, computed, self._samples.first(count), note)
+            return measure_noise(self._model, encodings, computed, samples.first(count), note)
+
+    def estimate(self, encodings: dict[str, Encoding], samples: _Samples) -> tuple[dict[str, float], str]:
+        """What each layer alone does to the outputs; or why that is not estimated."""
+        with self._stage("sensitivity") as details:
+            count = samples_needed(self._settings.evaluation)
+
+            def note(done: int) -> None:
+                self._send(Progress("sensitivity", f"sample {done}", done, count))
+
+            try:
+                found = estimate_sensitivity(self._model, encodings, samples.first(count), observer=note)
+            except Unsupported as error:
+                self._send(Note(f"quantsim: sensitivity is not estimated: {error}"))
+                return {}, str(error)
+            details.append(plural(len(found), "layer"))
+        return found, "" if found else "no layer is quantized"
 
     def _write(
         self, report: QuantSimReport, quantized: DetachedModel, encodings: dict[str, Encoding]

@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from pipeline.config import RunConfig
 from pipeline.report import ExportReport, OptimizeReport, Pictures, Report, RuntimeReport, report_json
 from pipeline.report.html import page_of, render
+from pipeline.report.quantization import Quantization
 from pipeline.stages.weight_free import why_not_compared
-from pipeline.workspace import Workspace
+from pipeline.workspace import Workspace, key_of
 
-__all__ = ["Findings", "has_good_report", "write_quietly", "write_report", "write_settings"]
+__all__ = [
+    "Findings",
+    "has_good_report",
+    "save_quantization",
+    "write_page",
+    "write_quietly",
+    "write_report",
+    "write_settings",
+]
 
 
 @dataclass(slots=True)
@@ -62,13 +71,28 @@ def write_report(
         layers=passes.layers if passes else (),
     )
     pictures = passes.pictures if passes else Pictures()
-
-    def write_page() -> None:
-        workspace.write_text("report.html", render(page_of(report, pictures, workspace.folder)))
-
     write_quietly(lambda: workspace.write_text("report.json", report_json(report)), when=bool(failure))
-    write_quietly(write_page, when=bool(failure))
+    write_quietly(lambda: write_page(report, pictures, workspace), when=bool(failure))
     return report
+
+
+def write_page(report: Report, pictures: Pictures, workspace: Workspace) -> None:
+    """Write `report.html`, with the section on quantization if one was saved for these models."""
+    quantization = workspace.load(QUANTIZATION, _key_of_models(report), Quantization)
+    workspace.write_text("report.html", render(page_of(report, pictures, workspace.folder, quantization)))
+
+
+def save_quantization(found: Quantization, report: Report, workspace: Workspace) -> None:
+    """Save what the page shows of a quantization simulation of the final model of a run."""
+    workspace.save(QUANTIZATION, _key_of_models(report), found)
+
+
+def _key_of_models(report: Report) -> str:
+    return key_of([mark.fingerprint for mark in report.marks])
+
+
+QUANTIZATION: Final = "quantsim"
+"""The stage under which the section is saved."""
 
 
 def write_quietly(write: Callable[[], object], *, when: bool = True) -> None:

@@ -4,7 +4,7 @@ page.py        what the page shows, as data, and as HTML: page.html.j2 with page
 headline.py    the verdict and the numbers at the top
 timeline.py    a row for each pass: the operators of the model after it, and what the pass changed
 figures.py     structures, and drawings, equal ones only once  layout.py  where each box goes
-layers.py      error and SQNR by layer
+layers.py      error and SQNR by layer        quantization.py  what quantization costs, where, and in sizes
 words.py       numbers as text
 """
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from passes.diff import LayerErrors
 
-__all__ = ["LayerPlot", "layer_plot"]
+__all__ = ["Curve", "LayerPlot", "layer_plot", "ratio_curve"]
 
 LEFT, RIGHT, HEIGHT, STEP = 64.0, 944.0, 120.0, 5
 """The area of the points, in units of the drawing; and the most parts of an axis."""
@@ -73,6 +73,18 @@ def layer_plot(layers: Sequence[LayerErrors]) -> LayerPlot | None:
         _curve("SQNR in dB", places, ratios, 10, "{:d}", best="high"),
     )
     return LayerPlot(rows, curves, labels, equal)
+
+
+def ratio_curve(
+    title: str, ratios: Sequence[float], other_title: str, other_ratios: Sequence[float]
+) -> tuple[Curve, Curve]:
+    """Two curves of ratios in dB on one axis, from left to right; a ratio that is not finite is the best one."""
+    wide = (RIGHT - LEFT) / max(len(ratios) - 1, 1)
+    places = [LEFT + place * wide for place in range(len(ratios))]
+    values = [ratio if math.isfinite(ratio) else None for ratio in (*ratios, *other_ratios)]
+    both = _curve(title, [*places, *places], values, 10, "{:d} dB", best="high")
+    count = len(ratios)
+    return Curve(title, both.points[:count], both.ticks), Curve(other_title, both.points[count:], both.ticks)
 
 
 def _labels(layers: Sequence[Tick]) -> tuple[Tick, ...]:

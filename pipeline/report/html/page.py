@@ -18,9 +18,11 @@ from passes.suggest import plural
 from pipeline.report.html.figures import Group, groups_of
 from pipeline.report.html.headline import Headline, headline_of
 from pipeline.report.html.layers import LayerPlot, layer_plot
+from pipeline.report.html.quantization import QuantizationView, quantization_view
 from pipeline.report.html.timeline import Timeline, timeline_of
 from pipeline.report.html.words import bytes_text, error_text, seconds_text, worst_of
 from pipeline.report.model import NodeRow, Pictures, Report
+from pipeline.report.quantization import Quantization
 
 __all__ = ["Page", "page_of", "render"]
 
@@ -38,10 +40,15 @@ class Page:
     favicon: str
     data: Mapping[str, Any]
     layers: LayerPlot | None
+    quantization: QuantizationView | None
 
 
-def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
-    """The page of a report. `folder` is that of the run, with the diffs of its passes; missing ones are left out."""
+def page_of(report: Report, pictures: Pictures, folder: Path, quantization: Quantization | None = None) -> Page:
+    """The page of a report. `folder` is that of the run, with the diffs of its passes; missing ones are left out.
+
+    Args:
+        quantization: what `onnxline quantsim` has found of the final model.
+    """
     timeline = timeline_of(report, folder)
     groups = groups_of(report.structures, pictures)
     names = [[row.names for row in group.rows] for group in groups]
@@ -63,6 +70,7 @@ def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
         favicon=_favicon(headline.tone),
         data={"nodes": _pack_nodes(pictures.nodes, pictures.values), "names": names},
         layers=layer_plot(report.layers),
+        quantization=quantization_view(quantization),
     )
 
 

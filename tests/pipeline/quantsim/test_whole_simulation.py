@@ -53,14 +53,45 @@ def test_a_whole_simulation(folder: Path) -> None:
     assert report["rows"][0]["tensor"] == "y"  # 4 bits cost most
     assert report["outputs"]["y"]["sqnr_db"] > 15
     assert report["left_in_float"] == []
+    assert [layer["layer"] for layer in report["layers"]] == ["y", "h"]
     assert report["quantized_weight_bytes"] < report["weight_bytes"]
     onnx.checker.check_model(str(folder / "out" / "model.qdq.onnx"))
     encodings = from_aimet(json.loads((folder / "out" / "model.encodings").read_text()))
     assert {"x", "h", "r", "t", "y", "first", "second"} <= encodings.keys()
 
 
+def test_the_page_has_a_section_also_after_the_next_run_of_the_same_model(folder: Path) -> None:
+    run(folder)
+    assert "What dominates" in (folder / "out" / "report.html").read_text()
+    result = CliRunner().invoke(app, ["run", str(folder / "mlp.yaml"), "--out", str(folder / "out")])
+    assert result.exit_code == 0
+    assert "What dominates" in (folder / "out" / "report.html").read_text()
+
+
 def test_the_report_alone(folder: Path) -> None:
     assert json.loads(run(folder, "--json"))["format_version"] == 1
+
+
+def test_without_weights_only_placement_and_sizes_are_told(folder: Path) -> None:
+    whole = json.loads(run(folder, "--json"))
+    printed = run(folder, "--set", "verify.proof=structure")
+    assert "nothing is calibrated or simulated, only placed: verify.proof is structure" in printed.replace("\n", " ")
+    report = json.loads((folder / "out" / "quantsim.json").read_text())
+    for key in ("rules", "left_in_float", "weight_bytes", "quantized_weight_bytes", "tensors", "quantized_tensors"):
+        assert report[key] == whole[key], key
+    assert report["rows"] == report["layers"] == []
+    assert report["not_measured"]
+    assert "No noise was measured: verify.proof is structure" in (folder / "out" / "report.html").read_text()
+
+
+def test_sizes_are_those_of_the_stored_numbers(folder: Path) -> None:
+    report = json.loads(run(folder, "--json"))
+    first, bias, second = 4 * 8, 8, 8 * 3
+    assert report["weight_bytes"] == 4 * (first + bias + second) + 2 * 8  # and the two sizes of the Reshape
+    weights = first + 8 * (4 + 1)  # int8, a scale for each of 8 channels
+    biases = 4 * bias + 8 * (4 + 4)  # int32
+    blocks = second // 2 + 6 * 4 + 6 // 2  # int4, two blocks for each of 3 channels
+    assert report["quantized_weight_bytes"] == weights + biases + blocks + 2 * 8
 
 
 def test_random_data_is_named(folder: Path) -> None:

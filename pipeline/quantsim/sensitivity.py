@@ -1,0 +1,152 @@
+"""How much each layer moves the outputs when it alone is quantized: an estimate for all layers at once.
+
+What a layer adds to its own result is measured: a copy of it reads float values and computes with quantized ones. How
+that reaches the outputs of the model is taken as linear: for a random direction of the outputs one backward pass gives
+the slope by every layer's result, and the noise of a layer is the sum of (slope · difference)² over the elements of
+its result. Elements are squared one by one, as rounding errors of neighbours have little to do with each other: then a
+few directions say as much as many would of a sum. A run of the model for each layer measures the same, with as many
+runs as there are layers (benchmarks/quant_sensitivity.py compares the two).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import onnx
+from onnx import NodeProto, helper
+
+from passes.graph.traversal import reads_of
+from passes.weights.detached import DetachedModel
+from passes.weights.sessions import Session
+from pipeline.quantsim.encodings import Encoding
+from pipeline.quantsim.noise import drop_unread_nodes, put_side_by_side, sqnr_db
+
+__all__ = ["Layer", "estimate_sensitivity", "find_layers", "samples_needed"]
+
+PRODUCTS: Final = frozenset({"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
+
+DIRECTIONS: Final = 4
+"""Of the outputs, for each sample; each is one backward pass."""
+
+DIFFERENCE: Final = "/difference"
+
+Feeds = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A product, with the bias that is added to it."""
+
+    nodes: tuple[NodeProto, ...]
+
+    @property
+    def output(self) -> str:
+        """What it hands on, by which the layer is known."""
+        return self.nodes[-1].output[0]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """All that it hands on: a recurrent layer has its last states beside the sequence."""
+        return tuple(filter(None, self.nodes[-1].output))
+
+    def tensors(self) -> tuple[str, ...]:
+        """What is quantized with the layer: what it reads, and what it makes."""
+        names = (name for node in self.nodes for name in (*node.input, *node.output) if name)
+        return tuple(dict.fromkeys(names))
+
+
+def find_layers(model: DetachedModel, encodings: Mapping[str, Encoding]) -> tuple[Layer, ...]:
+    """The layers of which something is quantized, in graph order."""
+    graph = model.proto.graph
+    constants = {tensor.name for tensor in graph.initializer}
+    outputs = {info.name for info in graph.output}
+    readers: dict[str, list[NodeProto]] = {}
+    for node in graph.node:
+        for name in reads_of(node):
+            readers.setdefault(name, []).append(node)
+    layers: list[Layer] = []
+    for node in graph.node:
+        if node.op_type not in PRODUCTS:
+            continue
+        behind = readers.get(node.output[0], [])
+        is_biased = len(behind) == 1 and behind[0].op_type == "Add" and not constants.isdisjoint(behind[0].input)
+        layer = Layer((node, behind[0]) if is_biased and node.output[0] not in outputs else (node,))
+        if not encodings.keys().isdisjoint(layer.tensors()):
+            layers.append(layer)
+    return tuple(layers)
+
+
+def samples_needed(count: int) -> int:
+    """How many of `count` samples the estimate takes: it varies less between samples than noise in all does."""
+    return -(-count // 4)
+
+
+def estimate_sensitivity(
+    model: DetachedModel,
+    encodings: Mapping[str, Encoding],
+    samples: Iterable[Feeds],
+    directions: int = DIRECTIONS,
+    observer: Callable[[int], object] = lambda _: None,
+) -> dict[str, float]:
+    """Layer, by its output → the ratio of signal to noise, in dB, of the model's outputs if that layer alone were
+    quantized. Several outputs count alike. The values of one sample lie in memory together.
+
+    Raises:
+        Unsupported: the model has operators between its layers and its outputs that no gradient goes through.
+        StepFailed: onnxruntime refuses a step.
+    """
+    from pipeline.quantsim.gradients import Backward  # torch takes seconds to import
+
+    layers = find_layers(model, encodings)
+    if not layers:
+        return {}
+    backward = Backward(model, [name for layer in layers for name in layer.outputs])
+    session = Session.of(_differences(model, encodings, layers, backward.reads))
+    draw = np.random.default_rng(0)
+    noise = dict.fromkeys((layer.output for layer in layers), 0.0)
+    signal = 0.0
+    scales: dict[str, float] = {}
+    for done, feeds in enumerate(samples, 1):
+        values = session.run(feeds)
+        forward = backward.forward({**feeds, **values})
+        outputs = forward.outputs()
+        scales = scales or {name: float(1 / (np.linalg.norm(array) or 1)) for name, array in outputs.items()}
+        for _ in range(directions):
+            slopes = forward.slopes({name: _direction(draw, array, scales[name]) for name, array in outputs.items()})
+            signal += sum(_power(scales[name] * array) for name, array in outputs.items())
+            for layer in layers:
+                reached = (name for name in layer.outputs if name in slopes)
+                noise[layer.output] += sum(_power(slopes[name] * values[f"{name}{DIFFERENCE}"]) for name in reached)
+        observer(done)
+    return {name: sqnr_db(signal, power) for name, power in noise.items()}
+
+
+def _direction(draw: np.random.Generator, array: np.ndarray, scale: float) -> np.ndarray:
+    """Random signs, of the size `scale`."""
+    return draw.choice(np.array([-scale, scale], array.dtype), array.shape)
+
+
+def _power(array: np.ndarray) -> float:
+    return float(np.square(array, dtype=np.float64).sum())
+
+
+def _differences(
+    model: DetachedModel, encodings: Mapping[str, Encoding], layers: Sequence[Layer], reads: Sequence[str]
+) -> DetachedModel:
+    """The float model, with these outputs: each layer's quantized result less that in float, and the values `reads`."""
+    read = {name for layer in layers for name in layer.tensors()}
+    both, steps = put_side_by_side(model, {name: encodings[name] for name in encodings if name in read})
+    graph = both.proto.graph
+    for layer in layers:
+        results = steps.add(layer.nodes)
+        for name in layer.outputs:
+            difference = f"{name}{DIFFERENCE}"
+            graph.node.append(helper.make_node("Sub", [results[name], name], [difference]))
+            graph.output.append(onnx.ValueInfoProto(name=difference))
+    inputs = {info.name for info in graph.input}
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in reads if name not in inputs)
+    drop_unread_nodes(graph)
+    return both

@@ -1,0 +1,68 @@
+"""What the page shows of a quantization simulation, as data that is saved with the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+__all__ = ["Quantization", "QuantizedLayer", "QuantizedOutput", "QuantizedTensor"]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTensor:
+    """A computed tensor, in graph order. `part` names the structure and the role in it, such as `qkv layer.0 q`; ratios
+    are of signal to noise in dB, infinite where nothing differs."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
+
+    tensor: str
+    op: str
+    module: str
+    part: str
+    precision: str
+    local_db: float
+    total_db: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLayer:
+    """A layer, worst first: the ratio in the outputs if it alone is quantized, and its share of the noise of all."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
+
+    layer: str
+    op: str
+    module: str
+    part: str
+    sqnr_db: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedOutput:
+    """An output by the specification of the operators, and as onnxruntime runs it with all optimizations."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
+
+    name: str
+    sqnr_db: float
+    max_abs: float
+    device_db: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """not_estimated: why there are no layers. not_measured: why there is no noise at all; empty where there is."""
+
+    tensors: tuple[QuantizedTensor, ...]
+    layers: tuple[QuantizedLayer, ...]
+    outputs: tuple[QuantizedOutput, ...]
+    left_in_float: Mapping[str, int]
+    """Reason → how many tensors."""
+    weight_bytes: int
+    quantized_weight_bytes: int
+    quantized: int
+    found: int
+    not_estimated: str = ""
+    not_measured: str = ""

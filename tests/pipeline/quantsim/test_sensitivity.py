@@ -1,0 +1,153 @@
+"""The noise of each layer alone, estimated at once, against a run for each."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+
+from benchmarks.quant_sensitivity import measure_each_alone, rank_correlation
+from passes.weights.detached import DetachedModel, attach
+from pipeline.errors import Unsupported
+from pipeline.quantsim.calibration import calibrate
+from pipeline.quantsim.encodings import Encoding, encode
+from pipeline.quantsim.gradients import Backward
+from pipeline.quantsim.placement import place
+from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers
+from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
+
+BLOCK = """block (float[1, 12, 32] x) => (float[1, 12, 32] y, float[1, 32] pooled) {
+    n = LayerNormalization <axis = -1> (x, scale)
+    q0 = MatMul(n, wq)
+    q = Add(q0, bq)
+    k = MatMul(n, wk)
+    v = MatMul(n, wv)
+    t = Transpose <perm = [0, 2, 1]> (k)
+    s = MatMul(q, t)
+    p = Softmax(s)
+    a = MatMul(p, v)
+    o = MatMul(a, wo)
+    r = Add(x, o)
+    u0 = MatMul(r, wu)
+    u = Add(u0, bu)
+    g = Gelu(u)
+    d = MatMul(g, wd)
+    y = Add(r, d)
+    first = Gather <axis = 1> (y, zero)
+    c = Gemm(first, wp)
+    pooled = Tanh(c)
+}"""
+
+
+def block() -> DetachedModel:
+    draw = np.random.default_rng(0)
+
+    def weight(*shape: int, size: float = 0.2) -> np.ndarray:
+        return (size * draw.standard_normal(shape)).astype(np.float32)
+
+    return model_of(
+        BLOCK,
+        scale=np.ones(32, np.float32),
+        wq=weight(32, 32, size=0.02),
+        bq=weight(32),
+        wk=weight(32, 32),
+        wv=weight(32, 32, size=0.1),
+        wo=weight(32, 32, size=0.4),
+        wu=weight(32, 64),
+        bu=weight(64),
+        wd=weight(64, 32, size=0.6),
+        wp=weight(32, 32),
+        zero=np.array(0, np.int64),
+    )
+
+
+def samples(model: DetachedModel, count: int) -> list[dict[str, np.ndarray]]:
+    (info,) = model.proto.graph.input
+    shape = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
+    draw = np.random.default_rng(5)
+    return [{info.name: draw.standard_normal(shape).astype(np.float32)} for _ in range(count)]
+
+
+def encodings_of(model: DetachedModel, *rules: tuple[str, str | None, str | None]) -> dict[str, Encoding]:
+    placement = place(model, [rule(*formats) for formats in rules])
+    return encode(placement, calibrate(model, placement, samples(model, 8)), model)
+
+
+def test_a_layer_is_a_product_with_its_bias() -> None:
+    model = block()
+    layers = find_layers(model, encodings_of(model, ("op:*", "int8/channel", "uint8")))
+    assert [layer.output for layer in layers] == ["q", "k", "v", "s", "a", "o", "u", "d", "c"]  # r has no constant
+    assert layers[0].tensors() == ("n", "wq", "q0", "bq", "q")
+
+
+def test_the_estimate_has_the_order_of_a_run_for_each_layer() -> None:
+    model = block()
+    rules = [
+        ("op:*", "int8/channel", "uint16"),
+        ("tensor:w[qou]", "int4/channel", None),
+        ("tensor:[sd]", None, "uint8"),
+    ]
+    encodings = encodings_of(model, *rules)
+    data = samples(model, 8)
+    measured = measure_each_alone(model, encodings, find_layers(model, encodings), data)
+    estimated = estimate_sensitivity(model, encodings, data, directions=8)
+    assert estimated.keys() == measured.keys()
+    assert rank_correlation(list(estimated.values()), [measured[name] for name in estimated]) >= 0.95
+    assert max(abs(estimated[name] - measured[name]) for name in measured) < 3.5  # and the numbers, in dB
+
+
+def test_a_layer_in_float_is_no_layer_of_the_estimate() -> None:
+    model = mlp()
+    placement = place(model, [rule("tensor:second", "int8/channel")])
+    encodings = encode(placement, {}, model)
+    assert list(estimate_sensitivity(model, encodings, samples(model, 2))) == ["y"]
+    assert estimate_sensitivity(model, {}, samples(model, 2)) == {}
+
+
+def test_slopes_are_those_of_differences() -> None:
+    model = block()
+    backward = Backward(model, ["u0"])
+    feeds = samples(model, 1)[0]
+    names = [*backward.reads]
+    values = dict(zip(names, evaluate(_with_outputs(model, names), feeds), strict=True))
+    forward = backward.forward({**feeds, **values})
+    expected = evaluate(attach(model), feeds)
+    for found, wanted in zip(forward.outputs().values(), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+    directions = {name: np.ones_like(array) for name, array in forward.outputs().items()}
+    slope = forward.slopes(directions)["u0"]
+    step = np.zeros_like(values["u0"])
+    step[0, 0, 3] = 1e-2
+    moved = []
+    for sign in (1, -1):
+        outputs = backward.forward({**feeds, **values, "u0": values["u0"] + sign * step}).outputs()
+        moved.append(sum(float(array.sum()) for array in outputs.values()))
+    assert slope[0, 0, 3] == pytest.approx((moved[0] - moved[1]) / 2e-2, rel=1e-2, abs=1e-3)
+    assert torch.is_grad_enabled()
+
+
+def evaluate(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    return [np.asarray(array) for array in ReferenceEvaluator(proto).run(None, feeds)]
+
+
+def _with_outputs(model: DetachedModel, names: list[str]) -> onnx.ModelProto:
+    proto = attach(model)
+    del proto.graph.output[:]
+    for name in names:
+        proto.graph.output.add().name = name
+    return proto
+
+
+def test_an_operator_without_gradient_is_named() -> None:
+    model = model_of(
+        """cube (float[2, 4] x) => (float[2, 4] y) {
+            h = MatMul(x, w)
+            y = CumSum(h, axis)
+        }""",
+        w=np.eye(4, dtype=np.float32),
+        axis=np.array(1, np.int64),
+    )
+    with pytest.raises(Unsupported, match="no gradient goes through 1 operator of the model: CumSum"):
+        estimate_sensitivity(model, encodings_of(model, ("op:*", "int8", "uint8")), samples(model, 1))
