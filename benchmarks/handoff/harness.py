@@ -18,7 +18,6 @@ from passes.weights.sessions import Session
 
 __all__ = [
     "Feeds",
-    "Interpreters",
     "ToolRun",
     "detach_copy",
     "interpreter_options",

@@ -12,7 +12,9 @@ from onnx import numpy_helper
 
 from benchmarks.measure import run_child
 
-__all__ = ["MASK_BOUND", "clamp_masks", "export_minilm", "save_model"]
+__all__ = ["MASK_BOUND", "block_samples", "clamp_masks", "export_block", "export_minilm", "save_model"]
+
+HIDDEN, HEADS, PLACES = 256, 4, 32
 
 MASK_BOUND: Final = -30.0
 """A score that is less by 30 weighs 1e-13 of the others in softmax, which float32 does not tell from zero."""
@@ -42,5 +44,27 @@ def save_model(proto: onnx.ModelProto, path: Path) -> Path:
     return path
 
 
+def block_samples(count: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    draw = np.random.default_rng(seed)
+    return [{"x": draw.standard_normal((2, PLACES, HIDDEN)).astype(np.float32)} for _ in range(count)]
+
+
 def _run(arguments: Sequence[str]) -> None:
     run_child(["-m", "onnxline", "run", *arguments], memory=False)
+
+
+def export_block(opset: int, folder: Path, *, merged: bool) -> Path:
+    """An attention block as torch exports it, with three projections or one for all."""
+    import torch
+
+    from benchmarks.handoff.block import MergedBlock, make_block
+
+    block = make_block(HIDDEN, HEADS)
+    module = MergedBlock(block).eval() if merged else block
+    path = folder / f"block_{'merged' if merged else 'separate'}_{opset}.onnx"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    example = torch.from_numpy(block_samples(1)[0]["x"])
+    program = torch.onnx.export(module, (example,), dynamo=True, opset_version=opset, verbose=False)
+    assert program is not None
+    program.save(str(path), external_data=False)
+    return path
