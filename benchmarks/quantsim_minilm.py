@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,8 +78,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "onnxline-handoff")
     parser.add_argument("--repeats", type=int, default=1, help="of the timed runs; the least time counts")
     chosen = parser.parse_args()
-    here = onnx_environment(chosen)
-    benchmark = Benchmark(chosen.folder, here, minilm.calibration_samples(), minilm.evaluation_samples())
+    benchmark = Benchmark(
+        chosen.folder, interpreters_of(chosen), minilm.calibration_samples(), minilm.evaluation_samples()
+    )
     exported = onnx.load(export_minilm(21, chosen.folder))
     print(f"{machine()}; {versions_line()}\n\n| MiniLM | simulated by | SQNR | top-1 | quantize, s | evaluate, s |")
     print("| --- | --- | --- | --- | --- | --- |")
@@ -92,9 +94,7 @@ def main() -> None:
         exchange_with_aimet(benchmark, prepared, ours, runs["aimet"])
 
 
-def onnx_environment(chosen: argparse.Namespace) -> dict[str, str]:
-    import sys
-
+def interpreters_of(chosen: argparse.Namespace) -> dict[str, str]:
     return {"aimet": chosen.aimet, "quark": chosen.quark, "onnxruntime": sys.executable, "onnxsim": sys.executable}
 
 

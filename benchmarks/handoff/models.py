@@ -12,7 +12,9 @@ from onnx import numpy_helper
 
 from benchmarks.measure import run_child
 
-__all__ = ["MASK_BOUND", "block_samples", "clamp_masks", "export_block", "export_minilm", "save_model"]
+__all__ = [
+    "MASK_BOUND", "block_samples", "clamp_masks", "export_block", "export_minilm", "optimize_block", "save_model",
+]  # fmt: skip
 
 HIDDEN, HEADS, PLACES = 256, 4, 32
 
@@ -42,6 +44,14 @@ def save_model(proto: onnx.ModelProto, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(proto, path)
     return path
+
+
+def optimize_block(path: Path, folder: Path) -> Path:
+    """The block after onnxline's default recipe, with Q, K and V kept apart."""
+    out = folder / f"{path.stem}_optimized"
+    if not (out / "model.onnx").exists():
+        _run([str(path), "--set", "passes.keep=[qkv]", "--out", str(out)])
+    return out / "model.onnx"
 
 
 def block_samples(count: int, seed: int = 0) -> list[dict[str, np.ndarray]]:

@@ -83,7 +83,7 @@ def _sum_noise(
 ) -> dict[str, tuple[float, float]]:
     """The sums of squares of each value, and of the differences; values of different shape are left out."""
     expected, found = Session.of(model, names), Session.of(other, names)
-    sums = {name: (0.0, 0.0) for name in names}
+    sums = dict.fromkeys(names, (0.0, 0.0))
     for feeds in samples:
         wanted, computed = expected.run(feeds), found.run(feeds)
         for name in tuple(sums):

@@ -1,4 +1,4 @@
-"""A quantized model of another tool against the float model: the first step with an error that quantization does not explain."""
+"""A quantized model of another tool against the float model: where its error jumps."""
 
 from __future__ import annotations
 
