@@ -43,7 +43,6 @@ from passes.structures import STRUCTURES
 from pipeline.quantsim.crosscheck import compare_values, find_jump
 from pipeline.quantsim.sites import find_sites
 
-OPSETS = (20, 21, 23)
 TOOLS = ("aimet", "onnxruntime", "quark", "onnxsim", "nncf", "nncf-int4")
 
 
@@ -63,19 +62,21 @@ def main() -> None:
     interpreter_options(parser.add_argument)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "onnxline-handoff")
     parser.add_argument("--minilm", action="store_true", help="MiniLM too, a minute for each tool and opset")
+    parser.add_argument("--opsets", type=int, nargs="+", default=(20, 21, 23))
     chosen = parser.parse_args()
     interpreters = {"aimet": chosen.aimet, "quark": chosen.quark, "nncf": chosen.nncf, "nncf-int4": chosen.nncf}
     print(f"{machine()}; {versions_line()}\n")
     print("| model | opset | tool | quantizers | coverage | names kept | Q, K, V apart | SQNR | error jumps at |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for form in (*blocks(chosen.folder), *(minilms(chosen.folder) if chosen.minilm else ())):
+    makers = (blocks, minilms) if chosen.minilm else (blocks,)
+    for form in (form for make in makers for form in make(chosen.folder, chosen.opsets)):
         for tool in TOOLS:
             print(row(form, tool, interpreters.get(tool, sys.executable), chosen.folder), flush=True)
 
 
-def blocks(folder: Path) -> Iterator[Form]:
+def blocks(folder: Path, opsets: Sequence[int]) -> Iterator[Form]:
     calibration, evaluation = block_samples(8, 1), block_samples(8, 2)
-    for opset in OPSETS:
+    for opset in opsets:
         for merged in (True, False):
             path = export_block(opset, folder, merged=merged)
             yield Form(f"block, {'merged' if merged else 'separate'}", opset, path, calibration, evaluation)
@@ -83,9 +84,9 @@ def blocks(folder: Path) -> Iterator[Form]:
         yield Form("block, separate, default recipe", opset, optimized, calibration, evaluation)
 
 
-def minilms(folder: Path) -> Iterator[Form]:
+def minilms(folder: Path, opsets: Sequence[int]) -> Iterator[Form]:
     calibration, evaluation = minilm.calibration_samples(), minilm.evaluation_samples()[:5]
-    for opset in OPSETS:
+    for opset in opsets:
         exported = onnx.load(export_minilm(opset, folder))
         yield Form("MiniLM", opset, export_minilm(opset, folder), calibration, evaluation)
         prepared = save_model(clamp_masks(exported), folder / f"minilm_{opset}_clamped.onnx")
