@@ -221,7 +221,9 @@ def exchange_with_aimet(benchmark: Benchmark, proto: onnx.ModelProto, ours: Sequ
 
 def has_same_format(one: Encoding, other: Encoding) -> bool:
     first, second = one.precision, other.precision
-    return (first.bits, first.signed, one.scale.shape) == (second.bits, second.signed, other.scale.shape)
+    is_same = (first.bits, first.signed, one.scale.shape) == (second.bits, second.signed, other.scale.shape)
+    # Weights without the lowest number have a zero point beside the middle in AIMET's files.
+    return is_same and (first.signed or first.symmetric == second.symmetric)
 
 
 def read_encodings(model: DetachedModel, file: Path) -> dict[str, Encoding]:
