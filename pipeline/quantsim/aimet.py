@@ -14,11 +14,14 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
+from passes.suggest import nearest
+from passes.weights.detached import DetachedModel
 from pipeline.config.precision import Precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Encoding
+from pipeline.quantsim.sites import Site, find_sites
 
-__all__ = ["AimetVersion", "from_aimet", "to_aimet"]
+__all__ = ["AimetVersion", "fit_encodings", "from_aimet", "to_aimet"]
 
 AimetVersion = Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"]
 
@@ -71,6 +74,44 @@ def from_aimet(data: Mapping[str, Any]) -> dict[str, Encoding]:
         return {row["name"]: _from_list(row) for section in sections for row in section}
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise UsageError(f"encodings: the file is no whole file of version {version}: {error!r}") from error
+
+
+def fit_encodings(encodings: Mapping[str, Encoding], model: DetachedModel) -> dict[str, Encoding]:
+    """The encodings of a file as `insert_qdq` takes them: with the axis of channels that the file does not say.
+
+    Raises:
+        UsageError: the model has no such float tensor, or its channels are not as many as the scales.
+    """
+    sites = {site.tensor: site for site in find_sites(model)}
+    unknown = [name for name in encodings if name not in sites]
+    if unknown:
+        shown = ", ".join(repr(name) for name in unknown[:SHOWN]) + (" …" if len(unknown) > SHOWN else "")
+        raise UsageError(
+            f"encodings: {len(unknown)} of {len(encodings)} are for tensors that the model does not have as float "
+            f"tensors: {shown}{nearest(unknown[0], sites)}"
+        )
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
+    return {name: _fit(encoding, sites[name], shapes.get(name)) for name, encoding in encodings.items()}
+
+
+SHOWN: Final = 8
+"""How many names a message lists."""
+
+
+def _fit(encoding: Encoding, site: Site, shape: tuple[int, ...] | None) -> Encoding:
+    if encoding.axis != UNKNOWN_AXIS:
+        return encoding
+    axis = 0 if site.role == "bias" else site.channel_axis
+    if axis is None or shape is None:
+        raise UsageError(
+            f"encodings: {site.tensor!r} has {encoding.scale.size} scales, and is no weight whose channels are known; "
+            "AIMET's versions from 2.0.0 on say the axis"
+        )
+    if shape[axis] != encoding.scale.size:
+        raise UsageError(
+            f"encodings: {site.tensor!r} has {encoding.scale.size} scales, expected {shape[axis]}, one for each channel"
+        )
+    return replace(encoding, axis=axis)
 
 
 def _write_dict(encodings: Mapping[str, Encoding]) -> dict[str, list[Data]]:

@@ -9,8 +9,11 @@ import pytest
 
 from pipeline.config.precision import BIAS, parse_precision
 from pipeline.errors import UsageError
-from pipeline.quantsim.aimet import AimetVersion, from_aimet, to_aimet
-from pipeline.quantsim.encodings import Encoding, encode_range, encode_weight
+from pipeline.quantsim.aimet import AimetVersion, fit_encodings, from_aimet, to_aimet
+from pipeline.quantsim.encodings import Encoding, encode, encode_range, encode_weight
+from pipeline.quantsim.placement import place
+from pipeline.quantsim.qdq import insert_qdq
+from tests.pipeline.quantsim.pictures_of_qdq import mlp, nodes_of, rule
 
 WEIGHT = np.array([[1.0, 2.0], [-127.0, 3.0]], np.float32)
 
@@ -89,3 +92,36 @@ def test_other_files_are_refused(data: dict[str, object], message: str) -> None:
 def test_the_first_version_has_no_blocks() -> None:
     with pytest.raises(UsageError, match=r"version 0\.6\.1 has no scales for blocks, as 'w' has them"):
         to_aimet({"w": encoding("int4/block2")}, {"w"}, "0.6.1")
+
+
+@pytest.mark.parametrize("version", get_args(AimetVersion))
+def test_a_file_quantizes_the_model_that_it_was_made_of(version: AimetVersion) -> None:
+    model = mlp()
+    placement = place(model, [rule("op:*", "int8/channel", "uint8")])
+    ranges = {placed.site.group: (-1.0, 3.0) for placed in placement.sites}
+    made = {
+        name: encoding
+        for name, encoding in encode(placement, ranges, model).items()
+        if name != "bias"  # the earlier versions leave it to its factors
+    }
+    read = fit_encodings(from_aimet(to_aimet(made, {"first", "second"}, version)), model)
+    assert {name: read[name].axis for name in ("first", "second")} == {"first": 1, "second": 1}
+    assert nodes_of(insert_qdq(model, read)) == nodes_of(insert_qdq(model, made))
+
+
+@pytest.mark.parametrize(
+    ("encodings", "message"),
+    [
+        (
+            {"secnod": encoding("uint8"), "x": encoding("uint8")},
+            r"1 of 2 are for tensors that the model does not have as float tensors: 'secnod'.*second",
+        ),
+        ({"shape": encoding("uint8")}, "does not have as float tensors: 'shape'"),
+        ({"first": encoding("int8/channel")}, "'first' has 2 scales, expected 8, one for each channel"),
+        ({"r": encoding("int8/channel")}, "'r' has 2 scales, and is no weight whose channels are known"),
+    ],
+)
+def test_encodings_that_do_not_fit_the_model_are_refused(encodings: dict[str, Encoding], message: str) -> None:
+    written = to_aimet(encodings, {"first", "secnod"}, "1.0.0")
+    with pytest.raises(UsageError, match=message):
+        fit_encodings(from_aimet(written), mlp())

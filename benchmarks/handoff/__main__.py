@@ -1,0 +1,160 @@
+"""What quantization tools make of our models: a table of numbers, made by running each of them.
+
+    python -m benchmarks.handoff --aimet PYTHON --quark PYTHON --nncf PYTHON [--folder DIR] [--minilm]
+
+An attention block with Q, K and V merged and apart, at opsets 20, 21 and 23, as torch exports it and after onnxline's
+default recipe; with --minilm the trained MiniLM too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from benchmarks.handoff import minilm
+from benchmarks.handoff.harness import (
+    Feeds,
+    ToolRun,
+    detach_copy,
+    interpreter_options,
+    run_tool,
+    runner_of,
+    write_samples,
+)
+from benchmarks.handoff.models import (
+    block_samples,
+    clamp_masks,
+    export_block,
+    export_minilm,
+    optimize_block,
+    save_model,
+)
+from benchmarks.measure import machine, versions_line
+from passes.structures import STRUCTURES
+from pipeline.quantsim.crosscheck import compare_values, find_jump
+from pipeline.quantsim.sites import find_sites
+
+TOOLS = ("aimet", "onnxruntime", "quark", "onnxsim", "nncf", "nncf-int4")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A model in one of its forms, and samples to calibrate and evaluate it."""
+
+    title: str
+    opset: int
+    path: Path
+    calibration: Sequence[Feeds]
+    evaluation: Sequence[Feeds]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    interpreter_options(parser.add_argument)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "onnxline-handoff")
+    parser.add_argument("--minilm", action="store_true", help="MiniLM too, a minute for each tool and opset")
+    parser.add_argument("--opsets", type=int, nargs="+", default=(20, 21, 23))
+    chosen = parser.parse_args()
+    interpreters = {"aimet": chosen.aimet, "quark": chosen.quark, "nncf": chosen.nncf, "nncf-int4": chosen.nncf}
+    print(f"{machine()}; {versions_line()}\n")
+    print("| model | opset | tool | quantizers | coverage | names kept | Q, K, V apart | SQNR | error jumps at |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    makers = (blocks, minilms) if chosen.minilm else (blocks,)
+    for form in (form for make in makers for form in make(chosen.folder, chosen.opsets)):
+        for tool in TOOLS:
+            print(row(form, tool, interpreters.get(tool, sys.executable), chosen.folder), flush=True)
+
+
+def blocks(folder: Path, opsets: Sequence[int]) -> Iterator[Form]:
+    calibration, evaluation = block_samples(8, 1), block_samples(8, 2)
+    for opset in opsets:
+        for merged in (True, False):
+            path = export_block(opset, folder, merged=merged)
+            yield Form(f"block, {'merged' if merged else 'separate'}", opset, path, calibration, evaluation)
+        optimized = optimize_block(path, folder)
+        yield Form("block, separate, default recipe", opset, optimized, calibration, evaluation)
+
+
+def minilms(folder: Path, opsets: Sequence[int]) -> Iterator[Form]:
+    calibration, evaluation = minilm.calibration_samples(), minilm.evaluation_samples()[:5]
+    for opset in opsets:
+        exported = onnx.load(export_minilm(opset, folder))
+        yield Form("MiniLM", opset, export_minilm(opset, folder), calibration, evaluation)
+        prepared = save_model(clamp_masks(exported), folder / f"minilm_{opset}_clamped.onnx")
+        yield Form("MiniLM, mask clamped", opset, prepared, calibration, evaluation)
+
+
+def row(form: Form, tool: str, python: str, folder: Path) -> str:
+    name = form.path.parent.name if form.path.stem == "model" else form.path.stem
+    run = run_tool(
+        tool,
+        python,
+        form.path,
+        write_samples(form.calibration, folder / f"{name}-calibration"),
+        write_samples(form.evaluation, folder / f"{name}-evaluation"),
+        folder / f"{name}-{tool}",
+    )
+    start = f"| {form.title} | {form.opset} | {tool} {run.version}".rstrip()
+    try:
+        cells = [run.failure] if run.failure else judge(form, run)
+    except Exception as error:  # the tool's model does not even run, which is a result
+        cells = [f"its model does not run: {' '.join(str(error).split())[-110:]}"]
+    return f"{start} | {' | '.join([*cells, *[''] * (6 - len(cells))])} |"
+
+
+def judge(form: Form, run: ToolRun) -> list[str]:
+    """The columns behind the tool's name."""
+    model = detach_copy(onnx.load(form.path))
+    constants = {tensor.name for tensor in model.proto.graph.initializer}
+    wanted = [site.tensor for site in find_sites(model) if site.role in ("input", "activation")]
+    scales = read_scales(run)
+    covered = [name for name in wanted if name in scales]
+    kept = ""
+    jump = ""
+    if run.model.exists():
+        made = {name for node in onnx.load(run.model).graph.node for name in node.output}
+        computed = [name for node in model.proto.graph.node for name in node.output]
+        kept = f"{sum(name in made for name in computed) / len(computed):.0%}"
+        found = find_jump(compare_values(model, detach_copy(onnx.load(run.model)), form.evaluation[:1]))
+        jump = f"{found.node} ({found.op}), {found.sqnr_db:.1f} dB" if found else "nowhere"
+    expected = runner_of(onnx.load(form.path))
+    outputs = run.run(form.evaluation)
+    wanted_outputs = np.concatenate([expected(sample).ravel() for sample in form.evaluation])
+    db = minilm.sqnr_db(wanted_outputs, np.concatenate([output.ravel() for output in outputs]))
+    triple = STRUCTURES["qkv"].find(model).instances
+    ends = [site.after_bias.name for site in triple[0].pins] if triple else []
+    apart = f"{sum(name in scales for name in ends)} of 3" if triple else "one scale for all"
+    if not scales.keys() - constants:
+        apart = "no activations"
+    count = len(scales.keys() - constants)
+    return [str(count), f"{len(covered) / len(wanted):.0%}", kept, apart, f"{db:.2f} dB", jump]
+
+
+def read_scales(run: ToolRun) -> Mapping[str, np.ndarray]:
+    """Tensor of the float model → its scale, of AIMET's encodings or of the QuantizeLinear operators."""
+    encodings = run.folder / "encodings_2.0.0.encodings"
+    if encodings.exists():
+        rows = json.loads(encodings.read_text())["encodings"]
+        return {entry["name"]: np.asarray(entry["y_scale"], np.float32) for entry in rows if "y_scale" in entry}
+    graph = onnx.load(run.model).graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    return {
+        node.input[0].removesuffix("_QuantizeLinear_Input").removesuffix("/f"): numpy_helper.to_array(
+            constants[node.input[1]]
+        )
+        for node in graph.node
+        if node.op_type == "QuantizeLinear" and node.input[1] in constants
+    }
+
+
+if __name__ == "__main__":
+    main()
