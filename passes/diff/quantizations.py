@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from passes.diff.initializers import Stored
 from passes.diff.model_matching import ModelMatching
-from passes.diff.types import InitializerChange, Quantization
+from passes.diff.types import InitializerChange, QuantizedValue
 from passes.matching.graph_index import ABSENT, GraphIndex, Item
 
 __all__ = ["Quantizations", "find_quantizations"]
@@ -21,7 +21,7 @@ __all__ = ["Quantizations", "find_quantizations"]
 class Quantizations:
     """The tensors that the second model quantizes, with the nodes and the stored tensors that it has for that alone."""
 
-    found: tuple[Quantization, ...]
+    found: tuple[QuantizedValue, ...]
     nodes: frozenset[int]
     """Places of the new nodes."""
     added: frozenset[str]
@@ -44,7 +44,7 @@ def find_quantizations(matched: ModelMatching, stored: Sequence[Stored]) -> Quan
     """
     after, before = matched.same.after, matched.same.before
     floats = {new: old for old, new in stored if old in before.tensors}
-    found: list[Quantization] = []
+    found: list[QuantizedValue] = []
     nodes: set[int] = set()
     removed: set[str] = set()
     for place, end in enumerate(after.items):
@@ -92,7 +92,7 @@ def _encoding(after: GraphIndex, item: Item) -> list[int]:
     return [after.value_meanings[one] for one in item.needs[1:3] if one != ABSENT]
 
 
-def _quantization(matched: ModelMatching, chain: Sequence[Item], old: int) -> Quantization:
+def _quantization(matched: ModelMatching, chain: Sequence[Item], old: int) -> QuantizedValue:
     """One tensor; `old` is the stored tensor of the first model, negative for a computed value."""
     same, after = matched.same, matched.same.after
     value, read = chain[0].needs[0], list(chain[-1].needs)
@@ -118,7 +118,7 @@ def _quantization(matched: ModelMatching, chain: Sequence[Item], old: int) -> Qu
         data_type = parameter.data_type if parameter is not None else 0
     error = _largest_error(matched, old, whole, scale, zero, settings) if old >= 0 and whole is not None else ""
     dtype = TensorProto.DataType.Name(data_type or TensorProto.UINT8).lower()
-    return Quantization(name, dtype, ", ".join(how), old >= 0, error)
+    return QuantizedValue(name, dtype, ", ".join(how), old >= 0, error)
 
 
 def _largest_error(

@@ -18,7 +18,7 @@ __all__ = [
     "InitializerChange",
     "InputChange",
     "NodeLabel",
-    "Quantization",
+    "QuantizedValue",
     "Renaming",
     "Replacement",
     "label_of",
@@ -138,7 +138,7 @@ SHOWN: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Quantization:
+class QuantizedValue:
     """A tensor of the first model, by its name there, that the second model quantizes and dequantizes.
 
     `how` says with how many scales, and with which if it is one. `what` is the distance of a stored tensor's numbers.
@@ -190,7 +190,7 @@ class Diff:
     attributes: tuple[AttributeChange, ...] = ()
     rewired: tuple[InputChange, ...] = ()
     initializers: tuple[InitializerChange, ...] = ()
-    quantized: tuple[Quantization, ...] = ()
+    quantized: tuple[QuantizedValue, ...] = ()
     """Tensors that the second model quantizes; their nodes and scales are in no other list."""
     header: tuple[HeaderChange, ...] = ()
     shared: tuple[HeaderChange, ...] = ()
