@@ -147,7 +147,7 @@ def test_the_message_names_the_reader_the_value_and_the_culprit() -> None:
         (lambda p, v: {"arena_bytes": 64}, "outside 0..64"),
         (lambda p, v: {"outputs": (99,)}, "vid 99 has no slot"),
         (lambda p, v: {"outputs": (v["b"],)}, "the caller reads 'b' .*overwritten by call 3"),
-        (lambda p, v: {"order": (0,)}, "1 op ids for 4 calls"),
+        (lambda p, v: {"order": (0,)}, "1 op id for 4 calls"),
         (lambda p, v: {"feed_signature": ()}, "'x' is not in the feed signature"),
         (lambda p, v: {"calls": (p.calls[0], *p.calls)[: len(p.calls)]}, "'a' .*already has a value"),
         (lambda p, v: {"slots": tuple(reversed(p.slots))}, "slot 0 describes vid 4"),
