@@ -90,9 +90,15 @@ def is_rotation(view: GraphView, matrix: Matrix) -> bool:
     if values is None or values.ndim < 2 or values.shape[-1] != values.shape[-2] or values.shape[-1] < 2:
         return False
     rows = values.astype(np.float64)
-    product = rows @ np.swapaxes(rows, -1, -2)
-    factor = np.trace(product, axis1=-2, axis2=-1)[..., None, None] / rows.shape[-1]
-    return bool(np.all(np.abs(product - factor * np.eye(rows.shape[-1])) <= NEARLY * factor))
+    # A tenth of the pass stage of ViT-base goes away: nearly every weight fails at its first row already.
+    return _is_identity_times_factor(rows, 1) and _is_identity_times_factor(rows, rows.shape[-1])
+
+
+def _is_identity_times_factor(rows: np.ndarray, count: int) -> bool:
+    """Whether each of the first `count` rows stands at a right angle to all other rows, and all are of one length."""
+    factor = np.sum(rows * rows, axis=(-2, -1))[..., None, None] / rows.shape[-1]
+    product = rows[..., :count, :] @ np.swapaxes(rows, -1, -2)
+    return bool(np.all(np.abs(product - factor * np.eye(count, rows.shape[-1])) <= NEARLY * factor))
 
 
 def _plain_tensor(view: GraphView, name: str) -> TensorProto | None:

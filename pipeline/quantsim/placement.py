@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
+import numpy as np
 from onnx import NodeProto
 
 from passes.graph.op_facts import ONNX_DOMAINS
@@ -88,18 +89,33 @@ def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
         if not any(rule.format_for(site.role) is not None for site in sites if site.tensor in names):
             raise UsageError(_nothing_matched(rule, sites, model, names))
     chosen = _choose_rules(sites, rules, matched)
-    decided = {site.tensor: _decide(site, chosen[site.tensor]) for site in sites}
+    endless = {site.group: site.tensor for site in _constants_without_range(sites, model)}
+    decided = {
+        site.tensor: _decide(site, None if number is None else rules[number], endless.get(site.group))
+        for site, number in ((site, chosen[site.tensor]) for site in sites)
+    }
     placed = tuple(_decide_bias(found, decided) for found in decided.values())
-    in_force = Counter(found.rule for found in placed)
-    return Placement(
-        placed, tuple(_count(rule, names, sites, in_force) for rule, names in zip(rules, matched, strict=True))
+    in_force = Counter(chosen[found.site.tensor] for found in placed if found.rule)
+    matches = (
+        _count(rule, names, sites, in_force[number])
+        for number, (rule, names) in enumerate(zip(rules, matched, strict=True))
     )
+    return Placement(placed, tuple(matches))
+
+
+def _constants_without_range(sites: Iterable[Site], model: DetachedModel) -> Iterator[Site]:
+    """Constants that hold infinity or NaN, such as the least operand of a Max: no scale reaches them."""
+    stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    for site in sites:
+        tensor = stored.get(site.tensor) if site.role == "constant" else None
+        if tensor is not None and not model.is_unread(tensor) and not np.isfinite(model.array(tensor)).all():
+            yield site
 
 
 def _choose_rules(
     sites: Iterable[Site], rules: Sequence[PlacementRule], matched: Sequence[frozenset[str]]
-) -> dict[str, PlacementRule | None]:
-    """The rule that decides each tensor: the last that has a format for it, or for a tensor of its group."""
+) -> dict[str, int | None]:
+    """The number of the rule that decides each tensor: the last that has a format for it, or for one of its group."""
     last: dict[str, int] = {}
     for site in sites:
         key = _key(site)
@@ -109,7 +125,7 @@ def _choose_rules(
             if site.tensor in matched[index] and rule.format_for(site.role) is not None
         )
         last[key] = max(last.get(key, -1), *speaking, -1)
-    return {site.tensor: rules[last[_key(site)]] if last[_key(site)] >= 0 else None for site in sites}
+    return {site.tensor: last[_key(site)] if last[_key(site)] >= 0 else None for site in sites}
 
 
 def _key(site: Site) -> str:
@@ -117,13 +133,16 @@ def _key(site: Site) -> str:
     return f"weight {site.tensor}" if site.role == "weight" else site.group
 
 
-def _decide(site: Site, rule: PlacementRule | None) -> PlacedSite:
+def _decide(site: Site, rule: PlacementRule | None, endless: str | None) -> PlacedSite:
+    """What `rule` says. `endless` is a constant of the same group that holds infinity or NaN, if there is one."""
     if rule is None:
         what = "weights" if site.role == "weight" else "activations"
         return PlacedSite(site, None, "", f"no rule says anything of {what} of {site.op or 'the inputs'}")
     precision = rule.format_for(site.role)
     if not isinstance(precision, Precision):
         return PlacedSite(site, None, rule.selector, f"the rule {rule.selector!r} says {FLOAT}")
+    if endless is not None and site.role != "weight":
+        return PlacedSite(site, None, rule.selector, f"the constant {endless} holds infinity or NaN")
     if site.role != "weight" and precision.granularity != "tensor":
         precision = precision.per_tensor()
     axis = site.summed_axis if precision.granularity == "block" else site.channel_axis
@@ -146,9 +165,9 @@ def _decide_bias(placed: PlacedSite, decided: Mapping[str, PlacedSite]) -> Place
     return PlacedSite(site, BIAS, placed.rule)
 
 
-def _count(rule: PlacementRule, names: frozenset[str], sites: Iterable[Site], in_force: Counter[str]) -> RuleMatches:
+def _count(rule: PlacementRule, names: frozenset[str], sites: Iterable[Site], in_force: int) -> RuleMatches:
     roles = Counter(site.role == "weight" for site in sites if site.tensor in names)
-    return RuleMatches(rule.selector, roles[True], roles[False], in_force[rule.selector])
+    return RuleMatches(rule.selector, roles[True], roles[False], in_force)
 
 
 def _matches(rule: PlacementRule, sites: Iterable[Site], model: DetachedModel) -> frozenset[str]:

@@ -134,3 +134,17 @@ def test_operators_that_quantizers_do_not_see_into_are_named_with_what_helps() -
         "put decompose-attention in quantsim.prepare",
     )
     assert describe_opaque_operators(mlp()) == ()
+
+
+def test_a_constant_without_end_stays_in_float() -> None:
+    model = model_of("g (float[2, 4] a) => (float[2, 4] y) { y = Max(a, least) }", least=np.array(-np.inf, np.float32))
+    assert picture(place(model, [rule("op:*", None, "uint8")])) == [
+        "input a: uint8",
+        "constant least: the constant least holds infinity or NaN",
+        "activation y: uint8",
+    ]
+
+
+def test_rules_with_one_selector_are_counted_apart() -> None:
+    placement = place(mlp(), [rule("op:*", "int8", "uint8"), rule("op:*", None, "float")])
+    assert [matches.in_force for matches in placement.rules] == [2, 6]
