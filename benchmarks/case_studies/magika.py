@@ -25,8 +25,19 @@ HALF: Final = 1024
 PADDING: Final = 256
 EACH: Final = 24
 
+SETTINGS: Final = {
+    "quantsim.calibration": {"data": "benchmarks/case_studies/magika.py:calibrate", "samples": 96},
+    "quantsim.prepare": [{"convert-opset": {"to": 21}}],
+}
+
+WIDER: Final = {"activations": "uint16"}
+
 FORMATS: Final = {
     "W8 per channel, A8 (ort-cpu)": {"quantsim.profile": "ort-cpu"},
+    "the same, GELU and norms at A16": {
+        "quantsim.profile": "ort-cpu",
+        "quantsim.rules": {"node:*ApplyActivation*": WIDER, "node:*LayerNorm*": WIDER},
+    },
     "W8 per channel, A16 (qnn-htp)": {"quantsim.profile": "qnn-htp"},
     "W4 in blocks of 32, float (weight-only)": {"quantsim.profile": "weight-only"},
 }
@@ -47,10 +58,8 @@ def main() -> None:
 
 def _rows(samples: list[Feeds], files: list[Path]) -> Iterator[tuple[str, ...]]:
     names = _names_of_kinds()
-    for title, overrides in FORMATS.items():
-        calibration = {"data": "benchmarks/case_studies/magika.py:calibrate", "samples": 96}
-        settings = {"quantsim.calibration": calibration, "quantsim.prepare": [{"convert-opset": {"to": 21}}]} | overrides
-        study = quantize("configs/magika.yaml", f"magika-{overrides['quantsim.profile']}", settings)
+    for number, (title, overrides) in enumerate(FORMATS.items()):
+        study = quantize("configs/magika.yaml", f"magika-{number}", SETTINGS | overrides)
         expected, found = ([outputs[0] for outputs in run(samples)] for run in (study.run_float, study.run_quantized))
         kinds = [(int(a.argmax()), int(b.argmax()), file) for a, b, file in zip(expected, found, files, strict=True)]
         moved = [f"{file.suffix}: {names[a]} → {names[b]}" for a, b, file in kinds if a != b]
@@ -82,7 +91,9 @@ def _names_of_kinds() -> list[str]:
     spec = find_spec("magika")
     if spec is None or spec.origin is None:
         raise SystemExit("Magika is not there: pip install 'onnxline[models]'")
-    return json.loads((Path(spec.origin).parent / "models/standard_v3_3/config.min.json").read_text())["target_labels_space"]
+    return json.loads((Path(spec.origin).parent / "models/standard_v3_3/config.min.json").read_text())[
+        "target_labels_space"
+    ]
 
 
 if __name__ == "__main__":
