@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import onnxruntime
@@ -18,9 +18,9 @@ from pipeline.config import RunConfig
 from pipeline.quantsim import QuantSim
 from pipeline.quantsim.report import QuantSimReport
 
-__all__ = ["Feeds", "Study", "quantize", "run_values", "show_table", "sqnr_db"]
+__all__ = ["FOLDER", "Feeds", "Study", "open_model", "quantize", "run_values", "show_table", "sqnr_db"]
 
-Feeds = Mapping[str, np.ndarray]
+Feeds = dict[str, np.ndarray]
 
 FOLDER: Final = Path("runs/case_studies")
 
@@ -47,12 +47,17 @@ def quantize(source: str, name: str, overrides: Mapping[str, Any]) -> Study:
 
 
 def run_model(path: Path, samples: Iterable[Feeds]) -> list[list[np.ndarray]]:
-    """All outputs of each sample, on onnxruntime with its optimizations off: what the specification says."""
+    """All outputs of each sample."""
+    session = open_model(path)
+    return [cast("list[np.ndarray]", session.run(None, dict(sample))) for sample in samples]
+
+
+def open_model(path: Path) -> onnxruntime.InferenceSession:
+    """A session with onnxruntime's optimizations off, so that it computes what the specification says."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return [session.run(None, dict(sample)) for sample in samples]
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
 def run_values(path: Path, values: Sequence[str], samples: Iterable[Feeds]) -> list[dict[str, np.ndarray]]:
