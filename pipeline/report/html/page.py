@@ -14,13 +14,13 @@ from markupsafe import Markup
 
 from passes.proof.coverage import Coverage, LimitCoverage, TableCoverage
 from passes.proof.numbers import DRAWN, Errors
-from passes.suggest import plural
+from passes.suggest import bytes_text, plural
 from pipeline.report.html.figures import Group, groups_of
 from pipeline.report.html.headline import Headline, headline_of
 from pipeline.report.html.layers import LayerPlot, layer_plot
 from pipeline.report.html.quantization import QuantizationView, quantization_view
 from pipeline.report.html.timeline import Timeline, timeline_of
-from pipeline.report.html.words import bytes_text, error_text, seconds_text, worst_of
+from pipeline.report.html.words import error_text, seconds_text, worst_of
 from pipeline.report.model import NodeRow, Pictures, Report
 from pipeline.report.quantization import Quantization
 
