@@ -71,9 +71,7 @@ ARRANGED = """g (float[2, 8] x) => (float[2, 8] q, float[2, 8] k) {{
     q = MatMul (x, {})
     k = MatMul (x, {})
 }}"""
-MERGED = (
-    "g (float[2, 8] x) => (float[2, 8] q, float[2, 8] k) { b = MatMul (x, v) q, k = Split <num_outputs = 2> (b) }"
-)
+MERGED = "g (float[2, 8] x) => (float[2, 8] q, float[2, 8] k) { b = MatMul (x, v) q, k = Split <num_outputs = 2> (b) }"
 
 
 def test_a_merge_of_transposed_weights_names_them_as_the_first_model_does() -> None:

@@ -88,12 +88,14 @@ for words in {commands!r}:
 def test_mistakes_and_optimize_need_no_torch_and_no_wide_terminal(model: Path, tmp_path: Path) -> None:
     out, broken = str(tmp_path / "out.onnx"), tmp_path / "broken.onnx"
     broken.write_bytes(model.read_bytes()[:-9])
+    (tmp_path / "net.py").write_text("import torch\n\ndef make():\n    return torch.nn.ReLU()\n")
     commands = [
         ["run", "none.yaml"],
         ["run", "none.py:make"],
         ["run", str(model), "--keep", "qvk"],
         ["run", str(model), "--set", "passes.kep=[]"],
         ["run", str(broken)],
+        ["run", f"{tmp_path}/net.py:maek"],
         ["check", str(model), "--recipe", "nop,onnxsmi"],
         ["check", str(model), "--set", "verify.inputs=no*.npz"],
         ["optimize", str(model), "-o", out, "--recipe", "eliminate_identity,eliminate_deadend"],
@@ -113,13 +115,14 @@ def test_mistakes_and_optimize_need_no_torch_and_no_wide_terminal(model: Path, t
         "no structure named 'qvk'; did you mean 'qkv'?",
         "unknown key 'kep' in passes; did you mean 'keep'?",
         "broken.onnx is not a readable ONNX file",
+        "net.py:maek: no function 'maek' there; did you mean 'make'?",
         "verify.inputs: no file matches",
         "no pass named 'onnxsmi'; did you mean 'onnxsim'?",
         "eliminate_identity  ran",
     ):
         assert words in text
     codes = [line.split()[-1] for line in text.splitlines() if line.startswith("exit code")]
-    assert codes == ["2"] * 7 + ["0"], text
+    assert codes == ["2"] * 8 + ["0"], text
     assert not (ROOT / "runs/broken").exists()
     assert ops(Path(out)) == ["Neg"]
 
