@@ -118,6 +118,7 @@ def info(
         typer.echo(text)
     else:
         write_text(out, text)
+        typer.echo(f"written to {out}")
 
 
 def visualize(
@@ -143,6 +144,7 @@ def visualize(
         typer.echo(ir_to_mermaid(load_ir(file), max_nodes, weights, by_module=modules))
     else:
         write_picture(load_ir(file), out, max_nodes, weights, by_module=modules)
+        typer.echo(f"written to {out}")
 
 
 def verify(
