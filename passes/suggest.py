@@ -1,4 +1,4 @@
-"""Words of messages: the nearest name to one that is not there, a number with its noun, a size with its unit."""
+"""Words of messages: the nearest name to one that is not there, a number with its noun, sizes and times with units."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["bytes_text", "nearest", "nearest_names", "plural"]
+__all__ = ["bytes_text", "milliseconds_text", "nearest", "nearest_names", "plural"]
 
 UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
@@ -38,3 +38,9 @@ def bytes_text(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} B"
+
+
+def milliseconds_text(seconds: float) -> str:
+    """`0.35 ms`, `140 ms`."""
+    milliseconds = seconds * 1000
+    return f"{milliseconds:.2f} ms" if milliseconds < 100 else f"{milliseconds:.0f} ms"

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from passes.run.result import PassRow, Status, StructureVerdict
-from passes.suggest import bytes_text, plural
+from passes.suggest import bytes_text, milliseconds_text, plural
 from pipeline import events
 from pipeline.events import line_of
 from pipeline.workspace import REPRODUCERS
@@ -222,6 +222,4 @@ def _backend_line(backend: BackendReport, origin: str) -> str:
     if backend.shortfall:
         return f"{backend.name}: {backend.shortfall}"
     worst = max((errors.max_abs for errors in backend.errors.values()), default=0.0)
-    milliseconds = backend.seconds * 1000
-    shown = f"{milliseconds:.2f}" if milliseconds < 100 else f"{milliseconds:.0f}"
-    return f"{backend.name}: {shown} ms a run, max abs error {worst:.2e} against {origin}"
+    return f"{backend.name}: {milliseconds_text(backend.seconds)} a run, max abs error {worst:.2e} against {origin}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from passes.suggest import bytes_text
+from passes.suggest import bytes_text, plural
 from pipeline.commands.shared import Json, Keep, Overrides, Quiet, Recipe, Skip, Source, Verbose, wishes_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def quantsim(
 def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
     report = result.report
     for rule in report.rules:
-        yield f"rule {rule.selector}: {rule.weights} weights, {rule.activations} others; in force for {rule.in_force}"
+        counts = f"{plural(rule.weights, 'weight')}, {plural(rule.activations, 'other')}"
+        yield f"rule {rule.selector}: {counts}; in force for {rule.in_force}"
     if not report.not_measured:
         yield from _worst(report, None if verbose else WORST)
     shown = report.left_in_float if verbose else report.left_in_float[:WORST]
