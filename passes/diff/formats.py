@@ -24,6 +24,9 @@ MOST_NODES: Final = 6
 LONGEST: Final = 240
 """Characters of one line."""
 
+NOTE: Final = 40
+"""Characters that a cut has to save: the words in its place are nearly as many."""
+
 
 def summarize(diff: Diff) -> str:
     """One line: `12 removed, 1 added, 3 rewired`."""
@@ -32,12 +35,17 @@ def summarize(diff: Diff) -> str:
         "added": len(diff.added),
         "with other attributes": len({one.node for one in diff.attributes}),
         "rewired": len({one.node for one in diff.rewired}),
-        "of the stored tensors": len(diff.initializers),
+        "{changes} of the stored tensors": len(diff.initializers),
         "quantized": len(diff.quantized),
-        "of the model itself": len(diff.header),
+        "{changes} of the model itself": len(diff.header),
         "equal values rewired": len(diff.shared),
     }
-    return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "no difference"
+    texts = [
+        f"{count} {what.format(changes='change' if count == 1 else 'changes')}"
+        for what, count in counts.items()
+        if count
+    ]
+    return ", ".join(texts) or "no difference"
 
 
 def diff_text(diff: Diff, *, names: bool = False, most: int | None = MOST) -> str:
@@ -98,8 +106,12 @@ def _section(title: str, entries: Sequence[object], most: int | None) -> Iterato
 def _entry(entry: object, *, is_cut: bool) -> str:
     if not is_cut:
         return str(entry)
-    text = entry.text(MOST_NODES) if isinstance(entry, Replacement) else str(entry)
-    if len(text) <= LONGEST:
+    if isinstance(entry, Replacement):  # fewer nodes, rather than a name that is cut
+        texts = [entry.text(most) for most in range(MOST_NODES, 0, -1)]
+        text = next((text for text in texts if len(text) <= LONGEST), texts[-1])
+    else:
+        text = str(entry)
+    if len(text) <= LONGEST + NOTE:
         return text
     half = LONGEST // 2
     return f"{text[:half]} … {len(text) - 2 * half} characters … {text[-half:]}"

@@ -88,7 +88,7 @@ def _forms(
     merged or folded tensor its annotations say so, if onnxline has made it.
     """
     before, after = matched.same.before, matched.same.after
-    by_name = {before.names[old]: old for old in before.tensors}
+    by_name = _tensors_by_name(before)
     contents = _Contents(matched.before, {old: before.tensors[old] for old in (*gone, *before.tensors)})
     found: dict[int, tuple[str, tuple[int, ...]]] = {}
     for new in come:
@@ -107,6 +107,16 @@ def _forms(
         elif sources and new not in paired and form_of(tensor) in ("cast", "merged", "folded"):
             found[new] = (form_of(tensor), sources)
     return found
+
+
+def _tensors_by_name(before: GraphIndex) -> dict[str, int]:
+    """The tensors by their names, and by that of the weight of which one alone is another form, such as transposed."""
+    by_name = {before.names[old]: old for old in before.tensors}
+    for old, tensor in before.tensors.items():
+        replaced = annotations_of(tensor).replaced
+        if len(replaced) == 1:
+            by_name.setdefault(replaced[0], old)
+    return by_name
 
 
 class _Contents:

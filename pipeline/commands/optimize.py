@@ -29,7 +29,9 @@ def optimize(
         Literal["numbers", "structure"],
         typer.Option(help="structure: run nothing, and leave the weights unread; for models that fit nowhere."),
     ] = "numbers",
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds for one call of native code.")] = 600.0,
+    timeout_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Seconds for one call of native code.")
+    ] = 600.0,
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:

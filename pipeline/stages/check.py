@@ -76,6 +76,10 @@ def _check_paths(config: RunConfig) -> None:
     for path in paths:
         if path is not None:
             locate(path)
+    if model.factory is not None:
+        from pipeline.export.user_code import check_function
+
+        check_function(model.factory, "model.factory", f"the factory {model.factory}")
     if config.verify.inputs:
         from pipeline.verify.user_inputs import input_files
 
