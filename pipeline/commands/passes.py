@@ -17,10 +17,9 @@ from passes.catalog import CatalogEntry, catalog
 from passes.catalog.demo import Demo, find_entries, show
 from passes.context import open_context
 from passes.errors import PolicyError
-from passes.external.installed import library_versions
 from passes.graph.formatting import COLUMNS
 from passes.policy.known_passes import ALL_GROUPS, DESTROYS, in_group
-from passes.recipe.recipe import OWN_STEPS
+from passes.recipe.steps import OWN_STEPS, library_versions
 from passes.structures import STRUCTURES
 from passes.suggest import nearest
 from pipeline.commands.shared import Json

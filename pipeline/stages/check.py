@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from passes.context import open_context
-from passes.external.installed import library_versions
 from passes.policy.policy import Policy
 from passes.recipe.recipe import steps_of
+from passes.recipe.steps import library_versions
 from passes.run.apply_policy import check_names
 from passes.step import Repeat, Step, flatten
 from pipeline.config import ExportConfig, RunConfig, locate, split_factory
