@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from passes.encodings.aimet import to_aimet
 from passes.errors import StepFailed
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel, read_model
@@ -24,7 +25,6 @@ from pipeline.errors import CheckFailed, Unsupported
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
 from pipeline.export.inputs import InputSpec, draw_inputs, named_dims
 from pipeline.export.load import read_onnx_file
-from pipeline.quantsim.aimet import to_aimet
 from pipeline.quantsim.calibration import MeasuredRanges, calibrate
 from pipeline.quantsim.encodings import Encoding, Range, encode
 from pipeline.quantsim.noise import Noise, measure_noise
