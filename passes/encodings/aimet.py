@@ -19,7 +19,7 @@ import numpy as np
 from passes.encodings.encoding import Encoding, Precision
 from passes.errors import UsageError
 
-__all__ = ["UNKNOWN_AXIS", "AimetVersion", "from_aimet", "read_aimet", "to_aimet"]
+__all__ = ["UNKNOWN_AXIS", "AimetVersion", "aimet_text", "from_aimet", "read_aimet", "to_aimet"]
 
 AimetVersion = Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"]
 
@@ -69,6 +69,11 @@ def read_aimet(path: Path) -> tuple[dict[str, Encoding], AimetVersion]:
     if not isinstance(data, Mapping):
         raise UsageError(f"encodings: {path} holds no mapping, as AIMET's files of encodings do")
     return from_aimet(data), data["version"]
+
+
+def aimet_text(encodings: Mapping[str, Encoding], parameters: Collection[str], version: AimetVersion) -> str:
+    """The text of a file of AIMET's encodings; see `to_aimet`."""
+    return json.dumps(to_aimet(encodings, parameters, version), indent=1) + "\n"
 
 
 def from_aimet(data: Mapping[str, Any]) -> dict[str, Encoding]:
