@@ -73,7 +73,7 @@ def test_a_split_weight_has_its_own_scales_and_the_simulation_stays_bit_for_bit(
 def test_merged_weights_have_the_scales_of_their_parts() -> None:
     model = at_opset_21(attention())
     before = encode_model(model)
-    final, carried = carry(model, ["fuse_qkv"], before)
+    final, carried = carry(model, ["fuse_qkv", "fold_constants"], before)
     assert carried.sources["wq_merged"] == ("wq", "wk", "wv")
     (open_tensor,) = carried.uncovered
     assert (open_tensor.by, open_tensor.is_due) == (
