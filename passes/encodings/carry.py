@@ -157,10 +157,10 @@ class _EncodingCarrier:
             for source in candidates.get(name, ())
             if source in self.known and self.known[source].axis is None
         ]
-        same = find_same(self.source, self.final, pairs, self.context)
-        for source, name in pairs:
-            if (source, name) in same and name not in self.found:
-                self._take_known(name, source)
+        for agreeing in find_same(self.source, self.final, pairs, self.context):  # the same first, then parts
+            for source, name in pairs:
+                if (source, name) in agreeing and name not in self.found:
+                    self._take_known(name, source)
 
     def _take_known(self, name: str, source: str) -> None:
         """Take an encoding of the source; one that only follows there is left to follow here where it does so still."""
@@ -173,11 +173,17 @@ class _EncodingCarrier:
         self.refusals.pop(name, None)
 
     def add_moved(self) -> None:
-        """Give tensors that a step has made the encoding of those whose numbers they hold."""
+        """Give tensors that a step has made the encoding of those whose numbers they hold.
+
+        AIMET has no quantizers where numbers only move, so there nothing is added unless the source has encodings there.
+        """
+        moved = (name for node in self.source.proto.graph.node if moved_inputs(node) for name in node.output)
+        has_moved = any(name in self.given for name in moved)
         names = {name for candidates in self.traced.candidates[:1] for name in candidates}
         implied = share_by_moves(self.final.proto.graph, self.found)
         for name in self.floats:
-            if name in implied and name not in self.found and name not in names:
+            is_moved = name in self.made and bool(moved_inputs(self.made[name]))
+            if name in implied and name not in self.found and name not in names and (has_moved or not is_moved):
                 self.found[name] = implied[name]
 
     def describe_lost(self) -> Iterable[LostEncoding]:
@@ -232,7 +238,7 @@ class _EncodingCarrier:
                 for source in sources
                 if source in open_names
             ]
-            same = {source for source, _ in find_same(self.source, version.model, pairs, self.context)}
+            same = {source for source, _ in find_same(self.source, version.model, pairs, self.context)[0]}
             found |= dict.fromkeys(open_names - same, version.author)
             open_names &= same
         return found

@@ -1,4 +1,7 @@
-"""Whether two tensors of two models have the same numbers, on the draws of the run; in the proof worker."""
+"""Whether two tensors of two models have the same numbers, on the draws of the run; in the proof worker.
+
+One may also be a part of the other, such as Q of a product for Q, K and V: then it fits into its range.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,24 @@ AT_ONCE: Final = 64
 
 MOST_DRAWS: Final = 4
 
+OTHER, PART, SAME = range(3)
+"""What the numbers of one tensor are to those of another."""
+
 TOLERANCES: Final = {"float32": Tolerance(0.0, 1e-4), "float16": Tolerance(0.0, 1e-2)}
 """As those of outputs, without the absolute part: a tensor of small numbers has small scales."""
 
 
 def find_same(
     before: DetachedModel, after: DetachedModel, pairs: Sequence[Pair], context: PassContext
-) -> frozenset[Pair]:
-    """The pairs of tensors that have the same numbers on every draw, in whatever order; none where nothing is run."""
+) -> tuple[frozenset[Pair], frozenset[Pair]]:
+    """The pairs of tensors that have the same numbers on every draw, in whatever order, and those of which the second
+    tensor is a part of the first; none where nothing is run."""
     draws = [dict(feeds) for feeds in context.draws()[:MOST_DRAWS]]
     if not draws or not pairs:
-        return frozenset()
+        return frozenset(), frozenset()
     models = [portable(model, context.spill) for model in (before, after)]
 
-    def measure(part: Sequence[Pair]) -> Iterator[Pair]:
+    def measure(part: Sequence[Pair]) -> Iterator[tuple[Pair, int]]:
         try:
             answers = context.proofs.ask(measure_same, before=models[0], after=models[1], pairs=part, draws=draws)
         except StepFailed:  # onnxruntime may refuse a value as an output, and says not which
@@ -45,26 +52,25 @@ def find_same(
                 yield from measure(part[: len(part) // 2])
                 yield from measure(part[len(part) // 2 :])
             return
-        yield from (pair for pair, is_same in zip(part, answers, strict=True) if is_same)
+        yield from zip(part, answers, strict=True)
 
     starts = range(0, len(pairs), AT_ONCE)
-    return frozenset(pair for start in starts for pair in measure(list(pairs[start : start + AT_ONCE])))
+    grades = {pair: grade for start in starts for pair, grade in measure(list(pairs[start : start + AT_ONCE]))}
+    same, parts = (frozenset(pair for pair, grade in grades.items() if grade == wanted) for wanted in (SAME, PART))
+    return same, parts
 
 
 def measure_same(
     before: MappedModel, after: MappedModel, pairs: Sequence[Pair], draws: Sequence[Mapping[str, np.ndarray]]
-) -> list[bool]:
-    """For each pair whether its tensors have the same numbers on all draws."""
+) -> list[int]:
+    """For each pair whether its tensors have the same numbers on all draws, or the second is a part of the first."""
     olds, news = zip(*pairs, strict=True)
     readers = _TensorReader(before, sorted(set(olds))), _TensorReader(after, sorted(set(news)))
-    verdicts = [True] * len(pairs)
+    grades = [SAME] * len(pairs)
     for feeds in draws:
         old, new = (reader.read(feeds) for reader in readers)
-        verdicts = [
-            verdict and _has_same_numbers(old[one], new[other])
-            for verdict, (one, other) in zip(verdicts, pairs, strict=True)
-        ]
-    return verdicts
+        grades = [min(grade, _grade(old[one], new[other])) for grade, (one, other) in zip(grades, pairs, strict=True)]
+    return grades
 
 
 class _TensorReader:
@@ -84,10 +90,13 @@ class _TensorReader:
         return {**feeds, **self._session.run(feeds), **self._stored}
 
 
-def _has_same_numbers(old: np.ndarray, new: np.ndarray) -> bool:
-    if old.size != new.size or old.dtype != new.dtype or not old.size:
-        return False
+def _grade(old: np.ndarray, new: np.ndarray) -> int:
+    if old.dtype != new.dtype or not new.size or new.size > old.size:
+        return OTHER
     one, other = old.reshape(-1), new.reshape(-1)
+    if new.size < old.size:  # bit by bit: many numbers lie near to any other
+        return PART if new.size > 1 and bool(np.isin(other, one).all()) else OTHER
     if compare(one, other, TOLERANCES).ok:
-        return True
-    return bool(old.shape != new.shape) and compare(np.sort(one), np.sort(other), TOLERANCES).ok
+        return SAME
+    is_moved = old.shape != new.shape and compare(np.sort(one), np.sort(other), TOLERANCES).ok
+    return SAME if is_moved else OTHER

@@ -101,9 +101,8 @@ def test_a_run_carries_the_encodings_that_its_configuration_names(tmp_path: Path
     config = tmp_path / "mlp.yaml"
     config.write_text("model: {onnx: mlp.onnx}\npasses: {recipe: [default], encodings: mlp.encodings}\n")
     call("run", config, "--out", tmp_path / "out")
-    assert (
-        read_aimet(tmp_path / "out" / "carried.encodings")[0].keys() == read_aimet(tmp_path / "mlp.encodings")[0].keys()
-    )
+    given, carried = (read_aimet(tmp_path / name)[0] for name in ("mlp.encodings", "out/carried.encodings"))
+    assert carried.keys() == given.keys()  # the passes of onnxoptimizer leave a Reshape to the same shape
     report = json.loads((tmp_path / "out" / "carried.json").read_text())
     assert (report["format_version"], report["lost"]) == (1, [])
 
