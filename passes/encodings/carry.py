@@ -175,7 +175,7 @@ class _EncodingCarrier:
     def add_moved(self) -> None:
         """Give tensors that a step has made the encoding of those whose numbers they hold.
 
-        AIMET has no quantizers where numbers only move, so there nothing is added unless the source has encodings there.
+        AIMET has no quantizers where numbers only move, so nothing is added there unless the file has such.
         """
         moved = (name for node in self.source.proto.graph.node if moved_inputs(node) for name in node.output)
         has_moved = any(name in self.given for name in moved)

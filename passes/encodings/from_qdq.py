@@ -1,11 +1,12 @@
 """The encodings of a model with QuantizeLinear and DequantizeLinear, by the names of the float tensors.
 
 Tools name the values around these operators in their own ways. The float tensor has the name of the value that is
-quantized, of the model's output that is dequantized, or that of stored whole numbers without the ending of the tool.
+quantized, of the model's output that is dequantized, or that of stored whole numbers without what the tool adds.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -79,7 +80,7 @@ class _QdqReader:
         encoding = self._encoding(node, self._type_of(node, 0))
         if clip is not None:
             encoding = self._narrow(encoding, clip)
-        return output or _without_ending(value), encoding
+        return output or _float_name(value), encoding
 
     def read_stored(self, node: NodeProto) -> tuple[str, Encoding] | None:
         """The tensor whose whole numbers are stored in front of a DequantizeLinear; None where they are computed."""
@@ -91,8 +92,8 @@ class _QdqReader:
             numbers = self._array(node.input[0])
             if numbers.size and int(numbers.astype(np.int64).min()) < encoding.precision.lowest:
                 encoding = Encoding(_asymmetric(encoding.precision), encoding.scale, encoding.zero_point, encoding.axis)
-        name = _without_ending(node.input[0])
-        return name if name != node.input[0] else _without_ending(node.output[0]), encoding
+        name = _float_name(node.input[0])
+        return name if name != node.input[0] else _float_name(node.output[0]), encoding
 
     def _type_of(self, node: NodeProto, default: int) -> int:
         """The type of the whole numbers that a QuantizeLinear makes."""
@@ -140,19 +141,24 @@ def _asymmetric(precision: Precision) -> Precision:
     return Precision(precision.bits, precision.signed, False, precision.granularity, precision.block)
 
 
-def _without_ending(name: str) -> str:
+def _float_name(name: str) -> str:
     """The name of a float tensor, of a name that a tool has given a value around an operator of quantization."""
-    ending = next((ending for ending in ENDINGS if name.endswith(ending) and len(name) > len(ending)), "")
-    return name.removesuffix(ending)
+    matches = (pattern.fullmatch(name) for pattern in PATTERNS)
+    return next((match[1] for match in matches if match is not None), name)
 
 
 CLIPPED: Final = "_clipped"
 
-ENDINGS: Final = (
-    "_QuantizeLinear_Input", "_DequantizeLinear_Output", "_DequantizeLinear", "_dequantized", "_quantized_scaled",
-    "_quantized", "_float", "_qdq", "/f",
-)  # fmt: skip
-"""What onnxline, onnxruntime, Quark, onnxsim and AIMET put behind the name of a tensor; longer ones first."""
+PATTERNS: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"(.+)_(?:QuantizeLinear_Input|DequantizeLinear_Output|DequantizeLinear)",  # onnxruntime, Quark
+        r"(.+)_(?:dequantized|quantized|float|qdq)",  # onnxline, onnxruntime, AIMET
+        r"(.+?)(?:/qdq\d+)?/(?:dq|q|f|u?int\d+)",  # onnxsim
+        r"d?q_output_(.+)_\d+",  # NNCF
+    )
+)
+"""How tools call the values around these operators, with the float tensor's name in it."""
 
 FORMATS: Final[Mapping[int, tuple[int, bool]]] = {
     TensorProto.INT4: (4, True), TensorProto.UINT4: (4, False), TensorProto.INT8: (8, True),
