@@ -5,7 +5,8 @@
 Small models with random weights (benchmarks/families) are exported and quantized as they come, W8 per channel A16, and
 the encodings are carried through each recipe. Then a checker that knows nothing of the carrying looks at the numbers of
 all float tensors, by onnxruntime alone: a tensor of the final model is **due** an encoding if a tensor of the source
-that had one has its numbers, scalars aside. Exits 1 where one that is due has none, or where an encoding is for other numbers.
+that had one has its numbers, scalars aside. Exits 1 where one that is due has none, or where an encoding is for other
+numbers.
 """
 
 from __future__ import annotations

@@ -95,8 +95,26 @@ def _grade(old: np.ndarray, new: np.ndarray) -> int:
         return OTHER
     one, other = old.reshape(-1), new.reshape(-1)
     if new.size < old.size:  # bit by bit: many numbers lie near to any other
-        return PART if new.size > 1 and bool(np.isin(other, one).all()) else OTHER
+        is_part = new.size > 1 and bool(np.isin(other, one).all())
+        return PART if is_part or _is_cut(old, new) else OTHER
     if compare(one, other, TOLERANCES).ok:
         return SAME
     is_moved = old.shape != new.shape and compare(np.sort(one), np.sort(other), TOLERANCES).ok
     return SAME if is_moved else OTHER
+
+
+def _is_cut(old: np.ndarray, new: np.ndarray) -> bool:
+    """Whether `new` is some slices of `old` along one axis, up to rounding."""
+    axes = [at for at, (size, part) in enumerate(zip(old.shape, new.shape, strict=False)) if size != part]
+    if old.ndim != new.ndim or len(axes) != 1:
+        return False
+    rows, wanted = (np.moveaxis(one, axes[0], 0).reshape(one.shape[axes[0]], -1) for one in (old, new))
+    if rows.shape[1] < LEAST_COMPARED:
+        return False
+    marks = rows[:, :LEAST_COMPARED]
+    nearest = [int(np.abs(marks - row[:LEAST_COMPARED]).max(axis=1).argmin()) for row in wanted]
+    return compare(rows[nearest], wanted, TOLERANCES).ok
+
+
+LEAST_COMPARED: Final = 4
+"""The fewest numbers of a slice by which it is known again."""
