@@ -26,6 +26,10 @@ COMMANDS: Final = {
         "Run the passes on an ONNX file, prove each change, and write the result; works without torch.",
     ),
     "quantsim": ("quantsim", "Prepare the model, quantize it by rules, and say what each step costs."),
+    "encodings": (
+        "encodings",
+        "Read the encodings of a quantized model into a file of AIMET's, or quantize a model by such a file.",
+    ),
     "check": ("run", "Check a configuration, and an ONNX file that it names, and say what a run would do."),
     "init": (
         "configuration",

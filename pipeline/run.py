@@ -185,6 +185,8 @@ class _Run:
 
         with self.stage("passes") as outcome:
             self._depends_on(wishes, code_digest(names_of(wishes.recipe)), quarantined_by_entry(wishes.skip))
+            if wishes.encodings is not None:
+                self._depends_on(digest_of_file(Path(wishes.encodings)))
             report = self._load_or_make(outcome, OptimizeReport, make)
             self._send(Optimized(report.passes, report.structures))
             outcome.detail = f"{plural(len(report.passes), 'step')}, {plural(report.nodes, 'node')} left"

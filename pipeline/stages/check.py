@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from passes.context import open_context
+from passes.encodings.aimet import read_aimet
 from passes.policy.policy import Policy
 from passes.recipe.recipe import steps_of
 from passes.recipe.steps import library_versions
@@ -34,6 +35,8 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
     """
     _check_paths(config)
     refuse_export_keys(config)
+    if config.passes.encodings is not None:
+        read_aimet(Path(config.passes.encodings))
     steps = steps_of(config.passes.recipe)
     if not workspace.load(STAGE, _key(config), bool):
         policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
