@@ -20,9 +20,9 @@ test: .venv/test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
-# A minute and a half: no families of models, no tutorials, no whole runs, no Ray, no browser (tests/conftest.py).
+# Less than a minute and a half: no families of models, no tutorials, no whole runs, no Ray, no browser (tests/conftest.py).
 test-fast: .venv/test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not (families or tutorials or ray or browser or slow)" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --fast $(ARGS)
 
 # Warnings are errors (strict in mkdocs.yml). The pages are in runs/site/.
 docs: .venv/test

@@ -37,9 +37,10 @@ from benchmarks.handoff.harness import (
 from benchmarks.handoff.models import clamp_masks, export_minilm, save_model
 from benchmarks.handoff.ours import Simulated, simulate, simulate_encodings
 from benchmarks.measure import machine, versions_line
+from passes.encodings.aimet import from_aimet, to_aimet
+from passes.encodings.fit import fit_encodings
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
-from pipeline.quantsim.aimet import fit_encodings, from_aimet, to_aimet
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.qdq import insert_qdq
 

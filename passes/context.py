@@ -17,7 +17,7 @@ from passes.weights.detached import DetachedModel
 from passes.weights.sharing import WeightFile
 from passes.worker.client import Worker
 
-__all__ = ["PassContext", "limit_runs", "memory_limit", "open_context"]
+__all__ = ["PassContext", "limit_runs", "memory_limit", "open_context", "open_local_context"]
 
 PROOF_S: Final = 600.0
 """Seconds for one proof, where a pass has less: the model itself may take that long."""
@@ -78,6 +78,20 @@ def open_context(
         Worker(max(timeout_s, PROOF_S), limit, ("passes.proof.server",)) as proofs,
     ):
         yield PassContext(worker, Path(place).resolve(), proofs)  # a tool may work in another folder
+
+
+@contextmanager
+def open_local_context() -> Iterator[PassContext]:
+    """A context in a process that already is a worker: its workers make each call right here."""
+    with tempfile.TemporaryDirectory(prefix="onnxline-") as place:
+        yield PassContext(_LocalWorker(), Path(place).resolve(), _LocalWorker())
+
+
+class _LocalWorker(Worker):
+    """Makes each call in the process of its caller."""
+
+    def call(self, function: Callable[..., Any], /, *, within_s: float | None = None, **arguments: Any) -> Any:
+        return function(**arguments)
 
 
 @contextmanager

@@ -12,9 +12,15 @@ import numpy as np
 import onnx
 
 from passes.context import PassContext, limit_runs, open_context
+from passes.encodings.aimet import read_aimet
+from passes.encodings.carry import CarriedEncodings, carry_encodings
+from passes.encodings.encoding import Encoding
+from passes.encodings.fit import fit_encodings
+from passes.encodings.versions import ModelVersion
 from passes.errors import ModelError, UsageError
 from passes.graph.formatting import format_type
 from passes.load import to_path
+from passes.model.analysis import AnalyzedModel
 from passes.policy.policy import Policy, check_lists
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
 from passes.proof.lookups import rows_by_input
@@ -23,7 +29,7 @@ from passes.proof.prover import STRUCTURE, Prover, StructureProver
 from passes.recipe.defaults import DEFAULT_RECIPE
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.apply_policy import check_names, without_weight_readers
-from passes.run.result import PassRun
+from passes.run.result import PassRow, PassRun, Status
 from passes.run.runner import ChangeObserver, Observer, run_passes
 from passes.step import flatten
 from passes.weights.detached import DetachedModel, read_model
@@ -49,6 +55,7 @@ def optimize(
     timeout_s: float = 600.0,
     memory_gib: float | None = None,
     reproducers: Path | None = None,
+    encodings: Mapping[str, Encoding] | str | Path | None = None,
     context: PassContext | None = None,
     prover: Prover | None = None,
     observer: Observer = lambda *_: None,
@@ -66,6 +73,8 @@ def optimize(
         timeout_s: seconds for one call of native code.
         memory_gib: what one worker process may allocate; see `passes.context.memory_limit`.
         reproducers: a folder for the smallest model that still brings a step down; none is saved by default.
+        encodings: those of `model`, by tensor or as a file of AIMET's, to be carried to the final model: see
+            `PassRun.encodings`.
         context: where to work, for who optimizes several models: its workers start but once. `timeout_s` and
             `memory_gib` are then those with which it was opened.
         prover: proves the changes in place of the seeded draws, on that `context`, whose caller limits the runs.
@@ -75,7 +84,7 @@ def optimize(
     Raises:
         ModelError: the model cannot be read or does not run.
         PolicyError: an unknown name, a `keep` that matches nothing, or a single value where a list is expected.
-        UsageError: a value that an argument cannot have.
+        UsageError: a value that an argument cannot have; `encodings` of other tensors than those of the model.
     """
     check_lists(recipe=recipe, skip=skip, keep=keep, feeds=feeds, sizes=sizes)
     _check_values(proof, feeds, sizes, timeout_s, memory_gib)
@@ -87,10 +96,41 @@ def optimize(
         limits = nullcontext() if prover or proof == STRUCTURE else limit_runs(context, stored)
         prover = prover or _choose_prover(stored, context, proof, feeds, sizes)
         source, stacks = collapse(stored)
+        given = None if encodings is None else _read_encodings(encodings, source)
+        versions = _VersionLog(on_change)
         steps = without_weight_readers(steps) if source.unread() else steps
         with limits, context.drawing(prover.feeds):
-            run = run_passes(source, steps, policy, prover, context, observer, reproducers, on_change)
+            changed = on_change if given is None else versions.note_change
+            run = run_passes(source, steps, policy, prover, context, observer, reproducers, changed)
+            carried = None if given is None else versions.carry(source, run.model, given, context)
+        run = replace(run, encodings=carried)
         return replace(run, model=expand(run.model, stacks, stored))
+
+
+class _VersionLog:
+    """Keeps the model that each accepted step has made, for the encodings to be carried through."""
+
+    def __init__(self, on_change: ChangeObserver) -> None:
+        self._on_change = on_change
+        self._versions: dict[int, ModelVersion] = {}
+
+    def note_change(self, place: int, row: PassRow, before: AnalyzedModel, after: AnalyzedModel) -> None:
+        self._versions.pop(place, None)
+        if row.changed and row.status is Status.RAN:
+            self._versions[place] = ModelVersion(row.name, after)
+        self._on_change(place, row, before, after)
+
+    def carry(
+        self, source: DetachedModel, final: DetachedModel, encodings: Mapping[str, Encoding], context: PassContext
+    ) -> CarriedEncodings:
+        steps = [version for _, version in sorted(self._versions.items())]
+        ends = [ModelVersion("", AnalyzedModel(model)) for model in (source, final)]
+        return carry_encodings([ends[0], *steps, ends[1]], encodings, context)
+
+
+def _read_encodings(encodings: Mapping[str, Encoding] | str | Path, model: DetachedModel) -> dict[str, Encoding]:
+    given = encodings if isinstance(encodings, Mapping) else read_aimet(to_path(encodings))[0]
+    return fit_encodings(given, model)
 
 
 def _check_values(

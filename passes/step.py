@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Self
 
-from passes.context import PassContext
-from passes.weights.detached import DetachedModel
+import onnx
+
+from passes.context import PassContext, open_local_context
+from passes.weights.detached import DetachedModel, attach, detach
 
 __all__ = ["MAX_TURNS", "CompositeStep", "PassResult", "Repeat", "Step", "flatten"]
 
@@ -61,6 +63,21 @@ class Step:
     makes_structures: ClassVar[tuple[str, ...]] = ()
     """Kinds of structures that it makes: they are looked for in its result, and what is new counts from there on."""
 
+    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
+    """Pass of the step's library → the kinds of structures that it destroys."""
+
+    destroys_equals: ClassVar[tuple[str, ...]] = ()
+    """Those of `destroys` that destroy a structure only where it has two equal parts, and are useful elsewhere."""
+
+    hands_on_options: ClassVar[bool] = False
+    """Whether options of any name go on to the library, which knows them best."""
+
+    joins_neighbours: ClassVar[bool] = False
+    """Whether one call can run several steps of this class that follow each other."""
+
+    options: Mapping[str, Any] = MappingProxyType({})
+    """The options that go on to the library as they are."""
+
     narrows: bool = False
     """Whether it was asked to give the model's inputs other shapes than those that they declare."""
 
@@ -70,6 +87,29 @@ class Step:
         Raises:
             StepFailed: the pass raised, crashed or timed out.
         """
+        raise NotImplementedError
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """The step with these options of a recipe. A step that hands options on has them in its field `options`."""
+        make: Any = cls  # a dataclass
+        return make(options) if cls.hands_on_options else make(**options)
+
+    def call_library(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """In a worker: run the library on `model` as its users do, without the repairs of `apply`, and return the
+        result. The library may change `model`, and what it raises is passed on.
+
+        Our own passes have no repairs: they are applied in this process.
+        """
+        with open_local_context() as context:
+            return attach(self.apply(detach(model), context).model)
+
+    def format_call(self) -> str:
+        """The call of the library, as its users write it; for a step that takes some lines, its name."""
+        return f"{self.name}, without {', '.join(self.left_out)}" if self.left_out else self.name
+
+    def join(self, following: Sequence[Step]) -> Step:
+        """One step that runs this one and those `following` it, all of this class, in one call."""
         raise NotImplementedError
 
     def check(self, context: PassContext) -> None:

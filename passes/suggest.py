@@ -1,11 +1,14 @@
-"""Words of messages: the nearest name to one that is not there, and a number with its noun."""
+"""Words of messages: the nearest name to one that is not there, a number with its noun, sizes and times with units."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
 
-__all__ = ["nearest", "nearest_names", "plural"]
+__all__ = ["bytes_text", "milliseconds_text", "nearest", "nearest_names", "plural"]
+
+UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -27,3 +30,17 @@ def nearest_names(name: str, known: Iterable[str], count: int, cutoff: float = 0
 def plural(count: int, word: str, words: str = "") -> str:
     """`1 pass`, `2 passes`; `words` where the plural is not `word` and an s."""
     return f"{count:,} {word if count == 1 else words or word + 's'}"
+
+
+def bytes_text(count: int) -> str:
+    """`329.1 MiB`, `12 B`."""
+    for size, unit in UNITS:
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
+
+
+def milliseconds_text(seconds: float) -> str:
+    """`0.35 ms`, `140 ms`."""
+    milliseconds = seconds * 1000
+    return f"{milliseconds:.2f} ms" if milliseconds < 100 else f"{milliseconds:.0f} ms"

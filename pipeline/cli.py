@@ -26,6 +26,10 @@ COMMANDS: Final = {
         "Run the passes on an ONNX file, prove each change, and write the result; works without torch.",
     ),
     "quantsim": ("quantsim", "Prepare the model, quantize it by rules, and say what each step costs."),
+    "encodings": (
+        "encodings",
+        "Read the encodings of a quantized model into a file of AIMET's, or quantize a model by such a file.",
+    ),
     "check": ("run", "Check a configuration, and an ONNX file that it names, and say what a run would do."),
     "init": (
         "configuration",
@@ -75,7 +79,13 @@ class _LazyGroup(TyperGroup):
         if command is not None and name in COMMANDS:
             command = load_command(name)
             _add_traceback(command, next(option for option in self.params if option.name == "with_traceback"))
+            _hide_flag_types(command, ctx)
         return name, command, rest
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        _hide_types(params)
+        return params
 
 
 def load_command(name: str) -> Any:
@@ -89,6 +99,19 @@ def _add_traceback(command: Any, option: Any) -> None:
     command.params.append(option)
     for inner in getattr(command, "commands", {}).values():
         _add_traceback(inner, option)
+
+
+def _hide_flag_types(command: Any, context: Any) -> None:
+    _hide_types(command.get_params(context))
+    for inner in getattr(command, "commands", {}).values():
+        _hide_flag_types(inner, context)
+
+
+def _hide_types(params: list[Any]) -> None:
+    """Leave out the `<bool>` that `--help` of typer 0.29 writes behind each flag, which takes no value."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
 
 
 app = typer.Typer(

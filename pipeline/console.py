@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from passes.run.result import PassRow, Status, StructureVerdict
-from passes.suggest import plural
+from passes.suggest import bytes_text, milliseconds_text, plural
 from pipeline import events
 from pipeline.events import line_of
 from pipeline.workspace import REPRODUCERS
@@ -133,8 +133,8 @@ class RunConsole:
         for backend in result.runtime.backends:
             self.line(_backend_line(backend, result.export.origin))
         if result.runtime.ops:
-            mib = result.runtime.arena_bytes / 2**20
-            self.line(f"plan: {plural(result.runtime.ops, 'kernel call')}, one arena of {mib:.1f} MiB")
+            arena = bytes_text(result.runtime.arena_bytes)
+            self.line(f"plan: {plural(result.runtime.ops, 'kernel call')}, one arena of {arena}")
         if result.cached:
             self.line(f"not done again, since nothing changed: {', '.join(result.cached)}")
         self.line(f"files: {result.folder}/ ({', '.join(result.report.files)})")
@@ -222,6 +222,4 @@ def _backend_line(backend: BackendReport, origin: str) -> str:
     if backend.shortfall:
         return f"{backend.name}: {backend.shortfall}"
     worst = max((errors.max_abs for errors in backend.errors.values()), default=0.0)
-    milliseconds = backend.seconds * 1000
-    shown = f"{milliseconds:.2f}" if milliseconds < 100 else f"{milliseconds:.0f}"
-    return f"{backend.name}: {shown} ms a run, max abs error {worst:.2e} against {origin}"
+    return f"{backend.name}: {milliseconds_text(backend.seconds)} a run, max abs error {worst:.2e} against {origin}"

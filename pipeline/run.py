@@ -15,7 +15,7 @@ from passes.advisories.known import quarantined_by_entry
 from passes.context import open_context
 from passes.recipe.recipe import names_of
 from passes.recipe.user_passes import code_digest
-from passes.suggest import plural
+from passes.suggest import bytes_text, plural
 from passes.worker.platforms import missing_here
 from pipeline.config import RunConfig
 from pipeline.errors import UsageError
@@ -167,7 +167,7 @@ class _Run:
                 lambda: export_and_compare(self.config, source, references, self.workspace),
                 refuse=lambda report: refuse_wrong_export(report, path, references),
             )
-            size = f"{report.weight_bytes / 2**20:.0f} MiB"
+            size = bytes_text(report.weight_bytes)
             outcome.detail = f"{report.origin}, opset {report.opset}, {plural(report.nodes, 'node')}, {size}"
         self._send_notes((*report.limits, *report.not_compared))
         return report
@@ -185,6 +185,8 @@ class _Run:
 
         with self.stage("passes") as outcome:
             self._depends_on(wishes, code_digest(names_of(wishes.recipe)), quarantined_by_entry(wishes.skip))
+            if wishes.encodings is not None:
+                self._depends_on(digest_of_file(Path(wishes.encodings)))
             report = self._load_or_make(outcome, OptimizeReport, make)
             self._send(Optimized(report.passes, report.structures))
             outcome.detail = f"{plural(len(report.passes), 'step')}, {plural(report.nodes, 'node')} left"

@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 
 import passes
-from passes.external.installed import library_versions
+from passes.recipe.steps import library_versions
 
 __all__ = ["digest_of_file", "digest_of_packages", "own_code_digest", "versions"]
 

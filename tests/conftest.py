@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -12,7 +13,7 @@ from passes.context import PassContext, open_context
 from tests.support.paths import TESTS
 
 settings.register_profile("onnxline", deadline=None)  # no test asserts a time: other work may hold the machine
-settings.load_profile("onnxline")
+settings.register_profile("fast", deadline=None, max_examples=25)
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +37,12 @@ MARKS: Final = {
         "docs/test_tutorials.py", "docs/test_readme.py", "docs/test_torch_ir_page.py", "examples/", "package/",
     ),
     "slow": (
-        "whole_runs/", "fuzz/", "passes/audit/", "passes/guard/", "passes/provenance/test_shared_weights.py",
+        "whole_runs/", "fuzz/", "passes/audit/", "passes/bisect/test_crash.py",
+        "passes/external/test_onnxruntime_fusions.py::test_it_needs_no_torch", "passes/guard/",
+        "passes/proof/test_draws.py::test_a_guard_compares", "passes/proof/test_hostile.py::test_a_model_that_brings",
+        "passes/proof/test_numeric.py::test_a_proof_worker_that_has_died", "passes/provenance/test_shared_weights.py",
+        "passes/recipe/test_user_passes.py::test_an_error_or_a_crash", "passes/run/test_reproduce.py",
+        "passes/run/test_runner.py::test_a_time_limit", "passes/test_without_torch.py",
         "passes/worker/test_client.py", "pipeline/batch/", "pipeline/commands/", "pipeline/jobs/", "pipeline/report/",
         "pipeline/compat/", "pipeline/export/test_to_onnx.py", "pipeline/export/test_translations.py",
         "pipeline/export/test_untranslatable.py", "pipeline/export/test_weight_free.py",
@@ -47,13 +53,32 @@ MARKS: Final = {
         "pipeline/torch_ir/test_writes.py",
     ),
 }  # fmt: skip
-"""Mark → the files and folders below tests/ that bear it. `make test-fast` leaves all of them out, more than four
-fifths of the time of the whole suite."""
+"""Mark → the folders, files and tests below tests/ that bear it."""
 
 
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    for item in items:
-        place = item.path.relative_to(TESTS).as_posix()
-        for mark, places in MARKS.items():
-            if place.startswith(places):
-                item.add_marker(mark)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="leave out all of MARKS, and draw fewer examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("fast" if config.getoption("fast") else "onnxline")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what `--fast` leaves out: that is a third of the time of the collection."""
+    return True if config.getoption("fast") and marks_of(collection_path) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    marked = [(item, marks_of(item.path, item.name)) for item in items]
+    for item, marks in marked:
+        for mark in marks:
+            item.add_marker(mark)
+    if config.getoption("fast"):
+        items[:] = [item for item, marks in marked if not marks]
+
+
+def marks_of(path: Path, test: str = "") -> Sequence[str]:
+    """The marks of a folder, a file, or one test of it."""
+    place = path.relative_to(TESTS).as_posix() + (f"::{test}" if test else "/" if path.is_dir() else "")
+    return [mark for mark, places in MARKS.items() if place.startswith(places)]

@@ -10,9 +10,9 @@ from typing import Any, Final
 import onnx
 
 from passes.audit.error_text import message_of
-from passes.audit.libraries import call
 from passes.audit.target import AuditTarget
 from passes.model.canonical import canonical_digest
+from passes.step import Step
 from passes.weights.detached import DetachedModel
 
 __all__ = ["LARGEST", "PassAttempt", "attempts"]
@@ -46,23 +46,24 @@ def attempts(model: bytes, subjects: Sequence[Mapping[str, Any]], start: int) ->
     for place, data in enumerate(subjects):
         if place < start:
             continue
-        subject = AuditTarget(**data)
-        first = _attempt(subject, source, place)
+        step = AuditTarget(**data).make_step()
+        first = _attempt(step, source, place)
         changed = not first.raised and digests.of(first.model) != meaning
         small = len(first.model) <= LARGEST
         shipped = first.model if small else b""
         yield PassAttempt(place, first.raised, shipped, changed, len(first.model), followed=changed and small)
         if changed and small:
-            second = _attempt(subject, onnx.load_from_string(first.model), place)
+            second = _attempt(step, onnx.load_from_string(first.model), place)
             same = not second.raised and digests.of(second.model) == digests.of(first.model)
             yield PassAttempt(place, second.raised, changed=not same, again=True)
 
 
-def _attempt(subject: AuditTarget, source: onnx.ModelProto, place: int) -> PassAttempt:
+def _attempt(step: Step, source: onnx.ModelProto, place: int) -> PassAttempt:
+    """Call a library on a copy of `source` as its users do: the repairs of its step would hide findings."""
     copy = onnx.ModelProto()
     copy.CopyFrom(source)
     try:
-        result = call(subject, copy)
+        result = step.call_library(copy)
         return PassAttempt(place, model=result.SerializeToString(deterministic=True))
     except MemoryError:
         raise

@@ -83,7 +83,8 @@ def reproduce(
         small = _with_own_outputs(DetachedModel(model, {}), given) if model is not given.model else given
         why = _shows(trial, small, tried, kind) or ["the whole model, with the inputs of its test"]
     file = _file(name, kind)
-    text = f"{name}: {kind}; {why[0]}\nfound on {to_one_line(case)}\n\n{_call(tried, file)}\n\n{graph_text(model)}\n"
+    call = f'    model = onnx.load("{file}.onnx")\n    {tried.make_step().format_call()}'
+    text = f"{name}: {kind}; {why[0]}\nfound on {to_one_line(case)}\n\n{call}\n\n{graph_text(model)}\n"
     return {"name": file, "model": base64.b64encode(model.SerializeToString()).decode(), "text": text}
 
 
@@ -109,19 +110,3 @@ def _with_own_outputs(part: DetachedModel, given: Case) -> Case:
 def _shows(trial: AuditTrial, case: Case, subject: AuditTarget, kind: str) -> list[str]:
     """The reasons of the findings of that kind; empty if there are none."""
     return [finding.why or kind for finding in trial.of(case, [subject]).findings if finding.kind == kind]
-
-
-def _call(subject: AuditTarget, name: str) -> str:
-    left_out = f", without {', '.join(subject.left_out)}" if subject.left_out else ""
-    call = CALLS.get(subject.step, f"{subject.step}{left_out}")
-    passes = list(subject.passes)
-    return f'    model = onnx.load("{name}.onnx")\n    {call.format(passes=passes, left_out=list(subject.left_out))}'
-
-
-CALLS: Final[Mapping[str, str]] = {
-    "onnxoptimizer": "onnxoptimizer.optimize(model, {passes})",
-    "onnxsim": "onnxsim.simplify(model, skipped_optimizers={left_out})",
-    "onnxslim": "onnxslim.slim(model)",
-    "infer_shapes": "onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)",
-}
-"""Step → the call, as its users write it. The others take some lines: `passes/audit/attempts.py`."""

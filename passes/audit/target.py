@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -12,23 +12,24 @@ from passes.catalog import catalog
 from passes.catalog.demo import isolate_pass
 from passes.catalog.listing import CatalogEntry
 from passes.context import PassContext
-from passes.external import onnxoptimizer
 from passes.external.onnxruntime_graph import NOTHING
-from passes.recipe.recipe import OWN_STEPS
+from passes.recipe.recipe import steps_of
+from passes.recipe.steps import OWN_STEPS, default_passes, single_passes
+from passes.step import Step, flatten
 
 __all__ = ["DEFAULT", "AuditTarget", "targets_of", "with_inner"]
 
 DEFAULT: Final = "default"
-"""onnxoptimizer's default set in its own order, as a recipe calls it."""
+"""The passes that a recipe calls by this name, in the order of their library."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditTarget:
     """A call to try. `distribution` is the library's name in pip, `step` its name in a recipe.
 
-    `passes` are onnxoptimizer's; `left_out` are the passes that a composite step leaves out, and `options` its other
-    options. `inner` are the passes of a step that are searched for the one at fault. `data` and `AuditTarget(**data)`
-    convert to JSON and back.
+    `passes` are what one call runs of those that a recipe names one by one; `left_out` are the passes that a composite
+    step leaves out, and `options` its other options. `inner` are the passes of a step that are searched for the one at
+    fault. `data` and `AuditTarget(**data)` convert to JSON and back.
     """
 
     name: str
@@ -42,9 +43,16 @@ class AuditTarget:
     def data(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    def make_step(self) -> Step:
+        """The step whose library is called."""
+        if not self.passes:
+            return OWN_STEPS[self.step].from_options(self.options).without(self.left_out)
+        first, *following = flatten(steps_of(self.passes))
+        return first.join(following)
+
 
 def targets_of(context: PassContext, *, every: bool = False) -> tuple[AuditTarget, ...]:
-    """Each pass of onnxoptimizer alone, its default set, and each step of a recipe that is installed.
+    """Each pass that a recipe names alone, the default set, and each step of a recipe that is installed.
 
     onnxruntime loads a model before it optimizes it, and may refuse it then: that is `onnxruntime/nop`.
 
@@ -52,9 +60,12 @@ def targets_of(context: PassContext, *, every: bool = False) -> tuple[AuditTarge
         every: the passes inside of the steps too, each alone. There are hundreds.
     """
     rows = catalog(context, steps=None if every else ())
-    default = AuditTarget(DEFAULT, "onnxoptimizer", "onnxoptimizer", onnxoptimizer.default_set())
+    passes = default_passes()
+    default = AuditTarget(DEFAULT, passes[0].source, passes[0].source, [step.name for step in passes])
     idle = AuditTarget(f"onnxruntime/{ROUND_TRIP}", "onnxruntime", "onnxruntime", options={"level": NOTHING})
-    others = [_subject(row, rows) for row in rows if row.runs not in ("missing", "never") and _is_known(row)]
+    singles = {step.name for step in single_passes()}
+    known = [row for row in rows if row.name in singles or row.name.partition("/")[0] in OWN_STEPS]
+    others = [_target(row, rows, singles) for row in known if row.runs not in ("missing", "never")]
     return (default, idle, *others)
 
 
@@ -71,17 +82,10 @@ def _inner(subject: AuditTarget, context: PassContext) -> tuple[str, ...]:
     return step.inner(context)
 
 
-def _is_known(row: CatalogEntry) -> bool:
-    """Whether the pass is one of the supported libraries', and not announced by another package."""
-    return row.source == "onnxoptimizer" or row.name.partition("/")[0] in OWN_STEPS
-
-
-def _subject(row: CatalogEntry, rows: Sequence[CatalogEntry]) -> AuditTarget:
-    if row.source == "onnxoptimizer":
+def _target(row: CatalogEntry, rows: Sequence[CatalogEntry], singles: Collection[str]) -> AuditTarget:
+    if row.name in singles:
         return AuditTarget(row.name, row.source, row.source, (row.bare,))
     if "/" not in row.name:
         return AuditTarget(row.name, row.source, row.name)
     step = isolate_pass(row, rows)
-    return AuditTarget(
-        row.name, row.source, step.name, left_out=tuple(step.left_out), options=getattr(step, "options", {})
-    )
+    return AuditTarget(row.name, row.source, step.name, left_out=tuple(step.left_out), options=dict(step.options))

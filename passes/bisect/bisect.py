@@ -55,19 +55,19 @@ def bisect(
     begun, runs = time.perf_counter(), Runs(context, observer)
     blocks = _without_skipped(join_blocks(recipe), Policy(tuple(skip), watch=False), context)
     steps = sum(len(block.steps) for block in blocks)
-    found = find_guilty(blocks, source, fault, runs)
-    if not isinstance(found, GuiltyStep):
+    guilty = find_guilty(blocks, source, fault, runs)
+    if not isinstance(guilty, GuiltyStep):
         seconds = time.perf_counter() - begun
         return Bisection(
-            fault.description, steps, None, None, fault.not_found_message, runs.count, seconds, found.failed
+            fault.description, steps, None, None, fault.not_found_message, runs.count, seconds, guilty.failed
         )
-    inner = find_inner(found, fault, runs)
-    culprit = _build_culprit(found, inner, fault, _repeats(blocks, found.place))
+    inner = find_inner(guilty, fault, runs)
+    culprit = _build_culprit(guilty, inner, fault, _repeats(blocks, guilty.place))
     count, named = runs.count, time.perf_counter()
-    smallest = _smallest(found, inner, source, fault, runs, budget_s) if budget_s > 0 else None
-    notes = (found.note, _note_on_growing_error(culprit), _note_on_invalid_source(source, found))
+    smallest = _smallest(guilty, inner, source, fault, runs, budget_s) if budget_s > 0 else None
+    notes = (guilty.note, _note_on_growing_error(culprit), _note_on_invalid_source(source, guilty))
     notes = tuple(note for note in notes if note)
-    return Bisection(fault.description, steps, culprit, smallest, "", count, named - begun, found.failed, notes)
+    return Bisection(fault.description, steps, culprit, smallest, "", count, named - begun, guilty.failed, notes)
 
 
 def _without_skipped(blocks: Sequence[Repeat], policy: Policy, context: PassContext) -> list[Repeat]:
@@ -124,11 +124,11 @@ def _smallest(
     guilty: GuiltyStep, inner: InnerCulprit, source: DetachedModel, fault: Fault, runs: Runs, budget_s: float
 ) -> Smallest | None:
     begun, counted = time.perf_counter(), runs.count
-    shown = find_smallest(guilty, inner, source, fault, runs, budget_s)
-    if shown is None:
+    smallest = find_smallest(guilty, inner, source, fault, runs, budget_s)
+    if smallest is None:
         return None
-    found = _describe_smallest(shown.model, shown.outcome, fault)
-    return replace(found, runs=runs.count - counted, seconds=time.perf_counter() - begun)
+    described = _describe_smallest(smallest.model, smallest.outcome, fault)
+    return replace(described, runs=runs.count - counted, seconds=time.perf_counter() - begun)
 
 
 def _describe_smallest(model: DetachedModel, outcome: StepOutcome, fault: Fault) -> Smallest:
@@ -139,17 +139,17 @@ def _describe_smallest(model: DetachedModel, outcome: StepOutcome, fault: Fault)
     diff, nodes = compare_matched(matched), matched.same.before.items
     place = set(fault.place(model, outcome))
     here = [
-        one
-        for one, (olds, _) in zip(diff.replaced, matched.groups, strict=True)
+        replacement
+        for replacement, (olds, _) in zip(diff.replaced, matched.groups, strict=True)
         if any(not place.isdisjoint(nodes[old].node.output) for old in olds)
     ] or list(diff.replaced)
     # Tensors that come or go with nodes are not worth a line.
-    stored = [one for one in diff.initializers if not diff.replaced or (one.before and one.after)]
+    stored = [change for change in diff.initializers if not diff.replaced or (change.before and change.after)]
     return Smallest(
         model,
-        tuple(node for one in here for node in one.removed),
-        tuple(node for one in here for node in one.added),
-        (*map(str, (*diff.attributes, *diff.rewired)), *(f"initializer {one}" for one in stored)),
+        tuple(node for replacement in here for node in replacement.removed),
+        tuple(node for replacement in here for node in replacement.added),
+        (*map(str, (*diff.attributes, *diff.rewired)), *(f"initializer {change}" for change in stored)),
         len(diff.replaced) - len(here),
     )
 
@@ -158,7 +158,7 @@ def _live(model: DetachedModel) -> DetachedModel:
     """`model` without dead nodes, which some passes leave behind for another one to remove."""
     proto = type(model.proto)()
     proto.CopyFrom(model.proto)
-    kept = live_nodes(model.proto.graph)[::-1]
+    nodes = live_nodes(model.proto.graph)[::-1]
     del proto.graph.node[:]
-    proto.graph.node.extend(kept)
+    proto.graph.node.extend(nodes)
     return model.with_proto(proto)

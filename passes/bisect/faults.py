@@ -101,13 +101,13 @@ class Loss(Fault):
         structure = structure_of(kind)
         if structure is None:
             raise PolicyError(f"--lost: {unknown_structure(kind)}")
-        found = structure.find(source)
-        if not found.instances:
+        result = structure.find(source)
+        if not result.instances:
             raise PolicyError(
-                f"--lost: {kind} matches nothing in this model, which has {found.instead}; "
+                f"--lost: {kind} matches nothing in this model, which has {result.instead}; "
                 "so no pass can lose it: ask for what is there"
             )
-        return cls(kind, found.instances)
+        return cls(kind, result.instances)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -133,12 +133,12 @@ class Loss(Fault):
         if self.reproduces(before, lambda _: outcome):
             return self
         lost = self._find_lost(self.instances, outcome.model)
-        return replace(self, first=next((one for one in self.instances if one.name in lost), None))
+        return replace(self, first=next((instance for instance in self.instances if instance.name in lost), None))
 
     def place(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:
         instances = self._instances_in(before)
         lost = self._find_lost(instances, outcome.model)
-        first = next((one for one in instances if one.name in lost), None)
+        first = next((instance for instance in instances if instance.name in lost), None)
         if first is None:
             return ()
         return [site.tight.name for site in first.pins] + ([first.core.value] if first.core else [])
@@ -180,8 +180,8 @@ class Breakdown(Fault):
     def observe(self, outcome: StepOutcome) -> Sighting | None:
         if outcome.failure is None:
             return None
-        said = " ".join(str(outcome.failure).split()) or type(outcome.failure).__name__
-        return Sighting(f"{outcome.failure.status.replace('_', ' ')}: {said}")
+        message = " ".join(str(outcome.failure).split()) or type(outcome.failure).__name__
+        return Sighting(f"{outcome.failure.status.replace('_', ' ')}: {message}")
 
     def of_one_step(self, before: DetachedModel, outcome: StepOutcome) -> Self:
         return self if outcome.failure is None else replace(self, status=outcome.failure.status)
@@ -242,7 +242,7 @@ class Deviation(Fault):
 
     @property
     def not_found_message(self) -> str:
-        worst = max((one.error for one in self.known.values()), default=0.0)
+        worst = max((distance.error for distance in self.known.values()), default=0.0)
         return f"nothing wrong: outputs are off by at most {worst:.3g}, and {self.tolerance:g} is allowed"
 
     @property
@@ -252,8 +252,8 @@ class Deviation(Fault):
     def observe(self, outcome: StepOutcome) -> Sighting | None:
         if outcome.failure:
             return None
-        found = self._distance(outcome.model)
-        return Sighting(found.why, (), found.error) if found.error > self.tolerance else None
+        distance = self._distance(outcome.model)
+        return Sighting(distance.why, (), distance.error) if distance.error > self.tolerance else None
 
     def measure(self, model: DetachedModel) -> float:
         return self._distance(model).error
@@ -329,8 +329,8 @@ def _distance(expected: Outputs, got: Outputs) -> Distance:
         for name, value in draw.items():
             errors = compare(value, other[name])
             if errors.max_abs > worst.error:
-                said = f"is off by {errors.max_abs:.3g}" if math.isfinite(errors.max_abs) else errors.why
-                worst = Distance(errors.max_abs, f"output {name}: {said}")
+                reason = f"is off by {errors.max_abs:.3g}" if math.isfinite(errors.max_abs) else errors.why
+                worst = Distance(errors.max_abs, f"output {name}: {reason}")
     return worst
 
 

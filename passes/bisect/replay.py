@@ -8,7 +8,6 @@ from itertools import groupby
 
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.external.onnxoptimizer import OnnxOptimizerPass, OnnxOptimizerPasses
 from passes.model.canonical import canonical_digest
 from passes.model.signature import keep_signature
 from passes.step import Repeat, Step
@@ -19,7 +18,7 @@ __all__ = ["Observer", "ReplayedGroup", "Runs", "StepGroup", "StepOutcome", "joi
 
 @dataclass(frozen=True, slots=True)
 class StepGroup:
-    """Neighbouring steps of a recipe that one call can run: passes of onnxoptimizer, or one step of another library.
+    """Neighbouring steps of a recipe that one call can run (`Step.join`).
 
     `place` is the position of the first of them among all steps of the recipe.
     """
@@ -62,7 +61,7 @@ class Runs:
     def run(self, steps: Sequence[Step], model: DetachedModel) -> StepOutcome:
         """Run the steps of one group in one call. The new model keeps the inputs and outputs of `model`."""
         self.count += 1
-        step = steps[0] if len(steps) == 1 else OnnxOptimizerPasses(tuple(one.name for one in steps))
+        step = steps[0] if len(steps) == 1 else steps[0].join(steps[1:])
         try:
             result = step.apply(model, self.context)
             if result.changed:
@@ -76,7 +75,7 @@ def replay(blocks: Sequence[Repeat], source: DetachedModel, runs: Runs, *, toget
     """Run a recipe on `source`, one group of steps after the other. A group that fails is left out.
 
     Args:
-        together: passes of onnxoptimizer that follow each other run in one call; else each step runs alone.
+        together: neighbouring steps that one call can run are run in one; else each step runs alone.
     """
     model, place, total = source, 0, sum(len(block.steps) for block in blocks)
     for block in blocks:
@@ -107,9 +106,10 @@ def join_blocks(recipe: Sequence[Step | Repeat]) -> tuple[Repeat, ...]:
 
 
 def _groups(steps: Sequence[Step], place: int, *, together: bool) -> Iterator[StepGroup]:
-    def key(entry: tuple[int, Step]) -> int:
-        return -1 if together and isinstance(entry[1], OnnxOptimizerPass) else entry[0]
+    def call_of(entry: tuple[int, Step]) -> object:
+        index, step = entry
+        return type(step) if together and step.joins_neighbours else index
 
-    for _, group in groupby(enumerate(steps), key):
+    for _, group in groupby(enumerate(steps), call_of):
         entries = list(group)
         yield StepGroup(tuple(step for _, step in entries), place + entries[0][0])

@@ -54,20 +54,20 @@ class _Unclear(Exception):
 def find_guilty(blocks: Sequence[Repeat], source: DetachedModel, fault: Fault, runs: Runs) -> GuiltyStep | NotFound:
     """The first step after which the model shows `fault`.
 
-    Groups of steps run in order, neighbouring passes of onnxoptimizer in one call. A group that shows the fault is
+    Groups of steps run in order, those that can be joined in one call. A group that shows the fault is
     halved until a single pass is left, which then has to show it alone. If no group shows it, or a call with several
     passes is no evidence, all steps run one at a time.
     """
     note = ""
     try:
-        found = _first(blocks, source, fault, runs, together=True)
-        if isinstance(found, GuiltyStep) or found.each_alone:
-            return found
+        first = _first(blocks, source, fault, runs, together=True)
+        if isinstance(first, GuiltyStep) or first.each_alone:
+            return first
         note = HIDDEN
     except _Unclear:
         pass
-    found = _first(blocks, source, fault, runs, together=False)
-    return replace(found, note=note) if isinstance(found, GuiltyStep) else found
+    first = _first(blocks, source, fault, runs, together=False)
+    return replace(first, note=note) if isinstance(first, GuiltyStep) else first
 
 
 def _first(
@@ -102,9 +102,9 @@ def _halve(
         middle = (low + high) // 2
         runs.observer("halving a call of several passes", steps[low].name, len(steps) - (high - low), len(steps))
         attempt = runs.run(steps[low:middle], before)
-        seen = _observe(fault, before, attempt)
-        if seen is not None:
-            high, since, outcome, sighting = middle, low, attempt, seen
+        observation = _observe(fault, before, attempt)
+        if observation is not None:
+            high, since, outcome, sighting = middle, low, attempt, observation
         elif attempt.failure is not None:
             raise _Unclear
         else:
@@ -156,8 +156,8 @@ def find_inner(guilty: GuiltyStep, fault: Fault, runs: Runs) -> InnerCulprit:
         return canonical_digest(outcome.model) == canonical_digest(guilty.outcome.model)
 
     suspects = [name for name, destroyed in DESTROYS.items() if set(fault.kinds) & set(destroyed)]
-    found = minimal_culprits(step.inner(runs.context), suspects or step.suspects, is_good)
-    if found is None:
+    culprits = minimal_culprits(step.inner(runs.context), suspects or step.suspects, is_good)
+    if culprits is None:
         return InnerCulprit()
-    primary = primary_culprit(found, does_the_same)
-    return InnerCulprit(primary, tuple(name for name in found if name != primary))
+    primary = primary_culprit(culprits, does_the_same)
+    return InnerCulprit(primary, tuple(name for name in culprits if name != primary))

@@ -86,8 +86,8 @@ class _Search:
     def shows(self, part: DetachedModel) -> bool:
         tried: list[StepOutcome] = []
 
-        def run(one: DetachedModel) -> StepOutcome:
-            tried.append(self.runs.run([self.step], one))
+        def run(model: DetachedModel) -> StepOutcome:
+            tried.append(self.runs.run([self.step], model))
             return tried[-1]
 
         spent = self.budget_s - (self.deadline - time.monotonic()) if self.budget_s else 0

@@ -11,12 +11,12 @@ from passes.catalog.example_model import UNPICTURED, example_of, read_example
 from passes.catalog.listing import CatalogEntry
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
-from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.graph.formatting import graph_text
 from passes.graph.traversal import live_nodes
 from passes.model.canonical import canonical_digest
-from passes.recipe.recipe import OWN_STEPS
-from passes.step import Step
+from passes.recipe.recipe import steps_of
+from passes.recipe.steps import OWN_STEPS
+from passes.step import Step, flatten
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel, attach, detach
 
@@ -90,7 +90,8 @@ def isolate_pass(entry: CatalogEntry, rows: Sequence[CatalogEntry]) -> Step:
     """A step that runs only the pass of `entry`; a composite step leaves out every other pass in `rows`."""
     name, _, bare = entry.name.rpartition("/")
     if not name:
-        return OWN_STEPS[bare]() if bare in OWN_STEPS else OnnxOptimizerPass(bare)
+        (step,) = flatten(steps_of([bare]))
+        return step
     step = OWN_STEPS[name]()
     if entry.runs == "extra":
         step = step.with_extra(bare)

@@ -9,10 +9,9 @@ from typing import Literal
 from passes.catalog.descriptions import UNDESCRIBED, Reads, describe
 from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.external import onnxoptimizer
 from passes.policy.known_passes import DESTROYS, groups_of
 from passes.recipe.defaults import TORCH_RECIPE
-from passes.recipe.recipe import OWN_STEPS
+from passes.recipe.steps import OWN_STEPS, default_passes, known_names, single_passes
 from passes.recipe.user_passes import installed_passes
 from passes.step import Step
 
@@ -52,15 +51,13 @@ class CatalogEntry:
 
 
 def catalog(context: PassContext, *, steps: Collection[str] | None = None) -> tuple[CatalogEntry, ...]:
-    """All passes: onnxoptimizer's, then each step of a recipe with its inner passes as `STEP/NAME`.
+    """All passes: those that a recipe names one by one, then each step with its inner passes as `STEP/NAME`.
 
     Args:
         steps: whose inner passes to list; None for all. Asking a library starts the worker and takes seconds.
     """
-    defaults = set(onnxoptimizer.default_set())
-    rows = [
-        _entry(name, "onnxoptimizer", "default" if name in defaults else "extra") for name in onnxoptimizer.available()
-    ]
+    defaults = set(default_passes())
+    rows = [_entry(step.name, step.source, "default" if step in defaults else "extra") for step in single_passes()]
     for name, make in OWN_STEPS.items():
         step = make()
         rows += rows_of(step, context) if steps is None or name in steps else [_step_entry(step)]
@@ -73,7 +70,7 @@ def pass_names(steps: Sequence[Step], context: PassContext) -> tuple[str, ...]:
     Raises:
         PolicyError: a library that a step needs is not installed, or cannot be asked.
     """
-    names = [*onnxoptimizer.available(), *OWN_STEPS]
+    names = [*known_names()]
     for step in steps:
         names.append(step.name)
         names += [f"{step.name}/{name}" for name in step.known_inner(context)]

@@ -54,7 +54,7 @@ def compare_matched(matched: ModelMatching) -> Diff:
     header = header_changes(matched.before.proto, matched.after.proto)
     quantized = find_quantizations(matched, stored)
     changes = initializer_changes(matched, stored)
-    found = Diff(
+    diff = Diff(
         replaced=tuple(_replacements(matched, stored, quantized.nodes)),
         attributes=tuple(attributes),
         rewired=tuple(rewired),
@@ -63,7 +63,7 @@ def compare_matched(matched: ModelMatching) -> Diff:
         header=(*header, *function_changes(matched), *output_changes(matched)),
         renamed=tuple(dict.fromkeys(renamings(matched))),
     )
-    return found if not found.is_empty else replace(found, shared=tuple(sharing_changes(matched)))
+    return diff if not diff.is_empty else replace(diff, shared=tuple(sharing_changes(matched)))
 
 
 def _replacements(
@@ -98,9 +98,9 @@ def _attribute_changes(matched: ModelMatching, item: Item, old_item: Item) -> It
     for name in dict.fromkeys((*old, *new)):
         if name in old and name in new and _is_same(matched, old[name], new[name]):
             continue
-        before, after = (format_attribute(one[name]) if name in one else "" for one in (old, new))
+        before, after = (format_attribute(attributes[name]) if name in attributes else "" for attributes in (old, new))
         if before == after:  # too long to be written out
-            before, after = (f"{before} #{_digest(one[name])}" for one in (old, new))
+            before, after = (f"{before} #{_digest(attributes[name])}" for attributes in (old, new))
         yield AttributeChange(label_of(item.node), name, before, after)
 
 
@@ -110,7 +110,7 @@ def _digest(attribute: AttributeProto) -> str:
 
 def _output_count(item: Item, old_item: Item) -> Iterator[AttributeChange]:
     """A change in the optional outputs of a node, which may change what it computes, as for Split."""
-    old, new = ([bool(name) for name in one.node.output] for one in (old_item, item))
+    old, new = ([bool(name) for name in side.node.output] for side in (old_item, item))
     if old != new:
         yield AttributeChange(label_of(item.node), "outputs", str(sum(old)), str(sum(new)))
 
@@ -124,16 +124,19 @@ def _is_same(matched: ModelMatching, old: AttributeProto, new: AttributeProto) -
         return False
     if old.type in (AttributeProto.TENSOR, AttributeProto.TENSORS) and not old.ref_attr_name:
         contents = [
-            [(list(tensor.dims), tensor.data_type, model.digest(tensor)) for tensor in (one.tensors or [one.t])]
-            for one, model in ((old, matched.before), (new, matched.after))
+            [
+                (list(tensor.dims), tensor.data_type, model.digest(tensor))
+                for tensor in (attribute.tensors or [attribute.t])
+            ]
+            for attribute, model in ((old, matched.before), (new, matched.after))
         ]
         return contents[0] == contents[1]
     if old.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):  # the nodes of the body are compared like all others
         return len(old.graphs) == len(new.graphs)
     bare = []
-    for one in (old, new):
+    for attribute in (old, new):
         copy = AttributeProto()
-        copy.CopyFrom(one)
+        copy.CopyFrom(attribute)
         copy.ClearField("doc_string")
         bare.append(copy.SerializeToString(deterministic=True))
     return bare[0] == bare[1]
@@ -159,8 +162,8 @@ def input_changes(matched: ModelMatching, item: Item, old_item: Item) -> tuple[l
             continue
         before, after = _name(same.before, old), _name(same.after, new)
         inner = position - max(len(item.node.input), len(old_item.node.input))
-        what = f"input {position}" if inner < 0 else f"result {inner} of its bodies"
-        changed.append(InputChange(label_of(item.node), position, before, after, what))
+        place = f"input {position}" if inner < 0 else f"result {inner} of its bodies"
+        changed.append(InputChange(label_of(item.node), position, before, after, place))
     return changed, stored
 
 
@@ -186,7 +189,7 @@ def function_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
     )
     for name in dict.fromkeys((*old, *new)):
         if old.get(name) != new.get(name):
-            digests = [f"({one[name][:SHOWN]})" if name in one else "" for one in (old, new)]
+            digests = [f"({names[name][:SHOWN]})" if name in names else "" for names in (old, new)]
             yield HeaderChange(f"function {name}", *digests)
 
 
@@ -215,7 +218,7 @@ def sharing_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
     reads = [_reads(wiring) for wiring in (matched.same.before, matched.same.after)]
     changed = [meaning for meaning in reads[0] if meaning in reads[1] and reads[0][meaning][1] != reads[1][meaning][1]]
     for meaning in changed:
-        counts = [", ".join(map(str, one[meaning][1])) for one in reads]
+        counts = [", ".join(map(str, values[meaning][1])) for values in reads]
         yield HeaderChange(f"how often values equal to that of {reads[0][meaning][0]} are read", *counts)
     if not changed:
         yield HeaderChange("digest", f"({first.canonical[:SHOWN]})", f"({second.canonical[:SHOWN]})")
@@ -223,11 +226,11 @@ def sharing_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
 
 def _reads(wiring: GraphIndex) -> dict[int, tuple[str, list[int]]]:
     """Meaning → its first value, and how often each of its values is read."""
-    found: dict[int, tuple[str, list[int]]] = {}
+    values: dict[int, tuple[str, list[int]]] = {}
     outputs = Counter(wiring.outputs.values())
     for value, meaning in enumerate(wiring.value_meanings):
-        found.setdefault(meaning, (wiring.names[value], []))[1].append(len(wiring.users[value]) + outputs[value])
-    return {meaning: (name, sorted(counts, reverse=True)) for meaning, (name, counts) in found.items()}
+        values.setdefault(meaning, (wiring.names[value], []))[1].append(len(wiring.users[value]) + outputs[value])
+    return {meaning: (name, sorted(counts, reverse=True)) for meaning, (name, counts) in values.items()}
 
 
 SHOWN: Final = 8
@@ -251,9 +254,9 @@ def _versions(model: ModelProto) -> Mapping[str, str]:
 
 def _inputs(model: ModelProto) -> Mapping[str, str]:
     stored = {tensor.name for tensor in model.graph.initializer}
-    found = _signature("input", [info for info in model.graph.input if info.name not in stored])
+    required = _signature("input", [info for info in model.graph.input if info.name not in stored])
     optional = [info for info in model.graph.input if info.name in stored]
-    return {**found, **{f"input {info.name}": f"{format_type(info)}, has a default" for info in optional}}
+    return {**required, **{f"input {info.name}": f"{format_type(info)}, has a default" for info in optional}}
 
 
 def _outputs(model: ModelProto) -> Mapping[str, str]:
@@ -272,14 +275,14 @@ def renamings(matched: ModelMatching) -> Iterator[Renaming]:
         item, old_item = after.items[new], before.items[old]
         if item.node.name != old_item.node.name:
             yield Renaming("node", old_item.node.name, item.node.name)
-        for one, other in zip(item.makes, old_item.makes, strict=False):
-            if ABSENT not in (one, other) and after.names[one] != before.names[other]:
-                yield Renaming("value", before.names[other], after.names[one])
-        for one, other in zip(item.needs, old_item.needs, strict=False):
-            if _is_initializer(after, one) and _is_initializer(before, other):
-                is_same = after.value_meanings[one] == before.value_meanings[other]
-                if is_same and after.names[one] != before.names[other]:
-                    yield Renaming("initializer", before.names[other], after.names[one])
+        for new_value, old_value in zip(item.makes, old_item.makes, strict=False):
+            if ABSENT not in (new_value, old_value) and after.names[new_value] != before.names[old_value]:
+                yield Renaming("value", before.names[old_value], after.names[new_value])
+        for new_value, old_value in zip(item.needs, old_item.needs, strict=False):
+            if _is_initializer(after, new_value) and _is_initializer(before, old_value):
+                is_same = after.value_meanings[new_value] == before.value_meanings[old_value]
+                if is_same and after.names[new_value] != before.names[old_value]:
+                    yield Renaming("initializer", before.names[old_value], after.names[new_value])
 
 
 def _is_initializer(wiring: GraphIndex, value: int) -> bool:

@@ -24,20 +24,28 @@ MOST_NODES: Final = 6
 LONGEST: Final = 240
 """Characters of one line."""
 
+NOTE: Final = 40
+"""Characters that a cut has to save: the words in its place are nearly as many."""
+
 
 def summarize(diff: Diff) -> str:
     """One line: `12 removed, 1 added, 3 rewired`."""
     counts = {
         "removed": len(diff.removed),
         "added": len(diff.added),
-        "with other attributes": len({one.node for one in diff.attributes}),
-        "rewired": len({one.node for one in diff.rewired}),
-        "of the stored tensors": len(diff.initializers),
+        "with other attributes": len({change.node for change in diff.attributes}),
+        "rewired": len({change.node for change in diff.rewired}),
+        "{changes} of the stored tensors": len(diff.initializers),
         "quantized": len(diff.quantized),
-        "of the model itself": len(diff.header),
+        "{changes} of the model itself": len(diff.header),
         "equal values rewired": len(diff.shared),
     }
-    return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "no difference"
+    texts = [
+        f"{count} {what.format(changes='change' if count == 1 else 'changes')}"
+        for what, count in counts.items()
+        if count
+    ]
+    return ", ".join(texts) or "no difference"
 
 
 def diff_text(diff: Diff, *, names: bool = False, most: int | None = MOST) -> str:
@@ -67,11 +75,11 @@ def _lines(diff: Diff, names: bool, most: int | None) -> Iterator[str]:
 def _group_removed(replaced: Sequence[Replacement]) -> list[Replacement]:
     """`replaced`, with nodes that were only removed grouped into one entry for each operator, at the end."""
     entries, removed = list[Replacement](), dict[str, list[NodeLabel]]()
-    for one in replaced:
-        if one.added or one.stored:
-            entries.append(one)
+    for replacement in replaced:
+        if replacement.added or replacement.stored:
+            entries.append(replacement)
         else:
-            for node in one.removed:
+            for node in replacement.removed:
                 removed.setdefault(node.op, []).append(node)
     return [*entries, *(Replacement(tuple(nodes), ()) for nodes in removed.values())]
 
@@ -98,8 +106,12 @@ def _section(title: str, entries: Sequence[object], most: int | None) -> Iterato
 def _entry(entry: object, *, is_cut: bool) -> str:
     if not is_cut:
         return str(entry)
-    text = entry.text(MOST_NODES) if isinstance(entry, Replacement) else str(entry)
-    if len(text) <= LONGEST:
+    if isinstance(entry, Replacement):  # fewer nodes, rather than a name that is cut
+        texts = [entry.text(most) for most in range(MOST_NODES, 0, -1)]
+        text = next((text for text in texts if len(text) <= LONGEST), texts[-1])
+    else:
+        text = str(entry)
+    if len(text) <= LONGEST + NOTE:
         return text
     half = LONGEST // 2
     return f"{text[:half]} … {len(text) - 2 * half} characters … {text[-half:]}"
@@ -111,16 +123,16 @@ def numbers_text(numbers: Numbers | None, why: str = "", *, most: int | None = M
         return f"\nno numbers: {why}\n" if why else ""
     lines = ["", title, *(f"  output {name}: {_distance(errors)}" for name, errors in numbers.outputs.items())]
     if numbers.values:
-        apart = [one for one in numbers.values if one.errors.max_abs or not one.errors.ok]
+        differing = [value for value in numbers.values if value.errors.max_abs or not value.errors.ok]
         lines.append(
-            f"  of {len(numbers.values)} values between, {len(numbers.values) - len(apart)} are equal in every bit"
+            f"  of {len(numbers.values)} values between, {len(numbers.values) - len(differing)} are equal in every bit"
         )
-        lines.extend(f"  {one.after}: {_distance(one.errors)}" for one in apart[:most])
-        if most is not None and len(apart) > most:
-            lines.append(f"  and {len(apart) - most} more")
+        lines.extend(f"  {value.after}: {_distance(value.errors)}" for value in differing[:most])
+        if most is not None and len(differing) > most:
+            lines.append(f"  and {len(differing) - most} more")
         if numbers.first_apart is not None:
             lines.append(f"  the first out of tolerance is {numbers.first_apart.after}")
-    lines.extend(f"  {one}" for one in numbers.not_run)
+    lines.extend(f"  {draw}" for draw in numbers.not_run)
     if numbers.draws:
         lines.append(f"  the worst of {'; '.join(numbers.draws)}")
     return "\n".join(lines) + "\n"
@@ -130,10 +142,10 @@ def layers_text(layers: Sequence[LayerErrors], *, most: int | None = MOST) -> st
     """A table of the layers, in order; where it is cut, those with the largest errors stay."""
     if not layers:
         return "\nlayers\n  the models have no value in common at which a layer ends\n"
-    shown = range(len(layers))
+    places = range(len(layers))
     if most is not None and len(layers) > most:
-        shown = sorted(sorted(shown, key=lambda place: layers[place].errors.sqnr_db)[:most])
-    rows = [("layer", "op", "dtype", "max abs error", "SQNR"), *(_layer_row(layers[place]) for place in shown)]
+        places = sorted(sorted(places, key=lambda place: layers[place].errors.sqnr_db)[:most])
+    rows = [("layer", "op", "dtype", "max abs error", "SQNR"), *(_layer_row(layers[place]) for place in places)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(
@@ -141,13 +153,13 @@ def layers_text(layers: Sequence[LayerErrors], *, most: int | None = MOST) -> st
         )
         for cells in (zip(row, widths, strict=True) for row in rows)
     ]
-    more = [f"  and {len(layers) - len(shown)} more, with smaller errors"] if len(layers) > len(shown) else []
+    more = [f"  and {len(layers) - len(places)} more, with smaller errors"] if len(layers) > len(places) else []
     return "\n".join(["", "layers", *(f"  {line.rstrip()}" for line in lines), *more]) + "\n"
 
 
-def _layer_row(one: LayerErrors) -> tuple[str, ...]:
-    sqnr = "equal" if one.errors.sqnr_db == math.inf else f"{one.errors.sqnr_db:.1f} dB"
-    return one.layer or one.before, one.op, one.dtype, f"{one.errors.max_abs:.3g}", sqnr
+def _layer_row(layer: LayerErrors) -> tuple[str, ...]:
+    sqnr = "equal" if layer.errors.sqnr_db == math.inf else f"{layer.errors.sqnr_db:.1f} dB"
+    return layer.layer or layer.before, layer.op, layer.dtype, f"{layer.errors.max_abs:.3g}", sqnr
 
 
 RIGHT: Final = 3
@@ -170,14 +182,16 @@ def numbers_as_data(numbers: Numbers | None, why: str = "") -> dict[str, Any]:
     """`outputs` by name and `values` in order; `why_no_numbers` says why there are none."""
     if numbers is None:
         return {"why_no_numbers": why}
-    values = [{"before": one.before, "after": one.after, "errors": _errors(one.errors)} for one in numbers.values]
-    outputs = {name: _errors(one) for name, one in numbers.outputs.items()}
+    values = [
+        {"before": value.before, "after": value.after, "errors": _errors(value.errors)} for value in numbers.values
+    ]
+    outputs = {name: _errors(errors) for name, errors in numbers.outputs.items()}
     return {"outputs": outputs, "values": values, "draws": numbers.draws, "not_run": numbers.not_run}
 
 
 def layers_as_data(layers: Sequence[LayerErrors]) -> list[dict[str, Any]]:
     """The fields of `LayerErrors`, in order."""
-    return [{**dataclasses.asdict(one), "errors": _errors(one.errors)} for one in layers]
+    return [{**dataclasses.asdict(layer), "errors": _errors(layer.errors)} for layer in layers]
 
 
 def _errors(errors: Errors) -> dict[str, Any]:

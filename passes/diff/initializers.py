@@ -35,8 +35,8 @@ def initializer_changes(matched: ModelMatching, changed: Sequence[Stored]) -> It
     pairs = [pair for pair in pairs if pair[1] not in reshaped]
     for old, new in sorted(pairs, key=lambda pair: after.names[pair[1]]):
         tensor, other = before.tensors[old], after.tensors[new]
-        what = _distance(matched, tensor, other)
-        yield InitializerChange(after.names[new], format_tensor_type(tensor), format_tensor_type(other), what)
+        distance = _distance(matched, tensor, other)
+        yield InitializerChange(after.names[new], format_tensor_type(tensor), format_tensor_type(other), distance)
     for new, (form, olds) in reshaped.items():
         types = dict.fromkeys(format_tensor_type(before.tensors[old]) for old in olds)
         was = tuple(before.names[old] for old in olds)
@@ -69,9 +69,9 @@ def _removals(
     equals = {after.value_meanings[new]: after.names[new] for new in after.tensors}
     for old in gone:
         equal = equals.get(before.value_meanings[old], "")
-        what = f"equal to {equal}, which is read in its place" if equal else ""
+        how = f"equal to {equal}, which is read in its place" if equal else ""
         shape = format_tensor_type(before.tensors[old])
-        yield InitializerChange(before.names[old], shape, "", what, computed_by=makers.get(old, ""))
+        yield InitializerChange(before.names[old], shape, "", how, computed_by=makers.get(old, ""))
 
 
 def _maker(wiring: GraphIndex, value: int) -> str:
@@ -88,9 +88,9 @@ def _forms(
     merged or folded tensor its annotations say so, if onnxline has made it.
     """
     before, after = matched.same.before, matched.same.after
-    by_name = {before.names[old]: old for old in before.tensors}
+    by_name = _tensors_by_name(before)
     contents = _Contents(matched.before, {old: before.tensors[old] for old in (*gone, *before.tensors)})
-    found: dict[int, tuple[str, tuple[int, ...]]] = {}
+    tensors: dict[int, tuple[str, tuple[int, ...]]] = {}
     for new in come:
         tensor = after.tensors[new]
         if tensor.data_type == TensorProto.STRING or math.prod(tensor.dims) < 2:
@@ -103,10 +103,20 @@ def _forms(
             form = contents.form_of(tensor, digest)
         sources = tuple(by_name[name] for name in annotations_of(tensor).replaced if name in by_name)
         if form is not None:
-            found[new] = form
+            tensors[new] = form
         elif sources and new not in paired and form_of(tensor) in ("cast", "merged", "folded"):
-            found[new] = (form_of(tensor), sources)
-    return found
+            tensors[new] = (form_of(tensor), sources)
+    return tensors
+
+
+def _tensors_by_name(before: GraphIndex) -> dict[str, int]:
+    """The tensors by their names, and by that of the weight of which one alone is another form, such as transposed."""
+    by_name = {before.names[old]: old for old in before.tensors}
+    for old, tensor in before.tensors.items():
+        replaced = annotations_of(tensor).replaced
+        if len(replaced) == 1:
+            by_name.setdefault(replaced[0], old)
+    return by_name
 
 
 class _Contents:
@@ -138,12 +148,12 @@ class _Contents:
         """The first tensor with this digest; the first call for a `key` computes all its `digests`."""
         if (how, key) not in self._known:
             known = self._known[how, key] = {}
-            for one, place in digests():
-                known.setdefault(one, place)
+            for digest_of_place, place in digests():
+                known.setdefault(digest_of_place, place)
         return self._known[how, key].get(digest)
 
     def _stored_digests(self, size: tuple[int, int]) -> Iterator[tuple[str, int]]:
-        return ((self._model.digest(one), place) for place, one in self._by_size[size].items())
+        return ((self._model.digest(tensor), place) for place, tensor in self._by_size[size].items())
 
     def _turned_digests(self, other: TensorProto) -> Iterator[tuple[str, int]]:
         """The digests of all tensors that, in another order of axes, have the dims of `other`."""
@@ -158,29 +168,29 @@ MOST_AXES: Final = 4
 """The highest rank at which all orders of axes are tried."""
 
 
-def _surplus(one: GraphIndex, other: GraphIndex) -> list[int]:
+def _surplus(first: GraphIndex, other: GraphIndex) -> list[int]:
     """The initializers of `one` of which `other` has fewer copies, or none."""
     counts = Counter(other.value_meanings[value] for value in other.tensors)
     namesakes = {(other.names[value], other.value_meanings[value]) for value in other.tensors}
     copies: dict[int, list[int]] = defaultdict(list)
-    for value in one.tensors:
-        copies[one.value_meanings[value]].append(value)
-    found = []
+    for value in first.tensors:
+        copies[first.value_meanings[value]].append(value)
+    surplus = []
     for meaning, values in copies.items():
         # Among copies, those without a namesake are surplus.
-        ordered = sorted(values, key=lambda value: (one.names[value], meaning) not in namesakes)
-        found.extend(ordered[counts[meaning] :])
-    return found
+        ordered = sorted(values, key=lambda value: (first.names[value], meaning) not in namesakes)
+        surplus.extend(ordered[counts[meaning] :])
+    return surplus
 
 
 def _distance(matched: ModelMatching, before: TensorProto, after: TensorProto) -> str:
     if format_tensor_type(before) != format_tensor_type(after):
         return ""
     if before.data_type == TensorProto.STRING:
-        count = sum(one != other for one, other in zip(before.string_data, after.string_data, strict=False))
+        count = sum(old != new for old, new in zip(before.string_data, after.string_data, strict=False))
         return f"{count} of {len(after.string_data)} values differ"
     old, new = matched.before.array(before), matched.after.array(after)
-    bits = [np.ascontiguousarray(one).view(np.uint8).reshape(old.size, -1) for one in (old, new)]
+    bits = [np.ascontiguousarray(array).view(np.uint8).reshape(old.size, -1) for array in (old, new)]
     other = (bits[0] != bits[1]).any(axis=1)
     return f"{int(other.sum())} of {old.size} values differ{_furthest(old.ravel()[other], new.ravel()[other])}"
 

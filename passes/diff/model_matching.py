@@ -58,18 +58,18 @@ class ModelMatching:
 
     def _behind_lost(self, value: int) -> set[int]:
         """The values that lost nodes computed `value` from: a pass that removes such a node passes one of them on."""
-        same, found, front = self.same, set(), [value]
+        same, values, front = self.same, set(), [value]
         while front:
             maker = same.before.makers[front.pop()]
             if maker >= 0 and same.is_lost(maker):
                 needs = [
-                    one
-                    for one in same.before.items[maker].needs
-                    if one != ABSENT and same.representative(one) not in found
+                    value
+                    for value in same.before.items[maker].needs
+                    if value != ABSENT and same.representative(value) not in values
                 ]
-                found.update(map(same.representative, needs))
+                values.update(map(same.representative, needs))
                 front.extend(needs)
-        return found
+        return values
 
 
 def match_models(
@@ -91,16 +91,16 @@ def match_models(
 
 def _groups(same: NodeMatching) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Group unmatched nodes: new ones that replace some of the same old nodes are together."""
-    found = [(set(one.lost), set(one.news)) for one in find_replacements(same)]
+    replacements = [(set(replacement.lost), set(replacement.news)) for replacement in find_replacements(same)]
     merged: list[tuple[set[int], set[int]]] = []
-    for olds, news in found:
-        apart = []
+    for olds, news in replacements:
+        separate = []
         for group in merged:
             if group[0].isdisjoint(olds):
-                apart.append(group)
+                separate.append(group)
             else:
                 olds, news = olds | group[0], news | group[1]
-        merged = [*apart, (olds, news)]
+        merged = [*separate, (olds, news)]
     replaced = {old for olds, _ in merged for old in olds}
     alone = [({old}, set()) for old in same.open_old() if old not in replaced]
     groups = [(tuple(sorted(olds)), tuple(sorted(news))) for olds, news in (*merged, *alone)]
@@ -139,8 +139,8 @@ def same_outputs(before: GraphProto, after: GraphProto) -> Mapping[str, str]:
 def _pair_values(olds: list[ValueInfoProto], news: list[ValueInfoProto]) -> dict[str, str]:
     known = {info.name for info in olds} & {info.name for info in news}
     old_rest, new_rest = ([info for info in infos if info.name not in known] for infos in (olds, news))
-    found = {info.name: info.name for info in news if info.name in known}
+    names = {info.name: info.name for info in news if info.name in known}
     if len(old_rest) == len(new_rest):  # otherwise it is unclear which were added and which removed
         pairs = zip(old_rest, new_rest, strict=True)
-        found |= {new.name: old.name for old, new in pairs if format_type(old) == format_type(new)}
-    return found
+        names |= {new.name: old.name for old, new in pairs if format_type(old) == format_type(new)}
+    return names

@@ -72,7 +72,7 @@ class Numbers:
     @property
     def first_apart(self) -> ValueErrors | None:
         """The first inner value that is out of tolerance."""
-        return next((one for one in self.values if not one.errors.ok), None)
+        return next((value for value in self.values if not value.errors.ok), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def draw_inputs(matched: ModelMatching, context: PassContext, most: int | None =
     """
     plan = plan_draws(matched.before, inputs=_with_fixed_dims(matched))
     chosen, _ = choose_in_worker(matched.before, plan, context)
-    return [DrawnInputs(one.draw.label, one.feeds) for one in chosen[:most]]
+    return [DrawnInputs(choice.draw.label, choice.feeds) for choice in chosen[:most]]
 
 
 def _with_fixed_dims(matched: ModelMatching) -> ModelProto:
@@ -127,15 +127,15 @@ def compare_numbers(
         raise ModelError(
             f"the second model has an input {min(missing)!r} that the first has not, so there are no numbers to compare"
         )
-    found, failed = measure_pairs(matched, outputs, draws, context)
-    if failed.keys() >= {one.label for one in draws}:
+    distances, failed = measure_pairs(matched, outputs, draws, context)
+    if failed.keys() >= {draw.label for draw in draws}:
         raise StepFailed(f"the second model does not run: {next(iter(failed.values()))}")
-    draws = [one for one in draws if one.label not in failed]
+    draws = [draw for draw in draws if draw.label not in failed]
     inner = measure_pairs(matched, list(_common_values(matched)), draws, context)[0] if values else {}
     return Numbers(
-        {name: errors for (_, name), (_, errors) in found.items()},
+        {name: errors for (_, name), (_, errors) in distances.items()},
         tuple(ValueErrors(*pair, errors) for pair, (_, errors) in inner.items()),
-        tuple(one.label for one in draws),
+        tuple(draw.label for draw in draws),
         tuple(f"the second model does not run on {label}: {why[:MOST_SAID]}" for label, why in failed.items()),
     )
 
@@ -165,8 +165,8 @@ def measure_pairs(
     models = [portable(model, context.spill) for model in (matched.before, matched.after)]
     computed_in = computed_types(matched.before, (old for old, _ in pairs))
     names = matched.inputs.items()
-    feeds = [{**one.feeds, **{new: one.feeds[old] for new, old in names if old in one.feeds}} for one in draws]
-    found, failed = dict[Pair, Distance](), dict[str, str]()
+    feeds = [{**draw.feeds, **{new: draw.feeds[old] for new, old in names if old in draw.feeds}} for draw in draws]
+    distances, failed = dict[Pair, Distance](), dict[str, str]()
     for start in range(0, len(pairs), AT_ONCE):
         part = pairs[start : start + AT_ONCE]
         answers: list[list[Distance | None] | str] = context.proofs.ask(
@@ -183,20 +183,20 @@ def measure_pairs(
             if isinstance(answer, str):
                 failed[draw.label] = answer
                 continue
-            known = {str(place): one for place, one in enumerate(answer) if one is not None}
+            known = {str(place): distance for place, distance in enumerate(answer) if distance is not None}
             types |= {place: dtype for place, (dtype, _) in known.items()}
             measured.append({place: errors for place, (_, errors) in known.items()})
-        found |= {part[int(place)]: (types[place], errors) for place, errors in worst_errors(measured).items()}
-    return found, failed
+        distances |= {part[int(place)]: (types[place], errors) for place, errors in worst_errors(measured).items()}
+    return distances, failed
 
 
 def _common_values(matched: ModelMatching) -> Iterator[Pair]:
     """The values that matched nodes of the main graphs make, without graph outputs."""
-    same, made = matched.same, [_inner_values(model) for model in (matched.before, matched.after)]
+    same, inner = matched.same, [_inner_values(model) for model in (matched.before, matched.after)]
     for old, new in matched.pairs():
-        for one, other in zip(same.before.items[old].makes, same.after.items[new].makes, strict=False):
-            pair = (same.before.names[one], same.after.names[other])
-            if ABSENT not in (one, other) and pair[0] in made[0] and pair[1] in made[1]:
+        for old_value, new_value in zip(same.before.items[old].makes, same.after.items[new].makes, strict=False):
+            pair = (same.before.names[old_value], same.after.names[new_value])
+            if ABSENT not in (old_value, new_value) and pair[0] in inner[0] and pair[1] in inner[1]:
                 yield pair
 
 
@@ -234,19 +234,21 @@ def measure_distances(
         model.session(list(dict.fromkeys(names)))
         for model, names in zip((before, after), zip(*pairs, strict=True), strict=True)
     ]
-    found: list[list[Distance | None] | str] = []
+    distances: list[list[Distance | None] | str] = []
     for feeds in draws:
         old = sessions[0].run(feeds)
         try:
             new = sessions[1].run(feeds)
         except StepFailed as failure:
-            found.append(" ".join(str(failure).split()))
+            distances.append(" ".join(str(failure).split()))
             continue
-        values = ((one, old[one], new[other]) for one, other in pairs)
+        values = ((name, old[name], new[other]) for name, other in pairs)
         if may_collapse:
-            values = ((name, one, other.reshape(_expand_shape(other.shape, one.shape))) for name, one, other in values)
-        found.append([_compare_values(one, other, computed_in.get(name)) for name, one, other in values])
-    return found
+            values = (
+                (name, left, right.reshape(_expand_shape(right.shape, left.shape))) for name, left, right in values
+            )
+        distances.append([_compare_values(left, right, computed_in.get(name)) for name, left, right in values])
+    return distances
 
 
 def _expand_shape(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
@@ -259,7 +261,7 @@ def _expand_shape(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int,
 def _compare_values(before: np.ndarray, after: np.ndarray, computed_in: str | None) -> Distance | None:
     if computed_in == DRAWN:
         return None
-    is_text = all(isinstance(one, str) for array in (before, after) for one in array.ravel())
+    is_text = all(isinstance(item, str) for array in (before, after) for item in array.ravel())
     if object in (before.dtype, after.dtype) and not is_text:
         return None
     return str(before.dtype), compare(before, after, computed_in=computed_in)
@@ -308,11 +310,13 @@ def compare_layers(
     if most is not None and len(boundaries) > most:
         chosen = sorted(range(len(boundaries)), key=lambda place: (boundaries[place].depth, place))[:most]
         boundaries = [boundaries[place] for place in sorted(chosen)]
-    found, _ = measure_pairs(matched, [one.pair for one in boundaries], draws, context, may_collapse=True)
+    distances, _ = measure_pairs(matched, [boundary.pair for boundary in boundaries], draws, context, may_collapse=True)
     return tuple(
-        LayerErrors(one.layer, one.op, *one.pair, *found[one.pair])
-        for one in boundaries
-        if one.pair in found and "float" in found[one.pair][0] and not found[one.pair][1].why.startswith(UNLIKE)
+        LayerErrors(boundary.layer, boundary.op, *boundary.pair, *distances[boundary.pair])
+        for boundary in boundaries
+        if boundary.pair in distances
+        and "float" in distances[boundary.pair][0]
+        and not distances[boundary.pair][1].why.startswith(UNLIKE)
     )
 
 

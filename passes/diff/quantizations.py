@@ -44,7 +44,7 @@ def find_quantizations(matched: ModelMatching, stored: Sequence[Stored]) -> Quan
     """
     after, before = matched.same.after, matched.same.before
     floats = {new: old for old, new in stored if old in before.tensors}
-    found: list[QuantizedValue] = []
+    values: list[QuantizedValue] = []
     nodes: set[int] = set()
     removed: set[str] = set()
     for place, end in enumerate(after.items):
@@ -57,14 +57,14 @@ def find_quantizations(matched: ModelMatching, stored: Sequence[Stored]) -> Quan
             continue  # a constant that the first model does not have
         if old >= 0:
             removed.add(before.names[old])
-        found.append(_quantization(matched, [after.items[one] for one in chain], old))
+        values.append(_quantization(matched, [after.items[place] for place in chain], old))
         nodes.update(chain)
-    read = {one for place in nodes for one in after.items[place].needs if one != ABSENT}
-    alone = [one for one in read if all(user in nodes for user, _ in after.users[one])]
-    makers = {after.makers[one] for one in alone if one in after.shapes and after.makers[one] >= 0}
+    read = {value for place in nodes for value in after.items[place].needs if value != ABSENT}
+    alone = [value for value in read if all(user in nodes for user, _ in after.users[value])]
+    makers = {after.makers[value] for value in alone if value in after.shapes and after.makers[value] >= 0}
     nodes |= {maker for maker in makers if matched.same.old_of[maker] < 0}  # a Constant that holds a scale
-    added = frozenset(after.names[one] for one in alone if one in after.tensors)
-    return Quantizations(tuple(found), frozenset(nodes), added, frozenset(removed))
+    added = frozenset(after.names[value] for value in alone if value in after.tensors)
+    return Quantizations(tuple(values), frozenset(nodes), added, frozenset(removed))
 
 
 def _chain_of(matched: ModelMatching, place: int, end: Item) -> list[int]:
@@ -89,7 +89,7 @@ def _made_by(after: GraphIndex, value: int, op: str) -> bool:
 
 
 def _encoding(after: GraphIndex, item: Item) -> list[int]:
-    return [after.value_meanings[one] for one in item.needs[1:3] if one != ABSENT]
+    return [after.value_meanings[value] for value in item.needs[1:3] if value != ABSENT]
 
 
 def _quantization(matched: ModelMatching, chain: Sequence[Item], old: int) -> QuantizedValue:
@@ -101,7 +101,7 @@ def _quantization(matched: ModelMatching, chain: Sequence[Item], old: int) -> Qu
     scale = _array(matched, read[1])
     zero = _array(matched, read[2]) if len(read) > 2 else None
     whole = _tensor(matched, read[0])
-    settings = {one.name: one.i for one in (*chain[0].node.attribute, *chain[-1].node.attribute)}
+    settings = {attribute.name: attribute.i for attribute in (*chain[0].node.attribute, *chain[-1].node.attribute)}
     how: list[str] = []
     if scale is None:
         how.append("with scales that are not read")
@@ -135,10 +135,14 @@ def _largest_error(
     if scale is None or not is_read or list(tensor.dims) != list(whole.dims) or tensor.data_type == TensorProto.STRING:
         return ""
     numbers = matched.after.array(whole).astype(np.float64)
-    factors = [_spread(one.astype(np.float64), numbers.shape, settings) for one in (scale, zero) if one is not None]
+    factors = [
+        _spread(parameter.astype(np.float64), numbers.shape, settings)
+        for parameter in (scale, zero)
+        if parameter is not None
+    ]
     dequantized = (numbers - (factors[1] if len(factors) > 1 else 0)) * factors[0]
-    apart = np.abs(dequantized - matched.before.array(tensor).astype(np.float64))
-    return f"off by up to {apart.max():.3g}" if apart.size else ""
+    distance = np.abs(dequantized - matched.before.array(tensor).astype(np.float64))
+    return f"off by up to {distance.max():.3g}" if distance.size else ""
 
 
 def _spread(parameter: np.ndarray, shape: tuple[int, ...], settings: dict[str, int]) -> np.ndarray:
@@ -157,7 +161,9 @@ def _tensor(matched: ModelMatching, value: int) -> TensorProto | None:
     after = matched.same.after
     if value == ABSENT or value in after.tensors or after.makers[value] < 0:
         return after.tensors.get(value)
-    return next((one.t for one in after.items[after.makers[value]].node.attribute if one.HasField("t")), None)
+    return next(
+        (attribute.t for attribute in after.items[after.makers[value]].node.attribute if attribute.HasField("t")), None
+    )
 
 
 def _array(matched: ModelMatching, value: int) -> np.ndarray | None:

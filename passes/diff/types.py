@@ -203,11 +203,11 @@ class Diff:
 
     @property
     def added(self) -> tuple[NodeLabel, ...]:
-        return tuple(node for one in self.replaced for node in one.added)
+        return tuple(node for replacement in self.replaced for node in replacement.added)
 
     @property
     def removed(self) -> tuple[NodeLabel, ...]:
-        return tuple(node for one in self.replaced for node in one.removed)
+        return tuple(node for replacement in self.replaced for node in replacement.removed)
 
     def __len__(self) -> int:
         return len(list(self.entries()))

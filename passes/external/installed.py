@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ask",
     "find_wrong_value",
-    "library_versions",
     "refuse_older",
     "refuse_unknown",
     "refuse_wrong_values",
@@ -117,16 +116,3 @@ def texts(options: Mapping[str, Any], key: str, step: str) -> list[str]:
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise PolicyError(f"{step}: {key} is {value!r}; expected a list of names")
     return list(value)
-
-
-def library_versions(more: Sequence[str] = ()) -> dict[str, str]:
-    """Name → version of the libraries whose release can change a result, and of `more`, where they are installed."""
-    tools = ("onnxoptimizer", "onnxsim", "onnxslim", "onnxscript", "onnxruntime")
-    names = ("onnx", "onnx_ir", *tools, "numpy", "protobuf", *more)
-    versions = {}
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions

@@ -31,6 +31,12 @@ class InferShapes(Step):
             raise StepFailed(f"shape inference: {error}") from error
         return PassResult(model.with_proto(inferred))
 
+    def call_library(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        return call_inference(model, self.data_prop)
+
+    def format_call(self) -> str:
+        return f"onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop={self.data_prop})"
+
 
 def call_inference(model: onnx.ModelProto, data_prop: bool) -> onnx.ModelProto:
     """What onnx infers; it raises where types contradict each other."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import onnx
 
@@ -29,6 +29,16 @@ __all__ = [
 
 NAME: Final = "onnxoptimizer"
 
+DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "fuse_qkv": ("qkv",),
+    "fuse_bn_into_conv": ("batchnorm",),
+    "fuse_matmul_add_bias_into_gemm": ("residual",),
+    "eliminate_common_subexpression": ("qkv",),
+    "replace_einsum_with_matmul": ("attention",),
+}
+
+DESTROYS_EQUALS: Final = ("eliminate_common_subexpression",)
+
 REMEMBERED: Final = 4
 """Models that are kept as the library is given them, on either side: passes in a row are tried on the same one."""
 
@@ -39,9 +49,15 @@ class OnnxOptimizerPass(Step):
 
     name: str
     source: str = field(default=NAME, init=False)
+    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = DESTROYS
+    destroys_equals: ClassVar[tuple[str, ...]] = DESTROYS_EQUALS
+    joins_neighbours: ClassVar[bool] = True
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         return _apply([self.name], model, context)
+
+    def join(self, following: Sequence[Step]) -> OnnxOptimizerPasses:
+        return OnnxOptimizerPasses((self.name, *(step.name for step in following)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +73,12 @@ class OnnxOptimizerPasses(Step):
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         return _apply(self.names, model, context)
+
+    def call_library(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        return call_optimize(model, self.names)
+
+    def format_call(self) -> str:
+        return f"onnxoptimizer.optimize(model, {list(self.names)})"
 
 
 def passes_of(names: Sequence[str]) -> tuple[OnnxOptimizerPass, ...]:

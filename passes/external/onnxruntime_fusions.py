@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import onnx
 
 from passes.context import PassContext
 from passes.errors import PolicyError
@@ -14,9 +18,6 @@ from passes.external.installed import ask, refuse_unknown
 from passes.external.through_files import give_back_inputs, through_files, write
 from passes.step import CompositeStep, PassResult
 from passes.weights.detached import DetachedModel
-
-if TYPE_CHECKING:
-    import onnx
 
 __all__ = ["OnnxRuntimeFusions", "call_optimizer", "facts", "fuse"]
 
@@ -28,6 +29,20 @@ OPT_LEVELS: Final = (0, 1, 2, 99)
 
 SWITCH: Final = "enable_"
 """What the name of a switch begins with."""
+
+DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "enable_attention": ("qkv", "attention"),
+    "enable_packed_qkv": ("qkv",),
+    "enable_packed_kv": ("qkv",),
+    "enable_rotary_embeddings": ("rope",),
+    "enable_skip_layer_norm": ("residual", "layernorm", "rmsnorm"),
+    "enable_embed_layer_norm": ("embedding", "layernorm"),
+    "enable_layer_norm": ("layernorm", "rmsnorm"),
+    "enable_gelu": ("gelu",),
+    "enable_bias_gelu": ("gelu",),
+    "enable_gelu_approximation": ("gelu",),
+    "enable_gemm_fast_gelu": ("gelu",),
+}
 
 ENUMS: Final[Mapping[str, str]] = {
     "attention_mask_format": "AttentionMaskFormat",
@@ -57,9 +72,11 @@ class OnnxRuntimeFusions(CompositeStep):
     left_out: tuple[str, ...] = ()
     name: str = field(default="onnxruntime_fusions", init=False)
     source: str = field(default="onnxruntime", init=False)
+    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = DESTROYS
+    hands_on_options: ClassVar[bool] = True
 
     @classmethod
-    def with_options(cls, options: Mapping[str, Any]) -> OnnxRuntimeFusions:
+    def from_options(cls, options: Mapping[str, Any]) -> OnnxRuntimeFusions:
         """From a recipe, where the flags stand beside the other options."""
         own = {
             name: options[name] for name in ("model_type", "num_heads", "hidden_size", "opt_level") if name in options
@@ -68,6 +85,12 @@ class OnnxRuntimeFusions(CompositeStep):
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         return PassResult(through_files(model, context, fuse, self.build_arguments()))
+
+    def call_library(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
+            source = Path(folder, "before.onnx")
+            onnx.save(model, source)
+            return call_optimizer(str(source), **self.build_arguments())
 
     def build_arguments(self) -> dict[str, Any]:
         """What `call_optimizer` takes besides the file."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import onnx
 
@@ -27,6 +27,29 @@ from passes.step import CompositeStep, PassResult
 from passes.weights.detached import DetachedModel
 
 __all__ = ["LEVELS", "NOTHING", "RULES", "OnnxRuntimeGraph", "facts", "load_in_session", "open_settings", "optimize"]
+
+DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "AttentionFusion": ("qkv", "attention"),
+    "GroupQueryAttentionFusion": ("qkv", "attention", "rope"),
+    "GroupQueryAttentionPreNormFusion": ("rmsnorm",),
+    "CommonSubexpressionElimination": ("qkv",),
+    "MatMulScaleFusion": ("attention", "qkv"),
+    "MatmulTransposeFusion": ("attention",),
+    "SkipLayerNormFusion": ("residual", "layernorm"),
+    "EmbedLayerNormFusion": ("embedding", "layernorm"),
+    "LayerNormFusionL1": ("layernorm",),
+    "LayerNormFusionL2": ("layernorm",),
+    "SimplifiedLayerNormFusion": ("rmsnorm", "layernorm"),
+    "GeluFusionL1": ("gelu",),
+    "GeluFusionL2": ("gelu",),
+    "BiasGeluFusion": ("gelu",),
+    "FastGeluFusion": ("gelu",),
+    "QuickGeluFusion": ("gelu", "swiglu"),
+    "FuseFp16InitializerToFp32NodeTransformer": ("qkv",),
+    "ConvBNFusion": ("batchnorm",),
+    "MatMul_BatchNormalization_Fusion": ("batchnorm",),
+    "QDQS8ToU8Transformer": ("qdq",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +66,21 @@ class OnnxRuntimeGraph(CompositeStep):
     left_out: tuple[str, ...] = ()
     name: str = field(default="onnxruntime", init=False)
     source: str = field(default="onnxruntime", init=False)
+    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = DESTROYS
+    destroys_equals: ClassVar[tuple[str, ...]] = ("CommonSubexpressionElimination",)
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         options = {"level": self.level, "disabled": [*self._disabled_names(), *self.left_out]}
         return PassResult(through_files(model, context, optimize, options))
+
+    def call_library(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
+            settings = open_settings(self.level)
+            settings.log_severity_level = SILENT
+            settings.intra_op_num_threads = 1
+            settings.optimized_model_filepath = str(Path(folder, "after.onnx"))
+            load_in_session(model.SerializeToString(), settings, [*self._disabled_names(), *self.left_out])
+            return onnx.load(settings.optimized_model_filepath)
 
     def inner(self, context: PassContext) -> tuple[str, ...]:
         disabled = {*self._disabled_names(), *self.left_out}
@@ -164,6 +198,7 @@ def _capture_stderr() -> Iterator[list[str]]:
 
 INFO: Final = 1
 ERRORS: Final = 3
+SILENT: Final = 4
 """Severities of onnxruntime's log."""
 
 LEVELS: Final[Mapping[str, str]] = {

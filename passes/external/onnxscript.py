@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -17,6 +17,7 @@ from passes.step import CompositeStep, PassResult
 from passes.weights.detached import DetachedModel
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
 
 __all__ = ["OnnxScriptOptimizer", "OnnxScriptRewrites", "facts", "hints", "optimize", "option_names", "rewrite"]
@@ -43,9 +44,15 @@ class OnnxScriptOptimizer(CompositeStep):
     name: str = field(default="onnxscript", init=False)
     source: str = field(default="onnxscript", init=False)
     suspects: ClassVar[tuple[str, ...]] = ("constant_folding", SHAPES)
+    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = {"common_subexpression_elimination": ("qkv",)}
+    destroys_equals: ClassVar[tuple[str, ...]] = ("common_subexpression_elimination",)
+    hands_on_options: ClassVar[bool] = True
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         return PassResult(through_ir(model, context, optimize, self.build_arguments()))
+
+    def call_library(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        return _call_on_ir(optimize, model, self.build_arguments())
 
     def build_arguments(self) -> dict[str, Any]:
         """What `optimize` takes besides the model."""
@@ -67,6 +74,17 @@ class OnnxScriptOptimizer(CompositeStep):
         known = ask(context, option_names, self.name)
         refuse_unknown(self.options, known, "onnxscript.optimizer.optimize has no option")
         refuse_wrong_values(context, hints, self.name, self.options)
+
+
+def _call_on_ir(
+    function: Callable[[ir.Model, Mapping[str, Any]], None], model: onnx.ModelProto, options: Mapping[str, Any]
+) -> onnx.ModelProto:
+    """Call onnxscript on a model in its own form."""
+    import onnx_ir
+
+    edited = onnx_ir.from_proto(model)
+    function(edited, options)
+    return onnx_ir.to_proto(edited)
 
 
 def option_names() -> list[str]:
@@ -114,6 +132,30 @@ def optimize(model: ir.Model, options: Mapping[str, Any]) -> None:
         onnxscript.optimizer.optimize(model, **arguments)
 
 
+REWRITES_DESTROY: Final[Mapping[str, tuple[str, ...]]] = {
+    # fuse_attention, fuse_gqa and fuse_gelu are called as in onnxsim
+    "fuse_attention": ("qkv", "attention"),
+    "fuse_gqa": ("qkv", "attention"),
+    "fuse_gelu": ("gelu",),
+    "fuse_sdpa": ("attention",),
+    "replace_sdpa_by_mha": ("attention",),
+    "fuse_mha1": ("attention",),
+    "fuse_mha2": ("attention",),
+    "fuse_qkv_gqa": ("qkv",),
+    "fuse_skip_layer_normalization": ("residual", "layernorm"),
+    "fuse_skip_rms_normalization": ("residual", "rmsnorm"),
+    "fuse_rms_normalization": ("rmsnorm",),
+    "fuse_erfgelu": ("gelu",),
+    "fuse_bias_gelu": ("gelu",),
+    "fuse_rotary_embedding": ("rope",),
+    "fuse_partial_rotary_embedding": ("rope",),
+    "fuse_cos_sin_cache": ("rope",),
+    "fuse_batchnorm_into_conv_rule": ("batchnorm",),
+    "fuse_batchnorm_into_conv_transpose_rule": ("batchnorm",),
+    "fuse_batchnorm_into_gemm_rule": ("batchnorm",),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class OnnxScriptRewrites(CompositeStep):
     """Run onnxscript's rewriter.
@@ -127,9 +169,13 @@ class OnnxScriptRewrites(CompositeStep):
     left_out: tuple[str, ...] = ()
     name: str = field(default="onnxscript_rewrites", init=False)
     source: str = field(default="onnxscript", init=False)
+    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = REWRITES_DESTROY
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         return PassResult(through_ir(model, context, rewrite, self.build_arguments()))
+
+    def call_library(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        return _call_on_ir(rewrite, model, self.build_arguments())
 
     def build_arguments(self) -> dict[str, Any]:
         """What `rewrite` takes besides the model."""

@@ -17,6 +17,7 @@ import onnx
 
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed, StepTimedOut
+from passes.external import onnxoptimizer
 from passes.external.installed import ask, refuse_older, refuse_wrong_values
 from passes.external.onnxsim_detached import call_simplify, import_onnxsim, simplify_detached
 from passes.external.through_files import through_files
@@ -43,6 +44,20 @@ NEVER_RUN: Final[Mapping[str, str]] = {
     "extract_constant_to_initializer": "it is listed, but never run: onnxsim keeps constants apart from weights",
 }
 """Passes that simplify always removes from its list, as its sources and its runs show."""
+
+DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
+    **onnxoptimizer.DESTROYS,  # it has these passes from there
+    "fuse_attention": ("qkv", "attention"),
+    "fuse_gqa": ("qkv", "attention"),
+    "fuse_gelu": ("gelu",),
+    "fuse_layer_norm": ("layernorm",),
+    "fuse_rms_norm": ("rmsnorm",),
+    "fuse_rope": ("rope",),
+    "fuse_consecutive_mul": ("rmsnorm",),
+    "fuse_split_gather_concat": ("embedding",),
+    "pow2_to_mul": ("layernorm", "rmsnorm"),
+    "neg_to_mul": ("rope",),
+}
 
 NATIVE: Final = "onnxsim.onnxsim_cpp2py_export"
 
@@ -71,6 +86,9 @@ class OnnxSim(CompositeStep):
     suspects: ClassVar[tuple[str, ...]] = tuple(STAGES)
     joins_weights: ClassVar[tuple[str, ...]] = ("fuse_attention",)
     never_run: ClassVar[Mapping[str, str]] = NEVER_RUN
+    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = DESTROYS
+    destroys_equals: ClassVar[tuple[str, ...]] = onnxoptimizer.DESTROYS_EQUALS
+    hands_on_options: ClassVar[bool] = True
 
     @property
     def narrows(self) -> bool:  # type: ignore[override]
@@ -88,6 +106,14 @@ class OnnxSim(CompositeStep):
                     raise
                 why = f"with all weights in its memory, since it failed without them: {failure}"
         return PassResult(through_files(model, context, simplify, options), why=why)
+
+    def call_library(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """`check_n` stays at 0: onnxsim's own comparison would hide what it has broken."""
+        return call_simplify(model, self.build_arguments())
+
+    def format_call(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.build_arguments().items())
+        return f"onnxsim.simplify(model, {arguments})"
 
     def build_arguments(self) -> dict[str, Any]:
         """What simplify is called with, besides the model: the options, and what else is left out."""

@@ -36,6 +36,15 @@ class OnnxSlim(CompositeStep):
     name: str = field(default="onnxslim", init=False)
     source: str = field(default="onnxslim", init=False)
     suspects: ClassVar[tuple[str, ...]] = ("constant_folding", SHAPES)
+    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "FusionConvBN": ("batchnorm",),
+        "FusionConvTransposeBN": ("batchnorm",),
+        "FusionGelu": ("gelu",),
+        "FusionGemmMul": ("qkv",),
+        "subexpression_elimination": ("qkv",),
+    }
+    destroys_equals: ClassVar[tuple[str, ...]] = ("subexpression_elimination",)
+    hands_on_options: ClassVar[bool] = True
 
     @property
     def narrows(self) -> bool:  # type: ignore[override]
@@ -43,6 +52,13 @@ class OnnxSlim(CompositeStep):
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         return PassResult(through_files(model, context, slim, self.build_arguments()))
+
+    def call_library(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        return call_slim(model, self.build_arguments())
+
+    def format_call(self) -> str:
+        without = f"  # without {', '.join(self.left_out)}" if self.left_out else ""
+        return f"onnxslim.slim(model){without}"
 
     def build_arguments(self) -> dict[str, Any]:
         """What `call_slim` takes besides the model."""

@@ -1,6 +1,7 @@
 """Functions on ONNX graphs that need no weights. Imports nothing else of `passes`.
 
-traversal.py    bodies of nodes, the values that a node reads, live nodes, topological order
-op_facts.py     tables of operators: which move elements, draw random numbers or ask for a size
-formatting.py   types, tensors and attributes as text
+traversal.py      bodies of nodes, the values that a node reads, live nodes, topological order
+float_tensors.py  the float tensors of a model, and the axes of a weight
+op_facts.py       tables of operators: which move elements, draw random numbers or ask for a size
+formatting.py     types, tensors and attributes as text
 """

@@ -122,14 +122,14 @@ def _display_path(file: str) -> str:
 
 def write_call(call: GuardedCall, guards: Sequence[Settings]) -> None:
     _append({"event": "call", **asdict(call)}, guards)
-    if not all(one.quiet for one in guards):
+    if not all(settings.quiet for settings in guards):
         say(call.lines())
 
 
 def warn(text: str, guards: Sequence[Settings]) -> None:
     """Write down and print a warning that concerns no single call."""
     _append({"event": "warning", "process": os.getpid(), "text": text}, guards)
-    if not all(one.quiet for one in guards):
+    if not all(settings.quiet for settings in guards):
         say([f"warning: {text}"])
 
 
@@ -152,7 +152,7 @@ def read_warnings(path: str) -> tuple[str, ...]:
 def _append(event: Mapping[str, Any], guards: Sequence[Settings]) -> None:
     """Append a line in one write under a lock: other processes write too. The file is gone once the guard has ended."""
     line = f"{json.dumps({'format_version': FORMAT_VERSION, **event})}\n".encode()
-    for path in dict.fromkeys(one.journal for one in guards if one.journal):
+    for path in dict.fromkeys(settings.journal for settings in guards if settings.journal):
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:

@@ -174,12 +174,12 @@ class ChildWatch:
 
 
 def _children_of(process: int) -> list[int]:
-    found: list[int] = []
+    children: list[int] = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{process}/task").iterdir():
             with contextlib.suppress(OSError):
-                found += map(int, (task / "children").read_text().split())
-    return found
+                children += map(int, (task / "children").read_text().split())
+    return children
 
 
 def _command(process: int) -> list[str]:

@@ -94,8 +94,8 @@ def _inputs(call: InterceptedCall) -> onnx.ModelProto:
     proto.graph.input.extend(info for info in graph.input if info.name not in stored)
     for info in proto.graph.input:
         dims = info.type.tensor_type.shape.dim
-        given = call.shapes.get(info.name, ())
-        for dim, size in zip(dims, given if len(given) == len(dims) else (), strict=False):
+        shape = call.shapes.get(info.name, ())
+        for dim, size in zip(dims, shape if len(shape) == len(dims) else (), strict=False):
             if isinstance(size, int | np.integer) and size > 0:
                 dim.dim_value = int(size)
     return proto

@@ -150,7 +150,7 @@ class _GuardRegistry:
 
     def _after_fork(self) -> None:
         self.lock = threading.RLock()
-        register([one.processes for one in self.guards() if one.processes])
+        register([settings.processes for settings in self.guards() if settings.processes])
 
 
 _REGISTRY: Final = _GuardRegistry()

@@ -11,10 +11,10 @@ from typing import Any, Final
 from passes.catalog import catalog
 from passes.context import open_context
 from passes.errors import PolicyError
-from passes.guard.startup.hooks import FOLDER, PROCESSES, VARIABLE, add_guard
+from passes.guard.startup.hooks import FOLDER, LIBRARIES, PROCESSES, VARIABLE, add_guard
 from passes.policy.known_passes import DESTROYS
 from passes.policy.policy import Policy, Skip
-from passes.recipe.recipe import OWN_STEPS
+from passes.recipe.steps import OWN_STEPS
 
 __all__ = ["BorrowedEnvironment", "CombinedPolicy", "Settings", "from_text", "guards_in", "to_text", "variables_of"]
 
@@ -50,7 +50,7 @@ class Settings:
 
     def kinds(self) -> tuple[str, ...]:
         """The kinds of structures that this guard enforces: the kept ones, and those that a skip watches."""
-        suspects = [name for each in DESTROYS for name in (each, f"onnxsim/{each}", f"onnxslim/{each}")]
+        suspects = [name for each in DESTROYS for name in (each, *(f"{library}/{each}" for library in LIBRARIES))]
         watched = Policy(self.skip, (), self.watch).watched_kinds(suspects)
         return tuple(dict.fromkeys((*Policy((), self.keep).kept_kinds(), *watched)))
 
@@ -62,10 +62,10 @@ class CombinedPolicy:
     guards: tuple[Settings, ...]
 
     def skips(self, name: str) -> Skip | None:
-        return next((skip for one in self.guards if (skip := one.skips(name))), None)
+        return next((skip for settings in self.guards if (skip := settings.skips(name))), None)
 
     def skips_any(self) -> bool:
-        return any(one.skip for one in self.guards)
+        return any(settings.skip for settings in self.guards)
 
     def merge(self) -> Policy:
         """The policy to enforce on one model. Each kind may be absent, since not every model of a script has it.
@@ -73,16 +73,16 @@ class CombinedPolicy:
         It has no skips: skipped passes are removed from the steps beforehand, since a name may belong to another
         library than the one that is called. The kinds that skips watch are enforced like kept ones.
         """
-        kinds = dict.fromkeys(kind for one in self.guards for kind in one.kinds())
+        kinds = dict.fromkeys(kind for settings in self.guards for kind in settings.kinds())
         return Policy((), tuple(f"{kind}?" for kind in kinds), watch=False)
 
     def keep(self) -> tuple[str, ...]:
         """The kinds that were asked for by name."""
-        return tuple(dict.fromkeys(kind for one in self.guards for kind in Policy((), one.keep).kept_kinds()))
+        return tuple(dict.fromkeys(kind for settings in self.guards for kind in Policy((), settings.keep).kept_kinds()))
 
     @property
     def compare(self) -> bool:
-        return any(one.compare for one in self.guards)
+        return any(settings.compare for settings in self.guards)
 
     @property
     def timeout_s(self) -> float:
@@ -94,11 +94,11 @@ class CombinedPolicy:
 
 
 def to_text(guards: Sequence[Settings]) -> str:
-    return json.dumps([asdict(one) for one in guards])
+    return json.dumps([asdict(settings) for settings in guards])
 
 
 def from_text(text: str) -> tuple[Settings, ...]:
-    return tuple(_settings(one) for one in json.loads(text))
+    return tuple(_settings(entry) for entry in json.loads(text))
 
 
 def _settings(data: Mapping[str, Any]) -> Settings:
@@ -157,7 +157,7 @@ class BorrowedEnvironment:
 
 def variables_of(guards: Sequence[Settings]) -> dict[str, str]:
     """The variables that hand `guards` to a child."""
-    folders = dict.fromkeys(one.processes for one in guards if one.processes)
+    folders = dict.fromkeys(settings.processes for settings in guards if settings.processes)
     return {VARIABLE: to_text(guards), PROCESSES: os.pathsep.join(folders)}
 
 

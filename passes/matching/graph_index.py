@@ -69,8 +69,8 @@ class GraphIndex:
         Most nodes survive many passes, and to copy them entry by entry takes longer than everything else."""
         self._meanings = meanings
 
-    def intern(self, what: Hashable) -> int:
-        return self._meanings.setdefault(what, len(self._meanings))
+    def intern(self, computation: Hashable) -> int:
+        return self._meanings.setdefault(computation, len(self._meanings))
 
     def value(self, name: str, meaning: Hashable) -> int:
         self.names.append(name)
@@ -160,14 +160,16 @@ class _GraphIndexer:
         meanings = wiring.value_meanings
         needs = [self._read(name, scope) if name else ABSENT for name in reading.inputs]
         makes = tuple([scope[name] if name else ABSENT for name in reading.outputs])
-        known = tuple([ABSENT if one == ABSENT else meanings[one] for one in needs])
+        known = tuple([ABSENT if value == ABSENT else meanings[value] for value in needs])
         meaning = wiring.intern((reading.says, reading.shape, known))
         if reading.bodies:
-            bodies = [body for one in sorted(node.attribute, key=attrgetter("name")) for body in bodies_of(one)]
+            bodies = [
+                body for attribute in sorted(node.attribute, key=attrgetter("name")) for body in bodies_of(attribute)
+            ]
             for index, (body, inner) in enumerate(zip(bodies, reading.bodies, strict=True)):
                 results = self.graph(body, inner, scope, (meaning, index))
                 needs.extend(results)
-            meaning = wiring.intern((meaning, tuple([meanings[one] for one in needs[len(known) :]])))
+            meaning = wiring.intern((meaning, tuple([meanings[value] for value in needs[len(known) :]])))
         op = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
         wiring.add(Item(node, op, reading.says, tuple(needs), makes, meaning))
         if reading.is_identity:

@@ -100,8 +100,8 @@ def _match_downwards(same: NodeMatching) -> int:
 
 
 def _known_reading(same: NodeMatching, item: Item) -> Hashable:
-    needs = [same.counterpart(one) for one in item.needs]
-    if not item.needs or any(old < 0 and one != ABSENT for old, one in zip(needs, item.needs, strict=True)):
+    needs = [same.counterpart(value) for value in item.needs]
+    if not item.needs or any(old < 0 and value != ABSENT for old, value in zip(needs, item.needs, strict=True)):
         return None
     return reading_of(item, needs)
 
@@ -138,13 +138,13 @@ def _read_before(same: NodeMatching, value: int) -> list[int]:
     """The old values that the matched users of `value` read in its place."""
     if value == ABSENT:
         return []
-    given = same.before.outputs.get(same.after.names[value], ABSENT)
-    found = [given] if given != ABSENT and same.after.outputs.get(same.after.names[value]) == value else []
+    output = same.before.outputs.get(same.after.names[value], ABSENT)
+    candidates = [output] if output != ABSENT and same.after.outputs.get(same.after.names[value]) == value else []
     for user, _ in same.after.users[value]:
         if same.old_of[user] >= 0:
             pairs = _values_read_in_same_place(same, same.after.items[user], same.before.items[same.old_of[user]])
-            found.extend(old for one, old in pairs if one == value)
-    return found
+            candidates.extend(old for new, old in pairs if new == value)
+    return candidates
 
 
 def _values_read_in_same_place(same: NodeMatching, item: Item, old_item: Item) -> list[tuple[int, int]]:
@@ -153,18 +153,18 @@ def _values_read_in_same_place(same: NodeMatching, item: Item, old_item: Item) -
         return []
     if item.op[1] not in COMMUTATIVE:
         pairs = zip(item.needs, old_item.needs, strict=True)
-        return [(one, other) for one, other in pairs if ABSENT not in (one, other)]
+        return [(new, old) for new, old in pairs if ABSENT not in (new, old)]
     # Operands in any order: known ones are paired by value, the others by the kind of their maker.
     both = itertools.product(item.needs, old_item.needs)
-    pairs = [(one, other) for one, other in both if same.counterpart(one) == same.representative(other) != ABSENT]
+    pairs = [(new, old) for new, old in both if same.counterpart(new) == same.representative(old) != ABSENT]
     paired = {other for _, other in pairs}
-    ones = [one for one in item.needs if same.counterpart(one) < 0]
-    others = [other for other in old_item.needs if other not in paired]
-    if len(ones) == len(others) == 1:
-        return [*pairs, (ones[0], others[0])]
-    kinds = index_unique(ones, lambda one: _kind(same.after, one))
-    old_kinds = index_unique(others, lambda one: _kind(same.before, one))
-    return [*pairs, *((one, old_kinds[kind]) for kind, one in kinds.items() if kind in old_kinds)]
+    news = [value for value in item.needs if same.counterpart(value) < 0]
+    olds = [other for other in old_item.needs if other not in paired]
+    if len(news) == len(olds) == 1:
+        return [*pairs, (news[0], olds[0])]
+    kinds = index_unique(news, lambda value: _kind(same.after, value))
+    old_kinds = index_unique(olds, lambda value: _kind(same.before, value))
+    return [*pairs, *((new, old_kinds[kind]) for kind, new in kinds.items() if kind in old_kinds)]
 
 
 def _kind(wiring: GraphIndex, value: int) -> Hashable:
@@ -218,11 +218,11 @@ def _have_both_names(same: NodeMatching, new: int, old: int) -> bool:
 
 def _share_neighbour(same: NodeMatching, new: int, old: int) -> bool:
     before, after = same.before, same.after
-    read = {same.representative(one) for one in before.items[old].needs if not _is_small(before, one)}
-    if any(same.counterpart(one) in read for one in after.items[new].needs if not _is_small(after, one)):
+    read = {same.representative(value) for value in before.items[old].needs if not _is_small(before, value)}
+    if any(same.counterpart(value) in read for value in after.items[new].needs if not _is_small(after, value)):
         return True
-    readers = {user for one in before.items[old].makes if one != ABSENT for user, _ in before.users[one]}
-    users = (user for one in after.items[new].makes if one != ABSENT for user, _ in after.users[one])
+    readers = {user for value in before.items[old].makes if value != ABSENT for user, _ in before.users[value]}
+    users = (user for value in after.items[new].makes if value != ABSENT for user, _ in after.users[value])
     return any(same.old_of[user] in readers for user in users)
 
 
@@ -252,19 +252,19 @@ def _match_values_by_weights(same: NodeMatching) -> int:
         count += _equate(same, item.makes, _outputs_of_group(same, kin))
         if all(same.value_of[value] >= 0 for value in item.needs if value in same.after.weights):
             # Otherwise `kin` lacks the node that read the unknown weight, and so its inputs.
-            data = [one for one in item.needs if one not in same.after.constants]
+            data = [value for value in item.needs if value not in same.after.constants]
             count += _equate(same, data, _inputs_of_group(same, kin))
     return count
 
 
 def _inputs_of_group(same: NodeMatching, kin: set[int]) -> set[int]:
-    needs = {one for old in kin for one in same.before.items[old].needs}
-    return {one for one in needs if one not in same.before.constants and same.before.makers[one] not in kin}
+    needs = {value for old in kin for value in same.before.items[old].needs}
+    return {value for value in needs if value not in same.before.constants and same.before.makers[value] not in kin}
 
 
 def _outputs_of_group(same: NodeMatching, kin: set[int]) -> set[int]:
-    makes = {one for old in kin for one in same.before.items[old].makes if one != ABSENT}
-    inner = {one for one in makes if any(user in kin for user, _ in same.before.users[one])}
+    makes = {value for old in kin for value in same.before.items[old].makes if value != ABSENT}
+    inner = {value for value in makes if any(user in kin for user, _ in same.before.users[value])}
     return makes - inner
 
 

@@ -34,7 +34,9 @@ class NodeMatching:
         """Meaning → the unmatched old nodes that have it, where several nodes of a model have it."""
         first: dict[int, int] = {}
         # Equal values are one value, under all their names; the first represents them.
-        self._representatives = [first.setdefault(meaning, one) for one, meaning in enumerate(before.value_meanings)]
+        self._representatives = [
+            first.setdefault(meaning, value) for value, meaning in enumerate(before.value_meanings)
+        ]
 
     def is_lost(self, old: int) -> bool:
         return self.new_of[old] < 0
@@ -42,9 +44,9 @@ class NodeMatching:
     def claim(self, new: int, old: int) -> None:
         self.old_of[new], self.new_of[old] = old, new
         self.twins.get(self.before.items[old].meaning, set()).discard(old)
-        for one, other in zip(self.after.items[new].makes, self.before.items[old].makes, strict=False):
-            if one != ABSENT and other != ABSENT:
-                self.value_of[one] = other
+        for value, old_value in zip(self.after.items[new].makes, self.before.items[old].makes, strict=False):
+            if value != ABSENT and old_value != ABSENT:
+                self.value_of[value] = old_value
 
     def may_match(self, new: int, old: int) -> bool:
         """Whether both are unmatched, and `old` is among the twins of `new` if it has any."""
@@ -76,20 +78,20 @@ class NodeMatching:
 
     @cached_property
     def _equals(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = defaultdict(list)
+        equals: dict[int, list[int]] = defaultdict(list)
         for value, first in enumerate(self._representatives):
-            found[first].append(value)
-        return dict(found)
+            equals[first].append(value)
+        return dict(equals)
 
     # The tables below are built on first use, after the matching by digests, and cover the nodes still unmatched then.
 
     @cached_property
     def olds_by_reading(self) -> dict[Hashable, list[int]]:
-        found: dict[Hashable, list[int]] = defaultdict(list)
+        olds: dict[Hashable, list[int]] = defaultdict(list)
         for old in self.open_old():
             item = self.before.items[old]
-            found[reading_of(item, [self.representative(one) for one in item.needs])].append(old)
-        return dict(found)
+            olds[reading_of(item, [self.representative(value) for value in item.needs])].append(old)
+        return dict(olds)
 
     @cached_property
     def olds_by_name(self) -> dict[Hashable, int]:
@@ -129,12 +131,12 @@ def reading_of(item: Item, needs: list[int]) -> Hashable:
 
 def index_unique(places: Iterable[int], key_of: Callable[[int], Hashable]) -> dict[Hashable, int]:
     """Key → place, of the places whose key is unique."""
-    found: dict[Hashable, list[int]] = defaultdict(list)
+    places_by_key: dict[Hashable, list[int]] = defaultdict(list)
     for place in places:
         key = key_of(place)
         if key is not None:
-            found[key].append(place)
-    return {key: places[0] for key, places in found.items() if len(places) == 1}
+            places_by_key[key].append(place)
+    return {key: places[0] for key, places in places_by_key.items() if len(places) == 1}
 
 
 def is_one_kind(same: NodeMatching, item: Item, old_item: Item) -> bool:
@@ -143,9 +145,9 @@ def is_one_kind(same: NodeMatching, item: Item, old_item: Item) -> bool:
         return False
     after, before = same.after, same.before
     pairs = zip(item.needs, old_item.needs, strict=False)
-    stored = [(one, other) for one, other in pairs if one in after.shapes and other in before.shapes]
+    stored = [(new, old) for new, old in pairs if new in after.shapes and old in before.shapes]
     weights = (pair for pair in stored if pair[0] in after.weights or pair[1] in before.weights)
-    return all(after.shapes[one] == before.shapes[other] for one, other in weights)
+    return all(after.shapes[new] == before.shapes[old] for new, old in weights)
 
 
 def is_namesake(same: NodeMatching, new: int, old: int) -> bool:

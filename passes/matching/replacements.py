@@ -36,7 +36,7 @@ def find_replacements(same: NodeMatching) -> list[ReplacedNodes]:
 
     A node that replaces nothing but its namesake is matched with it: it is not new.
     """
-    found: list[ReplacedNodes] = []
+    replacements: list[ReplacedNodes] = []
     for clump in _clumps(same):
         # In a large clump the share of a single node is expensive to find, and nearly the whole clump.
         shares = [clump] if len(clump) > CLUMP else [{new} for new in sorted(clump)]
@@ -45,16 +45,16 @@ def find_replacements(same: NodeMatching) -> list[ReplacedNodes]:
             products = _products_among(same, together) if len(clump) > 1 else []
             in_products = {new for product in products for new in product.news}
             if share - in_products:
-                found.append(replace(together, news=together.news - in_products))
-            found.extend(products)
-    news = [one for one in found if not _is_namesake_alone(same, one)]
-    return [replace(one, lost=tuple(filter(same.is_lost, one.lost))) for one in news]
+                replacements.append(replace(together, news=together.news - in_products))
+            replacements.extend(products)
+    news = [replacement for replacement in replacements if not _is_namesake_alone(same, replacement)]
+    return [replace(replacement, lost=tuple(filter(same.is_lost, replacement.lost))) for replacement in news]
 
 
-def _is_namesake_alone(same: NodeMatching, found: ReplacedNodes) -> bool:
-    if len(found.news) != 1 or len(found.lost) != 1:
+def _is_namesake_alone(same: NodeMatching, replacement: ReplacedNodes) -> bool:
+    if len(replacement.news) != 1 or len(replacement.lost) != 1:
         return False
-    [new], [old] = found.news, found.lost
+    [new], [old] = replacement.news, replacement.lost
     if not same.is_lost(old) or not is_namesake(same, new, old):
         return False
     same.claim(new, old)
@@ -85,20 +85,20 @@ def _replaced_by(same: NodeMatching, share: set[int]) -> ReplacedNodes:
     return ReplacedNodes(frozenset(share), tuple(sorted(back & forth or back)), tuple(sorted(around)))
 
 
-def _products_among(same: NodeMatching, found: ReplacedNodes) -> list[ReplacedNodes]:
+def _products_among(same: NodeMatching, replacement: ReplacedNodes) -> list[ReplacedNodes]:
     """The new products of weights, each with the lost nodes that used only these weights.
 
     The other new nodes of the clump replace the nodes before and behind it: a Reshape replaces the Reshape in front.
     """
     products = []
-    for new in sorted(found.news):
+    for new in sorted(replacement.news):
         item = same.after.items[new]
         if item.op[1] not in PRODUCTS:
             continue
-        readers = find_weight_readers(same, item, among=set(found.lost))
+        readers = find_weight_readers(same, item, among=set(replacement.lost))
         if readers:
-            lost = [old for old in found.lost if old in readers or _feeds_constant(same, old, readers)]
-            products.append(ReplacedNodes(frozenset({new}), tuple(lost), found.around))
+            lost = [old for old in replacement.lost if old in readers or _feeds_constant(same, old, readers)]
+            products.append(ReplacedNodes(frozenset({new}), tuple(lost), replacement.around))
     return products
 
 
@@ -137,13 +137,13 @@ def _exits(same: NodeMatching, share: set[int]) -> set[int]:
     """The old values that outputs of new nodes replace, directly or through other new nodes."""
     after = same.after
     places = _through_new(same, share, lambda item: _unknown_readers(same, item))
-    made = {value for place in places for value in after.items[place].makes if value != ABSENT}
-    found = {same.value_of[value] for value in made if same.value_of[value] >= 0}
-    for user, position in (pair for value in made if same.value_of[value] < 0 for pair in after.users[value]):
+    values = {value for place in places for value in after.items[place].makes if value != ABSENT}
+    exits = {same.value_of[value] for value in values if same.value_of[value] >= 0}
+    for user, position in (pair for value in values if same.value_of[value] < 0 for pair in after.users[value]):
         needs = same.before.items[same.old_of[user]].needs if same.old_of[user] >= 0 else ()
         if len(needs) == len(after.items[user].needs) and needs[position] != ABSENT:
-            found.add(needs[position])
-    return found
+            exits.add(needs[position])
+    return exits
 
 
 def _unknown_makers(same: NodeMatching, item: Item) -> list[int]:
@@ -216,19 +216,21 @@ def find_weight_readers(same: NodeMatching, item: Item, among: AbstractSet[int] 
     if among is not None:
         readings = [readers & among for readers in readings]
     certain = {old for readers in readings if len(readers) == 1 for old in readers}
-    found = set(certain)
+    readers_of_all = set(certain)
     for readers in readings:
-        beside = {old for old in readers if old in certain or any(_is_beside(same, old, one) for one in certain)}
+        beside = {
+            old for old in readers if old in certain or any(_is_beside(same, old, neighbour) for neighbour in certain)
+        }
         if len(beside) != 1:
             return set()
-        found |= beside
-    return found if all(map(same.is_lost, found)) else set()
+        readers_of_all |= beside
+    return readers_of_all if all(map(same.is_lost, readers_of_all)) else set()
 
 
 def _readers_of(same: NodeMatching, old_value: int) -> set[int]:
     """The nodes that compute with a weight, under any of its names or through constants computed from it."""
     before = same.before
-    found: set[int] = set()
+    users: set[int] = set()
     seen: set[int] = set()
     front = [old_value]
     while front:
@@ -237,15 +239,15 @@ def _readers_of(same: NodeMatching, old_value: int) -> set[int]:
                 continue
             seen.add(value)
             for user, _ in before.users[value]:
-                made = [one for one in before.items[user].makes if one != ABSENT]
-                if all(one in before.constants for one in made):
-                    front.extend(made)
+                makes = [result for result in before.items[user].makes if result != ABSENT]
+                if all(result in before.constants for result in makes):
+                    front.extend(makes)
                 else:
-                    found.add(user)
-    return found
+                    users.add(user)
+    return users
 
 
 def _is_beside(same: NodeMatching, old: int, other: int) -> bool:
     """Whether one of the two nodes reads what the other one makes."""
-    one, two = same.before.items[old], same.before.items[other]
-    return not set(one.makes).isdisjoint(two.needs) or not set(two.makes).isdisjoint(one.needs)
+    first, second = same.before.items[old], same.before.items[other]
+    return not set(first.makes).isdisjoint(second.needs) or not set(second.makes).isdisjoint(first.needs)

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from passes.advisories.known import QUARANTINE, quarantined_passes
+from passes.recipe.steps import STEP_TYPES
 
 __all__ = ["ALL_GROUPS", "DESTROYS", "GROUPS", "OF_EQUALS", "groups_of", "in_group", "merging"]
 
@@ -151,89 +152,13 @@ def merging(kinds: Collection[str]) -> frozenset[str]:
     return frozenset(name for name, broken in DESTROYS.items() if not set(broken).isdisjoint(kinds)) - OF_EQUALS
 
 
-DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
-    # onnxoptimizer and onnxsim
-    "fuse_qkv": ("qkv",),
-    "fuse_attention": ("qkv", "attention"),
-    "fuse_gqa": ("qkv", "attention"),
-    "fuse_bn_into_conv": ("batchnorm",),
-    "fuse_gelu": ("gelu",),
-    "fuse_layer_norm": ("layernorm",),
-    "fuse_rms_norm": ("rmsnorm",),
-    "fuse_rope": ("rope",),
-    "fuse_matmul_add_bias_into_gemm": ("residual",),
-    "fuse_consecutive_mul": ("rmsnorm",),
-    "fuse_split_gather_concat": ("embedding",),
-    "eliminate_common_subexpression": ("qkv",),
-    "replace_einsum_with_matmul": ("attention",),
-    "pow2_to_mul": ("layernorm", "rmsnorm"),
-    "neg_to_mul": ("rope",),
-    # onnxslim
-    "FusionConvBN": ("batchnorm",),
-    "FusionConvTransposeBN": ("batchnorm",),
-    "FusionGelu": ("gelu",),
-    "FusionGemmMul": ("qkv",),
-    "subexpression_elimination": ("qkv",),
-    # onnxruntime
-    "AttentionFusion": ("qkv", "attention"),
-    "GroupQueryAttentionFusion": ("qkv", "attention", "rope"),
-    "GroupQueryAttentionPreNormFusion": ("rmsnorm",),
-    "CommonSubexpressionElimination": ("qkv",),
-    "MatMulScaleFusion": ("attention", "qkv"),
-    "MatmulTransposeFusion": ("attention",),
-    "SkipLayerNormFusion": ("residual", "layernorm"),
-    "EmbedLayerNormFusion": ("embedding", "layernorm"),
-    "LayerNormFusionL1": ("layernorm",),
-    "LayerNormFusionL2": ("layernorm",),
-    "SimplifiedLayerNormFusion": ("rmsnorm", "layernorm"),
-    "GeluFusionL1": ("gelu",),
-    "GeluFusionL2": ("gelu",),
-    "BiasGeluFusion": ("gelu",),
-    "FastGeluFusion": ("gelu",),
-    "QuickGeluFusion": ("gelu", "swiglu"),
-    "FuseFp16InitializerToFp32NodeTransformer": ("qkv",),
-    "ConvBNFusion": ("batchnorm",),
-    "MatMul_BatchNormalization_Fusion": ("batchnorm",),
-    "QDQS8ToU8Transformer": ("qdq",),
-    # onnxruntime_fusions
-    "enable_attention": ("qkv", "attention"),
-    "enable_packed_qkv": ("qkv",),
-    "enable_packed_kv": ("qkv",),
-    "enable_rotary_embeddings": ("rope",),
-    "enable_skip_layer_norm": ("residual", "layernorm", "rmsnorm"),
-    "enable_embed_layer_norm": ("embedding", "layernorm"),
-    "enable_layer_norm": ("layernorm", "rmsnorm"),
-    "enable_gelu": ("gelu",),
-    "enable_bias_gelu": ("gelu",),
-    "enable_gelu_approximation": ("gelu",),
-    "enable_gemm_fast_gelu": ("gelu",),
-    # onnxscript
-    "common_subexpression_elimination": ("qkv",),
-    # onnxscript_rewrites; fuse_attention, fuse_gqa and fuse_gelu are called as in onnxsim
-    "fuse_sdpa": ("attention",),
-    "replace_sdpa_by_mha": ("attention",),
-    "fuse_mha1": ("attention",),
-    "fuse_mha2": ("attention",),
-    "fuse_qkv_gqa": ("qkv",),
-    "fuse_skip_layer_normalization": ("residual", "layernorm"),
-    "fuse_skip_rms_normalization": ("residual", "rmsnorm"),
-    "fuse_rms_normalization": ("rmsnorm",),
-    "fuse_erfgelu": ("gelu",),
-    "fuse_bias_gelu": ("gelu",),
-    "fuse_rotary_embedding": ("rope",),
-    "fuse_partial_rotary_embedding": ("rope",),
-    "fuse_cos_sin_cache": ("rope",),
-    "fuse_batchnorm_into_conv_rule": ("batchnorm",),
-    "fuse_batchnorm_into_conv_transpose_rule": ("batchnorm",),
-    "fuse_batchnorm_into_gemm_rule": ("batchnorm",),
-}
-"""Pass → kinds. Skipping one of them watches the structure, whatever destroys it under another name; and these are
-suspected first when a composite step has broken one."""
-
-OF_EQUALS: Final = frozenset(
-    {
-        *("eliminate_common_subexpression", "subexpression_elimination"),
-        *("CommonSubexpressionElimination", "common_subexpression_elimination"),
-    }
-)
+OF_EQUALS: Final = frozenset(name for step_type in STEP_TYPES for name in step_type.destroys_equals)
 """Passes that destroy a structure only where it has two equal parts, and are useful everywhere else."""
+
+_KNOWN: Final = {name: kinds for step_type in STEP_TYPES for name, kinds in step_type.destroys.items()}
+
+DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
+    name: _KNOWN[name] for name in sorted(_KNOWN, key=lambda name: name in OF_EQUALS)
+}
+"""Pass → kinds, as the adapter of each library knows them. Skipping one of them watches the structure, whatever
+destroys it under another name; and these are suspected first, in this order, when a composite step has broken one."""

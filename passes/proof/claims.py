@@ -57,11 +57,11 @@ class BaseModelRun:
     @cached_property
     def places(self) -> Mapping[str, str]:
         """Meaning → the first value that has it."""
-        found: dict[str, str] = {}
+        claims: dict[str, str] = {}
         for name, meaning in self.meanings.values.items():
             if name:
-                found.setdefault(meaning, name)
-        return found
+                claims.setdefault(meaning, name)
+        return claims
 
     @cached_property
     def producers(self) -> Mapping[str, NodeProto]:
@@ -90,13 +90,13 @@ def inferred_shapes(model: DetachedModel) -> dict[str, Distinct]:
         graph = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
     except Exception:  # inference failed, so no shape is known
         return {}
-    found = {}
+    claims = {}
     for info in (*graph.value_info, *graph.input, *graph.output):
         tensor = info.type.tensor_type
         dims = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
         if tensor.elem_type and tensor.HasField("shape") and len(dims) == len(tensor.shape.dim):
-            found[info.name] = Distinct(tuple(dims), helper.tensor_dtype_to_np_dtype(tensor.elem_type).name)
-    return found
+            claims[info.name] = Distinct(tuple(dims), helper.tensor_dtype_to_np_dtype(tensor.elem_type).name)
+    return claims
 
 
 def _forget_types(graph: onnx.GraphProto) -> None:
@@ -112,8 +112,8 @@ def _forget_types(graph: onnx.GraphProto) -> None:
 def small_values(model: DetachedModel) -> list[str]:
     """Computed values that are cheap to hold, by their inferred types."""
     graph = infer_types(model.proto)
-    made = {name for node in model.proto.graph.node for name in node.output}
-    return [info.name for info in graph.value_info if info.name in made and _is_small(info)]
+    computed = {name for node in model.proto.graph.node for name in node.output}
+    return [info.name for info in graph.value_info if info.name in computed and _is_small(info)]
 
 
 def _is_small(info: onnx.ValueInfoProto) -> bool:
@@ -282,11 +282,11 @@ class Refinement:
             return []
         meaning = self.claims.meanings.values
         differing = [
-            (one, other)
-            for one, other in zip(left.input, right.input, strict=True)
-            if meaning.get(one) != self.base.meanings.values.get(other)
+            (name, other)
+            for name, other in zip(left.input, right.input, strict=True)
+            if meaning.get(name) != self.base.meanings.values.get(other)
         ]
-        computed = all(one in self.claims.producers and other in self.base.producers for one, other in differing)
+        computed = all(name in self.claims.producers and other in self.base.producers for name, other in differing)
         return differing if computed else []
 
 
@@ -297,7 +297,7 @@ def _same_operation(left: NodeProto, right: NodeProto) -> bool:
 
 
 def _attributes(attributes: Iterable) -> list[bytes]:
-    return sorted(one.SerializeToString(deterministic=True) for one in attributes)
+    return sorted(attribute.SerializeToString(deterministic=True) for attribute in attributes)
 
 
 def _places(node: NodeProto, name: str) -> list[int]:

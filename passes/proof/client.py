@@ -155,8 +155,8 @@ class ProofClient:
     def _open(self) -> None:
         self._generation = self._worker.generation
         try:
-            feeds = [dict(one.feeds) for one in self._references]
-            expected = [dict(one.outputs) for one in self._references]
+            feeds = [dict(reference.feeds) for reference in self._references]
+            expected = [dict(reference.outputs) for reference in self._references]
             self._ask(ProofServer, feeds=feeds, expected=expected, tolerances=self._tolerances)
             self._restore()
         except BaseException:  # a server that was set up in part would find no fault

@@ -140,13 +140,13 @@ def _sizes(draws: Sequence[Draw]) -> dict[str, tuple[int, ...]]:
     for draw in draws:
         for name, size in draw.sizes.items():
             sizes.setdefault(name, set()).add(size)
-    return {name: tuple(sorted(found)) for name, found in sizes.items()}
+    return {name: tuple(sorted(values)) for name, values in sizes.items()}
 
 
 def _masks(draws: Sequence[Draw]) -> tuple[str, ...]:
     kinds = [draw.traits & {Trait.ONES, Trait.ZEROS} for draw in draws]
-    said = {"mixed": not all(kinds), "ones": {Trait.ONES} in kinds, "zeros": {Trait.ZEROS} in kinds}
-    return tuple(name for name, is_drawn in said.items() if is_drawn)
+    facts = {"mixed": not all(kinds), "ones": {Trait.ONES} in kinds, "zeros": {Trait.ZEROS} in kinds}
+    return tuple(name for name, is_drawn in facts.items() if is_drawn)
 
 
 def _table(table: LookupTable, uncovered: Sequence[str]) -> TableCoverage:
@@ -167,10 +167,10 @@ def _limit(limit: Limit, reached: tuple[bool, bool, bool] | None) -> LimitCovera
 def _unseen(
     branches: Sequence[BranchCoverage], loops: Sequence[LoopCoverage], limits: Sequence[LimitCoverage]
 ) -> list[str]:
-    said: dict[tuple[str, str], list[str]] = {}
+    notes: dict[tuple[str, str], list[str]] = {}
 
     def say(op: str, node: str, what: str) -> None:
-        said.setdefault((op, what), []).append(node)
+        notes.setdefault((op, what), []).append(node)
 
     for branch in branches:
         for name, is_taken in (("then", branch.then_taken), ("else", branch.else_taken)):
@@ -189,7 +189,7 @@ def _unseen(
                 say(limit.op, limit.node, condition if limit.op == "Where" else beyond)
         if not limit.inside and limit.op != "Where":
             say(limit.op, limit.node, "every value is beyond its limits")
-    return [f"{op} {_list_nodes(nodes)}: {what}" for (op, what), nodes in said.items()]
+    return [f"{op} {_list_nodes(nodes)}: {note}" for (op, note), nodes in notes.items()]
 
 
 def _list_nodes(nodes: Sequence[str]) -> str:

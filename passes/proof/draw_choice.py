@@ -71,8 +71,8 @@ class _Choice:
 
     def draws(self) -> Iterator[ChosenDraw]:
         self.seed = self.plan.seed
-        for given in self.plan.given:
-            yield self._run_given(given)
+        for entry in self.plan.given:
+            yield self._run_given(entry)
         if not self.plan.needed:
             return
         yield self._first_draw()
@@ -93,11 +93,11 @@ class _Choice:
         self.seed += 1
         return self.seed - 1
 
-    def _run_given(self, given: GivenDraw) -> ChosenDraw:
+    def _run_given(self, entry: GivenDraw) -> ChosenDraw:
         try:
-            return self._run_needed(given.draw, given.feeds)
+            return self._run_needed(entry.draw, entry.feeds)
         except self.failures as failure:
-            raise type(failure)(f"{given.draw.label}: {failure}") from failure
+            raise type(failure)(f"{entry.draw.label}: {failure}") from failure
 
     def _first_draw(self) -> ChosenDraw:
         """The draw at the first sizes of the plan, or of another plan if the reference fails there or computes NaN."""

@@ -162,10 +162,10 @@ class Draw:
 
     @property
     def label(self) -> str:
-        said = [f"{name or 'unnamed'}={size}" for name, size in self.sizes.items()]
-        said += [WORDS[trait] for trait in Trait if trait in self.traits and trait is not Trait.ROWS]
+        words = [f"{name or 'unnamed'}={size}" for name, size in self.sizes.items()]
+        words += [WORDS[trait] for trait in Trait if trait in self.traits and trait is not Trait.ROWS]
         name = f"inputs of {self.source}" if self.source else f"draw {self.seed}"
-        return name + (f" ({', '.join(said)})" if said else "")
+        return name + (f" ({', '.join(words)})" if words else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +212,8 @@ class DrawPlan:
         """The plan to try if the model computes NaN at first: inputs of zeros and ones become all ones, since they may
         be lengths, or masks in which no row may be empty."""
         if any(known.is_mask for known in self.inputs):
-            ones = (replace(known, low=1.0) if known.is_mask else known for known in self.inputs)
-            yield replace(self, inputs=tuple(ones))
+            positive = (replace(known, low=1.0) if known.is_mask else known for known in self.inputs)
+            yield replace(self, inputs=tuple(positive))
 
     def _shift(self, sizes: Mapping[str, int], dims: Collection[str], first: int) -> Mapping[str, int]:
         """`sizes`, shifted so that `dims` have the size `first` in the first draw."""
@@ -227,12 +227,12 @@ class DrawPlan:
     @property
     def dims(self) -> tuple[str, ...]:
         """The named dims, each once."""
-        return tuple(dict.fromkeys(dim for one in self.inputs for dim in one.shape if isinstance(dim, str)))
+        return tuple(dict.fromkeys(dim for known in self.inputs for dim in known.shape if isinstance(dim, str)))
 
     @property
     def traits(self) -> frozenset[Trait]:
-        found = frozenset[Trait]().union(*(one.traits for one in self.inputs))
-        return found & {Trait.ROWS} if self.is_plain else found
+        traits = frozenset[Trait]().union(*(known.traits for known in self.inputs))
+        return traits & {Trait.ROWS} if self.is_plain else traits
 
     def reduce_to_needed(self) -> DrawPlan:
         """The plan with only the draws that are needed, for a reference that crashed on one of the others."""
@@ -243,7 +243,7 @@ class DrawPlan:
 
         An input stays in its range if the caller has given one.
         """
-        return replace(self, inputs=tuple(_with_rows(one, rows.get(one.name)) for one in self.inputs))
+        return replace(self, inputs=tuple(_with_rows(known, rows.get(known.name)) for known in self.inputs))
 
     def feeds(self, draw: Draw) -> dict[str, np.ndarray]:
         """The inputs of one draw.
@@ -251,11 +251,11 @@ class DrawPlan:
         Raises:
             ModelError: they are larger than any that a proof needs.
         """
-        shapes = {one.name: one.sizes_in(draw) for one in self.inputs}
+        shapes = {known.name: known.sizes_in(draw) for known in self.inputs}
         for name, shape in shapes.items():
             check_drawn(name, shape)
         check_drawn_together(shapes)
-        return {one.name: one.draw(draw) for one in self.inputs}
+        return {known.name: known.draw(draw) for known in self.inputs}
 
 
 def _with_rows(known: DrawnInput, rows: int | None) -> DrawnInput:

@@ -63,7 +63,7 @@ def build_fault(model: DetachedModel, instances: Sequence[Instance]) -> Injected
     nodes = _select_needed(touching, reached)
     computed = {name for node in nodes for name in node.output}
     stored = {tensor.name for tensor in graph.initializer}
-    given = {info.name for info in graph.input}
+    inputs = {info.name for info in graph.input}
     read = list(dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in computed))
     part = onnx.ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
     part.functions.extend(model.proto.functions)
@@ -71,12 +71,16 @@ def build_fault(model: DetachedModel, instances: Sequence[Instance]) -> Injected
     part.graph.node.extend(nodes)
     part.graph.initializer.extend(tensor for tensor in graph.initializer if tensor.name in read)
     part.graph.input.extend(info for info in graph.input if info.name in read and info.name not in stored)
-    cuts = tuple(name for name in read if name not in stored and name not in given)
+    cuts = tuple(name for name in read if name not in stored and name not in inputs)
     part.graph.input.extend(onnx.ValueInfoProto(name=name) for name in cuts)
-    seen = {one.name: tuple(filter(reached.__contains__, one.weight_results)) for one in instances if one.weights}
+    observed = {
+        instance.name: tuple(filter(reached.__contains__, instance.weight_results))
+        for instance in instances
+        if instance.weights
+    }
     zeroed = tuple(name for name in read if name in weights)
     return InjectedFault(
-        model.with_proto(part), cuts, zeroed, {name: values for name, values in seen.items() if values}
+        model.with_proto(part), cuts, zeroed, {name: values for name, values in observed.items() if values}
     )
 
 

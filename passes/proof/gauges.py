@@ -92,8 +92,8 @@ class Readings:
         dims = tuple(int(dim) for dim in got[_name("lookup", place, "dims")])
         read = lookup.rows_read(dims, values)
         self.rows[place] = self.rows[place] | read if place in self.rows else read
-        said = hashlib.sha256(b"".join(array.tobytes() for array in values.values()))
-        self.selectors.setdefault(place, []).append(said.digest())
+        digest = hashlib.sha256(b"".join(array.tobytes() for array in values.values()))
+        self.selectors.setdefault(place, []).append(digest.digest())
 
 
 PARTS: Final = ("below", "above", "inside")
@@ -105,7 +105,7 @@ def _name(*parts: object) -> str:
 
 def gauges_of(model: DetachedModel) -> Gauges:
     """Find everything in `model` that gauges can measure."""
-    branches, loops, limits, seen = [], [], [], _LimitFacts(model)
+    branches, loops, limits, facts = [], [], [], _LimitFacts(model)
     nested = sum(node.op_type in MEASURED | OPS for function in model.proto.functions for node in function.node)
     for node in live_nodes(model.proto.graph)[::-1]:
         nested += sum(inner.op_type in MEASURED for body in bodies_in(node) for inner in every_node(body))
@@ -116,7 +116,7 @@ def gauges_of(model: DetachedModel) -> Gauges:
         elif node.op_type == "Loop":
             loops.append(_first(node))
         elif node.op_type in LIMITING:
-            limit = _limit(node, seen)
+            limit = _limit(node, facts)
             if limit is not None:
                 limits.append(limit)
     return Gauges(tuple(find_lookups(model)), tuple(branches), tuple(loops), tuple(limits), nested)
@@ -142,9 +142,9 @@ class _LimitFacts:
         return values_of_inputs(self._model)
 
 
-def _limit(node: NodeProto, seen: _LimitFacts) -> Limit | None:
+def _limit(node: NodeProto, facts: _LimitFacts) -> Limit | None:
     output, op = _first(node), node.op_type
-    if output in seen.constant:
+    if output in facts.constant:
         return None
     if op in KINKED:
         return Limit(output, op, node.input[0], acts_above=False)
@@ -152,29 +152,29 @@ def _limit(node: NodeProto, seen: _LimitFacts) -> Limit | None:
         of_output, low, high = BETWEEN[op]
         return Limit(output, op, output if of_output else node.input[0], low, high)
     if op == "Where":
-        return Limit(output, op, node.input[0]) if _compares(node.input[0], seen) else None
+        return Limit(output, op, node.input[0]) if _compares(node.input[0], facts) else None
     if op == "Clip":
-        given = {attribute.name for attribute in node.attribute}
-        given.update(name for name, read in zip(("min", "max"), node.input[1:], strict=False) if read)
-        return Limit(output, op, node.input[0], acts_below="min" in given, acts_above="max" in given)
+        names = {attribute.name for attribute in node.attribute}
+        names.update(name for name, read in zip(("min", "max"), node.input[1:], strict=False) if read)
+        return Limit(output, op, node.input[0], acts_below="min" in names, acts_above="max" in names)
     if op == "ThresholdedRelu":
         alpha = next((attribute.f for attribute in node.attribute if attribute.name == "alpha"), 1.0)
         return Limit(output, op, node.input[0], alpha, math.inf, acts_above=False)
-    moving = [name for name in node.input if name not in seen.constant]
-    if len(node.input) != 2 or (len(moving) > 1 and not seen.by_value.issuperset(moving)):
+    moving = [name for name in node.input if name not in facts.constant]
+    if len(node.input) != 2 or (len(moving) > 1 and not facts.by_value.issuperset(moving)):
         return None
     return Limit(output, op, moving[0], acts_below=op == "Max", acts_above=op == "Min")
 
 
-def _compares(condition: str, seen: _LimitFacts) -> bool:
+def _compares(condition: str, facts: _LimitFacts) -> bool:
     """Whether a condition compares numbers (a threshold, or a test for one number), or combines such conditions."""
-    node = seen.makers.get(condition)
+    node = facts.makers.get(condition)
     if node is None:
         return False
     if node.op_type in ("And", "Or", "Not", "Xor", "Cast"):
-        return any(_compares(name, seen) for name in node.input)
+        return any(_compares(name, facts) for name in node.input)
     if node.op_type in ("IsNaN", "IsInf", "Equal"):  # sizes are compared so too
-        return condition in seen.by_value
+        return condition in facts.by_value
     return node.op_type in ("Less", "Greater", "LessOrEqual", "GreaterOrEqual")
 
 

@@ -69,8 +69,8 @@ def _sliced_rows(count: int, axis: int, bounds: list[np.ndarray | None]) -> slic
     starts, ends, axes, steps = (*bounds, None, None, None, None)[:4]
     if starts is None or ends is None:
         return slice(None)
-    over = range(len(starts)) if axes is None else [int(one) for one in axes]
-    place = next((place for place, one in enumerate(over) if one == axis), None)
+    over = range(len(starts)) if axes is None else [int(number) for number in axes]
+    place = next((place for place, sliced in enumerate(over) if sliced == axis), None)
     if place is None:
         return slice(None)
     step = 1 if steps is None else int(steps[place])
@@ -95,16 +95,16 @@ def find_lookups(model: DetachedModel) -> list[Lookup]:
     constant = constant_values(model)
     small = {tensor.name: tensor for tensor in model.proto.graph.initializer}
     makers = {name: node for node in model.proto.graph.node for name in node.output}
-    found: list[Lookup] = []
+    lookups: list[Lookup] = []
     view = cache(lambda: GraphView(model))  # few models have such a product
     for node in live_nodes(model.proto.graph):
         lookup = _lookup(node, constant, small) or _product_with_one_hot(view, node, constant, makers)
         if lookup is not None:
-            found.append(lookup)
-        found.extend(_fused_lookups(node, constant))
+            lookups.append(lookup)
+        lookups.extend(_fused_lookups(node, constant))
         for body in bodies_in(node):
-            found.extend(_in_body(body, constant))
-    return found
+            lookups.extend(_in_body(body, constant))
+    return lookups
 
 
 def _has_any(graph: GraphProto) -> bool:
@@ -120,10 +120,10 @@ def _in_body(body: GraphProto, outside: Collection[str]) -> Iterator[Lookup]:
     computed = {name for node in body.node for name in node.output} | {info.name for info in body.input}
     constant = {*own, *(name for name in outside if name not in computed)}
     for node in body.node:
-        found = _lookup(node, constant, own)
-        if found is not None:
-            stored = own.get(found.data)
-            yield Lookup(found.output, found.op, found.data, found.axis, found.selectors, stored, is_nested=True)
+        lookup = _lookup(node, constant, own)
+        if lookup is not None:
+            stored = own.get(lookup.data)
+            yield Lookup(lookup.output, lookup.op, lookup.data, lookup.axis, lookup.selectors, stored, is_nested=True)
         for inner in bodies_in(node):
             yield from _in_body(inner, constant - own.keys())
 
@@ -133,7 +133,7 @@ def _lookup(node: NodeProto, constant: Collection[str], small: Mapping[str, Tens
         return None
     if node.input[0] not in constant or constant_inputs(node, constant):
         return None
-    axis = next((one.i for one in node.attribute if one.name == "axis"), 0)
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
     selectors = tuple(node.input[1:])
     if node.op_type == "Slice":
         axis = _first_axis(node, small)
@@ -146,9 +146,9 @@ def _fused_lookups(node: NodeProto, constant: Collection[str]) -> Iterator[Looku
     """The tables of words, places and segments that onnxruntime's fused operator reads."""
     if node.op_type != EMBEDS:
         return
-    given = dict(enumerate(node.input))
+    operands = dict(enumerate(node.input))
     for table, ids in ((2, 0), (3, 8), (4, 1)):
-        data, selectors = given.get(table, ""), given.get(ids, "")
+        data, selectors = operands.get(table, ""), operands.get(ids, "")
         if data and data in constant and (not selectors or selectors not in constant):
             yield Lookup(node.output[0], node.op_type, data, 0, (selectors,), is_nested=not selectors)
 
@@ -193,38 +193,38 @@ def _is_one_hot(name: str, constant: Collection[str], makers: Mapping[str, NodeP
         node = makers.get(node.input[0])
     if node is None or node.op_type not in ONE_HOT:
         return False
-    return [one in constant for one in node.input[:2]] in ([[False, True]] if node.op_type == "OneHot" else MIXED)
+    return [name in constant for name in node.input[:2]] in ([[False, True]] if node.op_type == "OneHot" else MIXED)
 
 
 def values_of_inputs(model: DetachedModel) -> set[str]:
     """Values that depend on the numbers of some input, and not only on its shape."""
     graph = model.proto.graph
-    found = {info.name for info in graph.input} - {tensor.name for tensor in graph.initializer}
+    variable = {info.name for info in graph.input} - {tensor.name for tensor in graph.initializer}
     for node in graph.node:
-        if node.op_type not in SIZES and not found.isdisjoint(reads_of(node)):
-            found.update(node.output)
-    return found
+        if node.op_type not in SIZES and not variable.isdisjoint(reads_of(node)):
+            variable.update(node.output)
+    return variable
 
 
 def rows_by_input(model: DetachedModel) -> dict[str, int]:
     """Inputs that are indices of tables → the number of rows of the smallest table that they index."""
     graph = model.proto.graph
-    lookups = [one for one in find_lookups(model) if one.op in INDEXED]
+    lookups = [lookup for lookup in find_lookups(model) if lookup.op in INDEXED]
     view = GraphView(model)
     inputs = {info.name for info in graph.input} - view.initializers.keys()
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for lookup in lookups:
         shape = tuple(lookup.stored.dims) if lookup.stored is not None else view.dims(lookup.data) or ()
         rows = shape[lookup.axis] if lookup.axis < len(shape) else ""
         if isinstance(rows, int):
             for name in _inputs_behind(lookup.selectors[0], view.producers) & inputs:
-                found[name] = min(rows, found.get(name, rows))
-    return found
+                sizes[name] = min(rows, sizes.get(name, rows))
+    return sizes
 
 
 def _inputs_behind(name: str, makers: Mapping[str, NodeProto]) -> set[str]:
     """The values from which ops that only move or cast elements compute `name`."""
-    found, front, seen = set(), [name], set()
+    sources, front, seen = set(), [name], set()
     while front:
         name = front.pop()
         if name in seen:
@@ -232,12 +232,12 @@ def _inputs_behind(name: str, makers: Mapping[str, NodeProto]) -> set[str]:
         seen.add(name)
         node = makers.get(name)
         if node is None:
-            found.add(name)
+            sources.add(name)
         elif node.op_type in ("Concat", "Equal"):
             front.extend(node.input)
         elif node.op_type in PASSED_ON:
             front.append(node.input[0])
-    return found
+    return sources
 
 
 PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Einsum"})

@@ -100,7 +100,9 @@ def compare(
 
 def least_precise(*dtypes: str | None) -> str:
     """The floating type with the largest rounding error; other types are ignored."""
-    return max((one for one in dtypes if one and one in ROUNDING), key=lambda one: ROUNDING[one], default="")
+    return max(
+        (dtype for dtype in dtypes if dtype and dtype in ROUNDING), key=lambda dtype: ROUNDING[dtype], default=""
+    )
 
 
 def _compare_values(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> Errors:
@@ -162,8 +164,8 @@ def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
         return False
     if left.dtype.kind in "OUS":
         return bool((left == right).all())
-    one, other = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (left, right))
-    return np.array_equal(one, other)
+    left_bytes, right_bytes = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (left, right))
+    return np.array_equal(left_bytes, right_bytes)
 
 
 def _group_scales(magnitude: np.ndarray) -> np.ndarray:
@@ -190,8 +192,8 @@ def _may_leave_a_gap(magnitude: np.ndarray) -> bool:
 
 def tolerance_for(dtype: str, overrides: Mapping[str, Tolerance] | None = None, own: str = "") -> Tolerance:
     """That of `dtype`: as overridden, or else as overridden for the value's `own` type, or else as documented."""
-    given = overrides or {}
-    return given.get(dtype) or given.get(own) or TOLERANCES.get(dtype, Tolerance(0.0, 0.0))
+    chosen = overrides or {}
+    return chosen.get(dtype) or chosen.get(own) or TOLERANCES.get(dtype, Tolerance(0.0, 0.0))
 
 
 def _cosine(left: np.ndarray, right: np.ndarray) -> float:

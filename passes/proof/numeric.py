@@ -94,7 +94,7 @@ class NumericProver:
         tolerances: Mapping[str, Tolerance] | None = None,
     ) -> Self:
         """A prover whose reference is the first model that it watches."""
-        draws = [Reference(one, {}, f"draw {index}") for index, one in enumerate(feeds)]
+        draws = [Reference(arrays, {}, f"draw {index}") for index, arrays in enumerate(feeds)]
         prover = cls(draws, context, tolerances)
         prover._is_own = True
         return prover
@@ -144,7 +144,7 @@ class NumericProver:
 
     def feeds(self) -> Sequence[Mapping[str, np.ndarray]]:
         self._settle()
-        return [one.feeds for one in self._references]
+        return [reference.feeds for reference in self._references]
 
     def measure_export(self, model: DetachedModel) -> Measurement:
         """`measure` the exported model, before any pass.
@@ -202,8 +202,8 @@ class NumericProver:
 
     def coverage(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Coverage:
         self._settle()
-        draws = [one.draw for one in self._references if one.draw is not None]
-        labels = [one.label for one in self._references]
+        draws = [reference.draw for reference in self._references if reference.draw is not None]
+        labels = [reference.label for reference in self._references]
         self._wrong_tables(model, self._meanings(reading or read(model)))
         tables, uncovered = (self._tables.tables, self._tables.uncovered) if self._tables else ((), ())
         return coverage_of(draws, labels, self._inputs, self._skipped, self._gauges, self._readings, tables, uncovered)
@@ -238,35 +238,37 @@ class NumericProver:
             raise ModelError(f"the model does not run as it is: {failure}") from failure
 
     def _record_baseline(
-        self, model: DetachedModel, meanings: ValueDigests, fault: InjectedFault, found: BaselineRun
+        self, model: DetachedModel, meanings: ValueDigests, fault: InjectedFault, baseline: BaselineRun
     ) -> None:
-        if found.nan_outputs:
+        if baseline.nan_outputs:
             raise ModelError(
-                f"output {found.nan_outputs[0]!r} of the reference holds NaN, so nothing can be compared with it; "
+                f"output {baseline.nan_outputs[0]!r} of the reference holds NaN, so nothing can be compared with it; "
                 "check the weights and the input ranges"
             )
         self._watched = model
         if self._plan is not None:
-            self._take_draws(self._plan, found)
-        self._readings = found.readings
-        self._tables = TableCheck(model, tables_of(self._gauges, found.readings, model, meanings))
-        self._record(model, meanings, found.draws, found.held)
+            self._take_draws(self._plan, baseline)
+        self._readings = baseline.readings
+        self._tables = TableCheck(model, tables_of(self._gauges, baseline.readings, model, meanings))
+        self._record(model, meanings, baseline.draws, baseline.held)
         if fault.seen:
             self._fault = fault  # first: a server that has to be set up anew for the question restores what it reads
             self._client.plant(fault)
 
-    def _take_draws(self, plan: DrawPlan, found: BaselineRun) -> None:
+    def _take_draws(self, plan: DrawPlan, baseline: BaselineRun) -> None:
         """Replace the plan by the draws that were chosen from it."""
-        self._plan, self._skipped = None, (*self._skipped, *found.skipped)
-        self._inputs = {one.name: one.traits for one in plan.inputs}
-        self._references = tuple(Reference(plan.feeds(draw), {}, draw.label, draw) for draw in found.drawn)
+        self._plan, self._skipped = None, (*self._skipped, *baseline.skipped)
+        self._inputs = {known.name: known.traits for known in plan.inputs}
+        self._references = tuple(Reference(plan.feeds(draw), {}, draw.label, draw) for draw in baseline.drawn)
         self._client.replace_references(self._references)
 
     def _record(
         self, model: DetachedModel, meanings: ValueDigests, draws: Sequence[DrawErrors], held: frozenset[str]
     ) -> Measurement:
         """The measurement of a run. A model within tolerance becomes the base that the next ones are compared with."""
-        measurement = Measurement(worst_errors([one for one, _ in draws]), worst_errors([one for _, one in draws]))
+        measurement = Measurement(
+            worst_errors([errors for errors, _ in draws]), worst_errors([errors for _, errors in draws])
+        )
         if not measurement.why:
             self._base, self._held = BaseModelRun(model, meanings), held
             self._measured[meanings.whole] = measurement

@@ -162,9 +162,10 @@ class _PartBuilder:
 
     def build(self, pairs: list[tuple[str, str]]) -> ProofPart:
         computed = {output for node in self.nodes.values() for output in node.output}
-        given = {name: meaning for name, meaning in self.given.items() if name not in computed}
-        inputs = [*self.inputs.values(), *(onnx.ValueInfoProto(name=name) for name in given)]
-        return ProofPart(part_model(self.base, self.claims, self.nodes, inputs, self.initializers), given, tuple(pairs))
+        fed = {name: meaning for name, meaning in self.given.items() if name not in computed}
+        inputs = [*self.inputs.values(), *(onnx.ValueInfoProto(name=name) for name in fed)]
+        model = part_model(self.base, self.claims, self.nodes, inputs, self.initializers)
+        return ProofPart(model, fed, tuple(pairs))
 
 
 def part_model(
@@ -326,17 +327,17 @@ def _add(side: str, node: NodeProto, sides: _ClaimSides) -> NodeProto:
 def can_be_distinct(wanted: Iterable[Distinct]) -> bool:
     """Whether each dtype has more distinct whole numbers than all arrays together have elements."""
     every = list(wanted)
-    elements = sum(math.prod(one.shape) for one in every)
-    return all(elements < DISTINCT.get(one.dtype, 0) for one in every)
+    elements = sum(math.prod(spec.shape) for spec in every)
+    return all(elements < DISTINCT.get(spec.dtype, 0) for spec in every)
 
 
 def distinct_arrays(wanted: Mapping[str, Distinct]) -> dict[str, np.ndarray]:
     """Arrays of whole numbers, of which none occurs twice, in one array or in two."""
     arrays: dict[str, np.ndarray] = {}
     start = 1
-    for name, one in wanted.items():
-        stop = start + math.prod(one.shape)
-        arrays[name] = np.arange(start, stop).astype(one.dtype).reshape(one.shape)
+    for name, spec in wanted.items():
+        stop = start + math.prod(spec.shape)
+        arrays[name] = np.arange(start, stop).astype(spec.dtype).reshape(spec.shape)
         start = stop
     return arrays
 

@@ -87,7 +87,7 @@ class _PrecisionWalk:
             elif dtype:
                 known[name] = worst if is_quantized and dtype != TensorProto.BOOL else ""
             else:  # the result has no known type: it is computed in those of its inputs
-                known[name] = least_precise(worst, *(self._rounding_type(types.get(one, 0)) for one in read))
+                known[name] = least_precise(worst, *(self._rounding_type(types.get(value, 0)) for value in read))
 
     def _draws(self, node: NodeProto) -> bool:
         """Whether `node` draws random numbers: a Dropout does so in training mode only."""
@@ -101,7 +101,7 @@ class _PrecisionWalk:
 
     def _body_node(self, node: NodeProto, known: Known, types: Mapping[str, int]) -> None:
         """Propagate types through If, Loop or Scan. Bodies of loops are repeated until their types are stable."""
-        found = [""] * len(node.output)
+        dtypes = [""] * len(node.output)
         first, carried, result = _places(node)
         for body in bodies_in(node):
             inner: Known = dict.fromkeys((tensor.name for tensor in body.initializer), None)
@@ -111,17 +111,17 @@ class _PrecisionWalk:
                 for place, info in enumerate(body.input):
                     inner[info.name] = fed[place] if place < len(fed) else ""
                 self.through(body, ChainMap(inner, known), types)
-                made = [inner.get(info.name, known.get(info.name)) or "" for info in body.output][result:]
+                results = [inner.get(info.name, known.get(info.name)) or "" for info in body.output][result:]
                 for place in range(carried):
-                    fed[first + place] = _worst(fed[first + place], made[place])
+                    fed[first + place] = _worst(fed[first + place], results[place])
                 if fed == before:
                     break
-            found = [_worst(*pair) for pair in zip(found, made, strict=False)]
+            dtypes = [_worst(*pair) for pair in zip(dtypes, results, strict=False)]
         # A random condition, or a random number of turns, makes all results random.
         if _has_drawn(known, () if node.op_type == "Scan" else node.input[: 2 if node.op_type == "Loop" else 1]):
-            found = [DRAWN] * len(found)
+            dtypes = [DRAWN] * len(dtypes)
         is_constant = all(known.get(name) is None for name in reads_of(node))
-        for name, dtype in zip(node.output, found, strict=True):
+        for name, dtype in zip(node.output, dtypes, strict=True):
             known[name] = None if is_constant and dtype != DRAWN else dtype
 
 
@@ -137,7 +137,7 @@ def _false_constants(graph: GraphProto) -> Iterable[str]:
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant":
-            tensors.update((node.output[0], one.t) for one in node.attribute if one.name == "value")
+            tensors.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
     for name, tensor in tensors.items():
         if tensor.data_type == TensorProto.BOOL and not tensor.dims and not numpy_helper.to_array(tensor).any():
             yield name
@@ -149,7 +149,8 @@ def _places(node: NodeProto) -> tuple[int, int, int]:
     if node.op_type == "Loop":
         return 2, len(node.input) - 2, 1
     if node.op_type == "Scan":
-        return 0, len(node.input) - next(one.i for one in node.attribute if one.name == "num_scan_inputs"), 0
+        scanned = next(attribute.i for attribute in node.attribute if attribute.name == "num_scan_inputs")
+        return 0, len(node.input) - scanned, 0
     return 0, 0, 0
 
 
@@ -159,10 +160,10 @@ def _data_of(node: NodeProto) -> Iterable[str]:
 
 
 def _element_types(graph: GraphProto) -> dict[str, int]:
-    found = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for info in (*graph.input, *graph.value_info, *graph.output):
-        found[info.name] = info.type.tensor_type.elem_type
-    return found
+        types[info.name] = info.type.tensor_type.elem_type
+    return types
 
 
 FLOATS: Final[Mapping[int, str]] = {

@@ -69,7 +69,7 @@ def match_table(
 
     A new table may be an old one, a block of its rows or columns, or a concatenation of such blocks.
     """
-    found: list[_Alignment] = []
+    alignments: list[_Alignment] = []
     for index, old in enumerate(olds):
         same = old if old.dtype == new.dtype else _cast(old, new.dtype)
         if same is None:
@@ -78,14 +78,15 @@ def match_table(
             return Match((Cover(index, 0, 0, len(old)),))
         for over in (0, 1):
             if same.shape[1 - over] == new.shape[1 - over]:
-                found.extend(_align(index, same, new, over))
+                alignments.extend(_align(index, same, new, over))
         if same.shape == new.shape and _within_tolerance(same, new, tolerances):
             return Match((Cover(index, 0, 0, len(old)),))
-    equal = [one for one in found if not one.differing]
-    for one in sorted(found, key=lambda alignment: -alignment.votes):
-        if one.differing and not any(_overlap(one, other) for other in equal):
-            return Match((), _describe_differing(one))
-    return Match(tuple(dict.fromkeys(one.cover for one in equal)), "", not equal and new.dtype.kind not in "biu")
+    equal = [alignment for alignment in alignments if not alignment.differing]
+    for nearest in sorted(alignments, key=lambda alignment: -alignment.votes):
+        if nearest.differing and not any(_overlap(nearest, other) for other in equal):
+            return Match((), _describe_differing(nearest))
+    covers = tuple(dict.fromkeys(alignment.cover for alignment in equal))
+    return Match(covers, "", not equal and new.dtype.kind not in "biu")
 
 
 def _cast(old: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
@@ -96,9 +97,9 @@ def _cast(old: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
             return None
 
 
-def _overlap(one: _Alignment, other: _Alignment) -> bool:
-    same_way = one.cover.over == other.cover.over
-    return not same_way or max(one.lines.start, other.lines.start) < min(one.lines.stop, other.lines.stop)
+def _overlap(first: _Alignment, second: _Alignment) -> bool:
+    same_way = first.cover.over == second.cover.over
+    return not same_way or max(first.lines.start, second.lines.start) < min(first.lines.stop, second.lines.stop)
 
 
 def _align(index: int, old: np.ndarray, new: np.ndarray, over: int) -> list[_Alignment]:
@@ -173,7 +174,7 @@ class TablesPart:
 
 def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, meanings: ValueDigests) -> list[LookupTable]:
     """The tables of the source, with the number of rows that the draws have read."""
-    found = []
+    tables = []
     dims = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
     by_value = values_of_inputs(model) if gauges.lookups else set()
     for place, lookup in enumerate(gauges.lookups):
@@ -187,8 +188,8 @@ def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, meanings
         shape = dims.get(lookup.data, ()) if lookup.stored is None else tuple(lookup.stored.dims)
         count = len(rows) if rows is not None else shape[lookup.axis] if lookup.axis < len(shape) else 0
         read = None if rows is None else int(rows.sum())
-        found.append(LookupTable(lookup, _key(lookup, model, meanings), count, read, varies))
-    return found
+        tables.append(LookupTable(lookup, _key(lookup, model, meanings), count, read, varies))
+    return tables
 
 
 def _key(lookup: Lookup, model: DetachedModel, meanings: ValueDigests) -> Key:
@@ -222,13 +223,13 @@ class TableCheck:
         if not partial:
             return ""
         known = {table.key for table in self.tables}
-        lookups = {_key(one, model, meanings): one for one in find_lookups(model)}
-        fresh = {key: one for key, one in lookups.items() if key not in known}
-        unseen = {key: one for key, one in fresh.items() if key not in self.matches}
+        lookups = {_key(lookup, model, meanings): lookup for lookup in find_lookups(model)}
+        fresh = {key: lookup for key, lookup in lookups.items() if key not in known}
+        unseen = {key: lookup for key, lookup in fresh.items() if key not in self.matches}
         if unseen:
             olds = [table.lookup for table in partial]
-            found = ask(_part_of(self.source, olds, model, list(unseen.values())))
-            self.matches |= dict(zip(unseen, found, strict=True))
+            answers = ask(_part_of(self.source, olds, model, list(unseen.values())))
+            self.matches |= dict(zip(unseen, answers, strict=True))
         for key, lookup in fresh.items():
             changed = self.matches[key].changed
             if changed:
@@ -242,7 +243,7 @@ class TableCheck:
         return self._missing(partial, lookups.keys(), [self.matches[key] for key in fresh], unknown)
 
     def _missing(
-        self, partial: Sequence[LookupTable], there: Collection[Key], matches: Sequence[Match], unknown: Sequence[str]
+        self, partial: Sequence[LookupTable], stored: Collection[Key], matches: Sequence[Match], unknown: Sequence[str]
     ) -> str:
         """The rows that a table has lost, as a message; sets `uncovered`."""
         gone = []
@@ -251,7 +252,7 @@ class TableCheck:
             gap = _gap(covers, table.rows)
             if gap:
                 return f"the table {table.lookup.data!r} has lost its {gap}"
-            if not covers and table.key not in there and not _has_equal_rows(self.source, table):
+            if not covers and table.key not in stored and not _has_equal_rows(self.source, table):
                 gone.append(f"the rows of {table.lookup.data!r} that no draw reads: no table of the model has them")
         self.uncovered = tuple(dict.fromkeys((*gone, *unknown)))
         return ""
@@ -276,7 +277,7 @@ MOST_ROWS: Final = 2**20
 
 def _gap(covers: Sequence[Cover], rows: int) -> str:
     """The first range of rows that no cover contains; empty where there are no covers of rows."""
-    by_rows = sorted((one.start, one.stop) for one in covers if one.over == 0)
+    by_rows = sorted((cover.start, cover.stop) for cover in covers if cover.over == 0)
     if not by_rows:
         return ""
     end = 0
@@ -292,8 +293,8 @@ def _part_of(source: DetachedModel, olds: Sequence[Lookup], model: DetachedModel
     proto = onnx.ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
     proto.graph.name = "tables"
     names: list[list[tuple[str, Lookup]]] = []
-    for side, given, lookups in (("old/", source, olds), (NEW, model, news)):
-        _copy_constants(given, {one.data for one in lookups if one.stored is None}, side, proto.graph)
+    for side, side_model, lookups in (("old/", source, olds), (NEW, model, news)):
+        _copy_constants(side_model, {lookup.data for lookup in lookups if lookup.stored is None}, side, proto.graph)
         names.append([])
         for place, lookup in enumerate(lookups):
             name = f"{side}table {place}"

@@ -106,16 +106,16 @@ def worst_errors(draws: Sequence[Mapping[str, Errors]]) -> dict[str, Errors]:
     """The worst of each number over several draws, by output; the first `why` is kept."""
     worst: dict[str, Errors] = {}
     for errors in draws:
-        for name, one in errors.items():
-            known = worst.get(name, one)
+        for name, comparison in errors.items():
+            known = worst.get(name, comparison)
             worst[name] = Errors(
-                max(known.max_abs, one.max_abs),
-                max(known.max_rel, one.max_rel),
-                min(known.cosine, one.cosine),
-                min(known.sqnr_db, one.sqnr_db),
-                one.limit if one.excess > known.excess else known.limit,
-                max(known.excess, one.excess),
-                known.why or one.why,
-                known.judged_as or one.judged_as,
+                max(known.max_abs, comparison.max_abs),
+                max(known.max_rel, comparison.max_rel),
+                min(known.cosine, comparison.cosine),
+                min(known.sqnr_db, comparison.sqnr_db),
+                comparison.limit if comparison.excess > known.excess else known.limit,
+                max(known.excess, comparison.excess),
+                known.why or comparison.why,
+                known.judged_as or comparison.judged_as,
             )
     return worst

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, get_type_hints
 
 from passes.errors import PolicyError
-from passes.external import onnxoptimizer
-from passes.external.onnx_shapes import InferShapes
-from passes.external.onnxoptimizer import OnnxOptimizerPass
-from passes.external.onnxruntime_fusions import OnnxRuntimeFusions
-from passes.external.onnxruntime_graph import OnnxRuntimeGraph
-from passes.external.onnxscript import OnnxScriptOptimizer, OnnxScriptRewrites
-from passes.external.onnxsim import OnnxSim
-from passes.external.onnxslim import OnnxSlim
 from passes.recipe.defaults import DEFAULT_RECIPE
+from passes.recipe.steps import OWN_STEPS, default_passes, known_names, single_passes
 from passes.recipe.user_passes import installed_passes, is_reference, user_step
-from passes.rewrites.clamp_mask import ClampMask
-from passes.rewrites.convert_opset import ConvertOpset
-from passes.rewrites.decompose_attention import DecomposeAttention
-from passes.rewrites.fold_constants import FoldConstants
-from passes.rewrites.split_merged import SplitGateUp, SplitQkv
-from passes.rewrites.untie import Untie
 from passes.step import Repeat, Step
 from passes.suggest import nearest
 
-__all__ = ["DEFAULT_RECIPE", "OWN_STEPS", "RecipeItem", "names_of", "steps_of"]
+__all__ = ["DEFAULT_RECIPE", "RecipeItem", "names_of", "steps_of"]
 
 RecipeItem = str | Mapping[str, Mapping[str, Any] | None]
 
@@ -58,7 +45,7 @@ def steps_of(recipe: Sequence[RecipeItem]) -> tuple[Step | Repeat, ...]:
 def _steps(name: str, options: Mapping[str, Any]) -> tuple[Step, ...]:
     if name == "default":
         _refuse_options(name, options)
-        return onnxoptimizer.passes_of(onnxoptimizer.default_set())
+        return default_passes()
     if name == SEQUENCE:
         inner = steps_of(_inner_items(options))
         if any(isinstance(step, Repeat) for step in inner):
@@ -97,34 +84,39 @@ def names_of(recipe: Sequence[RecipeItem]) -> tuple[str, ...]:
 
 
 def _step(name: str, options: Mapping[str, Any]) -> Step:
-    if name in _WITH_FREE_OPTIONS:
-        return _WITH_FREE_OPTIONS[name](options)
     if name in OWN_STEPS:
         return _own_step(name, options)
-    available = onnxoptimizer.available()
-    if name in available:
+    single = next((step for step in single_passes() if step.name == name), None)
+    if single is not None:
         _refuse_options(name, options)
-        return OnnxOptimizerPass(name)
+        return single
     others = installed_passes()
     if is_reference(name) or name in others:
         return user_step(name, options)
     raise PolicyError(
-        f"no pass named {name!r}{nearest(name, ('default', SEQUENCE, *OWN_STEPS, *available, *others))} "
+        f"no pass named {name!r}{nearest(name, ('default', SEQUENCE, *known_names(), *others))} "
         "(`onnxline passes` lists what this installation has)"
     )
 
 
 def _own_step(name: str, options: Mapping[str, Any]) -> Step:
-    takes = [field.name for field in dataclasses.fields(OWN_STEPS[name]) if field.init and field.name != "left_out"]
+    step_type = OWN_STEPS[name]
+    if not step_type.hands_on_options:
+        _check_fields(name, step_type, options)
+    return step_type.from_options(options)
+
+
+def _check_fields(name: str, step_type: Any, options: Mapping[str, Any]) -> None:
+    """Refuse options that are no fields of a step, a dataclass, or that have another type."""
+    takes = [field.name for field in dataclasses.fields(step_type) if field.init and field.name != "left_out"]
     for option in options:
         if option not in takes:
             hint = nearest(option, takes) or f"; it has: {', '.join(takes) or 'none'}"
             raise PolicyError(f"pass {name!r} does not take these options: no option {option!r}{hint}")
-    types = get_type_hints(OWN_STEPS[name])
+    types = get_type_hints(step_type)
     for option, value in options.items():
         if types[option] in EXPECTED and not _has_type(value, types[option]):
             raise PolicyError(f"pass {name!r}: {option} is {value!r}; expected {EXPECTED[types[option]]}")
-    return OWN_STEPS[name](**options)
 
 
 def _has_type(value: object, expected: Any) -> bool:
@@ -154,30 +146,3 @@ def _name_and_options(item: RecipeItem) -> tuple[str, Mapping[str, Any]]:
 def _refuse_options(name: str, options: Mapping[str, Any]) -> None:
     if options:
         raise PolicyError(f"pass {name!r} takes no options, found {', '.join(sorted(options))}")
-
-
-_WITH_FREE_OPTIONS: Final[Mapping[str, Callable[[Mapping[str, Any]], Step]]] = {
-    "onnxsim": OnnxSim,
-    "onnxslim": OnnxSlim,
-    "onnxscript": OnnxScriptOptimizer,
-    "onnxruntime_fusions": OnnxRuntimeFusions.with_options,
-}
-"""Steps that hand their options on to the library, which knows them best."""
-
-
-OWN_STEPS: Final = {
-    "onnxsim": OnnxSim,
-    "onnxslim": OnnxSlim,
-    "onnxruntime": OnnxRuntimeGraph,
-    "onnxruntime_fusions": OnnxRuntimeFusions,
-    "onnxscript": OnnxScriptOptimizer,
-    "onnxscript_rewrites": OnnxScriptRewrites,
-    "infer_shapes": InferShapes,
-    "fold_constants": FoldConstants,
-    "split-qkv": SplitQkv,
-    "split-gate-up": SplitGateUp,
-    "clamp-mask": ClampMask,
-    "untie": Untie,
-    "decompose-attention": DecomposeAttention,
-    "convert-opset": ConvertOpset,
-}

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from passes.catalog import pass_names
 from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.external import onnxoptimizer
 from passes.policy.policy import Policy
-from passes.recipe.recipe import OWN_STEPS
+from passes.recipe.steps import known_names
 from passes.step import Repeat, Step
 
 __all__ = ["check_names", "with_skips", "without_weight_readers"]
@@ -28,7 +27,7 @@ def check_names(steps: Sequence[Step], policy: Policy, context: PassContext) -> 
     for step in steps:
         step.check(context)
     try:
-        policy.check((*onnxoptimizer.available(), *OWN_STEPS, *used), used)
+        policy.check((*known_names(), *used), used)
     except PolicyError:
         policy.check(pass_names(steps, context), used)
 

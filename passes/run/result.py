@@ -11,6 +11,7 @@ from os import PathLike
 import onnx
 from onnx import NodeProto
 
+from passes.encodings.carry import CarriedEncodings
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
 from passes.proof.types import Sensitivity
@@ -83,6 +84,8 @@ class PassRun:
     """The structures that were looked at, as they are in the source."""
     coverage: Coverage = field(default_factory=Coverage)
     """What the draws have shown, and what a wrong pass could have changed unseen."""
+    encodings: CarriedEncodings | None = None
+    """The encodings of the final model, where those of the source were given."""
 
     @property
     def reverted(self) -> tuple[PassRow, ...]:

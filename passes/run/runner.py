@@ -10,11 +10,11 @@ from pathlib import Path
 from passes.catalog import pass_names
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.external.installed import library_versions
 from passes.model.analysis import AnalyzedModel
 from passes.policy.policy import Policy
 from passes.proof.prover import Prover
 from passes.provenance import Carrier, name_weights
+from passes.recipe.steps import library_versions
 from passes.run.apply_policy import with_skips
 from passes.run.gc_pause import pause_collector
 from passes.run.reproduce import save_reproducer

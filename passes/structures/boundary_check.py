@@ -21,12 +21,12 @@ __all__ = ["find_lost_boundaries", "with_sources"]
 def with_sources(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
     """`instances` of the exported `model`, each with the graph inputs that bypass the inputs of its part."""
     makers = {name: node for node in model.proto.graph.node for name in node.output}
-    given = {info.name for info in model.proto.graph.input}
+    inputs = {info.name for info in model.proto.graph.input}
     return tuple(
-        replace(one, boundary=replace(one.boundary, sources=frozenset(_sources(one.boundary, makers, given))))
-        if one.boundary
-        else one
-        for one in instances
+        replace(instance, boundary=replace(boundary, sources=frozenset(_sources(boundary, makers, inputs))))
+        if (boundary := instance.boundary)
+        else instance
+        for instance in instances
     )
 
 
@@ -38,26 +38,34 @@ def find_lost_boundaries(instances: Sequence[Instance], model: DetachedModel) ->
     """
     graph = model.proto.graph
     makers = {name: node for node in live_nodes(graph) for name in node.output}
-    given = {info.name for info in graph.input}
-    there = {*makers, *given, *(tensor.name for tensor in graph.initializer)}
+    inputs = {info.name for info in graph.input}
+    values = {*makers, *inputs, *(tensor.name for tensor in graph.initializer)}
     reasons = {}
-    for one in instances:
-        if one.boundary is None:
+    for instance in instances:
+        if instance.boundary is None:
             continue
-        crossings = (*one.boundary.inputs, *one.boundary.outputs)
-        missing = [each.value for each in crossings if each.value not in there and not there.issuperset(each.read_as)]
-        past = _sources(one.boundary, makers, given) - one.boundary.sources
+        crossings = (*instance.boundary.inputs, *instance.boundary.outputs)
+        missing = [
+            crossing.value
+            for crossing in crossings
+            if crossing.value not in values and not values.issuperset(crossing.read_as)
+        ]
+        past = _sources(instance.boundary, makers, inputs) - instance.boundary.sources
         if missing:
-            reasons[one.name] = f"its boundary value {missing[0]!r} is computed no more"
+            reasons[instance.name] = f"its boundary value {missing[0]!r} is computed no more"
         elif past:
-            reasons[one.name] = f"computed from {min(past)!r} past its boundary"
+            reasons[instance.name] = f"computed from {min(past)!r} past its boundary"
     return reasons
 
 
-def _sources(boundary: Boundary, makers: Mapping[str, NodeProto], given: set[str]) -> set[str]:
+def _sources(boundary: Boundary, makers: Mapping[str, NodeProto], inputs: set[str]) -> set[str]:
     """The graph inputs that the outputs of `boundary` are computed from without passing through its inputs."""
-    seen = {name for one in boundary.inputs for name in (one.value, *one.read_as)}
-    front = [name for one in boundary.outputs for name in ((one.value,) if one.value in makers else one.read_as)]
+    seen = {name for crossing in boundary.inputs for name in (crossing.value, *crossing.read_as)}
+    front = [
+        name
+        for crossing in boundary.outputs
+        for name in ((crossing.value,) if crossing.value in makers else crossing.read_as)
+    ]
     sources: set[str] = set()
     while front:
         name = front.pop()
@@ -65,7 +73,7 @@ def _sources(boundary: Boundary, makers: Mapping[str, NodeProto], given: set[str
             continue
         seen.add(name)
         maker = makers.get(name)
-        if name in given:
+        if name in inputs:
             sources.add(name)
         elif maker is not None and maker.op_type not in SIZES:
             front.extend(reads_of(maker))

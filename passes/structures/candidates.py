@@ -85,12 +85,14 @@ def find_by_shape(
 
 def instances_of(kind: str, candidates: Iterable[Candidate], view: GraphView) -> tuple[Instance, ...]:
     """Instances of all candidates, one for each value. Those that compute a constant are left out: it may be folded."""
-    stays = (one for one in candidates if one.may_be_constant or one.value not in view.folded)
-    kept = list({candidate.value: candidate for candidate in stays}.values())
-    if not kept:
+    lasting = (candidate for candidate in candidates if candidate.may_be_constant or candidate.value not in view.folded)
+    instances = list({candidate.value: candidate for candidate in lasting}.values())
+    if not instances:
         return ()
-    modules = [module_of(list(candidate.nodes)) for candidate in kept]
-    names = _unique_names([candidate.name or module or kind for candidate, module in zip(kept, modules, strict=True)])
+    modules = [module_of(list(candidate.nodes)) for candidate in instances]
+    names = _unique_names(
+        [candidate.name or module or kind for candidate, module in zip(instances, modules, strict=True)]
+    )
     builder = _InstanceBuilder(view)
     return tuple(
         Instance(
@@ -101,7 +103,7 @@ def instances_of(kind: str, candidates: Iterable[Candidate], view: GraphView) ->
             tuple(map(PinSite.only, pins_at(candidate.pins, view))),
             core=Core(builder.core(candidate), candidate.value),
         )
-        for candidate, name, module in zip(kept, names, modules, strict=True)
+        for candidate, name, module in zip(instances, names, modules, strict=True)
     )
 
 
@@ -117,8 +119,8 @@ def _unique_names(names: Sequence[str]) -> list[str]:
 
 def pins_at(names: Iterable[str], view: GraphView) -> tuple[ValueInfoProto, ...]:
     """The types of the values that can be pinned: computed ones whose type and rank are known."""
-    made = (name for name in dict.fromkeys(names) if name in view.producers and name not in view.folded)
-    return tuple(view.types[name] for name in made if view.dims(name) is not None)
+    computed = (name for name in dict.fromkeys(names) if name in view.producers and name not in view.folded)
+    return tuple(view.types[name] for name in computed if view.dims(name) is not None)
 
 
 class _InstanceBuilder:
@@ -141,7 +143,7 @@ class _InstanceBuilder:
             PRODUCTS if op in PRODUCTS and any(weights) and len(members) > 1 else frozenset({op}),
             frozenset(_attributes(node)),
             tuple(digests for digests in weights if digests),
-            tuple(dict.fromkeys(self._core(one, members, allow_gaps) for one in reads)),
+            tuple(dict.fromkeys(self._core(node, members, allow_gaps) for node in reads)),
             allow_gaps=allow_gaps,
         )
 

@@ -30,9 +30,11 @@ def with_copies(instances: Sequence[Instance], model: DetachedModel) -> tuple[In
     if not instances:
         return ()
     index = CoreIndex(model)
-    copies = {core: len(index.values_of(core)) for core in {one.core.last for one in instances if one.core}}
+    cores = {instance.core.last for instance in instances if instance.core}
+    copies = {core: len(index.values_of(core)) for core in cores}
     return tuple(
-        replace(one, core=replace(one.core, copies=copies[one.core.last])) if one.core else one for one in instances
+        replace(instance, core=replace(instance.core, copies=copies[instance.core.last])) if instance.core else instance
+        for instance in instances
     )
 
 
@@ -43,19 +45,19 @@ def find_lost_cores(instances: Sequence[Instance], model: DetachedModel) -> dict
     as many are kept as there are such nodes left over.
     """
     index = CoreIndex(model)
-    alike: dict[tuple[str, CoreNode], list[tuple[Instance, Core]]] = defaultdict(list)
-    for one in instances:
-        if one.core is not None:
-            alike[one.kind, one.core.last].append((one, one.core))
+    groups: dict[tuple[str, CoreNode], list[tuple[Instance, Core]]] = defaultdict(list)
+    for instance in instances:
+        if instance.core is not None:
+            groups[instance.kind, instance.core.last].append((instance, instance.core))
     reasons: dict[tuple[str, str], str] = {}
-    for (kind, last), group in alike.items():
-        unnamed = [(one, core) for one, core in group if not index.makes(last, core.value)]
+    for (kind, last), group in groups.items():
+        unnamed = [(instance, core) for instance, core in group if not index.makes(last, core.value)]
         if not unnamed:
             continue  # the usual case; a search of the whole model is slow
         no_instances = group[0][1].copies - len(group)
         left_over = len(index.values_of(last)) - (len(group) - len(unnamed)) - no_instances
-        for one, core in unnamed[max(0, left_over) :]:
-            reasons[kind, one.name] = index.why(core)
+        for instance, core in unnamed[max(0, left_over) :]:
+            reasons[kind, instance.name] = index.why(core)
     return reasons
 
 
@@ -118,10 +120,10 @@ class CoreIndex:
         if digests.count("") < core.computed:
             return False
         for accepted in core.weights:
-            found = next((digest for digest in digests if digest in accepted), None)
-            if found is None:
+            match = next((digest for digest in digests if digest in accepted), None)
+            if match is None:
                 return False
-            digests.remove(found)
+            digests.remove(match)
         return True
 
     def _reads(self, core: CoreNode, wanted: CoreNode, index: int) -> bool:
@@ -135,13 +137,13 @@ class CoreIndex:
         """The nodes at most `MOST_HOPS` before a node, by op, nearest first; none behind a product of two values."""
         if index not in self._before:
             seen, front = {index}, [index]
-            found: dict[str, list[int]] = defaultdict(list)
+            by_op: dict[str, list[int]] = defaultdict(list)
             for _ in range(MOST_HOPS):
                 front = self._hop(front, seen)
                 for maker in front:
-                    found[self._ops[maker]].append(maker)
+                    by_op[self._ops[maker]].append(maker)
                 front = [maker for maker in front if not self._is_barrier(maker)]
-            self._before[index] = found
+            self._before[index] = by_op
         return self._before[index]
 
     def _hop(self, front: Sequence[int], seen: set[int]) -> list[int]:
@@ -179,11 +181,11 @@ class CoreIndex:
     @cached_property
     def _readers(self) -> dict[str, list[int]]:
         """Value → the nodes that read it."""
-        found: dict[str, list[int]] = defaultdict(list)
+        readers: dict[str, list[int]] = defaultdict(list)
         for index, names in enumerate(self._inputs):
             for name in names:
-                found[name].append(index)
-        return found
+                readers[name].append(index)
+        return readers
 
     def _digest(self, name: str) -> str:
         """The digest of the stored tensor behind `name`, up to its shape, with the types that it is cast to.
@@ -199,7 +201,8 @@ class CoreIndex:
         maker = self._makers.get(name)
         while maker is not None and self._ops[maker] in ARRANGING:
             if self._ops[maker] == "Cast":
-                casts = f"{CAST_TO}{next(one.i for one in self._nodes[maker].attribute if one.name == 'to')}{casts}"
+                dtype = next(attribute.i for attribute in self._nodes[maker].attribute if attribute.name == "to")
+                casts = f"{CAST_TO}{dtype}{casts}"
             name = self._inputs[maker][0]
             maker = self._makers.get(name)
         tensor = self._stored.get(name)
@@ -240,7 +243,7 @@ class CoreIndex:
         texts = [self._digest_of_stored(name)]
         for node in nodes:
             texts += [self._digest_of_stored(parameter) for parameter in node.input[1:3]]
-            numbers = {one.name: one.i for one in node.attribute}
+            numbers = {attribute.name: attribute.i for attribute in node.attribute}
             texts += [str(numbers.get("axis", 1)), str(numbers.get("block_size", 0))]
         return QUANTIZED + "/".join(texts)
 
@@ -287,8 +290,8 @@ def _attribute(node: NodeProto, name: str, value: object) -> bool:
 
 
 def _names_of(core: CoreNode) -> Iterator[str]:
-    for one in core.reads:
-        yield from _names_of(one)
+    for node in core.reads:
+        yield from _names_of(node)
     yield min(core.ops)
 
 

@@ -46,18 +46,14 @@ def _find_whole(view: GraphView, turn: NodeProto) -> Iterator[Candidate]:
         if joined.op_type != "Concat":
             continue
         wholes = [
-            set(
-                _wholes(
-                    view, turn.input[0] if (one := view.behind(name, LAYOUT_OPS, pairs=True)) == turn.output[0] else one
-                )
-            )
-            for name in joined.input
+            set(_wholes(view, turn.input[0] if value == turn.output[0] else value))
+            for value in (view.behind(name, LAYOUT_OPS, pairs=True) for name in joined.input)
         ]
         common = set.intersection(*wholes)
         for rotated, _ in view.downstream(joined.output[0], BETWEEN):
             for total in view.readers(rotated.output[0], "Add") if rotated.op_type == "Mul" else ():
                 straight = view.maker(view.other_operand(total, rotated.output[0]), "Mul")
-                x = common.intersection(view.source(one) for one in straight.input) if straight is not None else ()
+                x = common.intersection(map(view.source, straight.input)) if straight is not None else ()
                 if straight is not None and len(x) == 1:
                     nodes = (turn, joined, rotated, straight, total)
                     yield Candidate(total, nodes, (*x, joined.output[0], total.output[0]))

@@ -53,8 +53,8 @@ class Structure:
 
     def search(self, view: GraphView) -> SearchResult:
         """Like `find`, in the exported model that `view` indexes."""
-        found = self.finder(view)
-        return replace(found, instances=self.checker.measure(found.instances, view.model))
+        result = self.finder(view)
+        return replace(result, instances=self.checker.measure(result.instances, view.model))
 
     def find_lost(self, instances: Instances, model: DetachedModel) -> dict[str, str]:
         """Name → reason of each instance that `model` has lost."""

@@ -115,7 +115,7 @@ def _plain_tensor(view: GraphView, name: str) -> TensorProto | None:
 def _nodes_behind(view: GraphView, name: str) -> list[NodeProto]:
     """The nodes that compute a constant, in graph order."""
     seen: set[str] = set()
-    found: dict[int, NodeProto] = {}
+    nodes: dict[int, NodeProto] = {}
     front = [name]
     while front:
         value = front.pop()
@@ -123,9 +123,9 @@ def _nodes_behind(view: GraphView, name: str) -> list[NodeProto]:
         if node is None or value in seen:
             continue
         seen.update(node.output)
-        found[view.position[value]] = node
+        nodes[view.position[value]] = node
         front.extend(read for read in node.input if read in view.folded)
-    return [found[at] for at in sorted(found)]
+    return [nodes[at] for at in sorted(nodes)]
 
 
 def _leaves(view: GraphView, nodes: list[NodeProto], name: str) -> Iterator[TensorProto]:

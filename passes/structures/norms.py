@@ -92,9 +92,9 @@ def _mean_square(view: GraphView, root: NodeProto) -> tuple[str, list[NodeProto]
         square = view.maker(mean.input[0], "Pow", "Mul")
         if square is None:
             continue
-        one, other = (view.source(name) for name in square.input)
-        if one == other if square.op_type == "Mul" else view.scalar(other) == 2.0:
-            return one, [square, mean, plus]
+        base, other = (view.source(name) for name in square.input)
+        if base == other if square.op_type == "Mul" else view.scalar(other) == 2.0:
+            return base, [square, mean, plus]
     return None
 
 
@@ -121,10 +121,10 @@ def _products_with(view: GraphView, inverse: NodeProto, squared: str) -> Iterato
 def _is_same(view: GraphView, name: str, other: str) -> bool:
     """Whether both are one value, or one difference computed twice."""
     name = view.source(name)
-    here, there = view.maker(name, "Sub"), view.maker(other, "Sub")
-    if name == other or here is None or there is None:
+    first, second = view.maker(name, "Sub"), view.maker(other, "Sub")
+    if name == other or first is None or second is None:
         return name == other
-    return [view.source(one) for one in here.input] == [view.source(one) for one in there.input]
+    return list(map(view.source, first.input)) == list(map(view.source, second.input))
 
 
 def _without_mean(view: GraphView, squared: str) -> tuple[str, list[NodeProto]]:

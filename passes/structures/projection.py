@@ -78,27 +78,27 @@ def projections_behind(view: GraphView, operand: Operand) -> list[Projection]:
     the result is empty.
     """
     for axis in dict.fromkeys((operand.feature, operand.other)):
-        found = _reach(view, operand.name, axis, HEAD_OPS)
-        if _is_chain(view, found):
-            found = _reach(view, operand.name, axis, HEAD_OPS - NORM_OPS)
-        if found:
-            return found
+        projections = _reach(view, operand.name, axis, HEAD_OPS)
+        if _is_chain(view, projections):
+            projections = _reach(view, operand.name, axis, HEAD_OPS - NORM_OPS)
+        if projections:
+            return projections
     return []
 
 
 def without_shared_rotation(
-    view: GraphView, ones: list[Projection], others: list[Projection]
+    view: GraphView, first: list[Projection], second: list[Projection]
 ) -> tuple[list[Projection], list[Projection]]:
     """Both sides, with a matrix that they share replaced by the projections behind it, if these are distinct.
 
     Q and K may be rotated by one matrix, which does not change the scores: by a rotary embedding written as a product.
     """
-    shared = _digests(view, ones) & _digests(view, others)
-    if not shared or {one.value for one in ones} & {one.value for one in others}:
-        return ones, others
-    passed = [list(_behind_shared(view, side, shared)) for side in (ones, others)]
-    known = [{one.value for one in side} for side in passed]
-    return (ones, others) if not all(known) or known[0] & known[1] else (passed[0], passed[1])
+    shared = _digests(view, first) & _digests(view, second)
+    if not shared or {projection.value for projection in first} & {projection.value for projection in second}:
+        return first, second
+    behind = [list(_behind_shared(view, side, shared)) for side in (first, second)]
+    known = [{projection.value for projection in side} for side in behind]
+    return (first, second) if not all(known) or known[0] & known[1] else (behind[0], behind[1])
 
 
 def computed_from(view: GraphView, node: NodeProto, source: NodeProto) -> bool:
@@ -117,21 +117,21 @@ def computed_from(view: GraphView, node: NodeProto, source: NodeProto) -> bool:
 
 
 def _digests(view: GraphView, projections: Iterable[Projection]) -> set[str]:
-    return {matrix_digest(view, one.matrix) for one in projections}
+    return {matrix_digest(view, projection.matrix) for projection in projections}
 
 
 def _behind_shared(view: GraphView, projections: Iterable[Projection], shared: set[str]) -> Iterator[Projection]:
-    found: dict[str, Projection] = {}
-    for one in projections:
-        is_shared = matrix_digest(view, one.matrix) in shared
-        behind = _reach(view, one.data, one.contracted.feature, HEAD_OPS) if is_shared else [one]
-        found.update((each.value, each) for each in behind or [one])
-    yield from found.values()
+    distinct: dict[str, Projection] = {}
+    for projection in projections:
+        is_shared = matrix_digest(view, projection.matrix) in shared
+        behind = _reach(view, projection.data, projection.contracted.feature, HEAD_OPS) if is_shared else [projection]
+        distinct.update((each.value, each) for each in behind or [projection])
+    yield from distinct.values()
 
 
 def _reach(view: GraphView, name: str, axis: int | None, through: frozenset[str]) -> list[Projection]:
     """The projections that make the `axis` of `name`; for one that rotates heads, the projections behind it."""
-    found: dict[str, Projection] = {}
+    projections: dict[str, Projection] = {}
     seen: set[tuple[str, int | None]] = set()
     front = deque([(name, axis, 0)])
     while front:
@@ -143,7 +143,7 @@ def _reach(view: GraphView, name: str, axis: int | None, through: frozenset[str]
         projection = _as_projection(view, node)
         if projection is None:
             if node.op_type in through and _carries(node, value):
-                front.extend((*one, passed) for one in inputs_with_axis(view, node, axis))
+                front.extend((*value_and_axis, passed) for value_and_axis in inputs_with_axis(view, node, axis))
             continue
         before = projection.axis_of_data(axis)
         if before != "made here":
@@ -151,8 +151,8 @@ def _reach(view: GraphView, name: str, axis: int | None, through: frozenset[str]
                 front.append((projection.data, before, passed + 1))
             continue
         turned = _turned_heads(view, projection)
-        found.update((one.value, one) for one in turned or [projection])
-    return list(found.values())
+        projections.update((maker.value, maker) for maker in turned or [projection])
+    return list(projections.values())
 
 
 def _turned_heads(view: GraphView, projection: Projection) -> list[Projection]:
@@ -168,7 +168,7 @@ def _turned_heads(view: GraphView, projection: Projection) -> list[Projection]:
         return []
     data = projection.contracted
     behind = _reach(view, data.name, data.feature, HEAD_OPS)
-    return behind if behind and all(_columns(view, one) > size[-1] for one in behind) else []
+    return behind if behind and all(_columns(view, source) > size[-1] for source in behind) else []
 
 
 def _columns(view: GraphView, projection: Projection) -> int:
@@ -183,8 +183,13 @@ def _carries(node: NodeProto, value: str) -> bool:
     return value == node.output[0] or node.op_type in ("Split", "RotaryEmbedding")
 
 
-def _is_chain(view: GraphView, found: list[Projection]) -> bool:
-    return any(computed_from(view, one.node, other.node) for one in found for other in found if one is not other)
+def _is_chain(view: GraphView, projections: list[Projection]) -> bool:
+    return any(
+        computed_from(view, projection.node, other.node)
+        for projection in projections
+        for other in projections
+        if projection is not other
+    )
 
 
 def _as_projection(view: GraphView, node: NodeProto) -> Projection | None:

@@ -42,8 +42,8 @@ def find_lost_projections(instances: Sequence[Instance], model: DetachedModel) -
         values = {weight.role: site.tight.name for weight, site in zip(instance.weights, instance.pins, strict=False)}
         missing = []
         for weight in instance.weights:
-            made = products.values_with(weight)
-            if len(made) < needed[weight.digests] and values.get(weight.role) not in made:
+            products_of_weight = products.values_with(weight)
+            if len(products_of_weight) < needed[weight.digests] and values.get(weight.role) not in products_of_weight:
                 missing.append(f"{weight.role} ({weight.name})")
         if missing:
             reasons[instance.name] = f"no separate product with the matrix of {', '.join(missing)}"
@@ -78,23 +78,23 @@ class ProductOperands:
     def __init__(self, model: DetachedModel) -> None:
         self._model = with_functions_inlined(model)
         graph = self._model.proto.graph
-        self._operands = [one for scope in _scopes(graph, "", {}, {}) for one in _operands(scope, self._model)]
+        self._operands = [operand for scope in _scopes(graph, "", {}, {}) for operand in _operands(scope, self._model)]
 
     def values_with(self, weight: KeptWeight) -> set[str]:
         """The values that are a product with only the matrix of `weight`."""
-        found = {value for digest in weight.digests for value in self._stored[digest]}
-        if not found:
-            found = {value for digest in weight.digests for value in self._computed[digest]}
-        return found or set(self._rounded_products(weight))
+        values = {value for digest in weight.digests for value in self._stored[digest]}
+        if not values:
+            values = {value for digest in weight.digests for value in self._computed[digest]}
+        return values or set(self._rounded_products(weight))
 
     @cached_property
     def _stored(self) -> dict[str, set[str]]:
         """Digest of a stored tensor → the products that read it through layout ops only."""
         values: dict[str, set[str]] = defaultdict(set)
-        for one in self._operands:
-            tensor = _stored_behind(one)
+        for operand in self._operands:
+            tensor = _stored_behind(operand)
             if tensor is not None and len(tensor.dims) >= 2:
-                values[self._model.digest(tensor) + one.suffix].add(one.value)
+                values[self._model.digest(tensor) + operand.suffix].add(operand.value)
         return values
 
     @cached_property
@@ -102,29 +102,29 @@ class ProductOperands:
         """Digest of how a matrix is computed from constants → the products that read it."""
         meanings = meanings_of(self._model).values
         values: dict[str, set[str]] = defaultdict(set)
-        for one in self._operands:
-            if not one.scope.path and one.name in meanings and _stored_behind(one) is None:
-                values[meanings[one.name] + one.suffix].add(one.value)
+        for operand in self._operands:
+            if not operand.scope.path and operand.name in meanings and _stored_behind(operand) is None:
+                values[meanings[operand.name] + operand.suffix].add(operand.value)
         return values
 
     @cached_property
     def _values(self) -> list[np.ndarray | None]:
         """The numbers of each constant operand, and None for the others."""
-        return [self._values_of(one) for one in self._operands]
+        return [self._values_of(operand) for operand in self._operands]
 
     def _rounded_products(self, weight: KeptWeight) -> Iterator[str]:
         """The products with the numbers of `weight`, where they were computed and may be rounded otherwise."""
-        for one, values in zip(self._operands, self._values if weight.rounded else [], strict=False):
+        for operand, values in zip(self._operands, self._values if weight.rounded else [], strict=False):
             if values is None or weight.rounded is None or values.size != weight.rounded.size:
                 continue
-            is_same = digest_of(values) + one.suffix in weight.digests
+            is_same = digest_of(values) + operand.suffix in weight.digests
             if is_same or (not weight.is_exact and weight.rounded.is_close(sums_of(values))):
-                yield one.value
+                yield operand.value
 
-    def _values_of(self, one: _ProductOperand) -> np.ndarray | None:
-        if one.name not in one.scope.constants():
+    def _values_of(self, operand: _ProductOperand) -> np.ndarray | None:
+        if operand.name not in operand.scope.constants():
             return None
-        return computed_constant(self._model, one.name, one.scope.makers, one.scope.stored)
+        return computed_constant(self._model, operand.name, operand.scope.makers, operand.scope.stored)
 
 
 def computed_constant(
@@ -167,7 +167,7 @@ def _scopes(
 
 def _operands(scope: _GraphScope, model: DetachedModel) -> Iterator[_ProductOperand]:
     for node in scope.live:
-        scale = next((one.f for one in node.attribute if one.name == "alpha"), 1.0)
+        scale = next((attribute.f for attribute in node.attribute if attribute.name == "alpha"), 1.0)
         for place in PRODUCTS.get(node.op_type, ()):
             if place < len(node.input):
                 suffix = packing_suffix(node, scope.stored, model) + ("" if scale == 1.0 else f"*{scale}")
@@ -183,16 +183,16 @@ def packing_suffix(node: NodeProto, stored: Mapping[str, TensorProto], model: De
     return PACKED + "/".join((*beside, str(numbers.get("bits", 4)), str(numbers.get("block_size", 0))))
 
 
-def _stored_behind(one: _ProductOperand) -> TensorProto | None:
+def _stored_behind(operand: _ProductOperand) -> TensorProto | None:
     """The stored tensor that the operand is, behind layout ops and casts only."""
-    name, makers = one.name, one.scope.makers
+    name, makers = operand.name, operand.scope.makers
     node = makers.get(name)
     while node is not None and node.op_type in LAYOUT_OPS:
         name = node.input[0]
         node = makers.get(name)
     if node is not None and node.op_type == "Constant":
         return next((attribute.t for attribute in node.attribute if attribute.HasField("t")), None)
-    return one.scope.stored.get(name)
+    return operand.scope.stored.get(name)
 
 
 def constants_of(nodes: Iterable[NodeProto], stored: Iterable[str]) -> set[str]:
@@ -208,14 +208,14 @@ def constants_of(nodes: Iterable[NodeProto], stored: Iterable[str]) -> set[str]:
 def _nodes_behind(name: str, makers: Mapping[str, NodeProto]) -> list[NodeProto]:
     """The nodes that compute a constant, in their order."""
     order = {id(node): at for at, node in enumerate(makers.values())}
-    found: dict[int, NodeProto] = {}
+    nodes: dict[int, NodeProto] = {}
     front = [name]
     while front:
         node = makers.get(front.pop())
-        if node is not None and id(node) not in found:
-            found[id(node)] = node
+        if node is not None and id(node) not in nodes:
+            nodes[id(node)] = node
             front.extend(node.input)
-    return sorted(found.values(), key=lambda node: order[id(node)])
+    return sorted(nodes.values(), key=lambda node: order[id(node)])
 
 
 PRODUCTS: Final[Mapping[str, tuple[int, ...]]] = {

@@ -50,11 +50,11 @@ def find_separate_qkv(view: GraphView) -> SearchResult:
     merged: list[MergedProjection] = []
     others = 0
     for each in (whole, *whole.inner_views()):
-        seen = _search(each)
-        instances += _instances(each, seen.triples, view.producers.keys())
-        merged += seen.merged
-        others += seen.others
-    named = tuple(replace(one, name=one.name or f"attention {at}") for at, one in enumerate(instances))
+        candidates = _search(each)
+        instances += _instances(each, candidates.triples, view.producers.keys())
+        merged += candidates.merged
+        others += candidates.others
+    named = tuple(replace(instance, name=instance.name or f"attention {at}") for at, instance in enumerate(instances))
     return SearchResult(named, _instead(named, merged, others))
 
 
@@ -71,7 +71,7 @@ def _search(view: GraphView) -> QkvCandidates:
     triples: list[Triple] = []
     merged: list[MergedProjection] = []
     others = 0
-    taken: set[frozenset[str]] = set()
+    pairs: set[frozenset[str]] = set()
     for readings in attention_operands(view):
         read = _read(view, readings)
         if isinstance(read, MergedProjection):
@@ -82,8 +82,8 @@ def _search(view: GraphView) -> QkvCandidates:
             _, key, value = read
             # Two softmaxes may weight one V (DiffLlama); a later layer may use an earlier one's K and V (Gemma 3n).
             pair = frozenset({key.value, value.value})
-            if pair not in taken:
-                taken.add(pair)
+            if pair not in pairs:
+                pairs.add(pair)
                 triples.append(read)
     return QkvCandidates(triples, merged, others)
 
@@ -107,10 +107,10 @@ def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | MergedProje
                     key if values.count(key.value) > 1 else query, len(set(values)) == 1
                 )
             elif not _in_turn(view, (query, key, value)):
-                sources = [view.behind(one.data, PASSING_OPS) for one in (query, key, value)]
+                sources = [view.behind(projection.data, PASSING_OPS) for projection in (query, key, value)]
                 agreement = 2 * (sources[1] == sources[2]) + (sources[0] in sources[1:])
                 triples.append((agreement, (query, key, value)))
-    return max(triples, key=lambda one: one[0])[1] if triples else merged
+    return max(triples, key=lambda entry: entry[0])[1] if triples else merged
 
 
 def _in_turn(view: GraphView, triple: Triple) -> bool:
@@ -118,40 +118,44 @@ def _in_turn(view: GraphView, triple: Triple) -> bool:
     return any(computed_from(view, a.node, b.node) for a in triple for b in triple if a is not b)
 
 
-def _instances(view: GraphView, triples: Sequence[Triple], made: Set[str]) -> list[Instance]:
-    """`made` are the values of the model's own graph that a pin can hold."""
-    computed = any(not one.matrix.is_plain for triple in triples for one in triple)
+def _instances(view: GraphView, triples: Sequence[Triple], pinnable: Set[str]) -> list[Instance]:
+    """`pinnable` are the values of the model's own graph that a pin can hold."""
+    computed = any(not projection.matrix.is_plain for triple in triples for projection in triple)
     meanings = meanings_of(view.model) if computed else None
     # Each matrix is hashed in all layouts that an optimizer may leave it in; hashing releases the interpreter lock.
     with ThreadPoolExecutor() as pool:
         weights = list(
             pool.map(
-                lambda role, one: _kept_weight(view, role, one, meanings), *zip(*_with_roles(triples), strict=True)
+                lambda role, projection: _kept_weight(view, role, projection, meanings),
+                *zip(*_with_roles(triples), strict=True),
             )
         )
     return [
-        _instance(view, triple, _without_shared_digests(weights[3 * at : 3 * at + 3]), made)
+        _instance(view, triple, _without_shared_digests(weights[3 * at : 3 * at + 3]), pinnable)
         for at, triple in enumerate(triples)
     ]
 
 
 def _with_roles(triples: Sequence[Triple]) -> list[tuple[str, Projection]]:
-    return [one for triple in triples for one in zip("QKV", triple, strict=True)]
+    return [entry for triple in triples for entry in zip("QKV", triple, strict=True)]
 
 
 def _without_shared_digests(weights: Sequence[KeptWeight]) -> tuple[KeptWeight, ...]:
     """`weights` without the digests that distinct ones share, such as that of a tensor both are computed from."""
-    count = Counter(digest for weight in {one.digests for one in weights} for digest in weight)
-    return tuple(replace(one, digests=frozenset(each for each in one.digests if count[each] == 1)) for one in weights)
+    count = Counter(digest for digests in {weight.digests for weight in weights} for digest in digests)
+    return tuple(
+        replace(weight, digests=frozenset(digest for digest in weight.digests if count[digest] == 1))
+        for weight in weights
+    )
 
 
-def _instance(view: GraphView, triple: Triple, weights: tuple[KeptWeight, ...], made: Set[str]) -> Instance:
+def _instance(view: GraphView, triple: Triple, weights: tuple[KeptWeight, ...], pinnable: Set[str]) -> Instance:
     module = module_of([projection.node for projection in triple])
     outputs = [projection.value for projection in triple]
     sums = [_behind_bias(view, name) for name in outputs]
     heads = [_behind_reshape(view, name) for name in sums]
     # A pin needs a type, and a value of the main graph; elsewhere only the checker protects the instance.
-    known = all(name in view.types and name in made for name in (*outputs, *sums, *heads))
+    known = all(name in view.types and name in pinnable for name in (*outputs, *sums, *heads))
     sites = zip(outputs, sums, heads, strict=True) if known else ()
     pins = tuple(PinSite(*(view.types[name] for name in names)) for names in sites)
     return Instance("qkv", module, module, weights, pins)
@@ -178,26 +182,26 @@ def _behind_reshape(view: GraphView, name: str) -> str:
 
 def _instead(apart: Sequence[Instance], merged: Sequence[MergedProjection], others: int) -> str:
     """A text on the attention blocks without separate projections, beside those that are `apart`; empty if all are."""
-    said = _without_triple(merged, others)
+    rest = _without_triple(merged, others)
     if not apart:
-        return said or "no attention (no softmax between two matrix products)"
-    if not said:
+        return rest or "no attention (no softmax between two matrix products)"
+    if not rest:
         return ""
-    names = _join_names([one.name for one in apart])
-    return f"{plural(len(apart), 'attention block')} with separate Q, K and V ({names}), and {said}"
+    names = _join_names([instance.name for instance in apart])
+    return f"{plural(len(apart), 'attention block')} with separate Q, K and V ({names}), and {rest}"
 
 
 def _without_triple(merged: Sequence[MergedProjection], others: int) -> str:
-    said = []
+    texts = []
     if merged:
-        which = "Q, K and V" if all(one.whole for one in merged) else "Q, K and V, or two of them,"
-        names = _join_names([str(one) for one in merged])
-        said.append(
+        which = "Q, K and V" if all(projection.whole for projection in merged) else "Q, K and V, or two of them,"
+        names = _join_names([str(projection) for projection in merged])
+        texts.append(
             f"{plural(len(merged), 'attention block')} whose {which} are one matrix in the source already: {names}"
         )
     if others:
-        said.append(f"{plural(others, 'attention block')} whose Q, K and V do not come from three matrices")
-    return "; ".join(said)
+        texts.append(f"{plural(others, 'attention block')} whose Q, K and V do not come from three matrices")
+    return "; ".join(texts)
 
 
 def _join_names(names: Sequence[str]) -> str:
@@ -229,7 +233,9 @@ def _with_scale(
     scale = attribute_of(projection.node, "alpha", 1.0)
     suffix = packing_of(view, projection.node) + ("" if scale == 1.0 else f"*{scale}")
     is_exact = quantized_weight(view, projection.matrix.value) is not None
-    return KeptWeight(role, projection.weight.name, frozenset(f"{one}{suffix}" for one in digests), rounded, is_exact)
+    return KeptWeight(
+        role, projection.weight.name, frozenset(f"{digest}{suffix}" for digest in digests), rounded, is_exact
+    )
 
 
 def _is_quantized(view: GraphView, matrix: Matrix) -> bool:

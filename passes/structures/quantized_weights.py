@@ -29,18 +29,18 @@ class QuantizedWeight:
 
 def quantized_weight(view: GraphView, name: str) -> QuantizedWeight | None:
     """The quantized weight `name`, seen through layout ops but no casts; None if it is something else."""
-    node = view.producers.get(view.behind(name, LAYOUT_OPS - {"Cast"}))
-    if node is None or node.op_type != DEQUANTIZE or node.output[0] not in view.folded:
+    last = view.producers.get(view.behind(name, LAYOUT_OPS - {"Cast"}))
+    if last is None or last.op_type != DEQUANTIZE or last.output[0] not in view.folded:
         return None
-    first = view.producers.get(node.input[0])
-    chain = [node] if first is None or first.op_type != QUANTIZE else [first, node]
+    first = view.producers.get(last.input[0])
+    chain = [last] if first is None or first.op_type != QUANTIZE else [first, last]
     stored = view.tensor_at(chain[0].input[0])
     if stored is None:
         return None
     texts = [view.model.digest(stored)]
-    for one in chain:
-        texts += [_digest_at(view, each) for each in one.input[1:3]]
-        texts += [str(attribute_of(one, "axis", 1)), str(attribute_of(one, "block_size", 0))]
+    for node in chain:
+        texts += [_digest_at(view, name) for name in node.input[1:3]]
+        texts += [str(attribute_of(node, "axis", 1)), str(attribute_of(node, "block_size", 0))]
     return QuantizedWeight(view.behind(chain[0].input[0], LAYOUT_OPS), stored, QUANTIZED + "/".join(texts))
 
 

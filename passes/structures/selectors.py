@@ -68,23 +68,23 @@ def _other_modules(paths: list[str], pattern: str) -> str:
         return "no torch module paths (torch's exporter writes them with dynamo=True, as pkg.torch.onnx.name_scopes)"
     if any(fnmatch.fnmatchcase(path, pattern) for path in paths):
         return "such a module, but it computes nothing from data"
-    shown = [path for path in paths if "." not in path] or paths
-    return f"the modules {', '.join(shown[:SHOWN])}{' …' if len(paths) > SHOWN else ''}{nearest(pattern, paths)}"
+    listed = [path for path in paths if "." not in path] or paths
+    return f"the modules {', '.join(listed[:SHOWN])}{' …' if len(paths) > SHOWN else ''}{nearest(pattern, paths)}"
 
 
 def _boundary_of(view: GraphView, nodes: list[NodeProto]) -> Boundary | None:
     """The boundary of the part of the graph that `nodes` form; None if it computes only constants."""
-    made = {name for node in nodes for name in node.output}
-    origins = {view.behind(name, PASSING_OPS) for node in nodes for name in node.input if name not in made}
+    values = {name for node in nodes for name in node.output}
+    origins = {view.behind(name, PASSING_OPS) for node in nodes for name in node.input if name not in values}
     # Passes may merge layout ops across a boundary, so inputs are taken from before the layout.
-    outputs = _crossings(view, (name for node in nodes for name in node.output), made, inwards=False)
-    inputs = _crossings(view, sorted(origins - made), made, inwards=True)
+    outputs = _crossings(view, (name for node in nodes for name in node.output), values, inwards=False)
+    inputs = _crossings(view, sorted(origins - values), values, inwards=True)
     if not outputs:
         return None
     return Boundary(inputs, outputs)
 
 
-def _crossings(view: GraphView, values: Iterable[str], made: set[str], *, inwards: bool) -> tuple[Crossing, ...]:
+def _crossings(view: GraphView, values: Iterable[str], inside: set[str], *, inwards: bool) -> tuple[Crossing, ...]:
     """Those of `values` that are data, can be pinned, and are read by a computing node on the other side."""
     crossings = []
     for name in values:
@@ -92,26 +92,26 @@ def _crossings(view: GraphView, values: Iterable[str], made: set[str], *, inward
         is_layout = node is not None and node.op_type in PASSING_OPS
         if name in view.folded or is_layout or view.dims(name) is None or _is_size(view, name):
             continue
-        read_as = [read for read, is_inside in _reads(view, name, made) if is_inside == inwards]
+        read_as = [read for read, is_inside in _reads(view, name, inside) if is_inside == inwards]
         if read_as:
             crossings.append(Crossing(name, tuple(dict.fromkeys(read_as))))
     return tuple(crossings)
 
 
-def _reads(view: GraphView, name: str, made: set[str]) -> Iterator[tuple[str, bool]]:
+def _reads(view: GraphView, name: str, inside: set[str]) -> Iterator[tuple[str, bool]]:
     """The values behind layout ops as which nodes read `name`, each with whether the reader is inside the part."""
     if any(name == info.name for info in view.model.proto.graph.output):
         yield name, False
     for reader in view.consumers.get(name, []):
         if reader.op_type in PASSING_OPS and reader.input[0] == name:
-            yield from _reads(view, reader.output[0], made)
+            yield from _reads(view, reader.output[0], inside)
         else:
-            yield name, not made.isdisjoint(reader.output)
+            yield name, not inside.isdisjoint(reader.output)
 
 
 def _pin_sites(view: GraphView, boundary: Boundary) -> tuple[PinSite, ...]:
     """For each value that crosses the boundary, where it is computed and, behind layout ops, where it is read."""
-    pairs = [(one.value, read) for one in (*boundary.inputs, *boundary.outputs) for read in one.read_as]
+    pairs = [(crossing.value, read) for crossing in (*boundary.inputs, *boundary.outputs) for read in crossing.read_as]
     known = [pair for pair in pairs if len(pins_at(pair, view)) == len(set(pair))]
     return tuple(PinSite(view.types[value], view.types[value], view.types[read]) for value, read in known)
 

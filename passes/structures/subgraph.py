@@ -57,8 +57,8 @@ def _sort(nodes: Iterable[NodeProto], view: GraphView) -> list[NodeProto]:
 
 def _inside(boundary: Boundary, view: GraphView) -> Iterator[NodeProto]:
     """The data nodes that the outputs are computed from, as far back as the inputs."""
-    stops = {one.value for one in boundary.inputs}
-    front = deque(one.value for one in boundary.outputs)
+    stops = {crossing.value for crossing in boundary.inputs}
+    front = deque(crossing.value for crossing in boundary.outputs)
     seen = set(front)
     while front:
         node = view.producers.get(front.popleft())
@@ -74,24 +74,26 @@ def _core(core: CoreNode, node: NodeProto | None, view: GraphView) -> list[NodeP
     """The nodes of `core`, of which `node` is the last."""
     if node is None:
         return []
-    found = [node]
+    nodes = [node]
     for read in core.reads:
-        back = _reach([node], lambda one: _makers(one, view), HOPS).values()
-        nearest = next((one for one in back if one is not node and op_of(one) in read.ops), None)
-        found += _core(read, nearest, view)
-    return found
+        back = _reach([node], lambda maker: _makers(maker, view), HOPS).values()
+        nearest = next(
+            (candidate for candidate in back if candidate is not node and op_of(candidate) in read.ops), None
+        )
+        nodes += _core(read, nearest, view)
+    return nodes
 
 
 def _meeting(starts: list[NodeProto], view: GraphView) -> list[NodeProto]:
     """The first node that depends on all of `starts`, with the layout ops behind it; none if it is far away."""
     if len(starts) < 2:
         return []
-    reached = [set(_reach([start], lambda one: _readers(one, view), HOPS)) for start in starts]
+    reached = [set(_reach([start], lambda node: _readers(node, view), HOPS)) for start in starts]
     common = set.intersection(*reached)
-    found = _sort((view.producers[name] for name in common if name), view)[:1]
-    while found and (behind := _only_reader(found[-1], view)) is not None and behind.op_type in LAYOUT_OPS:
-        found.append(behind)
-    return found
+    nodes = _sort((view.producers[name] for name in common if name), view)[:1]
+    while nodes and (behind := _only_reader(nodes[-1], view)) is not None and behind.op_type in LAYOUT_OPS:
+        nodes.append(behind)
+    return nodes
 
 
 def _reach(
@@ -107,7 +109,7 @@ def _reach(
 
 
 def _only_reader(node: NodeProto, view: GraphView) -> NodeProto | None:
-    readers = [one for one in _readers(node, view) if is_data(one, view)]
+    readers = [reader for reader in _readers(node, view) if is_data(reader, view)]
     return readers[0] if len(readers) == 1 else None
 
 

@@ -115,10 +115,10 @@ class GraphView:
     @cached_property
     def by_op(self) -> dict[str, list[NodeProto]]:
         """Nodes in order, by `op_of`."""
-        found: dict[str, list[NodeProto]] = defaultdict(list)
+        nodes: dict[str, list[NodeProto]] = defaultdict(list)
         for node in self.nodes:
-            found[op_of(node)].append(node)
-        return found
+            nodes[op_of(node)].append(node)
+        return nodes
 
     @cached_property
     def folded(self) -> set[str]:
@@ -127,7 +127,7 @@ class GraphView:
         for node in self.nodes:
             inputs = [name for name in node.input[:1] if name] if node.op_type == "CastLike" else node.input
             sized = node.op_type in ("Shape", "Size") and self._has_fixed_shape(node.input[0])
-            has_body = any(one.HasField("g") or one.graphs for one in node.attribute)
+            has_body = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
             if (sized or fixed.issuperset(inputs)) and not has_body and node.op_type not in RANDOM_OPS:
                 fixed.update(node.output)
         return fixed
@@ -202,11 +202,11 @@ class GraphView:
 
     def _encoding(self, node: NodeProto) -> list[str]:
         """The scale and the zero point of a node, by content where they are stored."""
-        found = []
+        digests = []
         for name in node.input[1:3]:
             tensor = self.tensor_at(name)
-            found.append(name if tensor is None else self.model.digest(tensor))
-        return found
+            digests.append(name if tensor is None else self.model.digest(tensor))
+        return digests
 
     def tensor_at(self, name: str) -> TensorProto | None:
         """The tensor that `name` is, stored or in a Constant, behind layout ops only."""
@@ -225,15 +225,15 @@ class GraphView:
 
     def readers(self, name: str, *ops: str) -> list[NodeProto]:
         """The nodes that read `name`, or the same value in another type; only `ops` of the default domain, if given."""
-        found = []
+        readers = []
         for node in self.consumers.get(name, []):
             if node.op_type in SAME_OPS or self._is_bound_of_pair(node):
-                found.extend(self.readers(node.output[0], *ops) if node.input[0] == name else ())
+                readers.extend(self.readers(node.output[0], *ops) if node.input[0] == name else ())
             elif self.quantizer_of(node) is not None or (node.op_type == QUANTIZE and self._begins_pair(node)):
-                found.extend(self.readers(node.output[0], *ops))
+                readers.extend(self.readers(node.output[0], *ops))
             elif not ops or op_of(node) in ops:
-                found.append(node)
-        return found
+                readers.append(node)
+        return readers
 
     def _begins_pair(self, node: NodeProto) -> bool:
         return any(self.quantizer_of(reader) is node for reader in self.consumers.get(node.output[0], []))
@@ -319,7 +319,9 @@ def carried_inputs(node: NodeProto) -> list[str]:
 
 def attribute_of(node: NodeProto, name: str, default: Any = None) -> Any:
     """The value of an attribute; `default` if the node does not have it."""
-    return next((onnx.helper.get_attribute_value(one) for one in node.attribute if one.name == name), default)
+    return next(
+        (onnx.helper.get_attribute_value(attribute) for attribute in node.attribute if attribute.name == name), default
+    )
 
 
 def constant_of(node: NodeProto) -> TensorProto | None:

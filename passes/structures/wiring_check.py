@@ -37,8 +37,10 @@ def with_wiring(instances: Sequence[Instance], model: DetachedModel) -> tuple[In
     joins = _Joins(model, _digests(instances))
     strangers = len(joins.strangers())
     return tuple(
-        replace(one, wiring=Wiring(tuple(joins.company_of(weight.digests) for weight in one.weights), strangers))
-        for one in instances
+        replace(
+            instance, wiring=Wiring(tuple(joins.company_of(weight.digests) for weight in instance.weights), strangers)
+        )
+        for instance in instances
     )
 
 
@@ -46,47 +48,51 @@ def find_bypassed_projections(
     instances: Sequence[Instance], model: DetachedModel, lost: Mapping[str, str]
 ) -> dict[str, str]:
     """Instance name → why attention does not read its projections, of the instances that are not `lost` anyway."""
-    wired = [(one, one.wiring) for one in instances if one.wiring is not None]
-    standing = [(one, wiring) for one, wiring in wired if one.name not in lost]
+    wired = [(instance, instance.wiring) for instance in instances if instance.wiring is not None]
+    standing = [(instance, wiring) for instance, wiring in wired if instance.name not in lost]
     if not standing:
         return {}
     joins = _Joins(model, _digests(instances))
-    needed = Counter(weight.digests for one, _ in standing for weight in one.weights)
+    needed = Counter(weight.digests for instance, _ in standing for weight in instance.weights)
     reasons: dict[str, str] = {}
-    for one, wiring in standing:
+    for instance, wiring in standing:
         missing = []
-        for weight, before in zip(one.weights, wiring.company, strict=True):
+        for weight, before in zip(instance.weights, wiring.company, strict=True):
             least = min(before, default=0)
             wanted = min(needed[weight.digests], before.count(least))
             if sum(others <= least for others in joins.company_of(weight.digests)) < wanted:
                 missing.append(f"{weight.role} ({weight.name})")
         if missing:
-            reasons[one.name] = f"attention does not read the product with the matrix of {', '.join(missing)} by itself"
-    gone = sum(len(before) for one, wiring in wired if one.name in {*lost, *reasons} for before in wiring.company)
+            reasons[instance.name] = (
+                f"attention does not read the product with the matrix of {', '.join(missing)} by itself"
+            )
+    gone = sum(
+        len(before) for instance, wiring in wired if instance.name in {*lost, *reasons} for before in wiring.company
+    )
     strangers = joins.strangers()
     if len(strangers) > standing[0][1].strangers + gone:
         fed = {name for mask in strangers for name in joins.sources_of(mask)}
-        beside = [one for one, _ in standing if fed & joins.sources_of(joins.mask_of(_digests([one])))]
-        for one in beside or [one for one, _ in standing]:
-            reasons.setdefault(one.name, "attention reads products with other matrices beside those of Q, K and V")
+        beside = [instance for instance, _ in standing if fed & joins.sources_of(joins.mask_of(_digests([instance])))]
+        for instance in beside or [instance for instance, _ in standing]:
+            reasons.setdefault(instance.name, "attention reads products with other matrices beside those of Q, K and V")
     return reasons
 
 
 def _digests(instances: Iterable[Instance]) -> Iterator[str]:
-    return (digest for one in instances for weight in one.weights for digest in weight.digests)
+    return (digest for instance in instances for weight in instance.weights for digest in weight.digests)
 
 
 class _Joins:
     """The operands of all joins, each as the bit mask of the matrices that it was multiplied with last.
 
     Args:
-        kept: the digests of all kept matrices.
+        digests: those of all kept matrices.
     """
 
-    def __init__(self, model: DetachedModel, kept: Iterable[str]) -> None:
+    def __init__(self, model: DetachedModel, digests: Iterable[str]) -> None:
         proto = inliner.inline_local_functions(model.proto) if model.proto.functions else model.proto
         self._model = model.with_proto(proto)
-        self._wanted = set(kept)
+        self._wanted = set(digests)
         nodes = live_nodes(proto.graph)[::-1]
         self._makers = {name: node for node in nodes for name in node.output if name}
         self._stored: dict[str, TensorProto] = {tensor.name: tensor for tensor in proto.graph.initializer}

@@ -41,20 +41,32 @@ def register(app: typer.Typer) -> None:
 
 
 def audit(
-    models: Annotated[Path | None, typer.Option(help="A folder of models of your own, tried too.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Only this library, pass or glob of passes.")] = None,
-    cases: Annotated[list[str] | None, typer.Option(help="Only models of this glob, as node/test_if*.")] = None,
+    models: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A folder of models of your own, tried too.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this library, pass or glob of passes.")
+    ] = None,
+    cases: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Only models of this glob, as node/test_if*.")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="The passes inside of onnxsim and others too.")] = False,
     gate: Annotated[bool, typer.Option("--gate", help="Exit with 1 if what is found is not accepted.")] = False,
-    accepted: Annotated[Path | None, typer.Option(help="A folder of accepted tables (default: onnxline's).")] = None,
+    accepted: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A folder of accepted tables (default: onnxline's).")
+    ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Where the tables and reproducers go.")
     ] = Path("runs/audit"),
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes on this machine (default: its cores).")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Processes on this machine (default: its cores).")
+    ] = None,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Use this Ray cluster: HOST:PORT, or auto.")
     ] = None,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds for one call of one pass.")] = 60.0,
+    timeout_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Seconds for one call of one pass.")
+    ] = 60.0,
     as_json: Json = False,
 ) -> None:
     """Try every pass on many small models, and say what it breaks: is this release of an optimizer safe?

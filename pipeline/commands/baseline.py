@@ -24,7 +24,8 @@ Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder of the artifacts (default runs/NAME).")
 ]
 File = Annotated[
-    Path | None, typer.Option(help="The baseline (default: beside CONFIG or MODEL, with the ending .baseline).")
+    Path | None,
+    typer.Option(metavar="FILE", help="The baseline (default: beside CONFIG or MODEL, with the ending .baseline)."),
 ]
 
 

@@ -38,7 +38,9 @@ def batch(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of the runs' folders, and of the table.")
     ] = Path("runs"),
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one for each two cores).")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Runs at once (default: one for each two cores).")
+    ] = None,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Use this Ray cluster: HOST:PORT, or auto.")
     ] = None,

@@ -54,12 +54,16 @@ def register(app: typer.Typer) -> None:
 
 def bisect_model(
     model: Annotated[
-        Path, typer.Argument(help="An ONNX file, the folder of a run, or a configuration, whose model is exported.")
+        Path,
+        typer.Argument(
+            metavar="MODEL|CONFIG",
+            help="An ONNX file, the folder of a run, or a configuration, whose model is exported.",
+        ),
     ],
     recipe: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="R",
+            metavar="STEPS",
             help="Steps, as in passes.recipe, or a YAML file that has them; by default what the configuration says, or "
             "the recipe of the run whose folder MODEL is, else default,onnxsim.",
         ),
@@ -71,10 +75,18 @@ def bisect_model(
         float | None, typer.Option(metavar="TOL", min=0, help="Look for who moves an output by more than this.")
     ] = None,
     crash: Annotated[bool, typer.Option("--crash", help="Look for who crashes, hangs or fails.")] = False,
-    skip: Annotated[list[str] | None, typer.Option(help="A pass or group to leave out; may be repeated.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The smallest model; by default bisect-MODEL-PASS.onnx.")] = None,
-    budget_s: Annotated[float, typer.Option(min=0, help="Seconds for making the model smaller; 0: do not.")] = BUDGET_S,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds for one call of native code.")] = 60.0,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A pass or group to leave out; may be repeated.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.onnx", help="The smallest model; by default bisect-MODEL-PASS.onnx.")
+    ] = None,
+    budget_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Seconds for making the model smaller; 0: do not.")
+    ] = BUDGET_S,
+    timeout_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Seconds for one call of native code.")
+    ] = 60.0,
     as_json: Json = False,
 ) -> None:
     """Find the first pass of a recipe that is at fault, and write the smallest model on which it is.

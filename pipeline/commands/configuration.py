@@ -36,8 +36,10 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    kind: Annotated[Starter, typer.Argument(help="What the configuration is for.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file to write (default KIND.yaml).")] = None,
+    kind: Annotated[Starter, typer.Argument(metavar="KIND", help="What the configuration is for.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE.yaml", help="The file to write (default KIND.yaml).")
+    ] = None,
 ) -> None:
     """Write a commented configuration to begin with; it runs as it is, on a small model with random weights."""
     target = out or Path(f"{kind}.yaml")

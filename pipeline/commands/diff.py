@@ -51,10 +51,12 @@ def diff(
     values: Annotated[bool, typer.Option("--values", help="Compare the values between the nodes too.")] = False,
     structure_only: Annotated[bool, typer.Option("--structure-only", help="Do not run the models.")] = False,
     names: Annotated[bool, typer.Option("--names", help="Show what was only renamed.")] = False,
-    most: Annotated[int | None, typer.Option(min=1, help="Entries of one kind to write out (default 20).")] = None,
+    most: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Entries of one kind to write out (default 20).")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Write out every entry, uncut.")] = False,
     draws: Annotated[
-        int | None, typer.Option(min=1, help="Use the first N draws of a proof (default all of them).")
+        int | None, typer.Option(metavar="N", min=1, help="Use the first N draws of a proof (default all of them).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for programs, with every entry.")] = False,
 ) -> None:

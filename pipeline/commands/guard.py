@@ -38,10 +38,12 @@ def guard(
     ] = None,
     watch: Annotated[bool, typer.Option(help="Let a skip watch what the pass is known to destroy.")] = True,
     compare: Annotated[bool, typer.Option(help="Say what each call would have lost; makes each call twice.")] = True,
-    log: Annotated[Path | None, typer.Option(help="Write the calls to this file, one JSON object a line.")] = None,
-    timeout_s: Annotated[float, typer.Option(help="Seconds for one call of native code.")] = 600.0,
+    log: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the calls to this file, one JSON object a line.")
+    ] = None,
+    timeout_s: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds for one call of native code.")] = 600.0,
     memory_gib: Annotated[
-        float | None, typer.Option(min=0, help="GiB that a worker process may allocate; 0 for no limit.")
+        float | None, typer.Option(metavar="GIB", min=0, help="GiB that a worker process may allocate; 0 for no limit.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No lines on standard error.")] = False,
 ) -> None:

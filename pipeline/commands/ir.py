@@ -30,8 +30,12 @@ Source = Annotated[
     str, typer.Argument(metavar="SOURCE", help="file.py:make, package.module:make, or a configuration (.yaml).")
 ]
 File = Annotated[Path, typer.Argument(metavar="IR", help="A file of `ir extract`, or of pytorch-ir.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Where to write (default: the terminal).")]
-Weights = Annotated[Path | None, typer.Option(help=".safetensors, .pt, .pth, .bin, an .index.json, or a folder.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write (default: the terminal).")
+]
+Weights = Annotated[
+    Path | None, typer.Option(metavar="FILE", help=".safetensors, .pt, .pth, .bin, an .index.json, or a folder.")
+]
 Train = Annotated[
     bool, typer.Option("--train", help="Keep the mode in which the model is made; without, it is put into eval mode.")
 ]
@@ -53,9 +57,10 @@ def register(app: typer.Typer) -> None:
 def extract(
     source: Source,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file (default NAME_ir.json); .json.zst packs it.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="The file (default NAME_ir.json); .json.zst packs it."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The model's name (default: its class).")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name (default: its class).")] = None,
     dynamic: Annotated[
         list[str] | None, typer.Option(metavar="INPUT.AXIS=DIM", help="Leave a dim open, as in x.0=batch.")
     ] = None,
@@ -113,17 +118,21 @@ def info(
         typer.echo(text)
     else:
         write_text(out, text)
+        typer.echo(f"written to {out}")
 
 
 def visualize(
     file: File,
     max_nodes: Annotated[
-        int, typer.Option(min=1, help="Boxes to draw; modules are folded until that is enough, the rest is counted.")
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Boxes to draw; modules are folded until that is enough, the rest is counted."
+        ),
     ] = 150,
     weights: Annotated[bool, typer.Option(help="Draw weights.")] = True,
     modules: Annotated[bool, typer.Option(help="Frame the nodes of each module (SVG always does).")] = True,
     out: Annotated[
-        Path | None, typer.Option("--out", "--output", "-o", help=".svg, .mmd, .md, or .png by mmdc.")
+        Path | None, typer.Option("--out", "--output", "-o", metavar="FILE", help=".svg, .mmd, .md, or .png by mmdc.")
     ] = None,
 ) -> None:
     """Draw an IR by module: a Mermaid flowchart, or an SVG."""
@@ -135,16 +144,19 @@ def visualize(
         typer.echo(ir_to_mermaid(load_ir(file), max_nodes, weights, by_module=modules))
     else:
         write_picture(load_ir(file), out, max_nodes, weights, by_module=modules)
+        typer.echo(f"written to {out}")
 
 
 def verify(
     file: File,
     source: Source,
     weights: Weights = None,
-    constants: Annotated[Path | None, typer.Option(help="Values of constants: .npz or .safetensors.")] = None,
+    constants: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Values of constants: .npz or .safetensors.")
+    ] = None,
     localize: Annotated[bool, typer.Option("--localize", help="Name the first node that differs.")] = False,
-    rtol: Annotated[float | None, typer.Option(min=0, help="Default: by dtype.")] = None,
-    atol: Annotated[float | None, typer.Option(min=0, help="Default: by dtype.")] = None,
+    rtol: Annotated[float | None, typer.Option(metavar="TOL", min=0, help="Default: by dtype.")] = None,
+    atol: Annotated[float | None, typer.Option(metavar="TOL", min=0, help="Default: by dtype.")] = None,
     train: Train = False,
     overrides: Overrides = None,
 ) -> None:
@@ -173,9 +185,13 @@ def verify(
 def run(
     file: File,
     inputs: Annotated[Path, typer.Argument(metavar="INPUTS", help="Tensors by input name: .npz or .safetensors.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where the outputs go: .npz or .safetensors.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="Where the outputs go: .npz or .safetensors.")
+    ],
     weights: Weights = None,
-    constants: Annotated[Path | None, typer.Option(help="Values of constants: .npz or .safetensors.")] = None,
+    constants: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Values of constants: .npz or .safetensors.")
+    ] = None,
     planned: Annotated[bool, typer.Option(help="The planned runtime, or op by op with torch's operators.")] = True,
 ) -> None:
     """Run an IR on weights and inputs from files."""

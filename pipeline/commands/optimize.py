@@ -13,6 +13,9 @@ from pipeline.errors import CheckFailed, UsageError
 
 __all__ = ["register"]
 
+MOST_LINES = 12
+"""How many encodings that were not carried are listed without `--verbose`."""
+
 
 def register(app: typer.Typer) -> None:
     app.command("optimize")(optimize)
@@ -29,7 +32,15 @@ def optimize(
         Literal["numbers", "structure"],
         typer.Option(help="structure: run nothing, and leave the weights unread; for models that fit nowhere."),
     ] = "numbers",
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds for one call of native code.")] = 600.0,
+    encodings: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="AIMET's encodings of IN.onnx; those of the result are written to OUT.encodings."
+        ),
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Seconds for one call of native code.")
+    ] = 600.0,
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
@@ -37,6 +48,8 @@ def optimize(
     import onnx
 
     import passes
+    from passes.encodings.aimet import aimet_text, read_aimet
+    from passes.encodings.report import describe_carried, summarize_carried
     from passes.recipe.recipe import DEFAULT_RECIPE
     from passes.weights.files import save, write_errors
     from pipeline.config import read_recipe
@@ -47,6 +60,10 @@ def optimize(
     if not model.is_file():
         raise UsageError(f"{model}: {describe_absence(model)}; expected an ONNX file")
     check_output(out, model)
+    given, version = (None, None) if encodings is None else read_aimet(encodings)
+    beside = out.with_suffix(".encodings")
+    if encodings is not None and beside.exists() and beside.samefile(encodings):
+        raise UsageError(f"--encodings {encodings} is where the result's are written; name OUT.onnx otherwise")
     screen = RunConsole(verbose=verbose, quiet=quiet, keep=split_names(keep or ()))
 
     def observe(name: str, index: int, total: int, row: passes.PassRow | None) -> None:
@@ -67,6 +84,7 @@ def optimize(
             split_names(keep or ()),
             proof=proof,
             timeout_s=timeout_s,
+            encodings=given,
             observer=observe,
         )
         with write_errors(out):
@@ -74,6 +92,16 @@ def optimize(
     screen.show(Optimized(run.rows, run.structures))
     screen.show_passes()
     screen.line(f"model: {out}, {plural(len(run.model.proto.graph.node), 'node')}")
+    if run.encodings is not None and version is not None:
+        constants = {tensor.name for tensor in run.model.proto.graph.initializer}
+        with write_errors(beside):
+            beside.write_text(aimet_text(run.encodings.encodings, constants, version), encoding="utf-8")
+        screen.line(f"{summarize_carried(run.encodings)}: {beside}")
+        lines = list(describe_carried(run.encodings))
+        for line in lines if verbose else lines[:MOST_LINES]:
+            screen.line(line)
+        if len(lines) > MOST_LINES and not verbose:
+            screen.line(f"{len(lines) - MOST_LINES} more (--verbose shows all)")
     if strict and run.reverted:
         were = "was" if len(run.reverted) == 1 else "were"
         raise CheckFailed(f"--strict: {plural(len(run.reverted), 'step')} {were} reverted or failed, as shown above")

@@ -17,10 +17,9 @@ from passes.catalog import CatalogEntry, catalog
 from passes.catalog.demo import Demo, find_entries, show
 from passes.context import open_context
 from passes.errors import PolicyError
-from passes.external.installed import library_versions
 from passes.graph.formatting import COLUMNS
 from passes.policy.known_passes import ALL_GROUPS, DESTROYS, in_group
-from passes.recipe.recipe import OWN_STEPS
+from passes.recipe.steps import OWN_STEPS, library_versions
 from passes.structures import STRUCTURES
 from passes.suggest import nearest
 from pipeline.commands.shared import Json
@@ -41,9 +40,15 @@ def register(app: typer.Typer) -> None:
 
 def list_passes(
     invocation: typer.Context,
-    source: Annotated[str | None, typer.Option(help="Only those of one library, such as onnxsim.")] = None,
-    group: Annotated[str | None, typer.Option(help="Only those that this group of a skip list names.")] = None,
-    destroys: Annotated[str | None, typer.Option(help="Only those that may break this kind of structure.")] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only those of one library, such as onnxsim.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only those that this group of a skip list names.")
+    ] = None,
+    destroys: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Only those that may break this kind of structure.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List every pass that this installation can run; `passes show NAME` runs one on a small model."""
@@ -69,7 +74,9 @@ def list_passes(
 
 
 def show_passes(
-    name: Annotated[str, typer.Argument(help="As the list writes it; fuse_gelu means onnxsim/fuse_gelu, too.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="As the list writes it; fuse_gelu means onnxsim/fuse_gelu, too.")
+    ],
 ) -> None:
     """Say all that is known of a pass, and run it on a small model: the graph before, and after."""
     with open_context() as context:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from passes.suggest import bytes_text, plural
 from pipeline.commands.shared import Json, Keep, Overrides, Quiet, Recipe, Skip, Source, Verbose, wishes_of
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def quantsim(
 def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
     report = result.report
     for rule in report.rules:
-        yield f"rule {rule.selector}: {rule.weights} weights, {rule.activations} others; in force for {rule.in_force}"
+        counts = f"{plural(rule.weights, 'weight')}, {plural(rule.activations, 'other')}"
+        yield f"rule {rule.selector}: {counts}; in force for {rule.in_force}"
     if not report.not_measured:
         yield from _worst(report, None if verbose else WORST)
     shown = report.left_in_float if verbose else report.left_in_float[:WORST]
@@ -71,8 +73,8 @@ def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
         device = report.device_like.outputs.get(name) if report.device_like else None
         beside = f"; with onnxruntime's optimizations {_decibels(device.sqnr_db)}" if device else ""
         yield f"output {name}: {_decibels(noise.sqnr_db)}, max abs error {noise.max_abs:.2e}{beside}"
-    before, after = report.weight_bytes / 2**20, report.quantized_weight_bytes / 2**20
-    yield f"weights: {before:.1f} → {after:.1f} MiB; {report.quantized_tensors} of {report.tensors} tensors quantized"
+    before, after = bytes_text(report.weight_bytes), bytes_text(report.quantized_weight_bytes)
+    yield f"weights: {before} → {after}; {report.quantized_tensors} of {report.tensors} tensors quantized"
     yield f"files: {result.folder}/ ({', '.join(result.files)})"
 
 

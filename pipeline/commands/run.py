@@ -68,11 +68,11 @@ def run(
 
     folder = default_folder(config, out)
     steps = check_settings(config, Workspace(folder))
-    if dry_run:
-        if config.model.onnx is not None:
-            from pipeline.export.load import read_onnx_file
+    if config.model.onnx is not None:
+        from pipeline.export.load import read_onnx_file
 
-            read_onnx_file(config.model.onnx, config.model)  # needs milliseconds, and no torch
+        read_onnx_file(config.model.onnx, config.model)  # needs milliseconds, and no torch
+    if dry_run:
         typer.echo(describe_settings(config, steps, folder), nl=False)
         return
     from pipeline.console import RunConsole

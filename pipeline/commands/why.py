@@ -40,10 +40,13 @@ def register(app: typer.Typer) -> None:
 
 
 def why(
-    model: Annotated[Path, typer.Argument(help="An ONNX file, or the folder of a run.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file, or the folder of a run.")],
     name: Annotated[
         str,
-        typer.Argument(help="A node, a value that it makes, an initializer, or a glob; module:PATH or op:TYPE."),
+        typer.Argument(
+            metavar="NAME",
+            help="A node, a value that it makes, an initializer, or a glob; module:PATH or op:TYPE.",
+        ),
     ],
     as_json: Json = False,
 ) -> None:

@@ -160,6 +160,8 @@ PATHS: dict[KeyPath, Callable[[str, Path], str]] = {
     ("model", "transformers", "checkpoint"): _anchor_file,
     ("model", "transformers"): _anchor_file,
     ("model", "transformers", "folder"): _anchor_file,
+    ("passes", "encodings"): _anchor_file,
     ("verify", "inputs"): _anchor_data,
     ("quantsim", "calibration", "data"): _anchor_data,
+    ("quantsim", "encodings_from"): _anchor_file,
 }

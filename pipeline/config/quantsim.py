@@ -68,6 +68,7 @@ class QuantSimConfig(Section):
         node:GLOB, tensor:GLOB, or a structure such as qkv.
     evaluation: how many samples the noise is measured on; the first ones of the calibration data.
     encodings: the version of AIMET's format in which the encodings are written.
+    encodings_from: a file of AIMET's encodings of the final model, whose scales are taken in place of calibrated ones.
     """
 
     profile: ProfileName = "ort-cpu"
@@ -76,6 +77,7 @@ class QuantSimConfig(Section):
     calibration: CalibrationConfig = Field(default_factory=CalibrationConfig)
     evaluation: Count = 8
     encodings: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "1.0.0"
+    encodings_from: StrictStr | None = None
 
 
 def _format_of(text: str | None) -> Precision | str | None:

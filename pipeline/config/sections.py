@@ -248,6 +248,7 @@ class PassesConfig(Section):
     """The recipe in order, what must not run, and what must survive. Names are checked by `passes`.
 
     recipe: where nothing is said, `RunConfig` fills in the default recipe of the model's source.
+    encodings: a file of AIMET's encodings of the exported model, which are carried to the final one.
     """
 
     strict: StrictBool = False
@@ -257,6 +258,7 @@ class PassesConfig(Section):
     watch: StrictBool = True
     timeout_s: Seconds = 600.0
     memory_gib: Fraction | None = None
+    encodings: StrictStr | None = None
 
 
 class ToleranceConfig(Section):

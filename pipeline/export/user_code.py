@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from passes.suggest import nearest
 from passes.worker.own_names import describe_clash
@@ -17,9 +18,32 @@ from pipeline.config import split_factory
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.error_location import OURS, first_line, innermost_line
 
-__all__ = ["call_user_code", "load_function"]
+__all__ = ["call_user_code", "check_function", "load_function"]
 
 T = TypeVar("T")
+
+BINDERS: Final = {"__dict__", "__getattr__", "exec", "globals", "locals", "setattr", "vars"}
+"""Names in a file that may bind others when it runs."""
+
+
+def check_function(text: str, key: str, title: str) -> None:
+    """Refuse what is wrong for sure with `path/to/file.py:name`, without running the file, which often imports torch.
+
+    Raises:
+        SourceError: the file is no Python, or nothing in it can bind the name.
+    """
+    place, name = split_factory(text, key)
+    if not place.endswith(".py"):
+        return
+    tree = call_user_code(lambda: ast.parse(Path(place).read_bytes(), place), _loading(title), f"{place}:")
+    nodes = list(ast.walk(tree))
+    # Fields that hold names: of variables, attributes, definitions, imports, handlers and patterns.
+    found = {getattr(node, field, None) for node in nodes for field in ("id", "attr", "name", "asname", "rest")}
+    found.update(*(node.names for node in nodes if isinstance(node, ast.Global)))
+    if name in found or "*" in found or found & BINDERS:
+        return
+    functions = [one.name for one in tree.body if isinstance(one, ast.FunctionDef | ast.ClassDef)]
+    raise _absent(title, name, [one for one in functions if not one.startswith("_")])
 
 
 def load_function(text: str, key: str, title: str) -> Callable[..., Any]:
@@ -38,10 +62,17 @@ def load_function(text: str, key: str, title: str) -> Callable[..., Any]:
     if callable(value):
         return value
     known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-    hint = nearest(name, known) or f"; it has: {', '.join(known[:8]) or 'no functions'}"
     if value is not None:
-        raise SourceError(f"{title}: {name!r} is {type(value).__name__}, expected a function{hint}")
-    raise SourceError(f"{title}: no function {name!r} there{hint}")
+        raise SourceError(f"{title}: {name!r} is {type(value).__name__}, expected a function{_hint(name, known)}")
+    raise _absent(title, name, known)
+
+
+def _absent(title: str, name: str, known: Sequence[str]) -> SourceError:
+    return SourceError(f"{title}: no function {name!r} there{_hint(name, known)}")
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    return nearest(name, known) or f"; it has: {', '.join(known[:8]) or 'no functions'}"
 
 
 def call_user_code(call: Callable[[], T], title: str, own: str) -> T:
@@ -80,7 +111,11 @@ def _import(place: str, title: str) -> ModuleType:
     path = Path(place)
     if not path.is_file():
         raise SourceError(f"{title}: no file {place!r}; paths are relative to the configuration file")
-    return call_user_code(lambda: _import_file(path), f"{title}: loading its file raises", f"{place}:")
+    return call_user_code(lambda: _import_file(path), _loading(title), f"{place}:")
+
+
+def _loading(title: str) -> str:
+    return f"{title}: loading its file raises"
 
 
 def _import_file(path: Path) -> ModuleType:

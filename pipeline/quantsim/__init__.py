@@ -5,9 +5,9 @@ sites.py        the float tensors of a model, and which of them share an encodin
 placement.py    rules → the format of each tensor, or the reason why it stays in float; profiles.py: rules of targets
 calibration.py  ranges of activations, by onnxruntime's calibrators
 encodings.py    ranges and weights → scales and zero points
+adopt.py        the encodings of a file in place of calibrated ones
 qdq.py          the model with QuantizeLinear and DequantizeLinear
 simulation.py   its outputs, by the specification and as a device has them
-aimet.py        encodings as AIMET's files have them
 crosscheck.py   the model of another tool against the float model: where its error jumps
 noise.py        what each step adds, and what has come together at each tensor
 sensitivity.py  what each layer alone does to the outputs, by gradients.py

@@ -7,13 +7,12 @@ scale = (high - low) / (highest - lowest), computed in double precision.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from passes.encodings.encoding import BIAS, Encoding, Precision
 from passes.weights.detached import DetachedModel
-from pipeline.config.precision import BIAS, Precision
 from pipeline.quantsim.placement import PlacedSite, Placement
 
 __all__ = ["Encoding", "Range", "encode", "encode_range", "encode_weight", "quantize"]
@@ -24,30 +23,6 @@ UNIT_OPS: Final = frozenset({"Softmax", "Sigmoid", "HardSigmoid"})
 """Ops whose results lie between zero and one whatever they read."""
 
 UNIT_RANGE: Final[Range] = (0.0, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Encoding:
-    """scale: float32, of shape [] for one scale, [channels], or that of the tensor with `axis` divided into blocks.
-    zero_point: int64, of the same shape.
-    axis: of the channels or blocks; None for one scale.
-    """
-
-    precision: Precision
-    scale: np.ndarray
-    zero_point: np.ndarray
-    axis: int | None = None
-
-    def spread(self, array: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """`values`, which are of the shape of the scale, as numpy can combine them with `array`."""
-        if self.axis is None:
-            return values
-        if self.precision.granularity == "block":
-            repeated = np.repeat(values, self.precision.block, axis=self.axis)
-            return np.take(repeated, range(array.shape[self.axis]), axis=self.axis)
-        shape = [1] * array.ndim
-        shape[self.axis] = -1
-        return values.reshape(shape)
 
 
 def encode(placement: Placement, ranges: Mapping[str, Range], model: DetachedModel) -> dict[str, Encoding]:

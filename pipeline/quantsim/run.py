@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from typing import Final
 
 import numpy as np
 
+from passes.encodings.aimet import aimet_text, read_aimet
+from passes.encodings.fit import fit_encodings
 from passes.errors import StepFailed
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel, read_model
@@ -24,7 +25,7 @@ from pipeline.errors import CheckFailed, Unsupported
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
 from pipeline.export.inputs import InputSpec, draw_inputs, named_dims
 from pipeline.export.load import read_onnx_file
-from pipeline.quantsim.aimet import to_aimet
+from pipeline.quantsim.adopt import adopt_encodings
 from pipeline.quantsim.calibration import MeasuredRanges, calibrate
 from pipeline.quantsim.encodings import Encoding, Range, encode
 from pipeline.quantsim.noise import Noise, measure_noise
@@ -98,6 +99,8 @@ class QuantSim:
         """
         settings = self._config.quantsim or QuantSimConfig()
         input_files(settings.calibration.data, KEY)  # a missing file is named before a model is loaded
+        if settings.encodings_from is not None:
+            read_aimet(Path(settings.encodings_from))
         pipeline = Pipeline(self._config, self._out, self._observer)
         before = pipeline.run()
         path = before.model
@@ -154,8 +157,11 @@ class _Simulation:
 
     def execute(self, samples: _Samples) -> QuantSimResult:
         placement = self.place()  # which tensor is quantized how
-        ranges = self.calibrate(placement, samples)  # what values each activation takes
-        encodings = encode(placement, ranges, self._model)  # scales and zero points
+        if self._settings.encodings_from is None:
+            ranges = self.calibrate(placement, samples)  # what values each activation takes
+            encodings = encode(placement, ranges, self._model)  # scales and zero points
+        else:
+            placement, encodings = self.adopt(placement, Path(self._settings.encodings_from))
         quantized = insert_qdq(self._model, encodings)
         outputs, device = self.simulate(
             quantized, samples
@@ -180,6 +186,15 @@ class _Simulation:
             for sentence in describe_opaque_operators(self._model):
                 self._send(Note(sentence))
         return placement
+
+    def adopt(self, placement: Placement, path: Path) -> tuple[Placement, dict[str, Encoding]]:
+        """The encodings of a file in place of calibrated ones, and the placement that they are."""
+        with self._stage("adopt") as details:
+            placement, encodings = adopt_encodings(
+                placement, fit_encodings(read_aimet(path)[0], self._model), self._model
+            )
+            details.append(f"{len(encodings)} encodings of {path.name}")
+        return placement, encodings
 
     def calibrate(self, placement: Placement, samples: _Samples) -> dict[str, Range]:
         settings = self._settings.calibration
@@ -244,9 +259,7 @@ class _Simulation:
     ) -> tuple[str, ...]:
         save(quantized, self._workspace.folder / QUANTIZED_MODEL)
         constants = {tensor.name for tensor in self._model.proto.graph.initializer}
-        self._workspace.write_text(
-            ENCODINGS, json.dumps(to_aimet(encodings, constants, self._settings.encodings), indent=1) + "\n"
-        )
+        self._workspace.write_text(ENCODINGS, aimet_text(encodings, constants, self._settings.encodings))
         self._workspace.write_text(REPORT, report_text(report))
         return QUANTIZED_MODEL, ENCODINGS, REPORT
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-import onnx
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
+from passes.graph.float_tensors import FLOATS, float_tensors, weight_axes
 from passes.graph.op_facts import ONNX_DOMAINS, moved_inputs
 from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel
@@ -16,8 +16,6 @@ from passes.weights.detached import DetachedModel
 __all__ = ["Role", "Site", "find_sites", "float_tensors"]
 
 Role = Literal["input", "activation", "constant", "weight", "bias"]
-
-FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +77,6 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
     return tuple(replace(site, group=groups.first(site.tensor)) for site in sites.values())
 
 
-def float_tensors(proto: onnx.ModelProto) -> frozenset[str]:
-    """The names of the float values that are known of the model: its inputs, its outputs, and what shape inference
-    finds of the rest."""
-    inferred = _infer(proto).graph
-    infos = (*inferred.input, *inferred.value_info, *inferred.output)
-    return frozenset(info.name for info in infos if info.type.tensor_type.elem_type in FLOATS)
-
-
-def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Shape inference without the weights: their shapes and types are all that it needs of them."""
-    bare = onnx.ModelProto()
-    bare.CopyFrom(proto)
-    return onnx.shape_inference.infer_shapes(bare)
-
-
 def _shared_inputs(node: NodeProto) -> list[str]:
     """The inputs whose numbers reach the result as they are, so that one encoding serves them and it."""
     if node.domain in ONNX_DOMAINS and node.op_type in PICKS:
@@ -107,31 +90,12 @@ def _constant_site(node: NodeProto, index: int, rank: int) -> Site:
     site = Site(name, "constant", "", node.op_type, _name_of(node))
     if node.domain not in ONNX_DOMAINS:
         return site
-    axes = _weight_axes(node, index, rank)
+    axes = weight_axes(node, index, rank)
     if axes is not None:
         return replace(site, role="weight", channel_axis=axes[0], summed_axis=axes[1])
     if index == 2 and node.op_type in BIASED and rank == 1:
         return replace(site, role="bias", bias_of=(node.input[0], node.input[1]))
     return site
-
-
-def _weight_axes(node: NodeProto, index: int, rank: int) -> tuple[int | None, int | None] | None:
-    """The axes of channels and of sums of the weight at input `index`; None if it is no weight."""
-    attributes = {entry.name: entry.i for entry in node.attribute}
-    match node.op_type, index:
-        case "MatMul", (0 | 1) if rank >= 2:
-            return (rank - 1, rank - 2) if index == 1 else (rank - 2, rank - 1)
-        case "Gemm", 1:
-            return (0, 1) if attributes.get("transB") else (1, 0)
-        case "Gemm", 0:
-            return (1, 0) if attributes.get("transA") else (0, 1)
-        case "Conv", 1:
-            return 0, 1
-        case "ConvTranspose", 1:
-            return (1, 0) if attributes.get("group", 1) == 1 else (None, None)
-        case (("LSTM" | "GRU" | "RNN"), (1 | 2)):
-            return None, None
-    return None
 
 
 def _modules_of(node: NodeProto) -> tuple[str, ...]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from passes.context import open_context
-from passes.external.installed import library_versions
+from passes.encodings.aimet import read_aimet
 from passes.policy.policy import Policy
 from passes.recipe.recipe import steps_of
+from passes.recipe.steps import library_versions
 from passes.run.apply_policy import check_names
 from passes.step import Repeat, Step, flatten
 from pipeline.config import ExportConfig, RunConfig, locate, split_factory
@@ -34,6 +35,8 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
     """
     _check_paths(config)
     refuse_export_keys(config)
+    if config.passes.encodings is not None:
+        read_aimet(Path(config.passes.encodings))
     steps = steps_of(config.passes.recipe)
     if not workspace.load(STAGE, _key(config), bool):
         policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
@@ -76,6 +79,10 @@ def _check_paths(config: RunConfig) -> None:
     for path in paths:
         if path is not None:
             locate(path)
+    if model.factory is not None:
+        from pipeline.export.user_code import check_function
+
+        check_function(model.factory, "model.factory", f"the factory {model.factory}")
     if config.verify.inputs:
         from pipeline.verify.user_inputs import input_files
 

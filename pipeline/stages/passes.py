@@ -24,6 +24,8 @@ from passes.diff import (
     numbers_as_data,
     numbers_text,
 )
+from passes.encodings.aimet import AimetVersion, aimet_text, read_aimet
+from passes.encodings.report import carried_as_data, summarize_carried
 from passes.load import byte_count
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import structure_fingerprint
@@ -75,6 +77,7 @@ def optimize(
         CheckFailed: the final model is not valid ONNX; it is not written.
     """
     wishes, path = config.passes, final_path(config, workspace)  # raises before the work
+    given, version = (None, None) if wishes.encodings is None else read_aimet(Path(wishes.encodings))
     history = _History(config, workspace, observer, begin)
     with open_context(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as context:
         stored = read_model(exported, unread=leaves_unread(config), folder=shards_folder(config))
@@ -90,6 +93,7 @@ def optimize(
                 proof=config.verify.proof,
                 prover=_prover_of(config, references, context, computed_in),
                 context=context,
+                encodings=given,
                 reproducers=workspace.folder / REPRODUCERS,
                 observer=history.observe,
                 on_change=history.note_change,
@@ -102,7 +106,7 @@ def optimize(
     _save_final(run, path, stored, exported, config, workspace)
     for text in _notes(run, run.model.proto):
         observer(Note(text))
-    files = [path, *sorted(path.parent.glob(f"{path.name}.*.data"))]
+    files = [path, *sorted(path.parent.glob(f"{path.name}.*.data")), *_save_encodings(run, version, workspace)]
     return OptimizeReport(
         passes=run.rows,
         structures=run.structures,
@@ -170,11 +174,31 @@ def _save_final(
     link_to(path, workspace)
 
 
+def _save_encodings(run: PassRun, version: AimetVersion | None, workspace: Workspace) -> tuple[Path, ...]:
+    """Write the encodings that were carried to the final model, and what became of the others."""
+    if run.encodings is None or version is None:
+        for name in (CARRIED, CARRIED_REPORT):
+            (workspace.folder / name).unlink(missing_ok=True)  # of an earlier run
+        return ()
+    constants = {tensor.name for tensor in run.model.proto.graph.initializer}
+    report = json.dumps(carried_as_data(run.encodings), indent=1)
+    return (
+        workspace.write_text(CARRIED, aimet_text(run.encodings.encodings, constants, version)),
+        workspace.write_text(CARRIED_REPORT, report + "\n"),
+    )
+
+
+CARRIED: Final = "carried.encodings"
+CARRIED_REPORT: Final = "carried.json"
+
+
 def _notes(run: PassRun, final: onnx.ModelProto) -> tuple[str, ...]:
     """Notes for the user on the structures, the proof, and the final model."""
     notes = [f"keep: {kind}: the source has {seen}" for kind, seen in run.watched.partly.items()]
     if run.power.blind:
         notes.append(f"a fault in the weights of {', '.join(run.power.blind)} would not show in the outputs")
+    if run.encodings is not None:
+        notes.append(f"{summarize_carried(run.encodings)} ({CARRIED_REPORT} lists them)")
     return (*notes, *find_obstacles(final))
 
 

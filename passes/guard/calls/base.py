@@ -152,11 +152,13 @@ def bind_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Ma
         raise PassThrough(str(error)) from error
 
 
-def without_defaults(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def without_defaults(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that differ from the function's defaults: a command line passes every one."""
     defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
     return {
-        name: value for name, value in given.items() if not _same(value, defaults.get(name, inspect.Parameter.empty))
+        name: value
+        for name, value in arguments.items()
+        if not _same(value, defaults.get(name, inspect.Parameter.empty))
     }
 
 

@@ -67,18 +67,18 @@ class OnnxOptimizerCall:
 
 def read_optimize(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxOptimizerCall:
     """Understand a call of `onnxoptimizer.optimize(model, passes=None, fixed_point=False) -> ModelProto`."""
-    given = bind_arguments(original, args, kwargs)
-    model, names = given["model"], given.get("passes")
+    arguments = bind_arguments(original, args, kwargs)
+    model, names = arguments["model"], arguments.get("passes")
     if not isinstance(model, onnx.ModelProto):
         raise PassThrough(f"optimize does not take a model of type {type(model).__name__}")
     if names is None:
         names = default_set()
-    fixed_point = bool(given.get("fixed_point"))
+    fixed_point = bool(arguments.get("fixed_point"))
     return OnnxOptimizerCall(
         copy_model(model, lambda: model),
         _pass_names(names, lambda: model),
         fixed_point,
-        lambda made: with_weights(made),
+        lambda result: with_weights(result),
     )
 
 
@@ -88,10 +88,10 @@ def read_bytes(
     """Understand a call of the native `optimize` or `optimize_fixedpoint(bytes, passes) -> bytes`."""
     if len(args) != 2 or kwargs or not isinstance(args[0], bytes):
         raise PassThrough("the native optimize takes the bytes of a model and a list of passes")
-    given, names = args
-    model = copy_model(parse_model(given), lambda: given)
+    content, names = args
+    model = copy_model(parse_model(content), lambda: content)
     return OnnxOptimizerCall(
-        model, _pass_names(names, lambda: given), fixed_point, lambda result: with_weights(result).SerializeToString()
+        model, _pass_names(names, lambda: content), fixed_point, lambda result: with_weights(result).SerializeToString()
     )
 
 

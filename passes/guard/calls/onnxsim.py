@@ -110,9 +110,9 @@ class OnnxSimCall:
 
 def read_simplify(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSimCall:
     """Understand a call of `onnxsim.simplify(model, …) -> (ModelProto, bool)`."""
-    given = bind_arguments(original, args, kwargs)
-    source = given.pop("model")
-    options = without_defaults(original, given)
+    arguments = bind_arguments(original, args, kwargs)
+    source = arguments.pop("model")
+    options = without_defaults(original, arguments)
     target = options.pop("output_path", None)
     threshold = _bytes(options.pop("external_data_threshold", None))
     if isinstance(source, str):
@@ -172,10 +172,10 @@ def _shapes(options: Mapping[str, Any], model: DetachedModel) -> dict[str, Seque
     inputs = [info.name for info in model.proto.graph.input if info.name not in stored]
     shapes: dict[str, Sequence[int]] = {}
     for option in ("test_input_shapes", "input_shapes", "overwrite_input_shapes"):
-        given = options.get(option)
-        if isinstance(given, Mapping):
+        chosen = options.get(option)
+        if isinstance(chosen, Mapping):
             # No name means the model's only input.
-            shapes |= {str(inputs[0] if name is None and inputs else name): shape for name, shape in given.items()}
+            shapes |= {str(inputs[0] if name is None and inputs else name): shape for name, shape in chosen.items()}
     return shapes
 
 
@@ -221,68 +221,68 @@ SAME: Final = (
 
 def read_simplify_path(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSimCall:
     """Understand a call of `simplify_path(executor, in_path, out_path, …) -> bool`."""
-    given = _bind_native(original, ("executor", "in_path", "out_path", *NATIVE), args, kwargs)
-    source, target = given.get("in_path"), given.get("out_path")
+    arguments = _bind_native(original, ("executor", "in_path", "out_path", *NATIVE), args, kwargs)
+    source, target = arguments.get("in_path"), arguments.get("out_path")
     if not isinstance(source, str) or not isinstance(target, str):
         raise PassThrough("simplify_path takes two paths")
 
     def run(path: str, result: str, settings: Mapping[str, Any]) -> None:
-        original(**{**given, **_native_settings(given, settings), "in_path": path, "out_path": result})
+        original(**{**arguments, **_native_settings(arguments, settings), "in_path": path, "out_path": result})
 
     def returns(final: DetachedModel, proven: bool) -> bool:
         write(final, target, PROTOBUF_LIMIT)
         return True
 
-    return OnnxSimCall(open_model(source), source, _options(given), run, returns, unsent=_unsent_options(given))
+    return OnnxSimCall(open_model(source), source, _options(arguments), run, returns, unsent=_unsent_options(arguments))
 
 
 def read_simplify_bytes(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSimCall:
     """Understand a call of the native `simplify(executor, model_bytes, …) -> bytes`."""
-    given = _bind_native(original, ("executor", "model_bytes", *NATIVE), args, kwargs)
-    data = given.get("model_bytes")
+    arguments = _bind_native(original, ("executor", "model_bytes", *NATIVE), args, kwargs)
+    data = arguments.get("model_bytes")
     if not isinstance(data, bytes):
         raise PassThrough("the native simplify takes the bytes of a model")
 
     def run(path: str, result: str, settings: Mapping[str, Any]) -> None:
         model = onnx.load(path).SerializeToString()
-        result_bytes = original(**{**given, **_native_settings(given, settings), "model_bytes": model})
+        result_bytes = original(**{**arguments, **_native_settings(arguments, settings), "model_bytes": model})
         Path(result).write_bytes(result_bytes)
 
     def returns(final: DetachedModel, proven: bool) -> bytes:
         return with_weights(final).SerializeToString()
 
     model = copy_model(parse_model(data), lambda: data)
-    return OnnxSimCall(model, "", _options(given), run, returns, unsent=_unsent_options(given))
+    return OnnxSimCall(model, "", _options(arguments), run, returns, unsent=_unsent_options(arguments))
 
 
-def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The native arguments as options of `onnxsim.simplify`."""
-    options = {name: given[name] for name in SAME if given.get(name) is not None}
-    skipped = _skipped_passes(given)
+    options = {name: arguments[name] for name in SAME if arguments.get(name) is not None}
+    skipped = _skipped_passes(arguments)
     options |= {"perform_optimization": False} if skipped is None else {"skipped_optimizers": list(skipped)}
-    options["skip_constant_folding"] = not given.get("constant_folding", True)
-    options["skip_shape_inference"] = not given.get("shape_inference", True)
-    options["inline_functions"] = bool(given.get("include_inline_functions"))
-    if given.get("tensor_size_threshold") is not None:
-        options["tensor_size_threshold"] = f"{given['tensor_size_threshold']}B"
+    options["skip_constant_folding"] = not arguments.get("constant_folding", True)
+    options["skip_shape_inference"] = not arguments.get("shape_inference", True)
+    options["inline_functions"] = bool(arguments.get("include_inline_functions"))
+    if arguments.get("tensor_size_threshold") is not None:
+        options["tensor_size_threshold"] = f"{arguments['tensor_size_threshold']}B"
     return options
 
 
-def _native_settings(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _native_settings(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The native arguments for `settings`, which are options of `onnxsim.simplify`."""
     return {
-        "skip_optimizers": None if _skipped_passes(given) is None else settings["skipped_optimizers"],
+        "skip_optimizers": None if _skipped_passes(arguments) is None else settings["skipped_optimizers"],
         "constant_folding": not settings["skip_constant_folding"],
         "shape_inference": not settings["skip_shape_inference"],
     }
 
 
-def _skipped_passes(given: Mapping[str, Any]) -> Sequence[str] | None:
-    return given.get("skip_optimizers", given.get("skipped_optimizers"))
+def _skipped_passes(arguments: Mapping[str, Any]) -> Sequence[str] | None:
+    return arguments.get("skip_optimizers", arguments.get("skipped_optimizers"))
 
 
-def _unsent_options(given: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("rewriter",) if given.get("rewriter") is not None else ()
+def _unsent_options(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("rewriter",) if arguments.get("rewriter") is not None else ()
 
 
 def _bind_native(

@@ -110,18 +110,18 @@ def read_slim(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
     """Understand a call of `onnxslim.slim(model, output_model=None, **options) -> ModelProto | None`."""
     if not args and "model" not in kwargs:
         raise PassThrough("slim does not take these arguments")
-    given = {name: value for name, value in kwargs.items() if value}
-    source = args[0] if args else given.pop("model")
-    target = args[1] if len(args) > 1 else given.pop("output_model", None)
+    options = {name: value for name, value in kwargs.items() if value}
+    source = args[0] if args else options.pop("model")
+    target = args[1] if len(args) > 1 else options.pop("output_model", None)
     if isinstance(source, list):
         raise PassThrough("a list of models is printed, not optimized")
-    before = {name: given.pop(name) for name in BEFORE if name in given}
-    last = {name: given.pop(name) for name in AFTER if name in given}
+    before = {name: options.pop(name) for name in BEFORE if name in options}
+    last = {name: options.pop(name) for name in AFTER if name in options}
     for name in OURS:
-        given.pop(name, None)
+        options.pop(name, None)
     for name in LISTS:
-        if isinstance(given.get(name), str):
-            given[name] = [given[name]]
+        if isinstance(options.get(name), str):
+            options[name] = [options[name]]
     if isinstance(source, str):
         model = open_model(source)
     elif isinstance(source, onnx.ModelProto):
@@ -133,20 +133,20 @@ def read_slim(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
             model = copy_model(original(with_weights(model), **_nothing(), **before), lambda: source)
         except Exception as error:  # the library will raise it again
             raise PassThrough(str(error)) from error
-    off = tuple(given.get("skip_optimizations", ()))
-    return OnnxSlimCall(model, source if isinstance(source, str) else "", given, original, target, last, off=off)
+    off = tuple(options.get("skip_optimizations", ()))
+    return OnnxSlimCall(model, source if isinstance(source, str) else "", options, original, target, last, off=off)
 
 
 def read_slim_core(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSlimCall:
     """Understand a call of `onnxslim.core.optimize(model, skip_fusion_patterns=None, size_threshold=None)`."""
-    given = bind_arguments(original, args, kwargs)
-    return _read_core(given.pop("model"), given, ())
+    arguments = bind_arguments(original, args, kwargs)
+    return _read_core(arguments.pop("model"), arguments, ())
 
 
 def read_optimize_model(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSlimCall:
     """Understand a call of `onnxslim.core.optimization.optimize_model(model or graph, skip_fusion_patterns=None)`."""
-    given = bind_arguments(original, args, kwargs)
-    return _read_core(given.pop("model"), given, ("constant_folding",))
+    arguments = bind_arguments(original, args, kwargs)
+    return _read_core(arguments.pop("model"), arguments, ("constant_folding",))
 
 
 def read_graph(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSlimCall:
@@ -158,7 +158,7 @@ def read_graph(original: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
     raise PassThrough("it changes a graph of onnxslim's own in place, of which no policy can speak; call onnxslim.slim")
 
 
-def _read_core(source: Any, given: dict[str, Any], without: Sequence[str]) -> OnnxSlimCall:
+def _read_core(source: Any, arguments: dict[str, Any], without: Sequence[str]) -> OnnxSlimCall:
     """`without` are the optimizations that the function does not run."""
     surgeon = importlib.import_module("onnxslim.third_party.onnx_graphsurgeon")
     model = surgeon.export_onnx(source) if isinstance(source, surgeon.Graph) else source
@@ -166,7 +166,7 @@ def _read_core(source: Any, given: dict[str, Any], without: Sequence[str]) -> On
         raise PassThrough(f"it does not take a model of type {type(model).__name__}")
     off = tuple(name for name, is_on in _settings().stats().items() if not is_on)
     options = {
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in arguments.items() if value is not None},
         "skip_optimizations": [*off, *without],
         "no_shape_infer": True,
     }

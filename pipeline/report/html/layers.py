@@ -47,7 +47,7 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlot:
-    """`curves` are empty where all layers are equal in every bit."""
+    """`curves` are empty where all layers are equal in every bit, and of one layer, which the table shows."""
 
     rows: tuple[LayerRow, ...]
     curves: tuple[Curve, ...]
@@ -61,7 +61,7 @@ def layer_plot(layers: Sequence[LayerErrors]) -> LayerPlot | None:
         return None
     rows = tuple(map(_row, layers))
     equal = sum(math.isinf(layer.errors.sqnr_db) and layer.errors.sqnr_db > 0 for layer in layers)
-    if equal == len(layers):
+    if equal == len(layers) or len(layers) == 1:
         return LayerPlot(rows, (), (), equal)
     wide = (RIGHT - LEFT) / max(len(layers) - 1, 1)
     places = [LEFT + place * wide for place in range(len(layers))]

@@ -14,13 +14,13 @@ from markupsafe import Markup
 
 from passes.proof.coverage import Coverage, LimitCoverage, TableCoverage
 from passes.proof.numbers import DRAWN, Errors
-from passes.suggest import plural
+from passes.suggest import bytes_text, milliseconds_text, plural
 from pipeline.report.html.figures import Group, groups_of
 from pipeline.report.html.headline import Headline, headline_of
 from pipeline.report.html.layers import LayerPlot, layer_plot
 from pipeline.report.html.quantization import QuantizationView, quantization_view
 from pipeline.report.html.timeline import Timeline, timeline_of
-from pipeline.report.html.words import bytes_text, error_text, seconds_text, worst_of
+from pipeline.report.html.words import error_text, seconds_text, worst_of
 from pipeline.report.model import NodeRow, Pictures, Report
 from pipeline.report.quantization import Quantization
 
@@ -128,7 +128,7 @@ def _backends(report: Report) -> dict[str, str]:
     for backend in report.runtime.backends:
         worst = worst_of([backend.errors])
         error = f"error {error_text(worst[1])}, " if worst else ""
-        facts[backend.name] = backend.shortfall or f"{error}{backend.seconds:.3f} s a run"
+        facts[backend.name] = backend.shortfall or f"{error}{milliseconds_text(backend.seconds)} a run"
     if report.runtime.ops:
         counts = {"ops": report.runtime.ops, "values": report.runtime.values, "aliases": report.runtime.aliases}
         facts["IR and plan"] = ", ".join(f"{count:,} {what}" for what, count in counts.items())

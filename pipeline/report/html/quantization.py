@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from passes.suggest import plural
+from passes.suggest import bytes_text, plural
 from pipeline.report.html.headline import Card
 from pipeline.report.html.layers import Curve, ratio_curve
-from pipeline.report.html.words import bytes_text
 from pipeline.report.quantization import Quantization, QuantizedLayer, QuantizedTensor
 
 __all__ = ["QuantizationView", "quantization_view"]

@@ -13,7 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from passes.diff.types import Diff, NodeLabel, Replacement
 from passes.proof.numbers import Errors
 from passes.run.result import PassRow, Status
-from pipeline.report.html.words import bytes_text, error_text, seconds_text, worst_of
+from passes.suggest import bytes_text
+from pipeline.report.html.words import error_text, seconds_text, worst_of
 from pipeline.report.model import SOURCE, Mark, Report, diff_folder
 
 __all__ = ["DiffEntry", "DiffSection", "PassDiff", "Segment", "Timeline", "TimelineRow", "read_diff", "timeline_of"]

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from passes.proof.numbers import Errors
 
-__all__ = ["bytes_text", "error_text", "seconds_text", "worst_of"]
-
-STEPS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-
-
-def bytes_text(count: int) -> str:
-    """`329.1 MiB`."""
-    for size, unit in STEPS:
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
+__all__ = ["error_text", "seconds_text", "worst_of"]
 
 
 def seconds_text(seconds: float) -> str:

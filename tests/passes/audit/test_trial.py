@@ -14,6 +14,7 @@ from passes.audit.job import open_trial, run_job
 from passes.audit.reproducers import reproduce
 from passes.audit.target import AuditTarget
 from passes.audit.trial import AuditTrial
+from passes.recipe.steps import OWN_STEPS
 
 VERSIONS = {name: metadata.version(name) for name in ("onnxoptimizer", "onnxsim")}
 KNOWN = pytest.mark.skipif(
@@ -95,6 +96,34 @@ def test_a_call_that_takes_too_long_is_one_finding(trial: AuditTrial) -> None:
     with open_trial(0.001, None) as hasty:
         hasty.judges.timeout_s = 60.0
         assert try_case(hasty, "planted/named_dims", *optimizer("nop")) == [("nop", "timed-out", "")]
+
+
+@pytest.mark.parametrize("name", OWN_STEPS)
+def test_each_step_of_a_recipe_can_be_tried(trial: AuditTrial, name: str) -> None:
+    """An error in calling the step would be told as a finding of its library."""
+    if name == "onnxslim":
+        pytest.importorskip("onnxslim")
+    target = AuditTarget(name, "", name)
+    assert [kind for _, kind, _ in try_case(trial, "node/test_add", target) if kind == "raised"] == []
+
+
+def test_a_call_reads_as_its_users_write_it() -> None:
+    calls = [
+        (
+            AuditTarget("default", "", "onnxoptimizer", ("nop", "fuse_qkv")),
+            "onnxoptimizer.optimize(model, ['nop', 'fuse_qkv'])",
+        ),
+        (
+            AuditTarget("onnxsim/fuse_qkv", "", "onnxsim", left_out=("pow2_to_mul", "constant_folding")),
+            "onnxsim.simplify(model, skip_constant_folding=True, skipped_optimizers=['pow2_to_mul'])",
+        ),
+        (
+            AuditTarget("onnxslim/FusionGelu", "", "onnxslim", left_out=("FusionConvBN",)),
+            "onnxslim.slim(model)  # without FusionConvBN",
+        ),
+        (AuditTarget("untie", "", "untie"), "untie"),
+    ]
+    assert [target.make_step().format_call() for target, _ in calls] == [call for _, call in calls]
 
 
 def test_a_job_is_plain_data() -> None:

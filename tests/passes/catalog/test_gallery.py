@@ -22,7 +22,7 @@ from passes.external.onnxsim import OnnxSim
 from passes.graph.formatting import graph_text
 from passes.proof.draws import draw_array
 from passes.proof.numbers import compare
-from passes.recipe.recipe import OWN_STEPS
+from passes.recipe.steps import OWN_STEPS
 from passes.weights.detached import attach
 
 FILES = sorted(GALLERY.glob("*.onnxtxt"))

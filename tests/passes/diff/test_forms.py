@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 from passes.diff import compare_models, diff_text
+from passes.provenance import carry, name_weights
 from tests.support.onnx_models import detached, matrix, model_of, vector
 
 READS = "g (float[2, 8] x) => (float[2, 12] y) {{ {} [p] y = MatMul (x, {}) }}"
@@ -65,6 +66,37 @@ def test_one_of_equal_tensors_is_left() -> None:
     assert lines_of_diff == ["  removed b float[32], equal to a, which is read in its place"]
 
 
+ARRANGED = """g (float[2, 8] x) => (float[2, 8] q, float[2, 8] k) {{
+    {}
+    q = MatMul (x, {})
+    k = MatMul (x, {})
+}}"""
+MERGED = "g (float[2, 8] x) => (float[2, 8] q, float[2, 8] k) { b = MatMul (x, v) q, k = Split <num_outputs = 2> (b) }"
+
+
+def test_a_merge_of_transposed_weights_names_them_as_the_first_model_does() -> None:
+    """The merged tensor knows the module's weights alone, which were transposed before."""
+    query, key = matrix(8, 8, 0), matrix(8, 8, 1)
+    turns = "qt = Transpose <perm = [1, 0]> (wq) kt = Transpose <perm = [1, 0]> (wk)"
+    source = detached(model_of(ARRANGED.format(turns, "qt", "kt"), wq=query, wk=key))
+    turned = detached(model_of(ARRANGED.format("", "v1", "v2"), v1=query.T.copy(), v2=key.T.copy()))
+    turned = name_weights(source, carry(source, turned, "turn"))
+    merged = detached(model_of(MERGED, v=np.concatenate([query.T, key.T], axis=1)))
+    merged = name_weights(turned, carry(turned, merged, "merge"))
+    said = "  wq_transposed, wk_transposed float[8,8], merged → wq_merged float[8,16]"
+    assert said in diff_text(compare_models(turned, merged)).splitlines()
+
+
+def test_a_line_lists_fewer_nodes_rather_than_cut_a_name() -> None:
+    names = [f"layer_{place}_{'of_a_deep_model_' * 3}" for place in range(7)]
+    chain = " ".join(f"[{name}] v{place + 1} = Neg (v{place})" for place, name in enumerate(names))
+    (line,) = lines(
+        model_of(f"g (float[2] v0) => (float[2] y) {{ {chain} y = Relu (v7) }}"),
+        model_of("g (float[2] v0) => (float[2] y) { y = Relu (v0) }"),
+    )
+    assert line == f"  removed {', '.join(f'Neg {name}' for name in names[:3])} and 4 more"
+
+
 def test_long_lists_and_names_are_cut_with_a_count() -> None:
     name = "layer_" * 60
     chain = " ".join(f"[{name}{i}] v{i + 1} = Neg (v{i})" for i in range(40))
@@ -74,5 +106,5 @@ def test_long_lists_and_names_are_cut_with_a_count() -> None:
     assert max(map(len, cut.splitlines())) <= 300
     assert len(cut) < 1500
     assert "Neg -40" in cut
-    assert "and 34 more" in cut
+    assert "and 39 more" in cut
     assert whole.count(name) == 40

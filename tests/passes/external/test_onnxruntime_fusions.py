@@ -74,7 +74,7 @@ def test_what_onnxruntime_has_alone_is_declared(context: PassContext) -> None:
 def test_inner_passes_are_the_switches_that_are_on(
     options: dict, more: set[str], less: set[str], context: PassContext
 ) -> None:
-    inner = set(OnnxRuntimeFusions.with_options(options).inner(context))
+    inner = set(OnnxRuntimeFusions.from_options(options).inner(context))
     assert more <= inner
     assert not less & inner
     assert all(name.startswith("enable_") for name in inner)

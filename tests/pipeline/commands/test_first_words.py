@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -64,6 +65,13 @@ def test_help_begins_with_run_and_every_command_knows_the_short_options() -> Non
     assert CliRunner().invoke(app, ["--version"]).stdout.startswith("onnxline ")
 
 
+@pytest.mark.parametrize("words", [[], ["run"], ["optimize"], ["baseline", "accept"], ["ir", "extract"]])
+def test_a_flag_has_no_type_in_help(words: list[str]) -> None:
+    shown = CliRunner().invoke(app, [*words, "-h"]).stdout
+    assert "--help" in shown
+    assert not re.search("bool", shown, re.IGNORECASE)
+
+
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None  # an import of it fails
@@ -78,12 +86,16 @@ for words in {commands!r}:
 
 
 def test_mistakes_and_optimize_need_no_torch_and_no_wide_terminal(model: Path, tmp_path: Path) -> None:
-    out = str(tmp_path / "out.onnx")
+    out, broken = str(tmp_path / "out.onnx"), tmp_path / "broken.onnx"
+    broken.write_bytes(model.read_bytes()[:-9])
+    (tmp_path / "net.py").write_text("import torch\n\ndef make():\n    return torch.nn.ReLU()\n")
     commands = [
         ["run", "none.yaml"],
         ["run", "none.py:make"],
         ["run", str(model), "--keep", "qvk"],
         ["run", str(model), "--set", "passes.kep=[]"],
+        ["run", str(broken)],
+        ["run", f"{tmp_path}/net.py:maek"],
         ["check", str(model), "--recipe", "nop,onnxsmi"],
         ["check", str(model), "--set", "verify.inputs=no*.npz"],
         ["optimize", str(model), "-o", out, "--recipe", "eliminate_identity,eliminate_deadend"],
@@ -102,13 +114,16 @@ def test_mistakes_and_optimize_need_no_torch_and_no_wide_terminal(model: Path, t
         "no file 'none.py'",
         "no structure named 'qvk'; did you mean 'qkv'?",
         "unknown key 'kep' in passes; did you mean 'keep'?",
+        "broken.onnx is not a readable ONNX file",
+        "net.py:maek: no function 'maek' there; did you mean 'make'?",
         "verify.inputs: no file matches",
         "no pass named 'onnxsmi'; did you mean 'onnxsim'?",
         "eliminate_identity  ran",
     ):
         assert words in text
     codes = [line.split()[-1] for line in text.splitlines() if line.startswith("exit code")]
-    assert codes == ["2"] * 6 + ["0"], text
+    assert codes == ["2"] * 8 + ["0"], text
+    assert not (ROOT / "runs/broken").exists()
     assert ops(Path(out)) == ["Neg"]
 
 

@@ -53,7 +53,8 @@ def test_the_whole_way(ask: Asked, config_file, tmp_path: Path) -> None:
         len(load_ir("m.json.zst").nodes),
     )
     assert "Op distribution:" in ask("info", "m.json.zst")[1]
-    assert ask("visualize", "m.json.zst", "--max-nodes", "2", "--no-weights", "-o", "m.md")[0] == 0
+    code, out, _ = ask("visualize", "m.json.zst", "--max-nodes", "2", "--no-weights", "-o", "m.md")
+    assert (code, out) == (0, "written to m.md\n")
     assert Path("m.md").read_text().startswith("```mermaid\nflowchart TD\n")
 
     assert ask("verify", "m.json.zst", config)[0] == 0

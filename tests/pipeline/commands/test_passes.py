@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from passes.advisories import AuditFinding, table_of, table_text
 from passes.catalog.example_model import GALLERY
 from passes.errors import PolicyError
-from passes.external.installed import library_versions
+from passes.recipe.steps import library_versions
 from pipeline.cli import app
 from pipeline.commands.passes import FORMAT_VERSION
 from tests.support.paths import ROOT

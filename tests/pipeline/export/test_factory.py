@@ -13,6 +13,7 @@ import torch
 from pipeline.config import ModelConfig
 from pipeline.errors import ConfigError, SourceError, Unsupported
 from pipeline.export import TorchSource, load_source, run_torch
+from pipeline.export.user_code import check_function
 
 Factory = Callable[..., ModelConfig]
 
@@ -103,6 +104,42 @@ def test_a_factory_that_raises_is_named_with_its_last_line(factory: Factory, tmp
         str(caught.value) == f"the factory {file}:make raises KeyError: 'width'\n  at {file}:5: raise KeyError('width')"
     )
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def mak():\n    pass\n", "no function 'make' there; did you mean 'mak'?"),
+        ("def _make():\n    pass\nclass Net:\n    pass\n", "no function 'make' there; it has: Net"),
+        ("import torch\n", "no function 'make' there; it has: no functions"),
+        ("def make(:\n", "loading its file raises SyntaxError: invalid syntax"),
+    ],
+)
+def test_a_name_that_a_file_cannot_have_is_refused_without_running_it(tmp_path: Path, code: str, message: str) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(f"raise SystemExit\n{code}")
+    with pytest.raises(SourceError, match=re.escape(f"the factory: {message}")):
+        check_function(f"{file}:make", "model.factory", "the factory")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def make(): pass",
+        "class make: pass",
+        "if True:\n    make = lambda: None",
+        "from nets import make",
+        "from nets import build as make",
+        "from nets import *",
+        "def __getattr__(name): pass",
+        "globals().update(table)",
+        "def later():\n    global make",
+        "import sys\nsys.modules[__name__].make = later",
+    ],
+)
+def test_a_name_that_a_file_may_have_is_left_to_the_file(tmp_path: Path, code: str) -> None:
+    (tmp_path / "net.py").write_text(code)
+    check_function(f"{tmp_path}/net.py:make", "model.factory", "the factory")
 
 
 @pytest.mark.parametrize(

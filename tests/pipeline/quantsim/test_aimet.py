@@ -7,9 +7,10 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from passes.encodings.aimet import AimetVersion, from_aimet, to_aimet
+from passes.encodings.fit import fit_encodings
 from pipeline.config.precision import BIAS, parse_precision
 from pipeline.errors import UsageError
-from pipeline.quantsim.aimet import AimetVersion, fit_encodings, from_aimet, to_aimet
 from pipeline.quantsim.encodings import Encoding, encode, encode_range, encode_weight
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.qdq import insert_qdq

@@ -10,10 +10,10 @@ import onnx
 import pytest
 from typer.testing import CliRunner
 
+from passes.encodings.aimet import from_aimet
 from passes.weights.detached import attach
 from pipeline.cli import app
 from pipeline.errors import UsageError
-from pipeline.quantsim.aimet import from_aimet
 from tests.pipeline.quantsim.pictures_of_qdq import mlp
 
 CONFIG = """

@@ -27,10 +27,16 @@ def test_errors_are_drawn_on_a_logarithmic_axis_and_equal_layers_at_its_edge() -
     assert [label.text for label in plot.labels] == ["layers.0", "layers.1"], "numbered layers, if there are any"
 
 
-def test_one_layer_and_many() -> None:
+def test_one_layer_is_no_curve() -> None:
     alone = layer_plot([layer("head", 1e-3, 40)])
     assert alone is not None
-    assert len(alone.curves[0].ticks) >= 2
+    assert alone.curves == () and [row.layer for row in alone.rows] == ["head"]
+
+
+def test_layers_of_one_error_and_many_layers() -> None:
+    alike = layer_plot([layer("body", 1e-3, 40), layer("head", 1e-3, 40)])
+    assert alike is not None
+    assert len(alike.curves[0].ticks) >= 2
     many = layer_plot([layer(f"layers.{place}", 1e-3, 40) for place in range(300)])
     assert many is not None
     assert len(many.labels) <= 16

@@ -7,21 +7,19 @@ quantized themselves differs, which are refused here. Source: aimet_onnx 2.42, `
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from passes.suggest import nearest
-from passes.weights.detached import DetachedModel
-from pipeline.config.precision import Precision
-from pipeline.errors import UsageError
-from pipeline.quantsim.encodings import Encoding
-from pipeline.quantsim.sites import Site, find_sites
+from passes.encodings.encoding import Encoding, Precision
+from passes.errors import UsageError
 
-__all__ = ["AimetVersion", "fit_encodings", "from_aimet", "to_aimet"]
+__all__ = ["UNKNOWN_AXIS", "AimetVersion", "aimet_text", "from_aimet", "read_aimet", "to_aimet"]
 
 AimetVersion = Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"]
 
@@ -54,6 +52,30 @@ def to_aimet(encodings: Mapping[str, Encoding], parameters: Collection[str], ver
     }
 
 
+def read_aimet(path: Path) -> tuple[dict[str, Encoding], AimetVersion]:
+    """The encodings of a file of AIMET's by tensor, and its version.
+
+    Raises:
+        UsageError: there is no such file, or it is none of encodings.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"encodings: {path}: {error.strerror or error}; expected a file of AIMET's encodings"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"encodings: {path} is no JSON, as AIMET's files of encodings are: {error}") from error
+    if not isinstance(data, Mapping):
+        raise UsageError(f"encodings: {path} holds no mapping, as AIMET's files of encodings do")
+    return from_aimet(data), data["version"]
+
+
+def aimet_text(encodings: Mapping[str, Encoding], parameters: Collection[str], version: AimetVersion) -> str:
+    """The text of a file of AIMET's encodings; see `to_aimet`."""
+    return json.dumps(to_aimet(encodings, parameters, version), indent=1) + "\n"
+
+
 def from_aimet(data: Mapping[str, Any]) -> dict[str, Encoding]:
     """The encodings of a file of AIMET's, by tensor.
 
@@ -74,44 +96,6 @@ def from_aimet(data: Mapping[str, Any]) -> dict[str, Encoding]:
         return {row["name"]: _from_list(row) for section in sections for row in section}
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise UsageError(f"encodings: the file is no whole file of version {version}: {error!r}") from error
-
-
-def fit_encodings(encodings: Mapping[str, Encoding], model: DetachedModel) -> dict[str, Encoding]:
-    """The encodings of a file as `insert_qdq` takes them: with the axis of channels that the file does not say.
-
-    Raises:
-        UsageError: the model has no such float tensor, or its channels are not as many as the scales.
-    """
-    sites = {site.tensor: site for site in find_sites(model)}
-    unknown = [name for name in encodings if name not in sites]
-    if unknown:
-        shown = ", ".join(repr(name) for name in unknown[:SHOWN]) + (" …" if len(unknown) > SHOWN else "")
-        raise UsageError(
-            f"encodings: {len(unknown)} of {len(encodings)} are for tensors that the model does not have as float "
-            f"tensors: {shown}{nearest(unknown[0], sites)}"
-        )
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
-    return {name: _fit(encoding, sites[name], shapes.get(name)) for name, encoding in encodings.items()}
-
-
-SHOWN: Final = 8
-"""How many names a message lists."""
-
-
-def _fit(encoding: Encoding, site: Site, shape: tuple[int, ...] | None) -> Encoding:
-    if encoding.axis != UNKNOWN_AXIS:
-        return encoding
-    axis = 0 if site.role == "bias" else site.channel_axis
-    if axis is None or shape is None:
-        raise UsageError(
-            f"encodings: {site.tensor!r} has {encoding.scale.size} scales, and is no weight whose channels are known; "
-            "AIMET's versions from 2.0.0 on say the axis"
-        )
-    if shape[axis] != encoding.scale.size:
-        raise UsageError(
-            f"encodings: {site.tensor!r} has {encoding.scale.size} scales, expected {shape[axis]}, one for each channel"
-        )
-    return replace(encoding, axis=axis)
 
 
 def _write_dict(encodings: Mapping[str, Encoding]) -> dict[str, list[Data]]:

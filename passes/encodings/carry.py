@@ -1,0 +1,284 @@
+"""The encodings of the final model of a run, from those of its source. Read `carry_encodings` first.
+
+A tensor keeps its encoding only where it is a fact that it has the same numbers: it is computed in the same way, or a
+matching of nodes says which tensor of the source it is and the draws of the run agree; or it is stored, and its numbers
+are those of stored tensors that were turned, cut or joined. All else is listed with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from onnx import NodeProto, TensorProto
+
+from passes.context import PassContext
+from passes.encodings.encoding import Encoding
+from passes.encodings.moves import share_by_moves
+from passes.encodings.same_numbers import find_same
+from passes.encodings.stored import CHANGED, EncodedArray, NoEncoding, derive_encoding
+from passes.encodings.versions import ModelVersion, TracedTensors, trace_tensors
+from passes.graph.float_tensors import FLOATS, float_tensors
+from passes.graph.op_facts import moved_inputs
+from passes.graph.traversal import reads_of
+from passes.provenance import annotations_of, form_of
+from passes.weights.detached import DetachedModel
+
+__all__ = ["CarriedEncodings", "LostEncoding", "UncoveredTensor", "carry_encodings"]
+
+
+@dataclass(frozen=True, slots=True)
+class LostEncoding:
+    """An encoding of the source that the final model does not have.
+
+    kind: `gone` for a tensor that is not in the model any more; `stale` for one whose numbers are others; `unproven`
+        where nothing shows that they are the same.
+    by: the step that did it; empty where none is known.
+    """
+
+    tensor: str
+    kind: Literal["gone", "stale", "unproven"]
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UncoveredTensor:
+    """A float tensor of the final model without an encoding.
+
+    is_due: whether a tensor of the source with an encoding stood in its place.
+    """
+
+    tensor: str
+    by: str
+    reason: str
+    is_due: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedEncodings:
+    """The encodings of a final model.
+
+    sources: tensor → the tensors of the source that its encoding is of, where these have other names.
+    """
+
+    encodings: Mapping[str, Encoding]
+    sources: Mapping[str, tuple[str, ...]]
+    lost: tuple[LostEncoding, ...]
+    uncovered: tuple[UncoveredTensor, ...]
+
+
+def carry_encodings(
+    versions: Sequence[ModelVersion], encodings: Mapping[str, Encoding], context: PassContext
+) -> CarriedEncodings:
+    """Carry encodings of the first model over to the last one.
+
+    Args:
+        encodings: each for a float tensor of the first model, as `fit_encodings` returns them.
+        context: of the run, whose draws and proof worker are used.
+    """
+    carrier = _EncodingCarrier(versions, encodings, context)
+    carrier.carry_stored()
+    carrier.carry_computed()
+    carrier.add_moved()
+    return CarriedEncodings(
+        {name: carrier.found[name] for name in carrier.floats if name in carrier.found},
+        {name: sources for name, sources in carrier.sources.items() if sources != (name,)},
+        tuple(carrier.describe_lost()),
+        tuple(carrier.describe_uncovered()),
+    )
+
+
+class _EncodingCarrier:
+    """The state of one carrying: what was found so far, and why not."""
+
+    def __init__(
+        self, versions: Sequence[ModelVersion], encodings: Mapping[str, Encoding], context: PassContext
+    ) -> None:
+        self.versions, self.given, self.context = versions, encodings, context
+        self.source, self.final = versions[0].model, versions[-1].model
+        self.floats = _float_names(self.final)
+        self.traced: TracedTensors = trace_tensors(versions)
+        self.known = share_by_moves(self.source.proto.graph, encodings)
+        """The encodings of the source, and those that follow from them."""
+        self.made = {name: node for node in self.final.proto.graph.node for name in node.output}
+        self.stored = {tensor.name: tensor for tensor in self.final.proto.graph.initializer}
+        self.found: dict[str, Encoding] = {}
+        self.sources: dict[str, tuple[str, ...]] = {}
+        self.refusals: dict[str, str] = {}
+        """Final tensor → why it has none of the encodings that it could have."""
+
+    def carry_stored(self) -> None:
+        """Carry the encodings of stored tensors: by their content, or by the rule that made them of others."""
+        weights = {tensor.name: tensor for tensor in self.source.proto.graph.initializer if tensor.name in self.known}
+        by_digest: dict[str, list[str]] = {}
+        for name, tensor in weights.items():
+            by_digest.setdefault(self.source.digest(tensor), []).append(name)
+        for name in self.floats:
+            tensor = self.stored.get(name)
+            if tensor is None:
+                continue
+            origins = (*annotations_of(tensor).replaced, *self.traced.candidates[-1].get(name, ()))
+            same = by_digest.get(self.final.digest(tensor), ())
+            same = [one for one in same if tuple(weights[one].dims) == tuple(tensor.dims)]
+            if same:
+                chosen = min(same, key=lambda one: (one != name, one not in origins))
+                self._take(name, self.known[chosen], (chosen,))
+            else:
+                self._derive(name, tensor, [weights[one] for one in dict.fromkeys(origins) if one in weights])
+
+    def _derive(self, name: str, tensor: TensorProto, sources: Sequence[TensorProto]) -> None:
+        """Give a stored tensor the encoding that follows from those of the weights that it was made of."""
+        if not sources:
+            return
+        if any(map(self.source.is_unread, sources)) or self.final.is_unread(tensor):
+            self.refusals[name] = "its weights stay unread"
+            return
+        arrays = [EncodedArray(one.name, self.source.array(one), self.known[one.name]) for one in sources]
+        try:
+            self._take(name, *derive_encoding(self.final.array(tensor), arrays))
+        except NoEncoding as why:
+            form = form_of(tensor)
+            of = ", ".join(repr(one.name) for one in sources)
+            self.refusals[name] = f"{CHANGED}: {form or 'made'} of {of}" if str(why) == CHANGED else str(why)
+
+    def carry_computed(self) -> None:
+        """Carry the encodings of tensors with the same numbers as one of the source."""
+        candidates = self.traced.candidates[-1]
+        for name in self.floats:
+            chosen = next((one for one in self.traced.equal.get(name, ()) if one in self.known), None)
+            if name not in self.found and chosen is not None:
+                self._take_known(name, chosen)
+        pairs = [
+            (source, name)
+            for name in self.floats
+            if name not in self.found
+            for source in candidates.get(name, ())
+            if source in self.known and self.known[source].axis is None
+        ]
+        for agreeing in find_same(self.source, self.final, pairs, self.context):  # the same first, then parts
+            for source, name in pairs:
+                if (source, name) in agreeing and name not in self.found:
+                    self._take_known(name, source)
+
+    def _take_known(self, name: str, source: str) -> None:
+        """Take an encoding of the source; one that only follows there is left to follow here where it does so still."""
+        node = self.made.get(name)
+        if source in self.given or node is None or not moved_inputs(node):
+            self._take(name, self.known[source], (source,))
+
+    def _take(self, name: str, encoding: Encoding, sources: tuple[str, ...]) -> None:
+        self.found[name], self.sources[name] = encoding, sources
+        self.refusals.pop(name, None)
+
+    def add_moved(self) -> None:
+        """Give tensors that a step has made the encoding of those whose numbers they hold.
+
+        AIMET has no quantizers where numbers only move, so nothing is added there unless the file has such.
+        """
+        moved = (name for node in self.source.proto.graph.node if moved_inputs(node) for name in node.output)
+        has_moved = any(name in self.given for name in moved)
+        names = {name for candidates in self.traced.candidates[:1] for name in candidates}
+        implied = share_by_moves(self.final.proto.graph, self.found)
+        for name in self.floats:
+            is_moved = name in self.made and bool(moved_inputs(self.made[name]))
+            if name in implied and name not in self.found and name not in names and (has_moved or not is_moved):
+                self.found[name] = implied[name]
+
+    def describe_lost(self) -> Iterable[LostEncoding]:
+        """The encodings of the source that are in no tensor of the final model."""
+        carried = {source for sources in self.sources.values() for source in sources}
+        missing = [name for name in self.given if name not in carried]
+        stored = {tensor.name: tensor for tensor in self.source.proto.graph.initializer}
+        present = [name for name in missing if name not in stored and name not in self.traced.gone]
+        changed_by = self._first_change(present)
+        for name in missing:
+            if name in stored:
+                yield self._describe_stored(stored[name])
+            elif name in self.traced.gone:
+                by = self.versions[self.traced.gone[name]].author
+                yield LostEncoding(name, "gone", by, self.traced.fates.get(name, "nothing computes it any more"))
+            elif not self.context.draws():
+                yield LostEncoding(name, "unproven", "", "nothing is run, so its numbers may be others")
+            else:
+                yield LostEncoding(
+                    name, "stale", changed_by.get(name, ""), "what stands in its place has other numbers"
+                )
+
+    def _describe_stored(self, tensor: TensorProto) -> LostEncoding:
+        """Why a stored tensor of the source has no place in the final model."""
+        heirs = [one for one in self.stored.values() if tensor.name in annotations_of(one).replaced]
+        for heir in heirs:
+            reason = self.refusals.get(heir.name)
+            if reason is not None:
+                return LostEncoding(tensor.name, "stale", annotations_of(heir).author, f"{heir.name!r}: {reason}")
+        digest = self.source.digest(tensor)
+        for version in self.versions[1:]:
+            if not any(
+                self._is_content(version.model, one, tensor, digest) for one in version.model.proto.graph.initializer
+            ):
+                reason = f"its numbers are in {heirs[0].name!r} now" if heirs else "nothing reads it any more"
+                return LostEncoding(tensor.name, "gone", version.author, reason)
+        twin = next(one for one in self.stored.values() if self._is_content(self.final, one, tensor, digest))
+        return LostEncoding(tensor.name, "gone", "", f"{twin.name!r} has the same numbers, and stands for both")
+
+    @staticmethod
+    def _is_content(model: DetachedModel, one: TensorProto, tensor: TensorProto, digest: str) -> bool:
+        return one.dims == tensor.dims and one.data_type == tensor.data_type and model.digest(one) == digest
+
+    def _first_change(self, names: Sequence[str]) -> dict[str, str]:
+        """Tensor of the source → the step from which on nothing has its numbers."""
+        found: dict[str, str] = {}
+        open_names = set(names) if self.context.draws() else set[str]()
+        for place, version in enumerate(self.versions[1:], start=1):
+            pairs = [
+                (source, name)
+                for name, sources in self.traced.candidates[place].items()
+                for source in sources
+                if source in open_names
+            ]
+            same = {source for source, _ in find_same(self.source, version.model, pairs, self.context)[0]}
+            found |= dict.fromkeys(open_names - same, version.author)
+            open_names &= same
+        return found
+
+    def describe_uncovered(self) -> Iterable[UncoveredTensor]:
+        """The float tensors of the final model without an encoding; those that share one by a move are covered."""
+        implied = share_by_moves(self.final.proto.graph, self.found)
+        in_source = self.traced.candidates[0]
+        for name in self.floats:
+            if name in implied:
+                continue
+            by = self._author(name)
+            sources = self.traced.candidates[-1].get(name, ())
+            with_encoding = [source for source in sources if source in self.known]
+            if name in self.refusals:
+                yield UncoveredTensor(name, by, self.refusals[name], True)
+            elif name in in_source and name not in self.known:
+                yield UncoveredTensor(name, by, "the file has no encoding for it", False)
+            elif with_encoding and not self.context.draws():
+                yield UncoveredTensor(name, by, "nothing is run, so its numbers may be others", True)
+            elif name in self.known:
+                yield UncoveredTensor(name, by, "its numbers are others than in the source", True)
+            else:
+                yield UncoveredTensor(name, by, "no tensor of the source with an encoding has its numbers", False)
+
+    def _author(self, name: str) -> str:
+        """The step that made a tensor of the final model; the last one that changed it for one of the source."""
+        thing: NodeProto | TensorProto | None = self.made.get(name) or self.stored.get(name)
+        if thing is None:
+            return ""
+        marks = annotations_of(thing)
+        return marks.author or next(reversed(marks.changed), "")
+
+
+def _float_names(model: DetachedModel) -> tuple[str, ...]:
+    """The float tensors that nodes read or make, and inputs, in the order of the graph."""
+    graph = model.proto.graph
+    floats = float_tensors(model.proto)
+    constants = {tensor.name for tensor in graph.initializer if tensor.data_type in FLOATS}
+    names = [info.name for info in graph.input]
+    for node in graph.node:
+        names += (*reads_of(node), *node.output)
+    return tuple(dict.fromkeys(name for name in names if name in floats or name in constants))

@@ -1,0 +1,90 @@
+"""How a float tensor becomes whole numbers: their format, and the scales and zero points."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+__all__ = ["BIAS", "Encoding", "Granularity", "Precision"]
+
+Granularity = Literal["tensor", "channel", "block"]
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """An integer format.
+
+    A symmetric one has its zero point in the middle; then a signed format leaves its lowest number unused, as
+    onnxruntime does, so that -x and x are equally exact.
+    """
+
+    bits: int
+    signed: bool
+    symmetric: bool
+    granularity: Granularity = "tensor"
+    block: int = 0
+    """Elements that share a scale, where `granularity` is "block"."""
+
+    @property
+    def lowest(self) -> int:
+        return -(2 ** (self.bits - 1)) + self.symmetric if self.signed else 0
+
+    @property
+    def highest(self) -> int:
+        return 2 ** (self.bits - 1) - 1 if self.signed else 2**self.bits - 1
+
+    @property
+    def stored_bits(self) -> int:
+        """The bits of the narrowest ONNX type that holds these numbers."""
+        return next(bits for bits in (4, 8, 16, 32) if bits >= self.bits)
+
+    @property
+    def onnx_name(self) -> str:
+        """The ONNX dtype that holds these numbers, as `TensorProto.DataType` names it."""
+        return f"{'' if self.signed else 'U'}INT{self.stored_bits}"
+
+    @property
+    def fills_its_type(self) -> bool:
+        """Whether the ONNX dtype has no further numbers, apart from an unused lowest one."""
+        return self.bits == self.stored_bits
+
+    def per_tensor(self) -> Precision:
+        """The same numbers with one scale for the whole tensor."""
+        return Precision(self.bits, self.signed, self.symmetric)
+
+    def __str__(self) -> str:
+        size = {"tensor": "", "channel": "/channel", "block": f"/block{self.block}"}[self.granularity]
+        usual = self.symmetric == self.signed
+        return f"{'' if self.signed else 'u'}int{self.bits}{size}" + (
+            "" if usual else "/symmetric" if self.symmetric else "/asymmetric"
+        )
+
+
+BIAS: Final = Precision(32, signed=True, symmetric=True)
+"""A bias is added to a sum of products in 32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """scale: float32, of shape [] for one scale, [channels], or that of the tensor with `axis` divided into blocks.
+    zero_point: int64, of the same shape.
+    axis: of the channels or blocks; None for one scale.
+    """
+
+    precision: Precision
+    scale: np.ndarray
+    zero_point: np.ndarray
+    axis: int | None = None
+
+    def spread(self, array: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """`values`, which are of the shape of the scale, as numpy can combine them with `array`."""
+        if self.axis is None:
+            return values
+        if self.precision.granularity == "block":
+            repeated = np.repeat(values, self.precision.block, axis=self.axis)
+            return np.take(repeated, range(array.shape[self.axis]), axis=self.axis)
+        shape = [1] * array.ndim
+        shape[self.axis] = -1
+        return values.reshape(shape)

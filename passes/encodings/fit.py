@@ -1,0 +1,111 @@
+"""Encodings of a file, fitted to a model: each names a float tensor that is there, and says its axis."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from onnx import NodeProto
+
+from passes.encodings.aimet import UNKNOWN_AXIS
+from passes.encodings.encoding import Encoding
+from passes.errors import UsageError
+from passes.graph.float_tensors import FLOATS, float_tensors, weight_axes
+from passes.suggest import nearest
+from passes.weights.detached import DetachedModel
+
+__all__ = ["fit_encodings", "list_with_nearest"]
+
+SHOWN: Final = 8
+"""How many names a message lists."""
+
+
+def fit_encodings(encodings: Mapping[str, Encoding], model: DetachedModel) -> dict[str, Encoding]:
+    """The encodings of a file for `model`, with the axis of channels that the file does not say.
+
+    Raises:
+        UsageError: the model has no such float tensor, or its shape does not suit the scales.
+    """
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer if tensor.data_type in FLOATS}
+    known = float_tensors(model.proto) | shapes.keys()
+    unknown = [name for name in encodings if name not in known]
+    if unknown:
+        raise UsageError(
+            f"encodings: {len(unknown)} of {len(encodings)} are for tensors that the model does not have as float "
+            f"tensors: {list_with_nearest(unknown, known)}"
+        )
+    axes = _find_axes(model, shapes)
+    return {name: _fit(name, encoding, shapes.get(name), axes.get(name)) for name, encoding in encodings.items()}
+
+
+def list_with_nearest(names: Collection[str], known: Iterable[str]) -> str:
+    """The first of `names`, and the known name that is nearest to the first one."""
+    listed = list(names)
+    return ", ".join(map(repr, listed[:SHOWN])) + (" …" if len(listed) > SHOWN else "") + nearest(listed[0], known)
+
+
+def _fit(name: str, encoding: Encoding, shape: tuple[int, ...] | None, axis: int | None) -> Encoding:
+    if encoding.axis is None:
+        return encoding
+    if encoding.axis == UNKNOWN_AXIS and encoding.precision.granularity == "channel":
+        if axis is None or shape is None:
+            raise UsageError(
+                f"encodings: {name!r} has {encoding.scale.size} scales, and is no weight whose channels are known; "
+                "AIMET's versions from 2.0.0 on say the axis"
+            )
+        encoding = replace(encoding, axis=axis)
+    if shape is None:
+        raise UsageError(f"encodings: {name!r} has {encoding.scale.size} scales, and is no constant of the model")
+    return _check_shape(name, replace(encoding, axis=(encoding.axis or 0) % len(shape)), shape)
+
+
+def _check_shape(name: str, encoding: Encoding, shape: tuple[int, ...]) -> Encoding:
+    axis, block = encoding.axis or 0, encoding.precision.block
+    if not block:
+        if encoding.scale.shape != (shape[axis],):
+            raise UsageError(
+                f"encodings: {name!r} has {encoding.scale.size} scales, expected {shape[axis]}, one for each channel"
+            )
+        return encoding
+    wanted = tuple(-(-size // block) if at == axis else size for at, size in enumerate(shape))
+    if encoding.scale.shape != wanted:
+        raise UsageError(
+            f"encodings: {name!r} has scales of shape {encoding.scale.shape}, expected {wanted}: blocks of {block} "
+            f"along axis {axis} of {shape}"
+        )
+    return encoding
+
+
+def _find_axes(model: DetachedModel, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """The axis of channels of each constant that a product reads, also through a Transpose."""
+    found: dict[str, int] = {}
+    readers: dict[str, list[tuple[NodeProto, int]]] = {}
+    for node in model.proto.graph.node:
+        for place, name in enumerate(node.input):
+            readers.setdefault(name, []).append((node, place))
+    for name, shape in shapes.items():
+        for node, place in readers.get(name, ()):
+            axis = _channel_axis(node, place, len(shape))
+            if axis is None and node.op_type == "Transpose":
+                given = next((list(one.ints) for one in node.attribute if one.name == "perm"), [])
+                perm = given or list(range(len(shape)))[::-1]
+                behind = (_channel_axis(*reader, len(shape)) for reader in readers.get(node.output[0], ()))
+                turned = next((one for one in behind if one is not None), None)
+                axis = None if turned is None else perm[turned]
+            if axis is not None:
+                found.setdefault(name, axis)
+    return found
+
+
+def _channel_axis(node: NodeProto, place: int, rank: int) -> int | None:
+    axes = weight_axes(node, place, rank)
+    if axes is not None:
+        return axes[0]
+    return 0 if place == BIAS_PLACE and rank == 1 and node.op_type in BIASED else None
+
+
+BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
+
+BIAS_PLACE: Final = 2
+"""The place of the bias among the inputs of these."""

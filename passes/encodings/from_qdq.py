@@ -1,0 +1,173 @@
+"""The encodings of a model with QuantizeLinear and DequantizeLinear, by the names of the float tensors.
+
+Tools name the values around these operators in their own ways. The float tensor has the name of the value that is
+quantized, of the model's output that is dequantized, or that of stored whole numbers without what the tool adds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from onnx import NodeProto, TensorProto, numpy_helper
+
+from passes.encodings.encoding import Encoding, Granularity, Precision
+from passes.encodings.moves import is_same_encoding
+from passes.errors import UsageError
+from passes.weights.detached import DetachedModel
+
+__all__ = ["read_qdq"]
+
+
+def read_qdq(model: DetachedModel) -> dict[str, Encoding]:
+    """The encodings of `model` by float tensor.
+
+    Raises:
+        UsageError: it has none, or one that is none of whole numbers with constant scales, or two for one tensor.
+    """
+    reader = _QdqReader(model)
+    found: dict[str, Encoding] = {}
+    for node in model.proto.graph.node:
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            if node.op_type in OPAQUE:
+                raise UsageError(
+                    f"encodings: {node.name or node.output[0]!r} is a {node.op_type}, whose scales are not read; "
+                    "expected QuantizeLinear and DequantizeLinear"
+                )
+            continue
+        read = reader.read_quantizer(node) if node.op_type == "QuantizeLinear" else reader.read_stored(node)
+        if read is None:
+            continue
+        name, encoding = read
+        known = found.setdefault(name, encoding)
+        if not is_same_encoding(known, encoding):
+            raise UsageError(f"encodings: the model quantizes {name!r} in two ways, expected one for each tensor")
+    if not found:
+        raise UsageError("encodings: the model has no QuantizeLinear or DequantizeLinear, so there is nothing to read")
+    return found
+
+
+class _QdqReader:
+    """Reads single operators of one model."""
+
+    def __init__(self, model: DetachedModel) -> None:
+        graph = model.proto.graph
+        self._model = model
+        self._stored = {tensor.name: tensor for tensor in graph.initializer}
+        self._stored |= {
+            node.output[0]: entry.t
+            for node in graph.node
+            if node.op_type == "Constant"
+            for entry in node.attribute
+            if entry.name == "value"
+        }
+        self._makers = {name: node for node in graph.node for name in node.output}
+        self._readers: dict[str, list[NodeProto]] = {}
+        for node in graph.node:
+            for name in node.input:
+                self._readers.setdefault(name, []).append(node)
+        self._outputs = {info.name for info in graph.output}
+
+    def read_quantizer(self, node: NodeProto) -> tuple[str, Encoding] | None:
+        """The tensor that a QuantizeLinear quantizes, with its encoding."""
+        clip = self._makers.get(node.input[0])
+        clip = clip if clip is not None and clip.op_type == "Clip" and node.input[0].endswith(CLIPPED) else None
+        value = clip.input[0] if clip is not None else node.input[0]
+        ends = [name for reader in self._readers.get(node.output[0], ()) for name in reader.output]
+        output = next((name for name in ends if name in self._outputs), None)
+        encoding = self._encoding(node, self._type_of(node, 0))
+        if clip is not None:
+            encoding = self._narrow(encoding, clip)
+        return output or _float_name(value), encoding
+
+    def read_stored(self, node: NodeProto) -> tuple[str, Encoding] | None:
+        """The tensor whose whole numbers are stored in front of a DequantizeLinear; None where they are computed."""
+        tensor = self._stored.get(node.input[0])
+        if tensor is None:
+            return None
+        encoding = self._encoding(node, tensor.data_type)
+        if encoding.precision.symmetric and encoding.precision.signed:
+            numbers = self._array(node.input[0])
+            if numbers.size and int(numbers.astype(np.int64).min()) < encoding.precision.lowest:
+                encoding = Encoding(_asymmetric(encoding.precision), encoding.scale, encoding.zero_point, encoding.axis)
+        name = _float_name(node.input[0])
+        return name if name != node.input[0] else _float_name(node.output[0]), encoding
+
+    def _type_of(self, node: NodeProto, default: int) -> int:
+        """The type of the whole numbers that a QuantizeLinear makes."""
+        if len(node.input) > 2 and node.input[2]:
+            tensor = self._stored.get(node.input[2])
+            return default if tensor is None else tensor.data_type
+        return next((entry.i for entry in node.attribute if entry.name == "output_dtype"), 0) or TensorProto.UINT8
+
+    def _encoding(self, node: NodeProto, data_type: int) -> Encoding:
+        settings = {entry.name: entry.i for entry in node.attribute}
+        if data_type not in FORMATS:
+            name = TensorProto.DataType.Name(data_type).lower() if data_type else "a computed type"
+            raise UsageError(f"encodings: {node.name or node.output[0]!r} is of {name}; expected whole numbers")
+        scale = self._array(node.input[1]).astype(np.float32)
+        has_zero = len(node.input) > 2 and node.input[2]
+        zero = self._array(node.input[2]).astype(np.int64) if has_zero else np.zeros(scale.shape, np.int64)
+        bits, signed = FORMATS[data_type]
+        block = settings.get("block_size", 0)
+        granularity: Granularity = "block" if block else "channel" if scale.ndim == 1 and scale.size > 1 else "tensor"
+        middle = 0 if signed else 2 ** (bits - 1)
+        precision = Precision(bits, signed, bool((zero == middle).all()), granularity, block)
+        if granularity == "tensor":
+            return Encoding(precision, scale.reshape(()), zero.reshape(()))
+        return Encoding(precision, scale, zero, settings.get("axis", 1))
+
+    def _narrow(self, encoding: Encoding, clip: NodeProto) -> Encoding:
+        """The encoding with as many bits as a Clip in front leaves numbers."""
+        low, high = (float(self._array(name)) for name in clip.input[1:3])
+        numbers = round((high - low) / float(encoding.scale)) + 1
+        precision = encoding.precision
+        narrow = Precision(
+            int(numbers).bit_length() - (not numbers & (numbers - 1)), precision.signed, precision.symmetric
+        )
+        return Encoding(narrow, encoding.scale, encoding.zero_point)
+
+    def _array(self, name: str) -> np.ndarray:
+        tensor = self._stored.get(name)
+        if tensor is None:
+            raise UsageError(f"encodings: the scale or zero point {name!r} is computed; expected a constant")
+        return self._model.array(tensor) if self._model.weight(tensor) is not None else numpy_helper.to_array(tensor)
+
+
+def _asymmetric(precision: Precision) -> Precision:
+    """The same format with its lowest number in use."""
+    return Precision(precision.bits, precision.signed, False, precision.granularity, precision.block)
+
+
+def _float_name(name: str) -> str:
+    """The name of a float tensor, of a name that a tool has given a value around an operator of quantization."""
+    matches = (pattern.fullmatch(name) for pattern in PATTERNS)
+    return next((match[1] for match in matches if match is not None), name)
+
+
+CLIPPED: Final = "_clipped"
+
+PATTERNS: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"(.+)_(?:QuantizeLinear_Input|DequantizeLinear_Output|DequantizeLinear)",  # onnxruntime, Quark
+        r"(.+)_(?:dequantized|quantized|float|qdq)",  # onnxline, onnxruntime, AIMET
+        r"(.+?)(?:/qdq\d+)?/(?:dq|q|f|u?int\d+)",  # onnxsim
+        r"d?q_output_(.+)_\d+",  # NNCF
+    )
+)
+"""How tools call the values around these operators, with the float tensor's name in it."""
+
+FORMATS: Final[Mapping[int, tuple[int, bool]]] = {
+    TensorProto.INT4: (4, True), TensorProto.UINT4: (4, False), TensorProto.INT8: (8, True),
+    TensorProto.UINT8: (8, False), TensorProto.INT16: (16, True), TensorProto.UINT16: (16, False),
+    TensorProto.INT32: (32, True),
+}  # fmt: skip
+"""ONNX dtype → bits, and whether it is signed."""
+
+OPAQUE: Final = frozenset(
+    {"MatMulNBits", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger", "ConvInteger"}
+)
+"""Operators that hold scales in a form of their own."""

@@ -1,0 +1,203 @@
+"""The encoding of a stored tensor that a pass made of others by moving their numbers: turned, reshaped, cut or joined.
+
+What was done is read from the numbers themselves, bit by bit, so it holds for any pass that does it. Where the numbers
+are others, there is no rule, and the tensor is stale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import Final
+
+import numpy as np
+
+from passes.encodings.encoding import Encoding
+from passes.encodings.moves import is_same_encoding
+
+__all__ = ["CHANGED", "EncodedArray", "NoEncoding", "derive_encoding"]
+
+
+class NoEncoding(Exception):
+    """Why the encodings of its sources give a tensor none."""
+
+
+CHANGED: Final = "its numbers are changed"
+
+MOST_AXES: Final = 5
+"""The rank up to which orders of axes are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedArray:
+    """A stored tensor of the source with its encoding."""
+
+    name: str
+    array: np.ndarray
+    encoding: Encoding
+
+
+def derive_encoding(array: np.ndarray, sources: Sequence[EncodedArray]) -> tuple[Encoding, tuple[str, ...]]:
+    """The encoding by which `array` becomes the whole numbers that its sources become, and the sources that it is of.
+
+    Raises:
+        NoEncoding: the numbers are not those of the sources, or no encoding of the same format does that.
+    """
+    why: list[str] = []
+    for source in sources:
+        for turned in _turn(source):
+            found = _reshape(turned, array) or _cut(turned, array, why)
+            if found is not None:
+                return found, (source.name,)
+    joined = _join(array, sources, why) if len(sources) > 1 else None
+    if joined is not None:
+        return joined
+    raise NoEncoding(why[0] if why else CHANGED)
+
+
+def _turn(source: EncodedArray) -> Iterator[EncodedArray]:
+    """The tensor with its axes in each order; the axis of an encoding goes along."""
+    rank = source.array.ndim
+    orders = permutations(range(rank)) if rank <= MOST_AXES else [tuple(range(rank))]
+    for order in orders:
+        encoding = source.encoding
+        if encoding.axis is not None:
+            encoding = replace(encoding, axis=order.index(encoding.axis))
+        if encoding.precision.granularity == "block":
+            parts = (encoding.scale.transpose(order), encoding.zero_point.transpose(order))
+            encoding = replace(encoding, scale=parts[0], zero_point=parts[1])
+        yield EncodedArray(source.name, source.array.transpose(order), encoding)
+
+
+def _reshape(source: EncodedArray, array: np.ndarray) -> Encoding | None:
+    """The encoding of `array` if it is the source in another shape."""
+    if source.array.size != array.size or not np.array_equal(source.array.reshape(array.shape), array):
+        return None
+    encoding, axis = source.encoding, source.encoding.axis
+    if axis is None or source.array.shape == array.shape:
+        return encoding
+    found = _same_axis(source.array.shape, array.shape, axis)
+    if found is None:
+        raise NoEncoding(f"its channels, axis {axis} of {source.name!r}, are no axis of it any more")
+    if encoding.precision.granularity == "block":
+        shape = tuple(size if at != found else encoding.scale.shape[axis] for at, size in enumerate(array.shape))
+        parts = (encoding.scale.reshape(shape), encoding.zero_point.reshape(shape))
+        encoding = replace(encoding, scale=parts[0], zero_point=parts[1])
+    return replace(encoding, axis=found)
+
+
+def _same_axis(shape: tuple[int, ...], other: tuple[int, ...], axis: int) -> int | None:
+    """The axis of the shape `other` along which numbers lie as along `axis` of `shape`."""
+    place = math.prod(shape[:axis])
+    wanted = (place, shape[axis])
+    return next((at for at in range(len(other)) if (math.prod(other[:at]), other[at]) == wanted), None)
+
+
+def _cut(source: EncodedArray, array: np.ndarray, why: list[str]) -> Encoding | None:
+    """The encoding of `array` if it is some slices of the source along one axis."""
+    axis = _cut_axis(source.array.shape, array.shape)
+    if axis is None:
+        return None
+    slices = _find_slices(source.array, array, axis)
+    if slices is None:
+        return None
+    try:
+        return _take(source.encoding, slices, axis)
+    except NoEncoding as error:
+        why.append(str(error))
+        return None
+
+
+def _cut_axis(shape: tuple[int, ...], part: tuple[int, ...]) -> int | None:
+    """The only axis along which `part` is shorter."""
+    if len(shape) != len(part):
+        return None
+    axes = [at for at, (size, other) in enumerate(zip(shape, part, strict=True)) if size != other]
+    return axes[0] if len(axes) == 1 and part[axes[0]] < shape[axes[0]] else None
+
+
+def _find_slices(whole: np.ndarray, part: np.ndarray, axis: int) -> list[int] | None:
+    """Which slices of `whole` along `axis` those of `part` are; neighbours where equal slices leave a choice."""
+    rows, wanted = (np.moveaxis(one, axis, 0).reshape(one.shape[axis], -1) for one in (whole, part))
+    places: dict[bytes, list[int]] = {}
+    for at, row in enumerate(rows):
+        places.setdefault(row.tobytes(), []).append(at)
+    found: list[int] = []
+    for row in wanted:
+        known = places.get(row.tobytes())
+        if known is None:
+            return None
+        after = found[-1] + 1 if found else -1
+        found.append(after if after in known else known[0])
+    return found
+
+
+def _take(encoding: Encoding, slices: Sequence[int], axis: int) -> Encoding:
+    """The encoding of some slices along `axis`."""
+    precision = encoding.precision
+    if encoding.axis is None or (precision.granularity == "channel" and axis != encoding.axis):
+        return encoding
+    if precision.granularity == "block" and axis == encoding.axis:
+        first, count, block = slices[0], len(slices), precision.block
+        if list(slices) != list(range(first, first + count)) or first % block:
+            raise NoEncoding(f"it is cut through blocks of {block}")
+        places = range(first // block, -(-(first + count) // block))
+    else:
+        places = slices
+    along = 0 if precision.granularity == "channel" else axis
+    parts = (np.take(one, places, axis=along) for one in (encoding.scale, encoding.zero_point))
+    scale, zero = parts
+    return replace(encoding, scale=scale, zero_point=zero)
+
+
+def _join(
+    array: np.ndarray, sources: Sequence[EncodedArray], why: list[str]
+) -> tuple[Encoding, tuple[str, ...]] | None:
+    """The encoding of `array` if it is made of sources side by side."""
+    for axis in range(array.ndim):
+        pieces: list[EncodedArray] = []
+        place = 0
+        while place < array.shape[axis]:
+            piece = _piece_at(array, axis, place, sources)
+            if piece is None:
+                break
+            pieces.append(piece)
+            place += piece.array.shape[axis]
+        if place == array.shape[axis] and len(pieces) > 1:
+            try:
+                return _concatenate(pieces, axis), tuple(piece.name for piece in pieces)
+            except NoEncoding as error:
+                why.append(str(error))
+                return None
+    return None
+
+
+def _piece_at(array: np.ndarray, axis: int, place: int, sources: Sequence[EncodedArray]) -> EncodedArray | None:
+    for source in sources:
+        for turned in _turn(source):
+            end = place + (turned.array.shape[axis] if turned.array.ndim == array.ndim else 0)
+            part = array[(*[slice(None)] * axis, slice(place, end))]
+            if place < end <= array.shape[axis] and np.array_equal(part, turned.array):
+                return turned
+    return None
+
+
+def _concatenate(pieces: Sequence[EncodedArray], axis: int) -> Encoding:
+    first = pieces[0].encoding
+    names = ", ".join(repr(piece.name) for piece in pieces)
+    if any((one.encoding.precision, one.encoding.axis) != (first.precision, first.axis) for one in pieces):
+        raise NoEncoding(f"it is joined of {names}, which have other formats")
+    is_along = first.axis is not None and (first.precision.granularity == "block" or axis == first.axis)
+    if not is_along:
+        if any(not is_same_encoding(first, one.encoding) for one in pieces):
+            raise NoEncoding(f"it is joined of {names}, which have other scales")
+        return first
+    block = first.precision.block
+    if block and axis == first.axis and any(one.array.shape[axis] % block for one in pieces[:-1]):
+        raise NoEncoding(f"it is joined of {names}, which end inside of a block")
+    along = 0 if first.precision.granularity == "channel" else axis
+    scale = np.concatenate([one.encoding.scale for one in pieces], axis=along)
+    zero = np.concatenate([one.encoding.zero_point for one in pieces], axis=along)
+    return replace(first, scale=scale, zero_point=zero)

@@ -1,0 +1,47 @@
+"""The float tensors of a model, and along which axes a product reads its weight."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import onnx
+from onnx import NodeProto, TensorProto
+
+__all__ = ["FLOATS", "float_tensors", "weight_axes"]
+
+FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
+"""The types of tensors that can be quantized."""
+
+
+def float_tensors(proto: onnx.ModelProto) -> frozenset[str]:
+    """The names of the float values that are known of the model: its inputs, its outputs, and what shape inference
+    finds of the rest."""
+    inferred = _infer(proto).graph
+    infos = (*inferred.input, *inferred.value_info, *inferred.output)
+    return frozenset(info.name for info in infos if info.type.tensor_type.elem_type in FLOATS)
+
+
+def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Shape inference without the weights: their shapes and types are all that it needs of them."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(proto)
+    return onnx.shape_inference.infer_shapes(bare)
+
+
+def weight_axes(node: NodeProto, index: int, rank: int) -> tuple[int | None, int | None] | None:
+    """The axes of channels and of sums of the weight at input `index`; None if it is no weight."""
+    attributes = {entry.name: entry.i for entry in node.attribute}
+    match node.op_type, index:
+        case "MatMul", (0 | 1) if rank >= 2:
+            return (rank - 1, rank - 2) if index == 1 else (rank - 2, rank - 1)
+        case "Gemm", 1:
+            return (0, 1) if attributes.get("transB") else (1, 0)
+        case "Gemm", 0:
+            return (1, 0) if attributes.get("transA") else (0, 1)
+        case "Conv", 1:
+            return 0, 1
+        case "ConvTranspose", 1:
+            return (1, 0) if attributes.get("group", 1) == 1 else (None, None)
+        case (("LSTM" | "GRU" | "RNN"), (1 | 2)):
+            return None, None
+    return None

@@ -1,0 +1,75 @@
+"""The steps that a recipe can name, one row each, and what is asked of all of them: passes and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Final
+
+from passes.external import onnxoptimizer
+from passes.external.onnx_shapes import InferShapes
+from passes.external.onnxruntime_fusions import OnnxRuntimeFusions
+from passes.external.onnxruntime_graph import OnnxRuntimeGraph
+from passes.external.onnxscript import OnnxScriptOptimizer, OnnxScriptRewrites
+from passes.external.onnxsim import OnnxSim
+from passes.external.onnxslim import OnnxSlim
+from passes.rewrites.clamp_mask import ClampMask
+from passes.rewrites.convert_opset import ConvertOpset
+from passes.rewrites.decompose_attention import DecomposeAttention
+from passes.rewrites.fold_constants import FoldConstants
+from passes.rewrites.split_merged import SplitGateUp, SplitQkv
+from passes.rewrites.untie import Untie
+from passes.step import Step
+
+__all__ = ["OWN_STEPS", "STEP_TYPES", "default_passes", "known_names", "library_versions", "single_passes"]
+
+OWN_STEPS: Final[Mapping[str, type[Step]]] = {
+    "onnxsim": OnnxSim,
+    "onnxslim": OnnxSlim,
+    "onnxruntime": OnnxRuntimeGraph,
+    "onnxruntime_fusions": OnnxRuntimeFusions,
+    "onnxscript": OnnxScriptOptimizer,
+    "onnxscript_rewrites": OnnxScriptRewrites,
+    "infer_shapes": InferShapes,
+    "fold_constants": FoldConstants,
+    "split-qkv": SplitQkv,
+    "split-gate-up": SplitGateUp,
+    "clamp-mask": ClampMask,
+    "untie": Untie,
+    "decompose-attention": DecomposeAttention,
+    "convert-opset": ConvertOpset,
+}
+
+STEP_TYPES: Final[Sequence[type[Step]]] = (onnxoptimizer.OnnxOptimizerPass, *OWN_STEPS.values())
+"""The class of each step; the first has the passes that a recipe names one by one."""
+
+LIBRARIES: Final = tuple(dict.fromkeys((onnxoptimizer.NAME, *(make().source for make in OWN_STEPS.values()))))
+"""The distributions that the steps come from, onnxline itself among them."""
+
+
+def single_passes() -> tuple[Step, ...]:
+    """The passes of the installed release that a recipe names one by one."""
+    return onnxoptimizer.passes_of(onnxoptimizer.available())
+
+
+def default_passes() -> tuple[Step, ...]:
+    """The passes that `default` stands for, in the order of their library."""
+    return onnxoptimizer.passes_of(onnxoptimizer.default_set())
+
+
+def known_names() -> tuple[str, ...]:
+    """Every name of a step that needs no package of the user's own."""
+    return (*onnxoptimizer.available(), *OWN_STEPS)
+
+
+def library_versions(more: Sequence[str] = ()) -> dict[str, str]:
+    """Name → version of the libraries whose release can change a result, and of `more`, where they are installed."""
+    libraries = (name for name in LIBRARIES if name != "onnxline")
+    names = dict.fromkeys(("onnx", "onnx_ir", *libraries, "numpy", "protobuf", *more))
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,65 @@
+"""`onnxline encodings MODEL -o OUT`: the encodings of a quantized model as a file of AIMET's, and the way back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from passes.suggest import plural
+from pipeline.commands.shared import check_output
+from pipeline.errors import UsageError
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("encodings")(encodings)
+
+
+def encodings(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="A quantized model; with --apply a float one.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="OUT", help="The file of encodings, or with --apply the model."),
+    ],
+    apply: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Quantize MODEL by the encodings of this file of AIMET's.")
+    ] = None,
+    of: Annotated[
+        Path | None,
+        typer.Option(metavar="FLOAT.onnx", help="The float model: every encoding has to be for a tensor of it."),
+    ] = None,
+    version: Annotated[
+        Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"], typer.Option(help="The version of AIMET's format to write.")
+    ] = "2.0.0",
+) -> None:
+    """Read the encodings of a quantized model into a file of AIMET's, or quantize a model by such a file."""
+    from passes.encodings.aimet import aimet_text, read_aimet
+    from passes.encodings.fit import fit_encodings
+    from passes.encodings.from_qdq import read_qdq
+    from passes.weights.detached import read_model
+    from passes.weights.files import save, write_errors
+
+    if apply is not None:
+        from pipeline.quantsim.qdq import insert_qdq
+
+        if of is not None:
+            raise UsageError("encodings: found --of with --apply, where MODEL is the float model itself; leave it out")
+        check_output(out, model)
+        source = read_model(model)
+        given = fit_encodings(read_aimet(apply)[0], source)
+        with write_errors(out):
+            save(insert_qdq(source, given), out)
+    else:
+        quantized = read_model(model)
+        given = read_qdq(quantized)
+        source = quantized if of is None else read_model(of)
+        given = given if of is None else fit_encodings(given, source)
+        constants = {name for name, encoding in given.items() if encoding.axis is not None}
+        constants |= {tensor.name for tensor in source.proto.graph.initializer}
+        constants |= {name for name in given if f"{name}_quantized" in constants}
+        with write_errors(out):
+            out.write_text(aimet_text(given, constants, version), encoding="utf-8")
+    typer.echo(f"{out}: {plural(len(given), 'encoding')}")

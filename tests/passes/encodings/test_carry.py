@@ -1,0 +1,165 @@
+"""Encodings before a recipe and behind it, and the same simulation by both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import pytest
+
+from passes import optimize
+from passes.encodings.carry import CarriedEncodings
+from passes.encodings.encoding import Encoding
+from passes.errors import UsageError
+from passes.optimize import draw_feeds
+from passes.weights.detached import DetachedModel
+from passes.weights.sessions import Session
+from pipeline.config.precision import parse_precision
+from pipeline.quantsim.calibration import calibrate
+from pipeline.quantsim.encodings import encode
+from pipeline.quantsim.placement import PlacementRule, place
+from pipeline.quantsim.qdq import insert_qdq
+from tests.support.onnx_models import attention, biased_attention, detached, matrix, merged_attention, model_of, vector
+
+
+def at_opset_21(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same with an opset whose QuantizeLinear takes 16 bits."""
+    model.opset_import[0].version, model.ir_version = 21, 10
+    return model
+
+
+def encode_model(model: onnx.ModelProto, weights: str = "int8/channel") -> dict[str, Encoding]:
+    """Encodings for all tensors, calibrated on drawn inputs."""
+    source = detached(model)
+    placement = place(source, [PlacementRule("op:*", parse_precision(weights), parse_precision("uint16"))])
+    feeds = [draw_feeds(source, seed) for seed in range(3)]
+    return encode(placement, calibrate(source, placement, feeds), source)
+
+
+def carry(
+    model: onnx.ModelProto, recipe: Sequence[str], encodings: Mapping[str, Encoding], keep: Sequence[str] = ()
+) -> tuple[DetachedModel, CarriedEncodings]:
+    run = optimize(model, recipe, keep=keep, encodings=encodings)
+    assert run.encodings is not None
+    assert any(row.changed for row in run.rows), "the recipe does something"
+    return run.model, run.encodings
+
+
+def simulate(model: DetachedModel, encodings: Mapping[str, Encoding]) -> np.ndarray:
+    """The output of the quantized model, by onnxruntime with optimizations off."""
+    session = Session.of(insert_qdq(model, encodings))
+    return session.run(draw_feeds(model, 7))[session.outputs[0]]
+
+
+def sqnr_db(expected: np.ndarray, found: np.ndarray) -> float:
+    return float(10 * np.log10(np.square(expected).sum() / np.square(found - expected).sum()))
+
+
+@pytest.mark.parametrize("weights", ["int8/channel", "int4/block16", "int8"])
+def test_a_split_weight_has_its_own_scales_and_the_simulation_stays_bit_for_bit(weights: str) -> None:
+    model = at_opset_21(merged_attention())
+    before = encode_model(model, weights)
+    final, carried = carry(model, ["split-qkv"], before)
+    assert carried.sources == {"w.q": ("w",), "w.k": ("w",), "w.v": ("w",)}
+    assert [(lost.tensor, lost.kind, lost.by) for lost in carried.lost] == [("qkv", "gone", "split-qkv")]
+    assert carried.uncovered == ()
+    if weights == "int8/channel":
+        parts = [carried.encodings[f"w.{part}"].scale for part in "qkv"]
+        np.testing.assert_array_equal(np.concatenate(parts), before["w"].scale)
+    np.testing.assert_array_equal(simulate(final, carried.encodings), simulate(detached(model), before))
+
+
+def test_merged_weights_have_the_scales_of_their_parts() -> None:
+    model = at_opset_21(attention())
+    before = encode_model(model)
+    final, carried = carry(model, ["fuse_qkv", "fold_constants"], before)
+    assert carried.sources["wq_merged"] == ("wq", "wk", "wv")
+    (open_tensor,) = carried.uncovered
+    assert (open_tensor.by, open_tensor.is_due) == (
+        "fuse_qkv",
+        False,
+    )  # the source has no such tensor
+    np.testing.assert_array_equal(simulate(final, carried.encodings), simulate(detached(model), before))
+
+
+def test_fused_products_are_gone_with_the_pass_that_removed_them() -> None:
+    model = at_opset_21(biased_attention())
+    before = encode_model(model)
+    final, carried = carry(model, ["onnxsim"], before, keep=["qkv"])
+    assert {(lost.tensor, lost.kind, lost.by) for lost in carried.lost} == {
+        (name, "gone", "onnxsim") for name in ("q0", "k0", "v0")
+    }
+    assert all("MatMul is part of Gemm" in lost.reason for lost in carried.lost)
+    assert carried.uncovered == ()
+    whole = Session.of(final)
+    floats = whole.run(draw_feeds(final, 7))[whole.outputs[0]]
+    levels = [sqnr_db(floats, simulate(*pair)) for pair in ((detached(model), before), (final, carried.encodings))]
+    assert levels[1] == pytest.approx(levels[0], abs=0.5)  # three tensors fewer are rounded
+
+
+NORMALIZED = """
+g (float[1, 3, 6, 6] x) => (float[1, 4, 4, 4] y) {
+    c = Conv (x, kernel)
+    n = BatchNormalization (c, gain, shift, mean, variance)
+    y = Relu (n)
+}
+"""
+
+
+def test_a_weight_with_other_numbers_is_stale() -> None:
+    kernel = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)
+    norms = {"gain": vector(4, 1), "shift": vector(4, 2), "mean": vector(4, 3), "variance": np.abs(vector(4, 4)) + 0.5}
+    model = at_opset_21(model_of(NORMALIZED, kernel=kernel, **norms))
+    before = encode_model(model)
+    _, carried = carry(model, ["fuse_bn_into_conv", "fold_constants"], before)
+    lost = {one.tensor: one for one in carried.lost}
+    assert lost["kernel"].kind == "stale"
+    assert lost["c"].kind in ("gone", "stale")
+    assert lost["c"].by == "fuse_bn_into_conv"
+    assert not any("kernel" in sources for sources in carried.sources.values())
+    assert {"x", "y"} <= carried.encodings.keys()
+    result = carried.encodings.get("n") or next(
+        carried.encodings[name] for name, sources in carried.sources.items() if "n" in sources
+    )
+    np.testing.assert_array_equal(result.scale, before["n"].scale)
+
+
+TURNED = """
+g (float[2, 8] x) => (float[2, 6] y) {
+    t = Transpose <perm = [1, 0]> (w)
+    p = MatMul (x, t)
+    y = Add (p, b)
+}
+"""
+
+
+def test_the_axis_of_channels_follows_a_transpose() -> None:
+    model = at_opset_21(model_of(TURNED, w=matrix(6, 8, 0), b=vector(6, 1)))
+    precision = parse_precision("int8/channel")
+    assert precision is not None
+    scale = np.arange(1, 7, dtype=np.float32) / 100
+    before = {"w": Encoding(precision, scale, np.zeros(6, np.int64), 0)}
+    final, carried = carry(model, ["fold_constants"], before)
+    (name,) = carried.encodings
+    tensor = next(one for one in final.proto.graph.initializer if one.name == name)
+    assert list(tensor.dims) == [8, 6]
+    assert carried.encodings[name].axis == 1
+    np.testing.assert_array_equal(carried.encodings[name].scale, scale)
+
+
+def test_a_proof_by_structure_takes_nothing_on_trust() -> None:
+    model = at_opset_21(biased_attention())
+    before = encode_model(model)
+    run = optimize(model, ["onnxsim"], keep=["qkv"], proof="structure", encodings=before)
+    assert run.encodings is not None
+    kinds = {lost.tensor: lost.kind for lost in run.encodings.lost}
+    assert kinds["q"] == "unproven"
+    assert {"x", "h", "wo"} <= run.encodings.encodings.keys()
+
+
+def test_names_that_match_nothing_are_refused_with_the_nearest() -> None:
+    model = at_opset_21(merged_attention())
+    before = encode_model(model)
+    with pytest.raises(UsageError, match=r"1 of 1 are for tensors .* 'qkw'; did you mean 'qkv'"):
+        optimize(model, ["split-qkv"], encodings={"qkw": before["qkv"]})

@@ -1,0 +1,142 @@
+"""`onnxline encodings`, `optimize --encodings`, `passes.encodings` and `quantsim.encodings_from`: files in and out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from typer.testing import CliRunner
+
+from passes.encodings.aimet import from_aimet, read_aimet, to_aimet
+from passes.encodings.from_qdq import read_qdq
+from passes.encodings.moves import is_same_encoding
+from passes.errors import OnnxlineError, UsageError
+from passes.weights.detached import attach, read_model
+from pipeline.cli import app
+from pipeline.quantsim.encodings import encode
+from pipeline.quantsim.placement import place
+from pipeline.quantsim.qdq import insert_qdq
+from tests.pipeline.commands.quantized_files import FORMATS, mlp_file, placement_rule
+
+
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.stdout
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+def test_a_quantized_model_and_its_encodings_are_one_thing(tmp_path: Path, formats: tuple[str, str]) -> None:
+    source = mlp_file(tmp_path)
+    model = read_model(source)
+    placement = place(model, [placement_rule(*formats)])
+    known = encode(placement, {placed.site.group: (-1.0, 3.0) for placed in placement.sites}, model)
+    (tmp_path / "given.encodings").write_text(json.dumps(to_aimet(known, {"first", "second", "bias"}, "2.0.0")))
+    call("encodings", source, "--apply", tmp_path / "given.encodings", "-o", tmp_path / "model.qdq.onnx")
+    written = onnx.load(tmp_path / "model.qdq.onnx")
+    assert written.graph.node == attach(insert_qdq(model, known)).graph.node
+    call("encodings", tmp_path / "model.qdq.onnx", "--of", source, "-o", tmp_path / "read.encodings")
+    found, version = read_aimet(tmp_path / "read.encodings")
+    assert version == "2.0.0"
+    assert found.keys() == known.keys()
+    if "bias" in known:  # the format of the file says of each scale of its own that it is one for a channel
+        np.testing.assert_array_equal(found.pop("bias").scale, known.pop("bias").scale)
+    assert [name for name in known if not is_same_encoding(known[name], found[name])] == []
+
+
+def test_the_encodings_of_onnxruntime(tmp_path: Path) -> None:
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    class Samples(CalibrationDataReader):
+        def __init__(self) -> None:
+            draw = np.random.default_rng(0)
+            self.left = iter([{"x": draw.standard_normal((2, 4)).astype(np.float32)} for _ in range(3)])
+
+        def get_next(self) -> dict[str, np.ndarray] | None:  # type: ignore[override]
+            return next(self.left, None)
+
+    source = mlp_file(tmp_path)
+    kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "per_channel": True}
+    quantize_static(source, tmp_path / "q.onnx", Samples(), quant_format=QuantFormat.QDQ, **kinds)  # type: ignore[arg-type]
+    call("encodings", tmp_path / "q.onnx", "--of", source, "-o", tmp_path / "q.encodings")
+    found = from_aimet(json.loads((tmp_path / "q.encodings").read_text()))
+    assert {"x", "first", "bias", "second", "y"} <= found.keys()
+    assert str(found["first"].precision).startswith("int8/channel")
+    assert found["first"].axis == 1
+
+
+def test_what_holds_no_encodings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no QuantizeLinear or DequantizeLinear"):
+        call("encodings", mlp_file(tmp_path), "-o", tmp_path / "x.encodings")
+    with pytest.raises(UsageError, match="No such file"):
+        call("encodings", mlp_file(tmp_path), "--apply", tmp_path / "none.encodings", "-o", tmp_path / "q.onnx")
+
+
+def quantize_mlp(folder: Path) -> Path:
+    """A file of encodings of the small model, for all of its tensors."""
+    model = read_model(mlp_file(folder))
+    placement = place(model, [placement_rule("int8/channel", "uint8")])
+    known = encode(placement, {placed.site.group: (-1.0, 3.0) for placed in placement.sites}, model)
+    path = folder / "mlp.encodings"
+    path.write_text(json.dumps(to_aimet(known, {"first", "second", "bias"}, "1.0.0")))
+    return path
+
+
+def test_optimize_writes_the_encodings_beside_the_result(tmp_path: Path) -> None:
+    given = quantize_mlp(tmp_path)
+    printed = call("optimize", tmp_path / "mlp.onnx", "-o", tmp_path / "out.onnx", "--encodings", given)
+    assert "encodings: 6 tensors of the final model; of the source's, 1 are gone" in printed.replace("\n", " ")
+    assert "gone: t (by onnxsim): its Reshape is gone" in printed
+    read, version = read_aimet(tmp_path / "out.encodings")
+    assert version == "1.0.0"
+    assert read.keys() == read_aimet(given)[0].keys() - {"t"}
+
+
+def test_a_run_carries_the_encodings_that_its_configuration_names(tmp_path: Path) -> None:
+    quantize_mlp(tmp_path)
+    config = tmp_path / "mlp.yaml"
+    config.write_text("model: {onnx: mlp.onnx}\npasses: {recipe: [default], encodings: mlp.encodings}\n")
+    call("run", config, "--out", tmp_path / "out")
+    given, carried = (read_aimet(tmp_path / name)[0] for name in ("mlp.encodings", "out/carried.encodings"))
+    assert carried.keys() == given.keys()  # the passes of onnxoptimizer leave a Reshape to the same shape
+    report = json.loads((tmp_path / "out" / "carried.json").read_text())
+    assert (report["format_version"], report["lost"]) == (1, [])
+
+
+def simulate(folder: Path, encodings: Path) -> None:
+    setting = f"quantsim.encodings_from={encodings}"
+    call("quantsim", folder / "mlp.onnx", "--recipe", "", "--out", folder / "out", "--set", setting)
+
+
+def test_scales_from_a_file_in_place_of_calibration(tmp_path: Path) -> None:
+    given = quantize_mlp(tmp_path)
+    simulate(tmp_path, given)
+    found, known = (read_aimet(path)[0] for path in (tmp_path / "out" / "model.encodings", given))
+    assert found.keys() == known.keys()
+    assert all(is_same_encoding(found[name], known[name]) for name in known)
+    bias = read_qdq(read_model(tmp_path / "out" / "model.qdq.onnx"))["bias"]  # no file up to 1.0.0 has it
+    np.testing.assert_allclose(bias.scale, known["x"].scale * known["first"].scale, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"name": "h"', '"name": "hh"', r"1 of 7 are for tensors .*: 'hh'; did you mean 'h'"),
+        (None, "h", r"encodings_from: 1 of 8 tensors that are to be quantized have no encoding in the file: 'h'"),
+    ],
+)
+def test_names_that_do_not_fit_are_errors(tmp_path: Path, old: str | None, new: str, message: str) -> None:
+    given = quantize_mlp(tmp_path)
+    data = json.loads(given.read_text())
+    if old is None:
+        rows = data["activation_encodings"]
+        data["activation_encodings"] = [row for row in rows if row["name"] != new]
+    text = json.dumps(data)
+    given.write_text(text if old is None else text.replace(old, new))
+    with pytest.raises(OnnxlineError, match=message) as error:
+        simulate(tmp_path, given)
+    assert error.value.exit_code == 2
