@@ -46,15 +46,19 @@ NEVER_RUN: Final[Mapping[str, str]] = {
 """Passes that simplify always removes from its list, as its sources and its runs show."""
 
 DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
-    **onnxoptimizer.DESTROYS,  # it has these passes from there
+    "fuse_qkv": ("qkv",),
     "fuse_attention": ("qkv", "attention"),
     "fuse_gqa": ("qkv", "attention"),
+    "fuse_bn_into_conv": ("batchnorm",),
     "fuse_gelu": ("gelu",),
     "fuse_layer_norm": ("layernorm",),
     "fuse_rms_norm": ("rmsnorm",),
     "fuse_rope": ("rope",),
+    "fuse_matmul_add_bias_into_gemm": ("residual",),
     "fuse_consecutive_mul": ("rmsnorm",),
     "fuse_split_gather_concat": ("embedding",),
+    "eliminate_common_subexpression": ("qkv",),
+    "replace_einsum_with_matmul": ("attention",),
     "pow2_to_mul": ("layernorm", "rmsnorm"),
     "neg_to_mul": ("rope",),
 }

@@ -40,8 +40,8 @@ OWN_STEPS: Final[Mapping[str, type[Step]]] = {
     "convert-opset": ConvertOpset,
 }
 
-STEP_TYPES: Final[Sequence[type[Step]]] = (onnxoptimizer.OnnxOptimizerPass, *OWN_STEPS.values())
-"""The class of each step; the first has the passes that a recipe names one by one."""
+STEP_TYPES: Final[Sequence[type[Step]]] = (*OWN_STEPS.values(), onnxoptimizer.OnnxOptimizerPass)
+"""The class of each step; the last has the passes that a recipe names one by one."""
 
 LIBRARIES: Final = tuple(dict.fromkeys((onnxoptimizer.NAME, *(make().source for make in OWN_STEPS.values()))))
 """The distributions that the steps come from, onnxline itself among them."""

@@ -13,7 +13,7 @@ __all__ = ["CalibrationConfig", "FormatsConfig", "ProfileName", "QuantSimConfig"
 
 ProfileName = Literal["ort-cpu", "qnn-htp", "tensorrt", "weight-only"]
 
-MethodName = Literal["minmax", "percentile", "entropy"]
+MethodName = Literal["minmax", "percentile", "entropy", "mse"]
 
 
 def _check_format(text: str) -> str:
@@ -49,8 +49,8 @@ class CalibrationConfig(Section):
     data: files (.npz, one sample each), globs of such files, and loaders (`file.py:function`). Without it samples are
         drawn at random, which says nothing of the numbers that the model meets in use.
     samples: how many are taken at most.
-    method: how a range follows from the values: their least and their greatest, or onnxruntime's percentile or entropy
-        calibrator, which leave rare values out.
+    method: how a range follows from the values: their least and their greatest; onnxruntime's percentile or entropy
+        calibrator, which leave rare values out; or the range that leaves the format the least squared error (mse).
     """
 
     data: DataPaths = ()

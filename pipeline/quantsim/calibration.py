@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Final, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 import onnx
@@ -15,24 +16,63 @@ from onnxruntime.quantization import CalibrationMethod
 from onnxruntime.quantization.calibrate import CalibrationDataReader, create_calibrator
 
 from passes.weights.detached import DetachedModel
-from passes.weights.files import save
+from passes.weights.files import replace_when_done, save
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Range
+from pipeline.quantsim.histograms import FiniteHistogramCollector, Histogram, check_finite, least_error_range
 from pipeline.quantsim.placement import Placement
 
-__all__ = ["MeasuredRanges", "Method", "calibrate"]
+__all__ = ["MeasuredRanges", "Method", "calibrate", "group_ranges", "measure"]
 
-Method = Literal["minmax", "percentile", "entropy"]
+Method = Literal["minmax", "percentile", "entropy", "mse"]
 
 Feeds = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRanges:
-    """What is known after some samples: the least and the greatest number of each tensor."""
+    """What is known after some samples.
+
+    limits: the least and the greatest number of each tensor, as the method has them. Percentile and entropy have none
+        before the last sample, and MSE none at all, since they depend on the format.
+    histograms: of each tensor; none for min-max.
+    """
 
     samples: int
     limits: dict[str, Range]
+    histograms: dict[str, Histogram] = field(default_factory=dict)
+
+    def save(self, path: Path, key: str) -> None:
+        """Write all that is known to a file, for a later run with the same key."""
+        arrays = {
+            "key": np.array(key),
+            "samples": np.array(self.samples),
+            "limits": np.array(list(self.limits.values()), np.float64).reshape(-1, 2),
+            "tensors": np.array(list(self.limits), np.str_),
+            "counted": np.array(list(self.histograms), np.str_),
+        }
+        for place, histogram in enumerate(self.histograms.values()):
+            arrays |= {f"histogram/{place}/{part}": array for part, array in enumerate(histogram)}
+        with replace_when_done(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+
+    @classmethod
+    def load(cls, path: Path, key: str) -> MeasuredRanges | None:
+        """What was saved for this key; None where there is nothing, or the file is damaged."""
+        try:
+            with path.open("rb") as file, np.load(file) as data:
+                if data["key"].item() != key:
+                    return None
+                limits = zip(data["tensors"].tolist(), map(tuple, data["limits"].tolist()), strict=True)
+                histograms = {name: _read_histogram(data, place) for place, name in enumerate(data["counted"].tolist())}
+                return cls(int(data["samples"]), dict(limits), histograms)
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+            return None
+
+
+def _read_histogram(data: Mapping[str, np.ndarray], place: int) -> Histogram:
+    parts = takewhile(lambda part: f"histogram/{place}/{part}" in data, count())
+    return tuple(data[f"histogram/{place}/{part}"] for part in parts)
 
 
 def calibrate(
@@ -43,35 +83,76 @@ def calibrate(
     known: MeasuredRanges | None = None,
     observer: Callable[[MeasuredRanges], object] = lambda _: None,
 ) -> dict[str, Range]:
-    """The range of each group of quantized tensors, by the name of the group.
+    """The range of each group of quantized tensors, by the name of the group: `measure`, and then `group_ranges`."""
+    return group_ranges(measure(model, placement, samples, method, known, observer), placement, model)
+
+
+def measure(
+    model: DetachedModel,
+    placement: Placement,
+    samples: Iterable[Feeds],
+    method: Method = "minmax",
+    known: MeasuredRanges | None = None,
+    observer: Callable[[MeasuredRanges], object] = lambda _: None,
+) -> MeasuredRanges:
+    """Measure the quantized tensors on all samples.
 
     Args:
         samples: in the order of the stopped run, if `known` is given.
-        known: min-max ranges of a stopped run; its samples are not run again.
-        observer: called after each sample. Histograms have no ranges before the last one.
+        known: what a stopped run has measured; its samples are not run again.
+        observer: called after each sample.
 
     Raises:
         UsageError: no samples; or a tensor is infinite or NaN on one of them, which no scale can express.
     """
-    groups = _measured_tensors(placement)
-    wanted = sorted({name for names in groups.values() for name in names})
-    measured: dict[str, Range] = dict(known.limits) if known else {}
+    wanted = sorted({name for names in _measured_tensors(placement).values() for name in names})
+    measured = known or MeasuredRanges(0, {})
     done = 0
     with tempfile.TemporaryDirectory(prefix="onnxline-calibration-") as folder:
         calibrator = _open_calibrator(model, wanted, method, Path(folder))
+        if method != "minmax":
+            calibrator.collector = FiniteHistogramCollector(calibrator, measured.histograms)
         for sample in samples:
             done += 1
-            if known and done <= known.samples:
+            if done <= measured.samples:
                 continue
             calibrator.collect_data(_OneSample(sample))
             if method == "minmax":
-                measured = _merge(measured, _ranges_of(calibrator.compute_data()))
-            observer(MeasuredRanges(done, measured))
+                limits = _merge(measured.limits, _ranges_of(calibrator.compute_data()))
+                measured = MeasuredRanges(done, limits)
+            else:
+                measured = MeasuredRanges(done, {}, _as_arrays(calibrator.collector.histogram_dict))
+            observer(measured)
         if not done:
             raise UsageError("calibration: the data has no samples; expected at least one")
-        if method != "minmax":
-            measured = _ranges_of(calibrator.compute_data())
-    return {group: _check_range(group, names, measured) for group, names in groups.items()} | _stored(model, placement)
+        if method in ("percentile", "entropy") and not measured.limits:
+            measured = replace(measured, limits=_ranges_of(calibrator.compute_data()))
+    return measured
+
+
+def group_ranges(measured: MeasuredRanges, placement: Placement, model: DetachedModel) -> dict[str, Range]:
+    """The range of each group of quantized tensors of `placement`, of which all that is computed was measured.
+
+    Raises:
+        UsageError: a range is infinite or NaN.
+    """
+    formats = {placed.site.group: placed.precision for placed in placement.quantized() if placed.site.role != "weight"}
+    found: dict[str, Range] = {}
+    for group, names in _measured_tensors(placement).items():
+        precision = formats[group]
+        if measured.limits or precision is None:
+            limits = [measured.limits[name] for name in names]
+            found[group] = min(low for low, _ in limits), max(high for _, high in limits)
+        else:
+            found[group] = least_error_range([measured.histograms[name] for name in names], precision)
+        check_finite(group, *found[group])
+    for group, limits in _stored(model, placement).items():
+        found[group] = _hull(found.get(group), limits)  # a Concat of a constant and a computed tensor has one range
+    return found
+
+
+def _as_arrays(histograms: Mapping[str, Sequence[Any]]) -> dict[str, Histogram]:
+    return {name: tuple(map(np.asarray, parts)) for name, parts in histograms.items()}
 
 
 def _measured_tensors(placement: Placement) -> dict[str, list[str]]:
@@ -86,7 +167,7 @@ def _measured_tensors(placement: Placement) -> dict[str, list[str]]:
 
 
 def _stored(model: DetachedModel, placement: Placement) -> dict[str, Range]:
-    """The ranges of the groups that begin with a constant: of a table that is only gathered from, say."""
+    """The ranges of the constants of each group that has some: of a table that is only gathered from, say."""
     stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
     found: dict[str, Range] = {}
     for placed in placement.quantized():
@@ -115,6 +196,7 @@ def _open_calibrator(model: DetachedModel, tensors: Iterable[str], method: Metho
         augmented_model_path=str(folder / "augmented.onnx"),
         calibrate_method=METHODS[method],
         use_external_data_format=model.nbytes() > EXTERNAL_FROM,
+        extra_options=SETTINGS.get(method, {}),
     )
 
 
@@ -142,22 +224,16 @@ def _hull(known: Range | None, found: Range) -> Range:
     return (min(known[0], found[0]), max(known[1], found[1])) if known else found
 
 
-def _check_range(group: str, names: Iterable[str], measured: Mapping[str, Range]) -> Range:
-    low = min(measured[name][0] for name in names)
-    high = max(measured[name][1] for name in names)
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise UsageError(
-            f"calibration: {group!r} reaches {low:g} to {high:g}, which no scale can express; put clamp-mask into the "
-            "recipe if it is a mask, or leave the tensor in float: quantsim.rules, tensor:NAME: {activations: float}"
-        )
-    return low, high
-
-
 METHODS: Final[Mapping[Method, CalibrationMethod]] = {
     "minmax": CalibrationMethod.MinMax,
     "percentile": CalibrationMethod.Percentile,
     "entropy": CalibrationMethod.Entropy,
+    "mse": CalibrationMethod.Percentile,
 }
+
+SETTINGS: Final[Mapping[Method, Mapping[str, object]]] = {"mse": {"symmetric": False}}
+"""onnxruntime counts the values of its percentile without their signs, which an asymmetric range needs."""
+
 
 EXTERNAL_FROM: Final = 2**30
 """Bytes of a model from which on onnxruntime writes the weights of its copies to files of their own."""

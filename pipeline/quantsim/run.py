@@ -26,8 +26,8 @@ from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
 from pipeline.export.inputs import InputSpec, draw_inputs, named_dims
 from pipeline.export.load import read_onnx_file
 from pipeline.quantsim.adopt import adopt_encodings
-from pipeline.quantsim.calibration import MeasuredRanges, calibrate
-from pipeline.quantsim.encodings import Encoding, Range, encode
+from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
+from pipeline.quantsim.encodings import Encoding, encode
 from pipeline.quantsim.noise import Noise, measure_noise
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, place
 from pipeline.quantsim.profiles import rules_of
@@ -52,8 +52,8 @@ REPORT: Final = "quantsim.json"
 ENCODINGS: Final = "model.encodings"
 
 KEY: Final = "quantsim.calibration.data"
-RANGES: Final = "calibration"
-"""The stage under which ranges are kept between runs."""
+RANGES: Final = "calibration.npz"
+"""The file of ranges and histograms that are kept between runs, beside the results of stages."""
 
 Feeds = dict[str, np.ndarray]
 
@@ -158,7 +158,8 @@ class _Simulation:
     def execute(self, samples: _Samples) -> QuantSimResult:
         placement = self.place()  # which tensor is quantized how
         if self._settings.encodings_from is None:
-            ranges = self.calibrate(placement, samples)  # what values each activation takes
+            measured = self.calibrate(placement, samples)  # what values each activation takes
+            ranges = group_ranges(measured, placement, self._model)
             encodings = encode(placement, ranges, self._model)  # scales and zero points
         else:
             placement, encodings = self.adopt(placement, Path(self._settings.encodings_from))
@@ -196,7 +197,7 @@ class _Simulation:
             details.append(f"{len(encodings)} encodings of {path.name}")
         return placement, encodings
 
-    def calibrate(self, placement: Placement, samples: _Samples) -> dict[str, Range]:
+    def calibrate(self, placement: Placement, samples: _Samples) -> MeasuredRanges:
         settings = self._settings.calibration
         with self._stage("calibrate") as details:
             if not settings.data:
@@ -204,17 +205,17 @@ class _Simulation:
             graph = hashlib.sha256(self._model.proto.SerializeToString(deterministic=True)).hexdigest()
             measured = [placed.site.tensor for placed in placement.quantized()]
             key = key_of(settings.model_dump(mode="json"), samples.identity(), graph, measured)
-            known = self._workspace.load(RANGES, key, MeasuredRanges)
+            file = self._workspace.stages / RANGES
 
-            def note(ranges: MeasuredRanges) -> None:
-                self._send(Progress("calibrate", f"sample {ranges.samples}", ranges.samples, settings.samples))
-                if ranges.limits:
-                    self._workspace.save(RANGES, key, ranges)
+            def note(measured: MeasuredRanges) -> None:
+                self._send(Progress("calibrate", f"sample {measured.samples}", measured.samples, settings.samples))
+                measured.save(file, key)
 
-            drawn = samples.first(settings.samples)
-            ranges = calibrate(self._model, placement, drawn, settings.method, known, note)
+            known = MeasuredRanges.load(file, key)
+            measured = measure(self._model, placement, samples.first(settings.samples), settings.method, known, note)
+            measured.save(file, key)
             details.append(settings.method)
-        return ranges
+        return measured
 
     def simulate(self, quantized: DetachedModel, samples: _Samples) -> tuple[dict[str, OutputNoise], DeviceLike]:
         with self._stage("simulate") as details, tempfile.TemporaryDirectory(dir=self._workspace.scratch) as folder:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,11 @@ from onnxruntime.quantization.calibrate import CalibrationDataReader, create_cal
 
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
+from pipeline.config.precision import parse_precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.calibration import MeasuredRanges, Method, calibrate
+from pipeline.quantsim.encodings import encode_range, quantize
+from pipeline.quantsim.histograms import least_error_range
 from pipeline.quantsim.placement import Placement, place
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
 
@@ -39,7 +45,11 @@ def test_ranges_are_those_of_the_values() -> None:
     assert ranges == {name: pytest.approx(limits, rel=1e-6) for name, limits in expected.items()}
 
 
-def test_a_stopped_calibration_goes_on_where_it_stopped() -> None:
+METHODS: tuple[Method, ...] = ("minmax", "percentile", "entropy", "mse")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stopped_calibration_goes_on_where_it_stopped(method: Method, tmp_path: Path) -> None:
     model = mlp()
     placement = place_all(model)
     seen: list[MeasuredRanges] = []
@@ -53,13 +63,23 @@ def test_a_stopped_calibration_goes_on_where_it_stopped() -> None:
             raise Stopped
 
     with pytest.raises(Stopped):
-        calibrate(model, placement, samples(4), observer=stop)
+        calibrate(model, placement, samples(4), method, observer=stop)
+    seen[-1].save(tmp_path / "calibration.npz", "key")
+    known = MeasuredRanges.load(tmp_path / "calibration.npz", "key")
     later: list[int] = []
-    found = calibrate(
-        model, placement, samples(4), known=seen[-1], observer=lambda ranges: later.append(ranges.samples)
-    )
+    found = calibrate(model, placement, samples(4), method, known, lambda ranges: later.append(ranges.samples))
     assert later == [3, 4]
-    assert found == calibrate(model, placement, samples(4))
+    assert found == calibrate(model, placement, samples(4), method)  # bit for bit
+
+
+def test_what_was_measured_for_other_settings_or_in_a_damaged_file_is_not_taken_up(tmp_path: Path) -> None:
+    file = tmp_path / "calibration.npz"
+    assert MeasuredRanges.load(file, "key") is None
+    MeasuredRanges(3, {"x": (-1.0, 0.1)}).save(file, "key")
+    assert MeasuredRanges.load(file, "key") == MeasuredRanges(3, {"x": (-1.0, 0.1)})
+    assert MeasuredRanges.load(file, "another key") is None
+    file.write_bytes(file.read_bytes()[:200])
+    assert MeasuredRanges.load(file, "key") is None
 
 
 @pytest.mark.parametrize("method", ["percentile", "entropy"])
@@ -76,6 +96,109 @@ def test_histograms_are_those_of_onnxruntime(method: Method, tmp_path: Path) -> 
     low, high = peer.compute_data()["y"].range_value
     assert found["y"] == (float(low), float(high))
     assert method == "entropy" or high < 10
+
+
+@pytest.mark.parametrize("text", ["uint8", "int8", "int4", "uint3", "uint16", "int6/asymmetric"])
+def test_mse_finds_the_range_of_least_error(text: str) -> None:
+    """Against all values themselves, over a grid of both limits: a histogram of 2048 bins costs a percent or so."""
+    draw = np.random.default_rng(1)
+    x = draw.laplace(size=(1, 20000)).astype(np.float32)
+    x[0, :2] = -15, 40
+    model = model_of("g (float[1, 20000] x) => (float[1, 20000] y) { y = Identity(x) }")
+    placement = place(model, [rule("op:*", None, text)])
+    precision = placement.quantized()[0].precision
+    assert precision is not None
+    found = calibrate(model, placement, [{"x": x}], "mse")["x"]
+
+    def error(low: float, high: float) -> float:
+        encoding = encode_range((low, high), precision)
+        back = (quantize(x, encoding) - encoding.zero_point) * encoding.scale.astype(np.float64)
+        return float(np.square(back - x).mean())
+
+    shares = np.linspace(0.05, 1, 24)
+    best = min(error(-15 * low, 40 * high) for low in shares for high in shares)
+    assert error(*found) <= min(1.03 * best, 1.0001 * error(-15, 40))
+    assert found[1] < 30 or precision.bits > 6  # two values of 20,000 are worth clipping for few bits alone
+
+
+def test_mse_of_symmetric_int8_leaves_no_more_error_than_that_of_onnxsim() -> None:
+    """onnxsim takes each value as the middle of its bin, so its threshold is another one."""
+    code = (
+        "import sys, numpy as np; from onnxsim.calibration import _mse_threshold_from_hist as search;"
+        "counts, edges = np.load(sys.argv[1]).values(); print(search(counts, edges, 400))"
+    )
+    x = np.random.default_rng(4).standard_t(3, 50000).astype(np.float32)
+    top = float(np.abs(x).max())
+    counts, edges = np.histogram(x, 4096, range=(-top, top))
+    histogram = (counts, edges, np.array(-top), np.array(top))
+    precision = parse_precision("int8")
+    assert precision is not None
+    low, high = least_error_range([histogram], precision)
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(f"{folder}/histogram.npz", counts, edges)
+        ran = subprocess.run(
+            [sys.executable, "-c", code, f"{folder}/histogram.npz"], capture_output=True, text=True, check=True
+        )
+    threshold = float(ran.stdout)
+
+    def error(limits: tuple[float, float]) -> float:
+        encoding = encode_range(limits, precision)
+        return float(np.square(quantize(x, encoding) * encoding.scale.astype(np.float64) - x).mean())
+
+    assert error((low, high)) <= 1.001 * error((-threshold, threshold)) < 1.05 * error((-top, top))
+
+
+def test_tensors_that_share_an_encoding_have_one_range_of_least_error() -> None:
+    """Few values of x reach far, but those of z lie there, so the range of both together has to."""
+    draw = np.random.default_rng(0)
+    x, z = (draw.laplace(size=(1, 5000)).astype(np.float32) * size for size in (1, 8))
+    model = model_of("g (float[1, N] x, float[1, N] z) => (float[1, M] y) { y = Concat <axis = 1> (x, z) }")
+    placement = place(model, [rule("op:*", None, "int4")])
+    together = calibrate(model, placement, [{"x": x, "z": z}], "mse")
+    alone = calibrate(model, placement, [{"x": x, "z": np.zeros_like(z)}], "mse")
+    assert together.keys() == alone.keys() == {"x"}
+    assert together["x"][1] > 2 * alone["x"][1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_concat_of_a_constant_and_a_computed_tensor_has_the_range_of_both(method: Method) -> None:
+    """Such as ViT's token for the class, in front of the patches."""
+    first = np.full((1, 1), -4, np.float32)
+    model = model_of(
+        """g (float[1, 64] x) => (float[1, 65] y) {
+            r = Relu(x)
+            y = Concat <axis = 1> (first, r)
+        }""",
+        first=first,
+    )
+    x = np.linspace(-9, 9, 64, dtype=np.float32)[None]
+    low, high = calibrate(model, place(model, [rule("op:*", None, "uint16")]), [{"x": x}], method)["r"]
+    assert low == -4
+    assert high == pytest.approx(9, rel=0.02)  # entropy may leave the last of the values out
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_tensor_that_is_infinite_in_one_sample_is_named(method: Method) -> None:
+    model = model_of("g (float[2] x) => (float[2] y) { y = Log(x) }")
+    placement = place(model, [rule("op:*", None, "uint8")])
+    data = [{"x": np.array(values, np.float32)} for values in ([1, 2], [0, 1])]
+    with pytest.raises(UsageError, match="'y' reaches -inf to"):
+        calibrate(model, placement, data, method)
+
+
+def test_a_histogram_that_would_need_too_many_bins_is_refused() -> None:
+    model = model_of("g (float[2] x) => (float[2] y) { y = Neg(x) }")
+    placement = place(model, [rule("op:*", None, "uint8")])
+    data = [{"x": np.array(values, np.float32)} for values in ([1e-9, 0], [1, 2])]
+    with pytest.raises(UsageError, match=r"'[xy]' reaches 2, which is too far .*method to minmax"):
+        calibrate(model, placement, data, "mse")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_is_printed(method: Method, capsys: pytest.CaptureFixture[str]) -> None:
+    model = mlp()
+    calibrate(model, place_all(model), samples(2), method)
+    assert not capsys.readouterr().out  # onnxruntime's own lines would break --json
 
 
 class Reader(CalibrationDataReader):
