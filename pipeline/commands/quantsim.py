@@ -58,6 +58,7 @@ def quantsim(
 
 
 def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
+
     report = result.report
     for rule in report.rules:
         counts = f"{plural(rule.weights, 'weight')}, {plural(rule.activations, 'other')}"
