@@ -120,4 +120,4 @@ def test_a_suggestion_is_printed_and_kept(folder: Path) -> None:
     assert suggestion["sqnr_db"] >= 30
     page = (folder / "out" / "report.html").read_text()
     assert "Mixed precision" in page
-    assert all(f"tensor:{name}" in page for name in ("second",))
+    assert all(selector in page for selector in suggestion["rules"])
