@@ -1,5 +1,5 @@
 """MiniLM, weights of 8 bits by channel and activations of 16: by onnxline's own simulation and by other tools, as it is
-exported and after its mask is clamped.
+exported and after the shipped steps that prepare it, clamp-mask among them.
 
     python -m benchmarks.quantsim_minilm --aimet PYTHON --quark PYTHON [--folder DIR]
 
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,14 +34,15 @@ from benchmarks.handoff.harness import (
     runner_of,
     write_samples,
 )
-from benchmarks.handoff.models import clamp_masks, export_minilm, save_model
+from benchmarks.handoff.models import export_minilm
 from benchmarks.handoff.ours import Simulated, simulate, simulate_encodings
 from benchmarks.measure import machine, versions_line
 from passes.encodings.aimet import from_aimet, to_aimet
 from passes.encodings.fit import fit_encodings
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
-from pipeline.quantsim.encodings import Encoding
+from pipeline.quantsim.calibration import calibrate
+from pipeline.quantsim.encodings import Encoding, Range, encode
 from pipeline.quantsim.qdq import insert_qdq
 
 QDQ_OPSET = 21
@@ -85,17 +86,16 @@ def main() -> None:
     benchmark = Benchmark(
         chosen.folder, interpreters_of(chosen), minilm.calibration_samples(), minilm.evaluation_samples()
     )
-    exported = onnx.load(export_minilm(21, chosen.folder))
+    plain, clamped = (export_minilm(QDQ_OPSET, chosen.folder, prepared=prepared) for prepared in (False, True))
     print(f"{machine()}; {versions_line()}\n\n| MiniLM | simulated by | SQNR | top-1 | quantize, s | evaluate, s |")
     print("| --- | --- | --- | --- | --- | --- |")
-    compare_tools(benchmark, exported, "as exported", 1)
-    prepared = clamp_masks(exported)
-    ours, runs = compare_tools(benchmark, prepared, "mask clamped", chosen.repeats)
+    compare_tools(benchmark, plain, "as exported", 1)
+    ours, runs = compare_tools(benchmark, clamped, "mask clamped", chosen.repeats)
     compare_times(ours, runs)
-    check_specification(prepared, ours, benchmark.evaluation[0])
+    check_specification(onnx.load(clamped), ours, benchmark.evaluation[0])
     compare_with_onnxruntime(ours, runs["onnxruntime"])
     if not runs["aimet"].failure:
-        exchange_with_aimet(benchmark, prepared, ours, runs["aimet"])
+        exchange_with_aimet(benchmark, clamped, ours, runs["aimet"])
 
 
 def interpreters_of(chosen: argparse.Namespace) -> dict[str, str]:
@@ -103,11 +103,11 @@ def interpreters_of(chosen: argparse.Namespace) -> dict[str, str]:
 
 
 def compare_tools(
-    benchmark: Benchmark, proto: onnx.ModelProto, title: str, repeats: int
+    benchmark: Benchmark, path: Path, title: str, repeats: int
 ) -> tuple[list[Simulated], dict[str, ToolRun]]:
     """Figure 1: a row for each tool. Ours and AIMET's are timed, in turns."""
     name = title.replace(" ", "-")
-    path = save_model(proto, benchmark.folder / f"{name}.onnx")
+    proto = onnx.load(path)
     expected = benchmark.expected(proto)
     ours: list[Simulated] = []
     runs: dict[str, ToolRun] = {}
@@ -182,8 +182,9 @@ def compare_with_onnxruntime(ours: Sequence[Simulated], run: ToolRun) -> None:
     say_scales("onnxruntime", ours[0], same)
 
 
-def exchange_with_aimet(benchmark: Benchmark, proto: onnx.ModelProto, ours: Sequence[Simulated], run: ToolRun) -> None:
+def exchange_with_aimet(benchmark: Benchmark, path: Path, ours: Sequence[Simulated], run: ToolRun) -> None:
     """Figure 3: AIMET's encodings in our simulation, ours in AIMET's, and the scales of both."""
+    proto = onnx.load(path)
     model = detach_copy(proto)
     expected = benchmark.expected(proto)
     theirs = minilm.sqnr_db(expected, benchmark.embed(run.run(benchmark.evaluation)))
@@ -195,10 +196,9 @@ def exchange_with_aimet(benchmark: Benchmark, proto: onnx.ModelProto, ours: Sequ
             f"in AIMET's {theirs:.2f} dB",
             flush=True,
         )
-    path = benchmark.folder / "mask-clamped.onnx"
     file = benchmark.folder / "ours.encodings"
     parameters = {tensor.name for tensor in proto.graph.initializer}
-    mine = minilm.sqnr_db(expected, benchmark.embed(ours[0].outputs))
+    mine_db = minilm.sqnr_db(expected, benchmark.embed(ours[0].outputs))
     for version in ("1.0.0", "2.0.0"):
         file.write_text(json.dumps(to_aimet(ours[0].encodings, parameters, version)))
         loaded = benchmark.run("aimet", path, f"aimet-loads-{version}", encodings=str(file))
@@ -209,15 +209,36 @@ def exchange_with_aimet(benchmark: Benchmark, proto: onnx.ModelProto, ours: Sequ
         db = minilm.sqnr_db(expected, benchmark.embed(loaded.run(benchmark.evaluation)))
         print(
             f"our encodings {version} in AIMET: {len(asked & taken)} of its {len(asked)} quantizers have one; {db:.2f} "
-            f"dB, in our simulation {mine:.2f} dB",
+            f"dB, in our simulation {mine_db:.2f} dB",
             flush=True,
         )
     like = benchmark.run("aimet", path, "aimet-like-ours", like_ours=True)
     if not like.failure:
         read = read_encodings(model, like.folder / "encodings_2.0.0.encodings")
-        pairs = {name: (encoding, ours[0].encodings.get(name)) for name, encoding in read.items()}
+        mine = replace(ours[0], encodings=encode_unpacked(model, ours[0], benchmark.calibration))
+        pairs = {name: (encoding, mine.encodings.get(name)) for name, encoding in read.items()}
         same = {name: a.scale for name, (a, b) in pairs.items() if b is not None and has_same_format(a, b)}
-        say_scales("AIMET", ours[0], same)
+        say_scales("AIMET", mine, same)
+
+
+def encode_unpacked(model: DetachedModel, ours: Simulated, samples: Sequence[Feeds]) -> dict[str, Encoding]:
+    """Our encodings by the ranges that AIMET sees. onnxruntime packs constant weights when it opens a model, and sums
+    packed products in blocks of another length. AIMET puts an operator of its own behind each weight, so its
+    session packs none; neither does `Session`. Here each group has one tensor that is computed, whose name it has."""
+    ranges = calibrate(model, ours.placement, samples[:1])
+    names = [
+        placed.site.tensor
+        for placed in ours.placement.quantized()
+        if placed.site.role == "activation" and placed.site.tensor in ranges
+    ]
+    session = Session.of(model, names)
+    measured: dict[str, Range] = {}
+    for sample in samples:
+        values = session.run(sample)
+        for name in names:
+            low, high = measured.get(name, (np.inf, -np.inf))
+            measured[name] = min(low, float(values[name].min())), max(high, float(values[name].max()))
+    return encode(ours.placement, ranges | measured, model)
 
 
 def has_same_format(one: Encoding, other: Encoding) -> bool:

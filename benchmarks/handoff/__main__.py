@@ -30,14 +30,7 @@ from benchmarks.handoff.harness import (
     runner_of,
     write_samples,
 )
-from benchmarks.handoff.models import (
-    block_samples,
-    clamp_masks,
-    export_block,
-    export_minilm,
-    optimize_block,
-    save_model,
-)
+from benchmarks.handoff.models import block_samples, export_block, export_minilm, optimize_block
 from benchmarks.measure import machine, versions_line
 from passes.structures import STRUCTURES
 from pipeline.quantsim.crosscheck import compare_values, find_jump
@@ -87,10 +80,8 @@ def blocks(folder: Path, opsets: Sequence[int]) -> Iterator[Form]:
 def minilms(folder: Path, opsets: Sequence[int]) -> Iterator[Form]:
     calibration, evaluation = minilm.calibration_samples(), minilm.evaluation_samples()[:5]
     for opset in opsets:
-        exported = onnx.load(export_minilm(opset, folder))
-        yield Form("MiniLM", opset, export_minilm(opset, folder), calibration, evaluation)
-        prepared = save_model(clamp_masks(exported), folder / f"minilm_{opset}_clamped.onnx")
-        yield Form("MiniLM, mask clamped", opset, prepared, calibration, evaluation)
+        for title, prepared in (("MiniLM", False), ("MiniLM, prepared", True)):
+            yield Form(title, opset, export_minilm(opset, folder, prepared=prepared), calibration, evaluation)
 
 
 def row(form: Form, tool: str, python: str, folder: Path) -> str:

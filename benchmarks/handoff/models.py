@@ -1,4 +1,4 @@
-"""The models of the handoff: MiniLM and an attention block, exported by onnxline; and what is prepared in them."""
+"""The models of the handoff: MiniLM and an attention block, exported by onnxline, plain and prepared."""
 
 from __future__ import annotations
 
@@ -7,43 +7,25 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import onnx
-from onnx import numpy_helper
 
 from benchmarks.measure import run_child
 
-__all__ = [
-    "MASK_BOUND", "block_samples", "clamp_masks", "export_block", "export_minilm", "optimize_block", "save_model",
-]  # fmt: skip
+__all__ = ["block_samples", "export_block", "export_minilm", "optimize_block"]
 
 HIDDEN, HEADS, PLACES = 256, 4, 32
 
-MASK_BOUND: Final = -30.0
-"""A score that is less by 30 weighs 1e-13 of the others in softmax, which float32 does not tell from zero."""
+PREPARATION: Final = "[onnxscript, default, onnxsim, decompose-attention, clamp-mask, {convert-opset: {to: 21}}]"
+"""The default recipe of torch models and the shipped steps that prepare: the standard has 16 bits from opset 21 on, and
+Attention hides its inside from quantizers."""
 
 
-def export_minilm(opset: int, folder: Path) -> Path:
-    """The trained MiniLM after onnxline's default recipe, with Q, K and V kept apart."""
-    out = folder / f"minilm_{opset}"
+def export_minilm(opset: int, folder: Path, *, prepared: bool = False) -> Path:
+    """The trained MiniLM after onnxline's default recipe, or prepared, with Q, K and V kept apart."""
+    out = folder / f"minilm_{opset}{'_prepared' if prepared else ''}"
     if not (out / "model.onnx").exists():
-        _run(["configs/minilm.yaml", "--set", f"export.opset={opset}", "--out", str(out)])
+        recipe = ["--set", f"passes.recipe={PREPARATION}"] if prepared else []
+        _run(["configs/minilm.yaml", "--set", f"export.opset={opset}", *recipe, "--out", str(out)])
     return out / "model.onnx"
-
-
-def clamp_masks(proto: onnx.ModelProto, bound: float = MASK_BOUND) -> onnx.ModelProto:
-    """A copy whose mask constants end at `bound`. Stands in for the pass `clamp-mask`, which proves the bound."""
-    copy = onnx.ModelProto.FromString(proto.SerializeToString())
-    for tensor in copy.graph.initializer:
-        array = numpy_helper.to_array(tensor) if tensor.data_type == onnx.TensorProto.FLOAT else np.zeros(0)
-        if array.size and array.min() < -1e30:
-            tensor.CopyFrom(numpy_helper.from_array(np.maximum(array, np.float32(bound)), tensor.name))
-    return copy
-
-
-def save_model(proto: onnx.ModelProto, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(proto, path)
-    return path
 
 
 def optimize_block(path: Path, folder: Path) -> Path:

@@ -58,6 +58,8 @@ def quantsim(
 
 
 def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
+    from pipeline.quantsim.suggest import suggestion_text
+
     report = result.report
     for rule in report.rules:
         counts = f"{plural(rule.weights, 'weight')}, {plural(rule.activations, 'other')}"
@@ -73,6 +75,8 @@ def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
         device = report.device_like.outputs.get(name) if report.device_like else None
         beside = f"; with onnxruntime's optimizations {_decibels(device.sqnr_db)}" if device else ""
         yield f"output {name}: {_decibels(noise.sqnr_db)}, max abs error {noise.max_abs:.2e}{beside}"
+    if report.suggestion:
+        yield suggestion_text(report.suggestion)
     before, after = bytes_text(report.weight_bytes), bytes_text(report.quantized_weight_bytes)
     yield f"weights: {before} → {after}; {report.quantized_tensors} of {report.tensors} tensors quantized"
     yield f"files: {result.folder}/ ({', '.join(result.files)})"

@@ -1,7 +1,7 @@
 """Configuration: YAML, `extends:` and `--set` → one frozen, checked `RunConfig`."""
 
 from pipeline.config.paths import is_reference, locate, split_factory
-from pipeline.config.quantsim import CalibrationConfig, FormatsConfig, QuantSimConfig
+from pipeline.config.quantsim import CalibrationConfig, FormatsConfig, QuantSimConfig, SuggestConfig
 from pipeline.config.recipe import check_passes, read_recipe, recipe_of_run
 from pipeline.config.run_config import RunConfig, json_schema
 from pipeline.config.sections import (
@@ -31,6 +31,7 @@ __all__ = [
     "QuantSimConfig",
     "RunConfig",
     "RuntimeConfig",
+    "SuggestConfig",
     "ToleranceConfig",
     "TransformersConfig",
     "VerifyConfig",

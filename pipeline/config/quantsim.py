@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictStr
+from pydantic import AfterValidator, BeforeValidator, Field, StrictStr, model_validator
 
 from pipeline.config.precision import FLOAT, Precision, parse_precision
 from pipeline.config.sections import Count, Natural, Section, Step, as_list
 
-__all__ = ["CalibrationConfig", "FormatsConfig", "ProfileName", "QuantSimConfig"]
+__all__ = ["CalibrationConfig", "FormatsConfig", "ProfileName", "QuantSimConfig", "SuggestConfig"]
 
 ProfileName = Literal["ort-cpu", "qnn-htp", "tensorrt", "weight-only"]
 
@@ -59,6 +59,26 @@ class CalibrationConfig(Section):
     seed: Natural = 0
 
 
+class SuggestConfig(Section):
+    """A target for mixed precision; one of `sqnr_db` and `size`.
+
+    sqnr_db: the least ratio of signal to noise that an output may have. Layers that add most to the noise change first.
+    size: bytes of the constants, as a part of those in float. Layers that add least change first.
+    formats: what a layer changes to: `{weights: int16/channel, activations: uint16}` for a ratio, and
+        `{weights: int4/block32}` for a size.
+    """
+
+    sqnr_db: Annotated[float, Field(gt=0)] | None = None
+    size: Annotated[float, Field(gt=0, lt=1)] | None = None
+    formats: FormatsConfig | None = None
+
+    @model_validator(mode="after")
+    def _check_target(self) -> SuggestConfig:
+        if (self.sqnr_db is None) == (self.size is None):
+            raise ValueError("quantsim.suggest: give one target, sqnr_db or size")
+        return self
+
+
 class QuantSimConfig(Section):
     """What `onnxline quantsim` does with the final model.
 
@@ -69,6 +89,7 @@ class QuantSimConfig(Section):
     evaluation: how many samples the noise is measured on; the first ones of the calibration data.
     encodings: the version of AIMET's format in which the encodings are written.
     encodings_from: a file of AIMET's encodings of the final model, whose scales are taken in place of calibrated ones.
+    suggest: a target for which formats of single layers are suggested.
     """
 
     profile: ProfileName = "ort-cpu"
@@ -78,6 +99,13 @@ class QuantSimConfig(Section):
     evaluation: Count = 8
     encodings: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "1.0.0"
     encodings_from: StrictStr | None = None
+    suggest: SuggestConfig | None = None
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> QuantSimConfig:
+        if self.suggest is not None and self.encodings_from is not None:
+            raise ValueError("quantsim.suggest needs ranges that were measured; leave encodings_from out")
+        return self
 
 
 def _format_of(text: str | None) -> Precision | str | None:

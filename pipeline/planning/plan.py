@@ -12,7 +12,8 @@ from pipeline.ir.graph import Graph, Role, TensorSpec, Value
 from pipeline.lowering import KernelCall, Layout, lower, with_kernels
 from pipeline.lowering.layout import traced_strides
 from pipeline.planning.alias import EXTERNAL, decide_aliases, find_root, storage_classes
-from pipeline.planning.arena import Block, Lifetime, assign_offsets, lifetimes, live_peak
+from pipeline.planning.arena import Block, Lifetime, lifetimes, live_peak
+from pipeline.planning.packing import assign_offsets
 
 __all__ = ["ExecutionPlan", "FeedEntry", "FeedSignature", "Slot", "make_plan"]
 

@@ -10,7 +10,9 @@ qdq.py          the model with QuantizeLinear and DequantizeLinear
 simulation.py   its outputs, by the specification and as a device has them
 crosscheck.py   the model of another tool against the float model: where its error jumps
 noise.py        what each step adds, and what has come together at each tensor
+suggest.py      formats of single layers for a target
 sensitivity.py  what each layer alone does to the outputs, by gradients.py
+sizes.py        bytes of the constants
 report.py       what was found, as data
 """
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from onnx import helper
-
 from passes.structures import STRUCTURES
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.noise import Noise
 from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise
+from pipeline.quantsim.sizes import weight_bytes
+from pipeline.quantsim.suggest import Suggestion, suggestion_text
 from pipeline.report.quantization import Quantization, QuantizedLayer, QuantizedOutput, QuantizedTensor
 
 __all__ = [
@@ -94,6 +94,7 @@ class QuantSimReport:
     quantized_tensors: int
     not_measured: str = ""
     """Why there is no noise at all, only placement and sizes; empty where there is."""
+    suggestion: Suggestion | None = None
 
 
 def make_report(
@@ -108,7 +109,7 @@ def make_report(
     parts = _parts(model)
     placed = {found.site.tensor: found for found in placement.sites}
     rows = [_row(placed[name], parts.get(name, ""), found, place) for place, (name, found) in enumerate(noise.items())]
-    before, after = _weight_bytes(model, placed)
+    before, after = weight_bytes(model, placement)
     return QuantSimReport(
         rules=placement.rules,
         rows=tuple(sorted(rows, key=lambda row: row.local_db)),
@@ -153,6 +154,7 @@ def page_data(report: QuantSimReport) -> Quantization:
         found=report.tensors,
         not_estimated=report.not_estimated,
         not_measured=report.not_measured,
+        suggestion=suggestion_text(report.suggestion) if report.suggestion else "",
     )
 
 
@@ -197,32 +199,3 @@ def _qkv_parts(model: DetachedModel) -> Iterator[tuple[str, str]]:
     for instance in STRUCTURES["qkv"].find(model).instances:
         for weight, site in zip(instance.weights, instance.pins, strict=False):
             yield site.after_bias.name, f"{instance.kind} {instance.name} {weight.role}"
-
-
-def _weight_bytes(model: DetachedModel, placed: Mapping[str, PlacedSite]) -> tuple[int, int]:
-    """Bytes of all constants, before and after, from shapes alone; scales and zero points count."""
-    before = after = 0
-    for tensor in model.proto.graph.initializer:
-        count = math.prod(tensor.dims)
-        size = count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-        before += size
-        found = placed.get(tensor.name)
-        if found is None or found.precision is None:
-            after += size
-            continue
-        bits, scales = found.precision.stored_bits, _count_scales(tuple(tensor.dims), found, placed)
-        after += -(-count * bits // 8) + 4 * scales + -(-scales * bits // 8)
-    return before, after
-
-
-def _count_scales(dims: tuple[int, ...], found: PlacedSite, placed: Mapping[str, PlacedSite]) -> int:
-    site, precision = found.site, found.precision
-    if site.bias_of is not None:  # its scales are those of the weight
-        precision = placed[site.bias_of[1]].precision
-        return dims[0] if precision is not None and precision.granularity == "channel" else 1
-    if precision is None or precision.granularity == "tensor":
-        return 1
-    if precision.granularity == "channel":
-        return 1 if site.channel_axis is None else dims[site.channel_axis]
-    axis = site.summed_axis or 0
-    return math.prod(-(-size // precision.block) if place == axis else size for place, size in enumerate(dims))

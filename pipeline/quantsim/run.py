@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from passes.errors import StepFailed
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
-from pipeline.config import ModelConfig, QuantSimConfig, RunConfig
+from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, SuggestConfig
 from pipeline.errors import CheckFailed, Unsupported
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
 from pipeline.export.inputs import InputSpec, draw_inputs, named_dims
@@ -33,8 +33,9 @@ from pipeline.quantsim.placement import Placement, describe_opaque_operators, pl
 from pipeline.quantsim.profiles import rules_of
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.report import QuantSimReport, make_placement_report, make_report, page_data, report_text
-from pipeline.quantsim.sensitivity import estimate_sensitivity, samples_needed
+from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers, samples_needed
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
+from pipeline.quantsim.suggest import Suggestion, suggest
 from pipeline.result import RunResult
 from pipeline.run import Pipeline
 from pipeline.stages.report import save_quantization, write_page
@@ -157,6 +158,7 @@ class _Simulation:
 
     def execute(self, samples: _Samples) -> QuantSimResult:
         placement = self.place()  # which tensor is quantized how
+        measured = None
         if self._settings.encodings_from is None:
             measured = self.calibrate(placement, samples)  # what values each activation takes
             ranges = group_ranges(measured, placement, self._model)
@@ -170,6 +172,10 @@ class _Simulation:
         noise = self.measure(placement, encodings, samples)  # what each step adds, and what has come together there
         sensitivity, why_not = self.estimate(encodings, samples)  # what each layer alone does to the outputs
         report = make_report(placement, noise, sensitivity, why_not, outputs, device, self._model)
+        if measured and self._settings.suggest:  # which layers to quantize otherwise, for a target
+            report = replace(
+                report, suggestion=self.suggest(self._settings.suggest, measured, encodings, sensitivity, samples)
+            )
         return QuantSimResult(self._workspace.folder, report, self._write(report, quantized, encodings))
 
     def place_only(self, why: str) -> QuantSimResult:
@@ -254,6 +260,32 @@ class _Simulation:
                 return {}, str(error)
             details.append(plural(len(found), "layer"))
         return found, "" if found else "no layer is quantized"
+
+    def suggest(
+        self,
+        target: SuggestConfig,
+        measured: MeasuredRanges,
+        encodings: dict[str, Encoding],
+        sensitivity: dict[str, float],
+        samples: _Samples,
+    ) -> Suggestion | None:
+        """Formats of single layers that meet the target, simulated with the ranges that were measured."""
+        if not sensitivity:
+            self._send(Note("quantsim: nothing is suggested, since the sensitivity of layers is not known"))
+            return None
+
+        def simulate(placement: Placement) -> float:
+            quantized = insert_qdq(
+                self._model, encode(placement, group_ranges(measured, placement, self._model), self._model)
+            )
+            outputs = compare_outputs(self._model, quantized, samples.first(self._settings.evaluation))
+            return min(found.sqnr_db for found in outputs.values())
+
+        with self._stage("suggest") as details:
+            layers = find_layers(self._model, encodings)
+            found = suggest(target, self._model, rules_of(self._settings), layers, sensitivity, simulate)
+            details.append(plural(found.simulations, "simulation"))
+        return found
 
     def _write(
         self, report: QuantSimReport, quantized: DetachedModel, encodings: dict[str, Encoding]

@@ -66,3 +66,5 @@ class Quantization:
     found: int
     not_estimated: str = ""
     not_measured: str = ""
+    suggestion: str = ""
+    """A sentence, and rules in YAML on the lines after it; empty where none was asked for."""

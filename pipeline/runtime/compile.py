@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from contextlib import nullcontext
 
 import torch
 
@@ -12,21 +13,33 @@ from pipeline.ir.graph import Graph
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.aten import in_traced_order
 from pipeline.planning import ExecutionPlan, FeedSignature, check_plan, make_plan
-from pipeline.runtime.executor import Executor
+from pipeline.runtime.context import Context
 from pipeline.runtime.fold import fold_constants
-from pipeline.runtime.run_errors import place_of
+from pipeline.runtime.program import BoundProgram, UnboundProgram
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.weights import Weights, with_weights
 
 __all__ = ["CompiledProgram", "compile_graph"]
 
 
-@dataclass(frozen=True, slots=True)
 class CompiledProgram:
-    """A plan, and the executor that owns its storage."""
+    """A plan with its weights, ready to run from any thread.
 
-    plan: ExecutionPlan
-    executor: Executor
+    Threads share plan and weights. Without states each thread has a context of its own, so threads do not wait for one
+    another. A program with states is one sequence of runs: its threads share one context, and take turns.
+    """
+
+    def __init__(self, bound: BoundProgram) -> None:
+        self._bound = bound
+        self._first: list[Context] = [Context(bound)]
+        """The context that was made to compile, until a thread takes it."""
+        self._own = threading.local()
+        self._shared = self._first[0] if self._first[0].states.tensors else None
+        self._turn = threading.RLock() if self._shared else nullcontext()
+
+    @property
+    def plan(self) -> ExecutionPlan:
+        return self._bound.plan
 
     @property
     def feed_signature(self) -> FeedSignature:
@@ -34,18 +47,35 @@ class CompiledProgram:
         return self.plan.feed_signature
 
     def run(self, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
-        """Outputs by name for inputs by name; `copy=False` returns views that a later run may change.
+        """Outputs by name for inputs by name; `copy=False` returns views that a later run of the thread may change.
 
         Raises:
             UsageError: the feed does not fit `feed_signature`, or a state has no value yet.
             DataError: an index in the feed is out of range (a UsageError too).
             InternalError: a kernel failed.
         """
-        return self.executor.run(feed, copy=copy)
+        with self._turn:
+            return self.context.run(feed, copy=copy)
 
     def run_updating(self, feed: Feed, *, copy: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Outputs as from `run`, and {updated input: its value after the run}; the caller's tensors are not changed."""
-        return self.executor.run_updating(feed, copy=copy)
+        with self._turn:
+            return self.context.run_updating(feed, copy=copy)
+
+    @property
+    def context(self) -> Context:
+        """The context of this thread, or the one that all threads share."""
+        if self._shared is not None:
+            return self._shared
+        try:
+            return self._own.context
+        except AttributeError:
+            self._own.context = self._take_first() or self.new_context()
+            return self._own.context
+
+    def new_context(self) -> Context:
+        """A further sequence of runs, with states of its own; use it from one thread at a time."""
+        return Context(self._bound)
 
     def states(self) -> dict[str, torch.Tensor]:
         """Copies of the states that runs change, by name, as they are now.
@@ -53,7 +83,8 @@ class CompiledProgram:
         Raises:
             UsageError: a run failed while it wrote to some; see `pipeline.runtime.states`.
         """
-        return self.executor.states.values()
+        with self._turn:
+            return self.context.states.values()
 
     def give_states(self, states: Feed) -> None:
         """Set states by name; the others are not changed.
@@ -61,11 +92,19 @@ class CompiledProgram:
         Raises:
             UsageError: no such state, or another shape or dtype.
         """
-        self.executor.states.give(states)
+        with self._turn:
+            self.context.states.give(states)
 
     def reset_states(self) -> None:
         """Set every state back to its value when the graph was compiled."""
-        self.executor.states.reset()
+        with self._turn:
+            self.context.states.reset()
+
+    def _take_first(self) -> Context | None:
+        try:
+            return self._first.pop()
+        except IndexError:
+            return None
 
 
 def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgram:
@@ -86,19 +125,4 @@ def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgr
     graph = with_kernels(in_traced_order(fold_constants(with_weights(graph, weights or {}))))
     plan = make_plan(graph, lower(graph))
     check_plan(plan)
-    return CompiledProgram(plan, _executor(plan, graph))
-
-
-def _executor(plan: ExecutionPlan, graph: Graph, *, functional: bool = False) -> Executor:
-    bodies = {
-        at: [
-            _executor(inner, body, functional=functional or graph.ops[at].kind == AUTOCAST)
-            for inner, body in zip(plans, graph.ops[at].bodies, strict=True)
-        ]
-        for at, plans in plan.bodies.items()
-    }
-    places = [place_of(op) for op in graph.ops]
-    return Executor(plan, graph.payloads, bodies, functional=functional, places=places)
-
-
-AUTOCAST = "higher_order.wrap_with_autocast"
+    return CompiledProgram(UnboundProgram.resolve(plan, graph).bind(graph))

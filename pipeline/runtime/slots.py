@@ -1,7 +1,7 @@
 """Bind tensors to slots: weights, the arena, and the feed.
 
-Weights are bound once, over the model's own bytes. Arena values are bound once, as typed views of one buffer. Inputs,
-and views of inputs, are bound at every run.
+Weights are bound over the model's own bytes, once for all contexts. Arena values are typed views of one buffer of a
+context. `pipeline.runtime.feeding` says how a feed reaches its slots.
 """
 
 from __future__ import annotations
@@ -13,12 +13,21 @@ import torch
 
 from passes.suggest import nearest
 from pipeline.errors import SourceError, Unsupported, UsageError
-from pipeline.ir.graph import Payload, Role
+from pipeline.ir.graph import DTYPE_BITS, Payload, Role
 from pipeline.planning import ExecutionPlan, FeedEntry, FeedSignature, Slot
 from pipeline.runtime.tensors import as_tensor, dtype_name, torch_dtype, with_strides
 from pipeline.runtime.weights import stored_tensor
 
-__all__ = ["Feed", "bind_arena", "bind_feed", "bind_weights", "refuse_foreign_devices"]
+__all__ = [
+    "Feed",
+    "bind_arena",
+    "bind_feed",
+    "bind_one",
+    "bind_weights",
+    "placeholders",
+    "refuse_foreign_devices",
+    "refuse_names",
+]
 
 Feed = Mapping[str, torch.Tensor | np.ndarray]
 
@@ -57,22 +66,38 @@ def bind_arena(plan: ExecutionPlan, arena: torch.Tensor) -> dict[int, torch.Tens
     }
 
 
+def placeholders(entries: Mapping[int, FeedEntry]) -> dict[int, torch.Tensor]:
+    """vid → a tensor that stands in for what is fed, each a storage of its own over the same untouched memory."""
+    sizes = {vid: _extent(entry) * DTYPE_BITS[entry.spec.dtype] // 8 for vid, entry in entries.items()}
+    raw = np.empty(max(sizes.values(), default=0), np.uint8)
+    return {vid: _stand_in(raw[: sizes[vid]], entry) for vid, entry in entries.items()}
+
+
 def bind_feed(signature: FeedSignature, feed: Feed) -> list[torch.Tensor]:
     """The caller's tensors in the order of the signature, checked; copied only where the strides differ.
 
     Raises:
         UsageError: a name, shape, dtype or device is not that of the signature.
     """
-    wanted = [entry.name for entry in signature]
+    refuse_names(signature, feed)
+    return [bind_one(entry, feed[entry.name]) for entry in signature]
+
+
+def refuse_names(signature: FeedSignature, feed: Feed) -> None:
+    """Check that the feed has every name of the signature, and no other.
+
+    Raises:
+        UsageError: a name is missing or unknown.
+    """
+    wanted = {entry.name: None for entry in signature}
+    inputs = ", ".join(wanted)
     unknown = [name for name in feed if name not in wanted]
     if unknown:
-        inputs = ", ".join(wanted)
         hint = nearest(unknown[0], wanted)
         raise UsageError(f"the feed has {unknown[0]!r}, which is no input; inputs: {inputs}{hint}")
     missing = [name for name in wanted if name not in feed]
     if missing:
-        raise UsageError(f"the feed lacks {', '.join(map(repr, missing))}; inputs: {', '.join(wanted)}")
-    return [_bind_one(entry, feed[entry.name]) for entry in signature]
+        raise UsageError(f"the feed lacks {', '.join(map(repr, missing))}; inputs: {inputs}")
 
 
 def refuse_foreign_devices(slots: Sequence[Slot]) -> None:
@@ -89,7 +114,12 @@ def refuse_foreign_devices(slots: Sequence[Slot]) -> None:
         )
 
 
-def _bind_one(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tensor:
+def bind_one(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tensor:
+    """The caller's tensor, checked; copied only where the strides differ.
+
+    Raises:
+        UsageError: a shape, dtype or device is not that of the entry.
+    """
     if not isinstance(given, torch.Tensor | np.ndarray):
         raise UsageError(f"input {entry.name!r} is a {type(given).__name__}; expected a torch tensor or a numpy array")
     tensor = as_tensor(given) if isinstance(given, np.ndarray) else given.detach()
@@ -102,6 +132,24 @@ def _bind_one(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tenso
             "convert it, or compile the graph for this signature"
         )
     return with_strides(tensor, entry.strides)
+
+
+def _extent(entry: FeedEntry) -> int:
+    """How many elements lie between the first and the end of the last one."""
+    sizes = entry.spec.sizes
+    if entry.strides is None or 0 in sizes:
+        return entry.spec.numel
+    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, entry.strides, strict=True))
+
+
+def _stand_in(raw: np.ndarray, entry: FeedEntry) -> torch.Tensor:
+    dtype = torch_dtype(entry.spec.dtype)
+    if not raw.size:
+        return torch.empty(entry.spec.sizes, dtype=dtype)
+    tensor = torch.from_numpy(raw).view(dtype)
+    return (
+        tensor.view(entry.spec.sizes) if entry.strides is None else tensor.as_strided(entry.spec.sizes, entry.strides)
+    )
 
 
 def _view_typed(raw: torch.Tensor, slot: Slot) -> torch.Tensor:

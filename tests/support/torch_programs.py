@@ -65,7 +65,7 @@ def run_both(
     by_value = {graph.values[vid].name: held[key] for vid, (key, *_) in graph.sources.items() if key in held}
     program, feed = compile_graph(graph, weights), feed_of(graph, inputs)
     for vid in program.plan.offsets:  # what a kernel does not write is no result then
-        program.executor._slots[vid].untyped_storage().fill_(0x5A)
+        program.context._slots[vid].untyped_storage().fill_(0x5A)
     torch.manual_seed(0)
     planned = outputs(graph, program.run(feed))
     torch.manual_seed(0)

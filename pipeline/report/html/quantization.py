@@ -68,6 +68,8 @@ class QuantizationView:
     curves: tuple[Curve, ...]
     tensors: tuple[TensorCells, ...]
     left_in_float: tuple[tuple[str, int], ...]
+    suggestion: str
+    suggested_rules: str
 
 
 def quantization_view(data: Quantization | None) -> QuantizationView | None:
@@ -88,6 +90,8 @@ def quantization_view(data: Quantization | None) -> QuantizationView | None:
             for row in worst
         ),
         left_in_float=tuple(sorted(data.left_in_float.items(), key=lambda entry: -entry[1])),
+        suggestion=data.suggestion.partition("\n")[0],
+        suggested_rules=data.suggestion.partition("\n")[2],
     )
 
 

@@ -50,13 +50,12 @@ def binary(function: Callable[..., Any], unsigned: Callable[..., Any] | None = N
 
 def by_numpy(function: Callable[..., Any], ins: Ins, outs: Outs) -> Launch:
     """Torch's CPU has no arithmetic for unsigned integers of 16 bits and more; numpy computes in the same memory."""
-    arrays, out = [tensor.numpy() for tensor in ins], outs[0].numpy()
+    return partial(_compute_by_numpy, function, ins, outs[0])
 
-    def launch() -> None:
-        with np.errstate(all="ignore"):  # what is divided by 0 is undefined
-            function(*arrays, out=out)
 
-    return launch
+def _compute_by_numpy(function: Callable[..., Any], ins: Ins, out: torch.Tensor) -> None:
+    with np.errstate(all="ignore"):  # what is divided by 0 is undefined
+        function(*(tensor.numpy() for tensor in ins), out=out.numpy())
 
 
 def div(ins: Ins, outs: Outs, _: Attrs) -> Launch:

@@ -6,6 +6,7 @@ left half written are reported.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
@@ -161,6 +162,10 @@ def _copies(tensors: Tensors) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
+MOST_PROGRAMS = 16
+"""How many programs an engine keeps; each has an arena of its own. The one that ran longest ago is dropped."""
+
+
 class PlannedEngine:
     """Compiles a program for each new set of sizes, and carries states from program to program."""
 
@@ -169,7 +174,8 @@ class PlannedEngine:
         self._weights = weights
         self._dynamic = bool(dim_names(graph))
         self._stateful = bool(graph.with_role(Role.STATE))
-        self._programs: dict[tuple[tuple[str, int], ...], CompiledProgram] = {}
+        self._programs: OrderedDict[tuple[tuple[str, int], ...], CompiledProgram] = OrderedDict()
+        """By sizes of the named dims, the one that ran last at the end."""
         self._current: CompiledProgram | None = None
 
     def run(self, inputs: Tensors) -> Results:
@@ -209,6 +215,9 @@ class PlannedEngine:
             graph = bind_dims(self._graph, dims) if dims else self._graph
             refuse_other_moves(graph)
             self._programs[key] = compile_graph(with_stored(graph, self._weights))
+            if len(self._programs) > MOST_PROGRAMS:
+                self._programs.popitem(last=False)
+        self._programs.move_to_end(key)
         return self._programs[key]
 
 

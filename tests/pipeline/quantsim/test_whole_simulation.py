@@ -48,7 +48,7 @@ def run(folder: Path, *options: str) -> str:
 def test_a_whole_simulation(folder: Path) -> None:
     printed = run(folder)
     assert "rule op:*: 2 weights, 6 others; in force for 6" in printed
-    assert "rule op:MatMul: 1 weight" in printed
+    assert "rule op:MatMul: 1 weight," in printed
     report = json.loads((folder / "out" / "quantsim.json").read_text())
     assert report["rows"][0]["tensor"] == "y"  # 4 bits cost most
     assert report["outputs"]["y"]["sqnr_db"] > 15
@@ -110,3 +110,14 @@ def test_random_data_is_named(folder: Path) -> None:
 def test_mistakes_are_named(folder: Path, setting: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         run(folder, "--set", setting)
+
+
+def test_a_suggestion_is_printed_and_kept(folder: Path) -> None:
+    printed = run(folder, "--set", "quantsim.suggest={sqnr_db: 30}")
+    assert "suggestion for at least 30 dB: " in printed
+    suggestion = json.loads((folder / "out" / "quantsim.json").read_text())["suggestion"]
+    assert suggestion["is_met"]
+    assert suggestion["sqnr_db"] >= 30
+    page = (folder / "out" / "report.html").read_text()
+    assert "Mixed precision" in page
+    assert all(selector in page for selector in suggestion["rules"])

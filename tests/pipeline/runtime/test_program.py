@@ -19,7 +19,7 @@ from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import EMITTERS
 from pipeline.runtime import CompiledProgram, compile_graph
-from pipeline.runtime.executor import Executor
+from pipeline.runtime.program import UnboundProgram
 from tests.support.planning_graphs import Stored, graphs
 
 F32 = TensorSpec((2, 3), "float32")
@@ -37,7 +37,7 @@ def test_what_is_kept_in_the_arena_cannot_grow() -> None:
     program = one("Neg")
     ((vid, _),) = program.plan.offsets.items()
     with pytest.raises(RuntimeError, match="not resizable"):
-        program.executor._slots[vid].resize_(7)
+        program.context._slots[vid].resize_(7)
 
 
 def naive(graph: Graph, feed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -210,9 +210,9 @@ def test_another_device_is_unsupported() -> None:
 def test_a_kernel_that_fails_is_named_with_its_neighbours() -> None:
     builder = Builder("wrong", EMITTERS)
     x, w = builder.input("x", F32), builder.input("w", F32)
-    program = compile_graph(builder.build(builder.emit("MatMul", [x, w], [("y", F32)])))
+    graph = builder.build(builder.emit("MatMul", [x, w], [("y", F32)]))
     with pytest.raises(InternalError, match=r"call 0 MatMul\(x: float32\[2, 3\], w: float32\[2, 3\]\) → y: .*failed"):
-        program.run({"x": X, "w": X})
+        compile_graph(graph)
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
@@ -225,10 +225,12 @@ def test_a_wrong_output_shape_is_caught_by_the_first_run() -> None:
 
 
 def test_an_unknown_kernel_is_refused() -> None:
-    plan = one("Neg").plan
+    builder = Builder("one", EMITTERS)
+    graph = builder.build(builder.emit("Neg", [builder.input("x", F32)], [("y", F32)]))
+    plan = compile_graph(graph).plan
     calls = (replace(plan.calls[0], kind_id=9999),)
     with pytest.raises(InternalError, match="kind_id 9999, for which this runtime has no kernel"):
-        Executor(replace(plan, calls=calls), {})
+        UnboundProgram.resolve(replace(plan, calls=calls), graph)
 
 
 def test_the_feed_is_not_kept_alive() -> None:

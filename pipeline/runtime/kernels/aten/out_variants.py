@@ -36,18 +36,16 @@ def copy_result(make: Callable[[], Any], outs: Outs, unread: Collection[int]) ->
     """Copy the results of `make` into `outs`, except those that nobody reads."""
     if len(outs) != 1:
         return partial(_copy_all, make, outs, unread)
-    (out,) = outs
-    shape, dtype, copy = out.shape, out.dtype, out.copy_
+    return partial(_copy_one, make, outs[0])
 
-    def launch() -> None:
-        result = make()
-        if type(result) is not torch.Tensor:
-            (result,) = tensors_in(result)
-        if result.shape != shape or result.dtype is not dtype:
-            raise _misfit(result, out)
-        copy(result)
 
-    return launch
+def _copy_one(make: Callable[[], Any], out: torch.Tensor) -> None:
+    result = make()
+    if type(result) is not torch.Tensor:
+        (result,) = tensors_in(result)
+    if result.shape != out.shape or result.dtype is not out.dtype:
+        raise _misfit(result, out)
+    out.copy_(result)
 
 
 def _copy_all(make: Callable[[], Any], outs: Outs, unread: Collection[int]) -> None:

@@ -36,7 +36,7 @@ from tests.support.torch_programs import Calls, graph_of
 def test_a_move_is_free(moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """What is left is the exponential before it and the one behind it."""
     graph = graph_of(Calls([lambda x: moved(x.exp()).exp()]), [torch.randn(2, 3, 4)])
-    assert [step.attrs["op"] for step in compile_graph(graph).executor._steps] == ["aten.exp.default"] * 2
+    assert [step.attrs["op"] for step in compile_graph(graph).context.bound.steps] == ["aten.exp.default"] * 2
 
 
 def test_attention_is_left_where_it_writes() -> None:
@@ -47,7 +47,7 @@ def test_attention_is_left_where_it_writes() -> None:
         return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).reshape(1, 8, 32)
 
     graph = graph_of(Calls([lambda x: attend(x).exp()]), [torch.randn(1, 8, 32)])
-    steps = [step.attrs["op"] for step in compile_graph(graph).executor._steps]
+    steps = [step.attrs["op"] for step in compile_graph(graph).context.bound.steps]
     assert steps == ["aten.scaled_dot_product_attention.default", "aten.exp.default"]
 
 
@@ -57,7 +57,7 @@ def test_what_constants_alone_decide_is_decided_before_the_run() -> None:
         return x.masked_fill(at[None] > at[:, None], 0.0)
 
     graph = graph_of(Calls([masked, lambda x: x + torch.rand(4)]), [torch.randn(4, 4)])
-    steps = [step.attrs["op"] for step in compile_graph(graph).executor._steps]
+    steps = [step.attrs["op"] for step in compile_graph(graph).context.bound.steps]
     assert steps == ["aten.masked_fill.Scalar", "aten.rand.default", "aten.add.Tensor"]
 
 

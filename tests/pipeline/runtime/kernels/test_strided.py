@@ -10,6 +10,7 @@ import torch
 
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels import KERNELS
+from pipeline.runtime.operands import SlotPointer, operands, storage_id, tensors_by_storage
 from pipeline.runtime.tensors import as_tensor, to_numpy
 from tests.pipeline.runtime.kernels import test_elementwise as elementwise
 from tests.pipeline.runtime.kernels import test_linear_conv as linear_conv
@@ -51,6 +52,24 @@ def test_expanded(case: Case) -> None:
     row = first[:1].expand(first.shape)
     results = launched(case, [row.contiguous(), *rest], expected(case))
     for ours, wanted in zip(launched(case, [row, *rest], results), results, strict=True):
+        assert_close(ours, wanted)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_pointed_at_other_memory(case: Case) -> None:
+    """Bound to one memory and launched on another: a launch holds no address, and all its operands can be listed."""
+    results = expected(case)
+    given = [as_tensor(np.array(array)) for array in case.inputs]
+    slots = [torch.zeros_like(tensor) for tensor in given]
+    outs = [torch.full_like(as_tensor(np.array(array)), 77) for array in results]
+    launch = KERNELS[Kind[case.kind]](slots, outs, dict(case.attrs))
+    found = [torch.full_like(out, 55) for out in outs]
+    for slot, memory in zip([*slots, *outs], [*given, *found], strict=True):
+        storage = storage_id(slot)
+        shown = tensors_by_storage([slot, *operands(launch)], [storage])[storage]
+        SlotPointer(slot.detach(), shown).point_at(memory)
+    launch()
+    for ours, wanted in zip(map(to_numpy, found), results, strict=True):
         assert_close(ours, wanted)
 
 

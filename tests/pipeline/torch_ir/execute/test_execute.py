@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +27,7 @@ from pipeline.torch_ir import (
     validate_weights_against_ir,
 )
 from pipeline.torch_ir.errors import NoWeights
+from pipeline.torch_ir.execute.engines import MOST_PROGRAMS, PlannedEngine
 from pipeline.torch_ir.tree import CallSignature
 from tests.pipeline.torch_ir.small_modules import BufferVsConstant, Cache, MaskedLinear, Norm, Tied, cache_call
 
@@ -235,6 +238,19 @@ def test_states_go_from_size_to_size_and_outputs_are_apart(functionalize: bool, 
         assert actual.tolist() == [expected, expected]
         actual.fill_(-1)  # an output is the caller's
     assert executor.execute((torch.ones(2, 2),), constants={"rows": torch.zeros(2)})[0].tolist() == [2.0, 2.0]
+
+
+def test_programs_of_sizes_long_past_are_dropped_and_their_states_go_on() -> None:
+    rows = torch.export.Dim("rows", min=2, max=99)
+    ir = extract_ir(Count(), (torch.ones(3, 2),), strict=False, dynamic_shapes=({0: rows},))
+    engine = PlannedEngine(ir.graph, {"b_rows": torch.zeros(2)})
+    kept = []
+    for size in range(2, 2 + MOST_PROGRAMS + 3):
+        (actual,) = engine.run({"x": torch.ones(size, 2)})[0].values()
+        assert actual.tolist() == [sum(range(2, size + 1))] * 2
+        kept.append(weakref.ref(engine._current))  # type: ignore[arg-type]
+    gc.collect()
+    assert [program() is None for program in kept] == [True] * 3 + [False] * MOST_PROGRAMS
 
 
 class Placed(nn.Module):

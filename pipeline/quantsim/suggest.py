@@ -1,0 +1,179 @@
+"""Mixed precision for a target: which layers get another format, so that the noise or the size is as asked for.
+
+For a ratio of signal to noise the layers that add most to the noise of the outputs get more bits, one after the other;
+for a size those that add least, for each byte that it saves, get fewer. How many that takes is searched by halving, and
+what is suggested has been simulated: the estimate decides the order alone.
+"""
+
+from __future__ import annotations
+
+import glob
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import yaml
+
+from passes.suggest import plural
+from passes.weights.detached import DetachedModel
+from pipeline.config import FormatsConfig, SuggestConfig
+from pipeline.quantsim.placement import PlacedSite, Placement, PlacementRule, place
+from pipeline.quantsim.sensitivity import Layer
+from pipeline.quantsim.sizes import weight_bytes
+
+__all__ = ["Suggestion", "suggest", "suggestion_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """Rules to add to `quantsim.rules`, and what the model is with them.
+
+    sqnr_db: the least of the outputs, simulated.
+    simulations: how many were run to find it.
+    """
+
+    goal: str
+    is_met: bool
+    rules: Mapping[str, Mapping[str, str]]
+    layers: int
+    sqnr_db: float
+    weight_bytes: int
+    simulations: int
+
+
+def suggest(
+    settings: SuggestConfig,
+    model: DetachedModel,
+    rules: Sequence[PlacementRule],
+    layers: Sequence[Layer],
+    sensitivity: Mapping[str, float],
+    simulate: Callable[[Placement], float],
+) -> Suggestion:
+    """The fewest layers whose change meets the target; or all of them where none does.
+
+    Args:
+        rules: those that are in force now.
+        sensitivity: layer, by its output → dB.
+        simulate: gives the least ratio of the outputs, in dB, with a placement.
+    """
+    placement = place(model, rules)
+    placed = {found.site.tensor: found for found in placement.quantized()}
+    formats = settings.formats or (MORE_BITS if settings.sqnr_db is not None else FEWER_BITS)
+    ranked = _rank(settings, model, layers, sensitivity, placed)
+    known: dict[int, float] = {}
+
+    def placed_with(count: int) -> Placement:
+        extra = _rules_of(ranked[:count], placed, formats)
+        return place(model, [*rules, *(_as_rule(selector, found) for selector, found in extra.items())])
+
+    def noise_with(count: int) -> float:
+        if count not in known:
+            known[count] = simulate(placed_with(count))
+        return known[count]
+
+    def is_enough(count: int) -> bool:
+        if settings.sqnr_db is not None:
+            return noise_with(count) >= settings.sqnr_db
+        before, after = weight_bytes(model, placed_with(count))
+        return after <= (settings.size or 0) * before
+
+    count = _fewest(len(ranked), is_enough)
+    chosen = len(ranked) if count is None else count
+    found = _rules_of(ranked[:chosen], placed, formats)
+    return Suggestion(
+        _goal(settings),
+        count is not None,
+        {selector: _as_yaml(entry) for selector, entry in found.items()},
+        chosen,
+        noise_with(chosen),
+        weight_bytes(model, placed_with(chosen))[1],
+        len(known),
+    )
+
+
+def suggestion_text(suggestion: Suggestion) -> str:
+    """What is suggested, in a sentence and in YAML."""
+    met = "" if suggestion.is_met else " cannot be met; the best that was found"
+    what = f"{suggestion.sqnr_db:.2f} dB and {suggestion.weight_bytes / 2**20:.2f} MiB of weights"
+    changed = (
+        f"{plural(suggestion.layers, 'layer')} in another format" if suggestion.layers else "the rules as they are"
+    )
+    title = f"{suggestion.goal}{met}: {changed} ({what}, {plural(suggestion.simulations, 'simulation')})"
+    if not suggestion.rules:
+        return title
+    rules = {selector: dict(formats) for selector, formats in suggestion.rules.items()}
+    return f"{title}\n{yaml.safe_dump({'quantsim': {'rules': rules}}, sort_keys=False, width=1000)}".rstrip()
+
+
+def _fewest(count: int, is_enough: Callable[[int], bool]) -> int | None:
+    """The least number that is enough, where more is never less; None if all are not."""
+    if is_enough(0):
+        return 0
+    if not count or not is_enough(count):
+        return None
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
+def _rank(
+    settings: SuggestConfig,
+    model: DetachedModel,
+    layers: Sequence[Layer],
+    sensitivity: Mapping[str, float],
+    placed: Mapping[str, PlacedSite],
+) -> list[Layer]:
+    """The layers in the order in which they change; for a size only those with a quantized weight."""
+    powers = {
+        layer.output: 10 ** (-sensitivity[layer.output] / 10) if math.isfinite(sensitivity[layer.output]) else 0.0
+        for layer in layers
+        if layer.output in sensitivity
+    }
+    measured = [layer for layer in layers if layer.output in powers]
+    if settings.sqnr_db is not None:
+        return sorted(measured, key=lambda layer: -powers[layer.output])
+    weights = {
+        tensor.name: math.prod(tensor.dims)
+        for tensor in model.proto.graph.initializer
+        if tensor.name in placed and placed[tensor.name].site.role == "weight"
+    }
+    sizes = {layer.output: sum(weights.get(name, 0) for name in layer.tensors()) for layer in measured}
+    heavy = [layer for layer in measured if sizes[layer.output]]
+    return sorted(heavy, key=lambda layer: powers[layer.output] / sizes[layer.output])
+
+
+def _rules_of(
+    layers: Sequence[Layer], placed: Mapping[str, PlacedSite], formats: FormatsConfig
+) -> dict[str, FormatsConfig]:
+    """A rule for each tensor of the layers that is quantized and is not a bias, which follows its factors."""
+    found: dict[str, FormatsConfig] = {}
+    for name in (name for layer in layers for name in layer.tensors()):
+        site = placed[name].site if name in placed else None
+        if site is None or site.role == "bias":
+            continue
+        kind = "weights" if site.role == "weight" else "activations"
+        text = getattr(formats, kind)
+        if text is not None:
+            found[f"tensor:{glob.escape(name)}"] = FormatsConfig(**{kind: text})
+    return found
+
+
+def _as_rule(selector: str, formats: FormatsConfig) -> PlacementRule:
+    return PlacementRule(selector, formats.weight_format(), formats.activation_format())
+
+
+def _as_yaml(formats: FormatsConfig) -> dict[str, str]:
+    return {key: text for key, text in formats.model_dump().items() if text is not None}
+
+
+def _goal(settings: SuggestConfig) -> str:
+    if settings.sqnr_db is not None:
+        return f"suggestion for at least {settings.sqnr_db:g} dB"
+    return f"suggestion for at most {settings.size:g} of the float size"
+
+
+MORE_BITS: Final = FormatsConfig(weights="int16/channel", activations="uint16")
+FEWER_BITS: Final = FormatsConfig(weights="int4/block32")

@@ -1,0 +1,244 @@
+"""Run a program: a context decides all that can be decided before the first run; a run is a loop over launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from pipeline.errors import InternalError
+from pipeline.ir.graph import TensorSpec
+from pipeline.planning import ExecutionPlan, FeedEntry
+from pipeline.runtime.feeding import LARGE, CopiedSlot, FedSlot, PointedSlot
+from pipeline.runtime.kernels import Launch
+from pipeline.runtime.operands import SlotPointer, operands, storage_id, tensors_by_storage
+from pipeline.runtime.program import BoundProgram, LaunchStep
+from pipeline.runtime.slots import Feed, bind_arena, placeholders, refuse_names
+from pipeline.runtime.states import States
+from pipeline.runtime.tensors import empty_strided, torch_dtype
+
+__all__ = ["Context"]
+
+LAUNCH_ERRORS = (RuntimeError, IndexError, ValueError, TypeError)
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Context:
+    """One sequence of runs of a program: its arena, slots, launches and states. Threads must not share one.
+
+    Every step is bound to its operands here, once. What a run brings (the feed, memory for large outputs) is copied
+    into slots, or slots are pointed at it.
+
+    Raises:
+        InternalError: the shapes of a call do not fit its kernel.
+    """
+
+    def __init__(self, bound: BoundProgram) -> None:
+        self.bound = bound
+        self.plan = plan = bound.plan
+        # Slots are written to in every mode, so they must not become inference tensors of a caller in that mode.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            self.states = States(plan, bound.weights)
+            fed = _fed_entries(plan)
+            pointed = [vid for vid, entry in fed.items() if not _is_copied(plan, vid, entry)]
+            buffers = {
+                vid: empty_strided(entry.spec.sizes, entry.strides, torch_dtype(entry.spec.dtype))
+                for vid, entry in fed.items()
+                if vid not in pointed
+            }
+            homes = placeholders({vid: fed[vid] for vid in pointed})
+            arena = bind_arena(plan, torch.empty(plan.arena_bytes, dtype=torch.uint8))
+            self._slots = self._bind_slots({**bound.weights, **self.states.tensors, **buffers, **homes, **arena})
+            self._steps = bound.steps
+            self._launches = [self._bind(step) for step in bound.steps]
+            pointers = self._pointers([*pointed, *_large_outputs(plan)])
+        self._fed: list[FedSlot] = [
+            CopiedSlot(entry, buffers[vid])
+            if vid in buffers
+            else PointedSlot(entry, pointers[vid], stays=vid not in plan.inputs)
+            for vid, entry in fed.items()
+        ]
+        self._large = {vid: pointers[vid] for vid in _large_outputs(plan)}
+        self._moving = {*self._large, *pointed}
+        """Roots of the values whose slots are pointed at other memory."""
+        self._inference = torch.inference_mode()
+        self._shapes_checked = False
+        self._reached = 0
+        """How many steps of the last run began, and so may have written."""
+
+    def run(self, feed: Feed, *, copy: bool = True) -> Tensors:
+        """Outputs by name for inputs by name.
+
+        With `copy=False` an output may be a view of the arena, of a weight or of the caller's input, with any strides,
+        and the next run may change it.
+
+        Raises:
+            UsageError: the feed does not fit the plan's signature.
+            DataError: an index in it is out of range (a UsageError too).
+            SourceError: an op made another dtype or shape than the graph says.
+            InternalError: a kernel failed.
+        """
+        found = self._run(feed, self.plan.outputs, copy=copy)
+        return {self.plan.slots[vid].name: tensor for vid, tensor in found.items()}
+
+    def run_updating(self, feed: Feed, *, copy: bool = True) -> tuple[Tensors, Tensors]:
+        """Outputs, and the values after the run of the inputs that the graph updates; see `run`."""
+        plan, slots = self.plan, self.plan.slots
+        updated = {vid: after for vid, after in plan.updates.items() if vid not in self.states.tensors}
+        found = self._run(feed, (*plan.outputs, *updated.values()), copy=copy)
+        outputs = {slots[vid].name: found[vid] for vid in plan.outputs}
+        return outputs, {slots[vid].name: found[after] for vid, after in updated.items()}
+
+    def apply(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Outputs for inputs, both in order, of a plan without fed weights; the next call may change them."""
+        names = [self.plan.slots[vid].name for vid in self.plan.inputs]
+        found = self._run(dict(zip(names, tensors, strict=True)), self.plan.outputs, copy=False)
+        return [found[vid] for vid in self.plan.outputs]
+
+    def _run(self, feed: Feed, wanted: Sequence[int], *, copy: bool) -> dict[int, torch.Tensor]:
+        given = self._accept(feed)
+        new: dict[int, torch.Tensor] = {}
+        self._reached = 0
+        try:
+            for slot, tensor in zip(self._fed, given, strict=True):
+                slot.write(tensor)
+            if copy and self._large:
+                new = self._point_at_new()
+            self._launch()
+            if not self._shapes_checked:
+                self._check_shapes()
+            outputs = {vid: self._leaving(vid, new, copy=copy) for vid in wanted}
+            if self.states.tensors:
+                self.states.advance(self._slots)
+            return outputs
+        except BaseException:
+            self.states.lose(self._written_states())
+            raise
+        finally:
+            for slot in self._fed:
+                slot.release()
+            for vid in new:
+                self._large[vid].point_home()
+
+    def _accept(self, feed: Feed) -> list[torch.Tensor]:
+        """The caller's tensors in the order of the signature; states that come with them are taken over."""
+        if len(feed) != len(self._fed):
+            return self._accept_with_states(feed)
+        try:
+            given = [slot.accept(feed[slot.name]) for slot in self._fed]
+        except KeyError:  # a name is missing, so another one is there
+            return self._accept_with_states(feed)
+        self.states.refuse_missing()
+        return given
+
+    def _accept_with_states(self, feed: Feed) -> list[torch.Tensor]:
+        states = {name: feed[name] for name in feed if name in self.states.names}
+        rest = {name: tensor for name, tensor in feed.items() if name not in states}
+        refuse_names(self.plan.feed_signature, rest)
+        given = [slot.accept(rest[slot.name]) for slot in self._fed]
+        self.states.give(states)
+        self.states.refuse_missing()
+        return given
+
+    def _leaving(self, vid: int, new: Mapping[int, torch.Tensor], *, copy: bool) -> torch.Tensor:
+        """An output for the caller: new memory, a copy, or a view; a copy also if it is a view of a state."""
+        slot, root = self._slots[vid], self.plan.root(vid)
+        if root in new:
+            return new[root].view(slot.shape)
+        if copy or root in self.states.tensors:
+            return slot.clone(memory_format=torch.contiguous_format)
+        return slot.detach() if root in self._moving else slot  # the slot itself may be pointed elsewhere
+
+    def _launch(self) -> None:
+        at = -1
+        try:
+            # No tensor that is created here outlives the loop, so no inference tensor reaches the caller.
+            with self._inference:
+                for at, launch in enumerate(self._launches):  # noqa: B007 - read where a launch fails
+                    launch()
+        except LAUNCH_ERRORS as error:
+            raise self.bound.program.failure(self._steps[at], error) from error
+        finally:
+            self._reached = at + 1
+
+    def _point_at_new(self) -> dict[int, torch.Tensor]:
+        """New memory for the caller by root, to which the large outputs are written."""
+        new = {vid: _empty(self.plan.slots[vid].spec) for vid in self._large}
+        for vid, tensor in new.items():
+            self._large[vid].point_at(tensor)
+        return new
+
+    def _written_states(self) -> set[int]:
+        """The states that a step of the last run wrote, or began to write."""
+        begun = [self.plan.root(vid) for step in self._steps[: self._reached] for vid in step.call.out_vids]
+        return {root for root in begun if root in self.states.tensors}
+
+    def _check_shapes(self) -> None:
+        """Check that torch resized no out= tensor. Shapes do not depend on data, so the first run is enough."""
+        program = self.bound.program
+        for step in self._steps:
+            for vid in step.call.out_vids:
+                out = self._slots[vid]
+                if tuple(out.shape) != self.plan.slots[vid].spec.sizes:
+                    raise InternalError(
+                        f"{program.describe(step)} made {list(out.shape)} for {program.describe_value(vid)}"
+                    )
+        self._shapes_checked = True
+
+    def _bind_slots(self, owners: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+        """The slot table: values that own their storage, and views of them."""
+        slots = [owners.get(vid, UNUSED) for vid in range(len(self.plan.slots))]
+        for view in self.bound.program.views:
+            root, layout = slots[view.root], view.layout
+            slots[view.vid] = root.as_strided(layout.sizes, layout.strides, int(root.storage_offset()) + layout.offset)
+        return slots
+
+    def _bind(self, step: LaunchStep) -> Launch:
+        bodies = self.bound.bodies.get(step.index)
+        if bodies:
+            step = step.with_attrs(bodies=tuple(Context(body).apply for body in bodies))
+        ins, outs = ([self._slots[vid] for vid in vids] for vids in (step.call.in_vids, step.call.out_vids))
+        try:
+            return step.bind(ins, outs)
+        except LAUNCH_ERRORS as error:
+            raise self.bound.program.failure(step, error) from error
+
+    def _pointers(self, vids: Iterable[int]) -> dict[int, SlotPointer]:
+        """For each of these values, which own their storage, all tensors that show it."""
+        storages = {vid: storage_id(self._slots[vid]) for vid in vids}
+        held = [*self._slots, *operands(self._launches)] if storages else []
+        shown = tensors_by_storage(held, storages.values())
+        return {vid: SlotPointer(self._slots[vid].detach(), shown[storage]) for vid, storage in storages.items()}
+
+
+UNUSED = torch.empty(0)
+"""Stands in the slots of values that nothing reads."""
+
+
+def _fed_entries(plan: ExecutionPlan) -> dict[int, FeedEntry]:
+    """The entries of the feed signature by vid, in order."""
+    vids = {slot.name: slot.vid for slot in plan.slots}
+    return {vids[entry.name]: entry for entry in plan.feed_signature}
+
+
+def _is_copied(plan: ExecutionPlan, vid: int, entry: FeedEntry) -> bool:
+    """Whether a fed value is copied at each run; weights are pointed at, since they stay."""
+    return vid in plan.inputs and entry.spec.nbytes < LARGE
+
+
+def _large_outputs(plan: ExecutionPlan) -> list[int]:
+    """Values in the arena that a run may write into new memory for the caller: large ones that are whole outputs."""
+    leaving = (*plan.outputs, *(after for vid, after in plan.updates.items() if vid in plan.inputs))
+    roots = [
+        plan.root(vid)
+        for vid in leaving
+        if plan.root(vid) in plan.offsets
+        and plan.strides(vid) is None
+        and plan.slots[vid].spec.nbytes == plan.slots[plan.root(vid)].spec.nbytes >= LARGE
+    ]
+    return list(dict.fromkeys(roots))
+
+
+def _empty(spec: TensorSpec) -> torch.Tensor:
+    return torch.empty(spec.sizes, dtype=torch_dtype(spec.dtype))

@@ -1,0 +1,160 @@
+"""What all runs of a plan share and none changes: resolved kernels, unbound, and bound to weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported
+from pipeline.ir.graph import Graph
+from pipeline.lowering import KernelCall, Kind, Layout, unpack
+from pipeline.planning import ExecutionPlan
+from pipeline.runtime.kernels import KERNELS, Attrs, Bind, bind_attrs
+from pipeline.runtime.kernels.index import KERNELS as INDEXING
+from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error, place_of
+from pipeline.runtime.slots import bind_weights, refuse_foreign_devices
+
+__all__ = ["BoundProgram", "LaunchStep", "UnboundProgram", "View"]
+
+AUTOCAST = "higher_order.wrap_with_autocast"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchStep:
+    """A call that does work: its kernel with decoded attributes. Bound to operands it becomes a launch."""
+
+    index: int
+    call: KernelCall
+    kind: Kind
+    attrs: Attrs
+    bind: Bind
+
+    def with_attrs(self, **further: object) -> LaunchStep:
+        """The step with further attributes, which the plan does not hold: packed weights, bodies."""
+        attrs = {**self.attrs, **further}
+        return replace(self, attrs=attrs, bind=bind_attrs(self.kind, attrs))
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An alias, and its layout in the storage of its root."""
+
+    vid: int
+    root: int
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class UnboundProgram:
+    """A plan with resolved kernels, for any weights."""
+
+    plan: ExecutionPlan
+    steps: tuple[LaunchStep, ...]
+    views: tuple[View, ...]
+    """The aliases of the plan, in the order of the calls."""
+    bodies: Mapping[int, tuple[UnboundProgram, ...]] = field(default_factory=dict)
+    """The bodies of higher-order calls, by the index of the call."""
+    places: Sequence[str] = ()
+    """The source of each call, for messages."""
+
+    @classmethod
+    def resolve(cls, plan: ExecutionPlan, graph: Graph, *, functional: bool = False) -> UnboundProgram:
+        """The program of `plan`, which was made of `graph`.
+
+        `functional`: operators of torch allocate their results, as autocast requires, and these are copied.
+
+        Raises:
+            InternalError: a call has no kernel, or its attributes cannot be decoded.
+            Unsupported: the plan asks for a device other than the CPU.
+        """
+        refuse_foreign_devices(plan.slots)
+        read = {*plan.outputs, *plan.updates.values(), *(vid for call in plan.calls for vid in call.in_vids)}
+        steps = [
+            _resolve_step(index, call, [at for at, vid in enumerate(call.out_vids) if vid not in read], functional)
+            for index, call in enumerate(plan.calls)
+            if not _is_free(plan, call)
+        ]
+        bodies = {
+            at: tuple(
+                cls.resolve(inner, body, functional=functional or graph.ops[at].kind == AUTOCAST)
+                for inner, body in zip(plans, graph.ops[at].bodies, strict=True)
+            )
+            for at, plans in plan.bodies.items()
+        }
+        return cls(plan, tuple(steps), _views_of(plan), bodies, tuple(map(place_of, graph.ops)))
+
+    def bind(self, graph: Graph) -> BoundProgram:
+        """The program with the payloads of `graph` as weights, and those of its bodies.
+
+        Raises:
+            SourceError: a payload does not fit its slot.
+        """
+        weights = bind_weights(self.plan, graph.payloads)
+        bodies = {
+            at: tuple(body.bind(inner) for body, inner in zip(several, graph.ops[at].bodies, strict=True))
+            for at, several in self.bodies.items()
+        }
+        return BoundProgram(self, self.steps, weights, bodies)
+
+    def describe(self, step: LaunchStep) -> str:
+        """`call 3 MatMul(x: float32[2, 3], …) → y: …`"""
+        ins, outs = (", ".join(map(self.describe_value, vids)) for vids in (step.call.in_vids, step.call.out_vids))
+        return f"call {step.index} {step.kind.name}({ins}) → {outs}"
+
+    def describe_value(self, vid: int) -> str:
+        slot = self.plan.slots[vid]
+        return f"{slot.name}: {slot.spec.dtype}{list(slot.spec.shape)}"
+
+    def failure(self, step: LaunchStep, error: Exception) -> OnnxlineError:
+        """The error to raise where `step` could not be bound or launched."""
+        described = self.describe(step)
+        place = self.places[step.index] if self.places else described
+        if isinstance(error, ResultMismatch):
+            return SourceError(f"{place}: {error}")
+        if "not implemented for" in str(error):
+            return Unsupported(
+                f"{place}: torch's CPU has no such operator for these dtypes ({described}: {error}); "
+                "cast to another dtype around it, or run the model by onnxruntime"
+            )
+        # Shapes were settled when the plan was made, so a gather fails only for an index out of range.
+        if is_data_error(error) or step.kind in INDEXING:
+            slots = [self.plan.slots[vid] for vid in step.call.in_vids]
+            return data_error(place, [(slot.name, slot.spec) for slot in slots], error)
+        return InternalError(f"{described} failed: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class BoundProgram:
+    """A program with its weights; contexts run it, any number of them at the same time."""
+
+    program: UnboundProgram
+    steps: tuple[LaunchStep, ...]
+    """Those of the program, with packed weights where a kernel takes them."""
+    weights: Mapping[int, torch.Tensor]
+    """By vid, over the model's own bytes; states among them are initial values."""
+    bodies: Mapping[int, tuple[BoundProgram, ...]] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> ExecutionPlan:
+        return self.program.plan
+
+
+def _resolve_step(index: int, call: KernelCall, unread: list[int], functional: bool) -> LaunchStep:
+    kind = Kind(call.kind_id) if call.kind_id in Kind.__members__.values() else None
+    if kind is None or kind not in KERNELS:
+        raise InternalError(f"call {index} has kind_id {call.kind_id}, for which this runtime has no kernel")
+    attrs = {**unpack(call.attr_schema, call.attr_blob), "functional": functional, "unread": unread, "bodies": ()}
+    return LaunchStep(index, call, kind, attrs, bind_attrs(kind, attrs))
+
+
+def _views_of(plan: ExecutionPlan) -> tuple[View, ...]:
+    vids = [vid for call in plan.calls for vid in call.out_vids if vid in plan.alias]
+    return tuple(View(vid, plan.root(vid), plan.layout(vid)) for vid in vids)
+
+
+def _is_free(plan: ExecutionPlan, call: KernelCall) -> bool:
+    """Whether all outputs of the call are views on their operand's storage, so that nothing is left to do."""
+    position = call.constraints.get("view")
+    return isinstance(position, int) and plan.alias.get(call.out_vids[0]) == call.in_vids[position]

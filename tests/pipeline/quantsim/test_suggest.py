@@ -1,0 +1,107 @@
+"""Mixed precision for a target: what is suggested has the ratio and the size that it says, and no layer too many."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from passes.weights.detached import DetachedModel
+from pipeline.config import QuantSimConfig, SuggestConfig
+from pipeline.quantsim.calibration import calibrate
+from pipeline.quantsim.encodings import encode
+from pipeline.quantsim.placement import Placement, place
+from pipeline.quantsim.profiles import rules_of
+from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers
+from pipeline.quantsim.simulation import compare_outputs
+from pipeline.quantsim.suggest import Suggestion, suggest, suggestion_text
+from tests.pipeline.quantsim.pictures_of_qdq import model_of
+
+RULES = rules_of(QuantSimConfig(profile="ort-cpu"))
+
+
+def chain() -> DetachedModel:
+    """Three products; the second has one large weight in each column, so that its scales leave few steps."""
+    draw = np.random.default_rng(0)
+    weights = {name: draw.normal(size=(64, 64)).astype(np.float32) / 8 for name in ("first", "second", "third")}
+    weights["second"][0] = 25
+    return model_of(
+        """g (float[4, 64] x) => (float[4, 64] y) {
+            h = MatMul(x, first)
+            r = Relu(h)
+            m = MatMul(r, second)
+            y = MatMul(m, third)
+        }""",
+        **weights,
+    )
+
+
+def samples() -> list[dict[str, np.ndarray]]:
+    draw = np.random.default_rng(1)
+    return [{"x": draw.normal(size=(4, 64)).astype(np.float32)} for _ in range(4)]
+
+
+def simulate(model: DetachedModel, placement: Placement) -> float:
+    encodings = encode(placement, calibrate(model, placement, samples()), model)
+    return compare_outputs(model, insert_qdq(model, encodings), samples())["y"].sqnr_db
+
+
+def find(target: SuggestConfig) -> Suggestion:
+    model = chain()
+    placement = place(model, RULES)
+    encodings = encode(placement, calibrate(model, placement, samples()), model)
+    sensitivity = estimate_sensitivity(model, encodings, samples())
+    layers = find_layers(model, encodings)
+    return suggest(target, model, RULES, layers, sensitivity, lambda placement: simulate(model, placement))
+
+
+def with_rules(suggestion: Suggestion) -> float:
+    """The ratio of a model that is quantized with the suggested rules from the beginning."""
+    config = QuantSimConfig.model_validate({"profile": "ort-cpu", "rules": suggestion.rules})
+    return simulate(chain(), place(chain(), rules_of(config)))
+
+
+def test_a_ratio_is_met_by_the_fewest_layers() -> None:
+    base = simulate(chain(), place(chain(), RULES))
+    found = find(SuggestConfig(sqnr_db=base + 3))
+    assert found.is_met
+    assert found.layers == 1
+    assert found.rules == {
+        "tensor:r": {"activations": "uint16"},
+        "tensor:second": {"weights": "int16/channel"},
+        "tensor:m": {"activations": "uint16"},
+    } or found.rules.keys() <= {"tensor:m", "tensor:third", "tensor:y"}
+    assert found.sqnr_db == pytest.approx(with_rules(found)) and found.sqnr_db >= base + 3
+
+
+def test_a_ratio_that_the_rules_have_already_needs_no_other() -> None:
+    found = find(SuggestConfig(sqnr_db=1))
+    assert (found.is_met, found.rules, found.simulations) == (True, {}, 1)
+    assert suggestion_text(found).startswith("suggestion for at least 1 dB: the rules as they are (")
+
+
+def test_a_ratio_out_of_reach_gives_the_best_that_was_found() -> None:
+    found = find(SuggestConfig(sqnr_db=300))
+    assert not found.is_met
+    assert found.layers == 3
+    assert found.sqnr_db == pytest.approx(with_rules(found))
+    assert "cannot be met; the best that was found: 3 layers" in suggestion_text(found)
+
+
+def test_a_size_is_met_by_the_layers_that_add_least() -> None:
+    base = find(SuggestConfig(sqnr_db=1))
+    smaller = 0.9 * base.weight_bytes / (3 * 64 * 64 * 4)
+    found = find(SuggestConfig(size=smaller))
+    assert found.is_met
+    assert found.layers == 1
+    assert found.weight_bytes <= 0.9 * base.weight_bytes
+    assert found.rules.keys() != {"tensor:second"}
+    assert found.simulations == 1  # sizes need none
+    assert found.sqnr_db == pytest.approx(with_rules(found))
+
+
+def test_one_target_is_given() -> None:
+    for entry in ({}, {"sqnr_db": 30, "size": 0.2}):
+        with pytest.raises(ValidationError, match="one target, sqnr_db or size"):
+            SuggestConfig.model_validate(entry)
