@@ -162,4 +162,5 @@ PATHS: dict[KeyPath, Callable[[str, Path], str]] = {
     ("model", "transformers", "folder"): _anchor_file,
     ("verify", "inputs"): _anchor_data,
     ("quantsim", "calibration", "data"): _anchor_data,
+    ("quantsim", "profile", "aimet_config"): _anchor_file,
 }

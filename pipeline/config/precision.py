@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["BIAS", "FLOAT", "Granularity", "Precision", "parse_precision"]
+__all__ = ["BIAS", "FLOAT", "LEAST_BITS", "MOST_BITS", "Granularity", "Precision", "parse_precision"]
 
 Granularity = Literal["tensor", "channel", "block"]
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictStr
+from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr
 
-from pipeline.config.precision import FLOAT, Precision, parse_precision
+from pipeline.config.precision import FLOAT, LEAST_BITS, MOST_BITS, Precision, parse_precision
 from pipeline.config.sections import Count, Natural, Section, Step, as_list
 
-__all__ = ["CalibrationConfig", "FormatsConfig", "ProfileName", "QuantSimConfig"]
+__all__ = ["AimetProfile", "CalibrationConfig", "FormatsConfig", "ProfileName", "QuantSimConfig"]
 
 ProfileName = Literal["ort-cpu", "qnn-htp", "tensorrt", "weight-only"]
+
+Bits = Annotated[StrictInt, Field(ge=LEAST_BITS, le=MOST_BITS)]
 
 MethodName = Literal["minmax", "percentile", "entropy"]
 
@@ -43,6 +45,20 @@ class FormatsConfig(Section):
         return _format_of(self.activations)
 
 
+class AimetProfile(Section):
+    """The rules of a quantsim configuration of AIMET, such as htp_quantsim_config_v73.json.
+
+    aimet_config: the file; `package:aimet_onnx/common/quantsim_config/NAME.json` is one of an installed AIMET.
+    weight_bits, activation_bits: such a file does not say them.
+    target: the target whose list of operators the model is held against, if any.
+    """
+
+    aimet_config: Annotated[StrictStr, Field(min_length=1)]
+    weight_bits: Bits = 8
+    activation_bits: Bits = 16
+    target: ProfileName | None = None
+
+
 class CalibrationConfig(Section):
     """The samples that ranges of activations are measured on.
 
@@ -62,7 +78,7 @@ class CalibrationConfig(Section):
 class QuantSimConfig(Section):
     """What `onnxline quantsim` does with the final model.
 
-    profile: the rules of a target, which come before `rules`.
+    profile: the rules of a target, which come before `rules`: its name, or a configuration of AIMET.
     prepare: steps behind those of `passes.recipe`, such as clamp-mask or split-qkv.
     rules: selector → formats, in order; a later rule counts before an earlier one. A selector is op:GLOB, module:GLOB,
         node:GLOB, tensor:GLOB, or a structure such as qkv.
@@ -70,7 +86,7 @@ class QuantSimConfig(Section):
     encodings: the version of AIMET's format in which the encodings are written.
     """
 
-    profile: ProfileName = "ort-cpu"
+    profile: ProfileName | AimetProfile = "ort-cpu"
     prepare: tuple[Step, ...] = ()
     rules: dict[StrictStr, FormatsConfig] = Field(default_factory=dict)
     calibration: CalibrationConfig = Field(default_factory=CalibrationConfig)

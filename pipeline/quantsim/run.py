@@ -29,7 +29,7 @@ from pipeline.quantsim.calibration import MeasuredRanges, calibrate
 from pipeline.quantsim.encodings import Encoding, Range, encode
 from pipeline.quantsim.noise import Noise, measure_noise
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, place
-from pipeline.quantsim.profiles import rules_of
+from pipeline.quantsim.profiles import own_rules, read_profile
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.report import QuantSimReport, make_placement_report, make_report, page_data, report_text
 from pipeline.quantsim.sensitivity import estimate_sensitivity, samples_needed
@@ -98,6 +98,7 @@ class QuantSim:
         """
         settings = self._config.quantsim or QuantSimConfig()
         input_files(settings.calibration.data, KEY)  # a missing file is named before a model is loaded
+        read_profile(settings)  # and so is what a file of AIMET says that is not understood
         pipeline = Pipeline(self._config, self._out, self._observer)
         before = pipeline.run()
         path = before.model
@@ -151,6 +152,7 @@ class _Simulation:
     ) -> None:
         self._model, self._settings = model, settings
         self._workspace, self._send = workspace, observer
+        self._profile = read_profile(settings)
 
     def execute(self, samples: _Samples) -> QuantSimResult:
         placement = self.place()  # which tensor is quantized how
@@ -174,10 +176,11 @@ class _Simulation:
 
     def place(self) -> Placement:
         with self._stage("place") as details:
-            placement = place(self._model, rules_of(self._settings))
+            rules, notes = self._profile.rules(self._model)
+            placement = place(self._model, (*rules, *own_rules(self._settings)))
             count = len(placement.quantized())
             details.append(f"{count} of {len(placement.sites)} tensors quantized")
-            for sentence in describe_opaque_operators(self._model):
+            for sentence in (*notes, *describe_opaque_operators(self._model)):
                 self._send(Note(sentence))
         return placement
 
