@@ -82,6 +82,7 @@ class QuantSimConfig(Section):
     prepare: steps behind those of `passes.recipe`, such as clamp-mask or split-qkv.
     rules: selector → formats, in order; a later rule counts before an earlier one. A selector is op:GLOB, module:GLOB,
         node:GLOB, tensor:GLOB, or a structure such as qkv.
+    unsupported: what happens if the target does not take an operator of the model: a note, or exit code 1.
     evaluation: how many samples the noise is measured on; the first ones of the calibration data.
     encodings: the version of AIMET's format in which the encodings are written.
     """
@@ -90,6 +91,7 @@ class QuantSimConfig(Section):
     prepare: tuple[Step, ...] = ()
     rules: dict[StrictStr, FormatsConfig] = Field(default_factory=dict)
     calibration: CalibrationConfig = Field(default_factory=CalibrationConfig)
+    unsupported: Literal["note", "refuse"] = "note"
     evaluation: Count = 8
     encodings: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "1.0.0"
 

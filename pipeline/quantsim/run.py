@@ -34,6 +34,7 @@ from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.report import QuantSimReport, make_placement_report, make_report, page_data, report_text
 from pipeline.quantsim.sensitivity import estimate_sensitivity, samples_needed
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
+from pipeline.quantsim.target_check import check_target
 from pipeline.result import RunResult
 from pipeline.run import Pipeline
 from pipeline.stages.report import save_quantization, write_page
@@ -180,9 +181,20 @@ class _Simulation:
             placement = place(self._model, (*rules, *own_rules(self._settings)))
             count = len(placement.quantized())
             details.append(f"{count} of {len(placement.sites)} tensors quantized")
+            self._check_target()
             for sentence in (*notes, *describe_opaque_operators(self._model)):
                 self._send(Note(sentence))
         return placement
+
+    def _check_target(self) -> None:
+        """Name what the target of the profile does not take, or refuse it."""
+        table = self._profile.target
+        found = check_target(self._model, table).obstructions if table is not None else ()
+        if found and self._settings.unsupported == "refuse":
+            listing = "".join(f"\n  {obstruction}" for obstruction in found)
+            raise CheckFailed(f"{self._profile.name} does not take the model (quantsim.unsupported: refuse):{listing}")
+        for obstruction in found:
+            self._send(Note(f"quantsim: {self._profile.name}: {obstruction}"))
 
     def calibrate(self, placement: Placement, samples: _Samples) -> dict[str, Range]:
         settings = self._settings.calibration

@@ -16,7 +16,7 @@ from pipeline.config.sections import Section
 from pipeline.errors import UsageError
 from pipeline.quantsim.aimet_config import AimetConfig
 
-__all__ = ["TARGETS", "TargetTable", "TargetPlacement", "load_target"]
+__all__ = ["TARGETS", "TargetPlacement", "TargetTable", "load_target"]
 
 
 def _split(value: object) -> object:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from passes.weights.detached import attach
 from pipeline.cli import app
-from pipeline.errors import UsageError
+from pipeline.errors import CheckFailed, UsageError
 from pipeline.quantsim.aimet import from_aimet
 from tests.pipeline.quantsim.pictures_of_qdq import mlp
 
@@ -110,3 +110,16 @@ def test_random_data_is_named(folder: Path) -> None:
 def test_mistakes_are_named(folder: Path, setting: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         run(folder, "--set", setting)
+
+
+@pytest.mark.parametrize("unsupported", ["note", "refuse"])
+def test_operators_that_the_target_lacks_are_notes_or_a_failed_check(folder: Path, unsupported: str) -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[2, 4] x) => (float[2, 4] y) { h = Erf (x) y = Relu (h) }'
+    onnx.save(onnx.parser.parse_model(text), folder / "mlp.onnx")
+    settings = ["quantsim.rules={}", "quantsim.profile=qnn-htp", f"quantsim.unsupported={unsupported}"]
+    options = [word for setting in settings for word in ("--set", setting)]
+    if unsupported == "refuse":
+        with pytest.raises(CheckFailed, match=r"qnn-htp does not take the model(.|\n)*Erf: .*fuse_gelu"):
+            run(folder, *options)
+    else:
+        assert "Erf: the target does not have this operator" in run(folder, *options).replace("\n", " ")
