@@ -130,7 +130,7 @@ def compare(name: str, profile: str) -> Row:
     specs = read_onnx_file(str(path), config.model.model_copy(update={"onnx": str(path), "transformers": None})).inputs
     sizes = {dim: config.model.sizes(dim)[0] for dim in named_dims(specs)}
     samples = [draw_inputs(specs, sizes, seed) for seed in range(SAMPLES)]
-    placement = place(model, rules_of(QuantSimConfig.model_validate({"profile": profile})))
+    placement = place(model, rules_of(QuantSimConfig.model_validate({"profile": profile}), model))
     encodings = encode(placement, calibrate(model, placement, samples), model)
     layers = find_layers(model, encodings)
     estimate_sensitivity(model, encodings, samples[:1], 1)  # imports torch, and wakes its threads

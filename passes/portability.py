@@ -17,7 +17,7 @@ from onnx import NodeProto, TensorProto
 from passes.graph.traversal import every_node
 from passes.provenance import module_path_of
 
-__all__ = ["find_obstacles"]
+__all__ = ["BY_OPERATOR", "find_obstacles"]
 
 MOST_MODULES: Final = 3
 

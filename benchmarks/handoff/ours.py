@@ -21,7 +21,7 @@ from pipeline.quantsim.qdq import insert_qdq
 __all__ = ["W8A16", "Simulated", "simulate", "simulate_encodings"]
 
 W8A16: Final = PlacementRule("op:*", parse_precision("int8/channel"), parse_precision("uint16"))
-"""The formats of the profile `qnn-htp`, which every tool here has."""
+"""The formats that every tool here has: those of HTP, without its exceptions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,15 +99,48 @@ def check(
     skip: Skip = None,
     recipe: Recipe = None,
     overrides: Overrides = None,
-    target: Annotated[str | None, typer.Option(hidden=True, help="No target is known yet.")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name what this target cannot take of an ONNX file; exit 1 if anything."),
+    ] = None,
 ) -> None:
     """Check a configuration, and an ONNX file that it names, and say what a run would do."""
     if target is not None:
-        raise UsageError(
-            f"--target {target}: onnxline knows no target yet; a run notes the operators that common quantizers and "
-            "compilers do not take"
-        )
+        if keep or skip or recipe or overrides or out:
+            raise UsageError("--target looks at a model as it is, so it takes no other option; leave them out")
+        check_model(source, target)
+        return
     run(source, out, keep=keep, skip=skip, recipe=recipe, overrides=overrides, dry_run=True)
+
+
+def check_model(source: str, target: str) -> None:
+    """Print what `target` does not take of the ONNX file `source`.
+
+    Raises:
+        UsageError: there is no such target, or `source` is no ONNX file.
+        Exit: with code 1, where there is anything.
+    """
+    from passes.suggest import plural
+    from passes.weights.detached import read_model
+    from pipeline.quantsim.target_check import check_target
+    from pipeline.quantsim.target_tables import load_target
+
+    table = load_target(target)
+    if Path(source).suffix != ".onnx":
+        raise UsageError(
+            f"--target {target}: found {source!r}, expected an ONNX file: run the configuration first, and check the "
+            "model.onnx of its folder"
+        )
+    report = check_target(read_model(Path(source), unread=True), table)
+    for remark in report.remarks:
+        typer.echo(f"note: {remark}")
+    for found in report.obstructions:
+        typer.echo(f"{found.what} ({plural(len(found.places), 'place')}): {found.reason}")
+        typer.echo(f"  what helps: {found.advice}")
+        typer.echo(f"  where: {', '.join(found.places)}")
+    if report.obstructions:
+        raise typer.Exit(1)
+    typer.echo(f"{report.title} takes every operator of {source}")
 
 
 def copy_model(model: Path, path: Path) -> None:

@@ -1,7 +1,7 @@
 """Configuration: YAML, `extends:` and `--set` → one frozen, checked `RunConfig`."""
 
 from pipeline.config.paths import is_reference, locate, split_factory
-from pipeline.config.quantsim import CalibrationConfig, FormatsConfig, QuantSimConfig, SuggestConfig
+from pipeline.config.quantsim import AimetProfile, CalibrationConfig, FormatsConfig, QuantSimConfig, SuggestConfig
 from pipeline.config.recipe import check_passes, read_recipe, recipe_of_run
 from pipeline.config.run_config import RunConfig, json_schema
 from pipeline.config.sections import (
@@ -21,6 +21,7 @@ from pipeline.config.sections import (
 __all__ = [
     "DEFAULT_SIZES",
     "DTYPES",
+    "AimetProfile",
     "Backend",
     "CalibrationConfig",
     "ExportConfig",

@@ -164,4 +164,5 @@ PATHS: dict[KeyPath, Callable[[str, Path], str]] = {
     ("verify", "inputs"): _anchor_data,
     ("quantsim", "calibration", "data"): _anchor_data,
     ("quantsim", "encodings_from"): _anchor_file,
+    ("quantsim", "profile", "aimet_config"): _anchor_file,
 }

@@ -7,7 +7,7 @@ from typing import Final
 
 from passes.encodings.encoding import BIAS, Granularity, Precision
 
-__all__ = ["BIAS", "FLOAT", "Granularity", "Precision", "parse_precision"]
+__all__ = ["BIAS", "FLOAT", "LEAST_BITS", "MOST_BITS", "Granularity", "Precision", "parse_precision"]
 
 FLOAT: Final = "float"
 

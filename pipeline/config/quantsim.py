@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, model_validator
 
-from pipeline.config.precision import FLOAT, Precision, parse_precision
+from pipeline.config.precision import FLOAT, LEAST_BITS, MOST_BITS, Precision, parse_precision
 from pipeline.config.sections import Count, Natural, Section, Step, as_list
 
-__all__ = ["CalibrationConfig", "FormatsConfig", "ProfileName", "QuantSimConfig", "SuggestConfig"]
+__all__ = ["AimetProfile", "CalibrationConfig", "FormatsConfig", "ProfileName", "QuantSimConfig", "SuggestConfig"]
 
 ProfileName = Literal["ort-cpu", "qnn-htp", "tensorrt", "weight-only"]
+
+Bits = Annotated[StrictInt, Field(ge=LEAST_BITS, le=MOST_BITS)]
 
 MethodName = Literal["minmax", "percentile", "entropy", "mse"]
 
@@ -41,6 +43,20 @@ class FormatsConfig(Section):
 
     def activation_format(self) -> Precision | str | None:
         return _format_of(self.activations)
+
+
+class AimetProfile(Section):
+    """The rules of a quantsim configuration of AIMET, such as htp_quantsim_config_v73.json.
+
+    aimet_config: the file; `package:aimet_onnx/common/quantsim_config/NAME.json` is one of an installed AIMET.
+    weight_bits, activation_bits: such a file does not say them.
+    target: the target whose list of operators the model is held against, if any.
+    """
+
+    aimet_config: Annotated[StrictStr, Field(min_length=1)]
+    weight_bits: Bits = 8
+    activation_bits: Bits = 16
+    target: ProfileName | None = None
 
 
 class CalibrationConfig(Section):
@@ -82,20 +98,22 @@ class SuggestConfig(Section):
 class QuantSimConfig(Section):
     """What `onnxline quantsim` does with the final model.
 
-    profile: the rules of a target, which come before `rules`.
+    profile: the rules of a target, which come before `rules`: its name, or a configuration of AIMET.
     prepare: steps behind those of `passes.recipe`, such as clamp-mask or split-qkv.
     rules: selector → formats, in order; a later rule counts before an earlier one. A selector is op:GLOB, module:GLOB,
         node:GLOB, tensor:GLOB, or a structure such as qkv.
+    unsupported: what happens if the target does not take an operator of the model: a note, or exit code 1.
     evaluation: how many samples the noise is measured on; the first ones of the calibration data.
     encodings: the version of AIMET's format in which the encodings are written.
     encodings_from: a file of AIMET's encodings of the final model, whose scales are taken in place of calibrated ones.
     suggest: a target for which formats of single layers are suggested.
     """
 
-    profile: ProfileName = "ort-cpu"
+    profile: ProfileName | AimetProfile = "ort-cpu"
     prepare: tuple[Step, ...] = ()
     rules: dict[StrictStr, FormatsConfig] = Field(default_factory=dict)
     calibration: CalibrationConfig = Field(default_factory=CalibrationConfig)
+    unsupported: Literal["note", "refuse"] = "note"
     evaluation: Count = 8
     encodings: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "1.0.0"
     encodings_from: StrictStr | None = None

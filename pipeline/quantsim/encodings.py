@@ -94,9 +94,16 @@ def _scale_of(low: np.ndarray, high: np.ndarray, precision: Precision) -> tuple[
 
 
 def _fixed_groups(placement: Placement) -> dict[str, Range]:
-    """The range of each group whose numbers all come from a Softmax or its like."""
-    makers: dict[str, set[str]] = {}
+    """The range of each group whose numbers are all computed by a Softmax or its like, or as a rule limits them."""
+    limits: dict[str, set[Range | None]] = {}
     for placed in placement.sites:
         if not placed.site.moves:
-            makers.setdefault(placed.site.group, set()).add(placed.site.op if placed.site.role == "activation" else "")
-    return {group: UNIT_RANGE for group, ops in makers.items() if ops <= UNIT_OPS}
+            limits.setdefault(placed.site.group, set()).add(_known_range(placed))
+    return {group: known for group, ranges in limits.items() if len(ranges) == 1 and (known := ranges.pop())}
+
+
+def _known_range(placed: PlacedSite) -> Range | None:
+    if placed.limits is not None:
+        return placed.limits
+    is_unit = placed.site.role == "activation" and placed.site.op in UNIT_OPS
+    return UNIT_RANGE if is_unit else None

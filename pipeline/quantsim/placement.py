@@ -32,11 +32,17 @@ class PlacementRule:
     selector: `op:MatMul`, `module:encoder.*`, `node:…`, `tensor:…` with globs, or a structure, such as `qkv`.
     weights: a format as `parse_precision` reads it, or the text `float`.
     activations: of inputs, results and constants that are no weights.
+    tensors: what a profile has matched already; `selector` then says which entry of the profile it was.
+    limits: the range of these tensors, where it is known whatever the model reads.
+    reason: why these tensors stay in float, where the selector does not say it.
     """
 
     selector: str
     weights: Precision | str | None = None
     activations: Precision | str | None = None
+    tensors: frozenset[str] | None = None
+    limits: tuple[float, float] | None = None
+    reason: str = ""
 
     def format_for(self, role: Role) -> Precision | str | None:
         return self.weights if role == "weight" else self.activations
@@ -61,6 +67,8 @@ class PlacedSite:
     rule: str
     """The selector that decided; empty where none did."""
     reason: str = ""
+    limits: tuple[float, float] | None = None
+    """Its range, where that is known without a sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,8 @@ def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
     sites = find_sites(model)
     matched = [_matches(rule, sites, model) for rule in rules]
     for rule, names in zip(rules, matched, strict=True):
-        if not any(rule.format_for(site.role) is not None for site in sites if site.tensor in names):
+        speaks = any(rule.format_for(site.role) is not None for site in sites if site.tensor in names)
+        if not speaks and rule.tensors is None:
             raise UsageError(_nothing_matched(rule, sites, model, names))
     chosen = _choose_rules(sites, rules, matched)
     endless = {site.group: site.tensor for site in _constants_without_range(sites, model)}
@@ -140,7 +149,7 @@ def _decide(site: Site, rule: PlacementRule | None, endless: str | None) -> Plac
         return PlacedSite(site, None, "", f"no rule says anything of {what} of {site.op or 'the inputs'}")
     precision = rule.format_for(site.role)
     if not isinstance(precision, Precision):
-        return PlacedSite(site, None, rule.selector, f"the rule {rule.selector!r} says {FLOAT}")
+        return PlacedSite(site, None, rule.selector, rule.reason or f"the rule {rule.selector!r} says {FLOAT}")
     if endless is not None and site.role != "weight":
         return PlacedSite(site, None, rule.selector, f"the constant {endless} holds infinity or NaN")
     if site.role != "weight" and precision.granularity != "tensor":
@@ -148,7 +157,8 @@ def _decide(site: Site, rule: PlacementRule | None, endless: str | None) -> Plac
     axis = site.summed_axis if precision.granularity == "block" else site.channel_axis
     if precision.granularity != "tensor" and axis is None:
         precision = precision.per_tensor()
-    return PlacedSite(site, precision, rule.selector)
+    limits = rule.limits if rule.tensors is not None and site.tensor in rule.tensors else None
+    return PlacedSite(site, precision, rule.selector, limits=limits)
 
 
 def _decide_bias(placed: PlacedSite, decided: Mapping[str, PlacedSite]) -> PlacedSite:
@@ -171,6 +181,8 @@ def _count(rule: PlacementRule, names: frozenset[str], sites: Iterable[Site], in
 
 
 def _matches(rule: PlacementRule, sites: Iterable[Site], model: DetachedModel) -> frozenset[str]:
+    if rule.tensors is not None:
+        return rule.tensors
     kind, colon, pattern = rule.selector.partition(":")
     if not colon:
         return _structure_tensors(rule.selector, model)

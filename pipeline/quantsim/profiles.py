@@ -1,28 +1,89 @@
-"""Rules of targets: what they quantize by default."""
+"""The rules of a profile, which come before those of the configuration: of a target's table, or of a file of AIMET."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from pipeline.config import FormatsConfig, QuantSimConfig
+from passes.weights.detached import DetachedModel
+from pipeline.config import AimetProfile, QuantSimConfig
+from pipeline.config.paths import locate
+from pipeline.config.precision import FLOAT
+from pipeline.quantsim.aimet_config import read_aimet_config
+from pipeline.quantsim.conventions import apply_conventions
 from pipeline.quantsim.placement import PlacementRule
+from pipeline.quantsim.sites import Site, find_sites
+from pipeline.quantsim.target_tables import TargetPlacement, TargetTable, load_target
 
-__all__ = ["PROFILES", "rules_of"]
-
-
-def rules_of(config: QuantSimConfig) -> tuple[PlacementRule, ...]:
-    """The rules of the profile, and then those of the configuration."""
-    entries = (*PROFILES[config.profile].items(), *config.rules.items())
-    return tuple(PlacementRule(name, one.weight_format(), one.activation_format()) for name, one in entries)
+__all__ = ["Profile", "own_rules", "read_profile", "rules_of"]
 
 
-PROFILES: Final[Mapping[str, Mapping[str, FormatsConfig]]] = {
-    "ort-cpu": {"op:*": FormatsConfig(weights="int8/channel", activations="uint8")},
-    "qnn-htp": {"op:*": FormatsConfig(weights="int8/channel", activations="uint16")},
-    "tensorrt": {"op:*": FormatsConfig(weights="int8/channel", activations="int8")},
-    "weight-only": {"op:*": FormatsConfig(weights="int4/block32", activations="float")},
-}
-"""Profile → selector → formats, in order. onnxruntime's kernels for the CPU take uint8 activations; the Hexagon
-processor 16 bits of activations beside 8 of weights; TensorRT symmetric int8; and weights alone are read from memory in
-4 bits and multiplied in float."""
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A profile as it was asked for. `name` is that of its target, or of the file; `target` may be unknown."""
+
+    name: str
+    placement: TargetPlacement
+    target: TargetTable | None
+
+    def rules(self, model: DetachedModel) -> tuple[tuple[PlacementRule, ...], tuple[str, ...]]:
+        """The rules for a model, and sentences on what the profile says and onnxline does otherwise."""
+        placement, sites = self.placement, find_sites(model)
+        rules = [
+            PlacementRule(selector, formats.weight_format(), formats.activation_format())
+            for selector, formats in placement.rules.items()
+        ]
+        notes: tuple[str, ...] = ()
+        if placement.conventions is not None:
+            found = apply_conventions(
+                placement.conventions, placement.weight_bits, placement.activation_bits, model, sites
+            )
+            rules += found.rules
+            notes = found.notes
+        if placement.float_biases:
+            rules += _keep_biases(sites, self.name)
+        return tuple(rules), tuple(f"quantsim: {self.name}: {note}" for note in notes)
+
+
+def read_profile(config: QuantSimConfig) -> Profile:
+    """The profile that a configuration names.
+
+    Raises:
+        ConfigError: it is a file that AIMET's configurations do not look like.
+    """
+    profile = config.profile
+    if isinstance(profile, AimetProfile):
+        path = locate(profile.aimet_config)
+        placement = TargetPlacement(
+            conventions=read_aimet_config(Path(path)),
+            weight_bits=profile.weight_bits,
+            activation_bits=profile.activation_bits,
+        )
+        return Profile(path.name, placement, load_target(profile.target) if profile.target else None)
+    target = load_target(profile)
+    return Profile(profile, target.placement, target)
+
+
+def rules_of(config: QuantSimConfig, model: DetachedModel) -> tuple[PlacementRule, ...]:
+    """The rules of the profile for a model, and then those of the configuration."""
+    return (*read_profile(config).rules(model)[0], *own_rules(config))
+
+
+def own_rules(config: QuantSimConfig) -> tuple[PlacementRule, ...]:
+    """The rules of the configuration itself."""
+    return tuple(
+        PlacementRule(name, formats.weight_format(), formats.activation_format())
+        for name, formats in config.rules.items()
+    )
+
+
+def _keep_biases(sites: Sequence[Site], name: str) -> Iterator[PlacementRule]:
+    biases = frozenset(site.tensor for site in sites if site.role == "bias")
+    if biases:
+        yield PlacementRule(BIASES, FLOAT, FLOAT, biases, reason=f"{name} takes biases in float alone")
+
+
+BIASES: Final = "biases"
+"""What the report calls the rule of biases."""

@@ -30,12 +30,13 @@ from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
 from pipeline.quantsim.encodings import Encoding, encode
 from pipeline.quantsim.noise import Noise, measure_noise
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, place
-from pipeline.quantsim.profiles import rules_of
+from pipeline.quantsim.profiles import own_rules, read_profile, rules_of
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.report import QuantSimReport, make_placement_report, make_report, page_data, report_text
 from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers, samples_needed
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
 from pipeline.quantsim.suggest import Suggestion, suggest
+from pipeline.quantsim.target_check import check_target
 from pipeline.result import RunResult
 from pipeline.run import Pipeline
 from pipeline.stages.report import save_quantization, write_page
@@ -102,6 +103,7 @@ class QuantSim:
         input_files(settings.calibration.data, KEY)  # a missing file is named before a model is loaded
         if settings.encodings_from is not None:
             read_aimet(Path(settings.encodings_from))
+        read_profile(settings)  # and so is what a file of AIMET says that is not understood
         pipeline = Pipeline(self._config, self._out, self._observer)
         before = pipeline.run()
         path = before.model
@@ -155,6 +157,7 @@ class _Simulation:
     ) -> None:
         self._model, self._settings = model, settings
         self._workspace, self._send = workspace, observer
+        self._profile = read_profile(settings)
 
     def execute(self, samples: _Samples) -> QuantSimResult:
         placement = self.place()  # which tensor is quantized how
@@ -187,12 +190,24 @@ class _Simulation:
 
     def place(self) -> Placement:
         with self._stage("place") as details:
-            placement = place(self._model, rules_of(self._settings))
+            rules, notes = self._profile.rules(self._model)
+            placement = place(self._model, (*rules, *own_rules(self._settings)))
             count = len(placement.quantized())
             details.append(f"{count} of {len(placement.sites)} tensors quantized")
-            for sentence in describe_opaque_operators(self._model):
+            self._check_target()
+            for sentence in (*notes, *describe_opaque_operators(self._model)):
                 self._send(Note(sentence))
         return placement
+
+    def _check_target(self) -> None:
+        """Name what the target of the profile does not take, or refuse it."""
+        table = self._profile.target
+        found = check_target(self._model, table).obstructions if table is not None else ()
+        if found and self._settings.unsupported == "refuse":
+            listing = "".join(f"\n  {obstruction}" for obstruction in found)
+            raise CheckFailed(f"{self._profile.name} does not take the model (quantsim.unsupported: refuse):{listing}")
+        for obstruction in found:
+            self._send(Note(f"quantsim: {self._profile.name}: {obstruction}"))
 
     def adopt(self, placement: Placement, path: Path) -> tuple[Placement, dict[str, Encoding]]:
         """The encodings of a file in place of calibrated ones, and the placement that they are."""
@@ -283,7 +298,7 @@ class _Simulation:
 
         with self._stage("suggest") as details:
             layers = find_layers(self._model, encodings)
-            found = suggest(target, self._model, rules_of(self._settings), layers, sensitivity, simulate)
+            found = suggest(target, self._model, rules_of(self._settings, self._model), layers, sensitivity, simulate)
             details.append(plural(found.simulations, "simulation"))
         return found
 

@@ -43,6 +43,8 @@ class Site:
     """Whether that node only moves the numbers that it reads."""
     bias_of: tuple[str, str] | None = None
     """Of a bias: the data and the weight whose products it is added to."""
+    parameter: str = ""
+    """What a constant is to its operator in AIMET's words: weight, bias, running_mean …; empty for other constants."""
 
 
 def find_sites(model: DetachedModel) -> tuple[Site, ...]:
@@ -90,9 +92,12 @@ def _constant_site(node: NodeProto, index: int, rank: int) -> Site:
     site = Site(name, "constant", "", node.op_type, _name_of(node))
     if node.domain not in ONNX_DOMAINS:
         return site
+    site = replace(site, parameter=PARAMETERS.get(node.op_type, {}).get(index, ""))
     axes = weight_axes(node, index, rank)
     if axes is not None:
-        return replace(site, role="weight", channel_axis=axes[0], summed_axis=axes[1])
+        return replace(
+            site, role="weight", channel_axis=axes[0], summed_axis=axes[1], parameter=site.parameter or "weight"
+        )
     if index == 2 and node.op_type in BIASED and rank == 1:
         return replace(site, role="bias", bias_of=(node.input[0], node.input[1]))
     return site
@@ -115,6 +120,19 @@ PICKS: Final[Mapping[str, tuple[int, ...]]] = {
 }
 """Ops whose result holds numbers of these inputs, beside those that only move them. A cache that is written in place is
 one: its past, what is added, and its present share an encoding."""
+
+WEIGHT_AND_BIAS: Final = {1: "weight", 2: "bias"}
+
+WEIGHTS_OF_CELLS: Final = {1: "weight", 2: "weight_r", 3: "bias"}
+
+PARAMETERS: Final[Mapping[str, Mapping[int, str]]] = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), WEIGHT_AND_BIAS),
+    **dict.fromkeys((f"{name}Normalization" for name in ("Layer", "Group", "Instance")), WEIGHT_AND_BIAS),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), WEIGHTS_OF_CELLS),
+    "BatchNormalization": {**WEIGHT_AND_BIAS, 3: "running_mean", 4: "running_var"},
+    "RMSNormalization": {1: "weight"},
+}
+"""Op → input → what AIMET calls the constant there. Either factor of a MatMul can be its weight."""
 
 BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
 

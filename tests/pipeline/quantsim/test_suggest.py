@@ -10,15 +10,13 @@ from passes.weights.detached import DetachedModel
 from pipeline.config import QuantSimConfig, SuggestConfig
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode
-from pipeline.quantsim.placement import Placement, place
+from pipeline.quantsim.placement import Placement, PlacementRule, place
 from pipeline.quantsim.profiles import rules_of
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers
 from pipeline.quantsim.simulation import compare_outputs
 from pipeline.quantsim.suggest import Suggestion, suggest, suggestion_text
 from tests.pipeline.quantsim.pictures_of_qdq import model_of
-
-RULES = rules_of(QuantSimConfig(profile="ort-cpu"))
 
 
 def chain() -> DetachedModel:
@@ -37,6 +35,10 @@ def chain() -> DetachedModel:
     )
 
 
+def rules(model: DetachedModel) -> tuple[PlacementRule, ...]:
+    return rules_of(QuantSimConfig(profile="ort-cpu"), model)
+
+
 def samples() -> list[dict[str, np.ndarray]]:
     draw = np.random.default_rng(1)
     return [{"x": draw.normal(size=(4, 64)).astype(np.float32)} for _ in range(4)]
@@ -49,21 +51,21 @@ def simulate(model: DetachedModel, placement: Placement) -> float:
 
 def find(target: SuggestConfig) -> Suggestion:
     model = chain()
-    placement = place(model, RULES)
+    placement = place(model, rules(model))
     encodings = encode(placement, calibrate(model, placement, samples()), model)
     sensitivity = estimate_sensitivity(model, encodings, samples())
     layers = find_layers(model, encodings)
-    return suggest(target, model, RULES, layers, sensitivity, lambda placement: simulate(model, placement))
+    return suggest(target, model, rules(model), layers, sensitivity, lambda placement: simulate(model, placement))
 
 
 def with_rules(suggestion: Suggestion) -> float:
     """The ratio of a model that is quantized with the suggested rules from the beginning."""
     config = QuantSimConfig.model_validate({"profile": "ort-cpu", "rules": suggestion.rules})
-    return simulate(chain(), place(chain(), rules_of(config)))
+    return simulate(chain(), place(chain(), rules_of(config, chain())))
 
 
 def test_a_ratio_is_met_by_the_fewest_layers() -> None:
-    base = simulate(chain(), place(chain(), RULES))
+    base = simulate(chain(), place(chain(), rules(chain())))
     found = find(SuggestConfig(sqnr_db=base + 3))
     assert found.is_met
     assert found.layers == 1

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from passes.encodings.aimet import from_aimet
 from passes.weights.detached import attach
 from pipeline.cli import app
-from pipeline.errors import UsageError
+from pipeline.errors import CheckFailed, UsageError
 from tests.pipeline.quantsim.pictures_of_qdq import mlp
 
 CONFIG = """
@@ -121,3 +121,16 @@ def test_a_suggestion_is_printed_and_kept(folder: Path) -> None:
     page = (folder / "out" / "report.html").read_text()
     assert "Mixed precision" in page
     assert all(selector in page for selector in suggestion["rules"])
+
+
+@pytest.mark.parametrize("unsupported", ["note", "refuse"])
+def test_operators_that_the_target_lacks_are_notes_or_a_failed_check(folder: Path, unsupported: str) -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[2, 4] x) => (float[2, 4] y) { h = Erf (x) y = Relu (h) }'
+    onnx.save(onnx.parser.parse_model(text), folder / "mlp.onnx")
+    settings = ["quantsim.rules={}", "quantsim.profile=qnn-htp", f"quantsim.unsupported={unsupported}"]
+    options = [word for setting in settings for word in ("--set", setting)]
+    if unsupported == "refuse":
+        with pytest.raises(CheckFailed, match=r"qnn-htp does not take the model(.|\n)*Erf: .*fuse_gelu"):
+            run(folder, *options)
+    else:
+        assert "Erf: the target does not have this operator" in run(folder, *options).replace("\n", " ")

@@ -1,0 +1,116 @@
+"""What a target cannot take of a model: which nodes, why, and what mends it; and the tables themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.cli import app
+from pipeline.errors import UsageError
+from pipeline.quantsim.target_check import check_target
+from pipeline.quantsim.target_tables import TARGETS, load_target
+from tests.support.onnx_models import detached
+
+
+def obstructions(text: str, target: str, opset: int = 21) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """What is found → the advice and the nodes."""
+    head = f'<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1]>'
+    model = detached(onnx.parser.parse_model(f"{head} {text}"))
+    found = check_target(model, load_target(target)).obstructions
+    return {one.what: (one.advice, one.places) for one in found}
+
+
+def test_every_node_is_named_with_what_mends_it() -> None:
+    text = """g (float[1, 4, 8] x) => (float[1, 4, 8] y) {
+        a = com.microsoft.MultiHeadAttention <num_heads = 2> (x, x, x)
+        b = com.microsoft.FastGelu (a)
+        c = Erf (b)
+        d = Erf (c)
+        y = Hardmax (d)
+    }"""
+    assert obstructions(text, "qnn-htp") == {
+        "com.microsoft::MultiHeadAttention": ("put decompose-attention into the recipe", ("a",)),
+        "com.microsoft::FastGelu": ("skip what writes it (`onnxline passes --group fusions`)", ("b",)),
+        "Erf": (
+            "put {convert-opset: {to: 20}} and onnxsim into the recipe, whose fuse_gelu makes Gelu of it",
+            ("c", "d"),
+        ),
+        "Hardmax": (
+            "no pass of onnxline replaces it: compute it elsewhere, or by other operators in the model",
+            ("y",),
+        ),
+    }
+    assert list(obstructions(text, "tensorrt")) == ["com.microsoft::MultiHeadAttention", "com.microsoft::FastGelu"]
+    assert obstructions(text, "ort-cpu") == {}
+
+
+def test_opsets_dtypes_ranks_and_sizes() -> None:
+    text = "g (double[N, 2, 2, 2, 2, 2] x) => (double[N, 2, 2, 2, 2, 2] y) { y = Relu (x) }"
+    assert obstructions(text, "qnn-htp", 25) == {
+        "opset 25": ("put {convert-opset: {to: 24}} into the recipe", ("the model",)),
+        "inputs": ("export with numbers in model.inputs.NAME.shape, and without export.dynamic_shapes", ("x",)),
+        "Relu of float64": ("cast in front of it, or export the model in another dtype", ("y",)),
+        "Relu of rank 6": ("no pass of onnxline lowers ranks: join dims in the model", ("y",)),
+    }
+    assert list(obstructions(text, "tensorrt")) == ["Relu of float64"]
+    assert list(obstructions(text, "weight-only", 20)) == ["opset 20"]
+    four = "g (float[2, 2, 2, 2, 2] x) => (int64[a, b, c, d, e] y) { y = ArgMax (x) }"
+    assert list(obstructions(four, "qnn-htp")) == ["ArgMax of rank 5"]
+
+
+def test_bodies_and_functions_are_looked_into() -> None:
+    text = """g (bool c, float[2] x) => (float[2] y) {
+        y = If (c) <then_branch = a () => (float[2] e) { e = Det (x) },
+                    else_branch = b () => (float[2] f) { f = Relu (x) }>
+    }"""
+    found = obstructions(text, "qnn-htp")
+    assert list(found) == ["If", "Det"]
+    assert found["If"][0].startswith("export the one branch")
+
+
+def test_data_of_where_is_its_second_input() -> None:
+    text = "g (bool[2] c, float[2] x) => (float[2] y) { y = Where (c, x, x) }"
+    assert obstructions(text, "tensorrt") == {}
+    text = "g (float[2] x, int64[1] i) => (float[1] y) { y = Gather (x, i) }"
+    assert obstructions(text, "tensorrt") == {}
+
+
+def test_no_operator_is_listed_twice_and_each_exists() -> None:
+    known = {schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ""}
+    older = {"ImageScaler", "ParametricSoftplus", "ScaledTanh", "Affine", "Crop", "DynamicSlice", "Scale"}
+    older |= {"SimplifiedLayerNormalization"}  # onnxruntime's own, in ONNX's domain
+    for target in TARGETS:
+        table = load_target(target)
+        names = [name for group in table.operators for name in group.names]
+        assert len(names) == len(set(names)), target
+        assert {name for name in names if "::" not in name} <= known | older, target
+        assert {*table.restrictions, *table.ranks} <= set(names), target
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = tmp_path / "erf.onnx"
+    text = '<ir_version: 10, opset_import: ["": 20]> g (float[2] x) => (float[2] y) { y = Erf (x) }'
+    onnx.save(onnx.parser.parse_model(text), path)
+    result = CliRunner().invoke(app, ["check", str(path), "--target", "qnn-htp"])
+    assert result.exit_code == 1
+    assert "Erf (1 place): the target does not have this operator" in result.stdout
+    assert "where: y" in result.stdout
+    result = CliRunner().invoke(app, ["check", str(path), "--target", "tensorrt"])
+    assert (result.exit_code, "takes every operator" in result.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model.onnx", "--target", "qnn-hpt"], "no target named 'qnn-hpt'; did you mean 'qnn-htp'"),
+        (["vit.yaml", "--target", "tensorrt"], "expected an ONNX file: run the configuration first"),
+        (["model.onnx", "--target", "tensorrt", "--keep", "qkv"], "it takes no other option"),
+    ],
+)
+def test_mistakes_of_the_command(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["check", *arguments])
+    assert isinstance(result.exception, UsageError)
+    assert message in str(result.exception)
