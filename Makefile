@@ -33,7 +33,7 @@ bench: .venv/run
 	$(BIN)/python -m benchmarks.passes_cost
 	$(BIN)/python -m benchmarks.keep_families
 	$(BIN)/python -m benchmarks.diffs
-	$(BIN)/python -m benchmarks.bisect
+	$(BIN)/python -m benchmarks.bisect_cost
 	$(BIN)/python -m benchmarks.audit
 
 # The stamps are made last, so that an interrupted install is done again.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -54,3 +55,10 @@ def test_each_mark_names_what_is_here() -> None:
         if not any(file.startswith(path) and f"def {test}" in text for file, text in texts.items())
     ]
     assert missing == []
+
+
+def test_no_benchmark_is_called_like_a_module_of_python() -> None:
+    """`python benchmarks/passes_cost.py` puts benchmarks/ in front of the standard library."""
+    scripts = {path.stem for path in (ROOT / "benchmarks").iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert "passes_cost" in scripts
+    assert scripts & sys.stdlib_module_names == set()

@@ -1,6 +1,6 @@
 """How long does `onnxline bisect` take to find who merges Q, K and V of ViT-base, and how small is the model it leaves?
 
-    python -m benchmarks.bisect [--model ViT-base] [--repeats 3] [--markdown FILE]
+    python -m benchmarks.bisect_cost [--model ViT-base] [--repeats 3] [--markdown FILE]
 
 Each row is a recipe on the exported model, asked with `--lost qkv`. Time is that of the whole command, imports and
 reading included, and the median of the repeats. The smallest model is then given to the library in a plain call, and
@@ -116,7 +116,7 @@ def _markdown(rows: list[Row], model: str, repeats: int) -> str:
         )
     table, date = "\n".join(lines), time.strftime("%Y-%m-%d")
     return (
-        f"`python -m benchmarks.bisect --model {model} --repeats {repeats}`, {date}\n\n{table}\n\n"
+        f"`python -m benchmarks.bisect_cost --model {model} --repeats {repeats}`, {date}\n\n{table}\n\n"
         f"Machine: {machine()}. Versions: {versions_line()}.\n"
     )
 
