@@ -28,6 +28,11 @@ def test_no_helper_name_stands_twice() -> None:
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
+def test_no_test_file_is_two_ideas_long() -> None:
+    long = {str(path.relative_to(TESTS)): n for path in FILES if (n := len(path.read_text().splitlines())) > 450}
+    assert long == {}
+
+
 def test_helpers_lie_in_the_room_that_uses_them() -> None:
     """A helper of several rooms lies in tests/support, where every room looks for it."""
     importers = {helper: [path for path in FILES if path != helper and imports(path, helper)] for helper in HELPERS}

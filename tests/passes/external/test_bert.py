@@ -15,7 +15,7 @@ from passes import PassRun, Status
 from passes.context import PassContext
 from pipeline.config import ExportConfig, RunConfig
 from pipeline.export import TorchSource, export_onnx, load_source
-from tests.passes.external.optimizer_runs import broken, ops, optimized, row, valid
+from tests.support.pass_runs import broken, ops, optimized, row, valid
 
 BERT: dict[str, Any] = {
     "transformers": {

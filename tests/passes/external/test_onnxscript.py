@@ -19,8 +19,8 @@ from passes.context import PassContext
 from passes.external.onnxscript import OnnxScriptOptimizer, optimize
 from passes.weights.mapped import find_file_range
 from passes.weights.sharing import detached_copy
-from tests.passes.external.optimizer_runs import broken, ops, optimized, row, valid
 from tests.support.onnx_models import attention, biased_attention, detached, matrix, merged_attention, model_of
+from tests.support.pass_runs import broken, ops, optimized, row, valid
 
 PICTURE = """
 g (float[2, 3] x) => (float[2, 3] y) {

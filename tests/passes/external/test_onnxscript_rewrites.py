@@ -10,8 +10,8 @@ from passes.context import PassContext
 from passes.external import onnxscript_rules
 from passes.external.onnxscript import OnnxScriptRewrites
 from passes.policy.known_passes import DESTROYS
-from tests.passes.external.optimizer_runs import broken, ops, optimized, row, valid
 from tests.support.onnx_models import attention, biased_attention, merged_attention, model_of
+from tests.support.pass_runs import broken, ops, optimized, row, valid
 
 STEP = "onnxscript_rewrites"
 FUSIONS = {STEP: {"rules": ["ort_fusions"]}}

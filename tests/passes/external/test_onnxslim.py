@@ -11,8 +11,8 @@ import pytest
 from passes import PolicyError, Status
 from passes.context import PassContext
 from passes.external.onnxslim import OnnxSlim
-from tests.passes.external.optimizer_runs import broken, ops, optimized, row, valid
 from tests.support.onnx_models import attention, biased_attention, detached, matrix, merged_attention, model_of
+from tests.support.pass_runs import broken, ops, optimized, row, valid
 
 CONV_BN = """
 g (float[1, 2, 6, 6] x) => (float[1, 3, 4, 4] y) {

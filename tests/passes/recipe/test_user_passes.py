@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from passes.recipe.recipe import names_of, steps_of
 from passes.recipe.user_passes import code_digest
 from pipeline.config import RunConfig
 from tests.support.onnx_models import attention, model_of
+from tests.support.pass_runs import ops
 from tests.support.paths import EXAMPLES, ROOT
 
 CODE = '''
@@ -130,10 +130,6 @@ def mine(tmp_path: Path) -> str:
 
 def run(context: PassContext, *recipe) -> PassRun:
     return passes.optimize(attention(), recipe=recipe, context=context)
-
-
-def ops(done: PassRun) -> Counter[str]:
-    return Counter(node.op_type for node in done.model.proto.graph.node)
 
 
 def test_a_class_with_options_reads_the_structure(mine: str, context: PassContext) -> None:

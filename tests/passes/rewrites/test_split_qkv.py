@@ -1,4 +1,4 @@
-"""`split-qkv`: each form in which Q, K and V are merged, before and after as pictures, with numbers and weights."""
+"""`split-qkv`: each form in which models merge Q, K and V, before and after as pictures, with numbers and weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from passes.rewrites.split_merged import split_qkv
 from passes.structures import STRUCTURES
 from tests.passes.rewrites.merged_models import (
     ATTENTION,
+    ATTENTION_PICTURE,
+    THREE_SLICES,
     arrays_of,
     assert_parts_of,
     lines_of,
@@ -19,13 +21,6 @@ from tests.passes.rewrites.merged_models import (
     split_and_compare,
 )
 from tests.support.onnx_models import detached
-
-TAIL = lines_of("""
-    kt = Transpose <perm = [0, 1, 3, 2]> (k)
-    s = MatMul (q, kt)
-    p = Softmax <axis = -1> (s)
-    y = MatMul (p, v)
-""")
 
 FORMS = {
     "GPT-2: a Gemm of all positions, and Split": (
@@ -56,12 +51,7 @@ FORMS = {
             v = Transpose <perm = [0, 2, 1, 3]> (vh)""",
     ),
     "three Slices of a product with a bias behind it": (
-        """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[32, 96] qkv.weight, float[96] qkv.bias> {
-            product = MatMul (x, qkv.weight)
-            sum = Add (qkv.bias, product)
-            q = Slice (sum, #[0], #[32], #[3], #[1])
-            k = Slice (sum, #[32], #[64], #[-1])
-            v = Slice (sum, #[64], #[9223372036854775807], #[3])""",
+        THREE_SLICES,
         """
             product.q = MatMul (x, qkv.q.weight)
             q = Add (qkv.q.bias, product.q)
@@ -237,7 +227,7 @@ def test_before_and_after(form: str) -> None:
     text, expected = FORMS[form]
     model = merged_model(f"{text}\n{ATTENTION}}}")
     result = split_and_compare(model, split_qkv)
-    assert sorted(picture(result.model)) == sorted([*lines_of(expected), *TAIL])
+    assert sorted(picture(result.model)) == sorted([*lines_of(expected), *ATTENTION_PICTURE])
     assert result.notes == ()
     before, after = arrays_of(detached(model)), arrays_of(result.model)
     (merged,) = result.split
@@ -249,209 +239,6 @@ def test_before_and_after(form: str) -> None:
 
 def part_names(merged: str) -> list[str]:
     return [merged.replace(".weight", f".{role}.weight") for role in "qkv"]
-
-
-OTHERS = {
-    "a list of pieces, as torch exports it": (
-        """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[32, 96] w> {
-            product = MatMul (x, w)
-            list = SplitToSequence <axis = -1> (product, #32)
-            q = SequenceAt (list, #0)
-            k = SequenceAt (list, #1)
-            v = SequenceAt (list, #2)""",
-        """
-            q = MatMul (x, w.q)
-            k = MatMul (x, w.k)
-            v = MatMul (x, w.v)""",
-    ),
-    "an Einsum": (
-        """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[96, 32] w> {
-            product = Einsum <equation = "abcd,ed->abce"> (x, w)
-            q, k, v = Split <axis = -1, num_outputs = 3> (product)""",
-        """
-            q = Einsum <equation = 'abcd,ed->abce'> (x, w.q)
-            k = Einsum <equation = 'abcd,ed->abce'> (x, w.k)
-            v = Einsum <equation = 'abcd,ed->abce'> (x, w.v)""",
-    ),
-    "the weight on the left": (
-        """g (float[2, 1, 32, 8] x) => (float[2, 1, 8, 32] y) <float[96, 32] w, float[96, 1] b> {
-            product = MatMul (w, x)
-            sum = Add (product, b)
-            turned = Transpose <perm = [0, 1, 3, 2]> (sum)
-            q, k, v = Split <axis = -1, num_outputs = 3> (turned)""",
-        """
-            product.q = MatMul (w.q, x)
-            sum.q = Add (product.q, b.q)
-            q = Transpose <perm = [0, 1, 3, 2]> (sum.q)
-            product.k = MatMul (w.k, x)
-            sum.k = Add (product.k, b.k)
-            k = Transpose <perm = [0, 1, 3, 2]> (sum.k)
-            product.v = MatMul (w.v, x)
-            sum.v = Add (product.v, b.v)
-            v = Transpose <perm = [0, 1, 3, 2]> (sum.v)""",
-    ),
-    "K and V alone": (
-        """g (float[2, 1, 8, 32] x, float[2, 1, 5, 32] z) => (float[2, 1, 8, 32] y)
-        <float[32, 32] q.weight, float[32, 64] kv.weight> {
-            q = MatMul (x, q.weight)
-            kv = MatMul (z, kv.weight)
-            k, v = Split <axis = -1> (kv, #[32, 32])""",
-        """
-            q = MatMul (x, q.weight)
-            k = MatMul (z, kv.k.weight)
-            v = MatMul (z, kv.v.weight)""",
-    ),
-    "the MLP is in the same matrix": (
-        """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y, float[2, 1, 8, 64] z) <float[32, 160] fused.weight> {
-            product = MatMul (x, fused.weight)
-            q, k, mlp, v = Split <axis = -1> (product, #[32, 32, 64, 32])
-            z = Relu (mlp)""",
-        """
-            q = MatMul (x, fused.q.weight)
-            k = MatMul (x, fused.k.weight)
-            v = MatMul (x, fused.v.weight)
-            mlp = MatMul (x, fused.rest.weight)
-            z = Relu (mlp)""",
-    ),
-    "the readers of Q take it in two pieces": (
-        """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[32, 96] w> {
-            product = MatMul (x, w)
-            q2, k, v, q1 = Split <axis = -1> (product, #[8, 32, 32, 24])
-            n = Neg (q1)
-            q = Concat <axis = -1> (n, q2)""",
-        """
-            product.q = MatMul (x, w.q)
-            q2, q1 = Split <axis = -1> (product.q, [8,24])
-            n = Neg (q1)
-            q = Concat <axis = -1> (n, q2)
-            k = MatMul (x, w.k)
-            v = MatMul (x, w.v)""",
-    ),
-    "the weight as torch stores it, with a Transpose": (
-        """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[96, 32] in_proj.weight> {
-            turned = Transpose <perm = [1, 0]> (in_proj.weight)
-            product = MatMul (x, turned)
-            q, k, v = Split <axis = -1, num_outputs = 3> (product)""",
-        """
-            turned.q = Transpose <perm = [1, 0]> (in_proj.q.weight)
-            q = MatMul (x, turned.q)
-            turned.k = Transpose <perm = [1, 0]> (in_proj.k.weight)
-            k = MatMul (x, turned.k)
-            turned.v = Transpose <perm = [1, 0]> (in_proj.v.weight)
-            v = MatMul (x, turned.v)""",
-    ),
-    "a weight of integers with a scale for each channel": (
-        """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <int8[32, 96] w, float[96] scale> {
-            real = DequantizeLinear <axis = 1> (w, scale)
-            product = MatMul (x, real)
-            q, k, v = Split <axis = -1, num_outputs = 3> (product)""",
-        """
-            real.q = DequantizeLinear <axis = 1> (w.q, scale.q)
-            q = MatMul (x, real.q)
-            real.k = DequantizeLinear <axis = 1> (w.k, scale.k)
-            k = MatMul (x, real.k)
-            real.v = DequantizeLinear <axis = 1> (w.v, scale.v)
-            v = MatMul (x, real.v)""",
-    ),
-    "values of one scale for all channels": (
-        """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[32, 96] w, float scale, float low, float high> {
-            product = MatMul (x, w)
-            scaled = Mul (product, scale)
-            clipped = Clip (scaled, low, high)
-            q, k, v = Split <axis = -1, num_outputs = 3> (clipped)""",
-        """
-            product.q = MatMul (x, w.q)
-            scaled.q = Mul (product.q, scale)
-            q = Clip (scaled.q, low, high)
-            product.k = MatMul (x, w.k)
-            scaled.k = Mul (product.k, scale)
-            k = Clip (scaled.k, low, high)
-            product.v = MatMul (x, w.v)
-            scaled.v = Mul (product.v, scale)
-            v = Clip (scaled.v, low, high)""",
-    ),
-}
-
-
-@pytest.mark.parametrize("form", OTHERS)
-def test_what_else_is_taken_apart(form: str) -> None:
-    text, expected = OTHERS[form]
-    result = split_and_compare(merged_model(f"{text}\n{ATTENTION}}}"), split_qkv)
-    assert sorted(picture(result.model)) == sorted([*lines_of(expected), *TAIL])
-
-
-LEFT = {
-    "the product is an output": (
-        """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y, float[2, 1, 8, 96] product) <float[32, 96] w> {
-            product = MatMul (x, w)
-            q, k, v = Split <axis = -1, num_outputs = 3> (product)""",
-        "w is read whole by the model's output",
-    ),
-    "a norm over Q, K and V together": (
-        """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[32, 96] w, float[96] scale> {
-            product = MatMul (x, w)
-            normal = LayerNormalization (product, scale)
-            q, k, v = Split <axis = -1, num_outputs = 3> (normal)""",
-        "w is read whole by LayerNormalization",
-    ),
-    "a weight that is an input": (
-        """g (float[2, 1, 8, 32] x, float[32, 96] w) => (float[2, 1, 8, 32] y) <float[32, 96] w> {
-            product = MatMul (x, w)
-            q, k, v = Split <axis = -1, num_outputs = 3> (product)""",
-        "w is an input of the model",
-    ),
-    "a weight that is computed": (
-        """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[32, 96] a, float[32, 96] b> {
-            w = Add (a, b)
-            product = MatMul (x, w)
-            q, k, v = Split <axis = -1, num_outputs = 3> (product)""",
-        "w is computed by Add",
-    ),
-    "a Conv in groups": (
-        """g (float[2, 32, 8] x) => (float[2, 1, 32, 8] y) <float[96, 16, 1] w> {
-            product = Conv <group = 2> (x, w)
-            q1, k1, v1 = Split <axis = 1, num_outputs = 3> (product)
-            q = Unsqueeze (q1, #[1])
-            k = Unsqueeze (k1, #[1])
-            v = Unsqueeze (v1, #[1])""",
-        "w is the weight of a Conv in groups",
-    ),
-    "channels that K and V share": (
-        """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[32, 80] w> {
-            product = MatMul (x, w)
-            q = Slice (product, #[0], #[32], #[3])
-            k = Slice (product, #[32], #[64], #[3])
-            v = Slice (product, #[48], #[80], #[3])""",
-        "w has channels that several of its parts share",
-    ),
-    "K that is V": (
-        """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[32, 32] wq, float[32, 32] w> {
-            q = MatMul (x, wq)
-            k = MatMul (x, w)
-            v = Identity (k)""",
-        "w has channels that several of its parts share",
-    ),
-}
-
-
-@pytest.mark.parametrize("form", LEFT)
-def test_what_is_left_says_why(form: str) -> None:
-    text, why = LEFT[form]
-    model = detached(merged_model(f"{text}\n{ATTENTION}}}"))
-    result = split_qkv(model)
-    assert result.model is model
-    assert result.notes == (why,)
-
-
-def test_three_matrices_are_left_without_a_word() -> None:
-    text = """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[32, 32] a, float[32, 32] b, float[32, 32] c> {
-        q = MatMul (x, a)
-        k = MatMul (x, b)
-        v = MatMul (x, c)"""
-    model = detached(merged_model(f"{text}\n{ATTENTION}}}"))
-    result = split_qkv(model)
-    assert result.model is model
-    assert result.notes == ()
 
 
 def test_sizes_that_are_open_are_read_where_the_model_reads_them() -> None:
@@ -503,58 +290,6 @@ def test_the_size_of_the_product_is_read_from_its_data() -> None:
     ]
 
 
-def test_the_operator_of_opset_23() -> None:
-    text = """g (float[2, 8, 32] x) => (float[2, 8, 32] y) <float[32, 64] w> {
-        product = MatMul (x, w)
-        q, k, v = Split <axis = -1> (product, #[32, 16, 16])
-        y = Attention <q_num_heads = 4, kv_num_heads = 2> (q, k, v)
-    }"""
-    after = picture(split_and_compare(merged_model(text, opset=23), split_qkv).model)
-    assert after == [
-        "q = MatMul (x, w.q)",
-        "k = MatMul (x, w.k)",
-        "v = MatMul (x, w.v)",
-        "y = Attention <kv_num_heads = 2, q_num_heads = 4> (q, k, v)",
-    ]
-
-
-def test_layers_that_share_a_matrix_share_its_parts() -> None:
-    layer = """
-        m{n} = MatMul ({x}, w.weight)
-        q{n}, k{n}, v{n} = Split <axis = -1, num_outputs = 3> (m{n})
-        t{n} = Transpose <perm = [0, 2, 1]> (k{n})
-        s{n} = MatMul (q{n}, t{n})
-        p{n} = Softmax <axis = -1> (s{n})
-        {y} = MatMul (p{n}, v{n})"""
-    body = layer.format(n=1, x="x", y="h") + layer.format(n=2, x="h", y="y")
-    text = f"g (float[2, 8, 32] x) => (float[2, 8, 32] y) <float[32, 96] w.weight> {{{body} }}"
-    result = split_and_compare(merged_model(text), split_qkv)
-    stored = [name for name in arrays_of(result.model) if "weight" in name]
-    assert stored == ["w.q.weight", "w.k.weight", "w.v.weight"]
-
-
-def test_metadata_and_names_of_nodes_go_to_the_parts() -> None:
-    text, _ = FORMS["three Slices of a product with a bias behind it"]
-    model = merged_model(f"{text}\n{ATTENTION}}}")
-    product = model.graph.node[0]
-    product.name = "node_linear"
-    product.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'layer.0.attn', 'linear']")
-    made = {node.output[0]: node for node in split_qkv(detached(model)).model.proto.graph.node}
-    for role in "qkv":
-        node = made[f"product.{role}"]
-        assert node.name == f"node_linear.{role}"
-        assert list(node.metadata_props) == list(product.metadata_props)
-
-
-def test_a_weight_that_the_exporter_counted_is_called_by_its_module() -> None:
-    text, _ = FORMS["three Slices of a product with a bias behind it"]
-    model = merged_model(f"{text}\n{ATTENTION}}}".replace("qkv.weight", "val_27"))
-    scopes = "['', 'layer.0.attn', 'linear']"
-    model.graph.node[0].metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
-    stored = arrays_of(split_qkv(detached(model)).model)
-    assert "layer.0.attn.q.weight" in stored
-
-
 @st.composite
 def interleavings(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int, str]:
     """The order of groups, parts and features in the matrix; groups; heads of Q in a group; how parts are taken."""
@@ -599,10 +334,3 @@ def test_any_interleaving_is_found_as_the_permutation_that_it_is(case: tuple[tup
         part = after[f"w.{role}.weight"]
         assert {column.tobytes() for column in part.T} == {merged[:, one].tobytes() for one in channels}
         assert part.shape[1] == len(channels)
-
-
-def test_a_name_that_is_taken_gets_a_number() -> None:
-    text, _ = OTHERS["K and V alone"]
-    model = merged_model(f"{text}\n{ATTENTION}}}".replace("q.weight", "kv.k.weight"))
-    result = split_and_compare(model, split_qkv)
-    assert "k = MatMul (z, kv.k.weight_2)" in picture(result.model)

@@ -13,11 +13,11 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.provenance.annotations import annotations_of
 from passes.rewrites.split_merged import split_qkv
-from passes.run.result import PassRun
 from passes.weights.detached import read_model
 from passes.why import why_weights
 from tests.passes.rewrites.merged_models import merged_model
 from tests.support.onnx_models import attention
+from tests.support.pass_runs import ops
 
 QKV = """g (float[2, 8, 32] x) => (float[2, 8, 32] y) <float[96, 32] attn.in_proj.weight> {
     h = Relu (x)
@@ -45,15 +45,11 @@ GATED = """g (float[2, 8, 32] x) => (float[2, 8, 48] y) <float[32, 96] mlp.gate_
 }"""
 
 
-def ops(run: PassRun, op: str) -> int:
-    return sum(node.op_type == op for node in run.model.proto.graph.node)
-
-
 def test_what_was_split_is_kept_from_there_on(context: PassContext) -> None:
     recipe = ["split-qkv", "fold_constants", "fuse_qkv"]
     kept = passes.optimize(merged_model(QKV), recipe, keep=["qkv"], context=context)
     free = passes.optimize(merged_model(QKV), recipe, context=context)
-    assert (ops(kept, "Split"), ops(free, "Split")) == (0, 1)
+    assert (ops(kept)["Split"], ops(free)["Split"]) == (0, 1)
     assert [(one.kind, one.kept) for one in kept.structures] == [("qkv", True)]
     assert [(one.kept, one.broken_by) for one in free.structures] == [(False, "fuse_qkv")]
     assert [row.status for row in kept.rows] == ["ran", "ran", "ran"]

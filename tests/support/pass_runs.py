@@ -1,4 +1,4 @@
-"""What the tests of the adapters ask of a run."""
+"""Runs of steps on workers that run already, and what tests ask of a run."""
 
 from __future__ import annotations
 

@@ -1,0 +1,206 @@
+"""Keep, skip and watch: which structures a run holds, what that costs, and who is named where one breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+import passes
+from passes import PolicyError, Status
+from passes.context import PassContext
+from passes.worker.client import Worker
+from tests.support.onnx_models import attention, biased_attention, matrix, merged_attention, model_of
+from tests.support.pass_runs import ops, row
+
+
+def test_without_a_policy_onnxoptimizer_merges_and_is_named(context: PassContext) -> None:
+    run = passes.optimize(attention(), recipe=["fuse_qkv"], context=context)
+    (verdict,) = run.structures
+    assert (verdict.kept, verdict.broken_by) == (False, "fuse_qkv")
+    assert ops(run)["Split"] == 1
+
+
+def test_without_a_policy_the_guilty_inner_pass_of_onnxsim_is_named(context: PassContext) -> None:
+    run = passes.optimize(attention(), recipe=["onnxsim"], context=context)
+    (verdict,) = run.structures
+    assert not verdict.kept
+    assert verdict.broken_by in ("onnxsim/fuse_qkv", "onnxsim/fuse_attention")
+    assert row(run, "onnxsim").status is Status.RAN
+
+
+@pytest.mark.parametrize("recipe", [["fuse_qkv"], ["onnxsim"], ["default", "onnxsim"]], ids=str)
+def test_keep_pins_so_that_nothing_is_merged(recipe: list[str], context: PassContext) -> None:
+    run = passes.optimize(attention(), recipe=recipe, keep=["qkv"], context=context)
+    (verdict,) = run.structures
+    assert (verdict.kept, verdict.broken_by) == (True, None)
+    assert run.power.margin > 1
+    assert not run.reverted
+    kept = {name: matrix(32, 32, seed) for seed, name in enumerate(("wq", "wk", "wv", "wo"))}
+    arrays = [run.model.array(tensor) for tensor in run.model.proto.graph.initializer if len(tensor.dims) == 2]
+    for array in kept.values():
+        assert any(np.array_equal(array, other) or np.array_equal(array.T, other) for other in arrays)
+
+
+@pytest.mark.parametrize("make", [attention, biased_attention])
+def test_keep_is_cheap(make, context: PassContext) -> None:
+    """At most two nodes more than when only the passes that merge are skipped by name."""
+    kept = passes.optimize(make(), recipe=["onnxsim"], keep=["qkv"], context=context)
+    by_name = passes.optimize(
+        make(), recipe=["onnxsim"], skip=["fuse_qkv", "fuse_attention"], watch=False, context=context
+    )
+    assert by_name.structures[0].kept
+    assert ops(kept).total() <= ops(by_name).total() + 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "merging"), [("onnxsim", ["fuse_qkv", "fuse_attention"]), ("onnxslim", ["FusionGemmMul"])]
+)
+def test_keep_costs_no_gemm_between_reshapes(recipe: str, merging: list[str], context: PassContext) -> None:
+    """Of rank 3, a product and its bias become a Gemm between two reshapes, which the reshapes around it take in. A pin
+    in front of those would keep it from that; and behind them onnxsim would merge."""
+    if recipe == "onnxslim":
+        pytest.importorskip("onnxslim")
+    kept = passes.optimize(biased_attention(), recipe=[recipe], keep=["qkv"], context=context)
+    by_name = passes.optimize(biased_attention(), recipe=[recipe], skip=merging, watch=False, context=context)
+    assert (kept.structures[0].kept, by_name.structures[0].kept) == (True, True)
+    assert not kept.reverted
+    assert ops(kept)["Gemm"] >= 3
+    assert ops(kept) == ops(by_name)
+
+
+def test_keep_is_cheap_beside_a_fourth_reader_of_the_input(context: PassContext) -> None:
+    """As in a parallel block: with rank 2 inputs, product and bias may become a Gemm, and pins must not cost that."""
+    text = """
+    g (float[8, 32] x) => (float[8, 32] y) {
+        h = Relu (x)
+        q0 = MatMul (h, wq)
+        q = Add (q0, bq)
+        k0 = MatMul (h, wk)
+        k = Add (k0, bk)
+        v0 = MatMul (h, wv)
+        v = Add (v0, bv)
+        m0 = MatMul (h, wm)
+        m = Add (m0, bm)
+        kt = Transpose <perm = [1, 0]> (k)
+        s = MatMul (q, kt)
+        p = Softmax <axis = -1> (s)
+        c = MatMul (p, v)
+        y = Add (c, m)
+    }
+    """
+    weights = {f"w{role}": matrix(32, 32, seed) for seed, role in enumerate("qkvm")}
+    biases = {f"b{role}": matrix(1, 32, 9 + seed).ravel() for seed, role in enumerate("qkvm")}
+    model = model_of(text, **weights, **biases)
+    by_name = {"onnxsim": ["fuse_qkv", "fuse_attention"], "default": ["fuse_qkv"]}
+    for recipe, skip in by_name.items():
+        kept = passes.optimize(model, recipe=[recipe], keep=["qkv"], context=context)
+        free = passes.optimize(model, recipe=[recipe], skip=skip, watch=False, context=context)
+        assert (kept.structures[0].kept, free.structures[0].kept) == (True, True)
+        assert ops(kept) == ops(free)
+
+
+@pytest.mark.parametrize("shared", ["wq", "all"])
+def test_tied_projections_are_kept_too(shared: str, context: PassContext) -> None:
+    model = attention()
+    arrays = {tensor.name: tensor for tensor in model.graph.initializer}
+    for name in ("wk", "wv") if shared == "all" else ("wk",):
+        arrays[name].CopyFrom(numpy_helper.from_array(numpy_helper.to_array(arrays["wq"]), name))
+    for policy in ({"skip": ["fuse_qkv"]}, {"keep": ["qkv"]}):
+        run = passes.optimize(model, recipe=["default", "onnxsim"], **policy, context=context)
+        assert [verdict.kept for verdict in run.structures] == [True], policy
+
+
+INNER = """
+g (bool c, float[4, 4] x) => (float[4, 4] y) {
+    d = Neg (x)
+    e = If (c) <
+        then_branch = t () => (float[4, 4] r) { q = Identity (d) r = Add (q, w) },
+        else_branch = f () => (float[4, 4] s) { s = Relu (d) }
+    >
+    y = Add (e, w)
+}
+"""
+
+
+def test_a_kept_weight_may_be_read_in_a_branch_too(context: PassContext) -> None:
+    run = passes.optimize(model_of(INNER, w=matrix(4, 4, 0)), recipe=["default"], keep=["op:Add"], context=context)
+    assert all(verdict.kept for verdict in run.structures)
+    assert run.power.margin > 1
+
+
+def test_skip_alone_watches_and_reverts_whoever_merges_under_another_name(context: PassContext) -> None:
+    run = passes.optimize(biased_attention(), recipe=["default", "onnxsim"], skip=["fuse_qkv"], context=context)
+    (verdict,) = run.structures
+    assert verdict.kept
+    assert verdict.broken_by == "onnxsim/fuse_attention"
+    assert row(run, "fuse_qkv").status is Status.SKIPPED
+    assert row(run, "fuse_qkv").reason == "skip: fuse_qkv"
+    assert row(run, "onnxsim/fuse_attention").status is Status.REVERTED
+    assert row(run, "onnxsim").changed, "the rest of the step stands"
+
+
+def test_watch_can_be_opted_out_of(context: PassContext) -> None:
+    run = passes.optimize(biased_attention(), recipe=["onnxsim"], skip=["fuse_qkv"], watch=False, context=context)
+    assert [verdict.kept for verdict in run.structures] == [False]
+
+
+@pytest.mark.parametrize("entry", ["fusions", "fuse_q*"])
+def test_skip_takes_groups_and_globs(entry: str, context: PassContext) -> None:
+    run = passes.optimize(attention(), recipe=["fuse_qkv"], skip=[entry], context=context)
+    assert row(run, "fuse_qkv").reason == f"skip: {entry} names fuse_qkv"
+
+
+def test_a_skipped_pass_is_not_tried_at_all(monkeypatch: pytest.MonkeyPatch, context: PassContext) -> None:
+    """It may be skipped because it never ends, or brings its process down."""
+    asked: list[str] = []
+    post = Worker.post
+
+    def noted(worker: Worker, function: Callable[..., Any], /, **arguments: Any) -> int:
+        asked.extend(arguments.get("names", ()))
+        return post(worker, function, **arguments)
+
+    monkeypatch.setattr(Worker, "post", noted)
+    passes.optimize(attention(), recipe=["default"], skip=["fuse_qkv"], context=context)
+    assert "eliminate_deadend" in asked
+    assert "fuse_qkv" not in asked
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"recipe": ["fuse_qvk"]}, r"no pass named 'fuse_qvk'; did you mean 'fuse_qkv'\?"),
+        ({"skip": ["fuse_qvk"]}, r"skip: no pass named 'fuse_qvk'; did you mean 'fuse_qkv'\?"),
+        ({"skip": ["FUSIONS"]}, r"skip: no pass named 'FUSIONS'; did you mean 'fusions'\?"),
+        ({"skip": ["fuse_atention"], "recipe": ["onnxsim"]}, r"did you mean 'fuse_attention'\?"),
+        ({"keep": ["qkw"]}, r"keep: no structure named 'qkw'; did you mean 'qkv'\?"),
+        ({"recipe": [{"onnxsim": {"skip_fuse_b": True}}]}, r"no option 'skip_fuse_b'; did you mean 'skip_fuse_bn'\?"),
+        ({"recipe": [{"onnxsim": {"skipped_optimizers": ["fuse_qvk"]}}]}, "onnxsim has no pass named 'fuse_qvk'"),
+        (
+            {"recipe": [{"onnxsim": {"extra_optimizers": ["quantise_fp16"]}}]},
+            r"onnxsim has no pass named 'quantise_fp16'; did you mean 'quantize_fp16'\?",
+        ),
+        *(
+            ({"recipe": [{"onnxsim": {option: value}}]}, f"onnxsim: {option} is .* expected a list")
+            for option in ("skipped_optimizers", "extra_optimizers")
+            for value in (None, 5, "fuse_qkv", [5])
+        ),
+        ({"recipe": [{"default": {"x": 1}}]}, "pass 'default' takes no options, found x"),
+        ({"recipe": [{"fold_constants": {"limit": 1}}]}, "pass 'fold_constants' does not take these options"),
+    ],
+)
+def test_a_wrong_name_is_a_mistake_that_names_the_nearest(settings: dict, words: str, context: PassContext) -> None:
+    with pytest.raises(PolicyError, match=words):
+        passes.optimize(attention(), **{"recipe": ["nop"], **settings}, context=context)
+
+
+def test_a_keep_that_matches_nothing_says_what_is_there(context: PassContext) -> None:
+    with pytest.raises(PolicyError, match=r"keep: qkv matches nothing .* are one matrix in the source already: w"):
+        passes.optimize(merged_attention(), recipe=["nop"], keep=["qkv"], context=context)
+
+
+def test_an_optional_keep_may_match_nothing(context: PassContext) -> None:
+    assert passes.optimize(merged_attention(), recipe=["nop"], keep=["qkv?"], context=context).structures == ()
