@@ -40,24 +40,15 @@ def _read_standard(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> At
     query = _heads(types, node.input[0], merged, counts[0], "query")
     key = _heads(types, node.input[1], merged, counts[1], "key")
     value = _heads(types, node.input[2], merged, counts[1], "value")
-    mask, past, lengths = input_of(node, 3), (input_of(node, 4), input_of(node, 5)), input_of(node, 6)
+    mask, lengths = input_of(node, 3), input_of(node, 6)
     scores, scores_at = output_of(node, 3), settings.get("qk_matmul_output_mode", 0)
     is_bool = bool(mask) and types.dtype(mask) == TensorProto.BOOL
     if mask and not is_bool and types.dtype(mask) != dtype:
         raise NotHandledError("its mask is neither bool nor of the dtype of the query")
     masked = -math.inf if (mask and not is_bool) or (scores and scores_at == 2) else LOWEST[dtype]
-    core = AttentionCore(
-        query,
-        key,
-        value,
-        dtype,
-        scale=_scale(settings, query),
-        output=node.output[0],
+    core = replace(
+        _core_of(node, settings, (query, key, value), dtype, types, past=(4, 5)),
         merged_output=merged,
-        softcap=settings.get("softcap", 0.0),
-        past=past if all(past) else None,
-        past_length=types.dim(past[0], 2) if all(past) else 0,
-        present=(output_of(node, 1), output_of(node, 2)),
         masks=((mask, masked),) if is_bool else (),
         biases=(mask,) if mask and not is_bool else (),
         causal=bool(settings.get("is_causal", 0)) and not lengths,
@@ -96,21 +87,10 @@ def _read_multi_head(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> 
         query, key, value = _add_biases(input_of(node, 3), (query, key, value), writer, types)
     if settings.get("unidirectional", 0) and query.length != key.length:
         raise NotHandledError("it is causal, and has other keys than queries")
-    past = (input_of(node, 6), input_of(node, 7))
-    core = AttentionCore(
-        query,
-        key,
-        value,
-        dtype,
-        scale=_scale(settings, query),
-        output=node.output[0],
-        merged_output=True,
-        past=past if all(past) else None,
-        past_length=types.dim(past[0], 2) if all(past) else 0,
-        present=(output_of(node, 1), output_of(node, 2)),
+    core = replace(
+        _core_of(node, settings, (query, key, value), dtype, types, past=(6, 7)),
         biases=(node.input[5],) if input_of(node, 5) else (),
         causal=bool(settings.get("unidirectional", 0)),
-        masked=LOWEST[dtype],
     )
     return _with_contrib_mask(core, input_of(node, 4), settings, writer, types)
 
@@ -144,21 +124,13 @@ def _read_contrib(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> Att
             writer.add("Squeeze", halves[0], first, label="past_key"),
             writer.add("Squeeze", halves[1], first, label="past_value"),
         )
-    present = output_of(node, 1)
-    core = AttentionCore(
-        query,
-        key,
-        value,
-        dtype,
-        scale=_scale(settings, query),
-        output=node.output[0],
-        merged_output=True,
+    core = replace(
+        _core_of(node, settings, (query, key, value), dtype, types),
         past=past,
         past_length=past_length,
-        joined_present=present,
+        joined_present=output_of(node, 1),
         biases=(node.input[5],) if input_of(node, 5) else (),
         causal=bool(settings.get("unidirectional", 0)),
-        masked=LOWEST[dtype],
     )
     return _with_contrib_mask(core, input_of(node, 3), settings, writer, types)
 
@@ -175,12 +147,11 @@ def _read_grouped_query(node: NodeProto, writer: NodeWriter, types: GraphTypes) 
     count, kv_count = settings["num_heads"], settings["kv_num_heads"]
     dtype = _dtype(types, node.input[0])
     query, key, value = _grouped_heads(node, count, kv_count, writer, types)
-    past = (input_of(node, 3), input_of(node, 4))
-    past_length = types.dim(past[0], 2) if all(past) else 0
-    if past_length != 0:
+    core = _core_of(node, settings, (query, key, value), dtype, types, past=(3, 4))
+    if core.past_length != 0:
         if types.dim(node.input[0], 0) != 1:
             raise NotHandledError("its batch is not of the fixed size 1, so the past of each entry may end elsewhere")
-        if past_length is not None and past_length == types.dim(output_of(node, 1), 2):
+        if core.past_length is not None and core.past_length == types.dim(output_of(node, 1), 2):
             raise NotHandledError("its past is a buffer that is written in place")
     rotary = None
     if settings.get("do_rotary", 0):
@@ -189,22 +160,11 @@ def _read_grouped_query(node: NodeProto, writer: NodeWriter, types: GraphTypes) 
             raise NotHandledError("the size of its rotary tables is not known")
         interleaved = bool(settings.get("rotary_interleaved", 0))
         rotary = Rotary(node.input[7], node.input[8], 2 * half, interleaved, input_of(node, 9))
-    return AttentionCore(
-        query,
-        key,
-        value,
-        dtype,
-        scale=_scale(settings, query),
-        output=node.output[0],
-        merged_output=True,
-        softcap=settings.get("softcap", 0.0),
-        past=past if all(past) else None,
-        past_length=past_length,
-        present=(output_of(node, 1), output_of(node, 2)),
+    return replace(
+        core,
         biases=(node.input[10],) if input_of(node, 10) else (),
         causal=True,
         window=settings.get("local_window_size", -1),
-        masked=LOWEST[dtype],
         rotary=rotary,
     )
 
@@ -244,8 +204,38 @@ def _heads(types: GraphTypes, value: str, merged: bool, count: int | None, role:
     return Heads(value, merged, number, width // number if merged else width, types.dim(value, 1 if merged else 2))
 
 
-def _scale(settings: Mapping[str, Any], query: Heads) -> float:
-    return settings.get("scale") or query.size**-0.5
+def _core_of(
+    node: NodeProto,
+    settings: Mapping[str, Any],
+    heads: tuple[Heads, Heads, Heads],
+    dtype: int,
+    types: GraphTypes,
+    past: tuple[int, int] | None = None,
+) -> AttentionCore:
+    """What the operators say alike. `past`: the inputs with keys and values of the past, of which outputs 1 and 2 are
+    the present; None where it is not in two inputs."""
+    query, key, value = heads
+    core = AttentionCore(
+        query,
+        key,
+        value,
+        dtype,
+        scale=settings.get("scale") or query.size**-0.5,
+        output=node.output[0],
+        merged_output=True,
+        softcap=settings.get("softcap", 0.0),
+        masked=LOWEST[dtype],
+    )
+    if past is None:
+        return core
+    keys, values = input_of(node, past[0]), input_of(node, past[1])
+    has_past = bool(keys) and bool(values)
+    return replace(
+        core,
+        past=(keys, values) if has_past else None,
+        past_length=types.dim(keys, 2) if has_past else 0,
+        present=(output_of(node, 1), output_of(node, 2)),
+    )
 
 
 def _refuse_inputs(node: NodeProto, reasons: Mapping[int, str]) -> None:
