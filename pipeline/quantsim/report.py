@@ -22,7 +22,6 @@ from pipeline.report.quantization import Quantization, QuantizedLayer, Quantized
 __all__ = [
     "FORMAT_VERSION",
     "FloatTensor",
-    "LayerNoise",
     "QuantSimReport",
     "TensorRow",
     "make_placement_report",
@@ -36,33 +35,10 @@ FORMAT_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class TensorRow:
-    """A computed tensor. `part` names the structure and its role, such as `qkv encoder.layer.0 q`, if it has one."""
+class TensorRow(QuantizedTensor):
+    """A row of the table: a tensor, and its place in graph order."""
 
-    tensor: str
-    op: str
-    module: str
-    part: str
-    precision: str
-    local_db: float
-    total_db: float
     place: int
-    """In graph order."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNoise:
-    """A layer, known by its output, and the SQNR of the model's outputs if it alone is quantized.
-
-    share: of what all layers alone add to the noise of the outputs.
-    """
-
-    layer: str
-    op: str
-    module: str
-    part: str
-    sqnr_db: float
-    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +59,7 @@ class QuantSimReport:
 
     rules: tuple[RuleMatches, ...]
     rows: tuple[TensorRow, ...]
-    layers: tuple[LayerNoise, ...]
+    layers: tuple[QuantizedLayer, ...]
     not_estimated: str
     left_in_float: tuple[FloatTensor, ...]
     outputs: Mapping[str, OutputNoise]
@@ -135,14 +111,10 @@ def make_placement_report(placement: Placement, model: DetachedModel, why: str) 
 def page_data(report: QuantSimReport) -> Quantization:
     """What the page shows of the report."""
     devices = report.device_like.outputs if report.device_like else {}
+    in_order = sorted(report.rows, key=lambda row: row.place)
     return Quantization(
-        tensors=tuple(
-            QuantizedTensor(row.tensor, row.op, row.module, row.part, row.precision, row.local_db, row.total_db)
-            for row in sorted(report.rows, key=lambda row: row.place)
-        ),
-        layers=tuple(
-            QuantizedLayer(row.layer, row.op, row.module, row.part, row.sqnr_db, row.share) for row in report.layers
-        ),
+        tensors=tuple(in_order),
+        layers=report.layers,
         outputs=tuple(
             QuantizedOutput(name, found.sqnr_db, found.max_abs, devices[name].sqnr_db if name in devices else None)
             for name, found in report.outputs.items()
@@ -174,13 +146,13 @@ def _plain(value: Any) -> Any:
 
 def _layer_rows(
     sensitivity: Mapping[str, float], placed: Mapping[str, PlacedSite], parts: Mapping[str, str]
-) -> Iterator[LayerNoise]:
+) -> Iterator[QuantizedLayer]:
     powers = {name: 10 ** (-ratio / 10) if math.isfinite(ratio) else 0.0 for name, ratio in sensitivity.items()}
     whole = sum(powers.values()) or 1.0
     for name in sorted(sensitivity, key=sensitivity.__getitem__):
         site = placed[name].site
         module = site.modules[-1] if site.modules else ""
-        yield LayerNoise(name, site.op, module, parts.get(name, ""), sensitivity[name], powers[name] / whole)
+        yield QuantizedLayer(name, site.op, module, parts.get(name, ""), sensitivity[name], powers[name] / whole)
 
 
 def _row(placed: PlacedSite, part: str, noise: Noise, place: int) -> TensorRow:

@@ -9,12 +9,17 @@ from typing import ClassVar
 __all__ = ["Quantization", "QuantizedLayer", "QuantizedOutput", "QuantizedTensor"]
 
 
+class _Ratios:
+    """Data with ratios that may be infinite, which plain JSON does not have."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
+
+
 @dataclass(frozen=True, slots=True)
-class QuantizedTensor:
+class QuantizedTensor(_Ratios):
     """A computed tensor, in graph order. `part` names the structure and the role in it, such as `qkv layer.0 q`; ratios
     are of signal to noise in dB, infinite where nothing differs."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
 
     tensor: str
     op: str
@@ -26,10 +31,9 @@ class QuantizedTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedLayer:
-    """A layer, worst first: the ratio in the outputs if it alone is quantized, and its share of the noise of all."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
+class QuantizedLayer(_Ratios):
+    """A layer, known by its output: the ratio in the model's outputs if it alone is quantized, and its share of what
+    all layers alone add to their noise. Worst first."""
 
     layer: str
     op: str
@@ -40,10 +44,8 @@ class QuantizedLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedOutput:
+class QuantizedOutput(_Ratios):
     """An output by the specification of the operators, and as onnxruntime runs it with all optimizations."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
 
     name: str
     sqnr_db: float
