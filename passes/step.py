@@ -1,18 +1,29 @@
-"""The nouns that every part of a pass run shares: Step, CompositeStep, PassResult, Repeat."""
+"""The nouns that every part of a pass run shares: Step, CompositeStep, PassResult, Repeat, Description."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 import onnx
 
 from passes.context import PassContext, open_local_context
 from passes.weights.detached import DetachedModel, attach, detach
 
-__all__ = ["MAX_TURNS", "CompositeStep", "PassResult", "Repeat", "Step", "flatten"]
+__all__ = [
+    "MAX_TURNS",
+    "CompositeStep",
+    "Description",
+    "PassResult",
+    "Reads",
+    "Repeat",
+    "Step",
+    "flatten",
+    "structure",
+    "values",
+]
 
 MAX_TURNS: Final = 20
 """Turns after which a fixed point is given up."""
@@ -27,6 +38,30 @@ class PassResult:
     """Whether it may be another model than the one that the step was given."""
     why: str | None = None
     """Why the step did its work in another way than it was asked to; it stands in the report."""
+
+
+Reads = Literal["structure", "values"]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a pass does and reads. `does` is one sentence without a full stop.
+
+    A pass reads `values` if its effect depends on the numbers in weights, or if it computes new weights. All
+    others read the `structure` only: operators, attributes, shapes, and constants that are as good as attributes (a
+    scalar such as an epsilon; axes, pads, shapes, indices). They may rewire weights, but never look at their numbers.
+    """
+
+    does: str
+    reads: Reads
+
+
+def structure(does: str) -> Description:
+    return Description(does, "structure")
+
+
+def values(does: str) -> Description:
+    return Description(does, "values")
 
 
 class Step:
@@ -68,6 +103,9 @@ class Step:
 
     destroys_equals: ClassVar[tuple[str, ...]] = ()
     """Those of `destroys` that destroy a structure only where it has two equal parts, and are useful elsewhere."""
+
+    describes: ClassVar[Mapping[str, Description]] = MappingProxyType({})
+    """Pass of the step's library → what it does and reads, for the catalogue. A pass without is listed by its name."""
 
     hands_on_options: ClassVar[bool] = False
     """Whether options of any name go on to the library, which knows them best."""

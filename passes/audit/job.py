@@ -24,6 +24,7 @@ from passes.audit.target import AuditTarget
 from passes.audit.trial import AuditTrial
 from passes.context import memory_limit
 from passes.errors import ModelError, PolicyError
+from passes.recipe.steps import SINGLE_PASS_LIBRARY
 from passes.suggest import nearest
 from passes.worker.client import Worker
 
@@ -36,7 +37,8 @@ CHUNK: Final = 64
 JUDGES: Final = ("onnx", "onnxruntime", "numpy")
 """The libraries that decide what is a finding."""
 
-PRELOAD: Final = ("onnxoptimizer", "passes.audit.attempts")
+PRELOAD: Final = (SINGLE_PASS_LIBRARY, "passes.audit.attempts")
+"""What a worker imports as it starts; other libraries take seconds, and not every job tries them."""
 
 
 @contextmanager

@@ -6,14 +6,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from passes.catalog.descriptions import UNDESCRIBED, Reads, describe
+from passes.catalog.descriptions import STEPS, UNDESCRIBED
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.policy.known_passes import DESTROYS, groups_of
 from passes.recipe.defaults import TORCH_RECIPE
 from passes.recipe.steps import OWN_STEPS, default_passes, known_names, single_passes
 from passes.recipe.user_passes import installed_passes
-from passes.step import Step
+from passes.step import Description, Reads, Step
 
 __all__ = ["CatalogEntry", "Runs", "catalog", "pass_names", "rows_of"]
 
@@ -47,7 +47,7 @@ class CatalogEntry:
 
     @property
     def described(self) -> bool:
-        return self.does != UNDESCRIBED
+        return self.does != UNDESCRIBED.does
 
 
 def catalog(context: PassContext, *, steps: Collection[str] | None = None) -> tuple[CatalogEntry, ...]:
@@ -57,7 +57,7 @@ def catalog(context: PassContext, *, steps: Collection[str] | None = None) -> tu
         steps: whose inner passes to list; None for all. Asking a library starts the worker and takes seconds.
     """
     defaults = set(default_passes())
-    rows = [_entry(step.name, step.source, "default" if step in defaults else "extra") for step in single_passes()]
+    rows = [_single_entry(step, "default" if step in defaults else "extra") for step in single_passes()]
     for name, make in OWN_STEPS.items():
         step = make()
         rows += rows_of(step, context) if steps is None or name in steps else [_step_entry(step)]
@@ -106,16 +106,22 @@ def _user_entries() -> list[CatalogEntry]:
     ]
 
 
+def _single_entry(step: Step, runs: Runs) -> CatalogEntry:
+    return _entry(step.name, step.source, runs, step.describes.get(step.name))
+
+
 def _step_entry(step: Step) -> CatalogEntry:
-    return _entry(step.name, step.source, "default" if step.name in TORCH_RECIPE else "extra")
+    runs = "default" if step.name in TORCH_RECIPE else "extra"
+    return _entry(step.name, step.source, runs, STEPS.get(step.name))
 
 
 def _inner_entry(step: Step, bare: str, runs: Runs) -> CatalogEntry:
     never = step.never_run.get(bare, "")
-    return _entry(f"{step.name}/{bare}", step.source, "never" if never else runs, never)
+    name = f"{step.name}/{bare}"
+    return _entry(name, step.source, "never" if never else runs, step.describes.get(bare), never)
 
 
-def _entry(name: str, source: str, runs: Runs, note: str = "") -> CatalogEntry:
-    words = describe(name)
+def _entry(name: str, source: str, runs: Runs, described: Description | None, note: str = "") -> CatalogEntry:
+    words = described or UNDESCRIBED
     destroys = DESTROYS.get(name.rpartition("/")[2], ())
     return CatalogEntry(name, source, runs, words.does, words.reads, groups_of(name), destroys, note)

@@ -21,7 +21,15 @@ from passes.rewrites.split_merged import SplitGateUp, SplitQkv
 from passes.rewrites.untie import Untie
 from passes.step import Step
 
-__all__ = ["OWN_STEPS", "STEP_TYPES", "default_passes", "known_names", "library_versions", "single_passes"]
+__all__ = [
+    "OWN_STEPS",
+    "SINGLE_PASS_LIBRARY",
+    "STEP_TYPES",
+    "default_passes",
+    "known_names",
+    "library_versions",
+    "single_passes",
+]
 
 OWN_STEPS: Final[Mapping[str, type[Step]]] = {
     "onnxsim": OnnxSim,
@@ -43,7 +51,10 @@ OWN_STEPS: Final[Mapping[str, type[Step]]] = {
 STEP_TYPES: Final[Sequence[type[Step]]] = (*OWN_STEPS.values(), onnxoptimizer.OnnxOptimizerPass)
 """The class of each step; the last has the passes that a recipe names one by one."""
 
-LIBRARIES: Final = tuple(dict.fromkeys((onnxoptimizer.NAME, *(make().source for make in OWN_STEPS.values()))))
+SINGLE_PASS_LIBRARY: Final = onnxoptimizer.NAME
+"""The library whose passes a recipe names one by one."""
+
+LIBRARIES: Final = tuple(dict.fromkeys((SINGLE_PASS_LIBRARY, *(make().source for make in OWN_STEPS.values()))))
 """The distributions that the steps come from, onnxline itself among them."""
 
 

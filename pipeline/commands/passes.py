@@ -19,7 +19,7 @@ from passes.context import open_context
 from passes.errors import PolicyError
 from passes.graph.formatting import COLUMNS
 from passes.policy.known_passes import ALL_GROUPS, DESTROYS, in_group
-from passes.recipe.steps import OWN_STEPS, library_versions
+from passes.recipe.steps import OWN_STEPS, SINGLE_PASS_LIBRARY, library_versions
 from passes.structures import STRUCTURES
 from passes.suggest import nearest
 from pipeline.commands.shared import Json
@@ -115,7 +115,7 @@ def _as_data(rows: Sequence[CatalogEntry]) -> dict[str, object]:
 
 
 def print_entries(rows: Iterable[CatalogEntry], versions: Mapping[str, str]) -> None:
-    """Print a section for the steps of a recipe, one for onnxoptimizer, and one for each step's inner passes."""
+    """Print the steps of a recipe, then the passes that a recipe names one by one, then each step's inner passes."""
     page = _PassPage()
     sections: dict[str, list[CatalogEntry]] = {}
     for row in rows:
@@ -191,7 +191,7 @@ def _section(entry: CatalogEntry) -> str:
     step, inside, _ = entry.name.rpartition("/")
     if inside:
         return f"{step}/…"
-    return "onnxoptimizer" if entry.source == "onnxoptimizer" else STEPS
+    return entry.source if entry.source == SINGLE_PASS_LIBRARY else STEPS
 
 
 def _count_passes(entries: Sequence[CatalogEntry]) -> str:
@@ -224,7 +224,7 @@ def _runs(entry: CatalogEntry) -> str:
     if inside:
         return f"only where a recipe asks for it: {{{step}: {{extra_optimizers: [{bare}]}}}}"
     if entry.runs == "default":
-        word = "wherever a recipe says `default`" if entry.source == "onnxoptimizer" else "in the default recipe"
+        word = "wherever a recipe says `default`" if entry.source == SINGLE_PASS_LIBRARY else "in the default recipe"
         return f"{word}, and wherever a recipe names it"
     return "only where a recipe names it"
 
