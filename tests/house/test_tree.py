@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 import sys
 from collections import defaultdict
@@ -67,3 +68,21 @@ def test_no_benchmark_is_called_like_a_module_of_python() -> None:
     scripts = {path.stem for path in (ROOT / "benchmarks").iterdir() if path.suffix == ".py" or path.is_dir()}
     assert "passes_cost" in scripts
     assert scripts & sys.stdlib_module_names == set()
+
+
+def test_the_import_rules_know_each_finder_and_checker() -> None:
+    """A file of `passes/structures` that neither list named could import from both sides."""
+    rules = configparser.ConfigParser()
+    rules.read(ROOT / ".importlinter", encoding="utf-8")
+    finders, checkers = (rules[f"importlinter:contract:{name}"] for name in ("finders", "checkers"))
+    room = {path.stem for path in (ROOT / "passes/structures").glob("*.py")} - {"__init__"}
+    checks = {name for name in room if name.endswith("_check")}
+    assert "core_check" in checks
+    assert modules_of(finders["forbidden_modules"]) == checks
+    assert modules_of(checkers["source_modules"]) == checks | {"types"}
+    assert modules_of(finders["source_modules"]) == room - checks - {"kinds"}, "kinds.py joins finders and checkers"
+    assert modules_of(checkers["forbidden_modules"]) == room - checks - {"types"}
+
+
+def modules_of(lines: str) -> set[str]:
+    return {line.rpartition(".")[2] for line in lines.split()}
