@@ -29,7 +29,7 @@ from benchmarks.measure import machine, versions_line
 from passes.encodings.carry import CarriedEncodings
 from passes.encodings.encoding import Encoding
 from passes.optimize import optimize
-from passes.recipe.defaults import DEFAULT_RECIPE, TORCH_RECIPE
+from passes.recipe import DEFAULT_RECIPE, TORCH_RECIPE
 from passes.weights.detached import DetachedModel, attach
 from pipeline.config.precision import parse_precision
 from pipeline.quantsim.calibration import calibrate

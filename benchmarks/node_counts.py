@@ -37,7 +37,7 @@ from passes.external.onnxsim import simplify
 from passes.graph.traversal import every_node
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
-from passes.recipe.defaults import TORCH_RECIPE
+from passes.recipe import TORCH_RECIPE
 from passes.recipe.recipe import steps_of
 from passes.run.runner import run_passes
 from passes.weights.detached import read_model

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.measure import Child, kind_of_memory, machine, mib, run_child, versions_line
-from passes.recipe.defaults import TORCH_RECIPE
+from passes.recipe import TORCH_RECIPE
 
 __all__ = ["exported"]
 

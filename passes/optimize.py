@@ -26,7 +26,7 @@ from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
 from passes.proof.lookups import rows_by_input
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE, Prover, StructureProver
-from passes.recipe.defaults import DEFAULT_RECIPE
+from passes.recipe import DEFAULT_RECIPE
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.apply_policy import check_names, without_weight_readers
 from passes.run.result import PassRow, PassRun, Status

@@ -10,7 +10,7 @@ from passes.catalog.descriptions import STEPS, UNDESCRIBED
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.policy.known_passes import DESTROYS, groups_of
-from passes.recipe.defaults import TORCH_RECIPE
+from passes.recipe import TORCH_RECIPE
 from passes.recipe.steps import OWN_STEPS, default_passes, known_names, single_passes
 from passes.recipe.user_passes import installed_passes
 from passes.step import Description, Reads, Step

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, get_type_hints
 
 from passes.errors import PolicyError
-from passes.recipe.defaults import DEFAULT_RECIPE
 from passes.recipe.steps import OWN_STEPS, default_passes, known_names, single_passes
 from passes.recipe.user_passes import installed_passes, is_reference, user_step
 from passes.step import Repeat, Step
 from passes.suggest import nearest
 
-__all__ = ["DEFAULT_RECIPE", "RecipeItem", "names_of", "steps_of"]
+__all__ = ["RecipeItem", "names_of", "steps_of"]
 
 RecipeItem = str | Mapping[str, Mapping[str, Any] | None]
 

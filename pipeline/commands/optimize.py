@@ -50,7 +50,7 @@ def optimize(
     import passes
     from passes.encodings.aimet import aimet_text, read_aimet
     from passes.encodings.report import describe_carried, summarize_carried
-    from passes.recipe.recipe import DEFAULT_RECIPE
+    from passes.recipe import DEFAULT_RECIPE
     from passes.weights.files import save, write_errors
     from pipeline.config import read_recipe
     from pipeline.config.paths import describe_absence

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from passes.recipe.defaults import DEFAULT_RECIPE, TORCH_RECIPE
+from passes.recipe import DEFAULT_RECIPE, TORCH_RECIPE
 from pipeline.config.explain import to_config_error
 from pipeline.config.merge import read_with_bases
 from pipeline.config.paths import anchor_paths

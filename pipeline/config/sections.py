@@ -22,7 +22,7 @@ from pydantic import (
 
 from passes.proof import numbers
 from passes.proof.draws import FURTHER_SIZES
-from passes.recipe.defaults import DEFAULT_RECIPE
+from passes.recipe import DEFAULT_RECIPE
 
 __all__ = [
     "DEFAULT_SIZES",

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.encodings_coverage import encode_source, judge
 from passes.encodings.carry import UncoveredTensor
 from passes.optimize import draw_feeds, optimize
-from passes.recipe.defaults import DEFAULT_RECIPE
+from passes.recipe import DEFAULT_RECIPE
 from tests.support.onnx_models import attention, biased_attention, detached, merged_attention
 
 MODELS = {"plain": attention, "biased": biased_attention, "merged": merged_attention}

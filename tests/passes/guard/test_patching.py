@@ -13,7 +13,9 @@ import onnxoptimizer
 import pytest
 
 import passes
+from passes.guard.calls import TARGETS
 from passes.guard.patching import intercept, is_intercepted, restore
+from passes.guard.startup.hooks import LIBRARIES
 from tests.support.onnx_models import attention
 
 
@@ -76,3 +78,8 @@ def test_what_is_no_python_function_is_replaced_wherever_a_module_holds_it(monke
     assert door.original is native
     restore(door)
     assert library.simplify is native and script.by_another_name is native
+
+
+def test_the_hooks_know_each_library_with_a_function_to_intercept() -> None:
+    """They name the libraries themselves: at the start of each Python child no adapter is loaded yet."""
+    assert {target.package for target in TARGETS} == set(LIBRARIES)
