@@ -48,7 +48,7 @@ def derive_encoding(array: np.ndarray, sources: Sequence[EncodedArray]) -> tuple
     why: list[str] = []
     for source in sources:
         for turned in _turn(source):
-            found = _reshape(turned, array) or _cut(turned, array, why)
+            found = _reshape(turned, array) or _encoding_of_slices(turned, array, why)
             if found is not None:
                 return found, (source.name,)
     joined = _join(array, sources, why) if len(sources) > 1 else None
@@ -95,7 +95,7 @@ def _same_axis(shape: tuple[int, ...], other: tuple[int, ...], axis: int) -> int
     return next((at for at in range(len(other)) if (math.prod(other[:at]), other[at]) == wanted), None)
 
 
-def _cut(source: EncodedArray, array: np.ndarray, why: list[str]) -> Encoding | None:
+def _encoding_of_slices(source: EncodedArray, array: np.ndarray, why: list[str]) -> Encoding | None:
     """The encoding of `array` if it is some slices of the source along one axis."""
     axis = _cut_axis(source.array.shape, array.shape)
     if axis is None:

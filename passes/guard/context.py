@@ -39,7 +39,7 @@ class GuardLog:
         return read_warnings(self.path) if self.path else self._warnings
 
     def close(self) -> None:
-        """Read the file for the last time: it is about to be removed."""
+        """Read the file for the last time, before it is removed."""
         self._calls, self._warnings, self.path = self.calls, self.warnings, ""
 
 

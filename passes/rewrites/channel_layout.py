@@ -142,13 +142,13 @@ class ChannelLayout:
         return self._with((*self.axes[:axis], *news, *self.axes[axis + 1 :]), taken_from)
 
     def reshape(self, dims: Sequence[Size], source: str = "") -> ChannelLayout | None:
-        """In other axes; None where it cannot be told which old ones they are made of.
+        """In other axes; None where it is not known which old axes they consist of.
 
         Args:
             dims: the new sizes; `=3` is that of axis 3, which it keeps.
             source: the tensor of sizes that gives `dims` at run time.
         """
-        sizes = [self._copied(size) for size in dims]
+        sizes = [self._resolve_size(size) for size in dims]
         if None in sizes:
             return None
         grouped = _regroup(self.factors, [one for one in sizes if one is not None], source)
@@ -159,7 +159,7 @@ class ChannelLayout:
         shape = [int(one.size) for axis in axes for one in axis if one.is_channel]
         return replace(self, base=base)._with(axes, lambda array: array.reshape(shape))
 
-    def _copied(self, size: Size) -> Size | None:
+    def _resolve_size(self, size: Size) -> Size | None:
         if not (isinstance(size, str) and size.startswith("=")):
             return size
         group = self.axes[int(size[1:])]

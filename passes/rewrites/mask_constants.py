@@ -93,7 +93,7 @@ class MaskedGraph:
                 continue
             seen.add(state)
             place, factor = self._makers[state[0]], state[1]
-            for slot, scale in self._followed(self.nodes[place], factor):
+            for slot, scale in self._inputs_to_follow(self.nodes[place], factor):
                 name = self.nodes[place].input[slot]
                 array = self.constant(name)
                 if array is None:
@@ -101,7 +101,7 @@ class MaskedGraph:
                 elif _is_mask(array, scale):
                     yield MaskUse(place, slot, scale)
 
-    def _followed(self, node: NodeProto, factor: float) -> Iterator[tuple[int, float]]:
+    def _inputs_to_follow(self, node: NodeProto, factor: float) -> Iterator[tuple[int, float]]:
         """The inputs of `node` that may bring a mask, each with the factor from there on."""
         if node.domain not in ONNX_DOMAINS:
             return
@@ -113,14 +113,14 @@ class MaskedGraph:
         elif node.op_type in LIMITS:  # a limit is no value of the tensor
             slots = [slot for slot in slots if self.constant(node.input[slot]) is None]
         elif node.op_type in ("Mul", "Div"):
-            yield from self._scaled(node, factor)
+            yield from self._scale_factors(node, factor)
             return
         elif node.op_type not in SUMS and node.op_type != "Concat":
             return
         for slot in slots:
             yield slot, -factor if node.op_type == "Sub" and slot == 1 else factor
 
-    def _scaled(self, node: NodeProto, factor: float) -> Iterator[tuple[int, float]]:
+    def _scale_factors(self, node: NodeProto, factor: float) -> Iterator[tuple[int, float]]:
         """A product of a mask with a number, or of a mask constant with what is 0 or 1."""
         arrays = [self.constant(name) for name in node.input]
         for slot in (0, 1) if node.op_type == "Mul" else (0,):
@@ -155,7 +155,7 @@ class MaskedGraph:
                 node = self.nodes[place]
                 if node.op_type in SHAPES:
                     continue
-                if not any(node.input[slot] == value for slot, _ in self._followed(node, 1.0)):
+                if not any(node.input[slot] == value for slot, _ in self._inputs_to_follow(node, 1.0)):
                     return False
                 pending += node.output
         return True

@@ -56,7 +56,7 @@ class MergedProduct:
 
 
 def read_product(view: GraphView, node: NodeProto) -> MergedProduct:
-    """`node` as a product whose channels can be told apart.
+    """`node` as a product whose channels can be distinguished.
 
     Raises:
         NotSplit: another operator, a weight that is computed, an input of the model, or quantized in blocks.
@@ -219,12 +219,12 @@ def _follow(view: GraphView, node: NodeProto, value: ChannelValue) -> list[Chann
     if rule is None or list(node.input).count(value.name) != 1:
         return None
     layouts = rule(view, node, value)
-    return None if layouts is None or any(one.layout is None for one in layouts) else _named(layouts, node)
+    return None if layouts is None or any(one.layout is None for one in layouts) else _channel_values(layouts, node)
 
 
 @dataclass(frozen=True, slots=True)
 class _NodeOutput:
-    """An output of a node. A layout of None: it cannot be told."""
+    """An output of a node. A layout of None is not known."""
 
     name: str
     layout: ChannelLayout | None
@@ -232,7 +232,7 @@ class _NodeOutput:
     node: NodeProto | None = None
 
 
-def _named(results: Sequence[_NodeOutput], node: NodeProto) -> list[ChannelValue]:
+def _channel_values(results: Sequence[_NodeOutput], node: NodeProto) -> list[ChannelValue]:
     return [
         ChannelValue(one.name, one.layout, one.ops, one.node or node)
         for one in results

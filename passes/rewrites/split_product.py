@@ -225,7 +225,7 @@ class _Splitter:
         names = [known.get(id(node)) or self.edit.free(f"{node.output[0]}.{role}") for node in nodes]
         inputs = list(product.node.input)
         for at, stored in product.weights.items():
-            inputs[at] = self._cut(stored, channels, role, product.node)
+            inputs[at] = self._cut_weight(stored, channels, role, product.node)
         value = self.edit.copy_node(product.node, inputs, names[0], role)
         trailing = 0 if is_flat else -product.axis - 1
         if is_flat:
@@ -327,7 +327,7 @@ class _Splitter:
             edit.add_bare("Gather", [source, place], edit.made[size], axis=0)
         return edit.made[size]
 
-    def _cut(self, stored: StoredChannels, channels: Array, role: str, reader: NodeProto) -> str:
+    def _cut_weight(self, stored: StoredChannels, channels: Array, role: str, reader: NodeProto) -> str:
         """The channels of a stored tensor, as the product reads them."""
         key, whole = (stored.tensor.name, stored.axis, channels.tobytes()), stored.tensor
         if key not in self.edit.made:
@@ -354,7 +354,7 @@ class _Splitter:
                 if own is None or len(own) > 1:
                     raise NotSplit("has scales of no known shape")
                 if own and own != (1,) and along == axis % len(dims):
-                    inputs[at] = self._cut(stored_channels(view, given, 0), channels, role, node)
+                    inputs[at] = self._cut_weight(stored_channels(view, given, 0), channels, role, node)
         key = ("weight node", node.output[0], *inputs)
         if key not in self.edit.made:
             self.edit.made[key] = self.edit.free(f"{node.output[0]}.{role}")

@@ -243,13 +243,13 @@ class GraphView:
         name = self.behind(name, PASSING_OPS, pairs=True)
         node = self.producers.get(name)
         if node is not None and node.op_type == DEQUANTIZE:
-            return self._dequantized(node)
+            return self._dequantize(node)
         tensor = self.initializers.get(name) if node is None else constant_of(node)
         if tensor is None or np.prod(tensor.dims, dtype=np.int64) > 16:
             return None
         return np.asarray(self.model.array(tensor)).ravel()
 
-    def _dequantized(self, node: NodeProto) -> np.ndarray | None:
+    def _dequantize(self, node: NodeProto) -> np.ndarray | None:
         """The values of a small constant that is quantized as a whole."""
         whole, scale = self.numbers(node.input[0]), self.numbers(node.input[1])
         if whole is None or scale is None or scale.size != 1:

@@ -98,7 +98,7 @@ def job_of(planned: PlannedRun, out: Path) -> Job:
     assert planned.config is not None
     settings = planned.config.passes
     arguments = {
-        "settings": planned.config.resolved(),
+        "settings": planned.config.to_mapping(),
         "folder": str((out / planned.name).resolve()),
         "files": {file: stamp(locate(file)) for file in _model_files(planned.config) if _is_there(file)},
         "passes": code_digest(names_of(settings.recipe)),

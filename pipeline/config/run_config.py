@@ -165,13 +165,13 @@ class RunConfig(Section):
         anchored = anchor_paths(dict(data), Path(base_dir))
         return _validate(cls, Document(anchored, Marks.none(title)), title)
 
-    def resolved(self) -> dict[str, Any]:
+    def to_mapping(self) -> dict[str, Any]:
         """The configuration as data that JSON can hold, in the order of the fields; unset keys are left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=False, exclude_none=True)
 
     def to_yaml(self) -> str:
         """The configuration as YAML that loads back to an equal one."""
-        return yaml.safe_dump(self.resolved(), sort_keys=False, allow_unicode=True, width=110)
+        return yaml.safe_dump(self.to_mapping(), sort_keys=False, allow_unicode=True, width=110)
 
 
 def _build_config(

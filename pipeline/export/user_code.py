@@ -43,7 +43,7 @@ def check_function(text: str, key: str, title: str) -> None:
     if name in found or "*" in found or found & BINDERS:
         return
     functions = [one.name for one in tree.body if isinstance(one, ast.FunctionDef | ast.ClassDef)]
-    raise _absent(title, name, [one for one in functions if not one.startswith("_")])
+    raise _absence_error(title, name, [one for one in functions if not one.startswith("_")])
 
 
 def load_function(text: str, key: str, title: str) -> Callable[..., Any]:
@@ -64,10 +64,10 @@ def load_function(text: str, key: str, title: str) -> Callable[..., Any]:
     known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     if value is not None:
         raise SourceError(f"{title}: {name!r} is {type(value).__name__}, expected a function{_hint(name, known)}")
-    raise _absent(title, name, known)
+    raise _absence_error(title, name, known)
 
 
-def _absent(title: str, name: str, known: Sequence[str]) -> SourceError:
+def _absence_error(title: str, name: str, known: Sequence[str]) -> SourceError:
     return SourceError(f"{title}: no function {name!r} there{_hint(name, known)}")
 
 

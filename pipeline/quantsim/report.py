@@ -132,15 +132,15 @@ def page_data(report: QuantSimReport) -> Quantization:
 
 def report_text(report: QuantSimReport) -> str:
     """The report as JSON; a ratio of infinite dB, of a tensor that nothing moved, is null."""
-    data = {"format_version": FORMAT_VERSION, **_plain(dataclasses.asdict(report))}
+    data = {"format_version": FORMAT_VERSION, **_to_json_data(dataclasses.asdict(report))}
     return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _to_json_data(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _to_json_data(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_json_data(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

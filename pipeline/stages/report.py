@@ -126,6 +126,6 @@ def write_settings(config: RunConfig, versions: Mapping[str, str], workspace: Wo
     """
     note = "# The module was given from Python; this file alone does not make it.\n" if is_given else ""
     lines = "".join(f"#   {name} {version}\n" for name, version in versions.items())
-    resolved: dict[str, Any] = config.resolved()
+    resolved: dict[str, Any] = config.to_mapping()
     text = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
     workspace.write_text("run.yaml", f"{note}# As resolved by onnxline, with\n{lines}{text}")

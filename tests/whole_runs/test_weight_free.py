@@ -128,6 +128,6 @@ def test_settings_that_cannot_be_meant(config: Callable[..., RunConfig], section
 
 
 def test_the_resolved_settings_run_again(config: Callable[..., RunConfig]) -> None:
-    resolved = config().resolved()
+    resolved = config().to_mapping()
     assert resolved["runtime"]["backends"] == []
     assert RunConfig.from_mapping(resolved) == config()
