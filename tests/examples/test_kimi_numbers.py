@@ -110,7 +110,7 @@ def full_size(layers: int) -> KimiK25TextForCausalLM:
     return KimiK25TextForCausalLM(replace(KimiTextConfig.from_json(CONFIG), num_hidden_layers=layers))
 
 
-def test_a_transformers_5_config_gives_the_same(config: KimiTextConfig) -> None:
+def test_a_transformers_5_config_gives_the_same() -> None:
     """`rope_scaling` and `rope_theta` have moved into `rope_parameters`; `dtype` is a torch.dtype."""
     values = json.loads(CONFIG.read_text())
     moved = {**values.pop("rope_scaling"), "rope_theta": values.pop("rope_theta")}

@@ -92,7 +92,7 @@ def test_a_constant_that_is_spread_out_grows(trial: AuditTrial) -> None:
     assert ("onnxsim", "grew-bytes", "") in try_case(trial, "planted/expand_of_constant", ONNXSIM)
 
 
-def test_a_call_that_takes_too_long_is_one_finding(trial: AuditTrial) -> None:
+def test_a_call_that_takes_too_long_is_one_finding() -> None:
     with open_trial(0.001, None) as hasty:
         hasty.judges.timeout_s = 60.0
         assert try_case(hasty, "planted/named_dims", *optimizer("nop")) == [("nop", "timed-out", "")]
@@ -141,7 +141,7 @@ def test_a_job_is_plain_data() -> None:
 
 
 @KNOWN
-def test_a_reproducer_is_small_and_says_how(trial: AuditTrial) -> None:
+def test_a_reproducer_is_small_and_says_how() -> None:
     value = reproduce("fuse_qkv", optimizer("fuse_qkv")[0].data(), "raised", "gallery/fuse_attention")
     small = onnx.load_from_string(__import__("base64").b64decode(value["model"]))
     assert [node.op_type for node in small.graph.node] == ["MatMul"] * 3

@@ -324,7 +324,7 @@ def test_the_importer_reads_external_data_inside_of_nodes_from_the_folder(tmp_pa
         from_onnx(model, base_dir=tmp_path)
 
 
-def test_a_guarded_call_asks_the_door(tmp_path: Path) -> None:
+def test_a_guarded_call_asks_the_door() -> None:
     model = parse("a = Relu (b) b = Relu (a) y = Add (a, x)", "(float[2] x) => (float[2] y)")
     with pytest.raises(PassThrough, match="circle"):
         copy_model(model, lambda: model)

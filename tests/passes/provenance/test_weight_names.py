@@ -207,7 +207,7 @@ def test_inputs_and_small_constants_keep_their_names() -> None:
     assert [tensor.name for tensor in result.proto.graph.initializer] == ["fresh", "val_3"]
 
 
-def test_a_quantization_annotation_follows(context: PassContext) -> None:
+def test_a_quantization_annotation_follows() -> None:
     model = with_dots(model_of(LINEAR, l__weight=matrix(12, 8, 0)))
     annotation = model.graph.quantization_annotation.add(tensor_name="wt")
     annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="scale")

@@ -226,12 +226,14 @@ def test_a_tensor_that_does_not_fill_its_shape_is_named(tmp_path, change: str, r
         read_model(path)
 
 
-def test_four_bits_a_number_fill_their_shape(tmp_path) -> None:
+def test_four_bits_a_number_fill_their_shape() -> None:
     packed = numpy_helper.from_array(np.arange(5).astype(ml_dtypes.int4), "raw")
     typed = helper.make_tensor("typed", TensorProto.INT4, [5], [0, 1, 2, 3, 4])
     model = text_model("g (float[2] x) => (float[2] y) { y = Neg (x) }")
     model.graph.initializer.extend([packed, typed])
-    detached(model)
+    opened = detached(model)
+    numbers = [opened.array(tensor).astype(np.int64).tolist() for tensor in opened.proto.graph.initializer]
+    assert numbers == [[0, 1, 2, 3, 4]] * 2
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_a_question_is_put_again_where_somebody_kills_the_process(tmp_path: Path
         assert (tmp_path / "always").read_text() == "killed\n" * 3, "and no more than that"
 
 
-def test_a_question_that_brings_its_process_down_is_put_once(tmp_path: Path) -> None:
+def test_a_question_that_brings_its_process_down_is_put_once() -> None:
     with Worker() as worker, pytest.raises(StepCrashed, match="SIGABRT"):
         worker.ask(faults.die)
     assert worker.generation == 1

@@ -45,7 +45,7 @@ def states(rows: tuple[Row, ...]) -> list[str]:
     return [f"{row.name} {row.state}" + (" before" if row.known else "") for row in rows]
 
 
-def test_only_what_is_not_done_is_run(batch, small_config, tmp_path: Path) -> None:
+def test_only_what_is_not_done_is_run(batch, small_config) -> None:
     assert states(batch()) == ["a done", "b done", "c mistake"]
     assert states(batch()) == ["a done before", "b done before", "c mistake"]
     small_config("c.yaml")

@@ -39,7 +39,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     return Asked(monkeypatch, capsys)
 
 
-def test_the_whole_way(ask: Asked, config_file, tmp_path: Path) -> None:
+def test_the_whole_way(ask: Asked, config_file) -> None:
     config = config_file(model={"inputs": {"x": {"shape": ["batch", 8, 32], "dtype": "float32"}}})
     code, out, err = ask("extract", config, "-o", "m.json.zst")
     assert (code, out.splitlines()[-1], err) == (0, "written to m.json.zst", "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -192,7 +191,7 @@ def make():
     assert_agrees(exported, batch=1, seq=1)
 
 
-def test_a_mixture_without_weights(configured: Configured, tmp_path: Path) -> None:
+def test_a_mixture_without_weights(configured: Configured) -> None:
     section = {"class": "MixtralModel", "config": MIXTRAL}
     source = load_source(configured(transformers=section, inputs=IDS), weightless=True)
     assert isinstance(source, TorchSource)

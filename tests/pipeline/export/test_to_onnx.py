@@ -297,7 +297,7 @@ make = lambda: (Net(), (torch.rand(4),))
     assert exported.source.outputs == ("output",)
 
 
-def test_half_precision(factory: Make, onnx_outputs: Callable[..., dict[str, np.ndarray]]) -> None:
+def test_half_precision(factory: Make) -> None:
     code = "def make():\n    return nn.Linear(4, 4).bfloat16(), (torch.rand(2, 4).bfloat16(),)\n"
     exported = export(factory(code))
     feed = np.ones((2, 4), ml_dtypes.bfloat16)

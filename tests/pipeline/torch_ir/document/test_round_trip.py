@@ -112,7 +112,7 @@ def test_a_saved_ir_runs_to_the_same_bits(tmp_path: Path) -> None:
         assert [tensor.stride() for tensor in outputs] == [tensor.stride() for tensor in wanted]
 
 
-def test_updates_trees_and_named_dims_come_back(tmp_path: Path) -> None:
+def test_updates_trees_and_named_dims_come_back() -> None:
     args, kwargs = cache_call()
     ir = extract_ir(Cache(), args, kwargs=kwargs, strict=False)
     again = deserialize_ir(serialize_ir(ir))

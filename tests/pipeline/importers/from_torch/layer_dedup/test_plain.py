@@ -210,7 +210,7 @@ def test_a_run_beside_one_that_cannot_be_stamped() -> None:
     assert to_text(outcome.graph) == to_text(trace_whole(model, (x(),)))
 
 
-def test_what_a_trace_shows_costs_one_more_trace_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_trace_shows_costs_one_more_trace_a_run() -> None:
     seen: list[int] = []
 
     def trace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
