@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -77,6 +78,10 @@ class Encoding:
     scale: np.ndarray
     zero_point: np.ndarray
     axis: int | None = None
+
+    def with_arrays(self, change: Callable[[np.ndarray], np.ndarray]) -> Encoding:
+        """The encoding with its scales and its zero points moved in the same way."""
+        return replace(self, scale=change(self.scale), zero_point=change(self.zero_point))
 
     def spread(self, array: np.ndarray, values: np.ndarray) -> np.ndarray:
         """`values`, which are of the shape of the scale, as numpy can combine them with `array`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import permutations
 from typing import Final
 
@@ -66,8 +67,7 @@ def _turn(source: EncodedArray) -> Iterator[EncodedArray]:
         if encoding.axis is not None:
             encoding = replace(encoding, axis=order.index(encoding.axis))
         if encoding.precision.granularity == "block":
-            parts = (encoding.scale.transpose(order), encoding.zero_point.transpose(order))
-            encoding = replace(encoding, scale=parts[0], zero_point=parts[1])
+            encoding = encoding.with_arrays(partial(np.transpose, axes=order))
         yield EncodedArray(source.name, source.array.transpose(order), encoding)
 
 
@@ -83,8 +83,7 @@ def _reshape(source: EncodedArray, array: np.ndarray) -> Encoding | None:
         raise NoEncoding(f"its channels, axis {axis} of {source.name!r}, are no axis of it any more")
     if encoding.precision.granularity == "block":
         shape = tuple(size if at != found else encoding.scale.shape[axis] for at, size in enumerate(array.shape))
-        parts = (encoding.scale.reshape(shape), encoding.zero_point.reshape(shape))
-        encoding = replace(encoding, scale=parts[0], zero_point=parts[1])
+        encoding = encoding.with_arrays(lambda values: values.reshape(shape))
     return replace(encoding, axis=found)
 
 
@@ -147,9 +146,7 @@ def _take(encoding: Encoding, slices: Sequence[int], axis: int) -> Encoding:
     else:
         places = slices
     along = 0 if precision.granularity == "channel" else axis
-    parts = (np.take(one, places, axis=along) for one in (encoding.scale, encoding.zero_point))
-    scale, zero = parts
-    return replace(encoding, scale=scale, zero_point=zero)
+    return encoding.with_arrays(partial(np.take, indices=places, axis=along))
 
 
 def _join(
