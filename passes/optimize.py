@@ -56,6 +56,7 @@ def optimize(
     memory_gib: float | None = None,
     reproducers: Path | None = None,
     encodings: Mapping[str, Encoding] | str | Path | None = None,
+    contrib: Literal["keep", "refuse"] = "keep",
     context: PassContext | None = None,
     prover: Prover | None = None,
     observer: Observer = lambda *_: None,
@@ -75,6 +76,8 @@ def optimize(
         reproducers: a folder for the smallest model that still brings a step down; none is saved by default.
         encodings: those of `model`, by tensor or as a file of AIMET's, to be carried to the final model: see
             `PassRun.encodings`.
+        contrib: `refuse` reverts what brings in operators that ONNX does not have, such as `com.microsoft::Attention`;
+            of a composite step only the inner passes that do.
         context: where to work, for who optimizes several models: its workers start but once. `timeout_s` and
             `memory_gib` are then those with which it was opened.
         prover: proves the changes in place of the seeded draws, on that `context`, whose caller limits the runs.
@@ -88,9 +91,11 @@ def optimize(
     """
     check_lists(recipe=recipe, skip=skip, keep=keep, feeds=feeds, sizes=sizes)
     _check_values(proof, feeds, sizes, timeout_s, memory_gib)
+    if contrib not in ("keep", "refuse"):
+        raise UsageError(f"contrib is {contrib!r}, expected 'keep' or 'refuse'")
     with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context:
         context.start()
-        steps, policy = steps_of(recipe), Policy(tuple(skip), tuple(keep), watch)
+        steps, policy = steps_of(recipe), Policy(tuple(skip), tuple(keep), watch, contrib)
         check_names(flatten(steps), policy, context)
         stored = _read_source(model, context, proof)
         limits = nullcontext() if prover or proof == STRUCTURE else limit_runs(context, stored)

@@ -95,6 +95,10 @@ class Step:
     joins_weights: ClassVar[tuple[str, ...]] = ()
     """Inner passes that read weights by the gigabyte, to make new ones of them."""
 
+    writes_contrib: ClassVar[tuple[str, ...]] = ()
+    """Inner passes known to do nothing else than to write operators that ONNX does not have; they are left out where
+    these are refused."""
+
     makes_structures: ClassVar[tuple[str, ...]] = ()
     """Kinds of structures that it makes: they are looked for in its result, and what is new counts from there on."""
 

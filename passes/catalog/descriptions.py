@@ -15,6 +15,7 @@ UNDESCRIBED: Final = values("not described by this release of onnxline")
 STEPS: Final[Mapping[str, Description]] = {
     "clamp-mask": values("Raise the constants that mask attention to a finite bound, which quantization can represent"),
     "fold_constants": values("Compute what depends on constants alone, where that does not make the model larger"),
+    "fold-batchnorm": values("Put BatchNormalization into the weight and bias of the product in front of it"),
     "infer_shapes": structure("Write the inferred type and shape of every value into the model"),
     "decompose-attention": structure("Take attention operators apart into MatMul, scale, mask, Softmax and MatMul"),
     "convert-opset": structure("Convert the model to another opset of ONNX, up or down"),

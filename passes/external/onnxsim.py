@@ -141,6 +141,7 @@ class OnnxSim(CompositeStep):
 
     suspects: ClassVar[tuple[str, ...]] = tuple(STAGES)
     joins_weights: ClassVar[tuple[str, ...]] = ("fuse_attention",)
+    writes_contrib: ClassVar[tuple[str, ...]] = ("fuse_attention", "fuse_gqa")
     never_run: ClassVar[Mapping[str, str]] = NEVER_RUN
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = DESTROYS
     destroys_equals: ClassVar[tuple[str, ...]] = onnxoptimizer.DESTROYS_EQUALS

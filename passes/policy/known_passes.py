@@ -40,6 +40,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "fusions": (
         "fuse*",
         "*fusion*",
+        "fold-batchnorm",
         "onnxruntime_fusions/enable_[!s]*",
         "onnxruntime_fusions/enable_skip_*",
         "successive_*",

@@ -6,7 +6,7 @@ import fnmatch
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from passes.advisories.known import check_quarantine, is_quarantine
 from passes.errors import PolicyError
@@ -49,12 +49,14 @@ class Policy:
     `skip` holds pass names, groups and globs; `keep` kinds of structures, or selectors such as `op:Softmax`, with `?`
     behind one that may be absent. `watch` lets
     the skip of a pass that destroys a structure watch that structure. A kept structure is pinned and proven; a
-    watched one is proven; in both cases a step that breaks it is reverted.
+    watched one is proven; in both cases a step that breaks it is reverted. Where `contrib` is `refuse`, so is a step
+    that brings in operators that ONNX does not have.
     """
 
     skip: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     watch: bool = True
+    contrib: Literal["keep", "refuse"] = "keep"
 
     def skips(self, name: str) -> Skip | None:
         """Whether the pass called `name` is to be skipped, and by which entry.

@@ -16,6 +16,7 @@ from passes.external.onnxslim import OnnxSlim
 from passes.rewrites.clamp_mask import ClampMask
 from passes.rewrites.convert_opset import ConvertOpset
 from passes.rewrites.decompose_attention import DecomposeAttention
+from passes.rewrites.fold_batchnorm import FoldBatchnorm
 from passes.rewrites.fold_constants import FoldConstants
 from passes.rewrites.split_merged import SplitGateUp, SplitQkv
 from passes.rewrites.untie import Untie
@@ -46,6 +47,7 @@ OWN_STEPS: Final[Mapping[str, type[Step]]] = {
     "untie": Untie,
     "decompose-attention": DecomposeAttention,
     "convert-opset": ConvertOpset,
+    "fold-batchnorm": FoldBatchnorm,
 }
 
 STEP_TYPES: Final[Sequence[type[Step]]] = (*OWN_STEPS.values(), onnxoptimizer.OnnxOptimizerPass)

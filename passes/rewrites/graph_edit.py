@@ -12,13 +12,13 @@ import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
 from passes.graph.op_facts import ONNX_DOMAINS
-from passes.graph.traversal import live_nodes, reads_of, sort_nodes
+from passes.graph.traversal import bodies_in, live_nodes, reads_of, sort_nodes
 from passes.provenance.weight_origins import free_name, mark_part, part_name
-from passes.structures.view import GraphView
+from passes.structures.view import GraphView, op_of
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import TYPED_FIELDS, Key, Weight, digest_of, initializer_of
 
-__all__ = ["GraphEdit"]
+__all__ = ["GraphEdit", "outside_readers"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -34,6 +34,8 @@ class GraphEdit:
     """The place in the graph in front of which nodes are added."""
     nodes: list[tuple[int, NodeProto]] = field(default_factory=list)
     tensors: list[TensorProto] = field(default_factory=list)
+    replaced: set[str] = field(default_factory=set)
+    """The stored tensors whose names have other numbers now."""
     weights: dict[Key, Weight] = field(default_factory=dict)
     made: dict[tuple[object, ...], str] = field(default_factory=dict)
     """What a value is → the value that is that already."""
@@ -65,6 +67,7 @@ class GraphEdit:
         stays = [(at, 1, same) for at, (same, node) in own if id(node) not in self.removed]
         placed = sorted([*((at, 0, node) for at, node in self.nodes), *stays], key=lambda entry: entry[:2])
         _replace(graph, "node", [node for _, _, node in placed])
+        _replace(graph, "initializer", [one for one in graph.initializer if one.name not in self.replaced])
         graph.initializer.extend(self.tensors)
         sort_nodes(graph)
         alive = {name for node in live_nodes(graph) for name in node.output}
@@ -77,15 +80,26 @@ class GraphEdit:
 
     def store(self, array: Array, name: str, whole: TensorProto | None = None, part: str = "") -> str:
         """Store `array`, which is a `part` of the tensor `whole`."""
+        return self._store_array(array, self.free(name), whole, part)
+
+    def replace_tensor(self, name: str, array: Array) -> None:
+        """Give the stored tensor `name` other numbers; all its readers get them."""
+        self.replaced.add(name)
+        self._store_array(array, name, None, "")
+
+    def _store_array(self, array: Array, name: str, whole: TensorProto | None, part: str) -> str:
         data_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
         if data_type not in TYPED_FIELDS:
-            return self._add_tensor(numpy_helper.from_array(array, self.free(name)), whole, part)
+            return self._add_tensor(numpy_helper.from_array(array, name), whole, part)
         data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-        return self.store_weight(Weight(array.shape, data_type, data, digest_of(array)), name, whole, part)
+        return self._store_bytes(Weight(array.shape, data_type, data, digest_of(array)), name, whole, part)
 
     def store_weight(self, weight: Weight, name: str, whole: TensorProto | None, part: str) -> str:
         """Store `weight`, which may be unread."""
-        tensor, key = initializer_of(self.free(name), weight)
+        return self._store_bytes(weight, self.free(name), whole, part)
+
+    def _store_bytes(self, weight: Weight, name: str, whole: TensorProto | None, part: str) -> str:
+        tensor, key = initializer_of(name, weight)
         self.weights |= {} if key is None else {key: weight}
         return self._add_tensor(tensor, whole, part)
 
@@ -112,6 +126,14 @@ class GraphEdit:
         same.output.append(output)
         self.add(same, node, role)
         return output
+
+    def replace_node(self, node: NodeProto, op: str, inputs: Sequence[str], output: str) -> None:
+        """Put `op` in the place of `node`, with its name, its metadata and, for the same operator, its attributes."""
+        same = NodeProto(op_type=op, name=node.name, input=inputs, output=[output])
+        same.metadata_props.extend(node.metadata_props)
+        same.attribute.extend(node.attribute if op == node.op_type else ())
+        self.removed.add(id(node))
+        self.nodes.append((self.view.position[node.output[0]], same))
 
     def add_node(
         self, op: str, inputs: Sequence[str], output: str, template: NodeProto, role: str, **attributes: Any
@@ -140,6 +162,15 @@ class GraphEdit:
     def opset(self) -> int:
         versions = (one.version for one in self.view.model.proto.opset_import if one.domain in ONNX_DOMAINS)
         return next(versions, 0)
+
+
+def outside_readers(view: GraphView) -> dict[str, str]:
+    """The values that others than nodes of this graph read, with who reads them."""
+    fixed = dict.fromkeys((info.name for info in view.model.proto.graph.output), "the model's output")
+    for node in view.own:
+        if bodies_in(node):
+            fixed |= dict.fromkeys(reads_of(node), f"the body of {op_of(node)}")
+    return fixed
 
 
 def _replace(graph: onnx.GraphProto, name: str, entries: Sequence[Any]) -> None:

@@ -12,10 +12,9 @@ import numpy as np
 import onnx
 from onnx import NodeProto
 
-from passes.graph.traversal import bodies_in, reads_of
 from passes.provenance.weight_origins import part_name
 from passes.rewrites.channel_layout import Group, LayoutStep, layout_steps
-from passes.rewrites.graph_edit import GraphEdit
+from passes.rewrites.graph_edit import GraphEdit, outside_readers
 from passes.rewrites.merged_product import (
     ChannelOp,
     ChannelValue,
@@ -71,7 +70,7 @@ def split_products(view: GraphView, wanted: Mapping[str, Roles]) -> SplitModel:
 
     A product that cannot be taken apart stays, with a note. The given model does not change.
     """
-    edit, fixed = GraphEdit(view), _fixed_values(view)
+    edit, fixed = GraphEdit(view), outside_readers(view)
     split: list[str] = []
     notes: dict[str, list[str]] = {}
     for value, roles in wanted.items():
@@ -99,15 +98,6 @@ def _matrix_name(view: GraphView, node: NodeProto) -> str:
 
 def _join_names(names: Sequence[str]) -> str:
     return names[0] + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
-
-
-def _fixed_values(view: GraphView) -> dict[str, str]:
-    """The values that others than nodes of this graph read, with who reads them."""
-    fixed = dict.fromkeys((info.name for info in view.model.proto.graph.output), "the model's output")
-    for node in view.own:
-        if bodies_in(node):
-            fixed |= dict.fromkeys(reads_of(node), f"the body of {op_of(node)}")
-    return fixed
 
 
 def _find_parts(

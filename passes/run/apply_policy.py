@@ -39,7 +39,9 @@ def with_skips(step: Step, policy: Policy, context: PassContext) -> Step:
         PolicyError: options that the installed release does not take.
     """
     step.check(context)
-    return step.without([name for name in step.inner(context) if policy.skips(f"{step.name}/{name}")])
+    refused = step.writes_contrib if policy.contrib == "refuse" else ()
+    names = step.inner(context)
+    return step.without([name for name in names if name in refused or policy.skips(f"{step.name}/{name}")])
 
 
 def without_weight_readers(recipe: Sequence[Step | Repeat]) -> list[Step | Repeat]:

@@ -62,7 +62,8 @@ def run_passes(
     watched = find_structures(model, policy, names, made_later)
     subject = AnalyzedModel(model)
     prover.watch(model, watched.must_hold(), subject.reading)
-    loop = _PassLoop(subject, subject, watched, prover, context, reproducers, changed)
+    refuses = policy.contrib == "refuse"
+    loop = _PassLoop(subject, subject, watched, prover, context, reproducers, changed, refuses)
     runnable = [with_skips(step, policy, context) for step in steps]
     begun = 0
     for block in blocks:
@@ -107,6 +108,7 @@ class _PassLoop:
     context: PassContext
     reproducers: Path | None
     changed: ChangeObserver
+    refuses_contrib: bool
     rows: list[PassRow] = field(default_factory=list)
     gone: dict[tuple[str, str], str] = field(default_factory=dict)
     broken_by: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -217,7 +219,9 @@ class _PassLoop:
 
     def _trial(self) -> Trial:
         if self.trial is None or self.trial.subject is not self.subject:
-            self.trial = Trial(self.subject, self.gone, self.watched, self.prover, self.context, self.carrier)
+            self.trial = Trial(
+                *(self.subject, self.gone, self.watched, self.prover, self.context, self.carrier, self.refuses_contrib)
+            )
         return self.trial
 
     def _accept(self, row: int, step: Step, attempt: Attempt) -> None:

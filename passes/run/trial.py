@@ -13,6 +13,7 @@ from passes.errors import InvalidResult, StepFailed
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import canonical_digest
 from passes.model.signature import annotations_of, keep_signature
+from passes.policy.contrib import describe_brought_in
 from passes.policy.known_passes import DESTROYS, merging
 from passes.proof.numbers import Errors
 from passes.proof.prover import Prover
@@ -85,6 +86,8 @@ class Trial:
     prover: Prover
     context: PassContext
     carrier: Carrier
+    refuses_contrib: bool = False
+    """Whether a step is rejected that brings in operators that ONNX does not have."""
 
     @property
     def model(self) -> DetachedModel:
@@ -196,6 +199,9 @@ class Trial:
         broken = [f"{kind} {name}: {why}" for (kind, name), why in lost.items() if kind in self.watched.enforced]
         if broken:
             return Attempt(after, True, lost, None, _several("breaks", broken))
+        brought = self.refuses_contrib and describe_brought_in(self.model.proto, after.model.proto)
+        if brought:
+            return Attempt(after, True, lost, None, brought)
         measurement = self.prover.measure(after.model, after.reading)
         why = measurement.why and f"differs: {measurement.why}"
         return Attempt(after, True, lost, measurement, why, note=result.why or "")

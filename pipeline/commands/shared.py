@@ -128,6 +128,7 @@ def describe_settings(config: RunConfig, steps: Sequence[Step | Repeat], folder:
         "steps": f"{len(names)}: {', '.join(name for name in names if not policy.skips(name))}" if names else "none",
         "skipped": ", ".join(f"{name} ({skip.reason})" for name in names if (skip := policy.skips(name))),
         "keep": ", ".join(policy.keep) or "nothing",
+        "contrib": config.passes.contrib or "",
         "skip": ", ".join(policy.skip) or "nothing",
         "proof": f"{config.verify.proof}, {plural(config.verify.draws, 'draw')}",
         "backends": ", ".join(config.runtime.chosen),

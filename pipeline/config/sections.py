@@ -249,6 +249,8 @@ class PassesConfig(Section):
 
     recipe: where nothing is said, `RunConfig` fills in the default recipe of the model's source.
     encodings: a file of AIMET's encodings of the exported model, which are carried to the final one.
+    contrib: whether steps may bring in operators that ONNX does not have; by default `keep`, and `refuse` in front of a
+        simulation of quantization.
     """
 
     strict: StrictBool = False
@@ -259,6 +261,7 @@ class PassesConfig(Section):
     timeout_s: Seconds = 600.0
     memory_gib: Fraction | None = None
     encodings: StrictStr | None = None
+    contrib: Literal["keep", "refuse"] | None = None
 
 
 class ToleranceConfig(Section):

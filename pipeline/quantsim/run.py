@@ -70,11 +70,13 @@ class QuantSimResult:
 
 
 def prepare_config(config: RunConfig) -> RunConfig:
-    """The configuration of the run in front of the simulation: with the steps that prepare, and an opset that has the
-    operators of quantization, where none was asked for."""
+    """The configuration of the run in front of the simulation: with the steps that prepare, and, where nothing else was
+    asked for, an opset that has the operators of quantization, and no operators that ONNX does not have."""
     settings = config.quantsim or QuantSimConfig()
     recipe = (*config.passes.recipe, *settings.prepare)
-    update: dict[str, object] = {"passes": config.passes.model_copy(update={"recipe": recipe}), "quantsim": settings}
+    contrib = config.passes.contrib or "refuse"
+    passes = config.passes.model_copy(update={"recipe": recipe, "contrib": contrib})
+    update: dict[str, object] = {"passes": passes, "quantsim": settings}
     if config.model.onnx is None and "opset" not in config.export.model_fields_set:
         update["export"] = config.export.model_copy(update={"opset": DEFAULT_OPSET})
     return config.model_copy(update=update)

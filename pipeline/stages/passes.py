@@ -29,6 +29,7 @@ from passes.encodings.report import carried_as_data, summarize_carried
 from passes.load import byte_count
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import structure_fingerprint
+from passes.policy.contrib import describe_left
 from passes.portability import find_obstacles
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE
@@ -94,6 +95,7 @@ def optimize(
                 prover=_prover_of(config, references, context, computed_in),
                 context=context,
                 encodings=given,
+                contrib=wishes.contrib or "keep",
                 reproducers=workspace.folder / REPRODUCERS,
                 observer=history.observe,
                 on_change=history.note_change,
@@ -104,7 +106,7 @@ def optimize(
         pictures = _make_or_note(lambda: take_pictures(run, source, history.broken), Pictures(), "drawings", observer)
     history.clear_old_results()  # a recipe may have no step
     _save_final(run, path, stored, exported, config, workspace)
-    for text in _notes(run, run.model.proto):
+    for text in (*_notes(run, run.model.proto), *_contrib_notes(config, run.model.proto)):
         observer(Note(text))
     files = [path, *sorted(path.parent.glob(f"{path.name}.*.data")), *_save_encodings(run, version, workspace)]
     return OptimizeReport(
@@ -200,6 +202,11 @@ def _notes(run: PassRun, final: onnx.ModelProto) -> tuple[str, ...]:
     if run.encodings is not None:
         notes.append(f"{summarize_carried(run.encodings)} ({CARRIED_REPORT} lists them)")
     return (*notes, *find_obstacles(final))
+
+
+def _contrib_notes(config: RunConfig, final: onnx.ModelProto) -> tuple[str, ...]:
+    """Where operators that ONNX does not have are refused: those that the source has, and that no step took away."""
+    return describe_left(final) if config.passes.contrib == "refuse" else ()
 
 
 def _shown_path(file: Path, workspace: Workspace) -> str:

@@ -1,0 +1,339 @@
+"""Put each BatchNormalization into the weight and the bias of the product in front of it.
+
+In the inference form it multiplies each channel by a factor and adds a shift, both of them constants. The product keeps
+its name and its weight keeps its name; the result has the name of what the BatchNormalization made, as it has its
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from onnx import NodeProto
+
+from passes.context import PassContext
+from passes.rewrites.channel_layout import ChannelLayout
+from passes.rewrites.graph_edit import GraphEdit, outside_readers
+from passes.rewrites.merged_product import (
+    ChannelOp,
+    NotSplit,
+    StoredChannels,
+    channel_values,
+    constant_array,
+    read_product,
+    stored_channels,
+)
+from passes.step import PassResult, Step
+from passes.structures.view import GraphView, attribute_of, op_of
+from passes.weights.detached import DetachedModel
+
+__all__ = ["FoldBatchnorm"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldBatchnorm(Step):
+    """Fold BatchNormalization behind Conv, ConvTranspose, Gemm and MatMul, also behind its Add and layout operators."""
+
+    name: str = field(default="fold-batchnorm", init=False)
+    source: str = field(default="onnxline", init=False)
+    destroys: ClassVar[Mapping[str, tuple[str, ...]]] = {"fold-batchnorm": ("batchnorm",)}
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        current = model
+        while True:  # of two in a row, the second is behind the product once the first is folded
+            folded, reasons = _fold_all(current)
+            if folded is current:
+                break
+            current = folded
+        notes = [f"{names[0]}{_more(names)} {reason}" for reason, names in reasons.items()]
+        why = f"left as they are: {'; '.join(notes)}" if notes else None
+        return PassResult(current, current is not model, why)
+
+
+def _more(names: Sequence[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+class _NotFolded(Exception):
+    """Why a BatchNormalization stays, in words that follow its name."""
+
+
+def _fold_all(model: DetachedModel) -> tuple[DetachedModel, dict[str, list[str]]]:
+    """The model with every BatchNormalization folded that can be; reason → the names of the others."""
+    view = GraphView(model)
+    edit, fixed = GraphEdit(view), outside_readers(view)
+    reasons: dict[str, list[str]] = {}
+    used: set[int] = set()
+    for node in view.own:
+        if op_of(node) != "BatchNormalization":
+            continue
+        before = edit.state()
+        try:
+            _refuse_training(model, node)
+            path = _path_to_product(view, node, fixed)
+            if used.intersection(map(id, path)):
+                continue  # in the next turn
+            FOLDERS[op_of(path[-1])](edit, node, path)
+            used.update((id(node), *map(id, path)))
+        except (_NotFolded, NotSplit) as why:
+            edit.restore(before)
+            reasons.setdefault(str(why), []).append(node.name or node.output[0])
+    return (edit.model() if used else model), reasons
+
+
+def _refuse_training(model: DetachedModel, node: NodeProto) -> None:
+    opset = max((one.version for one in model.proto.opset_import if one.domain in ("", "ai.onnx")), default=0)
+    is_training = attribute_of(node, "training_mode", 0) or (opset < 7 and not attribute_of(node, "is_test", 0))
+    if is_training or [name for name in node.output[1:] if name]:
+        raise _NotFolded("is in training mode")
+    if not attribute_of(node, "spatial", 1):
+        raise _NotFolded("has numbers for each place, not for each channel")
+
+
+def _path_to_product(view: GraphView, norm: NodeProto, fixed: Mapping[str, str]) -> list[NodeProto]:
+    """The nodes from the one in front of `norm` back to the product, which nothing else reads than `norm`."""
+    path: list[NodeProto] = []
+    value = norm.input[0]
+    while True:
+        node = view.producers.get(value)
+        if node is None or op_of(node) not in (*FOLDERS, *BETWEEN):
+            raise _NotFolded(
+                f"follows {'an input' if node is None else op_of(node)}, which is no product with a weight"
+            )
+        readers = [one for one in view.consumers.get(value, ()) if op_of(one) != "Shape"]
+        if value in fixed or len(readers) > 1:
+            raise _NotFolded(f"follows a value that {fixed.get(value) or 'others'} read{'s' * (value in fixed)} too")
+        path.append(node)
+        if op_of(node) in FOLDERS:
+            return path
+        computed = [name for name in node.input if name and name not in view.folded]
+        if len(computed) != 1:
+            raise _NotFolded(f"follows an {op_of(node)} of two computed values")
+        value = computed[0]
+
+
+BETWEEN: Final = ("Add", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity")
+"""What may stand between a product and its BatchNormalization."""
+
+
+def _norm_params(view: GraphView, norm: NodeProto) -> tuple[Array, ...]:
+    """Scale, shift, mean and variance."""
+    inputs = {info.name for info in view.model.proto.graph.input}
+    arrays = [None if name in inputs else constant_array(view, name) for name in norm.input[1:5]]
+    found = [one.astype(np.float64) for one in arrays if one is not None]
+    if len(found) != 4:
+        raise _NotFolded("has numbers that are computed, fed, or unread")
+    return tuple(found)
+
+
+def _affine(norm: NodeProto, params: Sequence[Array]) -> tuple[Array, Array]:
+    """The factor of each channel, and what is added to it."""
+    scale, shift, mean, variance = params
+    factor = scale / np.sqrt(variance + attribute_of(norm, "epsilon", 1e-5))
+    return factor, shift - mean * factor
+
+
+def _fold_into_conv(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto]) -> None:
+    """Scale the filters of a Conv or ConvTranspose, which has its channels where BatchNormalization has them."""
+    conv, view = path[-1], edit.view
+    if len(path) > 1:
+        raise _NotFolded(f"follows {op_of(path[0])} behind {op_of(conv)}")
+    factor, shift = _affine(norm, _norm_params(view, norm))
+    stored = _stored_weight(view, conv.input[1], 0)
+    if op_of(conv) == "Conv":
+        weight = _scaled_weight(edit, stored, lambda array: array * _along(factor, array.ndim, 0))
+    else:  # (inputs, outputs of one group, …)
+        groups = attribute_of(conv, "group", 1)
+        parts = factor.reshape(groups, 1, -1)
+
+        def scale(array: Array) -> Array:
+            wide = array.reshape(groups, array.shape[0] // groups, array.shape[1], -1)
+            return (wide * parts[..., None]).reshape(array.shape)
+
+        weight = _scaled_weight(edit, stored, scale)
+    bias = _bias(edit, conv, 2, stored, lambda array: array * factor + shift, len(factor))
+    _end(edit, norm, path, {id(conv): [conv.input[0], weight, bias]})
+
+
+def _along(numbers: Array, rank: int, axis: int) -> Array:
+    return numbers.reshape([-1 if at == axis % rank else 1 for at in range(rank)])
+
+
+def _fold_into_matrix(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto]) -> None:
+    """Scale the columns of a MatMul or a Gemm, whose channels layout operators may have moved since."""
+    node, view = path[-1], edit.view
+    product = read_product(view, node)
+    value = next((one for one in channel_values(view, product).walk() if one.node is norm), None)
+    if value is None:
+        raise _NotFolded(f"has other channels than the {op_of(node)} in front of it")
+    *adds, own = value.ops
+    (at, stored), *_ = product.weights.items()
+    count, channels = stored.tensor.dims[stored.axis], value.layout.channels.reshape(-1)
+    if len(channels) != count or any(op_of(one.node) != "Add" for one in adds):
+        raise _NotFolded(f"has other channels than the {op_of(node)} in front of it")
+    _norm_params(view, norm)  # refuses what is fed
+
+    def by_channel(numbers: Array) -> Array:
+        found = np.empty(count)
+        found[channels] = numbers.reshape(-1)
+        return found
+
+    params = [by_channel(value.layout.params[own.params[place]]) for place in range(1, 5)]
+    factor, shift = _affine(norm, params)
+    inputs = {id(node): list(node.input)}
+    _refuse_other_nodes(stored)
+    inputs[id(node)][at] = _scaled_weight(edit, stored, lambda array: array * _along(factor, array.ndim, stored.axis))
+    layouts = {id(one.node): one.layout for one in channel_values(view, product).walk() if one.node is not None}
+    for place, add in enumerate(adds):
+        more = shift if place == len(adds) - 1 else np.zeros(count)
+        inputs[id(add.node)] = _scaled_add(edit, add, layouts[id(add.node)], factor, more)
+    if op_of(node) == "Gemm":
+        beta = attribute_of(node, "beta", 1.0)
+        if not beta:
+            raise _NotFolded("follows a Gemm with beta 0")
+        more = np.zeros(count) if adds else shift / beta
+        if not adds or (len(node.input) > 2 and node.input[2]):
+            bias = _bias(edit, node, 2, stored, lambda array: array * factor + more, count)
+            inputs[id(node)] = [*inputs[id(node)][:2], bias]
+    elif not adds:
+        numbers = _rounded(_laid_out(value.layout, shift), view.model.array(stored.tensor).dtype)
+        name = edit.store(numbers, _bias_name(norm.input[2], stored))
+        edit.replace_node(norm, "Add", [norm.input[0], name], norm.output[0])
+        for changed in path:
+            if id(changed) in inputs:
+                edit.replace_node(changed, op_of(changed), inputs[id(changed)], changed.output[0])
+        return
+    _end(edit, norm, path, inputs)
+
+
+def _end(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto], inputs: Mapping[int, Sequence[str]]) -> None:
+    """Remove `norm`; the node in front of it makes the value that the readers know."""
+    edit.removed.add(id(norm))
+    for place, node in enumerate(path):
+        if place == 0 or id(node) in inputs:
+            output = norm.output[0] if place == 0 else node.output[0]
+            edit.replace_node(node, op_of(node), inputs.get(id(node), list(node.input)), output)
+    for reader in edit.view.consumers.get(norm.input[0], ()):
+        if op_of(reader) == "Shape":
+            edit.replace_node(reader, "Shape", [norm.output[0]], reader.output[0])
+
+
+def _stored_weight(view: GraphView, name: str, axis: int) -> StoredChannels:
+    try:
+        stored = stored_channels(view, name, axis)
+    except NotSplit as why:
+        raise _NotFolded(f"follows a product with {name}, which {why}") from why
+    if view.model.is_unread(stored.tensor):
+        raise _NotFolded(f"follows a product with {name}, which stays unread")
+    if stored.nodes:
+        raise _NotFolded(f"follows a product with {name}, which is computed by {op_of(stored.nodes[0][0])}")
+    return stored
+
+
+def _refuse_other_nodes(stored: StoredChannels) -> None:
+    other = next((node for node, _ in stored.nodes if op_of(node) not in ("Transpose", "Identity")), None)
+    if other is not None:
+        raise _NotFolded(f"follows a product with {stored.tensor.name}, which is computed by {op_of(other)}")
+
+
+def _scaled_weight(edit: GraphEdit, stored: StoredChannels, scale: Callable[[Array], Array]) -> str:
+    """The weight with other numbers, as the product reads it: under its own name if nothing else reads it."""
+    view, tensor = edit.view, stored.tensor
+    if view.model.is_unread(tensor):
+        raise _NotFolded(f"follows a product with {tensor.name}, which stays unread")
+    array = view.model.array(tensor)
+    numbers = _rounded(scale(array.astype(np.float64)), array.dtype)
+    name = _renew(edit, tensor.name, numbers, [node.output[0] for node, _ in stored.nodes])
+    if name == tensor.name and stored.nodes:
+        return stored.nodes[0][0].output[0]
+    for node, _ in reversed(stored.nodes):
+        name = edit.copy_node(node, [name, *node.input[1:]], edit.free(node.output[0]), "")
+    return name
+
+
+def _renew(edit: GraphEdit, name: str, numbers: Array, behind: Sequence[str] = ()) -> str:
+    """Store other numbers for the tensor `name`, and return its name: the same one if it has no other reader."""
+    view = edit.view
+    outputs = {info.name for info in view.model.proto.graph.output}
+    shared = any(len(view.consumers.get(one, ())) > 1 or one in outputs for one in (name, *behind))
+    if shared or name not in view.initializers or name in edit.replaced:
+        return edit.store(numbers, name)
+    edit.replace_tensor(name, numbers)
+    return name
+
+
+def _rounded(numbers: Array, dtype: np.dtype[Any]) -> Array:
+    with np.errstate(over="ignore"):
+        rounded = numbers.astype(dtype)
+    if not np.isfinite(rounded.astype(np.float64)).all():
+        raise _NotFolded("would make a weight that its dtype cannot hold")
+    return rounded
+
+
+def _bias(
+    edit: GraphEdit, node: NodeProto, place: int, weight: StoredChannels, change: Callable[[Array], Array], count: int
+) -> str:
+    """The bias of a product, changed; a new one where it has none."""
+    view = edit.view
+    name = node.input[place] if len(node.input) > place else ""
+    dtype = view.model.array(weight.tensor).dtype
+    if not name:
+        return edit.store(_rounded(change(np.zeros(count)), dtype), _bias_name("", weight))
+    if name in {info.name for info in view.model.proto.graph.input}:
+        raise _NotFolded(f"follows a product with {name}, which is an input of the model")
+    array = constant_array(view, name)
+    if array is None or array.size not in (1, count):
+        raise _NotFolded(f"follows a product with {name}, which is no stored bias of one number per channel")
+    numbers = np.broadcast_to(array.astype(np.float64).reshape(-1), (count,))
+    return _renew(edit, name, _rounded(change(numbers), dtype))
+
+
+def _bias_name(name: str, weight: StoredChannels) -> str:
+    """`conv.bias` for `conv.weight`."""
+    stem, dot, last = weight.tensor.name.rpartition(".")
+    if last == "weight":
+        return f"{stem}{dot}bias"
+    return name or f"{weight.tensor.name}.bias"
+
+
+def _scaled_add(edit: GraphEdit, add: ChannelOp, layout: ChannelLayout, factor: Array, more: Array) -> list[str]:
+    """The inputs of an Add of constants, where channels behind it are multiplied by `factor` and `more` is added."""
+    node, view = add.node, edit.view
+    at = 1 - add.data
+    array = constant_array(view, node.input[at])
+    if array is None or node.input[at] in {info.name for info in view.model.proto.graph.input}:
+        raise _NotFolded(f"follows an Add of {node.input[at]}, which is fed or unread")
+    count, channels = len(factor), layout.channels.reshape(-1)
+    given = np.broadcast_to(array.reshape(-1), (count,)) if at not in add.params else layout.params[add.params[at]]
+    numbers = np.empty(count)
+    numbers[channels] = given.astype(np.float64).reshape(-1)
+    laid = _rounded(_laid_out(layout, numbers * factor + more), array.dtype)
+    inputs = list(node.input)
+    inputs[at] = _renew(edit, node.input[at], laid)
+    return inputs
+
+
+def _laid_out(layout: ChannelLayout, numbers: Array) -> Array:
+    """One number for each channel, as they broadcast to a value of this layout."""
+    shape: list[int] = []
+    for axis in layout.axes:
+        if any(one.is_channel for one in axis) and not all(one.is_channel for one in axis):
+            raise _NotFolded("has its channels and places along one axis")
+        shape.append(prod(int(one.size) for one in axis if one.is_channel))
+    first = next((at for at, size in enumerate(shape) if size > 1), len(shape) - 1)
+    return numbers[layout.channels].reshape(shape[first:])
+
+
+FOLDERS: Final[Mapping[str, Callable[[GraphEdit, NodeProto, Sequence[NodeProto]], None]]] = {
+    "Conv": _fold_into_conv,
+    "ConvTranspose": _fold_into_conv,
+    "Gemm": _fold_into_matrix,
+    "MatMul": _fold_into_matrix,
+}
+"""Product → what folds a BatchNormalization behind it."""
