@@ -155,8 +155,7 @@ def test_what_a_killed_calibration_has_measured_is_taken_up(folder: Path) -> Non
     (folder / "load.py").write_text(LOADER)
     settings = (
         f"quantsim.calibration.data={folder}/load.py:load",
-        f"quantsim.calibration.method={method}",
-        "quantsim.rules={}",
+        "quantsim.calibration.method=percentile",
     )
     options = [word for setting in settings for word in ("--set", setting)]
     run(folder, *options)
