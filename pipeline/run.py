@@ -26,7 +26,14 @@ from pipeline.result import RunResult
 from pipeline.stages.check import check_settings, default_folder, remember_settings
 from pipeline.stages.export import export_and_compare, exported_files, exported_path, refuse_wrong_export
 from pipeline.stages.passes import optimize, refuse_reverts
-from pipeline.stages.report import Findings, has_good_report, write_quietly, write_report, write_settings
+from pipeline.stages.report import (
+    Findings,
+    has_good_report,
+    remove_quantization,
+    write_quietly,
+    write_report,
+    write_settings,
+)
 from pipeline.stages.runtime import refuse_wrong_results, remove_ir, run_backends
 from pipeline.stages.source import code_of, fingerprint, open_source
 from pipeline.stages.weight_free import why_not_compared
@@ -218,6 +225,7 @@ class _Run:
         self.replaces_results = True
         self.workspace.forget("passes")
         remove_ir(self.workspace)
+        remove_quantization(self.workspace)
 
     def _depends_on(self, *parts: Any) -> None:
         """Add `parts`, sections of the configuration or plain data, to the key of all later stages."""

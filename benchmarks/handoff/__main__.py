@@ -116,7 +116,8 @@ def judge(form: Form, run: ToolRun) -> list[str]:
         computed = [name for node in model.proto.graph.node for name in node.output]
         kept = f"{sum(name in made for name in computed) / len(computed):.0%}"
         found = find_jump(compare_values(model, detach_copy(onnx.load(run.model)), form.evaluation[:1]))
-        jump = f"{found.node} ({found.op}), {found.sqnr_db:.1f} dB" if found else "nowhere"
+        constant = f", {found.constant} twice or never" if found and found.constant else ""
+        jump = f"{found.node} ({found.op}), {found.sqnr_db:.1f} dB{constant}" if found else "nowhere"
     expected = runner_of(onnx.load(form.path))
     outputs = run.run(form.evaluation)
     wanted_outputs = np.concatenate([expected(sample).ravel() for sample in form.evaluation])

@@ -11,7 +11,8 @@ from onnx import NodeProto
 from passes.encodings.aimet import UNKNOWN_AXIS
 from passes.encodings.encoding import Encoding
 from passes.errors import UsageError
-from passes.graph.float_tensors import FLOATS, float_tensors, weight_axes
+from passes.graph.float_tensors import FLOATS, float_shapes, float_tensors, weight_axes
+from passes.graph.moved_constants import find_moved_constants
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
 
@@ -78,23 +79,16 @@ def _check_shape(name: str, encoding: Encoding, shape: tuple[int, ...]) -> Encod
 
 
 def _find_axes(model: DetachedModel, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """The axis of channels of each constant that a product reads, also through a Transpose."""
+    """The axis of channels of each constant that a product reads, also in another layout."""
+    graph = model.proto.graph
+    moved = find_moved_constants(graph, shapes, float_shapes(model.proto))
     found: dict[str, int] = {}
-    readers: dict[str, list[tuple[NodeProto, int]]] = {}
-    for node in model.proto.graph.node:
+    for node in graph.node:
         for place, name in enumerate(node.input):
-            readers.setdefault(name, []).append((node, place))
-    for name, shape in shapes.items():
-        for node, place in readers.get(name, ()):
-            axis = _channel_axis(node, place, len(shape))
-            if axis is None and node.op_type == "Transpose":
-                given = next((list(one.ints) for one in node.attribute if one.name == "perm"), [])
-                perm = given or list(range(len(shape)))[::-1]
-                behind = (_channel_axis(*reader, len(shape)) for reader in readers.get(node.output[0], ()))
-                turned = next((one for one in behind if one is not None), None)
-                axis = None if turned is None else perm[turned]
-            if axis is not None:
-                found.setdefault(name, axis)
+            if name in moved:
+                axis = moved[name].axis_of_source(_channel_axis(node, place, len(moved[name].axes)))
+                if axis is not None:
+                    found.setdefault(moved[name].source, axis)
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Final
 import onnx
 from onnx import NodeProto, TensorProto
 
-__all__ = ["FLOATS", "float_tensors", "weight_axes"]
+__all__ = ["FLOATS", "float_shapes", "float_tensors", "weight_axes"]
 
 FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
 """The types of tensors that can be quantized."""
@@ -16,9 +16,21 @@ FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
 def float_tensors(proto: onnx.ModelProto) -> frozenset[str]:
     """The names of the float values that are known of the model: its inputs, its outputs, and what shape inference
     finds of the rest."""
+    return frozenset(float_shapes(proto))
+
+
+def float_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...] | None]:
+    """The same values with their shapes; None for one of unknown rank, and -1 for a dim that is open."""
     inferred = _infer(proto).graph
     infos = (*inferred.input, *inferred.value_info, *inferred.output)
-    return frozenset(info.name for info in infos if info.type.tensor_type.elem_type in FLOATS)
+    return {info.name: _shape_of(info) for info in infos if info.type.tensor_type.elem_type in FLOATS}
+
+
+def _shape_of(info: onnx.ValueInfoProto) -> tuple[int, ...] | None:
+    kind = info.type.tensor_type
+    if not kind.HasField("shape"):
+        return None
+    return tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim)
 
 
 def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:

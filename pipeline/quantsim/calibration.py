@@ -34,8 +34,9 @@ class MeasuredRanges:
     """What is known after some samples.
 
     limits: the least and the greatest number of each tensor, as the method has them. Percentile and entropy have none
-        before the last sample, and MSE none at all, since they depend on the format.
-    histograms: of each tensor; none for min-max.
+        before the last sample, and MSE none at all, since they depend on the format. The least is above the greatest
+        where no sample has a number of the tensor, as of a cache of length 0.
+    histograms: of each tensor that has numbers; none for min-max.
     """
 
     samples: int
@@ -125,7 +126,7 @@ def measure(
             observer(measured)
         if not done:
             raise UsageError("calibration: the data has no samples; expected at least one")
-        if method in ("percentile", "entropy") and not measured.limits:
+        if method in ("percentile", "entropy") and measured.histograms:
             measured = replace(measured, limits=_ranges_of(calibrator.compute_data()))
     return measured
 
@@ -136,15 +137,19 @@ def group_ranges(measured: MeasuredRanges, placement: Placement, model: Detached
     Raises:
         UsageError: a range is infinite or NaN.
     """
-    formats = {placed.site.group: placed.precision for placed in placement.quantized() if placed.site.role != "weight"}
+    formats = {
+        placed.site.group: placed.precision
+        for placed in placement.sites
+        if placed.precision is not None and placed.site.role != "weight"
+    }
     found: dict[str, Range] = {}
     for group, names in _measured_tensors(placement).items():
-        precision = formats[group]
-        if measured.limits or precision is None:
-            limits = [measured.limits[name] for name in names]
+        limits = [known for name in names if (known := measured.limits.get(name)) and not known[0] > known[1]]
+        histograms = [measured.histograms[name] for name in names if name in measured.histograms]
+        if limits:
             found[group] = min(low for low, _ in limits), max(high for _, high in limits)
         else:
-            found[group] = least_error_range([measured.histograms[name] for name in names], precision)
+            found[group] = least_error_range(histograms, formats[group]) if histograms else NO_NUMBERS
         check_finite(group, *found[group])
     for group, limits in _stored(model, placement).items():
         found[group] = _hull(found.get(group), limits)  # a Concat of a constant and a computed tensor has one range
@@ -167,11 +172,14 @@ def _measured_tensors(placement: Placement) -> dict[str, list[str]]:
 
 
 def _stored(model: DetachedModel, placement: Placement) -> dict[str, Range]:
-    """The ranges of the constants of each group that has some: of a table that is only gathered from, say."""
+    """The ranges of the constants of each group that has some: of a table that is only gathered from, say. A table may
+    be the weight of a product too; what is gathered from it holds its numbers all the same."""
     stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
     found: dict[str, Range] = {}
-    for placed in placement.quantized():
-        if placed.site.role == "constant":
+    groups = {placed.site.group for placed in placement.quantized() if placed.site.role in ("constant", "activation")}
+    for placed in placement.sites:
+        site = placed.site
+        if site.group in groups and site.tensor in stored and (site.role == "weight" or placed.precision is not None):
             array = model.array(stored[placed.site.tensor])
             found[placed.site.group] = _hull(found.get(placed.site.group), (float(array.min()), float(array.max())))
     return found
@@ -223,6 +231,9 @@ def _merge(known: Mapping[str, Range], ranges: Mapping[str, Range]) -> dict[str,
 def _hull(known: Range | None, found: Range) -> Range:
     return (min(known[0], found[0]), max(known[1], found[1])) if known else found
 
+
+NO_NUMBERS: Final[Range] = (0.0, 0.0)
+"""The range of tensors that have no numbers in any sample."""
 
 METHODS: Final[Mapping[Method, CalibrationMethod]] = {
     "minmax": CalibrationMethod.MinMax,

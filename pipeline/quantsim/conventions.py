@@ -71,6 +71,7 @@ class _ConventionReader:
         self._config, self._weight_bits, self._activation_bits = config, weight_bits, activation_bits
         self._view = GraphView(model)
         self._sites = {site.tensor: site for site in sites}
+        self._sources = {value: site.tensor for site in sites for value in site.moved_to}
         self._outputs = [info.name for info in model.proto.graph.output]
         self._decisions: dict[str, _Decision] = {}
         self._place = 0
@@ -164,10 +165,15 @@ class _ConventionReader:
         if limits is not None and limits.max is not None:
             symmetric = {"is_symmetric": True} if math.isclose(limits.min, -limits.max) else {}
             self._change(node.output, entry, limits=(limits.min, limits.max), **symmetric)
-        for tensor in node.input:
-            site = self._sites.get(tensor)
-            if site is not None and site.parameter in operator.params:
-                self._change_parameter(tensor, f"{entry}.params.{site.parameter}", operator.params[site.parameter])
+        for tensor in self._parameters_of(node):
+            kind = self._sites[tensor].parameter
+            if kind in operator.params:
+                self._change_parameter(tensor, f"{entry}.params.{kind}", operator.params[kind])
+
+    def _parameters_of(self, node: NodeProto) -> list[str]:
+        """The stored tensors that are parameters of `node`, also behind layout operators, as AIMET finds them."""
+        stored = (self._sources.get(name, name) for name in node.input)
+        return [name for name in stored if name in self._sites and self._sites[name].parameter]
 
     def _read_supergroups(self, taken: set[int]) -> None:
         """Longer rows come first, and no operator is in two of them."""
@@ -221,7 +227,7 @@ class _ConventionReader:
         constants = self._view.initializers
         for node in self._view.by_op.get("MatMul", ()):
             add = self._only_reader(node)
-            if add is None or add.op_type != "Add" or not any(name in constants for name in node.input):
+            if add is None or add.op_type != "Add" or not self._parameters_of(node):
                 continue
             biases = [name for name in add.input if name in constants and len(constants[name].dims) == 1]
             if biases and add.input[0] != add.input[1]:
@@ -254,7 +260,7 @@ class _ConventionReader:
         self._place = 7
         for node in self._view.own:
             kernels = self._config.kernels_of(node.op_type) if node.domain in ONNX_DOMAINS else ()
-            parameters = [name for name in node.input if name in self._sites and self._sites[name].parameter]
+            parameters = self._parameters_of(node)
             if not kernels or any(self._takes(kernel, parameters) for kernel in kernels):
                 continue
             entry, kernel = f"supported_kernels of {node.op_type}", kernels[0]

@@ -1,17 +1,21 @@
 """The quantized model of another tool against the float model, value by value: where does the error jump?
 
 The models are compared by the names of their values, which tools keep. So this finds what no run alone shows: a bias
-that is added twice, or a step with the wrong scale.
+that is added twice, or a step with the wrong scale. A small bias hides in the noise of rounding, but not from its own
+numbers: rounding errors have nothing to do with them, and what comes twice is in the mean difference once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+from onnx import NodeProto
 
+from passes.graph.float_tensors import FLOATS
 from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
@@ -29,6 +33,7 @@ class ComparedValue:
 
     sqnr_db: of the other model's value.
     read_db: the least of the values that it is computed from; infinite where none of them differs.
+    constant: what is added here or right behind, and is in the difference once, since it is added twice or never.
     """
 
     tensor: str
@@ -36,6 +41,7 @@ class ComparedValue:
     op: str
     sqnr_db: float
     read_db: float
+    constant: str = ""
 
     @property
     def own_db(self) -> float:
@@ -56,7 +62,8 @@ def compare_values(model: DetachedModel, other: DetachedModel, samples: Iterable
     made = {name for node in other.proto.graph.node for name in node.output}
     floats = float_tensors(model.proto)
     shared = [name for node in nodes for name in node.output if name in floats and name in made]
-    noise = _sum_noise(model, other, shared, samples)
+    addends = {name: added for name, added in _find_addends(model).items() if name in shared}
+    noise, shifts = _sum_noise(model, other, shared, addends, samples)
     worst: dict[str, float] = {}
     found: list[ComparedValue] = []
     for node in nodes:
@@ -65,23 +72,101 @@ def compare_values(model: DetachedModel, other: DetachedModel, samples: Iterable
             worst[name] = read_db
             if name in noise:
                 worst[name] = sqnr_db(*noise[name])
-                found.append(ComparedValue(name, node.name or name, node.op_type, worst[name], read_db))
+                constant = next((shift.constant for shift in shifts.get(name, ()) if shift.is_once()), "")
+                found.append(ComparedValue(name, node.name or name, node.op_type, worst[name], read_db, constant))
     return tuple(found)
 
 
 def find_jump(values: Sequence[ComparedValue], expected_db: float = 12.0) -> ComparedValue | None:
-    """The first value whose step alone has a lower SQNR than quantization explains; None if there is none.
+    """The first value whose step alone has a lower SQNR than quantization explains, or a constant too often or not at
+    all; None if there is none.
 
     Args:
         expected_db: what a step of the formats in use has at least. Weights of 4 bits leave a product some 20 dB.
     """
-    return next((value for value in values if value.own_db < expected_db), None)
+    return next((value for value in values if value.own_db < expected_db or value.constant), None)
+
+
+@dataclass(slots=True)
+class _Shift:
+    """The mean difference of a value along the axes of a constant that is added to it.
+
+    axis: of the value, along which a constant of one axis lies; None where it lies as broadcasting has it.
+    """
+
+    constant: str
+    addend: np.ndarray
+    axis: int | None
+    total: np.ndarray | float = 0.0
+    count: int = 0
+
+    def add(self, difference: np.ndarray) -> None:
+        """Take the difference on one more sample; one of another shape than the constant is passed over."""
+        rank, shape = difference.ndim, list(self.addend.shape)
+        lengths = [1] * (rank - len(shape)) + shape
+        if self.axis is not None:
+            lengths = [shape[0] if place == self.axis else 1 for place in range(rank)]
+        if len(lengths) != rank or any(size not in (1, difference.shape[place]) for place, size in enumerate(lengths)):
+            return
+        others = tuple(place for place, size in enumerate(lengths) if size == 1)
+        self.total = self.total + difference.sum(others).ravel()
+        self.count += math.prod(difference.shape[place] for place in others)
+
+    def is_once(self) -> bool:
+        """Whether the constant is in the difference once, more or less: by as many times the error of that number as
+        chance does not bring about."""
+        addend = self.addend.ravel().astype(np.float64)
+        power = float(addend @ addend)
+        if not self.count or not power or addend.size < FEWEST:
+            return False
+        mean = self.total / self.count
+        times = float(mean @ addend) / power
+        rest = mean - times * addend
+        error = math.sqrt(float(rest @ rest) / (addend.size - 1) / power)
+        return abs(abs(times) - 1) <= NEAR and abs(times) >= SURE * error
+
+
+FEWEST: Final = 8
+"""Numbers of a constant. Fewer may lie along a rounding error by chance."""
+
+NEAR: Final = 0.25
+"""How far from once a constant may be in the difference, since rounding errors shift its mean too."""
+
+SURE: Final = 6.0
+"""Standard errors."""
+
+
+def _find_addends(model: DetachedModel) -> dict[str, list[_Shift]]:
+    """Value → the constants that are added in the step that computes it, or in the next one."""
+    graph = model.proto.graph
+    stored = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type in FLOATS}
+    found: dict[str, list[_Shift]] = {}
+    for node in graph.node:
+        reads = [read for read in node.input if node.op_type == "Add" and read not in stored]
+        for name in _added_constants(node, stored):
+            axis = 1 if node.op_type in CONVOLUTIONS else None
+            for value in (node.output[0], *reads):
+                found.setdefault(value, []).append(_Shift(name, model.array(stored[name]), axis))
+    return found
+
+
+def _added_constants(node: NodeProto, stored: Mapping[str, object]) -> Iterator[str]:
+    places = (0, 1) if node.op_type == "Add" else (2,) if node.op_type in (*CONVOLUTIONS, "Gemm") else ()
+    yield from (node.input[place] for place in places if place < len(node.input) and node.input[place] in stored)
+
+
+CONVOLUTIONS: Final = ("Conv", "ConvTranspose")
 
 
 def _sum_noise(
-    model: DetachedModel, other: DetachedModel, names: Sequence[str], samples: Iterable[Feeds]
-) -> dict[str, tuple[float, float]]:
-    """The sums of squares of each value, and of the differences; values of different shape are left out."""
+    model: DetachedModel,
+    other: DetachedModel,
+    names: Sequence[str],
+    addends: Mapping[str, Sequence[_Shift]],
+    samples: Iterable[Feeds],
+) -> tuple[dict[str, tuple[float, float]], Mapping[str, Sequence[_Shift]]]:
+    """The sums of squares of each value, and of the differences; and these differences along the constants `addends`.
+    Values of different shape are left out."""
     expected, found = Session.of(model, names), Session.of(other, names)
     sums = dict.fromkeys(names, (0.0, 0.0))
     for feeds in samples:
@@ -93,4 +178,6 @@ def _sum_noise(
             signal = wanted[name].astype(np.float64)
             difference = computed[name].astype(np.float64) - signal
             sums[name] = sums[name][0] + float((signal**2).sum()), sums[name][1] + float((difference**2).sum())
-    return sums
+            for shift in addends.get(name, ()):
+                shift.add(difference)
+    return sums, addends

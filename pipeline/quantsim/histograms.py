@@ -38,7 +38,8 @@ ROUNDS: Final = 8
 
 
 class FiniteHistogramCollector(HistogramCollector):
-    """onnxruntime's collector, which names a tensor that it cannot count, and prints nothing.
+    """onnxruntime's collector, which names a tensor that it cannot count, passes over one that has no numbers, and
+    prints nothing.
 
     Args:
         calibrator: onnxruntime's, whose settings it has.
@@ -57,13 +58,13 @@ class FiniteHistogramCollector(HistogramCollector):
         self.histogram_dict = dict(known)
 
     def collect(self, name_to_arr: Mapping[str, Any]) -> None:
-        for name, arrays in name_to_arr.items():
+        counted = {name: arrays for name, arrays in name_to_arr.items() if np.asarray(arrays).size}
+        for name, arrays in counted.items():
             array = np.asarray(arrays)
-            if array.size:
-                check_finite(name, float(array.min()), float(array.max()))
-                self._check_bins(name, float(np.abs(array).max()))
+            check_finite(name, float(array.min()), float(array.max()))
+            self._check_bins(name, float(np.abs(array).max()))
         with _quiet():
-            super().collect(name_to_arr)
+            super().collect(counted)
 
     def compute_collection_result(self) -> Any:
         with _quiet():

@@ -119,8 +119,19 @@ def put_side_by_side(model: DetachedModel, encodings: Mapping[str, Encoding]) ->
         graph.node.append(_with_prefix(node, shared))
     del graph.output[:], graph.value_info[:]
     constants = {tensor.name for tensor in model.proto.graph.initializer}
+    fixed = _fixed_values(model.proto.graph, constants)
     both = DetachedModel(proto, {**model.weights, **quantized.weights})
-    return both, QuantizedSteps(graph, encodings, constants)
+    return both, QuantizedSteps(graph, encodings, constants, fixed)
+
+
+def _fixed_values(graph: onnx.GraphProto, constants: Collection[str]) -> frozenset[str]:
+    """The values that are computed from `constants` alone, such as a weight behind a Transpose."""
+    fixed = set(constants)
+    for node in graph.node:
+        reads = reads_of(node)
+        if reads and fixed.issuperset(reads):
+            fixed.update(node.output)
+    return frozenset(fixed.difference(constants))
 
 
 def drop_unread_nodes(graph: onnx.GraphProto) -> None:
@@ -137,10 +148,22 @@ def drop_unread_nodes(graph: onnx.GraphProto) -> None:
 
 
 class QuantizedSteps:
-    """Adds single steps that read quantized float values, each value quantized once."""
+    """Adds single steps that read quantized float values, each value quantized once.
 
-    def __init__(self, graph: onnx.GraphProto, encodings: Mapping[str, Encoding], constants: Collection[str]) -> None:
-        self._graph, self._encodings, self._constants = graph, encodings, constants
+    Args:
+        graph: holds both models, the quantized one under names with a prefix.
+        constants: the stored tensors of the float model.
+        fixed: its values that are computed from these alone, which the quantized model computes from quantized ones.
+    """
+
+    def __init__(
+        self,
+        graph: onnx.GraphProto,
+        encodings: Mapping[str, Encoding],
+        constants: Collection[str],
+        fixed: Collection[str],
+    ) -> None:
+        self._graph, self._encodings, self._constants, self._fixed = graph, encodings, constants, fixed
         self._quantized: dict[str, str] = {}
         self._added: dict[str, dict[str, str]] = {}
 
@@ -164,7 +187,7 @@ class QuantizedSteps:
 
     def _read(self, name: str) -> str:
         if name not in self._encodings:
-            return name
+            return f"{QUANTIZED}{name}" if name in self._fixed else name
         if name in self._constants:
             return f"{QUANTIZED}{name}{DEQUANTIZED}"
         if name not in self._quantized:

@@ -144,6 +144,8 @@ def _key(site: Site) -> str:
 
 def _decide(site: Site, rule: PlacementRule | None, endless: str | None) -> PlacedSite:
     """What `rule` says. `endless` is a constant of the same group that holds infinity or NaN, if there is one."""
+    if site.stored_as:
+        return PlacedSite(site, None, "", f"the model stores it as {site.stored_as} already")
     if rule is None:
         what = "weights" if site.role == "weight" else "activations"
         return PlacedSite(site, None, "", f"no rule says anything of {what} of {site.op or 'the inputs'}")

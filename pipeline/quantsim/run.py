@@ -20,8 +20,8 @@ from passes.errors import StepFailed
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
-from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, SuggestConfig
-from pipeline.errors import CheckFailed, Unsupported
+from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, SuggestConfig, split_factory
+from pipeline.errors import CheckFailed, Unsupported, UsageError
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
 from pipeline.export.inputs import InputSpec, draw_inputs, named_dims
 from pipeline.export.load import read_onnx_file
@@ -37,21 +37,23 @@ from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers, sam
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
 from pipeline.quantsim.suggest import Suggestion, suggest
 from pipeline.quantsim.target_check import check_target
-from pipeline.result import RunResult
 from pipeline.run import Pipeline
-from pipeline.stages.report import save_quantization, write_page
+from pipeline.stages.report import (
+    ENCODINGS,
+    QUANTIZATION_REPORT,
+    QUANTIZED_MODEL,
+    remove_quantization,
+    save_quantization,
+    write_page,
+)
 from pipeline.stages.weight_free import leaves_unread, why_not_compared
 from pipeline.verify.user_inputs import input_files, read_samples
 from pipeline.workspace import Workspace, key_of, stamp
 
-__all__ = ["QUANTIZED_MODEL", "QuantSim", "QuantSimResult", "prepare_config"]
+__all__ = ["QuantSim", "QuantSimResult", "prepare_config"]
 
 DEFAULT_OPSET: Final = 21
 """The first opset whose QuantizeLinear takes 4 and 16 bits; at 23 torch hides scores and softmax in one operator."""
-
-QUANTIZED_MODEL: Final = "model.qdq.onnx"
-REPORT: Final = "quantsim.json"
-ENCODINGS: Final = "model.encodings"
 
 KEY: Final = "quantsim.calibration.data"
 RANGES: Final = "calibration.npz"
@@ -111,21 +113,26 @@ class QuantSim:
         path = before.model
         workspace = Workspace(pipeline.folder)
         with workspace.acquire():
-            why = why_not_compared(self._config)
-            if why:
-                model = read_model(path, unread=leaves_unread(self._config))
-                result = _Simulation(model, settings, workspace, self._observer).place_only(why)
-                return self._finish(before, result, workspace)
-            specs = read_onnx_file(str(path), _section_of(path, self._config)).inputs
-            samples = _Samples(settings, specs, self._config.model)
-            result = _Simulation(read_model(path), settings, workspace, self._observer).execute(samples)
-            return self._finish(before, result, workspace)
+            try:
+                result = self._simulate(path, settings, workspace)
+            except UsageError:  # something that was given is wrong: the results of an earlier run stay
+                raise
+            except Exception:
+                remove_quantization(workspace)
+                write_page(before.report, before.optimize.pictures, workspace)
+                raise
+            save_quantization(page_data(result.report), before.report, workspace)
+            write_page(before.report, before.optimize.pictures, workspace)
+            return result
 
-    def _finish(self, before: RunResult, result: QuantSimResult, workspace: Workspace) -> QuantSimResult:
-        """Write the page of the run again, with the section on quantization."""
-        save_quantization(page_data(result.report), before.report, workspace)
-        write_page(before.report, before.optimize.pictures, workspace)
-        return result
+    def _simulate(self, path: Path, settings: QuantSimConfig, workspace: Workspace) -> QuantSimResult:
+        why = why_not_compared(self._config)
+        if why:
+            model = read_model(path, unread=leaves_unread(self._config))
+            return _Simulation(model, settings, workspace, self._observer).place_only(why)
+        specs = read_onnx_file(str(path), _section_of(path, self._config)).inputs
+        samples = _Samples(settings, specs, self._config.model)
+        return _Simulation(read_model(path), settings, workspace, self._observer).execute(samples)
 
 
 class _Samples:
@@ -143,8 +150,13 @@ class _Samples:
         return (draw_inputs(self._specs, self._sizes, self._seed + index) for index in range(count))
 
     def identity(self) -> list[object]:
-        """What tells other data from this: the files with their sizes and times."""
-        return [(name, stamp(file) if file else None) for name, file in input_files(self.entries, KEY)]
+        """What tells other data from this: the files with their sizes and times, also of loaders."""
+        return [(name, stamp(file or _file_of_loader(name))) for name, file in input_files(self.entries, KEY)]
+
+    @property
+    def may_change(self) -> bool:
+        """Whether other samples may come another time, which no file shows: a loader makes them."""
+        return any(file is None for _, file in input_files(self.entries, KEY))
 
 
 class _Simulation:
@@ -187,8 +199,9 @@ class _Simulation:
         """What needs no weights: placement, coverage and sizes. `why` says why nothing is run."""
         report = make_placement_report(self.place(), self._model, why)
         self._send(Note(f"quantsim: nothing is calibrated or simulated, only placed: {why}"))
-        self._workspace.write_text(REPORT, report_text(report))
-        return QuantSimResult(self._workspace.folder, report, (REPORT,))
+        remove_quantization(self._workspace)
+        self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
+        return QuantSimResult(self._workspace.folder, report, (QUANTIZATION_REPORT,))
 
     def place(self) -> Placement:
         with self._stage("place") as details:
@@ -236,7 +249,10 @@ class _Simulation:
 
             known = MeasuredRanges.load(file, key)
             measured = measure(self._model, placement, samples.first(settings.samples), settings.method, known, note)
-            measured.save(file, key)
+            if samples.may_change:  # only a run that was stopped is taken up
+                file.unlink(missing_ok=True)
+            else:
+                measured.save(file, key)
             details.append(settings.method)
         return measured
 
@@ -310,8 +326,8 @@ class _Simulation:
         save(quantized, self._workspace.folder / QUANTIZED_MODEL)
         constants = {tensor.name for tensor in self._model.proto.graph.initializer}
         self._workspace.write_text(ENCODINGS, aimet_text(encodings, constants, self._settings.encodings))
-        self._workspace.write_text(REPORT, report_text(report))
-        return QUANTIZED_MODEL, ENCODINGS, REPORT
+        self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
+        return QUANTIZED_MODEL, ENCODINGS, QUANTIZATION_REPORT
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[list[str]]:
@@ -320,6 +336,11 @@ class _Simulation:
         begun = time.perf_counter()
         yield details
         self._send(StageEnded(name, time.perf_counter() - begun, False, ", ".join(details)))
+
+
+def _file_of_loader(entry: str) -> Path:
+    """The file of `file.py:function`; for a module some path where no file is."""
+    return Path(split_factory(entry, KEY)[0])
 
 
 def _section_of(path: Path, config: RunConfig) -> ModelConfig:

@@ -23,6 +23,7 @@ from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.noise import drop_unread_nodes, put_side_by_side, sqnr_db
+from pipeline.quantsim.sites import find_sites
 
 __all__ = ["Layer", "estimate_sensitivity", "find_layers", "samples_needed"]
 
@@ -38,9 +39,13 @@ Feeds = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A product, with the bias that is added to it."""
+    """A product, with the bias that is added to it.
+
+    weights: stored tensors that it reads behind layout operators.
+    """
 
     nodes: tuple[NodeProto, ...]
+    weights: tuple[str, ...] = ()
 
     @property
     def output(self) -> str:
@@ -55,7 +60,7 @@ class Layer:
     def tensors(self) -> tuple[str, ...]:
         """What is quantized with the layer: what it reads, and what it makes."""
         names = (name for node in self.nodes for name in (*node.input, *node.output) if name)
-        return tuple(dict.fromkeys(names))
+        return tuple(dict.fromkeys((*names, *self.weights)))
 
 
 def find_layers(model: DetachedModel, encodings: Mapping[str, Encoding]) -> tuple[Layer, ...]:
@@ -67,13 +72,15 @@ def find_layers(model: DetachedModel, encodings: Mapping[str, Encoding]) -> tupl
     for node in graph.node:
         for name in reads_of(node):
             readers.setdefault(name, []).append(node)
+    sources = {value: site.tensor for site in find_sites(model) for value in site.moved_to}
     layers: list[Layer] = []
     for node in graph.node:
         if node.op_type not in PRODUCTS:
             continue
         behind = readers.get(node.output[0], [])
         is_biased = len(behind) == 1 and behind[0].op_type == "Add" and not constants.isdisjoint(behind[0].input)
-        layer = Layer((node, behind[0]) if is_biased and node.output[0] not in outputs else (node,))
+        nodes = (node, behind[0]) if is_biased and node.output[0] not in outputs else (node,)
+        layer = Layer(nodes, tuple(sources[name] for name in node.input if name in sources))
         if not encodings.keys().isdisjoint(layer.tensors()):
             layers.append(layer)
     return tuple(layers)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from onnx import NodeProto
+from onnx import GraphProto, NodeProto, TensorProto
 
-from passes.graph.float_tensors import FLOATS, float_tensors, weight_axes
+from passes.graph.float_tensors import FLOATS, float_shapes, float_tensors, weight_axes
+from passes.graph.moved_constants import MovedConstant, find_moved_constants
 from passes.graph.op_facts import ONNX_DOMAINS, moved_inputs
 from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel
@@ -45,14 +46,27 @@ class Site:
     """Of a bias: the data and the weight whose products it is added to."""
     parameter: str = ""
     """What a constant is to its operator in AIMET's words: weight, bias, running_mean …; empty for other constants."""
+    moved_to: tuple[str, ...] = ()
+    """Of a weight: the values that layout operators make of it, which are no sites, since it is quantized as stored."""
+    stored_as: str = ""
+    """Of a constant that the model holds in whole numbers already: their dtype."""
 
 
 def find_sites(model: DetachedModel) -> tuple[Site, ...]:
     """Every float tensor outside of bodies, in graph order: inputs, then constants and results as nodes read and make
-    them. Constants that nothing reads are left out."""
+    them. Constants that nothing reads or that have no numbers are left out, and so are weights in another layout:
+    there the stored tensor is the site."""
     graph = model.proto.graph
-    floats = float_tensors(model.proto)
-    constants = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type in FLOATS}
+    floats = float_shapes(model.proto)
+    stored = {
+        tensor.name: tuple(tensor.dims)
+        for tensor in graph.initializer
+        if tensor.data_type in FLOATS and 0 not in tensor.dims
+    }
+    whole = _stored_in_whole_numbers(graph)
+    constants = stored | {name: shape for name in whole if (shape := floats.get(name)) is not None}
+    moved = find_moved_constants(graph, constants, floats)
+    moved_weights = _find_moved_weights(graph, moved)
     sites: dict[str, Site] = {}
     moves: list[tuple[str, str]] = []
     for info in graph.input:
@@ -61,22 +75,55 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
     for node in graph.node:
         modules = _modules_of(node)
         for index, name in enumerate(node.input):
-            if name in constants:
-                known = sites.get(name)
-                found = replace(_constant_site(node, index, len(constants[name].dims)), modules=modules)
+            value = moved.get(name)
+            if value is not None:
+                if index in SETTINGS.get(node.op_type, ()):
+                    continue
+                known = sites.get(value.source)
+                found = replace(_constant_site(node, index, moved), modules=modules)
+                found = replace(found, stored_as=whole.get(found.tensor, ""))
                 if known is None or (known.role == "constant" and found.role != "constant"):
-                    sites[name] = found
+                    sites[found.tensor] = replace(found, moved_to=moved_weights.get(found.tensor, ()))
             elif name in sites and not sites[name].op:
                 sites[name] = replace(sites[name], op=node.op_type, node=_name_of(node), modules=modules)
         for name in node.output:
-            if name in floats:
-                moved = [source for source in _shared_inputs(node) if source in sites]
-                sites[name] = Site(name, "activation", "", node.op_type, _name_of(node), modules, moves=bool(moved))
-                moves += ((source, name) for source in moved)
+            value = moved.get(name)
+            if name not in floats or (value is not None and (name in whole or value.source in moved_weights)):
+                continue
+            sources = (moved[source].source if source in moved else source for source in _shared_inputs(node))
+            shared = [source for source in sources if source in sites and not sites[source].stored_as]
+            sites[name] = Site(name, "activation", "", node.op_type, _name_of(node), modules, moves=bool(shared))
+            moves += ((source, name) for source in shared)
     groups = _SharedEncodings({name: place for place, name in enumerate(sites)})
     for source, name in moves:
         groups.join(source, name)
     return tuple(replace(site, group=groups.first(site.tensor)) for site in sites.values())
+
+
+def _stored_in_whole_numbers(graph: GraphProto) -> dict[str, str]:
+    """The results of DequantizeLinear that are constants, with the dtype of the numbers that it reads."""
+    stored = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    return {
+        node.output[0]: TensorProto.DataType.Name(stored[node.input[0]]).lower()
+        for node in graph.node
+        if node.op_type == "DequantizeLinear" and node.domain in ONNX_DOMAINS and node.input[0] in stored
+    }
+
+
+def _find_moved_weights(graph: GraphProto, moved: Mapping[str, MovedConstant]) -> dict[str, tuple[str, ...]]:
+    """The constants that a product reads as its weight behind layout operators, with all values that these make."""
+    weights = {
+        value.source
+        for node in graph.node
+        for index, name in enumerate(node.input)
+        if (value := moved.get(name)) is not None and weight_axes(node, index, len(value.axes)) is not None
+    }
+    values: dict[str, tuple[str, ...]] = {}
+    for name, value in moved.items():
+        if value.source in weights:
+            own = () if name == value.source else (name,)
+            values[value.source] = (*values.get(value.source, ()), *own)
+    return values
 
 
 def _shared_inputs(node: NodeProto) -> list[str]:
@@ -86,21 +133,23 @@ def _shared_inputs(node: NodeProto) -> list[str]:
     return moved_inputs(node)
 
 
-def _constant_site(node: NodeProto, index: int, rank: int) -> Site:
-    """What a constant is to the node that reads it as its input `index`."""
+def _constant_site(node: NodeProto, index: int, moved: Mapping[str, MovedConstant]) -> Site:
+    """What a stored tensor is to the node that reads it as its input `index`, as it is or in another layout."""
     name = node.input[index]
-    site = Site(name, "constant", "", node.op_type, _name_of(node))
+    value = moved[name]
+    site = Site(value.source, "constant", "", node.op_type, _name_of(node))
     if node.domain not in ONNX_DOMAINS:
         return site
-    site = replace(site, parameter=PARAMETERS.get(node.op_type, {}).get(index, ""))
+    rank, is_moved = len(value.axes), name != value.source
+    parameter = "" if is_moved else PARAMETERS.get(node.op_type, {}).get(index, "")
     axes = weight_axes(node, index, rank)
     if axes is not None:
-        return replace(
-            site, role="weight", channel_axis=axes[0], summed_axis=axes[1], parameter=site.parameter or "weight"
-        )
-    if index == 2 and node.op_type in BIASED and rank == 1:
-        return replace(site, role="bias", bias_of=(node.input[0], node.input[1]))
-    return site
+        channel, summed = map(value.axis_of_source, axes)
+        return replace(site, role="weight", channel_axis=channel, summed_axis=summed, parameter=parameter or "weight")
+    if index == 2 and node.op_type in BIASED and rank == 1 and not is_moved:
+        data, weight = (moved[read].source if read in moved else read for read in node.input[:2])
+        return replace(site, role="bias", bias_of=(data, weight), parameter=parameter)
+    return replace(site, parameter=parameter)
 
 
 def _modules_of(node: NodeProto) -> tuple[str, ...]:
@@ -120,6 +169,16 @@ PICKS: Final[Mapping[str, tuple[int, ...]]] = {
 }
 """Ops whose result holds numbers of these inputs, beside those that only move them. A cache that is written in place is
 one: its past, what is added, and its present share an encoding."""
+
+SETTINGS: Final[Mapping[str, tuple[int, ...]]] = {
+    "DequantizeLinear": (1,),
+    "NonMaxSuppression": (3, 4),
+    "QuantizeLinear": (1,),
+    "Range": (0, 1, 2),
+    "Resize": (1, 2),
+    "Upsample": (1,),
+}
+"""Op → inputs that say how it computes, or of which shape its result is. Rounded, they would make another operator."""
 
 WEIGHT_AND_BIAS: Final = {1: "weight", 2: "bias"}
 

@@ -17,8 +17,12 @@ from pipeline.stages.weight_free import why_not_compared
 from pipeline.workspace import Workspace, key_of
 
 __all__ = [
+    "ENCODINGS",
+    "QUANTIZATION_REPORT",
+    "QUANTIZED_MODEL",
     "Findings",
     "has_good_report",
+    "remove_quantization",
     "save_quantization",
     "write_page",
     "write_quietly",
@@ -87,12 +91,26 @@ def save_quantization(found: Quantization, report: Report, workspace: Workspace)
     workspace.save(QUANTIZATION, _key_of_models(report), found)
 
 
+def remove_quantization(workspace: Workspace) -> None:
+    """Remove what a simulation of an earlier run has written, so that it is never beside what it is not of."""
+    workspace.forget(QUANTIZATION)
+    for name in QUANTIZATION_FILES:
+        for file in (workspace.folder / name, *workspace.folder.glob(f"{name}.*.data")):
+            file.unlink(missing_ok=True)
+
+
 def _key_of_models(report: Report) -> str:
     return key_of([mark.fingerprint for mark in report.marks])
 
 
 QUANTIZATION: Final = "quantsim"
 """The stage under which the section is saved."""
+
+QUANTIZED_MODEL: Final = "model.qdq.onnx"
+ENCODINGS: Final = "model.encodings"
+QUANTIZATION_REPORT: Final = "quantsim.json"
+QUANTIZATION_FILES: Final = (QUANTIZED_MODEL, ENCODINGS, QUANTIZATION_REPORT)
+"""What `onnxline quantsim` writes beside the files of the run."""
 
 
 def write_quietly(write: Callable[[], object], *, when: bool = True) -> None:
@@ -113,8 +131,8 @@ def has_good_report(workspace: Workspace) -> bool:
 
 
 def _files(workspace: Workspace) -> tuple[str, ...]:
-    """The files of the run, including those that are written after the report."""
-    present = {path.name for path in workspace.folder.iterdir() if path.is_file()}
+    """The files of the run, including those that are written after the report, and no simulation of it."""
+    present = {path.name for path in workspace.folder.iterdir() if path.is_file()} - set(QUANTIZATION_FILES)
     return tuple(sorted(present | {"report.json", "report.html", "log.txt"}))
 
 

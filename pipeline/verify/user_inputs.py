@@ -100,11 +100,13 @@ def read_samples(
         entries: files (.npz), globs of such files, and loaders (`file.py:function`).
         key: the setting that messages name.
 
+    Arrays without a number are taken, such as a cache of length 0.
+
     Raises:
         SourceError: as for `read_inputs`.
     """
     for label, arrays in _samples(entries, key):
-        yield label, _check_feeds(label, arrays, specs, key)
+        yield label, _check_feeds(label, arrays, specs, key, may_be_empty=True)
 
 
 def _samples(entries: Sequence[str], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -153,7 +155,9 @@ def _load_samples(text: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]
         yield name, sample
 
 
-def _check_feeds(label: str, arrays: Mapping[str, Any], specs: Sequence[InputSpec], key: str) -> dict[str, np.ndarray]:
+def _check_feeds(
+    label: str, arrays: Mapping[str, Any], specs: Sequence[InputSpec], key: str, *, may_be_empty: bool = False
+) -> dict[str, np.ndarray]:
     names = [spec.name for spec in specs]
     mistakes = []
     for name in arrays:
@@ -166,6 +170,8 @@ def _check_feeds(label: str, arrays: Mapping[str, Any], specs: Sequence[InputSpe
     for spec in specs:
         if spec.name in arrays:
             array, why = _fit_array(arrays[spec.name], spec)
+            if not why and not array.size and not may_be_empty:
+                why = f"is {array.dtype}{shape_text(array.shape)}, which holds no number"
             feeds[spec.name] = array
             mistakes += [f"{spec.name!r} {why}"] * bool(why)
     if mistakes:
@@ -197,7 +203,7 @@ def _fit_array(value: Any, spec: InputSpec) -> tuple[np.ndarray, str]:
         cast = "" if array.dtype == dtype else f": convert it with .astype({spec.dtype!r})"
         named = "" if fits else "; name a dim in model.inputs.*.shape to leave it open"
         return array, f"is {array.dtype}{shape}, expected {expected}{cast or named}"
-    return array, "" if array.size else f"is {array.dtype}{shape}, which holds no number"
+    return array, ""
 
 
 def _sizes(label: str, feeds: Mapping[str, np.ndarray], specs: Sequence[InputSpec], key: str) -> dict[str, int]:

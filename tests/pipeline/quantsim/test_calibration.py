@@ -19,7 +19,7 @@ from passes.weights.sessions import Session
 from pipeline.config.precision import parse_precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.calibration import MeasuredRanges, Method, calibrate
-from pipeline.quantsim.encodings import encode_range, quantize
+from pipeline.quantsim.encodings import encode, encode_range, quantize
 from pipeline.quantsim.histograms import least_error_range
 from pipeline.quantsim.placement import Placement, place
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
@@ -216,6 +216,56 @@ def test_a_table_has_the_range_of_its_numbers() -> None:
     )
     placement = place(model, [rule("op:*", "int8", "uint8")])
     assert calibrate(model, placement, [{"i": np.array([0, 0, 0])}]) == {"table": (-2.0, 4.0)}
+
+
+TIED = """g (int64[3] i) => (float[3, 4] y) {
+    e = Gather(table, i)
+    y = MatMul(e, turned)
+}"""
+
+
+@pytest.mark.parametrize("layout", ["", "turned = Transpose(table)\n"])
+def test_what_is_gathered_from_a_weight_has_the_range_of_the_weight(layout: str) -> None:
+    """An embedding that is the output projection too: its group has no tensor that is computed."""
+    text = TIED.replace("y = ", f"{layout}y = ")
+    model = model_of(
+        text if layout else text.replace("turned", "table"), table=np.diag([1, 2, 3, -4]).astype(np.float32)
+    )
+    placement = place(model, [rule("op:*", "int8/channel", "uint8")])
+    assert {placed.site.tensor: placed.site.role for placed in placement.sites} == {
+        "table": "weight",
+        "e": "activation",
+        "y": "activation",
+    }
+    ranges = calibrate(model, placement, [{"i": np.array([0, 1, 3])}])
+    assert ranges == {"table": (-4.0, 3.0), "y": (0.0, 16.0)}
+    encodings = encode(placement, ranges, model)
+    assert (encodings["table"].scale.shape, encodings["e"].scale.shape) == ((4,), ())
+
+
+CACHE = """g (float[N, 4] past, float[2, 4] x) => (float[M, 4] present) {
+    r = Relu(x)
+    present = Concat <axis = 0> (past, r)
+}"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_cache_of_length_0_is_taken(method: Method) -> None:
+    model = model_of(CACHE)
+    placement = place_all(model)
+    x = np.linspace(-1, 2, 8, dtype=np.float32).reshape(2, 4)
+    empty, full = ({"past": np.full((length, 4), 3, np.float32), "x": x} for length in (0, 2))
+    assert calibrate(model, placement, [empty], method)["past"][1] == pytest.approx(2, rel=0.02)
+    first = calibrate(model, placement, [empty, full], method)
+    assert first == calibrate(model, placement, [full, empty], method)
+    assert first["past"][1] == pytest.approx(3, rel=0.02)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_tensor_that_never_has_a_number_has_the_range_of_zero(method: Method) -> None:
+    model = model_of("g (float[N, 4] past) => (float[N, 4] y) { y = Neg(past) }")
+    ranges = calibrate(model, place_all(model), [{"past": np.zeros((0, 4), np.float32)}], method)
+    assert ranges == {"past": (0.0, 0.0), "y": (0.0, 0.0)}
 
 
 def test_an_infinite_tensor_is_named() -> None:

@@ -98,11 +98,69 @@ def test_the_second_bias_of_nncf_is_found_and_4_bits_alone_are_no_jump() -> None
     assert find_jump(values) is None
 
 
+WIDE = """two (float[16, 64] x) => (float[16, 64] y) {
+    first = MatMul(x, w)
+    second = Add(first, b)
+    third = Relu(second)
+    y = MatMul(third, w)
+}"""
+
+
+def wide_model(*, bits: int = 0, times: float = 1.0, size: float = 1.0) -> DetachedModel:
+    """Products of 64 numbers, whose weights have `bits`, and a bias of the standard deviation `size`, added `times`."""
+    draw = np.random.default_rng(0)
+    weight = draw.standard_normal((64, 64)).astype(np.float32)
+    step = np.abs(weight).max(0) / (2 ** (bits - 1) - 1)
+    bias = (size * draw.standard_normal(64)).astype(np.float32)
+    text = WIDE if times == 1 else WIDE.replace("MatMul(x, w)", "Gemm(x, w, more)")
+    rounded = (np.rint(weight / step) * step).astype(np.float32) if bits else weight
+    more = {} if times == 1 else {"more": (times - 1) * bias}
+    return model_of(text, w=rounded, b=bias, **more)
+
+
+WIDE_SAMPLES = [
+    {"x": (0.3 + np.random.default_rng(seed).standard_normal((16, 64))).astype(np.float32)} for seed in range(3)
+]
+
+
+@pytest.mark.parametrize("size", [1.2, 0.3])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("times", [2.0, 0.0])
+def test_a_small_bias_that_comes_twice_or_never_is_found_in_the_noise_of_rounding(
+    size: float, bits: int, times: float
+) -> None:
+    """A bias an eighth as large as the products leaves 17 dB, as weights of 4 bits may; a smaller one still more."""
+    values = compare_values(wide_model(size=size), wide_model(bits=bits, times=times, size=size), WIDE_SAMPLES)
+    assert values[0].own_db > 12
+    jump = find_jump(values)
+    assert jump is not None
+    assert (jump.tensor, jump.constant) == ("first", "b")
+
+
+@pytest.mark.parametrize("bits", [3, 4, 8])
+@pytest.mark.parametrize("size", [8.0, 1.0, 0.1, 0.0])
+def test_a_bias_that_comes_once_is_no_jump(bits: int, size: float) -> None:
+    values = compare_values(wide_model(size=size), wide_model(bits=bits, size=size), WIDE_SAMPLES)
+    assert not any(value.constant for value in values)
+    assert find_jump(values, expected_db=5) is None
+
+
+def test_a_second_bias_of_a_convolution_is_found() -> None:
+    draw = np.random.default_rng(0)
+    text = "g (float[1, 4, 8, 8] x) => (float[1, 32, 8, 8] y) { c = Conv <pads = [1, 1, 1, 1]> (x, w, b) y = Relu(c) }"
+    weight, bias = (draw.standard_normal(shape).astype(np.float32) for shape in ((32, 4, 3, 3), 32))
+    samples = [{"x": draw.standard_normal((1, 4, 8, 8)).astype(np.float32)} for _ in range(2)]
+    once, twice = (model_of(text, w=weight, b=bias * times / 4) for times in (1, 2))
+    jump = find_jump(compare_values(once, twice, samples))
+    assert jump is not None
+    assert jump.own_db > 12
+    assert (jump.tensor, jump.constant) == ("c", "b")
+
+
 @pytest.mark.skipif(not os.environ.get("NNCF_PYTHON"), reason="NNCF_PYTHON names no interpreter that has NNCF")
 def test_the_second_bias_is_found_in_the_model_that_nncf_writes(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
-    # Where two products share a weight, NNCF writes an invalid model. The bias is as large as the products here: one of
-    # an eighth of them leaves 17 dB when it comes twice, which `find_jump` takes for 4 bits.
+    # Where two products share a weight, NNCF writes an invalid model.
     shapes = {"w": ((64, 64), 1), "b": ((64,), 8), "v": ((64, 64), 1)}
     arrays = {name: (draw.standard_normal(shape) * size).astype(np.float32) for name, (shape, size) in shapes.items()}
     text = FLOAT.replace("[4, 8]", "[4, 64]").replace("(third, w)", "(third, v)")

@@ -12,7 +12,8 @@ from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.noise import measure_noise
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.qdq import insert_qdq
-from tests.pipeline.quantsim.pictures_of_qdq import mlp, rule
+from pipeline.quantsim.sensitivity import estimate_sensitivity
+from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
 from tests.pipeline.quantsim.test_qdq import RANGES
 
 
@@ -43,6 +44,21 @@ def test_noise_alone_and_in_all() -> None:
     assert noise["r"].local == pytest.approx(alone, rel=1e-3)
     assert noise["h"].local < noise["h"].signal
     assert noise["r"].total_db == pytest.approx(10 * np.log10(noise["r"].signal / noise["r"].total))
+
+
+def test_the_noise_of_a_weight_is_the_same_behind_a_transpose() -> None:
+    """The step alone reads the quantized weight, whose Transpose is no step of its own."""
+    weight = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+    x = {"x": np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)}
+    turned = model_of("g (float[4, 8] x) => (float[4, 3] y) { t = Transpose(w) y = MatMul(x, t) }", w=weight.T.copy())
+    straight = model_of("g (float[4, 8] x) => (float[4, 3] y) { y = MatMul(x, w) }", w=weight)
+    found = []
+    for model in (turned, straight):
+        placement = place(model, [rule("op:*", "int4/channel", None)])
+        encodings = encode(placement, {}, model)
+        found.append((measure_noise(model, encodings, ["y"], [x]), estimate_sensitivity(model, encodings, [x])))
+    assert found[0] == found[1]
+    assert 15 < found[0][0]["y"].local_db == found[0][0]["y"].total_db < 30
 
 
 def test_an_exact_step_is_infinitely_good() -> None:

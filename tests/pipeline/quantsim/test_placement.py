@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 from pipeline.errors import UsageError
+from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, place
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
 from tests.support.onnx_models import detached
@@ -117,6 +118,92 @@ def test_weights_of_recurrent_cells_have_one_scale() -> None:
     )
     placement = place(model, [rule("op:*", "int8/channel", "uint8")])
     assert "weight w: int8" in picture(placement)
+
+
+LAYOUTS = {
+    "t = Transpose <perm = [1, 0]> (w)": ((3, 4), 0, 1),
+    "i = Identity(w) t = Transpose(i)": ((3, 4), 0, 1),
+    "t = Reshape(w, upright)": ((1, 4, 3), 2, 1),
+    "r = Reshape(w, flat) t = Transpose(r)": ((1, 3, 4), 1, 2),
+}
+"""What makes a weight [4, 3] of `w` → the shape of `w`, its axis of channels, and that of the sums."""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_weight_in_another_layout_is_a_weight_where_it_is_stored(layout: str) -> None:
+    shape, channels, summed = LAYOUTS[layout]
+    weight = np.arange(12, dtype=np.float32).reshape(shape)
+    model = model_of(
+        f"g (float[2, 4] x) => (float[2, 3] y) {{ {layout} y = MatMul(x, t) }}",
+        w=weight,
+        upright=np.array([4, 3]),
+        flat=np.array([3, 4]),
+    )
+    placement = place(model, [rule("op:MatMul", "int8/channel", "uint16")])
+    assert picture(placement) == ["input x: uint16", "weight w: int8/channel", "activation y: uint16"]
+    site = next(placed.site for placed in placement.sites if placed.site.tensor == "w")
+    assert (site.channel_axis, site.summed_axis, site.op) == (channels, summed, "MatMul")
+    encodings = encode(placement, {"x": (0.0, 1.0), "y": (0.0, 1.0)}, model)
+    scales = encodings["w"].scale
+    by_channel = np.moveaxis(weight, channels, 0).reshape(3, -1)
+    np.testing.assert_allclose(scales, by_channel.max(1) / 127, rtol=1e-6)
+
+
+def test_the_bias_behind_a_weight_in_another_layout_has_the_scale_of_the_products() -> None:
+    model = model_of(
+        """g (float[2, 4] x) => (float[2, 3] y) {
+            t = Transpose(w)
+            y = Gemm(x, t, b)
+        }""",
+        w=np.arange(1, 13, dtype=np.float32).reshape(3, 4),
+        b=np.ones(3, np.float32),
+    )
+    placement = place(model, [rule("op:*", "int8/channel", "uint16")])
+    assert picture(placement) == ["input x: uint16", "weight w: int8/channel", "bias b: int32", "activation y: uint16"]
+    encodings = encode(placement, {"x": (0.0, 1.0), "y": (0.0, 1.0)}, model)
+    np.testing.assert_allclose(encodings["b"].scale, encodings["x"].scale * encodings["w"].scale, rtol=1e-6)
+
+
+def test_a_constant_in_another_layout_that_no_product_reads_is_no_weight() -> None:
+    model = model_of(
+        """g (float[2, 4] x) => (float[2, 4] y) {
+            t = Reshape(c, places)
+            y = Add(x, t)
+        }""",
+        c=np.ones((1, 4), np.float32),
+        places=np.array([4]),
+    )
+    placement = place(model, [rule("op:*", "int8/channel", "uint16")])
+    assert picture(placement)[1:3] == ["constant c: uint16", "activation t: uint16"]
+
+
+def test_what_is_stored_in_whole_numbers_is_not_quantized_again() -> None:
+    """Nor are the scales of it; and its bias stays in float, since whose scale would it have."""
+    model = model_of(
+        """g (float[2, 4] x) => (float[2, 3] y) {
+            d = DequantizeLinear <axis = 0> (w, scales)
+            t = Transpose(d)
+            y = Gemm(x, t, b)
+        }""",
+        w=np.ones((3, 4), np.int8),
+        scales=np.ones(3, np.float32),
+        b=np.ones(3, np.float32),
+    )
+    assert picture(place(model, [rule("op:*", "int8/channel", "uint16")])) == [
+        "input x: uint16",
+        "weight d: the model stores it as int8 already",
+        "bias b: x and d are not both quantized",
+        "activation y: uint16",
+    ]
+
+
+def test_constants_that_set_up_an_operator_are_no_tensors_to_quantize() -> None:
+    model = model_of(
+        "g (float[1, 1, 2, 2] x) => (float[1, 1, 6, 6] y) { y = Resize(x, roi, factors) }",
+        roi=np.zeros(0, np.float32),
+        factors=np.array([1, 1, 3, 3], np.float32),
+    )
+    assert picture(place(model, [rule("op:*", "int8", "uint16")])) == ["input x: uint16", "activation y: uint16"]
 
 
 def test_operators_that_quantizers_do_not_see_into_are_named_with_what_helps() -> None:

@@ -48,6 +48,18 @@ def test_every_tensor_is_quantized_where_it_is_made() -> None:
     ]
 
 
+def test_a_weight_behind_a_transpose_is_stored_in_whole_numbers() -> None:
+    model = model_of(
+        "g (float[2, 4] x) => (float[2, 3] y) { t = Transpose(w) y = MatMul(x, t) }", w=np.ones((3, 4), np.float32)
+    )
+    placement = place(model, [rule("op:*", "int8/channel", None)])
+    assert nodes_of(insert_qdq(model, encode(placement, {}, model))) == [
+        "w_dequantized = DequantizeLinear <axis: int = 0> (w_quantized, w_scale, w_zero_point)",
+        "t = Transpose (w_dequantized)",
+        "y = MatMul (x, t)",
+    ]
+
+
 def test_fewer_bits_than_the_dtype_are_clipped_in_front() -> None:
     nodes = nodes_of(quantize_mlp(rule("op:Relu", None, "uint6")))
     assert nodes == [

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +87,98 @@ def test_without_weights_only_placement_and_sizes_are_told(folder: Path) -> None
     assert report["rows"] == report["layers"] == []
     assert report["not_measured"]
     assert "No noise was measured: verify.proof is structure" in (folder / "out" / "report.html").read_text()
+
+
+def results(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "out").iterdir()} & {"model.qdq.onnx", "model.encodings", "quantsim.json"}
+
+
+def test_a_later_simulation_without_numbers_leaves_no_quantized_model(folder: Path) -> None:
+    run(folder)
+    assert results(folder) == {"model.qdq.onnx", "model.encodings", "quantsim.json"}
+    run(folder, "--set", "verify.proof=structure")
+    assert results(folder) == {"quantsim.json"}
+
+
+def test_what_was_simulated_goes_with_the_model(folder: Path) -> None:
+    run(folder)
+    model = (folder / "out" / "model.onnx").read_bytes()
+    again = ["run", str(folder / "mlp.yaml"), "--out", str(folder / "out")]
+    assert CliRunner().invoke(app, again).exit_code == 0
+    assert len(results(folder)) == 3  # the same model
+    proto = onnx.load(folder / "mlp.onnx")
+    proto.graph.node[1].op_type = "Sigmoid"
+    onnx.save(proto, folder / "mlp.onnx")
+    assert CliRunner().invoke(app, again).exit_code == 0
+    assert (folder / "out" / "model.onnx").read_bytes() != model
+    assert not results(folder)
+    assert "What dominates" not in (folder / "out" / "report.html").read_text()
+
+
+def test_a_simulation_that_fails_leaves_nothing_of_an_earlier_one_and_a_mistake_leaves_all(folder: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[2, 4] x) => (float[2, 4] y) { h = Erf (x) y = Relu (h) }'
+    onnx.save(onnx.parser.parse_model(text), folder / "mlp.onnx")
+    target = ("--set", "quantsim.rules={}", "--set", "quantsim.profile=qnn-htp")
+    run(folder, *target)
+    before = {name: (folder / "out" / name).read_bytes() for name in results(folder)}
+    with pytest.raises(UsageError):
+        run(folder, "--set", "quantsim.rules={op:Conv: {weights: int8}}")
+    assert {name: (folder / "out" / name).read_bytes() for name in results(folder)} == before
+    assert "What dominates" in (folder / "out" / "report.html").read_text()
+    with pytest.raises(CheckFailed):
+        run(folder, *target, "--set", "quantsim.unsupported=refuse")
+    assert len(before) == 3
+    assert not results(folder)
+    assert "What dominates" not in (folder / "out" / "report.html").read_text()
+
+
+LOADER = """
+import time
+from pathlib import Path
+import numpy as np
+
+HERE = Path(__file__).parent
+
+def load():
+    draw = np.random.default_rng(0)
+    for index in range(6):
+        x = draw.standard_normal((2, 4)).astype(np.float32) * (1 if index else 100)
+        if index == 3 and (HERE / "stop").exists():
+            (HERE / "stop").unlink()
+            time.sleep(600)
+        yield {"x": x * 0 if index < 3 and (HERE / "zeros").exists() else x}
+"""
+"""Stops before the fourth sample where it is asked to. With `zeros`, the first three say nothing of the range."""
+
+
+def test_what_a_killed_calibration_has_measured_is_taken_up(folder: Path) -> None:
+    (folder / "load.py").write_text(LOADER)
+    settings = (
+        f"quantsim.calibration.data={folder}/load.py:load",
+        "quantsim.calibration.method=percentile",
+    )
+    options = [word for setting in settings for word in ("--set", setting)]
+    run(folder, *options)
+    expected = [(folder / "out" / name).read_bytes() for name in ("model.qdq.onnx", "model.encodings")]
+    shutil.rmtree(folder / "out")
+
+    (folder / "stop").touch()
+    command = [sys.executable, "-m", "onnxline", "quantsim", "mlp.yaml", "--out", "out", *options]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    while (folder / "stop").exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not results(folder)
+
+    (folder / "zeros").touch()  # so the numbers of the first three samples are known from the killed run alone
+    run(folder, *options)
+    found = [(folder / "out" / name).read_bytes() for name in ("model.qdq.onnx", "model.encodings")]
+    assert found == expected
+    run(folder, *options)
+    again = [(folder / "out" / name).read_bytes() for name in ("model.qdq.onnx", "model.encodings")]
+    assert again != expected  # a run that has come to its end is no reason to trust the loader
 
 
 def test_sizes_are_those_of_the_stored_numbers(folder: Path) -> None:

@@ -1,0 +1,70 @@
+"""Stored tensors as layout operators hand them on: a product may read its weight behind a Transpose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnx import GraphProto, NodeProto
+
+from passes.graph.op_facts import LAYOUT_OPS, ONNX_DOMAINS, RESHAPES
+
+__all__ = ["MovedConstant", "find_moved_constants"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MovedConstant:
+    """A value that holds the numbers of the stored tensor `source`, each once; the source itself is one too.
+
+    axes: for each axis of the value, the axis of the source along which its numbers lie; None where there is none.
+    """
+
+    source: str
+    axes: tuple[int | None, ...]
+
+    def axis_of_source(self, axis: int | None) -> int | None:
+        return None if axis is None else self.axes[axis]
+
+
+def find_moved_constants(
+    graph: GraphProto, sources: Mapping[str, Shape], shapes: Mapping[str, Shape | None]
+) -> dict[str, MovedConstant]:
+    """The values of `graph` that are `sources`, or such with layout operators behind them alone.
+
+    Args:
+        sources: stored tensors with their shapes.
+        shapes: of computed values, where they are known; a dim that is open is negative.
+    """
+    found = {name: MovedConstant(name, tuple(range(len(shape)))) for name, shape in sources.items()}
+    known: dict[str, Shape] = dict(sources)
+    for node in graph.node:
+        if node.op_type not in LAYOUT_OPS or node.domain not in ONNX_DOMAINS or node.input[0] not in found:
+            continue
+        source, name = node.input[0], node.output[0]
+        shape = shapes.get(name)
+        if shape is None or any(size < 0 for size in shape):
+            continue
+        before = found[source]
+        places = _places(node, known[source], shape)
+        found[name] = MovedConstant(before.source, tuple(before.axis_of_source(place) for place in places))
+        known[name] = shape
+    return found
+
+
+def _places(node: NodeProto, shape: Shape, result: Shape) -> list[int | None]:
+    """For each axis of the result of a layout operator the axis of its input that it is."""
+    if node.op_type == "Transpose":
+        given = next((list(entry.ints) for entry in node.attribute if entry.name == "perm"), [])
+        return [*(given or reversed(range(len(shape))))]
+    if node.op_type in RESHAPES:
+        return [_same_axis(shape, result, axis) for axis in range(len(result))]
+    return [*range(len(shape))]
+
+
+def _same_axis(shape: Shape, result: Shape, axis: int) -> int | None:
+    """The axis of `shape` along which numbers lie as along `axis` of `result`."""
+    wanted = math.prod(result[:axis]), result[axis]
+    return next((place for place in range(len(shape)) if (math.prod(shape[:place]), shape[place]) == wanted), None)
