@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
-from pipeline.ir.graph import Plain
+from pipeline.ir.json import write_attr
 from pipeline.lowering import KernelCall, Kind, Layout, unpack
 from pipeline.planning.plan import ExecutionPlan, Slot
 
@@ -79,7 +80,9 @@ def _call(oid: int, call: KernelCall) -> dict[str, Any]:
     }
 
 
-def _to_json_value(value: Plain) -> Any:
+def _to_json_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: write_attr(item) for name, item in value.items()}
     if isinstance(value, tuple):
         return [_to_json_value(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,8 +6,6 @@ the values that each write destroys, and reports every read of a value that is n
 
 from __future__ import annotations
 
-import json
-
 from passes.suggest import plural
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Role
@@ -173,7 +171,7 @@ class _Memory:
 
 def _turns_axes(call: KernelCall) -> bool:
     """Whether the kernel permutes the axes of a result, so that an operand has other strides."""
-    return any(json.loads(str(unpack(call.attr_schema, call.attr_blob).get("orders", "[]"))))
+    return any(unpack(call.attr_schema, call.attr_blob).get("orders", ()))
 
 
 def _kind(call: KernelCall) -> str:
