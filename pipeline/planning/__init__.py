@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from pipeline.planning.check import check_plan
-from pipeline.planning.json import to_json
-from pipeline.planning.plan import ExecutionPlan, FeedEntry, FeedSignature, Slot, make_plan
+from pipeline.planning.check import check_against, check_plan
+from pipeline.planning.json import from_json, to_json
+from pipeline.planning.plan import ExecutionPlan, FeedEntry, FeedSignature, Slot, make_plan, refuse_named_dims
 
-__all__ = ["ExecutionPlan", "FeedEntry", "FeedSignature", "Slot", "check_plan", "make_plan", "to_json"]
+__all__ = [
+    "ExecutionPlan",
+    "FeedEntry",
+    "FeedSignature",
+    "Slot",
+    "check_against",
+    "check_plan",
+    "from_json",
+    "make_plan",
+    "refuse_named_dims",
+    "to_json",
+]
