@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline.planning.binary import PlanFile, StoredBytes, decode_plans, encode_plans
 from pipeline.planning.check import check_against, check_plan
 from pipeline.planning.json import from_json, to_json
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, FeedSignature, Slot, make_plan, refuse_named_dims
@@ -10,9 +11,13 @@ __all__ = [
     "ExecutionPlan",
     "FeedEntry",
     "FeedSignature",
+    "PlanFile",
     "Slot",
+    "StoredBytes",
     "check_against",
     "check_plan",
+    "decode_plans",
+    "encode_plans",
     "from_json",
     "make_plan",
     "refuse_named_dims",

@@ -7,7 +7,8 @@ it understands only a part: an unknown key may change what a plan computes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from pipeline.errors import OnnxlineError, SourceError
@@ -23,6 +24,7 @@ FORMAT_VERSION: Final = 2
 """Grows when a key comes, changes its meaning or goes away, since readers refuse what they do not know."""
 
 Raw = TypeVar("Raw")
+Content = TypeVar("Content")
 
 
 def to_json(plan: ExecutionPlan) -> dict[str, Any]:
@@ -69,31 +71,35 @@ def from_json(data: Any) -> ExecutionPlan:
             f"plan JSON: found format_version {version!r}, expected {FORMAT_VERSION}; make the plan again with this "
             "release, or read it with the release that wrote it"
         )
-    return read_sound("plan JSON", data, _read_plan, _refuse_other)
+    return read_sound("plan JSON", data, _read_plan, _refuse_other, lambda plan: [plan])
 
 
 def read_sound(
-    source: str, raw: Raw, read: Callable[[Raw], ExecutionPlan], refuse_other: Callable[[Raw, ExecutionPlan], None]
-) -> ExecutionPlan:
-    """The plan that `read(raw)` gives, if it is sound and stands for `raw` as a whole.
+    source: str,
+    raw: Raw,
+    read: Callable[[Raw], Content],
+    refuse_other: Callable[[Raw, Content], None],
+    plans_of: Callable[[Content], Sequence[ExecutionPlan]],
+) -> Content:
+    """What `read(raw)` gives, if its plans are sound and it stands for `raw` as a whole.
 
-    `refuse_other` raises ValueError where the plan, written again, is not `raw`.
+    `refuse_other` raises ValueError where the content, written again, is not `raw`.
 
     Raises:
         SourceError: anything else; the message is one sentence.
     """
     try:
-        plan = read(raw)
-        broken = violations(plan)
+        content = read(raw)
+        broken = [violation for plan in plans_of(content) for violation in violations(plan)]
         if broken:
             raise ValueError(f"the plan breaks a rule: {broken[0]}")
-        refuse_other(raw, plan)
-        return plan
+        refuse_other(raw, content)
+        return content
     except KeyError as error:
         raise SourceError(f"{source}: the key {error} is not there; compare it with what `to_json` gives") from error
     except RecursionError as error:
         raise SourceError(f"{source}: it is nested too deep to be a plan") from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, OnnxlineError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error, OnnxlineError) as error:
         raise SourceError(f"{source}: it cannot be read: {error}") from error
 
 
