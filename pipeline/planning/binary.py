@@ -17,6 +17,7 @@ from pipeline.ir.graph import Role, TensorSpec
 from pipeline.lowering import KernelCall, Layout
 from pipeline.lowering.tagged import read_item, write_item
 from pipeline.planning.json import read_sound
+from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot
 
 __all__ = ["MAGIC", "VERSION", "PlanFile", "StoredBytes", "decode_plans", "encode_plans"]
@@ -38,6 +39,9 @@ EXTERNAL, ALIAS, ARENA = range(3)
 """Where the storage of a value comes from."""
 
 HAS_STRIDES, HAS_LAYOUT = 1, 2
+
+UNBOUNDED: Final = 2**64 - 1
+"""The size of a region that is as large as it has to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +205,7 @@ def _write_plan(writer: _Writer, plan: ExecutionPlan) -> None:
     writer.pack("I", len(plan.calls))
     for at, (oid, call) in enumerate(zip(plan.order, plan.calls, strict=True)):
         _write_call(writer, oid, call, plan.bodies.get(at, ()))
+    _write_memory(writer, plan.memory)
 
 
 def _read_plan(reader: _Reader) -> ExecutionPlan:
@@ -211,6 +216,7 @@ def _read_plan(reader: _Reader) -> ExecutionPlan:
     if len(updates) % 2:
         raise ValueError("the updates are no pairs")
     calls = [_read_call(reader) for _ in range(reader.number())]
+    memory = _read_memory(reader)
     slots = tuple(slot for slot, _, _, _ in values)
     layouts = {slot.vid: layout for slot, layout, _, _ in values if layout is not None}
     return ExecutionPlan(
@@ -229,6 +235,7 @@ def _read_plan(reader: _Reader) -> ExecutionPlan:
         updates=dict(zip(updates[::2], updates[1::2], strict=True)),
         bodies={at: bodies for at, (_, _, bodies) in enumerate(calls) if bodies},
         graph_digest=digest,
+        memory=memory,
     )
 
 
@@ -287,3 +294,31 @@ def _read_call(reader: _Reader) -> tuple[int, KernelCall, tuple[ExecutionPlan, .
     constraints = {reader.text(): reader.item() for _ in range(reader.number())}
     bodies = tuple(_read_plan(reader) for _ in range(reader.number()))
     return oid, KernelCall(kind_id, schema, blob, in_vids, out_vids, constraints), bodies
+
+
+def _write_memory(writer: _Writer, memory: MemoryMap | None) -> None:
+    """Without a map there are 0 regions, and nothing more."""
+    regions = memory.regions if memory is not None else ()
+    writer.pack("I", len(regions))
+    if memory is None:
+        return
+    for region in regions:
+        writer.text(region.name)
+        writer.pack("Q", UNBOUNDED if region.nbytes is None else region.nbytes)
+    writer.vids(tuple(number for pin in memory.pins.items() for number in pin))
+    writer.pack("I", len(memory.residences))
+    for one in memory.residences:
+        writer.pack("IIQII", one.root, one.region, one.offset, one.first, one.last)
+
+
+def _read_memory(reader: _Reader) -> MemoryMap | None:
+    count = reader.number()
+    if not count:
+        return None
+    regions = []
+    for _ in range(count):
+        name, nbytes = reader.text(), reader.number("Q")
+        regions.append(MemoryRegion(name, None if nbytes == UNBOUNDED else nbytes))
+    pins = reader.vids()
+    residences = tuple(Residence(*reader.unpack("IIQII")) for _ in range(reader.number()))
+    return MemoryMap(tuple(regions), residences, dict(zip(pins[::2], pins[1::2], strict=True)))

@@ -16,6 +16,7 @@ from pipeline.ir.graph import Role, TensorSpec
 from pipeline.ir.json import write_attr
 from pipeline.lowering import KernelCall, Kind, Layout, unpack
 from pipeline.planning.check import violations
+from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot
 
 __all__ = ["FORMAT_VERSION", "from_json", "read_sound", "to_json"]
@@ -56,6 +57,7 @@ def to_json(plan: ExecutionPlan) -> dict[str, Any]:
             {**_call(oid, call), **({"bodies": list(map(to_json, plan.bodies[at]))} if at in plan.bodies else {})}
             for at, (oid, call) in enumerate(zip(plan.order, plan.calls, strict=True))
         ],
+        **({} if plan.memory is None else {"memory": _memory(plan.memory)}),
     }
 
 
@@ -122,6 +124,7 @@ def _read_plan(data: Mapping[str, Any]) -> ExecutionPlan:
         updates={int(vid): int(after) for vid, after in data.get("updates", {}).items()},
         bodies={at: tuple(map(_read_body, call["bodies"])) for at, call in enumerate(calls) if "bodies" in call},
         graph_digest=str(data["graph_digest"]),
+        memory=_read_memory(data["memory"]) if "memory" in data else None,
     )
 
 
@@ -188,6 +191,36 @@ def _read_call(data: Mapping[str, Any]) -> KernelCall:
         _ints(data["out_vids"]),
         constraints,
     )
+
+
+def _read_memory(data: Mapping[str, Any]) -> MemoryMap:
+    """The map without its moves, which follow from the residences."""
+    regions = [MemoryRegion(str(e["name"]), None if e["nbytes"] is None else int(e["nbytes"])) for e in data["regions"]]
+    residences = [
+        Residence(*(int(entry[key]) for key in ("root", "region", "offset", "first", "last")))
+        for entry in data["residences"]
+    ]
+    return MemoryMap(tuple(regions), tuple(residences), {int(root): int(at) for root, at in data["pins"].items()})
+
+
+def _memory(memory: MemoryMap) -> dict[str, Any]:
+    return {
+        "regions": [{"name": region.name, "nbytes": region.nbytes} for region in memory.regions],
+        "pins": {str(root): region for root, region in memory.pins.items()},
+        "residences": [
+            {"root": one.root, "region": one.region, "offset": one.offset, "first": one.first, "last": one.last}
+            for one in memory.residences
+        ],
+        "moves": [
+            {
+                "before": move.before,
+                "root": move.root,
+                "from": [move.source.region, move.source.offset],
+                "to": [move.target.region, move.target.offset],
+            }
+            for move in memory.moves()
+        ],
+    }
 
 
 def _ints(items: Any) -> tuple[int, ...]:

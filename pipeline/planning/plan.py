@@ -14,9 +14,17 @@ from pipeline.lowering import KernelCall, Layout, lower
 from pipeline.lowering.layout import traced_strides
 from pipeline.planning.alias import EXTERNAL, decide_aliases, find_root, storage_classes
 from pipeline.planning.arena import Block, Lifetime, lifetimes, live_peak
+from pipeline.planning.memory_map import MemoryMap
 from pipeline.planning.packing import assign_offsets
 
-__all__ = ["ExecutionPlan", "FeedEntry", "FeedSignature", "Slot", "make_plan", "refuse_named_dims"]
+__all__ = [
+    "ExecutionPlan",
+    "FeedEntry",
+    "FeedSignature",
+    "Slot",
+    "make_plan",
+    "refuse_named_dims",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,8 @@ class ExecutionPlan:
     """{index of a call: the plans of its bodies}; each has an arena of its own."""
     graph_digest: str = ""
     """By `digest_graph`: the plan is of this very graph. Empty in a plan that was put together by hand."""
+    memory: MemoryMap | None = None
+    """A map over several regions, for machines that have them; None for the one arena."""
     _roots: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of `root`."""
 

@@ -10,6 +10,7 @@ from passes.suggest import plural
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Role
 from pipeline.lowering import KernelCall, Kind, unpack
+from pipeline.planning.check.residences import wrong_residences
 from pipeline.planning.check.shadow_memory import (
     ARENA,
     ByteRange,
@@ -61,7 +62,7 @@ def violations(plan: ExecutionPlan) -> list[str]:
         for out in call.out_vids:
             memory.write(index, call, out)
     memory.leave()
-    return memory.found + in_bodies or unused_bytes(plan)
+    return memory.found + in_bodies or [*unused_bytes(plan), *wrong_residences(plan)]
 
 
 class _Memory:
