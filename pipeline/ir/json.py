@@ -18,6 +18,8 @@ of strings is a plain list; any other tuple is a list of tagged parts, so it may
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -42,7 +44,7 @@ from pipeline.ir.graph import (
     Value,
 )
 
-__all__ = ["FORMAT_VERSION", "from_json", "read_attr", "to_json", "write_attr"]
+__all__ = ["FORMAT_VERSION", "digest_graph", "from_json", "read_attr", "to_json", "write_attr"]
 
 FORMAT_VERSION = 1
 
@@ -50,6 +52,12 @@ FORMAT_VERSION = 1
 def to_json(graph: Graph) -> dict[str, Any]:
     """`graph` as dicts, lists, strings, numbers, booleans and null; `json.dumps(…, allow_nan=False)` takes it."""
     return {"format_version": FORMAT_VERSION, **write_graph(graph)}
+
+
+def digest_graph(graph: Graph) -> str:
+    """The SHA-256 of the graph's JSON with sorted keys and no spaces, in hex: by it a plan names its graph."""
+    text = json.dumps(to_json(graph), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_graph(graph: Graph) -> dict[str, Any]:

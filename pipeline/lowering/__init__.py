@@ -6,6 +6,17 @@ from pipeline.lowering.attrs import pack, unpack
 from pipeline.lowering.kinds import Kind
 from pipeline.lowering.layout import Layout
 from pipeline.lowering.lower import KernelCall, lower, with_kernels
-from pipeline.lowering.tables import EMITTERS, KINDS
+from pipeline.lowering.tables import EMITTERS, KINDS, wrong_schema
 
-__all__ = ["EMITTERS", "KINDS", "KernelCall", "Kind", "Layout", "lower", "pack", "unpack", "with_kernels"]
+__all__ = [
+    "EMITTERS",
+    "KINDS",
+    "KernelCall",
+    "Kind",
+    "Layout",
+    "lower",
+    "pack",
+    "unpack",
+    "with_kernels",
+    "wrong_schema",
+]

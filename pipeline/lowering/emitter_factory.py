@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import InternalError
-from pipeline.ir.graph import Attr, KernelSpec, TensorSpec
+from pipeline.ir.graph import KernelSpec, TensorSpec
 from pipeline.lowering.attrs import pack
 from pipeline.lowering.kinds import Kind
 from pipeline.lowering.layout import ViewRule
@@ -33,7 +33,7 @@ __all__ = [
     "sizes_of",
 ]
 
-Attrs = Mapping[str, Attr]
+Attrs = Mapping[str, Any]
 Specs = Sequence[TensorSpec]
 
 
@@ -108,9 +108,10 @@ def kind(
     *,
     inplace: tuple[int, ...] = (),
     view: ViewRule | None = None,
+    version: int = 1,
 ) -> KernelKind:
     """A row; `layout` is the field part of the attribute schema (`pipeline.lowering.attrs`)."""
-    return KernelKind(number, f"{number.name.lower()}/1:{layout}", values, inplace, view)
+    return KernelKind(number, f"{number.name.lower()}/{version}:{layout}", values, inplace, view)
 
 
 def rows(numbers: Iterable[Kind], values: EmitterSignature, layout: str = "", **facts: Any) -> tuple[KernelKind, ...]:

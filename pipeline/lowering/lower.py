@@ -16,7 +16,7 @@ from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.graph import Graph, KernelSpec, Op, Plain, TensorSpec
 from pipeline.lowering.aten import AS_STRIDED, as_view, inplace_of
 from pipeline.lowering.kinds import Kind
-from pipeline.lowering.tables import KINDS, emitter_of
+from pipeline.lowering.tables import KINDS, emitter_of, wrong_schema
 
 __all__ = ["KernelCall", "lower", "with_kernels"]
 
@@ -44,7 +44,7 @@ class KernelCall:
 
 
 def with_kernels(graph: Graph) -> Graph:
-    """`graph` with a kernel for every op whose kind has an emitter; the same graph if none is missing.
+    """`graph` and its bodies with a kernel for every op whose kind has an emitter; the same graph if none is missing.
 
     Ops of other kinds stay without a kernel, for `lower` to list.
 
@@ -56,6 +56,8 @@ def with_kernels(graph: Graph) -> Graph:
 
 
 def _with_kernel(graph: Graph, op: Op) -> Op:
+    if op.bodies:
+        op = replace(op, bodies=tuple(map(with_kernels, op.bodies)))
     emitter = emitter_of(op.kind)
     if op.kernel is not None or emitter is None:
         return op
@@ -109,7 +111,8 @@ def lower(graph: Graph) -> tuple[KernelCall, ...]:
 
     Raises:
         Unsupported: ops that no emitter knows; the message lists every kind, how often, and where.
-        InternalError: an op asks for an in-place input that its kernel does not allow.
+        InternalError: an op asks for an in-place input that its kernel does not allow, or has a kernel of no known
+            kind or schema.
     """
     calls = [_call(op, op.kernel) for op in graph.ops if op.kernel is not None]
     if len(calls) != len(graph.ops):
@@ -118,6 +121,8 @@ def lower(graph: Graph) -> tuple[KernelCall, ...]:
 
 
 def _call(op: Op, kernel: KernelSpec) -> KernelCall:
+    if problem := wrong_schema(kernel.kind_id, kernel.attr_schema):
+        raise InternalError(f"op {op.kind} {op.name!r}: {problem}")
     facts: dict[str, Plain] = dict(op.constraints)
     inplace = _inplace(op)
     if inplace:

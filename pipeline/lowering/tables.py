@@ -9,9 +9,11 @@ from typing import TypeVar
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Emitter
 from pipeline.lowering import aten, conv, elementwise, index, linear, random, reduce, shape
+from pipeline.lowering.attrs import template_of
 from pipeline.lowering.emitter_factory import KernelKind
+from pipeline.lowering.kinds import Kind
 
-__all__ = ["EMITTERS", "FAMILIES", "KINDS", "emitter_of", "join"]
+__all__ = ["EMITTERS", "FAMILIES", "KINDS", "emitter_of", "join", "wrong_schema"]
 
 Key = TypeVar("Key", bound=str | int)
 Row = TypeVar("Row")
@@ -44,3 +46,13 @@ EMITTERS: Mapping[str, Emitter] = MappingProxyType({name: row.emit for name, row
 def emitter_of(kind: str) -> Emitter | None:
     """The emitter of an op of this kind; operators of torch are too many for a table."""
     return EMITTERS.get(kind) or (aten.emitter_of(kind) if aten.is_call(kind) else None)
+
+
+def wrong_schema(kind_id: int, schema: str) -> str:
+    """What is wrong with a kernel's number and attribute schema; nothing for one that this release has."""
+    if kind_id not in Kind.__members__.values():
+        return f"no kernel has the kind_id {kind_id}"
+    row = KINDS[Kind(kind_id).name]
+    if template_of(schema) != row.schema:
+        return f"{row.kind.name} has the attr schema {schema!r}; expected {row.schema!r}"
+    return ""

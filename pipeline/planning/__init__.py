@@ -2,8 +2,32 @@
 
 from __future__ import annotations
 
-from pipeline.planning.check import check_plan
-from pipeline.planning.json import to_json
-from pipeline.planning.plan import ExecutionPlan, FeedEntry, FeedSignature, Slot, make_plan
+from pipeline.planning.binary import PlanFile, StoredBytes, decode_plans, encode_plans
+from pipeline.planning.check import check_against, check_plan
+from pipeline.planning.json import from_json, to_json
+from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Move, Residence, parse_regions
+from pipeline.planning.plan import ExecutionPlan, FeedEntry, FeedSignature, Slot, make_plan, refuse_named_dims
+from pipeline.planning.regions import map_memory
 
-__all__ = ["ExecutionPlan", "FeedEntry", "FeedSignature", "Slot", "check_plan", "make_plan", "to_json"]
+__all__ = [
+    "ExecutionPlan",
+    "FeedEntry",
+    "FeedSignature",
+    "MemoryMap",
+    "MemoryRegion",
+    "Move",
+    "PlanFile",
+    "Residence",
+    "Slot",
+    "StoredBytes",
+    "check_against",
+    "check_plan",
+    "decode_plans",
+    "encode_plans",
+    "from_json",
+    "make_plan",
+    "map_memory",
+    "parse_regions",
+    "refuse_named_dims",
+    "to_json",
+]

@@ -9,13 +9,22 @@ from types import MappingProxyType
 from passes.suggest import plural
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir.graph import Graph, Role, TensorSpec, Value
-from pipeline.lowering import KernelCall, Layout, lower, with_kernels
+from pipeline.ir.json import digest_graph
+from pipeline.lowering import KernelCall, Layout, lower
 from pipeline.lowering.layout import traced_strides
 from pipeline.planning.alias import EXTERNAL, decide_aliases, find_root, storage_classes
 from pipeline.planning.arena import Block, Lifetime, lifetimes, live_peak
+from pipeline.planning.memory_map import MemoryMap
 from pipeline.planning.packing import assign_offsets
 
-__all__ = ["ExecutionPlan", "FeedEntry", "FeedSignature", "Slot", "make_plan"]
+__all__ = [
+    "ExecutionPlan",
+    "FeedEntry",
+    "FeedSignature",
+    "Slot",
+    "make_plan",
+    "refuse_named_dims",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,10 @@ class ExecutionPlan:
     """{vid of a state or input: vid of the value that it has after the run}."""
     bodies: Mapping[int, tuple[ExecutionPlan, ...]] = field(default_factory=dict)
     """{index of a call: the plans of its bodies}; each has an arena of its own."""
+    graph_digest: str = ""
+    """By `digest_graph`: the plan is of this very graph. Empty in a plan that was put together by hand."""
+    memory: MemoryMap | None = None
+    """A map over several regions, for machines that have them; None for the one arena."""
     _roots: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of `root`."""
 
@@ -105,7 +118,7 @@ def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
         UsageError: a dimension is still a name; a plan is made for concrete sizes.
         InternalError: the calls are not those of the graph.
     """
-    _refuse_named_dims(graph)
+    refuse_named_dims(graph)
     if len(calls) != len(graph.ops):
         raise InternalError(
             f"{plural(len(calls), 'call')} for {plural(len(graph.ops), 'op')} of graph {graph.name!r}; lower it again"
@@ -129,11 +142,11 @@ def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
         feed_signature=_feed_signature(graph, sharing.layouts),
         updates=graph.updates,
         bodies={at: tuple(map(_plan_of_body, op.bodies)) for at, op in enumerate(graph.ops) if op.bodies},
+        graph_digest=digest_graph(graph),
     )
 
 
 def _plan_of_body(body: Graph) -> ExecutionPlan:
-    body = with_kernels(body)  # in the order of the trace already, as its graph is
     return make_plan(body, lower(body))
 
 
@@ -172,7 +185,12 @@ def _feed_signature(graph: Graph, layouts: Mapping[int, Layout]) -> FeedSignatur
 SHOWN = 3
 
 
-def _refuse_named_dims(graph: Graph) -> None:
+def refuse_named_dims(graph: Graph) -> None:
+    """Check that every size of the graph is a number.
+
+    Raises:
+        UsageError: a dimension is still a name.
+    """
     named = [f"{value.name}{list(value.spec.shape)}" for value in graph.values if not value.spec.is_static]
     if named:
         more = ", …" if len(named) > SHOWN else ""

@@ -12,7 +12,14 @@ from pipeline.ir.check import check
 from pipeline.ir.graph import Graph
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.aten import in_traced_order
-from pipeline.planning import ExecutionPlan, FeedSignature, check_plan, make_plan
+from pipeline.planning import (
+    ExecutionPlan,
+    FeedSignature,
+    check_against,
+    check_plan,
+    make_plan,
+    refuse_named_dims,
+)
 from pipeline.runtime.context import Context
 from pipeline.runtime.fold import fold_constants
 from pipeline.runtime.program import BoundProgram, UnboundProgram
@@ -122,7 +129,9 @@ def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgr
     if not isinstance(graph, Graph):
         raise UsageError(f"compile_graph: found {type(graph).__name__}, expected a Graph, as from_onnx makes")
     check(graph, read_payloads=False)  # binding names bytes that do not fit
+    refuse_named_dims(graph)
     graph = with_kernels(in_traced_order(fold_constants(with_weights(graph, weights or {}))))
     plan = make_plan(graph, lower(graph))
     check_plan(plan)
+    check_against(graph, plan)
     return CompiledProgram(UnboundProgram.resolve(plan, graph).bind(graph))

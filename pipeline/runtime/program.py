@@ -89,7 +89,8 @@ class UnboundProgram:
         """The program with the payloads of `graph` as weights, and those of its bodies.
 
         Raises:
-            SourceError: a payload does not fit its slot.
+            SourceError: a payload does not fit its slot, or a weight that is read has neither a payload nor a place in
+                the feed.
         """
         weights = bind_weights(self.plan, graph.payloads)
         bodies = {
@@ -157,4 +158,6 @@ def _views_of(plan: ExecutionPlan) -> tuple[View, ...]:
 def _is_free(plan: ExecutionPlan, call: KernelCall) -> bool:
     """Whether all outputs of the call are views on their operand's storage, so that nothing is left to do."""
     position = call.constraints.get("view")
-    return isinstance(position, int) and plan.alias.get(call.out_vids[0]) == call.in_vids[position]
+    if not isinstance(position, int):
+        return False
+    return all(plan.alias.get(vid) == call.in_vids[position] for vid in call.out_vids)

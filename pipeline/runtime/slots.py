@@ -29,6 +29,8 @@ __all__ = [
     "refuse_names",
 ]
 
+STORED = (Role.PARAM, Role.STATE, Role.CONST)
+
 Feed = Mapping[str, torch.Tensor | np.ndarray]
 
 
@@ -36,11 +38,25 @@ def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[i
     """vid → tensor for params, states and consts that have a payload; bytes are copied only where the strides differ.
 
     Raises:
-        SourceError: a payload's shape or dtype is not that of its slot.
+        SourceError: a payload's shape or dtype is not that of its slot, or a weight that is read has no payload and is
+            not fed.
     """
+    fed = {entry.name for entry in plan.feed_signature}
+    read = {*plan.outputs, *plan.updates.values(), *(vid for call in plan.calls for vid in call.in_vids)}
+    missing = [
+        slot.name
+        for slot in plan.slots
+        if slot.role in STORED
+        and slot.vid in read
+        and slot.vid not in payloads
+        and slot.vid not in plan.updates
+        and slot.name not in fed
+    ]
+    if missing:
+        raise SourceError(f"weights without bytes: {', '.join(missing)}; the plan expects them with the graph")
     bound: dict[int, torch.Tensor] = {}
     for slot in plan.slots:
-        if slot.vid not in payloads or slot.role not in (Role.PARAM, Role.STATE, Role.CONST):
+        if slot.vid not in payloads or slot.role not in STORED:
             continue
         tensor = stored_tensor(payloads[slot.vid], plan.strides(slot.vid))
         if (tuple(tensor.shape), dtype_name(tensor.dtype)) != (slot.spec.sizes, slot.spec.dtype):

@@ -1,7 +1,7 @@
 """The kinds Aten and HigherOrder: an operator of torch and its arguments, all by name.
 
-The arguments are text, since only text holds None, nested lists, names of dtypes, infinities and complex numbers: JSON
-as `pipeline.ir.json` writes an attribute.
+The schema lists the arguments that were given, and each argument says its type (`pipeline.lowering.tagged`), so that a
+runtime without Python reads a call: `aten/2:op=s,call={self,dim,keepdim},orders=v`.
 
 Some results may be written over an operand that dies. Elementwise operators read an element before they overwrite it,
 and the planner asks for one shape and dtype, so a broadcast operand is never overwritten. Operators such as
@@ -10,17 +10,16 @@ and the planner asks for one shape and dtype, so a broadcast operand is never ov
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import Attr, InputRef, KernelSpec, Op, parts
-from pipeline.ir.json import write_attr
 from pipeline.lowering.aten.order import ORDERS, has_permuted_results
 from pipeline.lowering.aten.views import as_view
-from pipeline.lowering.emitter_factory import Specs, kind, signature
+from pipeline.lowering.emitter_factory import KernelKind, Specs, kind, signature
 from pipeline.lowering.kinds import Kind
 
 __all__ = ["HIGHER_ORDER", "KINDS", "emitter_of", "inplace_of", "is_call"]
@@ -28,8 +27,8 @@ __all__ = ["HIGHER_ORDER", "KINDS", "emitter_of", "inplace_of", "is_call"]
 HIGHER_ORDER = "higher_order."
 
 ANY = signature(inputs=(0, None), outputs=(0, None))
-ATEN = kind(Kind.Aten, ANY, "op=s,call=s,orders=s")
-BODIES = kind(Kind.HigherOrder, ANY, "op=s,call=s")
+ATEN = kind(Kind.Aten, ANY, "op=s,call={},orders=v", version=2)
+BODIES = kind(Kind.HigherOrder, ANY, "op=s,call={}", version=2)
 KINDS = (ATEN, BODIES)
 
 
@@ -47,11 +46,15 @@ def _emit(kind: str, attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> Kern
     view = as_view(kind, attrs, ins, outs)
     if view is not None:
         return view
-    call = {name: write_attr(item) for name, item in attrs.items() if name != ORDERS}
-    fields: dict[str, Attr] = {"op": kind, "call": json.dumps(call, separators=(",", ":"))}
+    call = {name: item for name, item in attrs.items() if name != ORDERS}
     if kind.startswith(HIGHER_ORDER):
-        return BODIES.emit(fields, ins, outs)
-    return ATEN.emit({**fields, "orders": json.dumps(attrs.get(ORDERS, ()))}, ins, outs)
+        return _with_names(BODIES, call).emit({"op": kind, "call": call}, ins, outs)
+    return _with_names(ATEN, call).emit({"op": kind, "call": call, "orders": attrs.get(ORDERS, ())}, ins, outs)
+
+
+def _with_names(row: KernelKind, call: Mapping[str, Attr]) -> KernelKind:
+    """`row` with the names of the arguments in its schema."""
+    return replace(row, schema=row.schema.replace("{}", f"{{{','.join(call)}}}"))
 
 
 def inplace_of(op: Op) -> tuple[int, ...]:

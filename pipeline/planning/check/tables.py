@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from passes.suggest import plural
+from pipeline.errors import InternalError
+from pipeline.lowering import KernelCall, unpack, wrong_schema
 from pipeline.planning.check.shadow_memory import contiguous_strides, has_distinct_elements, roots_of, span
 from pipeline.planning.plan import ExecutionPlan, Slot
 
-__all__ = ["GIVEN", "outside", "wrong_tables"]
+__all__ = ["GIVEN", "outside", "unused_bytes", "wrong_tables"]
 
 GIVEN = ("input", "param", "state", "const")
 """Roles whose values exist before the first call."""
@@ -29,8 +31,22 @@ def wrong_tables(plan: ExecutionPlan) -> list[str]:
     found = [f"vid {vid} has no slot" for vid in sorted(used - known)]
     found += [f"slot {at} describes vid {slot.vid}" for at, slot in enumerate(plan.slots) if slot.vid != at]
     found += [f"slot {slot.name!r} has named dims" for slot in plan.slots if not slot.spec.is_static]
+    found += [
+        f"slot {slot.name!r} has the sizes {slot.spec.shape} and the strides {slot.strides}"
+        for slot in plan.slots
+        if slot.strides is not None and len(slot.strides) != slot.spec.rank
+    ]
     if len(plan.order) != len(plan.calls):
         found.append(f"{plural(len(plan.order), 'op id')} for {plural(len(plan.calls), 'call')}")
+    found += [
+        f"{len(slots)} slots are called {name!r}"
+        for name, slots in _by_name(plan).items()
+        if len(slots) > 1 and any(slot.role != "tmp" for slot in slots)
+    ]
+    found += [f"call {at}: {problem}" for at, call in enumerate(plan.calls) if (problem := _kernel(call))]
+    found += [
+        f"there are bodies of call {at}, which does not exist" for at in plan.bodies if at not in range(len(plan.calls))
+    ]
     if found:
         return found
     for slot in plan.slots:
@@ -49,7 +65,15 @@ def wrong_tables(plan: ExecutionPlan) -> list[str]:
 def _feed(plan: ExecutionPlan) -> list[str]:
     """The feed signature has every input, and the specs and strides of the slots."""
     entries = {entry.name: entry for entry in plan.feed_signature}
+    given = {slot.name: slot.spec for slot in plan.slots if slot.role in GIVEN}
     found = [
+        f"the feed signature has {entry.name!r}, which is no input and no weight, or is one of another spec"
+        for entry in plan.feed_signature
+        if given.get(entry.name) != entry.spec
+    ]
+    if len(entries) != len(plan.feed_signature):
+        found.append("the feed signature has a name twice")
+    found += [
         f"input {plan.slots[vid].name!r} is not in the feed signature as it is in the slots"
         for vid in plan.inputs
         if plan.slots[vid].name not in entries or entries[plan.slots[vid].name].spec != plan.slots[vid].spec
@@ -59,6 +83,29 @@ def _feed(plan: ExecutionPlan) -> list[str]:
         if entry is not None and slot.role in GIVEN and entry.strides != (layout and layout.strides):
             found.append(f"{slot.name!r} is fed with strides {entry.strides}, and its layout is {layout}")
     return found
+
+
+def _by_name(plan: ExecutionPlan) -> dict[str, list[Slot]]:
+    slots: dict[str, list[Slot]] = {}
+    for slot in plan.slots:
+        slots.setdefault(slot.name, []).append(slot)
+    return slots
+
+
+def _kernel(call: KernelCall) -> str:
+    """What is wrong with a call by itself: its kind, schema and blob, and the operands that its constraints name."""
+    if problem := wrong_schema(call.kind_id, call.attr_schema):
+        return problem
+    try:
+        unpack(call.attr_schema, call.attr_blob)
+    except InternalError as error:
+        return str(error)
+    view, inplace = call.constraints.get("view", 0), call.constraints.get("inplace", ())
+    named = [view] if "view" in call.constraints else []
+    named += inplace if isinstance(inplace, tuple) else [inplace]
+    if any(type(item) is not int or item not in range(len(call.in_vids)) for item in named):
+        return f"its constraints {dict(call.constraints)} name operands that it does not have"
+    return ""
 
 
 def _given_layouts(plan: ExecutionPlan) -> list[str]:
@@ -98,6 +145,13 @@ def _layouts(plan: ExecutionPlan) -> list[str]:
         if layout.sizes != sizes or len(layout.strides) != len(sizes) or min((0, *layout.strides)) < 0:
             found.append(f"the layout of {name} is {layout}; expected sizes {sizes}, one stride of 0 or more for each")
     return found
+
+
+def unused_bytes(plan: ExecutionPlan) -> list[str]:
+    """An arena that is larger than what lies in it, by more than an alignment."""
+    end = max((offset + plan.slots[vid].spec.nbytes for vid, offset in plan.offsets.items()), default=0)
+    rounded = -(-end // 64) * 64
+    return [f"the arena has {plan.arena_bytes} bytes, and its values end at {end}"] * (plan.arena_bytes > rounded)
 
 
 def outside(plan: ExecutionPlan) -> list[str]:

@@ -43,15 +43,25 @@ def shows_its_operand(plan: ExecutionPlan, call: KernelCall, out: int, source: i
     if index_in_source is None:
         return False
     attrs, output = unpack(call.attr_schema, call.attr_blob), call.out_vids.index(out)
-    for index in _sample_indices(sizes):
-        found = index_in_source(ViewElement(attrs, output, index, sizes, source_sizes))
-        if len(found) != len(source_sizes) or any(
-            not 0 <= item < size for item, size in zip(found, source_sizes, strict=True)
-        ):
-            return False
-        if address(plan, out, index) != address(plan, source, found):
-            return False
-    return True
+    try:
+        return all(
+            _shows(plan, index_in_source, ViewElement(attrs, output, index, sizes, source_sizes), (out, source))
+            for index in _sample_indices(sizes)
+        )
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return False  # attributes that mean nothing for these sizes, such as a step of 0, show nothing
+
+
+def _shows(
+    plan: ExecutionPlan, index_in_source: Callable[[ViewElement], Index], view: ViewElement, vids: tuple[int, int]
+) -> bool:
+    """Whether one element of the view `vids[0]` is where its element of the operand `vids[1]` is."""
+    found = index_in_source(view)
+    if len(found) != len(view.source_sizes) or any(
+        not 0 <= item < size for item, size in zip(found, view.source_sizes, strict=True)
+    ):
+        return False
+    return address(plan, vids[0], view.index) == address(plan, vids[1], found)
 
 
 def _sample_indices(sizes: Sizes) -> Iterator[Index]:

@@ -6,12 +6,11 @@ the values that each write destroys, and reports every read of a value that is n
 
 from __future__ import annotations
 
-import json
-
 from passes.suggest import plural
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Role
 from pipeline.lowering import KernelCall, Kind, unpack
+from pipeline.planning.check.residences import wrong_residences
 from pipeline.planning.check.shadow_memory import (
     ARENA,
     ByteRange,
@@ -21,7 +20,7 @@ from pipeline.planning.check.shadow_memory import (
     roots_of,
     strides_of,
 )
-from pipeline.planning.check.tables import GIVEN, outside, wrong_tables
+from pipeline.planning.check.tables import GIVEN, outside, unused_bytes, wrong_tables
 from pipeline.planning.check.view_semantics import shows_its_operand
 from pipeline.planning.plan import ExecutionPlan
 
@@ -63,7 +62,7 @@ def violations(plan: ExecutionPlan) -> list[str]:
         for out in call.out_vids:
             memory.write(index, call, out)
     memory.leave()
-    return memory.found + in_bodies
+    return memory.found + in_bodies or [*unused_bytes(plan), *wrong_residences(plan)]
 
 
 class _Memory:
@@ -173,7 +172,7 @@ class _Memory:
 
 def _turns_axes(call: KernelCall) -> bool:
     """Whether the kernel permutes the axes of a result, so that an operand has other strides."""
-    return any(json.loads(str(unpack(call.attr_schema, call.attr_blob).get("orders", "[]"))))
+    return any(unpack(call.attr_schema, call.attr_blob).get("orders", ()))
 
 
 def _kind(call: KernelCall) -> str:

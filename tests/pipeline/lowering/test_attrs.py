@@ -10,11 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InternalError
+from pipeline.ir.graph import BodyRef, InputRef, SymExpr, TorchConst
 from pipeline.lowering import pack, unpack
 
 I64 = st.integers(-(2**63), 2**63 - 1)
 F64 = st.floats(width=64)
+WORDS = st.sampled_from(["dtype", "layout", "memory_format", "device", "operator"])
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    I64,
+    F64,
+    st.complex_numbers(),
+    st.text(),
+    st.builds(TorchConst, WORDS, st.text()),
+    st.builds(InputRef, st.integers(0, 2**32 - 1)),
+    st.builds(BodyRef, st.integers(0, 2**32 - 1)),
+)
+ITEMS = st.recursive(SCALARS, lambda items: st.lists(items, max_size=3).map(tuple), max_leaves=6)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "v": ITEMS,
+    "{}": st.just({}),
+    "{self,dim}": st.fixed_dictionaries({"self": ITEMS, "dim": ITEMS}),
     "?": st.booleans(),
     "i": I64,
     "f": F64,
@@ -36,6 +53,10 @@ def bits(value: Any) -> Any:
     """Equal only for the same type and the same bits: NaN is itself, and -0.0 is not 0.0."""
     if isinstance(value, tuple):
         return tuple(map(bits, value))
+    if isinstance(value, dict):
+        return {name: bits(item) for name, item in value.items()}
+    if isinstance(value, complex):
+        return (complex, bits(value.real), bits(value.imag))
     return (type(value), struct.pack("<d", value) if isinstance(value, float) else value)
 
 
@@ -79,6 +100,9 @@ def test_the_layout_is_little_endian_and_unpadded() -> None:
         ("axes=i[]", {"axes": (1, 2.5)}, "expected int"),
         ("mode=s", {"mode": 3}, "expected a str"),
         ("value=n", {"value": "3"}, "expected a bool, int or float"),
+        ("value=v", {"value": SymExpr("2*batch")}, "a SymExpr .*concrete values only"),
+        ("value=v", {"value": TorchConst("stream", "0")}, "a constant of the kind 'stream'"),
+        ("call={self,dim}", {"call": {"dim": 1}}, r"expected the arguments \['self', 'dim'\]"),
     ],
 )
 def test_what_does_not_fit_is_named(layout: str, attrs: dict[str, Any], message: str) -> None:
@@ -86,12 +110,46 @@ def test_what_does_not_fit_is_named(layout: str, attrs: dict[str, Any], message:
         pack(f"some/1:{layout}", attrs)
 
 
-@pytest.mark.parametrize("schema", ["gemm", "gemm:alpha=f", "gemm/x:alpha=f", "gemm/1:alpha", "gemm/1:alpha=q"])
+@pytest.mark.parametrize(
+    "schema", ["gemm", "gemm:alpha=f", "gemm/x:alpha=f", "gemm/1:alpha", "gemm/1:alpha=q", "a/1:b={c", "a/1:b={c},,"]
+)
 def test_a_schema_that_is_none_is_refused(schema: str) -> None:
     with pytest.raises(InternalError, match="attr schema"):
         pack(schema, {"alpha": 1.0})
 
 
-def test_a_repeated_field_is_refused() -> None:
+@pytest.mark.parametrize("layout", ["alpha=f,alpha=f", "call={self,self}"])
+def test_a_repeated_field_is_refused(layout: str) -> None:
     with pytest.raises(InternalError, match="twice"):
-        pack("gemm/1:alpha=f,alpha=f", {"alpha": 1.0})
+        pack(f"gemm/1:{layout}", {"alpha": 1.0})
+
+
+def test_an_argument_begins_with_its_tag() -> None:
+    call = {"self": InputRef(1), "dim": (-1, None), "dtype": TorchConst("dtype", "half")}
+    assert pack("aten/2:call={self,dim,dtype}", {"call": call}).hex(" ", 1) == (
+        "74 01 00 00 00 "  # t 1
+        "5b 02 00 00 00 69 ff ff ff ff ff ff ff ff 4e "  # [ 2 items: i -1, N
+        "64 04 00 00 00 68 61 6c 66"  # d "half"
+    )
+
+
+@given(schemas_and_attrs(), st.binary(max_size=40))
+def test_hostile_blobs_are_read_or_refused_in_one_sentence(given_: tuple[str, dict[str, Any]], blob: bytes) -> None:
+    """What is read is written again as the same bytes, so no two blobs mean one call."""
+    schema, _ = given_
+    try:
+        attrs = unpack(schema, blob)
+    except InternalError:
+        return
+    assert pack(schema, attrs) == blob
+
+
+def test_deep_lists_are_refused() -> None:
+    with pytest.raises(InternalError, match="nested more than 16 deep"):
+        unpack("some/1:value=v", b"[\x01\x00\x00\x00" * 5000)
+
+
+@pytest.mark.parametrize("blob", [b"z", b"?\x02", b"s\x01\x00\x00\x00\xff"])
+def test_a_value_that_is_none_is_refused(blob: bytes) -> None:
+    with pytest.raises(InternalError, match="field 'value'"):
+        unpack("some/1:value=v", blob)

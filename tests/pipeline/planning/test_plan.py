@@ -9,6 +9,7 @@ import pytest
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
+from pipeline.ir.json import digest_graph
 from pipeline.lowering import EMITTERS, Layout, lower
 from pipeline.planning import ExecutionPlan, check_plan, make_plan, to_json
 from pipeline.planning.arena import Lifetime, lifetimes
@@ -229,6 +230,7 @@ def test_json() -> None:
     c = Chain()
     c.emit("Clip", "y", "x", min=float("-inf"), max=1.0)
     document = json.loads(json.dumps(to_json(c.plan("y")), allow_nan=False))
+    assert document.pop("graph_digest") == digest_graph(c.graph("y"))
     assert document.pop("values")[2] == {
         "vid": 2,
         "name": "y",
@@ -236,13 +238,14 @@ def test_json() -> None:
         "shape": [16, 16],
         "dtype": "float32",
         "device": "cpu",
+        "strides": None,
         "alias_of": None,
         "offset": 0,
         "layout": None,
     }
     f32 = {"shape": [16, 16], "dtype": "float32", "device": "cpu"}
     assert document == {
-        "format_version": 1,
+        "format_version": 2,
         "graph": "chain",
         "inputs": [0],
         "outputs": [2],

@@ -6,8 +6,6 @@ ways; `regions.py` runs operators that have bodies.
 
 from __future__ import annotations
 
-import json
-
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.aten.call import read_call
 from pipeline.runtime.kernels.aten.fast_paths import FAST_PATHS
@@ -23,7 +21,7 @@ def bind_attrs(attrs: Attrs) -> Bind:
 
     `functional` is for autocast: torch casts an operator's inputs only where it allocates the result itself.
     """
-    template, orders = read_call(attrs), json.loads(attrs["orders"])
+    template, orders = read_call(attrs), attrs["orders"]
     fast_path = make_and_copy if attrs.get("functional") else FAST_PATHS.get(template.kind, write_out)
 
     def bind(ins: Ins, outs: Outs) -> Launch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 
 from pipeline.errors import Unsupported
 from pipeline.ir import Attr, InputRef
-from pipeline.ir.json import read_attr
 from pipeline.runtime.kernels.base import Attrs, Ins
 from pipeline.runtime.torch_args import argument, find_operator
 
@@ -61,7 +59,7 @@ def read_call(attrs: Attrs) -> CallTemplate:
         Unsupported: it writes to its arguments.
     """
     operator = pure_operator(attrs["op"])
-    items = {name: read_attr(item) for name, item in json.loads(attrs["call"]).items()}
+    items: Mapping[str, Attr] = attrs["call"]
     tensors = {name: item for name, item in items.items() if _has_tensors(item)}
     fixed = {name: item if name in tensors else argument(item, ()) for name, item in items.items()}
     positional = []
@@ -93,6 +91,6 @@ def pure_operator(kind: str) -> torch._ops.OpOverload:
     return operator
 
 
-def arguments(text: str, ins: Ins, bodies: Sequence[Any] = ()) -> dict[str, Any]:
-    """The arguments by name, from the text that `pipeline.lowering.aten.call` wrote."""
-    return {name: argument(read_attr(item), ins, bodies) for name, item in json.loads(text).items()}
+def arguments(call: Mapping[str, Attr], ins: Ins, bodies: Sequence[Any] = ()) -> dict[str, Any]:
+    """The arguments of a call by name, on these tensors and bodies."""
+    return {name: argument(item, ins, bodies) for name, item in call.items()}

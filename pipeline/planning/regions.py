@@ -1,0 +1,230 @@
+"""A memory map over several regions, fast ones first: which region holds a value during which calls, and the copies.
+
+A machine with a small fast memory beside a large one keeps there what the next calls need. A storage class of the plan
+(a value with all that share its bytes) lives in one region after the other. Each change is a move, a copy before a
+call: a spill to a slower region, a fill to a faster one. The map is data for compilers and simulators; this runtime
+runs in one arena and does not read it. Inputs and stored values stay where the caller has them.
+
+The first region is filled as a cache is whose future is known: what is read last makes room for others. Time is
+counted in half calls, so that at a move both places are taken: no two moves before a call are in each other's way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from passes.suggest import bytes_text, nearest, plural
+from pipeline.errors import UsageError
+from pipeline.planning.arena import Block, Lifetime
+from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence
+from pipeline.planning.packing import align, assign_offsets
+from pipeline.planning.plan import ExecutionPlan
+
+__all__ = ["map_memory"]
+
+
+def map_memory(
+    plan: ExecutionPlan, regions: Sequence[MemoryRegion], pins: Mapping[str, str] | None = None
+) -> ExecutionPlan:
+    """`plan` with a memory map. `pins` are {name of a value: name of the region that holds it as long as it lives}.
+
+    Raises:
+        UsageError: a pin of a value or region that is not there, or regions that are too small.
+    """
+    pinned = _resolve_pins(plan, regions, pins or {})
+    stays = _stays(plan)
+    last = len(regions) - 1
+    fixed = [[stays[root].whole() for root, region in pinned.items() if region == at] for at in range(len(regions))]
+    free = [stay for root, stay in stays.items() if root not in pinned]
+    residences: list[Residence] = []
+    rest: list[_Span] = []
+    for at, region in enumerate(regions):
+        base = _place_pinned(region, at, fixed[at], residences)
+        room = None if region.nbytes is None else region.nbytes - base
+        spans = (_spans_in_cache(free, room) if room is not None and at < last else _whole(free)) if at == 0 else rest
+        placed, beyond = _place(spans, room, base, at)
+        if at == last and beyond:
+            raise UsageError(
+                f"regions: {region.name!r} has {bytes_text(region.nbytes or 0)}, which does not hold "
+                f"{plural(len(beyond), 'value')} of the plan; expected a last region without a size, or a larger one"
+            )
+        residences += placed
+        rest = _complement(free, residences) if at == 0 else beyond
+    order = sorted(residences, key=lambda one: (one.root, one.first))
+    return replace(plan, memory=MemoryMap(tuple(regions), tuple(order), dict(sorted(pinned.items()))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Calls `first` to `last` in the life of a storage class, in one region; `life` is the whole of it."""
+
+    root: int
+    nbytes: int
+    first: int
+    last: int
+    life: Lifetime
+
+    @property
+    def taken(self) -> Lifetime:
+        """In half calls: a place is taken already at the move that fills it, and still at the move that leaves it."""
+        return Lifetime(
+            2 * self.first + (self.first == self.life.first), 2 * self.last + (1 if self.last == self.life.last else 2)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stay:
+    """The life of a storage class of the arena, and the calls that read or write it, in order."""
+
+    root: int
+    nbytes: int
+    life: Lifetime
+    calls: tuple[int, ...]
+
+    def whole(self) -> _Span:
+        return _Span(self.root, self.nbytes, self.life.first, self.life.last, self.life)
+
+
+def _stays(plan: ExecutionPlan) -> dict[int, _Stay]:
+    """By root. What leaves the graph, or is the new value of a state, lives to the end."""
+    calls: dict[int, list[int]] = {root: [] for root in plan.offsets}
+    for at, call in enumerate(plan.calls):
+        for root in {plan.root(vid) for vid in (*call.in_vids, *call.out_vids)} & calls.keys():
+            calls[root].append(at)
+    leaving = {plan.root(vid) for vid in (*plan.outputs, *plan.updates.values())}
+    return {
+        root: _Stay(
+            root,
+            align(plan.slots[root].spec.nbytes),
+            Lifetime(seen[0], len(plan.calls) if root in leaving else seen[-1]),
+            tuple(seen),
+        )
+        for root, seen in calls.items()
+        if plan.slots[root].spec.nbytes
+    }
+
+
+def _resolve_pins(plan: ExecutionPlan, regions: Sequence[MemoryRegion], pins: Mapping[str, str]) -> dict[int, int]:
+    """{root: region} for values and regions by name."""
+    names, vids = [region.name for region in regions], {slot.name: slot.vid for slot in plan.slots}
+    found: dict[int, int] = {}
+    for name, region in pins.items():
+        if name not in vids:
+            raise UsageError(f"pins: the plan has no value {name!r}{nearest(name, vids)}")
+        if region not in names:
+            raise UsageError(f"pins: {name!r} is pinned to {region!r}; expected one of {', '.join(names)}")
+        root = plan.root(vids[name])
+        if root not in plan.offsets:
+            raise UsageError(f"pins: {name!r} is not in the arena; its bytes stay where the caller has them")
+        if found.setdefault(root, names.index(region)) != names.index(region):
+            raise UsageError(f"pins: {name!r} shares its bytes with a value that is pinned to another region")
+    return {root: at for root, at in found.items() if plan.slots[root].spec.nbytes}
+
+
+def _place_pinned(region: MemoryRegion, at: int, spans: Sequence[_Span], residences: list[Residence]) -> int:
+    """Place pinned spans at the front of a region; returns how many bytes they take there."""
+    placed, _ = _place(spans, None, 0, at)
+    base = max((one.offset + span.nbytes for one, span in zip(placed, spans, strict=True)), default=0)
+    if region.nbytes is not None and base > region.nbytes:
+        raise UsageError(
+            f"pins: they take {bytes_text(base)} of {region.name!r}, which has {bytes_text(region.nbytes)}"
+        )
+    residences += placed
+    return base
+
+
+def _place(spans: Sequence[_Span], room: int | None, base: int, region: int) -> tuple[list[Residence], list[_Span]]:
+    """Residences for the spans that fit into `room` bytes from `base` on, and the spans that do not."""
+    offsets, _ = assign_offsets([Block(at, span.nbytes, span.taken) for at, span in enumerate(spans)])
+    fits = [room is None or offsets[at] + span.nbytes <= room for at, span in enumerate(spans)]
+    placed = [
+        Residence(span.root, region, base + offsets[at], span.first, span.last)
+        for at, span in enumerate(spans)
+        if fits[at]
+    ]
+    return placed, [span for at, span in enumerate(spans) if not fits[at]]
+
+
+def _whole(stays: Sequence[_Stay]) -> list[_Span]:
+    return [stay.whole() for stay in stays]
+
+
+def _spans_in_cache(stays: Sequence[_Stay], room: int) -> list[_Span]:
+    """When each class is in a cache of `room` bytes, as far as all calls can have their operands there."""
+    by_call: dict[int, list[_Stay]] = {}
+    for stay in stays:
+        for call in stay.calls:
+            by_call.setdefault(call, []).append(stay)
+    cache = _Cache(room)
+    for call in sorted(by_call):
+        wanted = sorted(by_call[call], key=lambda stay: (stay.root not in cache.since, stay.nbytes))
+        kept: set[int] = set()
+        for stay in wanted:
+            if cache.hold(stay, call, kept):
+                kept.add(stay.root)
+        for stay in by_call[call]:
+            if stay.life.last == call:
+                cache.leave(stay, call)
+    for stay in [*cache.since.values()]:
+        cache.leave(stay[0], stay[0].life.last)
+    return cache.spans
+
+
+@dataclass(slots=True)
+class _Cache:
+    """What the first region holds now, and the spans of what it has held."""
+
+    room: int
+    used: int = 0
+    since: dict[int, tuple[_Stay, int]] = field(default_factory=dict)
+    spans: list[_Span] = field(default_factory=list)
+
+    def hold(self, stay: _Stay, call: int, kept: set[int]) -> bool:
+        """Bring a class in for `call`, which evicts others, but none of `kept`; False where there is no room."""
+        if stay.root in self.since:
+            return True
+        rest = sorted(
+            (other for root, (other, _) in self.since.items() if root not in kept),
+            key=lambda other: (_next_call(other, call), other.nbytes, other.root),
+        )
+        if self.used + stay.nbytes - sum(other.nbytes for other in rest) > self.room:
+            return False
+        while self.used + stay.nbytes > self.room:
+            victim = rest.pop()
+            self.leave(victim, victim.calls[bisect_left(victim.calls, call) - 1])
+        self.since[stay.root] = stay, call
+        self.used += stay.nbytes
+        return True
+
+    def leave(self, stay: _Stay, last: int) -> None:
+        """End the span of a class that the cache may hold."""
+        held = self.since.pop(stay.root, None)
+        if held is not None:
+            self.used -= stay.nbytes
+            self.spans.append(_Span(stay.root, stay.nbytes, held[1], last, stay.life))
+
+
+def _next_call(stay: _Stay, call: int) -> int:
+    """The first call from `call` on that needs a class; the end of its life where none does."""
+    at = bisect_left(stay.calls, call)
+    return stay.calls[at] if at < len(stay.calls) else stay.life.last + 1
+
+
+def _complement(stays: Sequence[_Stay], residences: Sequence[Residence]) -> list[_Span]:
+    """The parts of all lives that are in no region yet."""
+    by_root: dict[int, list[Residence]] = {}
+    for one in sorted(residences, key=lambda one: one.first):
+        by_root.setdefault(one.root, []).append(one)
+    return [span for stay in stays for span in _gaps(stay, by_root.get(stay.root, []))]
+
+
+def _gaps(stay: _Stay, held: Sequence[Residence]) -> Iterator[_Span]:
+    begin = stay.life.first
+    for one in held:
+        if begin < one.first:
+            yield replace(stay.whole(), first=begin, last=one.first - 1)
+        begin = one.last + 1
+    if begin <= stay.life.last:
+        yield replace(stay.whole(), first=begin)
