@@ -78,6 +78,8 @@ class KernelKind:
     broadcast input and a comparison's operands drop out by themselves."""
     view: ViewRule | None
     """The layouts of the outputs as views of input 0; None for a kind that always computes."""
+    capturable: bool = True
+    """Whether a launch may be part of a capture. Not so where it leaves torch and allocates at each run."""
 
     def emit(self, attrs: Attrs, ins: Specs, outs: Specs) -> KernelSpec:
         """The emitter of this kind.
@@ -108,10 +110,11 @@ def kind(
     *,
     inplace: tuple[int, ...] = (),
     view: ViewRule | None = None,
+    capturable: bool = True,
     version: int = 1,
 ) -> KernelKind:
     """A row; `layout` is the field part of the attribute schema (`pipeline.lowering.attrs`)."""
-    return KernelKind(number, f"{number.name.lower()}/{version}:{layout}", values, inplace, view)
+    return KernelKind(number, f"{number.name.lower()}/{version}:{layout}", values, inplace, view, capturable)
 
 
 def rows(numbers: Iterable[Kind], values: EmitterSignature, layout: str = "", **facts: Any) -> tuple[KernelKind, ...]:

@@ -133,6 +133,9 @@ class Kind(IntEnum):
     Multinomial = 1004
     Dropout = 1005
 
+    # fallback
+    OnnxNode = 1101
+
     # aten
     Aten = 901
     HigherOrder = 902

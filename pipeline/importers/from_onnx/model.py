@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 
-from pipeline.errors import InternalError, SourceError, Unsupported
+from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx import contrib, conv, elementwise, index, linear, random, reduce, shape
+from pipeline.importers.from_onnx.fallback import import_fallback
+from pipeline.importers.from_onnx.inline import has_body, pending_nodes, read_names
 from pipeline.importers.from_onnx.node import Importer, NameScope, Node
-from pipeline.importers.from_onnx.resolve import Resolved, resolve
+from pipeline.importers.from_onnx.resolve import Resolved, Rules, Scope, first_output, identity, resolve
 from pipeline.importers.from_onnx.source import read_initializers, read_source
 from pipeline.importers.from_onnx.specs import Sizes
 from pipeline.ir.builder import Builder, Emitter
 from pipeline.ir.check import check
 from pipeline.ir.graph import Graph
 
-__all__ = ["FAMILIES", "from_onnx", "importers", "join"]
+__all__ = ["FAMILIES", "build_graph", "from_onnx", "importers", "join"]
 
 
 def from_onnx(
@@ -25,58 +29,143 @@ def from_onnx(
     *,
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, np.ndarray] | None = None,
     emitters: Mapping[str, Emitter] | None = None,
     trainable: Collection[str] = (),
     base_dir: str | Path | None = None,
+    fallback: bool = False,
 ) -> Graph:
     """The Graph of an ONNX model. Every shape is static; every value keeps its name; initializers are referenced.
 
     `dims` fixes named dimensions of the inputs: {"batch": 2}. `shapes` fixes whole inputs, {"x": (2, 3)}, and with them
-    the dimensions that they name. `trainable` lists initializers, by name or glob, that
+    the dimensions that they name. `values` fixes the numbers of inputs, such as a sample rate that chooses a branch:
+    they become constants, and are inputs no more. `trainable` lists initializers, by name or glob, that
     become params; the others become consts. An initializer that is also an input counts as stored, and one that no op
     reads is left out. Payloads are views of the model's `raw_data`, or maps of its data file: keep both alive and
     unchanged. Where the bytes or the data file are missing, the graph is weight-free: no payload. `base_dir` is the
     folder of the data files of a ModelProto; a path brings its own. An op that no emitter knows has `kernel=None`.
+    With `fallback` a node that no importer takes becomes an op `OnnxNode`, which another runtime computes.
     A graph output that has the name of a stored value or an input is that value; every other one is computed.
 
     Raises:
         SourceError: the model cannot be read, is not valid, or its data files are outside its folder or cut short.
         Unsupported: op types, dtypes or cases of ops that this release does not have; op types are listed all at once.
-        UsageError: shapes that are not static, or entries of `dims` or `trainable` that match nothing.
+        UsageError: shapes that are not static, or entries of `dims`, `values` or `trainable` that match nothing.
     """
-    table = importers()
-    source = read_source(model, base_dir, table)
+    source = read_source(model, base_dir)
     graph = source.model.graph
     stored = read_initializers(graph, source.folder, trainable)
-    resolved = resolve(source, stored, Sizes(graph, dims or {}, shapes or {}), table)
-
-    builder = Builder(graph.name or "graph", emitters)
-    scope = NameScope(builder, resolved, output_labels(graph, resolved), value_names(graph, resolved))
-    for value in graph.input:
-        if value.name not in stored:
-            scope.input(value.name)
-    read = {name for node in resolved.nodes for name in node.input} | {value.name for value in graph.output}
-    for node in resolved.nodes:
-        if node.output[0] not in resolved.constants and node.output[0] not in resolved.roots:
-            try:
-                imported = Node(node, scope, source.opset, read)
-                table[imported.kind](imported)
-                imported.refuse_leftovers()
-            except (ValueError, IndexError, ZeroDivisionError) as error:  # lists of another length than the rank
-                name = node.name or node.output[0]
-                raise SourceError(
-                    f"node {name!r} ({node.op_type}) has attributes and inputs that do not fit each other: {error}; "
-                    "check the length of its lists"
-                ) from error
-    built = builder.build([output_vid(scope, value.name) for value in graph.output])
-    check(built, read_payloads=False)
+    sizes = Sizes(graph, dims or {}, shapes or {})
+    fixed = {name: np.asarray(array) for name, array in (values or {}).items()}
+    if strange := [name for name in fixed if name in stored or all(name != value.name for value in graph.input)]:
+        raise UsageError(
+            f"values: found {', '.join(map(repr, strange))}, expected names of inputs: "
+            f"{', '.join(repr(value.name) for value in graph.input if value.name not in stored)}"
+        )
+    # Up to IR version 3 an initializer has to be listed as an input too.
+    free = [value for value in graph.input if value.name not in stored and value.name not in fixed]
+    scope = Scope(
+        name=graph.name or "graph",
+        nodes=pending_nodes(graph.node, source.model.opset_import),
+        inputs={value.name: sizes.of(value) for value in free},
+        outputs=[value.name for value in graph.output],
+        stored=stored,
+        fixed=fixed,
+        notes={value.name: value for value in (*graph.value_info, *graph.output)},
+        dims=sizes.dims,
+    )
+    built, _ = build_graph(scope, Rules(importers(), fallback=fallback), emitters, sizes)
     return built
 
 
-def output_labels(graph: onnx.GraphProto, resolved: Resolved) -> dict[str, str]:
+def build_graph(
+    scope: Scope, rules: Rules, emitters: Mapping[str, Emitter] | None = None, sizes: Sizes | None = None
+) -> tuple[Graph, Resolved]:
+    """The Graph of `scope`, and how its values were resolved.
+
+    A node that its importer refuses is replaced by the body that the standard gives the operator, or else computed by
+    another runtime, as far as `rules` allow.
+
+    Raises:
+        SourceError, Unsupported, UsageError: see `from_onnx`.
+    """
+    refused: dict[str, Unsupported] = {}
+    while True:
+        resolved = resolve(scope, replace(rules, refused=frozenset(refused)), sizes)
+        graph, more = GraphBuilding(scope, rules, resolved, emitters).run()
+        if not more:
+            check(graph, read_payloads=False)
+            return graph, resolved
+        for name, error in more.items():
+            if name in refused or not can_replace(name, resolved, rules):
+                raise error
+            refused[name] = error
+
+
+def can_replace(name: str, resolved: Resolved, rules: Rules) -> bool:
+    """Whether the node with this identity may be something else than what its importer makes."""
+    node = next(node for node in resolved.nodes if identity(node) == name)
+    return rules.fallback or has_body(node)
+
+
+class GraphBuilding:
+    """One pass over resolved nodes, which builds a Graph, or finds the nodes that their importers refuse."""
+
+    def __init__(self, scope: Scope, rules: Rules, resolved: Resolved, emitters: Mapping[str, Emitter] | None) -> None:
+        self._resolved = resolved
+        self._builder = Builder(scope.name, emitters)
+        made = {name for node in resolved.nodes for name in node.proto.output}
+        stops = rules.stops
+        left = read_names([node.proto for node in resolved.rest])
+        wanted = {*scope.outputs, *left}
+        self._inputs = list(scope.inputs)
+        self._outputs = list(scope.outputs)
+        if stops:
+            reads = {name for node in resolved.nodes for name in node.proto.input}
+            self._inputs = [name for name in scope.inputs if name in reads]
+            asked = sorted(wanted & made)
+            self._outputs = [name for name in asked if resolved.constant(name) is None]
+        labels = output_labels(self._outputs, resolved)
+        self._names = NameScope(self._builder, resolved, labels, value_names(scope, resolved))
+        self._read = {name for node in resolved.nodes for name in node.proto.input} | wanted
+
+    def run(self) -> tuple[Graph, dict[str, Unsupported]]:
+        table, resolved = importers(), self._resolved
+        for name in self._inputs:
+            self._names.input(name)
+        refused: dict[str, Unsupported] = {}
+        for pending in resolved.nodes:
+            proto = pending.proto
+            if first_output(proto) in resolved.constants or first_output(proto) in resolved.roots:
+                continue
+            node = Node(pending, self._names, self._read)
+            try:
+                if identity(pending) in resolved.fallbacks:
+                    import_fallback(node, pending)
+                else:
+                    table[node.kind](node)
+                    node.refuse_leftovers()
+            except Unsupported as refusal:
+                refused[identity(pending)] = refusal
+                self._names.stand_in(node.output_names)
+            except (ValueError, IndexError, ZeroDivisionError) as error:  # lists of another length than the rank
+                raise SourceError(
+                    f"node {node.label!r} ({proto.op_type}) has attributes and inputs that do not fit each other: "
+                    f"{error}; check the length of its lists"
+                ) from error
+            except OnnxlineError:
+                if not refused:  # else a consequence of it
+                    raise
+                break
+        if refused:
+            return self._builder.build([]), refused
+        return self._builder.build([output_vid(self._names, name) for name in self._outputs]), {}
+
+
+def output_labels(outputs: Sequence[str], resolved: Resolved) -> dict[str, str]:
     """Computed values that take the name of the graph output that is an Identity of them."""
-    outputs = [value.name for value in graph.output]
-    computed = {name for node in resolved.nodes for name in node.output} - set(resolved.constants) - set(outputs)
+    computed = {name for node in resolved.nodes for name in node.proto.output}
+    computed -= {*resolved.constants, *outputs}
     labels: dict[str, str] = {}
     for name in outputs:
         root = resolved.root(name)
@@ -97,9 +186,9 @@ def output_vid(scope: NameScope, name: str) -> int:
     return scope.emit("Identity", [vid], [(name, scope.spec(vid))], {}, "", "")[0]
 
 
-def value_names(graph: onnx.GraphProto, resolved: Resolved) -> set[str]:
-    begin = {item.name for item in (*graph.input, *graph.initializer)}
-    return begin | {name for node in resolved.nodes for name in node.output}
+def value_names(scope: Scope, resolved: Resolved) -> set[str]:
+    begin = {*scope.inputs, *scope.stored, *scope.fixed}
+    return begin | {name for node in (*resolved.nodes, *resolved.rest) for name in node.proto.output}
 
 
 def importers() -> dict[str, Importer]:

@@ -6,13 +6,13 @@ shape or a bound is not in the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 
 import numpy as np
-import onnx
 
 from pipeline.errors import InternalError, SourceError, Unsupported
-from pipeline.importers.from_onnx.attributes import Attributes, module_path, op_key, schema_of
+from pipeline.importers.from_onnx.attributes import Attributes, module_path, schema_of
+from pipeline.importers.from_onnx.inline import PendingNode
 from pipeline.importers.from_onnx.resolve import Resolved
 from pipeline.importers.from_onnx.source import ArrayPayload
 from pipeline.ir.builder import Builder
@@ -74,6 +74,12 @@ class NameScope:
             return True
         return name in self._vids or name in self.resolved.stored or name in self.resolved.constants
 
+    def stand_in(self, names: Iterable[str]) -> None:
+        """Let the outputs of a node that was refused mean values without numbers, so that later nodes can be tried."""
+        for name in names:
+            if name and name not in self._vids and name in self.resolved.specs:
+                self._bind_new(name, self._builder.const(name, self.resolved.specs[name]), name)
+
     def constant(self, name: str, array: np.ndarray) -> int:
         """Add a const that the importer made."""
         spec = TensorSpec(array.shape, array.dtype.name)
@@ -130,19 +136,29 @@ class Node:
     names that some node or the graph reads.
     """
 
-    def __init__(self, proto: onnx.NodeProto, scope: NameScope, opset: int, read: Collection[str]) -> None:
-        self.kind = op_key(proto.domain, proto.op_type)
+    def __init__(self, node: PendingNode, scope: NameScope, read: Collection[str]) -> None:
+        proto, opset = node.proto, node.opset
+        self.kind = node.key
         self.name = proto.name
         self.opset = opset
         self.attributes = Attributes(proto)
         self.input_names = drop_trailing_empty(proto.input)
-        self.output_names = drop_trailing_empty(proto.output)
+        specs, sequences = scope.resolved.specs, scope.resolved.sequences
+        # An output that nothing reads may have no shape; it counts as left out.
+        self.output_names = drop_trailing_empty(
+            [name if name in read or name in specs or name in sequences else "" for name in proto.output]
+        )
         self.scope = scope
         self._read = read
         self._read_inputs: set[int] = set()
         """Indices of the inputs that were read."""
         self._schema = schema_of(proto.op_type, proto.domain, opset)
         self._origin = module_path(proto)
+
+    @property
+    def label(self) -> str:
+        """How messages name the node."""
+        return self.name or next(filter(None, self.output_names), "")
 
     def has(self, index: int) -> bool:
         """Whether the optional input `index` is given."""
@@ -181,6 +197,10 @@ class Node:
     def operands(self, *indices: int) -> list[int]:
         """The vids of the inputs that are given: all, or those at `indices`."""
         return [self.operand(index) for index in (indices or range(len(self.input_names))) if self.has(index)]
+
+    def spec_of(self, name: str) -> TensorSpec:
+        """Shape and dtype of the value called `name`."""
+        return self.scope.resolved.specs[name]
 
     def spec(self, index: int) -> TensorSpec:
         """Shape and dtype of input `index`."""
@@ -222,7 +242,7 @@ class Node:
         """
         if len(entries) != expected:
             raise SourceError(
-                f"node {self.name or self.output_names[0]!r} ({self.kind}): {name} has {len(entries)} entries, "
+                f"node {self.label!r} ({self.kind}): {name} has {len(entries)} entries, "
                 f"expected {expected}; check the model with onnx.checker.check_model(…, full_check=True)"
             )
 
@@ -232,7 +252,9 @@ class Node:
 
     def emit(self, kind: str, inputs: Sequence[int], attrs: Mapping[str, Attr] | None = None) -> None:
         """Add the op that makes every output of this node."""
-        outputs = [(name, self.scope.resolved.specs[name]) for name in self.output_names]
+        specs = self.scope.resolved.specs
+        last = self.output_names[-1]
+        outputs = [(name or self.fresh(f"{last}.{place}"), specs[name]) for place, name in enumerate(self.output_names)]
         self.make(kind, inputs, outputs, attrs)
 
     def emit_first(self, kind: str, inputs: Sequence[int], attrs: Mapping[str, Attr] | None = None) -> None:
@@ -282,7 +304,7 @@ class Node:
         """The error to raise when this case of a known kind cannot be imported."""
         place = f" in {self._origin}" if self._origin else ""
         return Unsupported(
-            f"node {self.name or self.output_names[0]!r} ({self.kind}){place}: {why}; "
+            f"node {self.label!r} ({self.kind}){place}: {why}; "
             "rewrite the node, or extend its function in pipeline/importers/from_onnx"
         )
 

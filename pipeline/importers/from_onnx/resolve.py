@@ -8,20 +8,22 @@ that it takes: torch exports `squeeze` as an If on the shape.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import helper
 
 from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
+from pipeline.importers.from_onnx.arguments import value_arguments
 from pipeline.importers.from_onnx.attributes import Attributes, module_path, op_key, schema_of
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
-from pipeline.importers.from_onnx.source import ReadModel, Stored
+from pipeline.importers.from_onnx.inline import PendingNode, branch_nodes, function_nodes, read_names
+from pipeline.importers.from_onnx.old_opsets import modern_nodes
+from pipeline.importers.from_onnx.source import Stored
 from pipeline.importers.from_onnx.specs import (
-    CONTRIB_SHAPES,
+    OWN_SHAPES,
     Sizes,
     TensorSequence,
     declared_spec,
@@ -30,7 +32,41 @@ from pipeline.importers.from_onnx.specs import (
 )
 from pipeline.ir.graph import DTYPE_BITS, TensorSpec
 
-__all__ = ["Resolved", "resolve"]
+__all__ = ["Resolved", "Rules", "Scope", "first_output", "identity", "resolve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is to be resolved: nodes in order, and what they may read."""
+
+    name: str
+    nodes: Sequence[PendingNode]
+    inputs: Mapping[str, TensorSpec | None]
+    """Of the caller, by name; None where a shape is not whole."""
+    outputs: Sequence[str]
+    """The values that are asked for."""
+    stored: Mapping[str, Stored]
+    fixed: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Inputs with known numbers."""
+    notes: Mapping[str, onnx.ValueInfoProto] = field(default_factory=dict)
+    """What the model itself says about shapes."""
+    dims: Mapping[str, int] = field(default_factory=dict)
+    others: frozenset[str] = frozenset()
+    """Names of values that are no tensor of the IR, such as sequences and strings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What may be done with a node that no importer takes."""
+
+    known: Collection[str]
+    """The op types that have an importer."""
+    fallback: bool = False
+    """Whether such a node may be run by another runtime, as an op of its own."""
+    stops: bool = False
+    """Whether to stop before the first node that cannot be part of a plan, and leave it and all later ones."""
+    refused: Collection[str] = ()
+    """Identities of nodes that their importer did not take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +82,14 @@ class Resolved:
     """The output of an Identity → the value that it is another name of."""
     sequences: dict[str, TensorSequence] = field(default_factory=dict)
     """A sequence that SplitToSequence makes → its tensors."""
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    """In order; an If is replaced by the branch that it takes."""
+    nodes: list[PendingNode] = field(default_factory=list)
+    """In order; an If is replaced by the branch that it takes, a function by its body."""
+    fallbacks: set[str] = field(default_factory=set)
+    """Identities of the nodes that another runtime computes."""
+    rest: list[PendingNode] = field(default_factory=list)
+    """The nodes from the first that cannot be part of a plan on."""
+    needs: list[str] = field(default_factory=list)
+    """Values whose numbers that node needs, and which nothing knows so far."""
 
     def root(self, name: str) -> str:
         return self.roots.get(name, name)
@@ -65,132 +107,182 @@ class Resolved:
         return self.constant(name)
 
 
-def resolve(source: ReadModel, stored: Mapping[str, Stored], sizes: Sizes, known: Collection[str]) -> Resolved:
-    """Specs and constants of every value of `source`; `known` are the op types that can be imported.
+def resolve(scope: Scope, rules: Rules, sizes: Sizes | None = None) -> Resolved:
+    """Specs and constants of every value of `scope`; `sizes` is for messages.
 
     Raises:
         Unsupported: op types that are not known and do not fold: all of them, with their places.
         UsageError: values whose shape is not static.
         SourceError: a node reads a value that nothing makes, or is invalid.
     """
-    return Resolver(source, stored, sizes, known).run()
+    return Resolver(scope, rules).run(sizes)
 
 
 class Resolver:
     """The walk, and its results so far."""
 
-    def __init__(self, source: ReadModel, stored: Mapping[str, Stored], sizes: Sizes, known: Collection[str]) -> None:
-        self._graph = source.model.graph
-        self._opset = source.opset
-        self._sizes = sizes
-        self._known = known
-        self._found = Resolved(stored)
-        self._notes = {value.name: value for value in (*self._graph.value_info, *self._graph.output)}
+    def __init__(self, scope: Scope, rules: Rules) -> None:
+        self._scope = scope
+        self._rules = rules
+        self._found = Resolved(scope.stored)
         self._open: dict[str, str] = {}
         """Tensors without a static shape → their spec as text, for messages."""
-        self._made = {name for node in self._graph.node for name in node.output}
-        """Names that a branch may not take, since a later node makes them."""
-        self._strange: list[onnx.NodeProto] = []
+        self._made = {name for node in scope.nodes for name in node.proto.output}
+        """Names that a body may not take, since a later node makes them."""
+        self._read = read_names([node.proto for node in scope.nodes]) | set(scope.outputs)
+        self._strange: list[PendingNode] = []
 
-    def run(self) -> Resolved:
-        self._found.specs.update({name: item.spec for name, item in self._found.stored.items()})
-        for value in self._graph.input:
-            # Up to IR version 3 an initializer has to be listed as an input too.
-            if value.name not in self._found.stored:
-                self._note(value.name, self._sizes.of(value))
-        waiting = deque(self._graph.node)
+    def run(self, sizes: Sizes | None) -> Resolved:
+        found = self._found
+        found.specs.update({name: item.spec for name, item in found.stored.items()})
+        self._read |= self._scope.inputs.keys()
+        for name, spec in self._scope.inputs.items():
+            self._note(name, spec)
+        for name, array in self._scope.fixed.items():
+            found.constants[name] = array
+            self._note(name, TensorSpec(array.shape, array.dtype.name))
+        waiting = deque(self._scope.nodes)
         while waiting:
             node = waiting.popleft()
             self._need_order(node)
-            if (taken := self._choose_branch(node)) is not None:
-                branch = branch_nodes(node, taken, self._fresh)
-                self._made.update(name for inner in branch for name in inner.output)
-                waiting.extendleft(reversed(branch))
+            if (nodes := self._replacement(node)) is not None:
+                self._made.update(name for inner in nodes for name in inner.proto.output)
+                self._read |= read_names([inner.proto for inner in nodes])
+                waiting.extendleft(reversed(nodes))
                 continue
-            self._found.nodes.append(node)
+            if not self._take(node):
+                found.rest.extend([node, *waiting])
+                break
+            found.nodes.append(node)
+        if self._strange:
+            refuse_all([node.proto for node in self._strange], self._scope.name)
+        if self._open and not self._rules.stops:
+            refuse_open(self._open, sizes)
+        return found
+
+    def _replacement(self, node: PendingNode) -> list[PendingNode] | None:
+        """The nodes that stand for `node`; None where it stands for itself."""
+        if node.key == "If":
+            condition = self._found.small(node.proto.input[0])
+            return None if condition is None else branch_nodes(node, bool(condition.item()), self._fresh)
+        modern = modern_nodes(node, self._found.specs, self._fresh)
+        if modern is not None:
+            return modern
+        if self._is_taken(node) or node.key in FOLDERS or node.key in NEVER_EXPANDED:
+            return None
+        return function_nodes(node, self._static_specs(), self._fresh)
+
+    def _is_taken(self, node: PendingNode) -> bool:
+        """Whether an importer takes the node."""
+        return node.key in self._rules.known and identity(node) not in self._rules.refused
+
+    def _static_specs(self) -> dict[str, TensorSpec]:
+        return {name: spec for name, spec in self._found.specs.items() if spec.is_static}
+
+    def _take(self, node: PendingNode) -> bool:
+        """Resolve the outputs of `node`; False where the walk stops before it."""
+        if not self._rules.stops:
             if not self._fold_node(node):
                 self._shapes(node)
-        if self._strange:
-            refuse_all(self._strange, self._graph.name)
-        if self._open:
-            refuse_open(self._open, self._sizes)
-        return self._found
-
-    def _choose_branch(self, node: onnx.NodeProto) -> bool | None:
-        """Which branch of an If is taken; None for every other node, and where it depends on the run."""
-        if op_key(node.domain, node.op_type) != "If":
-            return None
-        condition = self._found.small(node.input[0])
-        return None if condition is None else bool(condition.item())
+            return True
+        if not set(filter(None, node.proto.input)) <= self._found.specs.keys() | self._found.sequences.keys():
+            return False
+        try:
+            if self._fold_node(node):
+                return True
+            needs = [name for name in value_arguments(node.key, node.proto) if self._found.constant(name) is None]
+            if needs:
+                self._found.needs.extend(needs)
+                return False
+            before = dict(self._open)
+            self._shapes(node)
+        except (Unsupported, SourceError):
+            return False
+        if self._open != before or self._strange:
+            self._strange.clear()
+            return False
+        return True
 
     def _fresh(self, name: str) -> str:
         while name in self._made or self._exists(name):
             name = f"{name}.branch"
+        self._made.add(name)
         return name
 
-    def _fold_node(self, node: onnx.NodeProto) -> bool:
+    def _fold_node(self, node: PendingNode) -> bool:
         """Resolve `node` if it needs no op at run time: an Identity, a constant, or a small fold of constants."""
-        found = self._found
-        key = op_key(node.domain, node.op_type)
-        attributes = Attributes(node)
+        found, proto, key = self._found, node.proto, node.key
+        attributes = Attributes(proto)
         if key == "Identity":
-            found.roots[node.output[0]] = found.root(node.input[0])
-            self._note(node.output[0], found.specs.get(node.input[0]))
+            found.roots[proto.output[0]] = found.root(proto.input[0])
+            self._note(proto.output[0], found.specs.get(proto.input[0]))
             return True
         if key == "Constant":
             array = attributes.constant()
         elif key in SHAPE_READERS:
-            spec = found.specs.get(node.input[0])
+            spec = found.specs.get(proto.input[0])
             array = SHAPE_READERS[key](spec, attributes) if spec and spec.is_static else None
         else:
-            inputs = [found.small(name) if name else None for name in node.input]
-            if any(array is None and name for array, name in zip(inputs, node.input, strict=True)):
+            inputs = [found.small(name) if name else None for name in proto.input]
+            if any(array is None and name for array, name in zip(inputs, proto.input, strict=True)):
                 return False
             try:
                 array = fold(key, inputs, attributes)
             except (ValueError, IndexError, ZeroDivisionError) as error:
-                raise SourceError(f"node {node.name!r} ({key}) cannot be computed: {error}") from error
+                raise SourceError(f"node {proto.name!r} ({key}) cannot be computed: {error}") from error
         if array is None:
             return False
-        if unread := attributes.unread(schema_of(node.op_type, node.domain, self._opset)):
+        if unread := attributes.unread(schema_of(proto.op_type, proto.domain, node.opset)):
             raise Unsupported(
-                f"node {node.name or node.output[0]!r} ({key}): its attribute {unread[0]!r} is not handled where it is "
-                "computed beforehand; rewrite the node, or extend its function in pipeline/importers/from_onnx/fold.py"
+                f"node {proto.name or proto.output[0]!r} ({key}): its attribute {unread[0]!r} is not handled where it "
+                "is computed beforehand; rewrite the node, or extend its function in "
+                "pipeline/importers/from_onnx/fold.py"
             )
-        name = node.output[0]
+        name = proto.output[0]
         if array.dtype.name not in DTYPE_BITS:
             raise Unsupported(
-                f"node {node.name!r} ({key}) makes a constant of type {array.dtype}, "
+                f"node {proto.name!r} ({key}) makes a constant of type {array.dtype}, "
                 f"expected one of {', '.join(DTYPE_BITS)}"
             )
         found.constants[name] = array
         found.specs[name] = TensorSpec(array.shape, array.dtype.name)
         return True
 
-    def _shapes(self, node: onnx.NodeProto) -> None:
+    def _shapes(self, node: PendingNode) -> None:
         """Specs of the outputs of an op that stays."""
-        key = op_key(node.domain, node.op_type)
-        if key not in self._known:
-            # A Shape of a tensor without static shape is not unknown, nor an If: a static shape would fold it.
-            if not (key in (*NUMBERS, "If") and any(name in self._open for name in node.input)):
-                self._strange.append(node)
-            self._note_all(node, {})
-        elif key == "SplitToSequence":
-            self._split(node)
-        elif key == "SequenceAt":
-            self._pick(node)
+        proto = node.proto
+        if not self._is_taken(node):
+            self._fall_back(node)
+        elif node.key == "SplitToSequence":
+            self._split(proto)
+        elif node.key == "SequenceAt":
+            self._pick(proto)
         else:
-            self._note_all(node, self._infer(node))
+            self._note_all(proto, self._infer(node))
 
-    def _infer(self, node: onnx.NodeProto) -> dict[str, TensorSpec]:
-        names = [name for name in dict.fromkeys(node.input) if name]
+    def _fall_back(self, node: PendingNode) -> None:
+        """Specs of the outputs of a node that no importer takes."""
+        proto = node.proto
+        specs = self._infer(node) if self._rules.fallback and node.key not in NEVER_EXPANDED else {}
+        if specs and all(name in specs and specs[name].is_static for name in filter(None, proto.output)):
+            self._found.fallbacks.add(identity(node))
+            self._note_all(proto, specs)
+            return
+        # A Shape of a tensor without static shape is not unknown, nor an If: a static shape would fold it.
+        if not (node.key in (*NUMBERS, "If") and any(name in self._open for name in proto.input)):
+            self._strange.append(node)
+        self._note_all(proto, {})
+
+    def _infer(self, node: PendingNode) -> dict[str, TensorSpec]:
+        names = [name for name in dict.fromkeys(node.proto.input) if name]
         specs = {name: self._found.specs[name] for name in names if name in self._found.specs}
         if len(specs) < len(names) or not all(spec.is_static for spec in specs.values()):
             return {}
-        if (shapes := CONTRIB_SHAPES.get(op_key(node.domain, node.op_type))) is not None:
-            return shapes(node, specs)
         small = {name: array for name in names if (array := self._found.small(name)) is not None}
-        return infer(node, self._opset, specs, small)
+        inferred = infer(node.proto, node.opsets, specs, small)
+        if not inferred and (shapes := OWN_SHAPES.get(node.key)) is not None:
+            return shapes(node.proto, specs)
+        return inferred
 
     def _split(self, node: onnx.NodeProto) -> None:
         if any(name in self._open for name in node.input):
@@ -203,8 +295,17 @@ class Resolver:
                 f"node {node.name!r} (SplitToSequence) splits by {node.input[1]!r}, expected constant sizes; "
                 "rewrite it as a Split"
             )
+        if self._rules.stops and not self._is_read_by_places(node.output[0]):
+            raise Unsupported(f"the sequence {node.output[0]!r} is read as a whole; read its tensors by SequenceAt")
         self._found.sequences[node.output[0]] = split_sequence(
             Attributes(node), self._found.specs[node.input[0]], sizes
+        )
+
+    def _is_read_by_places(self, sequence: str) -> bool:
+        """Whether all that reads the sequence takes one tensor out of it, at a place that is known beforehand."""
+        readers = [node for node in self._scope.nodes if sequence in node.proto.input]
+        return sequence not in self._scope.outputs and all(
+            node.key == "SequenceAt" and self._found.constant(node.proto.input[1]) is not None for node in readers
         )
 
     def _pick(self, node: onnx.NodeProto) -> None:
@@ -222,73 +323,41 @@ class Resolver:
     def _note_all(self, node: onnx.NodeProto, inferred: Mapping[str, TensorSpec]) -> None:
         for name in filter(None, node.output):
             spec = inferred.get(name)
-            if (spec is None or not spec.is_static) and name in self._notes:
-                spec = declared_spec(self._notes[name], self._sizes.dims) or spec
+            if (spec is None or not spec.is_static) and name in self._scope.notes:
+                spec = declared_spec(self._scope.notes[name], self._scope.dims) or spec
             self._note(name, spec)
 
     def _note(self, name: str, spec: TensorSpec | None) -> None:
         if spec is not None:
             self._found.specs[name] = spec
-        if spec is None or not spec.is_static:
+        # What nothing reads needs no shape, such as the mask of a Dropout.
+        if (spec is None or not spec.is_static) and name in self._read:
             self._open[name] = f"{name!r}: {spec.dtype}{list(spec.shape)}" if spec else f"{name!r}: nothing known"
 
-    def _need_order(self, node: onnx.NodeProto) -> None:
+    def _need_order(self, node: PendingNode) -> None:
         """Check that every value is made once, and before it is read."""
-        for name in filter(None, (*node.input, *node.output)):
+        proto = node.proto
+        for name in filter(None, (*proto.input, *proto.output)):
             exists = self._exists(name)
-            if exists != (name in node.input):
+            if exists != (name in proto.input):
                 wrong = "makes {!r}, which exists already" if exists else "reads {!r}, which nothing before it makes"
                 raise SourceError(
-                    f"node {node.name!r} ({node.op_type}) {wrong.format(name)}; "
+                    f"node {proto.name!r} ({proto.op_type}) {wrong.format(name)}; "
                     "sort the nodes, and check the model with onnx.checker.check_model"
                 )
 
     def _exists(self, name: str) -> bool:
-        return name in self._found.specs or name in self._open or name in self._found.sequences
+        found = self._found
+        return name in found.specs or name in self._open or name in found.sequences or name in self._scope.others
 
 
-def branch_nodes(node: onnx.NodeProto, taken: bool, fresh: Callable[[str], str]) -> list[onnx.NodeProto]:
-    """Copies of the nodes of the branch that the If `node` takes, to replace it.
-
-    Initializers become Constant nodes, and the If's outputs are Identities of the branch's. `fresh` gives a new
-    name for a value of the branch, since the branches of two Ifs may use the same one.
-    """
-    wanted = "then_branch" if taken else "else_branch"
-    branch = next(attribute.g for attribute in node.attribute if attribute.name == wanted)
-    made = [tensor.name for tensor in branch.initializer] + [
-        name for inner in branch.node for name in inner.output if name
-    ]
-    names = {name: fresh(name) for name in made}
-    nodes = [
-        helper.make_node("Constant", [], [names[tensor.name]], name=tensor.name, value=tensor)
-        for tensor in branch.initializer
-    ]
-    nodes += [_with_renamed_values(inner, names) for inner in branch.node]
-    nodes += [
-        helper.make_node("Identity", [names.get(inner.name, inner.name)], [outer], name=node.name)
-        for inner, outer in zip(branch.output, node.output, strict=True)
-        if outer
-    ]
-    return nodes
+def first_output(node: onnx.NodeProto) -> str:
+    return next(filter(None, node.output), "")
 
 
-def _with_renamed_values(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
-    """A copy with new names, also inside its own branches, whose names shadow none in valid ONNX."""
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    _rename(copy, names)
-    return copy
-
-
-def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    node.input[:] = [names.get(name, name) for name in node.input]
-    node.output[:] = [names.get(name, name) for name in node.output]
-    for attribute in node.attribute:
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            for inner in graph.node:
-                _rename(inner, names)
-            for output in graph.output:
-                output.name = names.get(output.name, output.name)
+def identity(node: PendingNode) -> str:
+    """What tells a node from all others: its first output and its kind, as the last node of a body has that output too."""
+    return f"{node.key} → {first_output(node.proto)}"
 
 
 def refuse_all(nodes: Iterable[onnx.NodeProto], graph: str) -> None:
@@ -315,8 +384,8 @@ def list_places(nodes: list[onnx.NodeProto]) -> str:
     return ", ".join(first[:3]) + (", …" if len(first) > 3 else "")
 
 
-def refuse_open(values: Mapping[str, str], sizes: Sizes) -> None:
-    left = sizes.missing()
+def refuse_open(values: Mapping[str, str], sizes: Sizes | None) -> None:
+    left = sizes.missing() if sizes else []
     advice = (
         f"pass dims={{{', '.join(f'{name!r}: …' for name in left)}}}"
         if left
@@ -339,4 +408,6 @@ def read_size(spec: TensorSpec, _: Attributes) -> np.ndarray:
 
 SHAPE_READERS = {"Shape": read_shape, "Size": read_size}
 NUMBERS = frozenset((*SHAPE_READERS, *FOLDERS))
+NEVER_EXPANDED = frozenset({"Constant", "Identity", "If", "Loop", "Range", "Scan", *SHAPE_READERS})
+"""Operators that are resolved beforehand or decide what runs. The body of Range is a loop."""
 KIND_NOTES = {"If": " (its condition is known only at run time)"}

@@ -18,12 +18,14 @@ from pipeline.importers.from_onnx.attributes import Attributes
 from pipeline.ir.graph import DTYPE_BITS, Dim, TensorSpec
 
 __all__ = [
-    "CONTRIB_SHAPES",
+    "OWN_SHAPES",
     "Sizes",
     "TensorSequence",
     "declared_spec",
+    "element_type",
     "infer",
     "ir_dtype",
+    "is_ir_type",
     "qkv_sizes",
     "split_sequence",
 ]
@@ -41,6 +43,11 @@ def ir_dtype(element: int, where: str) -> str:
             f"{where} has the ONNX element type {found}, expected one of {', '.join(NAMES.values())}; cast or drop it"
         )
     return NAMES[element]
+
+
+def is_ir_type(element: int) -> bool:
+    """Whether the IR has the ONNX element type."""
+    return element in NAMES
 
 
 def element_type(dtype: str) -> int:
@@ -126,7 +133,10 @@ class Sizes:
 
 
 def infer(
-    node: onnx.NodeProto, opset: int, specs: Mapping[str, TensorSpec], constants: Mapping[str, np.ndarray]
+    node: onnx.NodeProto,
+    opsets: Mapping[str, int],
+    specs: Mapping[str, TensorSpec],
+    constants: Mapping[str, np.ndarray],
 ) -> dict[str, TensorSpec]:
     """Specs of the outputs of `node`, as far as they are known; a size may be missing its number.
 
@@ -144,7 +154,8 @@ def infer(
         [onnx.ValueInfoProto(name=name) for name in node.output if name],
         [numpy_helper.from_array(np.asarray(array, order="C"), name) for name, array in constants.items()],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    model = helper.make_model(graph, opset_imports=imports)
     try:
         inferred = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
     except shape_inference.InferenceError as error:
@@ -159,6 +170,10 @@ def infer(
 
 def qkv_sizes(attributes: Attributes, weight: TensorSpec) -> tuple[int, ...]:
     return attributes.integers("qkv_hidden_sizes") or (weight.sizes[1] // 3,) * 3
+
+
+def like_first_input(node: onnx.NodeProto, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    return {node.output[0]: specs[node.input[0]]}
 
 
 def attention_shapes(node: onnx.NodeProto, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
@@ -232,7 +247,8 @@ NAMES: dict[int, str] = {
 
 ELEMENTS: dict[str, int] = {name: element for element, name in NAMES.items()}
 
-CONTRIB_SHAPES: dict[str, Callable[[onnx.NodeProto, Mapping[str, TensorSpec]], dict[str, TensorSpec]]] = {
-    "com.microsoft::Attention": attention_shapes
+OWN_SHAPES: dict[str, Callable[[onnx.NodeProto, Mapping[str, TensorSpec]], dict[str, TensorSpec]]] = {
+    "GroupNormalization": like_first_input,
+    "com.microsoft::Attention": attention_shapes,
 }
-"""Shapes of the ops of onnxruntime's own domain, which ONNX's shape inference does not know."""
+"""Shapes of operators that ONNX's shape inference does not know, those of onnxruntime's own domain among them."""

@@ -24,6 +24,7 @@ NO_CASE: dict[str, str] = {
         ("Select", "Unbind", "Diagonal", "Unfold", "Contiguous", "Aten", "HigherOrder"),
         "only torch's graphs have it; runtime/kernels/aten compares it with torch",
     ),
+    "OnnxNode": "it holds any node; test_fallback.py compares some with ONNX's evaluator",
     **dict.fromkeys(
         ("RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "Dropout"),
         "it draws numbers of its own; test_random.py looks at their distribution",

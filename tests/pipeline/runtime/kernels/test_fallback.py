@@ -1,0 +1,60 @@
+"""The kernel of a node that another runtime computes, against ONNX's reference evaluator."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from pipeline.errors import Unsupported
+from pipeline.importers import from_onnx
+from pipeline.lowering import EMITTERS, KINDS, Kind
+from pipeline.planning import to_json
+from pipeline.runtime import compile_graph
+from pipeline.runtime.tensors import to_numpy
+
+MODEL = """<ir_version: 10, opset_import: ["" : 21]> g (float[1, 2, 5, 5] x, float[1, 18, 4, 4] d, float[3, 2, 3, 3] w)
+=> (float[1, 3, 4, 4] z) {
+  a = Neg(x)
+  b = DeformConv <kernel_shape = [3, 3], pads = [1, 0, 0, 1]> (a, w, d)
+  z = Relu(b)
+}"""
+
+
+def model() -> onnx.ModelProto:
+    return onnx.parser.parse_model(MODEL)
+
+
+def feed() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    shapes = {"x": (1, 2, 5, 5), "d": (1, 18, 4, 4), "w": (3, 2, 3, 3)}
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def test_without_a_fallback_the_operator_is_refused() -> None:
+    with pytest.raises(Unsupported, match="DeformConv"):
+        from_onnx(model())
+
+
+def test_the_node_is_an_op_of_the_plan() -> None:
+    graph = from_onnx(model(), emitters=EMITTERS, fallback=True)
+    assert [(op.kind, op.attrs.get("op")) for op in graph.ops] == [
+        ("Neg", None),
+        ("OnnxNode", "DeformConv"),
+        ("Relu", None),
+    ]
+    program = compile_graph(graph)
+    wanted = np.asarray(ReferenceEvaluator(model()).run(None, {**feed()})[0])
+    for _ in range(2):
+        np.testing.assert_allclose(to_numpy(program.run(feed())["z"]), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_plan_keeps_the_node_as_text() -> None:
+    plan = compile_graph(from_onnx(model(), emitters=EMITTERS, fallback=True)).plan
+    assert [call.kind_id for call in plan.calls].count(Kind.OnnxNode) == 1
+    assert "DeformConv" in str(to_json(plan))
+
+
+def test_it_cannot_be_captured_and_all_others_can() -> None:
+    assert [name for name, row in KINDS.items() if not row.capturable] == ["OnnxNode"]
