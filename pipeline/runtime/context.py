@@ -9,6 +9,7 @@ import torch
 from pipeline.ir.graph import TensorSpec
 from pipeline.planning import ExecutionPlan, FeedEntry
 from pipeline.runtime.binding import LAUNCH_ERRORS, Workspace
+from pipeline.runtime.capture import Captures, OneWorkspace
 from pipeline.runtime.feeding import LARGE, CopiedSlot, FedSlot, PointedSlot
 from pipeline.runtime.operands import SlotPointer, operands, storage_id, tensors_by_storage
 from pipeline.runtime.program import BoundProgram
@@ -60,6 +61,8 @@ class Context:
         self._large = {vid: pointers[vid] for vid in _large_outputs(plan)}
         self._moving = {*self._large, *pointed}
         """Roots of the values whose slots are pointed at other memory."""
+        self.captures = Captures(OneWorkspace(self._workspace))
+        """Replays continue the sequence of the runs: they have the same states, and the same arena."""
         self._inference = torch.inference_mode()
         self._shapes_checked = False
         self._reached = 0
