@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext
 
 import torch
@@ -20,6 +21,7 @@ from pipeline.planning import (
     make_plan,
     refuse_named_dims,
 )
+from pipeline.runtime.capture import Capture, CapturePolicy, Snapshot
 from pipeline.runtime.context import Context
 from pipeline.runtime.fold import fold_constants
 from pipeline.runtime.program import BoundProgram, UnboundProgram
@@ -43,6 +45,7 @@ class CompiledProgram:
         self._own = threading.local()
         self._shared = self._first[0] if self._first[0].states.tensors else None
         self._turn = threading.RLock() if self._shared else nullcontext()
+        self._policy = CapturePolicy.of()
 
     @property
     def plan(self) -> ExecutionPlan:
@@ -68,6 +71,79 @@ class CompiledProgram:
         """Outputs as from `run`, and {updated input: its value after the run}; the caller's tensors are not changed."""
         with self._turn:
             return self.context.run_updating(feed, copy=copy)
+
+    def capture(
+        self,
+        feed: Feed,
+        *,
+        mode: str = "inference",
+        static_roles: Iterable[str] | None = None,
+        copy_roles: Iterable[str] | None = None,
+    ) -> Capture:
+        """Record the launches for feeds with this signature, or give the record that there is.
+
+        No step is taken: states and random numbers are afterwards what they were. Later calls of `replay` have the mode
+        and the roles of the last `capture`. A value of a static role stays as it was first given, one of a copied role
+        comes with every feed, one of another role comes where the feed has it.
+
+        `mode`: "inference" (params and constants are static), or "train" (states too: what a feed has for them is
+        ignored). Inputs are copied in both. `static_roles` and `copy_roles` are in place of these.
+
+        Raises:
+            UsageError: the feed does not fit the plan, a state has no value, or there is no such mode or role.
+            DataError: an index in the feed is out of range (a UsageError too).
+            InternalError: a kernel failed.
+        """
+        self._policy = CapturePolicy.of(mode, static_roles, copy_roles)
+        with self._turn:
+            return self.context.captures.capture(feed, self._policy)
+
+    def replay(
+        self,
+        feed: Feed,
+        *,
+        copy: bool = True,
+        changed: Collection[str] | None = None,
+        restore: Snapshot | None = None,
+    ) -> Mapping[str, torch.Tensor]:
+        """Outputs by name as from `run`, by a captured record; a new signature is captured first.
+
+        Each replay advances states and random numbers. With `restore`, these are put back to a snapshot first, so that
+        equal feeds give equal outputs. With `copy=False` the outputs are views that the next replay overwrites.
+        `changed` names the inputs to copy; the others stay as they are, and the feed may leave them out.
+
+        Raises:
+            UsageError: as `capture`.
+            DataError: an index in the feed is out of range (a UsageError too).
+            InternalError: a kernel failed.
+        """
+        if self._shared is None:
+            return self.context.captures.replay(feed, self._policy, copy=copy, changed=changed, restore=restore)
+        with self._turn:
+            return self._shared.captures.replay(feed, self._policy, copy=copy, changed=changed, restore=restore)
+
+    def snapshot(self) -> Snapshot:
+        """Copies of states and random generators as they are; further replays do not change them.
+
+        Raises:
+            UsageError: a run failed while it wrote to some states; see `pipeline.runtime.states`.
+        """
+        with self._turn:
+            return self.context.captures.snapshot()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to `snapshot`.
+
+        Raises:
+            UsageError: it is a snapshot of another program.
+        """
+        with self._turn:
+            self.context.captures.restore(snapshot)
+
+    def drop_captures(self) -> None:
+        """Give back what the captures of this thread hold; states keep their values."""
+        with self._turn:
+            self.context.captures.clear()
 
     @property
     def context(self) -> Context:

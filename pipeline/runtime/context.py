@@ -6,20 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from pipeline.errors import InternalError
 from pipeline.ir.graph import TensorSpec
 from pipeline.planning import ExecutionPlan, FeedEntry
+from pipeline.runtime.binding import LAUNCH_ERRORS, Workspace
+from pipeline.runtime.capture import Captures, OneWorkspace
 from pipeline.runtime.feeding import LARGE, CopiedSlot, FedSlot, PointedSlot
-from pipeline.runtime.kernels import Launch
 from pipeline.runtime.operands import SlotPointer, operands, storage_id, tensors_by_storage
-from pipeline.runtime.program import BoundProgram, LaunchStep
+from pipeline.runtime.program import BoundProgram
 from pipeline.runtime.slots import Feed, bind_arena, placeholders, refuse_names
 from pipeline.runtime.states import States
 from pipeline.runtime.tensors import empty_strided, torch_dtype
 
 __all__ = ["Context"]
-
-LAUNCH_ERRORS = (RuntimeError, IndexError, ValueError, TypeError)
 
 Tensors = dict[str, torch.Tensor]
 
@@ -49,9 +47,10 @@ class Context:
             }
             homes = placeholders({vid: fed[vid] for vid in pointed})
             arena = bind_arena(plan, torch.empty(plan.arena_bytes, dtype=torch.uint8))
-            self._slots = self._bind_slots({**bound.weights, **self.states.tensors, **buffers, **homes, **arena})
+            self._workspace = Workspace(bound, self.states, arena, lambda body: Context(body).apply)
+            self._slots = self._workspace.bind_slots({**buffers, **homes})
             self._steps = bound.steps
-            self._launches = [self._bind(step) for step in bound.steps]
+            self._launches = [self._workspace.bind_step(step, self._slots) for step in bound.steps]
             pointers = self._pointers([*pointed, *_large_outputs(plan)])
         self._fed: list[FedSlot] = [
             CopiedSlot(entry, buffers[vid])
@@ -62,6 +61,8 @@ class Context:
         self._large = {vid: pointers[vid] for vid in _large_outputs(plan)}
         self._moving = {*self._large, *pointed}
         """Roots of the values whose slots are pointed at other memory."""
+        self.captures = Captures(OneWorkspace(self._workspace))
+        """Replays continue the sequence of the runs: they have the same states, and the same arena."""
         self._inference = torch.inference_mode()
         self._shapes_checked = False
         self._reached = 0
@@ -107,13 +108,14 @@ class Context:
                 new = self._point_at_new()
             self._launch()
             if not self._shapes_checked:
-                self._check_shapes()
+                self._workspace.check_shapes(self._slots)
+                self._shapes_checked = True
             outputs = {vid: self._leaving(vid, new, copy=copy) for vid in wanted}
             if self.states.tensors:
                 self.states.advance(self._slots)
             return outputs
         except BaseException:
-            self.states.lose(self._written_states())
+            self.states.lose(self._workspace.written_states(self._steps[: self._reached]))
             raise
         finally:
             for slot in self._fed:
@@ -169,51 +171,12 @@ class Context:
             self._large[vid].point_at(tensor)
         return new
 
-    def _written_states(self) -> set[int]:
-        """The states that a step of the last run wrote, or began to write."""
-        begun = [self.plan.root(vid) for step in self._steps[: self._reached] for vid in step.call.out_vids]
-        return {root for root in begun if root in self.states.tensors}
-
-    def _check_shapes(self) -> None:
-        """Check that torch resized no out= tensor. Shapes do not depend on data, so the first run is enough."""
-        program = self.bound.program
-        for step in self._steps:
-            for vid in step.call.out_vids:
-                out = self._slots[vid]
-                if tuple(out.shape) != self.plan.slots[vid].spec.sizes:
-                    raise InternalError(
-                        f"{program.describe(step)} made {list(out.shape)} for {program.describe_value(vid)}"
-                    )
-        self._shapes_checked = True
-
-    def _bind_slots(self, owners: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
-        """The slot table: values that own their storage, and views of them."""
-        slots = [owners.get(vid, UNUSED) for vid in range(len(self.plan.slots))]
-        for view in self.bound.program.views:
-            root, layout = slots[view.root], view.layout
-            slots[view.vid] = root.as_strided(layout.sizes, layout.strides, int(root.storage_offset()) + layout.offset)
-        return slots
-
-    def _bind(self, step: LaunchStep) -> Launch:
-        bodies = self.bound.bodies.get(step.index)
-        if bodies:
-            step = step.with_attrs(bodies=tuple(Context(body).apply for body in bodies))
-        ins, outs = ([self._slots[vid] for vid in vids] for vids in (step.call.in_vids, step.call.out_vids))
-        try:
-            return step.bind(ins, outs)
-        except LAUNCH_ERRORS as error:
-            raise self.bound.program.failure(step, error) from error
-
     def _pointers(self, vids: Iterable[int]) -> dict[int, SlotPointer]:
         """For each of these values, which own their storage, all tensors that show it."""
         storages = {vid: storage_id(self._slots[vid]) for vid in vids}
         held = [*self._slots, *operands(self._launches)] if storages else []
         shown = tensors_by_storage(held, storages.values())
         return {vid: SlotPointer(self._slots[vid].detach(), shown[storage]) for vid, storage in storages.items()}
-
-
-UNUSED = torch.empty(0)
-"""Stands in the slots of values that nothing reads."""
 
 
 def _fed_entries(plan: ExecutionPlan) -> dict[int, FeedEntry]:

@@ -108,10 +108,13 @@ class UnboundProgram:
         slot = self.plan.slots[vid]
         return f"{slot.name}: {slot.spec.dtype}{list(slot.spec.shape)}"
 
+    def place_of(self, step: LaunchStep) -> str:
+        """The source of `step`, or the call itself where the source is not known."""
+        return self.places[step.index] if self.places else self.describe(step)
+
     def failure(self, step: LaunchStep, error: Exception) -> OnnxlineError:
         """The error to raise where `step` could not be bound or launched."""
-        described = self.describe(step)
-        place = self.places[step.index] if self.places else described
+        described, place = self.describe(step), self.place_of(step)
         if isinstance(error, ResultMismatch):
             return SourceError(f"{place}: {error}")
         if "not implemented for" in str(error):

@@ -51,6 +51,11 @@ class States:
     def names(self) -> frozenset[str]:
         return frozenset(self._vids)
 
+    @property
+    def missing(self) -> frozenset[str]:
+        """The names of the states that have no value yet."""
+        return frozenset(self._missing)
+
     def reset(self) -> None:
         """Set every state back to its initial value; a state that had none has none again."""
         for vid, tensor in self._initial.items():
@@ -103,7 +108,7 @@ class States:
 
     def advance(self, slots: Sequence[torch.Tensor]) -> None:
         """Store the new values after a run. Views of old states are cloned before any state is written."""
-        updates = [(vid, self._plan.updates[vid]) for vid in self.tensors if not self._is_written(vid)]
+        updates = self.updates_to_copy(self._plan)
         new = [slots[after].clone() if self._plan.root(after) in self.tensors else slots[after] for _, after in updates]
         self.lose(vid for vid, _ in updates)  # until all of them are written
         for (vid, _), value in zip(updates, new, strict=True):
@@ -114,7 +119,10 @@ class States:
         if self._lost:
             raise LostStates(self._lost)
 
-    def _is_written(self, vid: int) -> bool:
-        """Whether the run itself wrote the new value over the old one."""
-        after = self._plan.updates[vid]
-        return self._plan.root(after) == vid and self._plan.layout(after) == self._plan.layout(vid)
+    def updates_to_copy(self, plan: ExecutionPlan) -> list[tuple[int, int]]:
+        """(state, value after the run) of the updates that a run of `plan` does not write over the state itself."""
+        return [
+            (vid, after)
+            for vid, after in plan.updates.items()
+            if vid in self.tensors and not (plan.root(after) == vid and plan.layout(after) == plan.layout(vid))
+        ]

@@ -1,5 +1,6 @@
 """Kernels that draw numbers, each launch from a new generator with the op's seed, so that runs repeat.
 
+A replay must not repeat: its steps have a further attribute `generator`, which goes on from launch to launch.
 onnxruntime and torch draw other numbers for the same seed: each has another generator.
 """
 
@@ -41,7 +42,7 @@ def dropout(ins: Ins, outs: Outs, attrs: Attrs) -> None:
 
 
 def _generator(attrs: Attrs) -> torch.Generator:
-    return torch.Generator().manual_seed(attrs["seed"])
+    return attrs.get("generator") or torch.Generator().manual_seed(attrs["seed"])
 
 
 KERNELS: dict[Kind, Kernel] = {

@@ -1,0 +1,85 @@
+"""Bind a program to memory: the slot table of a plan, and one launch for each step.
+
+A context and its captures share a workspace, and bind its program each to slots of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pipeline.errors import InternalError
+from pipeline.runtime.kernels import Launch
+from pipeline.runtime.program import BoundProgram, LaunchStep
+from pipeline.runtime.states import States
+
+__all__ = ["LAUNCH_ERRORS", "RunBody", "Workspace"]
+
+LAUNCH_ERRORS = (RuntimeError, IndexError, ValueError, TypeError)
+"""What torch's operators raise."""
+
+Slots = Sequence[torch.Tensor]
+
+RunBody = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+"""A body of a higher-order call, on storage of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """What the runs and replays of one sequence share: a program with its weights, states, and storage in the arena."""
+
+    bound: BoundProgram
+    states: States
+    arena: Mapping[int, torch.Tensor]
+    """By vid, for every value that owns storage in the arena."""
+    runner_of: Callable[[BoundProgram], RunBody]
+    """Makes a runner for a body; each has an arena of its own."""
+
+    def bind_slots(self, fed: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+        """The slot table, with `fed` as the storage of what the caller brings: owners of storage, and views of them."""
+        owners = {**self.bound.weights, **self.states.tensors, **fed, **self.arena}
+        # A slot may be pointed at other memory, so each table has tensors of its own.
+        slots = [owners[vid].detach() if vid in owners else UNUSED for vid in range(len(self.bound.plan.slots))]
+        for view in self.bound.program.views:
+            root, layout = slots[view.root], view.layout
+            slots[view.vid] = root.as_strided(layout.sizes, layout.strides, int(root.storage_offset()) + layout.offset)
+        return slots
+
+    def bind_step(self, step: LaunchStep, slots: Slots) -> Launch:
+        """The launch of `step` on these slots.
+
+        Raises:
+            InternalError: the shapes of the call do not fit its kernel.
+        """
+        bodies = self.bound.bodies.get(step.index)
+        if bodies:
+            step = step.with_attrs(bodies=tuple(map(self.runner_of, bodies)))
+        ins, outs = ([slots[vid] for vid in vids] for vids in (step.call.in_vids, step.call.out_vids))
+        try:
+            return step.bind(ins, outs)
+        except LAUNCH_ERRORS as error:
+            raise self.bound.program.failure(step, error) from error
+
+    def check_shapes(self, slots: Slots) -> None:
+        """Check that torch resized no out= tensor. Shapes do not depend on data, so the first run is enough.
+
+        Raises:
+            InternalError: an operator resized its result.
+        """
+        program, plan = self.bound.program, self.bound.plan
+        for step in self.bound.steps:
+            for vid in step.call.out_vids:
+                if tuple(slots[vid].shape) != plan.slots[vid].spec.sizes:
+                    made = list(slots[vid].shape)
+                    raise InternalError(f"{program.describe(step)} made {made} for {program.describe_value(vid)}")
+
+    def written_states(self, steps: Iterable[LaunchStep]) -> set[int]:
+        """The states that lie where one of `steps` writes."""
+        roots = {self.bound.plan.root(vid) for step in steps for vid in step.call.out_vids}
+        return roots & self.states.tensors.keys()
+
+
+UNUSED = torch.empty(0)
+"""Stands in the slots of values that nothing reads."""

@@ -1,0 +1,29 @@
+"""Capture a program once, replay it many times (seed documents 003 and 004).
+
+key.py            what makes two captures the same    segments.py  what cannot be captured, and the report
+captures.py       captures by key, bounded            recorders.py one recorder for each kind of device
+capture.py        one capture: record and replay      session.py   states, generators, snapshots
+feed_buffers.py   what of a feed goes where           randomness.py  generators that go on from replay to replay
+"""
+
+from pipeline.runtime.capture.capture import Capture, OutputViews
+from pipeline.runtime.capture.captures import MOST_CAPTURES, Captures, OneWorkspace, Workspaces
+from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor
+from pipeline.runtime.capture.segments import CaptureReport, Segment
+from pipeline.runtime.capture.session import CaptureWarning, Snapshot
+
+__all__ = [
+    "MOST_CAPTURES",
+    "Capture",
+    "CaptureKey",
+    "CapturePolicy",
+    "CaptureReport",
+    "CaptureWarning",
+    "Captures",
+    "FedTensor",
+    "OneWorkspace",
+    "OutputViews",
+    "Segment",
+    "Snapshot",
+    "Workspaces",
+]

@@ -1,0 +1,248 @@
+"""One capture: a program bound to buffers of its own, warmed up and recorded; `replay` runs the record again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from pipeline.errors import OnnxlineError, UsageError
+from pipeline.runtime.binding import LAUNCH_ERRORS, Workspace
+from pipeline.runtime.capture.feed_buffers import FeedBuffers, as_tensors
+from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor, Treatment, signature_of
+from pipeline.runtime.capture.recorders import RECORDERS, CallLoop, Recorder, Recording
+from pipeline.runtime.capture.segments import CaptureReport, Segment, split_steps
+from pipeline.runtime.capture.session import CaptureSession, Snapshot
+from pipeline.runtime.kernels import Launch
+from pipeline.runtime.slots import Feed
+from pipeline.runtime.tensors import dtype_name
+
+__all__ = ["Capture", "OutputViews"]
+
+
+class OutputViews(Mapping[str, torch.Tensor]):
+    """The outputs in the buffers of a capture: the next replay, or a run of the same context, overwrites them."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = dict(tensors)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"<views of {', '.join(self)}: the next replay overwrites them>"
+
+
+class Capture:
+    """A program that was recorded once, for one key.
+
+    What a replay reads and writes belongs to the capture or its context: buffers, states, storage in the arena, and the
+    weights that were bound when the graph was compiled. Use it from one thread at a time.
+    """
+
+    def __init__(self, workspace: Workspace, session: CaptureSession, key: CaptureKey, feed: Feed) -> None:
+        """Warm up and record. States and generators are afterwards what they were before.
+
+        Raises:
+            UsageError: the feed does not fit, or a state has no value.
+            DataError: an index in it is out of range (a UsageError too).
+            InternalError: a kernel failed.
+        """
+        self._workspace, self._session = workspace, session
+        self._plan = workspace.bound.plan
+        # As for the slots of a context: buffers must not become inference tensors of a caller in that mode.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            self._feed = FeedBuffers(workspace, session, CapturePolicy(key.mode, key.static_roles, key.copy_roles))
+            self._feed.fill(feed)
+            session.states.refuse_missing()
+            for weight in workspace.bound.weights.values():
+                _pin(weight)
+            self._slots = workspace.bind_slots(self._feed.tensors)
+            steps = session.randomness.with_generators(workspace.bound.steps)
+            launches = [workspace.bind_step(step, self._slots) for step in steps]
+            outputs, save_outputs = self._bind_outputs()
+            further = [*save_outputs, *self._bind_updates()]
+        self._views = OutputViews(outputs)
+        self._clones = [(name, _clone_of(tensor)) for name, tensor in outputs.items()]
+        self._copied = self._feed.copied
+        self._has_states = bool(session.states.tensors)
+        self._inference = torch.inference_mode()
+        segments = split_steps(workspace.bound.program, workspace.bound.steps, len(further))
+        self.report = self._describe(key, segments)
+        self._record([*launches, *further], segments)
+
+    @property
+    def key(self) -> CaptureKey:
+        return self.report.key
+
+    def replay(
+        self,
+        feed: Feed,
+        *,
+        copy: bool = True,
+        changed: Collection[str] | None = None,
+        restore: Snapshot | None = None,
+    ) -> Mapping[str, torch.Tensor]:
+        """Outputs by name for a feed with the signature of the capture; states and generators advance.
+
+        With `copy=False` the outputs are views that the next replay overwrites. `changed` names the inputs to copy;
+        the others keep what they have, and the feed may leave them out. `restore` is gone back to first.
+
+        Raises:
+            UsageError: the feed does not fit the signature, or a state has no value.
+            DataError: an index in it is out of range (a UsageError too).
+            InternalError: a kernel failed.
+        """
+        if changed is None:
+            feed = self._fit(feed)
+        return self.replay_fitting(feed, copy=copy, changed=changed, restore=restore)
+
+    def replay_fitting(
+        self, feed: Feed, *, copy: bool, changed: Collection[str] | None = None, restore: Snapshot | None = None
+    ) -> Mapping[str, torch.Tensor]:
+        """`replay` of a feed that is known to fit, as the one under whose signature this capture was found."""
+        if restore is not None:
+            self._session.restore(restore)
+        if changed is None and len(feed) != len(self._copied):
+            self._feed.write_others(feed)
+        if self._has_states:
+            self._session.states.refuse_missing()
+        part: Recording | None = None
+        try:
+            with self._inference:
+                if changed is None:
+                    for name, write in self._copied:
+                        write(feed[name])  # type: ignore[arg-type]
+                else:
+                    self._feed.write_named(changed, feed)
+                for part in self._parts:
+                    part.replay()
+        except BaseException as error:
+            if part is None:
+                raise
+            raise self._failure(part, error) from error
+        return {name: clone() for name, clone in self._clones} if copy else self._views
+
+    def updated_inputs(self) -> dict[str, torch.Tensor]:
+        """Copies of the values that the last replay gave to inputs that the graph updates, by the input's name."""
+        updates = ((vid, after) for vid, after in self._plan.updates.items() if vid not in self._session.states.tensors)
+        return {self._plan.slots[vid].name: self._slots[after].clone() for vid, after in updates}
+
+    def snapshot(self) -> Snapshot:
+        """Copies of the states and generators that replays of this context change."""
+        return self._session.snapshot()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to `snapshot`."""
+        self._session.restore(snapshot)
+
+    def _fit(self, feed: Feed) -> Feed:
+        feed = as_tensors(feed)
+        signature = self.key.feed_signature
+        found = signature_of([name for name, *_ in signature], feed)
+        for given, wanted in zip(found, signature, strict=True):
+            if given != wanted:
+                raise UsageError(
+                    f"input {given.name!r} is {_describe_fed(given)}; this capture is for {_describe_fed(wanted)}: "
+                    "replay by the program, which captures each signature"
+                )
+        return feed
+
+    def _record(self, launches: Sequence[Launch], segments: Sequence[Segment]) -> None:
+        """Run the launches until all is settled, take back what they changed, and record each segment."""
+        device = torch.device(self._plan.slots[0].spec.device if self._plan.slots else "cpu").type
+        recorder: Recorder = RECORDERS[device]()
+        self._segments = segments
+        self._parts: tuple[Recording, ...] = tuple(
+            CallLoop(launches[segment.first : segment.last]) for segment in segments
+        )
+        before = self._session.snapshot()
+        try:
+            recorder.warm_up(self._replay_eagerly)
+            self._workspace.check_shapes(self._slots)
+            with self._inference:
+                self._parts = tuple(
+                    recorder.record(launches[segment.first : segment.last]) if segment.is_captured else part
+                    for segment, part in zip(segments, self._parts, strict=True)
+                )
+        finally:
+            self._session.restore(before)
+
+    def _replay_eagerly(self) -> None:
+        part = self._parts[0]
+        try:
+            with self._inference:
+                for part in self._parts:
+                    part.replay()
+        except LAUNCH_ERRORS as error:
+            raise self._failure(part, error) from error
+
+    def _failure(self, part: Recording, error: BaseException) -> BaseException:
+        """The error for a replay that failed in `part`; states that it may have written have no value any more."""
+        steps, states = self._workspace.bound.steps, self._session.states
+        begun = self._segments[self._parts.index(part)].first + part.begun
+        states.lose(self._workspace.written_states(steps[:begun]))
+        if begun > len(steps):
+            states.lose(vid for vid, _ in states.updates_to_copy(self._plan))
+        if begun > len(steps) or not isinstance(error, LAUNCH_ERRORS):
+            return error
+        failure: OnnxlineError = self._workspace.bound.program.failure(steps[begun - 1], error)
+        return failure
+
+    def _bind_outputs(self) -> tuple[dict[str, torch.Tensor], list[Launch]]:
+        """Outputs by name, and launches that save those which are views of an input, a weight or a state."""
+        outputs, launches = {}, []
+        for vid in self._plan.outputs:
+            tensor = self._slots[vid]
+            if self._plan.root(vid) not in self._plan.offsets:
+                saved = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+                launches.append(partial(saved.copy_, tensor))
+                tensor = saved
+            outputs[self._plan.slots[vid].name] = tensor
+        return outputs, launches
+
+    def _bind_updates(self) -> list[Launch]:
+        """Launches that store the new values of states; views of old states are saved before any state is written."""
+        states = self._session.states.tensors
+        saves, writes = [], []
+        for vid, after in self._session.states.updates_to_copy(self._plan):
+            value = self._slots[after]
+            if self._plan.root(after) in states:
+                saved = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+                saves.append(partial(saved.copy_, value))
+                value = saved
+            writes.append(partial(states[vid].copy_, value))
+        return [*saves, *writes]
+
+    def _describe(self, key: CaptureKey, segments: tuple[Segment, ...]) -> CaptureReport:
+        names = self._feed.names
+        return CaptureReport(
+            key, segments, names(Treatment.STATIC), names(Treatment.COPIED), names(Treatment.LIVE), self._feed.nbytes
+        )
+
+
+def _describe_fed(fed: FedTensor) -> str:
+    return f"{dtype_name(fed.dtype)}{list(fed.shape)} on {fed.device}"
+
+
+def _clone_of(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    if tensor.is_contiguous():
+        return tensor.clone
+    return partial(tensor.clone, memory_format=torch.contiguous_format)
+
+
+def _pin(weight: torch.Tensor) -> None:
+    """Let torch refuse to free or to move the storage of a weight, which launches read without a look at its size.
+
+    As with any tensor whose memory numpy shares: `untyped_storage().resize_(0)` is an error then, where it would have
+    left the launches with memory that is gone.
+    """
+    if weight.layout is torch.strided and weight.device.type == "cpu":
+        torch.empty(0, dtype=torch.uint8).set_(weight.untyped_storage()).numpy()  # type: ignore[arg-type]

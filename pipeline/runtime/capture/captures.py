@@ -1,0 +1,210 @@
+"""The captures of one sequence of replays, found by their key and bounded in number."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+
+from pipeline.errors import UsageError
+from pipeline.runtime.binding import Workspace
+from pipeline.runtime.capture.capture import Capture
+from pipeline.runtime.capture.feed_buffers import as_tensors, copied_names
+from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, plan_key, signature_of
+from pipeline.runtime.capture.session import CaptureSession, Snapshot
+from pipeline.runtime.slots import Feed
+
+__all__ = ["MOST_CAPTURES", "Captures", "OneWorkspace", "Workspaces"]
+
+MOST_CAPTURES = 16
+"""How many captures are kept by default; each has buffers of its own."""
+
+
+class Workspaces(Protocol):
+    """Where captures get their workspaces from; all of one source have the same states, weights and names."""
+
+    @property
+    def plan_key(self) -> str:
+        """Stands for the plan, or for all plans that the source makes of one graph."""
+        ...
+
+    def copied_names(self, policy: CapturePolicy) -> tuple[str, ...]:
+        """The names of the values that a replay copies from its feed."""
+        ...
+
+    def workspace_for(self, feed: Feed) -> Workspace:
+        """The workspace whose plan fits the feed."""
+        ...
+
+    def any_workspace(self) -> Workspace:
+        """One that there is already.
+
+        Raises:
+            UsageError: there is none before the first feed.
+        """
+        ...
+
+
+class OneWorkspace:
+    """The workspace of a plan with concrete sizes."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._plan_key = ""
+
+    @property
+    def plan_key(self) -> str:
+        self._plan_key = self._plan_key or plan_key(self._workspace.bound.plan)
+        return self._plan_key
+
+    def copied_names(self, policy: CapturePolicy) -> tuple[str, ...]:
+        return copied_names(self._workspace.bound.plan, self._workspace.states.tensors, policy)
+
+    def workspace_for(self, feed: Feed) -> Workspace:
+        return self._workspace
+
+    def any_workspace(self) -> Workspace:
+        return self._workspace
+
+
+class Captures:
+    """Captures by key. The one that was replayed longest ago is dropped, with its buffers, where there are too many.
+
+    Params and states are part of the plan, so a feed is looked up by its copied values alone, however many weights
+    the program has.
+    """
+
+    def __init__(self, source: Workspaces, *, limit: int = MOST_CAPTURES) -> None:
+        if limit < 1:
+            raise UsageError(f"a limit of {limit} captures; expected at least 1")
+        self._source, self._limit = source, limit
+        self._captures: OrderedDict[Any, Capture] = OrderedDict()
+        """By CaptureKey, the one that was replayed last at the end."""
+        self._last: Capture | None = None
+        self._policy: CapturePolicy | None = None
+        self._names: tuple[str, ...] = ()
+        self._prefix: tuple[object, ...] = ()
+        """The key of the policy in use, without the signature."""
+
+    def __len__(self) -> int:
+        return len(self._captures)
+
+    @property
+    def keys(self) -> tuple[CaptureKey, ...]:
+        """The keys of all captures, the one that was replayed last at the end."""
+        return tuple(capture.key for capture in self._captures.values())
+
+    @cached_property
+    def session(self) -> CaptureSession:
+        """What the captures share."""
+        return CaptureSession(self._source.any_workspace())
+
+    def capture(self, feed: Feed, policy: CapturePolicy) -> Capture:
+        """The capture for this feed and policy; made if there is none.
+
+        Raises:
+            UsageError: the feed does not fit the plan, or a state has no value.
+            DataError: an index in it is out of range (a UsageError too).
+            InternalError: a kernel failed.
+        """
+        self._use(policy)
+        feed = as_tensors(feed)
+        try:
+            return self.find(feed)
+        except KeyError:
+            return self._add(feed)
+
+    def find(self, feed: Feed) -> Capture:
+        """The capture under the signature of `feed`, for the policy that was used last.
+
+        Raises:
+            KeyError: there is none.
+        """
+        # Plain tuples are equal to a CaptureKey of FedTensors, and are made in half the time.
+        signature = tuple([(name, (fed := feed[name]).shape, fed.dtype, fed.device) for name in self._names])  # type: ignore[union-attr]
+        capture = self._captures[(*self._prefix, signature)]
+        if capture is not self._last:
+            self._captures.move_to_end(capture.key)
+            self._last = capture
+        return capture
+
+    def replay(
+        self,
+        feed: Feed,
+        policy: CapturePolicy,
+        *,
+        copy: bool = True,
+        changed: Collection[str] | None = None,
+        restore: Snapshot | None = None,
+    ) -> Mapping[str, torch.Tensor]:
+        """Replay the capture of this feed and policy; capture first if there is none. See `Capture.replay`.
+
+        With `changed`, the capture that was replayed last is replayed again.
+        """
+        if changed is not None:
+            return self._last_capture().replay(feed, copy=copy, changed=changed, restore=restore)
+        if policy is not self._policy:
+            self._use(policy)
+        try:
+            capture = self.find(feed)
+        except (KeyError, AttributeError):  # a new signature, or no tensors
+            return self._replay_new(as_tensors(feed), copy=copy, restore=restore)
+        return capture.replay_fitting(feed, copy=copy, restore=restore)
+
+    def snapshot(self) -> Snapshot:
+        """Copies of the states and generators that replays change.
+
+        Raises:
+            LostStates: some states lost their value in a run that failed.
+        """
+        return self.session.snapshot()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to `snapshot`.
+
+        Raises:
+            UsageError: it is no snapshot of this program.
+        """
+        self.session.restore(snapshot)
+
+    def clear(self) -> None:
+        """Drop all captures, and the weights that they took from a feed; states keep their values."""
+        self._captures.clear()
+        self._last = None
+        self.session.drop_weights()
+
+    def _replay_new(self, feed: Feed, *, copy: bool, restore: Snapshot | None) -> Mapping[str, torch.Tensor]:
+        try:
+            capture = self.find(feed)
+        except KeyError:
+            capture = self._add(feed)
+            feed = {name: feed[name] for name in self._names}  # the capture took the others
+        return capture.replay_fitting(feed, copy=copy, restore=restore)
+
+    def _use(self, policy: CapturePolicy) -> None:
+        if policy != self._policy:
+            self._names = self._source.copied_names(policy)
+            self._prefix = (policy.mode, self._source.plan_key, policy.static_roles, policy.copy_roles)
+        self._policy = policy
+
+    def _add(self, feed: Feed) -> Capture:
+        workspace = self._source.workspace_for(feed)
+        key = CaptureKey(*self._prefix, signature_of(self._names, feed))  # type: ignore[arg-type]
+        capture = Capture(workspace, self.session, key, feed)
+        self._captures[key] = self._last = capture
+        if len(self._captures) > self._limit:
+            self._captures.popitem(last=False)
+            self.session.warn(
+                "limit",
+                f"the feed has had more than {self._limit} signatures: for each new one the capture that was replayed "
+                "longest ago is dropped; feed fewer sizes, or raise the limit",
+            )
+        return capture
+
+    def _last_capture(self) -> Capture:
+        if self._last is None:
+            raise UsageError("changed: there is no capture yet, whose other inputs could stay; feed all of them first")
+        return self._last

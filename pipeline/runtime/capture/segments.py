@@ -1,0 +1,127 @@
+"""Split a plan at the calls that cannot be captured, and report where and why.
+
+The rows hold on every device: a loop on the CPU could record a call that waits for the host, a CUDA graph could not,
+and the report of one shows what the other would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from passes.suggest import plural
+from pipeline.ir.graph import TensorSpec
+from pipeline.lowering import Kind
+from pipeline.runtime.capture.key import CaptureKey
+from pipeline.runtime.program import LaunchStep, UnboundProgram
+from pipeline.runtime.torch_args import find_operator
+
+__all__ = ["CaptureReport", "Segment", "find_obstacle", "split_steps"]
+
+HOST_SYNC = "it waits for the host: a value that a kernel computed decides what is launched next"
+DATA_SHAPE = "it makes a result whose shape depends on the data"
+HIGHER_ORDER = "it is a higher-order operator, whose bodies run as often as the data says"
+
+OBSTACLES: Mapping[str, str] = {
+    Kind.GatherND.name: HOST_SYNC,
+    Kind.ScatterND.name: HOST_SYNC,
+    Kind.HigherOrder.name: HIGHER_ORDER,
+    "Fallback": "it runs on the host, by another library",
+}
+"""Why calls of a kind cannot be captured, by its name; a kind without a row can."""
+
+TAGS = {
+    torch.Tag.data_dependent_output: HOST_SYNC,
+    torch.Tag.dynamic_output_shape: DATA_SHAPE,
+    torch.Tag.cudagraph_unsafe: "torch says that no CUDA graph can hold it",
+}
+"""What torch says of its operators."""
+
+CAPTURED_OPERATORS = frozenset({"aten.index.Tensor"})
+"""Operators with a tag of `TAGS` that holds only where an index is a mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Launches `first` to `last`, without `last`: captured together, or a single one that runs eagerly."""
+
+    first: int
+    last: int
+    place: str = ""
+    """The source of an eager call, for messages."""
+    reason: str = ""
+    """Why it cannot be captured; empty where it is."""
+
+    @property
+    def is_captured(self) -> bool:
+        return not self.reason
+
+    def __str__(self) -> str:
+        if self.is_captured:
+            return f"captured: {plural(self.last - self.first, 'call')}"
+        return f"eager: {self.place}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureReport:
+    """What was captured, and what was not and why."""
+
+    key: CaptureKey
+    segments: tuple[Segment, ...]
+    static: tuple[str, ...]
+    """Names of the values that stay as they were when they were bound."""
+    copied: tuple[str, ...]
+    """Names of the values that each replay copies from its feed."""
+    live: tuple[str, ...]
+    """Names of the values that a replay copies where its feed has them: states that advance by themselves."""
+    buffer_bytes: int
+    """Bytes that this capture holds for itself; arena, states and weights are shared with the runs of its context."""
+
+    @property
+    def eager(self) -> tuple[Segment, ...]:
+        return tuple(segment for segment in self.segments if not segment.is_captured)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the plan is one captured segment."""
+        return not self.eager
+
+    def __str__(self) -> str:
+        key = self.key
+        return "\n".join(
+            [
+                f"captured for {key.mode}: {plural(len(self.segments) - len(self.eager), 'captured segment')}, "
+                f"{plural(len(self.eager), 'eager call')}, {self.buffer_bytes} bytes of buffers",
+                *(f"  {segment}" for segment in self.segments),
+            ]
+        )
+
+
+def split_steps(program: UnboundProgram, steps: Sequence[LaunchStep], further: int = 0) -> tuple[Segment, ...]:
+    """The segments of `steps`, after which `further` launches follow that can be captured."""
+    segments, first = [], 0
+    for at, step in enumerate(steps):
+        reason = find_obstacle(program, step)
+        if reason:
+            segments += [Segment(first, at), Segment(at, at + 1, program.place_of(step), reason)]
+            first = at + 1
+    segments.append(Segment(first, len(steps) + further))
+    return tuple(segment for segment in segments if segment.first < segment.last)
+
+
+def find_obstacle(program: UnboundProgram, step: LaunchStep) -> str:
+    """Why `step` cannot be captured; empty where it can."""
+    if step.kind is not Kind.Aten:
+        return OBSTACLES.get(step.kind.name, "")
+    ins = [program.plan.slots[vid].spec for vid in step.call.in_vids]
+    return next(_aten_obstacles(str(step.attrs["op"]), ins), "")
+
+
+def _aten_obstacles(operator: str, ins: Sequence[TensorSpec]) -> Iterator[str]:
+    if operator.startswith(("aten.index.", "aten.index_put.")) and any(spec.dtype == "bool" for spec in ins[1:]):
+        yield DATA_SHAPE
+    if operator not in CAPTURED_OPERATORS:
+        tags = find_operator(operator).tags
+        yield from (reason for tag, reason in TAGS.items() if tag in tags)

@@ -1,0 +1,94 @@
+"""What all captures of one sequence of replays share, and how to take it back: states, generators, fed weights."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from pipeline.errors import UsageError
+from pipeline.planning import FeedEntry
+from pipeline.runtime.binding import Workspace
+from pipeline.runtime.capture.randomness import Randomness, RandomState
+from pipeline.runtime.tensors import empty_strided, torch_dtype
+
+__all__ = ["CaptureSession", "CaptureWarning", "Snapshot"]
+
+SHOWN = 3
+"""How many names a warning lists."""
+
+
+class CaptureWarning(UserWarning):
+    """A replay does something that its caller may not expect; each text is given once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Copies of everything that a replay changes and a later one reads."""
+
+    states: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    random: RandomState = field(default_factory=RandomState)
+
+
+class CaptureSession:
+    """The states, generators and fed weights of one sequence of replays.
+
+    A weight that comes with the feed is copied once, and never again; a replay does not point at the caller's memory.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.states = workspace.states
+        self.randomness = Randomness(workspace.bound.steps)
+        self._weights: dict[str, torch.Tensor] = {}
+        self.filled: set[str] = set()
+        """Names of the weights and inputs that a capture has taken from its feed."""
+        self._warned: set[str] = set()
+
+    def snapshot(self) -> Snapshot:
+        """Copies of states and generators as they are.
+
+        Raises:
+            LostStates: some states lost their value in a run that failed.
+        """
+        return Snapshot(self.states.values(), self.randomness.state())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to `snapshot`.
+
+        Raises:
+            UsageError: it is no snapshot of this program.
+        """
+        missing = sorted(self.states.names - snapshot.states.keys())
+        if missing:
+            raise UsageError(f"the snapshot lacks the state {missing[0]!r}; take a snapshot of this program")
+        self.randomness.set_state(snapshot.random)
+        self.states.give(snapshot.states)
+
+    def weight_buffer(self, entry: FeedEntry) -> torch.Tensor:
+        """The buffer of a weight that comes with the feed, made when it is first asked for."""
+        if entry.name not in self._weights:
+            spec = entry.spec
+            self._weights[entry.name] = empty_strided(spec.sizes, entry.strides, torch_dtype(spec.dtype))
+        return self._weights[entry.name]
+
+    def drop_weights(self) -> None:
+        """Forget fed weights; the next capture takes them from its feed."""
+        self._weights.clear()
+        self.filled.clear()
+
+    def warn_ignored(self, names: Collection[str]) -> None:
+        """Say once that a feed has values that stay as they are."""
+        listed = ", ".join([*map(repr, sorted(names)[:SHOWN]), *(["…"] if len(names) > SHOWN else [])])
+        self.warn(
+            "ignored",
+            f"the feed has {listed}, whose roles are static: a replay keeps them as they are (give_states sets a "
+            "state, drop_captures lets the next capture take weights from its feed)",
+        )
+
+    def warn(self, topic: str, text: str) -> None:
+        """Give `text` as a warning, once for each topic."""
+        if topic not in self._warned:
+            self._warned.add(topic)
+            warnings.warn(text, CaptureWarning, stacklevel=2)
