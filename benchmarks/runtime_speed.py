@@ -3,9 +3,9 @@
     python -m benchmarks.runtime_speed [--models tiny,bert,resnet,light] [--rounds 15] [--threads 1] [--compile]
                                        [--markdown FILE]
 
-One process: the sides take turns, a few runs each, and every other round turns the order around, so that a busy machine
-slows all of them alike. A row holds the median of a side, and the median of its ratio to torch eager, and to
-onnxruntime, in the same round. All sides of a model run the same weights; onnxruntime and `plan` run the same ONNX file,
+One process: the sides take turns, a few runs each, and every other round turns the order around: a busy machine then
+slows all of them alike. A row holds the median of a side, and the medians of its ratio to torch eager and to
+onnxruntime in the same round. All sides of a model have the same weights; onnxruntime and `plan` run the same file,
 `plan of torch` runs what torch.export traced. light_resnet50 is a file of the onnx package and has no torch side.
 
 `--threads` counts for every side, and `--scaling` compares one thread with two. `--costs` takes the fixed cost of a run
