@@ -22,6 +22,7 @@ __all__ = [
     "Check",
     "KernelKind",
     "OpCall",
+    "OverwriteRule",
     "axis_in_range",
     "floating",
     "kind",
@@ -48,6 +49,9 @@ class OpCall:
 
 Check = Callable[[OpCall], str | None]
 """What is wrong with a call, or None. Counts of values and types of attributes are checked before it runs."""
+
+OverwriteRule = Callable[[OpCall], tuple[int, ...]]
+"""For each output of a call the input whose storage it may take when that dies."""
 
 Count = int | tuple[int, int | None]
 """How many values: an exact number, or (least, most)."""
@@ -78,6 +82,8 @@ class KernelKind:
     broadcast input and a comparison's operands drop out by themselves."""
     view: ViewRule | None
     """The layouts of the outputs as views of input 0; None for a kind that always computes."""
+    overwrites: OverwriteRule | None = None
+    """For a kind with several outputs, each of which may take the storage of an input of its own."""
 
     def emit(self, attrs: Attrs, ins: Specs, outs: Specs) -> KernelSpec:
         """The emitter of this kind.
@@ -108,9 +114,10 @@ def kind(
     *,
     inplace: tuple[int, ...] = (),
     view: ViewRule | None = None,
+    overwrites: OverwriteRule | None = None,
 ) -> KernelKind:
     """A row; `layout` is the field part of the attribute schema (`pipeline.lowering.attrs`)."""
-    return KernelKind(number, f"{number.name.lower()}/1:{layout}", values, inplace, view)
+    return KernelKind(number, f"{number.name.lower()}/1:{layout}", values, inplace, view, overwrites)
 
 
 def rows(numbers: Iterable[Kind], values: EmitterSignature, layout: str = "", **facts: Any) -> tuple[KernelKind, ...]:

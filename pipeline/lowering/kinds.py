@@ -133,6 +133,10 @@ class Kind(IntEnum):
     Multinomial = 1004
     Dropout = 1005
 
+    # optimizer
+    SGD = 1101
+    Adam = 1102
+
     # aten
     Aten = 901
     HigherOrder = 902
