@@ -164,14 +164,14 @@ def calls(graph: Graph) -> Iterator[str]:
 
 
 def updates(graph: Graph) -> Iterator[str]:
-    """The new value of a state or an input has the same spec."""
+    """The new value of a param, a state or an input has the same spec."""
     for vid, after in graph.updates.items():
         if not (exists(graph, vid) and exists(graph, after)):
             yield f"an update of %{vid} by %{after} names a value that does not exist"
             continue
         target, value = graph.values[vid], graph.values[after]
-        if target.role not in (Role.STATE, Role.INPUT):
-            yield f"{label(target)} has the role {target.role} and an update; only states and inputs change"
+        if target.role not in (Role.PARAM, Role.STATE, Role.INPUT):
+            yield f"{label(target)} has the role {target.role} and an update; only params, states and inputs change"
         if target.spec != value.spec:
             yield f"{label(target)} is {target.spec}, and its update {label(value)} is {value.spec}"
 

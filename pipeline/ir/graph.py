@@ -263,7 +263,7 @@ class Graph:
     outputs: tuple[int, ...]
     payloads: Mapping[int, Payload] = field(default_factory=dict)
     updates: Mapping[int, int] = field(default_factory=dict)
-    """{vid of a state or input: vid of the value that it has after a run}. Only these values change between runs."""
+    """{vid of a param, state or input: vid of the value that it has after a run}. Only these change between runs."""
     sources: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """{vid of a param, state or const: its names in a checkpoint}; several where weights are tied, its own first."""
     dims: Mapping[str, DimRange] = field(default_factory=dict)

@@ -22,6 +22,7 @@ __all__ = [
     "Check",
     "KernelKind",
     "OpCall",
+    "OverwriteRule",
     "axis_in_range",
     "floating",
     "kind",
@@ -48,6 +49,9 @@ class OpCall:
 
 Check = Callable[[OpCall], str | None]
 """What is wrong with a call, or None. Counts of values and types of attributes are checked before it runs."""
+
+OverwriteRule = Callable[[OpCall], tuple[int, ...]]
+"""For each output of a call the input whose storage it may take when that dies."""
 
 Count = int | tuple[int, int | None]
 """How many values: an exact number, or (least, most)."""
@@ -80,6 +84,8 @@ class KernelKind:
     """The layouts of the outputs as views of input 0; None for a kind that always computes."""
     capturable: bool = True
     """Whether a launch may be part of a capture. Not so where it leaves torch and allocates at each run."""
+    overwrites: OverwriteRule | None = None
+    """For a kind with several outputs, each of which may take the storage of an input of its own."""
 
     def emit(self, attrs: Attrs, ins: Specs, outs: Specs) -> KernelSpec:
         """The emitter of this kind.
@@ -111,10 +117,12 @@ def kind(
     inplace: tuple[int, ...] = (),
     view: ViewRule | None = None,
     capturable: bool = True,
+    overwrites: OverwriteRule | None = None,
     version: int = 1,
 ) -> KernelKind:
     """A row; `layout` is the field part of the attribute schema (`pipeline.lowering.attrs`)."""
-    return KernelKind(number, f"{number.name.lower()}/{version}:{layout}", values, inplace, view, capturable)
+    schema = f"{number.name.lower()}/{version}:{layout}"
+    return KernelKind(number, schema, values, inplace, view, capturable, overwrites)
 
 
 def rows(numbers: Iterable[Kind], values: EmitterSignature, layout: str = "", **facts: Any) -> tuple[KernelKind, ...]:

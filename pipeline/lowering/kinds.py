@@ -136,6 +136,10 @@ class Kind(IntEnum):
     # fallback
     OnnxNode = 1101
 
+    # optimizer
+    SGD = 1201
+    Adam = 1202
+
     # aten
     Aten = 901
     HigherOrder = 902

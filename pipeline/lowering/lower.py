@@ -15,6 +15,7 @@ from passes.suggest import plural
 from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.graph import Graph, KernelSpec, Op, Plain, TensorSpec
 from pipeline.lowering.aten import AS_STRIDED, as_view, inplace_of
+from pipeline.lowering.emitter_factory import OpCall
 from pipeline.lowering.kinds import Kind
 from pipeline.lowering.tables import KINDS, emitter_of, wrong_schema
 
@@ -28,8 +29,9 @@ SHOWN = 3
 class KernelCall:
     """One launch: `kind_id(ins, outs, attr_schema, attr_blob)`.
 
-    `constraints` are facts for the planner: `inplace` (inputs whose storage output 0 may take when they die here) and
-    `view` (the input of which the outputs may be views, see `ViewRule`).
+    `constraints` are facts for the planner: `inplace` (inputs whose storage output 0 may take when they die here),
+    `overwrites` (for each output the one input whose storage it may take) and `view` (the input of which the outputs
+    may be views, see `ViewRule`).
     """
 
     kind_id: int
@@ -114,21 +116,23 @@ def lower(graph: Graph) -> tuple[KernelCall, ...]:
         InternalError: an op asks for an in-place input that its kernel does not allow, or has a kernel of no known
             kind or schema.
     """
-    calls = [_call(op, op.kernel) for op in graph.ops if op.kernel is not None]
+    calls = [_call(graph, op, op.kernel) for op in graph.ops if op.kernel is not None]
     if len(calls) != len(graph.ops):
         raise Unsupported(_missing(graph), operators=sorted({op.kind for op in graph.ops if op.kernel is None}))
     return tuple(calls)
 
 
-def _call(op: Op, kernel: KernelSpec) -> KernelCall:
+def _call(graph: Graph, op: Op, kernel: KernelSpec) -> KernelCall:
     if problem := wrong_schema(kernel.kind_id, kernel.attr_schema):
         raise InternalError(f"op {op.kind} {op.name!r}: {problem}")
     facts: dict[str, Plain] = dict(op.constraints)
     inplace = _inplace(op)
     if inplace:
         facts["inplace"] = inplace
-    inputs = op.inputs
-    if KINDS[Kind(kernel.kind_id).name].view is not None:
+    inputs, row = op.inputs, KINDS[Kind(kernel.kind_id).name]
+    if row.overwrites is not None:
+        facts["overwrites"] = row.overwrites(OpCall(op.attrs, *_specs(graph, op)))
+    if row.view is not None:
         facts["view"] = 0
         inputs = inputs[:1]  # torch's view_as has a second input, which only gives the shape
     return KernelCall(kernel.kind_id, kernel.attr_schema, kernel.attr_blob, inputs, op.outputs, facts)

@@ -33,7 +33,8 @@ class Sharing:
 
 
 def decide_aliases(graph: Graph, calls: Sequence[KernelCall], lives: Mapping[int, Lifetime]) -> Sharing:
-    """The outputs that take the storage of an operand: all outputs of a call as views, or its first one in place.
+    """The outputs that take the storage of an operand: all outputs of a call as views, its first one in place, or
+    each in place of an operand of its own.
 
     Greedy, in the order of the calls, so a storage class is complete up to the call that looks at it: a value that
     joined it later would be a view of a member, and that member would still be alive.
@@ -41,11 +42,16 @@ def decide_aliases(graph: Graph, calls: Sequence[KernelCall], lives: Mapping[int
     alias: dict[int, int] = {}
     classes = _Classes(graph, lives)
     for index, call in enumerate(calls):
-        for out, (source, layout) in (_views(call, classes) or _in_place(call, index, classes)).items():
+        for out, (source, layout) in _shared_by(call, index, classes).items():
             alias[out] = source
             classes.join(out, source, layout)
     placed = [*alias, *(value.vid for value in graph.values if value.producer is None)]
     return Sharing(alias, {vid: classes.layouts[vid] for vid in placed if not _is_plain(classes.layouts[vid])})
+
+
+def _shared_by(call: KernelCall, index: int, classes: _Classes) -> dict[int, tuple[int, Layout]]:
+    """{out: (operand, layout)} for the outputs of a call that need no storage of their own."""
+    return _views(call, classes) or _in_place(call, index, classes) or _one_each(call, index, classes)
 
 
 def storage_classes(alias: Mapping[int, int], vids: Sequence[int]) -> dict[int, list[int]]:
@@ -82,7 +88,7 @@ class _Classes:
         self._roles = [{value.role} for value in graph.values]
         """By root, the roles in its class."""
         self._lives = lives
-        self._changed = {vid for vid in graph.updates if graph.values[vid].role is Role.STATE}
+        self._changed = {vid for vid in graph.updates if graph.values[vid].role is not Role.INPUT}
 
     def join(self, vid: int, source: int, layout: Layout) -> None:
         self.layouts[vid] = layout
@@ -136,16 +142,28 @@ def _in_place(call: KernelCall, index: int, classes: _Classes) -> dict[int, tupl
     positions = call.constraints.get("inplace", ())
     for position in positions if isinstance(positions, tuple) else ():
         source = call.in_vids[int(position)]
-        if _may_overwrite(call, source, index, classes):
+        if _may_overwrite(call, source, index, classes, call.out_vids[0]):
             return {call.out_vids[0]: (source, classes.layouts[source])}
     return {}
 
 
-def _may_overwrite(call: KernelCall, source: int, index: int, classes: _Classes) -> bool:
+def _one_each(call: KernelCall, index: int, classes: _Classes) -> dict[int, tuple[int, Layout]]:
+    """The outputs that take the storage of the input that is theirs."""
+    positions = call.constraints.get("overwrites", ())
+    pairs = zip(call.out_vids, positions, strict=True) if isinstance(positions, tuple) and positions else ()
+    found = ((out, call.in_vids[int(position)]) for out, position in pairs)
+    return {
+        out: (source, classes.layouts[source])
+        for out, source in found
+        if _may_overwrite(call, source, index, classes, out)
+    }
+
+
+def _may_overwrite(call: KernelCall, source: int, index: int, classes: _Classes, out: int) -> bool:
     values = classes.values
-    if values[source].spec != values[call.out_vids[0]].spec:
+    if values[source].spec != values[out].spec:
         return False
-    if not classes.may_hold(source, values[call.out_vids[0]]):
+    if not classes.may_hold(source, values[out]):
         return False
     # Kernels write row-major results; in an expanded operand one write would hit many elements.
     if not classes.layouts[source].is_contiguous:

@@ -37,7 +37,7 @@ class States:
     def __init__(self, plan: ExecutionPlan, initial: Mapping[int, torch.Tensor]) -> None:
         self._plan = plan
         self._initial = {vid: tensor for vid, tensor in initial.items() if vid in plan.updates}
-        slots = [plan.slots[vid] for vid in plan.updates if plan.slots[vid].role is Role.STATE]
+        slots = [plan.slots[vid] for vid in plan.updates if plan.slots[vid].role is not Role.INPUT]
         self.tensors = {
             slot.vid: empty_strided(slot.spec.sizes, plan.strides(slot.vid), torch_dtype(slot.spec.dtype))
             for slot in slots

@@ -356,7 +356,7 @@ def first_output(node: onnx.NodeProto) -> str:
 
 
 def identity(node: PendingNode) -> str:
-    """What tells a node from all others: its first output and its kind, as the last node of a body has that output too."""
+    """What tells a node from all others: its first output and its kind; the last node of a body has that output too."""
     return f"{node.key} → {first_output(node.proto)}"
 
 

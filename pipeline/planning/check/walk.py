@@ -137,8 +137,8 @@ class _Memory:
         return place(self.plan, vid, self._roots[vid])
 
     def _is_changed(self, vid: int) -> bool:
-        """Whether `vid` is a state with an update, which may be overwritten after its last reader."""
-        return self.plan.slots[vid].role is Role.STATE and vid in self.plan.updates
+        """Whether `vid` is a param or state with an update, which may be overwritten after its last reader."""
+        return self.plan.slots[vid].role in (Role.PARAM, Role.STATE) and vid in self.plan.updates
 
     def _is_view(self, call: KernelCall, source: int) -> bool:
         """All outputs or none: if one of them is not a view, the kernel runs, and writes every one."""
@@ -156,7 +156,15 @@ class _Memory:
         legal = [call.in_vids[int(position)] for position in positions] if isinstance(positions, tuple) else []
         slots = self.plan.slots
         alike = slots[out].spec == slots[source].spec and strides_of(self.plan, out) == strides_of(self.plan, source)
-        return out == call.out_vids[0] and source in legal and alike and not _turns_axes(call)
+        own = self._overwrites(call).get(out) == source
+        return (own or (out == call.out_vids[0] and source in legal)) and alike and not _turns_axes(call)
+
+    def _overwrites(self, call: KernelCall) -> dict[int, int]:
+        """By output, the operand of its own that it may be written over."""
+        positions = call.constraints.get("overwrites", ())
+        if not isinstance(positions, tuple) or len(positions) != len(call.out_vids):
+            return {}
+        return {out: call.in_vids[int(at)] for out, at in zip(call.out_vids, positions, strict=True)}
 
     def _is_in_rows(self, vid: int) -> bool:
         sizes = self.plan.slots[vid].spec.sizes

@@ -82,7 +82,7 @@ BROKEN = {
         lambda g: with_op(g, 1, attrs={"x": InputRef(0), "f": BodyRef(0)}, bodies=(replace(g, inputs=(0, 0)),)),
         "in op 1 Relu, body 'small': %0 is 2 times a graph input",
     ),
-    "update of a weight": (lambda g: replace(g, updates={1: 2}), "%1 'w' has the role param and an update"),
+    "update of a result": (lambda g: replace(g, updates={2: 2}), "%2 'h' has the role tmp and an update"),
     "update of another size": (
         lambda g: replace(with_value(g, 2, spec=TensorSpec((2,), "float32")), updates={0: 2}),
         "%0 'x' is TensorSpec(shape=(2, 3)",

@@ -29,6 +29,7 @@ NO_CASE: dict[str, str] = {
         ("RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "Dropout"),
         "it draws numbers of its own; test_random.py looks at their distribution",
     ),
+    **dict.fromkeys(("SGD", "Adam"), "tests/pipeline/training compares a hundred steps with torch's optimizers"),
 }
 """kind → why no case compares its kernel with a reference."""
 

@@ -1,0 +1,104 @@
+"""Kernels that update parameters, by torch's fused optimizers: they write parameters and moments in place.
+
+An output that lies on its operand is updated where it is; any other is first a copy of its operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from pipeline.lowering import Kind
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
+
+__all__ = ["KERNELS"]
+
+FUSED: Any = torch
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""A tensor, and the one that it is a copy of."""
+
+
+def sgd(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    """Moments begin at zero, which is what torch begins with where the dampening is 0."""
+    *operands, rate, skip = ins
+    params, *moments = _groups(outs, attrs["count"])
+    gradients, copies = _prepare(operands, outs, attrs["count"])
+    update = partial(
+        FUSED._fused_sgd_,
+        params,
+        gradients,
+        moments[0] if moments else [],
+        weight_decay=attrs["weight_decay"],
+        momentum=attrs["momentum"],
+        lr=rate,
+        dampening=0.0,
+        nesterov=attrs["nesterov"],
+        maximize=attrs["maximize"],
+        is_first_step=False,
+        found_inf=skip,
+    )
+    return _after(copies, update)
+
+
+def adam(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    *operands, step, rate, skip = ins
+    count = attrs["count"]
+    params, first, second, *largest = _groups(outs, count)
+    gradients, copies = _prepare(operands, outs, count)
+    update = partial(
+        FUSED._fused_adamw_ if attrs["decoupled"] else FUSED._fused_adam_,
+        params,
+        gradients,
+        first,
+        second,
+        largest[0] if largest else [],
+        [step] * count,
+        lr=rate,
+        beta1=attrs["beta1"],
+        beta2=attrs["beta2"],
+        weight_decay=attrs["weight_decay"],
+        eps=attrs["epsilon"],
+        amsgrad=bool(largest),
+        maximize=attrs["maximize"],
+        found_inf=skip,
+    )
+    return _after(copies, update)
+
+
+def _groups(tensors: Sequence[torch.Tensor], count: int) -> list[list[torch.Tensor]]:
+    return [list(tensors[at : at + count]) for at in range(0, len(tensors), count)]
+
+
+def _prepare(operands: Ins, outs: Outs, count: int) -> tuple[list[torch.Tensor], list[Pair]]:
+    """The gradients, row after row as torch's kernels read them, and what has to be copied before each update."""
+    copies = [
+        (out, old)
+        for out, old in zip(outs, [*operands[:count], *operands[2 * count :]], strict=True)
+        if out.data_ptr() != old.data_ptr()
+    ]
+    gradients = []
+    for gradient in operands[count : 2 * count]:
+        in_rows = gradient if gradient.is_contiguous() else torch.empty_like(gradient, memory_format=ROWS)
+        gradients.append(in_rows)
+        if in_rows is not gradient:
+            copies.append((in_rows, gradient))
+    return gradients, copies
+
+
+def _after(copies: Sequence[Pair], update: Launch) -> Launch:
+    return partial(_copy_and_update, list(copies), update) if copies else update
+
+
+def _copy_and_update(copies: Sequence[Pair], update: Launch) -> None:
+    for target, source in copies:
+        target.copy_(source)
+    update()
+
+
+ROWS = torch.contiguous_format
+
+KERNELS: dict[Kind, Kernel] = {Kind.SGD: sgd, Kind.Adam: adam}

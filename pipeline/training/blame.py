@@ -1,0 +1,45 @@
+"""Where a step first had a number that is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from pipeline.ir import Graph, Op
+from pipeline.runtime.eager import run_eager
+from pipeline.training.graph import UPDATES
+
+__all__ = ["find_first_broken"]
+
+
+def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> str:
+    """A sentence on what has a number that is not finite first: a stored value or an input, else the result of an op.
+
+    The step is run again, operator by operator; a dropout draws other numbers than it drew before.
+    """
+    given = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
+    if given:
+        return f"{', '.join(sorted(given))} held such numbers before the step"
+    broken: list[Op] = []
+
+    def observe(op: Op, results: Sequence[torch.Tensor]) -> None:
+        if not broken and not all(map(_is_finite, results)):
+            broken.append(op)
+
+    run_eager(graph, tensors, observe=observe, own=dict.fromkeys(UPDATES, _change_nothing))
+    if not broken:
+        return "no operator gave such a number when the step was run again, so it depends on the random numbers drawn"
+    op = broken[0]
+    place = " · ".join(filter(None, (op.origin, op.line)))
+    return f"the first operator that gave such a number is {op.name!r}, {op.kind}" + (f" ({place})" if place else "")
+
+
+def _change_nothing(op: Op, ins: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    count = op.attrs["count"]
+    assert isinstance(count, int)
+    return [*ins[:count], *ins[2 * count :]][: len(op.outputs)]
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())

@@ -1,0 +1,216 @@
+"""The Graph of a train step: the recorded operators, a check for numbers that are not finite, and the updates.
+
+A step whose loss is not finite (or the norm of its gradients, where they are clipped) changes nothing: the updates read
+`skip`, and the buffers that the forward pass wrote keep their old values.
+
+An update stands as early as it may: behind the last operator that reads the parameter, and behind the one that makes
+its gradient. So the memory of a large gradient is free again at once. Small parameters of a group share one update,
+since a launch costs more than they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pipeline.importers.from_torch.region import Region
+from pipeline.importers.from_torch.tensors import Tensors
+from pipeline.ir import Attr, Graph, InputRef, Op, Role, TensorSpec, TorchConst
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
+from pipeline.training.optimizer import OptimizerGroup, OptimizerSettings
+from pipeline.training.trace import TracedStep
+
+__all__ = ["LARGE", "MAX_NORM", "STEP", "UPDATES", "make_graph", "moment_name", "rate_name", "stored_name"]
+
+LARGE = 64 * 1024
+"""Bytes from which on a parameter has an update of its own."""
+
+STEP = "optimizer.step"
+"""The state that counts the steps, float32."""
+
+MAX_NORM = "optimizer.max_norm"
+"""The state that holds the greatest norm of all gradients, float32."""
+
+SCALAR = TensorSpec((), "float32")
+FLAG = TensorSpec((), "bool")
+RATE = TensorSpec((), "float64")
+
+
+def stored_name(name: str) -> str:
+    """The value of the parameter or buffer `name` of the module."""
+    return f"module.{name}"
+
+
+def moment_name(param: str, sort: str) -> str:
+    """The value of a moment of the parameter `param`."""
+    return f"optimizer.{param}.{sort}"
+
+
+def rate_name(group: int) -> str:
+    """The value of the learning rate of a group, float64."""
+    return f"optimizer.rate.{group}"
+
+
+def make_graph(traced: TracedStep, settings: OptimizerSettings, *, large: int = LARGE) -> Graph:
+    """The Graph of one step. Its inputs are the batch, its output is the loss; what it changes has updates.
+
+    Parameters of at least `large` bytes have an update of their own.
+
+    Raises:
+        Unsupported: an operator or a dtype that the IR cannot hold.
+    """
+    recorded, vids = _read(traced)
+    edit = _Edit(recorded)
+    gradients = {name: vids[node] for name, node in zip(traced.params, traced.gradients, strict=True)}
+    params = {name: vids[traced.placeholders[name]] for name in traced.params}
+    check = _FiniteCheck(edit, vids[traced.loss], None if traced.norm is None else vids[traced.norm])
+    updates = {
+        vids[traced.placeholders[name]]: check.keep(vids[traced.placeholders[name]], vids[node])
+        for name, node in traced.updates.items()
+    }
+    if traced.max_norm is not None:
+        updates[vids[traced.max_norm]] = vids[traced.max_norm]
+    step = edit.declare(STEP, SCALAR, Role.STATE)
+    updates[step] = after = check.count(step)
+    for group in settings.groups:
+        rate = edit.declare(rate_name(group.index), RATE, Role.STATE)
+        updates[rate] = rate  # a step leaves it as it is, and the caller sets it
+        scalars = [rate, check.skip] if settings.rule == "SGD" else [after, rate, check.skip]
+        for names in _packs(group, {name: edit.nbytes(params[name]) for name in group.params}, large):
+            updates |= _update(edit, settings.rule, replace(group, params=names), params, gradients, scalars)
+    return edit.build(recorded, updates)
+
+
+def _read(traced: TracedStep) -> tuple[Graph, dict[object, int]]:
+    """The recorded operators as a Graph that has no updates yet, and the vids of the nodes that matter."""
+    region = Region(traced.module, Tensors({}))
+    names, roles = {}, {}
+    for name, node in traced.placeholders.items():
+        of_buffer = Role.STATE if name in traced.updates else Role.CONST
+        roles[node] = of_buffer if name in traced.buffers else Role.PARAM
+        names[node] = stored_name(name)
+    for name, node in zip(traced.layout.names, traced.batch, strict=True):
+        roles[node], names[node] = Role.INPUT, name
+    if traced.max_norm is not None:
+        roles[traced.max_norm], names[traced.max_norm] = Role.STATE, MAX_NORM
+    vids: dict[object, int] = {node: region.declare(node, role) for node, role in roles.items()}
+    region.read()
+    leaving = [traced.loss, *traced.gradients, *traced.updates.values(), *([traced.norm] if traced.norm else [])]
+    for node in leaving:
+        vid = region.meaning(node)
+        assert isinstance(vid, int)
+        vids[node] = vid
+    inputs = [vids[node] for node in traced.batch]
+    graph = region.graph("train step", inputs, [vids[traced.loss]])
+    by_vid = {vids[node]: name for node, name in names.items()}
+    values = tuple(replace(value, name=by_vid.get(value.vid, value.name)) for value in graph.values)
+    return replace(graph, values=values), vids
+
+
+def _packs(group: OptimizerGroup, nbytes: Mapping[str, int], large: int) -> list[tuple[str, ...]]:
+    """The parameters of each update."""
+    small = tuple(name for name in group.params if nbytes[name] < large)
+    return [(name,) for name in group.params if nbytes[name] >= large] + ([small] if small else [])
+
+
+def _update(
+    edit: _Edit,
+    rule: str,
+    group: OptimizerGroup,
+    params: Mapping[str, int],
+    gradients: Mapping[str, int],
+    scalars: Sequence[int],
+) -> dict[int, int]:
+    """Insert one update of the group's parameters. Returns {vid: vid of its new value} of parameters and moments."""
+    kept = [params[name] for name in group.params]
+    read = [gradients[name] for name in group.params]
+    moments = [
+        edit.declare(moment_name(name, sort), edit.spec(params[name]), Role.STATE)
+        for sort in group.moments
+        for name in group.params
+    ]
+    attrs = {"count": len(kept), **group.attrs}
+    changed = [*kept, *moments]
+    after = edit.insert(rule, [*kept, *read, *moments, *scalars], [edit.spec(vid) for vid in changed], attrs)
+    return dict(zip(changed, after, strict=True))
+
+
+class _FiniteCheck:
+    """The operators that find a number that is not finite, and what follows from it."""
+
+    def __init__(self, edit: _Edit, loss: int, norm: int | None) -> None:
+        self._edit = edit
+        if norm is not None:
+            (loss,) = edit.insert("aten.add.Tensor", [loss, norm], [edit.spec(loss)], OF_TWO)
+        # x - x is 0 for a finite x, and else NaN: cheaper than isfinite, which torch composes of four operators.
+        (zero,) = edit.insert("aten.sub.Tensor", [loss, loss], [edit.spec(loss)], OF_TWO)
+        (self._broken,) = edit.insert("aten.ne.Scalar", [zero], [FLAG], {"self": InputRef(0), "other": 0})
+        to_float: dict[str, Attr] = {"self": InputRef(0), "dtype": TorchConst("dtype", "float32")}
+        (self.skip,) = edit.insert("aten._to_copy.default", [self._broken], [SCALAR], to_float)
+
+    def keep(self, old: int, new: int) -> int:
+        """`new`, or `old` where the step is left out."""
+        attrs: dict[str, Attr] = {"condition": InputRef(0), "self": InputRef(1), "other": InputRef(2)}
+        return self._edit.insert("aten.where.self", [self._broken, old, new], [self._edit.spec(old)], attrs)[0]
+
+    def count(self, step: int) -> int:
+        """The number of this step; the one before where it is left out."""
+        attrs: dict[str, Attr] = {"self": InputRef(0), "other": 1}
+        (one_more,) = self._edit.insert("aten.add.Scalar", [step], [SCALAR], attrs)
+        return self._edit.insert("aten.sub.Tensor", [one_more, self.skip], [SCALAR], OF_TWO)[0]
+
+
+OF_TWO: Mapping[str, Attr] = {"self": InputRef(0), "other": InputRef(1)}
+
+
+class _Edit:
+    """Inserts ops into a graph, each as early as its operands allow, and behind all readers of what it replaces."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._decls = [ValueDecl(value.name, value.spec, value.role, value.strides) for value in graph.values]
+        self._ops: list[tuple[int, Op]] = [(op.oid, op) for op in graph.ops]
+        """Each op behind the op of the graph whose index it has; of equal indices the order is that of insertion."""
+        self._made = {value.vid: -1 if value.producer is None else value.producer for value in graph.values}
+        self._last = {value.vid: max(value.users, default=-1) for value in graph.values}
+
+    def declare(self, name: str, spec: TensorSpec, role: Role) -> int:
+        self._decls.append(ValueDecl(name, spec, role))
+        vid = len(self._decls) - 1
+        self._made[vid] = self._last[vid] = -1
+        return vid
+
+    def spec(self, vid: int) -> TensorSpec:
+        return self._decls[vid].spec
+
+    def nbytes(self, vid: int) -> int:
+        return self._decls[vid].spec.nbytes
+
+    def insert(
+        self, kind: str, inputs: Sequence[int], outputs: Sequence[TensorSpec], attrs: Mapping[str, Attr]
+    ) -> tuple[int, ...]:
+        """Insert an op behind what makes its inputs, and behind what reads those of them that are stored."""
+        stored = [vid for vid in inputs if self._made[vid] < 0]
+        place = max([*(self._made[vid] for vid in inputs), *(self._last[vid] for vid in stored), 0])
+        number = len(self._ops)
+        outs = tuple(
+            self._declare_result(f"{kind.split('.')[-2] if '.' in kind else kind}_{number}_{index}", spec, place)
+            for index, spec in enumerate(outputs)
+        )
+        self._ops.append((place, Op(number, kind, tuple(inputs), outs, attrs, name=f"{kind}_{number}")))
+        return outs
+
+    def _declare_result(self, name: str, spec: TensorSpec, place: int) -> int:
+        vid = self.declare(name, spec, Role.TMP)
+        self._made[vid] = place
+        return vid
+
+    def build(self, graph: Graph, updates: Mapping[int, int]) -> Graph:
+        ordered = sorted(self._ops, key=lambda entry: entry[0])
+        ops = [replace(op, oid=oid) for oid, (_, op) in enumerate(ordered)]
+        payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
+        facts = GraphFacts(updates=dict(updates))
+        return assemble(graph.name, self._decls, ops, graph.inputs, graph.outputs, payloads, facts=facts)
+
+
+UPDATES = ("SGD", "Adam")
+"""The kinds of ops that update parameters."""

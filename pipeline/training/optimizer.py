@@ -1,0 +1,133 @@
+"""What a torch optimizer does, as data: its rule, the settings of its groups of parameters, and its moments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from pipeline.errors import Unsupported, UsageError
+
+__all__ = ["OptimizerGroup", "OptimizerSettings", "Rule", "learning_rates", "read_optimizer"]
+
+Rule = Literal["SGD", "Adam"]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerGroup:
+    """Parameters that share settings. `attrs` are those of the update's kernel, without the count."""
+
+    index: int
+    """Its place among the optimizer's groups."""
+    params: tuple[str, ...]
+    attrs: Mapping[str, float | bool]
+    moments: tuple[str, ...]
+    """The names of its moments in the optimizer's state, in the order of the kernel's operands."""
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """A rule, and its groups. `step` counts the steps that were done before; only Adam reads it."""
+
+    rule: Rule
+    groups: tuple[OptimizerGroup, ...]
+    step: int
+    moments: Mapping[tuple[str, str], torch.Tensor]
+    """{(parameter, name of the moment): its value}, for those that the optimizer has a value of."""
+
+
+def read_optimizer(optimizer: Optimizer, module: nn.Module, trained: Sequence[str]) -> OptimizerSettings:
+    """The settings of `optimizer` for the parameters `trained` of `module`.
+
+    Parameters that the optimizer does not have are not trained; parameters without a gradient are left out.
+
+    Raises:
+        Unsupported: another optimizer than SGD, Adam and AdamW, or an option that is not handled.
+        UsageError: a parameter of the optimizer is not one of the module.
+    """
+    rule = RULES.get(type(optimizer))
+    if rule is None:
+        raise Unsupported(
+            f"the optimizer is {type(optimizer).__module__}.{type(optimizer).__name__}; expected torch.optim.SGD, "
+            "torch.optim.Adam or torch.optim.AdamW"
+        )
+    names = {id(tensor): name for name, tensor in module.named_parameters()}
+    strangers = [one for group in optimizer.param_groups for one in group["params"] if id(one) not in names]
+    if strangers:
+        raise UsageError(
+            f"the optimizer has a parameter of shape {list(strangers[0].shape)} that the module has not; "
+            "make the optimizer from module.parameters()"
+        )
+    groups, moments, steps = [], {}, set[int]()
+    for number, options in enumerate(optimizer.param_groups):
+        _refuse_options(options, number)
+        own = [(names[id(one)], one) for one in options["params"] if names[id(one)] in trained]
+        sorts = MOMENTS[rule](options)
+        groups.append(
+            OptimizerGroup(number, tuple(name for name, _ in own), ATTRS[rule](options), sorts, _rate(options))
+        )
+        for name, tensor in own:
+            state = optimizer.state.get(tensor) or {}
+            moments |= {(name, sort): state[sort] for sort in sorts if isinstance(state.get(sort), torch.Tensor)}
+            if "step" in state:
+                steps.add(int(state["step"]))
+    if len(steps) > 1:
+        raise Unsupported(
+            f"the optimizer did {min(steps)} to {max(steps)} steps with its parameters; expected one count"
+        )
+    return OptimizerSettings(rule, tuple(group for group in groups if group.params), max(steps, default=0), moments)
+
+
+def learning_rates(optimizer: Optimizer) -> list[float]:
+    """The learning rate of each group, as it is now."""
+    return [_rate(options) for options in optimizer.param_groups]
+
+
+def _rate(options: Mapping[str, Any]) -> float:
+    return float(options["lr"])
+
+
+def _refuse_options(options: Mapping[str, Any], number: int) -> None:
+    for name, handled in HANDLED.items():
+        if options.get(name, handled) != handled:
+            raise Unsupported(f"group {number} of the optimizer has {name}={options[name]}; only {handled} is handled")
+
+
+def _sgd_attrs(options: Mapping[str, Any]) -> dict[str, float | bool]:
+    return {
+        "momentum": float(options["momentum"]),
+        "weight_decay": float(options["weight_decay"]),
+        "nesterov": bool(options["nesterov"]),
+        "maximize": bool(options["maximize"]),
+    }
+
+
+def _adam_attrs(options: Mapping[str, Any]) -> dict[str, float | bool]:
+    beta1, beta2 = options["betas"]
+    return {
+        "beta1": float(beta1),
+        "beta2": float(beta2),
+        "epsilon": float(options["eps"]),
+        "weight_decay": float(options["weight_decay"]),
+        "decoupled": bool(options["decoupled_weight_decay"]),
+        "maximize": bool(options["maximize"]),
+    }
+
+
+HANDLED: Final[Mapping[str, object]] = {"dampening": 0, "differentiable": False}
+"""Options with the one value that is handled. `foreach`, `fused` and `capturable` choose how torch computes, and change
+nothing here."""
+
+RULES: Final[Mapping[type[Optimizer], Rule]] = {SGD: "SGD", Adam: "Adam", AdamW: "Adam"}
+
+ATTRS: Final = {"SGD": _sgd_attrs, "Adam": _adam_attrs}
+
+MOMENTS: Final = {
+    "SGD": lambda options: ("momentum_buffer",) if options["momentum"] else (),
+    "Adam": lambda options: ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if options["amsgrad"] else ())),
+}

@@ -1,0 +1,189 @@
+"""A train step that runs. Its states are parameters, buffers, moments, learning rates and the number of the step."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from passes.suggest import nearest
+from pipeline.errors import CheckFailed, UsageError
+from pipeline.ir import Graph
+from pipeline.runtime import CompiledProgram
+from pipeline.training.batch import Batch, BatchLayout
+from pipeline.training.blame import find_first_broken
+from pipeline.training.checkpoint import read_states, write_states
+from pipeline.training.graph import STEP, rate_name
+from pipeline.training.optimizer import learning_rates
+from pipeline.training.state_dict import Sources, from_state_dict, to_state_dict
+
+__all__ = ["NotFinite", "Phase", "Snapshot", "TrainProgram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All states by name, and the state of torch's random numbers on the CPU where the step draws any. Copies."""
+
+    states: Mapping[str, torch.Tensor]
+    random: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "states", MappingProxyType(dict(self.states)))
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A phase of making a program: Trace, Compile, Warmup, Capture, Replay; and what it took, in seconds."""
+
+    name: str
+    seconds: float
+    detail: str = ""
+
+
+class NotFinite(CheckFailed):
+    """The loss of a step is not finite. The step changed nothing, so `snapshot` is the last good state."""
+
+    def __init__(self, message: str, step: int, snapshot: Snapshot) -> None:
+        super().__init__(message)
+        self.step, self.snapshot = step, snapshot
+
+
+class TrainProgram:
+    """One train step, and the states that it changes; made by `record_step`.
+
+    The states are copies: the module and the optimizer that the step was recorded from stay as they are until
+    `write_back`. The learning rates are those of the optimizer's groups, which are looked at before each step, so
+    torch's schedulers work. Random numbers are torch's (`torch.manual_seed`). One thread at a time may use it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        compiled: CompiledProgram,
+        layout: BatchLayout,
+        sources: Sources,
+        *,
+        draws: bool,
+        phases: Sequence[Phase] = (),
+    ) -> None:
+        self.graph, self.phases = graph, tuple(phases)
+        self._compiled, self._layout, self._sources, self._draws = compiled, layout, sources, draws
+        self._rates = learning_rates(sources.optimizer)
+        """As they were last read."""
+        self._loss = graph.values[graph.outputs[0]].name
+        self._warned: set[str] = set()
+        vars(sources.optimizer)["_opt_called"] = True  # else torch's schedulers warn that no step was done
+
+    def step(self, batch: Batch) -> torch.Tensor:
+        """Do one step. Returns the loss before the update, a tensor without dimensions.
+
+        Entries of a mapping that are called like a state are ignored, with one warning.
+
+        Raises:
+            UsageError: the batch is not like the example: another form, shape, dtype or device.
+            NotFinite: the loss is not finite; nothing has changed.
+        """
+        feed = self._layout.tensors(batch)
+        if feed.keys() != set(self._layout.names):
+            feed = self._without_states(feed)
+        self._follow_schedule()
+        loss = self._compiled.run(feed)[self._loss]
+        if not math.isfinite(loss):
+            raise self._not_finite(feed, float(loss))
+        return loss
+
+    def snapshot(self) -> Snapshot:
+        """Copies of all states, and of the state of the random numbers."""
+        return Snapshot(self._compiled.states(), torch.get_rng_state() if self._draws else None)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot: the next steps are those that came after it, bit for bit, for the same batches.
+
+        Raises:
+            UsageError: the snapshot is of another program.
+        """
+        states = snapshot.states
+        if states.keys() != self._compiled.states().keys():
+            raise UsageError("the snapshot has other states than this program; expected one that it made")
+        self._compiled.give_states(states)
+        if self._draws and snapshot.random is not None:
+            torch.set_rng_state(snapshot.random)
+
+    def save(self, path: str | Path) -> None:
+        """Write all states to a safetensors file, under a temporary name first."""
+        snapshot = self.snapshot()
+        write_states(Path(path), snapshot.states, snapshot.random)
+
+    def load(self, path: str | Path) -> None:
+        """Go on from a file that `save` wrote.
+
+        Raises:
+            UsageError: there is no such file, or it is of another program.
+        """
+        states, random = read_states(Path(path), self._compiled.states())
+        self.restore(Snapshot(states, random))
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """`{"module": …, "optimizer": …}`, each as torch's own `load_state_dict` takes it. Copies."""
+        return to_state_dict(self._sources, self._compiled.states())
+
+    def load_state_dict(self, found: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set states from `{"module": module.state_dict(), "optimizer": optimizer.state_dict()}`, one of them or both.
+
+        Raises:
+            UsageError: a name, a shape or a setting of the optimizer is not that of this program.
+        """
+        self._compiled.give_states(from_state_dict(self._sources, found, self._compiled.states()))
+
+    def write_back(self) -> None:
+        """Give the module and the optimizer that the step was recorded from the states of this program."""
+        found = self.state_dict()
+        self._sources.module.load_state_dict(found["module"])
+        self._sources.optimizer.load_state_dict(found["optimizer"])
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that the step was recorded from, for schedulers."""
+        return self._sources.optimizer
+
+    @property
+    def steps_done(self) -> int:
+        return int(self._compiled.states()[STEP])
+
+    def _without_states(self, feed: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        names = self._layout.names
+        states = self._compiled.states().keys()
+        for name in feed.keys() - set(names):
+            if not states & {name, f"module.{name}", f"optimizer.{name}"}:
+                raise UsageError(f"the batch has {name!r}, which the step does not read{nearest(name, names)}")
+            if name not in self._warned:
+                self._warned.add(name)
+                said = f"the batch has {name!r}, which is a state of the step and stays as it is; restore() sets states"
+                warnings.warn(said, stacklevel=3)
+        return {name: feed[name] for name in names if name in feed}
+
+    def _follow_schedule(self) -> None:
+        """Take over the learning rates that somebody changed in the optimizer since they were last read."""
+        now = learning_rates(self._sources.optimizer)
+        if now == self._rates:
+            return
+        pairs = enumerate(zip(now, self._rates, strict=True))
+        changed = {rate_name(index): torch.tensor(rate).double() for index, (rate, old) in pairs if rate != old}
+        self._compiled.give_states({name: changed[name] for name in changed if name in self._compiled.states()})
+        self._rates = now
+
+    def _not_finite(self, feed: Mapping[str, torch.Tensor], loss: float) -> NotFinite:
+        snapshot = self.snapshot()
+        number = int(snapshot.states[STEP]) + 1
+        blamed = find_first_broken(self.graph, {**self._sources.constants, **snapshot.states, **feed})
+        said = (
+            f"step {number}: the loss is {loss}; {blamed}. The step changed nothing: the error's snapshot is of before"
+        )
+        return NotFinite(said, number, snapshot)

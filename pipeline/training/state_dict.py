@@ -1,0 +1,128 @@
+"""States of a program ↔ the state dicts of a torch module and its optimizer, in both directions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from pipeline.errors import UsageError
+from pipeline.training.graph import STEP, moment_name, rate_name
+from pipeline.training.optimizer import MOMENTS, RULES
+
+__all__ = ["Sources", "from_state_dict", "to_state_dict"]
+
+StateDict = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a program was recorded from."""
+
+    module: nn.Module
+    optimizer: Optimizer
+    constants: Mapping[str, torch.Tensor]
+    """Parameters and buffers that no step changes, by the names of their values."""
+    keys: Mapping[str, str]
+    """{key of the module's state dict: name of the value}; tied parameters have several keys."""
+    params: Mapping[int, str]
+    """{number of a parameter in the optimizer's state dict: its name in the module}, of those that are trained."""
+
+
+def to_state_dict(sources: Sources, states: Mapping[str, torch.Tensor]) -> StateDict:
+    """`{"module": …, "optimizer": …}`; before the first step the optimizer has no state, as in torch."""
+    held = {**sources.constants, **states}
+    module = {key: held[name].clone() for key, name in sources.keys.items()}
+    groups = copy.deepcopy(sources.optimizer.state_dict()["param_groups"])
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for index, group in enumerate(groups):
+        rate = states.get(rate_name(index))
+        if rate is not None:
+            group["lr"] = float(rate)
+        for number in group["params"]:
+            if number in sources.params and states[STEP] > 0:
+                state[number] = _of_one(sources, group, sources.params[number], states)
+    return {"module": module, "optimizer": {"state": state, "param_groups": groups}}
+
+
+def _of_one(
+    sources: Sources, group: Mapping[str, Any], param: str, states: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    rule = RULES[type(sources.optimizer)]
+    moments = {sort: states[moment_name(param, sort)].clone() for sort in MOMENTS[rule](group)}
+    return {"step": states[STEP].clone(), **moments} if rule == "Adam" else moments
+
+
+def from_state_dict(
+    sources: Sources, found: Mapping[str, Mapping[str, Any]], states: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The states that `found` sets, by name.
+
+    Raises:
+        UsageError: it has other keys than this program, or other settings than its optimizer.
+    """
+    unknown = found.keys() - {"module", "optimizer"}
+    if unknown or not found:
+        raise UsageError(f"the state dict has the keys {sorted(found)}; expected 'module', 'optimizer', or both")
+    given = _of_module(sources, found["module"], states) if "module" in found else {}
+    return {**given, **(_of_optimizer(sources, found["optimizer"]) if "optimizer" in found else {})}
+
+
+def _of_module(
+    sources: Sources, found: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    missing, extra = sorted(sources.keys.keys() - found.keys()), sorted(found.keys() - sources.keys.keys())
+    if missing or extra:
+        raise UsageError(
+            f"the module's state dict lacks {missing[:3]} and has {extra[:3]} beyond; expected that of the same module"
+        )
+    changed = [
+        key
+        for key, name in sources.keys.items()
+        if name in sources.constants and not torch.equal(found[key], sources.constants[name])
+    ]
+    if changed:
+        raise UsageError(
+            f"{changed[0]!r} is a constant of this program, with other numbers in the state dict: record the step again"
+        )
+    return {name: found[key].detach() for key, name in sources.keys.items() if name in states}
+
+
+def _of_optimizer(sources: Sources, found: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    own = sources.optimizer.state_dict()["param_groups"]
+    groups = found["param_groups"]
+    if [group["params"] for group in groups] != [group["params"] for group in own]:
+        raise UsageError("the optimizer's state dict has other groups of parameters than this program")
+    for index, (group, mine) in enumerate(zip(groups, own, strict=True)):
+        other = [name for name in FIXED if group.get(name) != mine.get(name)]
+        if other:
+            raise UsageError(
+                f"group {index} of the optimizer's state dict has {other[0]}={group.get(other[0])}, this program "
+                f"{mine.get(other[0])}; only learning rates may differ: record the step again"
+            )
+    rule = RULES[type(sources.optimizer)]
+    given = {rate_name(index): torch.tensor(group["lr"]).double() for index, group in enumerate(groups)}
+    steps = set[int]()
+    for group in groups:
+        for number in group["params"]:
+            param, state = sources.params.get(number), found["state"].get(number)
+            if param is None or state is None:
+                continue
+            given |= {moment_name(param, sort): state[sort] for sort in MOMENTS[rule](group)}
+            steps |= {int(state["step"])} if "step" in state else set()
+    if len(steps) > 1:
+        raise UsageError(
+            f"the optimizer did {min(steps)} to {max(steps)} steps with its parameters; expected one number"
+        )
+    if steps:
+        given[STEP] = torch.tensor(float(steps.pop()))
+    return given
+
+
+FIXED = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "momentum", "nesterov", "dampening")
+"""Settings that are part of the recorded graph."""

@@ -1,0 +1,103 @@
+"""Small models with their batches, and a train loop of plain torch beside which a recorded step is put."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from pipeline.training import TrainProgram, record_step
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module by a function that makes it, and the shapes of its batch."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    words: int = 0
+    """Inputs are numbers below it; 0 for inputs of normal numbers."""
+    targets: tuple[int, ...] | None = None
+    """The shape of the targets; one for each sample by default."""
+    classes: int = 10
+
+    def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        draw = torch.Generator().manual_seed(number)
+        x = (
+            torch.randint(self.words, self.shape, generator=draw)
+            if self.words
+            else torch.randn(self.shape, generator=draw)
+        )
+        return x, torch.randint(self.classes, self.targets or self.shape[:1], generator=draw)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def cnn() -> nn.Module:
+    """A convolution in front of a BatchNorm has no bias: its gradient would be rounding noise, which Adam scales up."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
+
+
+class Transformer(nn.Module):
+    """Two layers with dropout, whose last product has the weights of the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 32)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(32, 50, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(self.embed(x))).flatten(0, 1)
+
+
+MODELS = {
+    "mlp": Model(mlp, (8, 16)),
+    "cnn with BatchNorm": Model(cnn, (8, 1, 8, 8)),
+    "transformer with dropout": Model(Transformer, (2, 7), words=50, targets=(14,), classes=50),
+}
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    """The same module at each call."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make()
+
+
+def record(model: Model, make_optimizer: MakeOptimizer, **options: float) -> tuple[TrainProgram, nn.Module, Optimizer]:
+    """A recorded step, and a twin of its module with a twin of its optimizer, for plain torch."""
+    module, twin = seeded(model.make), seeded(model.make)
+    program = record_step(module, LOSS, make_optimizer(module.parameters()), model.batch(0), **options)
+    return program, twin, make_optimizer(twin.parameters())
+
+
+def step_of_torch(
+    module: nn.Module, optimizer: Optimizer, batch: tuple[torch.Tensor, torch.Tensor], max_norm: float | None = None
+) -> float:
+    optimizer.zero_grad()
+    loss = LOSS(module(batch[0]), batch[1])
+    loss.backward()
+    if max_norm is not None:
+        nn.utils.clip_grad_norm_(module.parameters(), max_norm)
+    optimizer.step()
+    return loss.item()
+
+
+LOSS = nn.CrossEntropyLoss()

@@ -1,0 +1,88 @@
+"""A recorded step does what the step of plain torch does, for a hundred steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.optim import SGD, Adam, AdamW
+from torch.optim.lr_scheduler import OneCycleLR
+
+from pipeline.training import record_step
+from tests.pipeline.training.steps import LOSS, MODELS, MakeOptimizer, record, seeded, step_of_torch
+
+STEPS = 100
+TOLERANCE = 1e-4
+"""Of float32 losses, relative: sums run in another order, and Adam divides by small roots, so single bits grow from
+step to step. Seen: up to 3e-7."""
+
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "SGD": lambda params: SGD(params, lr=0.1),
+    "SGD with momentum": lambda params: SGD(params, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "Adam": lambda params: Adam(params, lr=1e-3),
+    "Adam with AMSGrad": lambda params: Adam(params, lr=1e-3, amsgrad=True, weight_decay=1e-2),
+    "AdamW": lambda params: AdamW(params, lr=1e-3),
+    "Adam that maximizes": lambda params: Adam(params, lr=1e-4, maximize=True),
+}
+
+CASES = [("mlp", optimizer) for optimizer in OPTIMIZERS] + [(model, "AdamW") for model in MODELS if model != "mlp"]
+
+
+@pytest.mark.parametrize(("model", "optimizer"), CASES)
+def test_losses_and_parameters_are_those_of_torch(model: str, optimizer: str) -> None:
+    program, module, twin = record(MODELS[model], OPTIMIZERS[optimizer])
+    torch.manual_seed(7)
+    ours = [program.step(MODELS[model].batch(number)).item() for number in range(STEPS)]
+    torch.manual_seed(7)
+    theirs = [step_of_torch(module, twin, MODELS[model].batch(number)) for number in range(STEPS)]
+    assert ours == pytest.approx(theirs, rel=TOLERANCE)
+    assert len(set(theirs)) == STEPS  # the loss moves
+    found = program.state_dict()["module"]
+    for name, tensor in module.state_dict().items():
+        if "in_proj_bias" not in name:  # the bias of K moves no loss: its gradient is noise
+            torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("large", [0, 2**30], ids=["one update each", "one update for all"])
+def test_early_updates_change_nothing(large: int) -> None:
+    program, module, twin = record(MODELS["mlp"], OPTIMIZERS["Adam"], large=large)
+    updates = [op for op in program.graph.ops if op.kind == "Adam"]
+    assert len(updates) == (6 if large == 0 else 1)
+    ours = [program.step(MODELS["mlp"].batch(number)).item() for number in range(20)]
+    theirs = [step_of_torch(module, twin, MODELS["mlp"].batch(number)) for number in range(20)]
+    assert ours == pytest.approx(theirs, rel=TOLERANCE)
+
+
+def test_gradients_are_clipped() -> None:
+    program, module, twin = record(MODELS["mlp"], OPTIMIZERS["SGD"], max_norm=0.05)
+    ours = [program.step(MODELS["mlp"].batch(number)).item() for number in range(20)]
+    theirs = [step_of_torch(module, twin, MODELS["mlp"].batch(number), 0.05) for number in range(20)]
+    assert ours == pytest.approx(theirs, rel=TOLERANCE)
+    plain, *_ = record(MODELS["mlp"], OPTIMIZERS["SGD"])
+    assert [plain.step(MODELS["mlp"].batch(number)).item() for number in range(20)] != pytest.approx(
+        ours, rel=TOLERANCE
+    )
+
+
+def test_a_scheduler_of_torch_sets_the_learning_rate() -> None:
+    program, module, twin = record(MODELS["mlp"], lambda params: SGD(params, lr=0.1))
+    ours, theirs = [], []
+    for optimizer in (program.optimizer, twin):
+        schedule = OneCycleLR(optimizer, max_lr=0.5, total_steps=30, cycle_momentum=False)
+        for number in range(30):
+            batch = MODELS["mlp"].batch(number)
+            if optimizer is twin:
+                theirs.append(step_of_torch(module, twin, batch))
+            else:
+                ours.append(program.step(batch).item())
+            schedule.step()
+    assert ours == pytest.approx(theirs, rel=TOLERANCE)
+
+
+def test_a_parameter_without_a_gradient_stays() -> None:
+    module = seeded(MODELS["mlp"].make)
+    module[0].requires_grad_(False)  # type: ignore[operator]
+    program = record_step(module, LOSS, AdamW(module.parameters()), MODELS["mlp"].batch(0))
+    program.step(MODELS["mlp"].batch(0))
+    found, before = program.state_dict()["module"], module.state_dict()
+    assert torch.equal(found["0.weight"], before["0.weight"])
+    assert not torch.equal(found["2.weight"], before["2.weight"])

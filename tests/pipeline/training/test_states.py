@@ -1,0 +1,170 @@
+"""States: snapshots, files, state dicts, and what may not change them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW
+
+from pipeline.errors import UsageError
+from pipeline.training import TrainProgram, record_step
+from tests.pipeline.training.steps import LOSS, MODELS, mlp, record, seeded, step_of_torch
+
+DROPOUT = MODELS["transformer with dropout"]
+
+
+def adamw(params: Iterable[nn.Parameter]) -> AdamW:
+    return AdamW(params, lr=1e-3)
+
+
+def losses(program: TrainProgram, first: int, last: int) -> list[float]:
+    return [program.step(DROPOUT.batch(number)).item() for number in range(first, last)]
+
+
+def test_a_snapshot_continues_to_the_same_bits() -> None:
+    program, *_ = record(DROPOUT, adamw)
+    losses(program, 0, 3)
+    snapshot = program.snapshot()
+    once = losses(program, 3, 8)
+    ended = program.snapshot()
+    program.restore(snapshot)
+    assert losses(program, 3, 8) == once
+    for name, tensor in program.snapshot().states.items():
+        assert torch.equal(tensor, ended.states[name]), name
+
+
+def test_a_recorded_step_begins_where_the_optimizer_is() -> None:
+    """Record in the middle of a training by torch, go on, and give the states back to torch in the middle again."""
+    model = MODELS["mlp"]
+    module, reference = seeded(model.make), seeded(model.make)
+    optimizer, twin = adamw(module.parameters()), adamw(reference.parameters())
+    for number in range(5):
+        step_of_torch(module, optimizer, model.batch(number))
+    program = record_step(module, LOSS, optimizer, model.batch(0))
+    for number in range(5, 10):
+        program.step(model.batch(number))
+    program.write_back()
+    for number in range(10, 15):
+        step_of_torch(module, optimizer, model.batch(number))
+    for number in range(15):
+        step_of_torch(reference, twin, model.batch(number))
+    for name, tensor in reference.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
+    assert program.steps_done == 10
+
+
+def test_state_dicts_go_both_ways() -> None:
+    program, *_ = record(DROPOUT, adamw)
+    losses(program, 0, 3)
+    kept, random = program.state_dict(), torch.get_rng_state()
+    once = losses(program, 3, 6)
+    other, *_ = record(DROPOUT, adamw)
+    other.load_state_dict(kept)
+    torch.set_rng_state(random)
+    assert losses(other, 3, 6) == once
+    assert kept["module"]["head.weight"].equal(kept["module"]["embed.weight"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda found: found["module"].pop("embed.weight"), "lacks .'embed.weight'."),
+        (lambda found: found["optimizer"]["param_groups"][0].update(eps=1.0), "has eps=1.0, this program 1e-08"),
+        (lambda found: found.update(scheduler={}), "expected 'module', 'optimizer', or both"),
+    ],
+)
+def test_a_state_dict_of_something_else_is_refused(change: Callable[[dict[str, Any]], object], said: str) -> None:
+    program, *_ = record(DROPOUT, adamw)
+    found = program.state_dict()
+    change(found)
+    with pytest.raises(UsageError, match=said):
+        program.load_state_dict(found)
+
+
+def test_a_file_continues_to_the_same_bits(tmp_path: Path) -> None:
+    program, *_ = record(DROPOUT, adamw)
+    losses(program, 0, 3)
+    program.save(tmp_path / "states.safetensors")
+    once = losses(program, 3, 6)
+    other, *_ = record(DROPOUT, adamw)
+    other.load(tmp_path / "states.safetensors")
+    assert losses(other, 3, 6) == once
+    assert [file.name for file in tmp_path.iterdir()] == ["states.safetensors"]
+
+
+@pytest.mark.parametrize(("content", "said"), [(None, "there is no file"), (b"{}", "is no safetensors file")])
+def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
+    program, *_ = record(MODELS["mlp"], adamw)
+    if content is not None:
+        (tmp_path / "x").write_bytes(content)
+    with pytest.raises(UsageError, match=said):
+        program.load(tmp_path / "x")
+
+
+def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
+    program, *_ = record(MODELS["mlp"], adamw)
+    other, *_ = record(MODELS["mlp"], lambda params: SGD(params, lr=0.1))
+    other.save(tmp_path / "x")
+    with pytest.raises(UsageError, match=r"is of another program: 'optimizer\.0\.bias\.exp_avg' is only in one"):
+        program.load(tmp_path / "x")
+
+
+KILLED = """
+import os, signal, sys
+from tests.pipeline.training.steps import MODELS, record
+from tests.pipeline.training.test_states import adamw
+import torch
+torch.manual_seed(3)
+program, *_ = record(MODELS["transformer with dropout"], adamw)
+for number in range(6):
+    print(program.step(MODELS["transformer with dropout"].batch(number)).item(), flush=True)
+    program.save(sys.argv[1])
+    if number == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_run_that_was_killed_between_steps_goes_on(tmp_path: Path) -> None:
+    def run(kill_after: int) -> tuple[list[float], int]:
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "states"), str(kill_after)]
+        environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        return [float(line) for line in done.stdout.splitlines()], done.returncode
+
+    whole, code = run(99)
+    assert (len(whole), code) == (6, 0)
+    begun, code = run(2)
+    assert (begun, code) == (whole[:3], -signal.SIGKILL)
+    program, *_ = record(DROPOUT, adamw)
+    program.load(tmp_path / "states")
+    assert losses(program, 3, 6) == whole[3:]
+
+
+def test_what_is_fed_for_a_state_is_ignored_with_one_warning() -> None:
+    module = seeded(mlp)
+
+    def loss(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return LOSS(output, batch["label"])
+
+    x, label = MODELS["mlp"].batch(0)
+    program = record_step(module, loss, SGD(module.parameters(), lr=0.1), {"input": x, "label": label})
+    first = program.step({"input": x, "label": label})
+    with pytest.warns(UserWarning, match=r"'(0\.weight|step)', which is a state of the step") as warned:
+        for _ in range(2):
+            second = program.step(
+                {"input": x, "label": label, "0.weight": torch.zeros(32, 16), "step": torch.zeros(())}
+            )
+    assert len(warned) == 2  # one for each name
+    assert program.steps_done == 3
+    assert second < first
+    with pytest.raises(UsageError, match="'lable', which the step does not read; did you mean 'label'"):
+        program.step({"input": x, "lable": label, "label": label})
