@@ -9,7 +9,8 @@ blame.py        where a step broke
 
 from __future__ import annotations
 
-from pipeline.training.program import NotFinite, Phase, Snapshot, TrainProgram
+from pipeline.runtime.capture import Snapshot
+from pipeline.training.program import NotFinite, Phase, TrainProgram
 from pipeline.training.record import record_step
 
 __all__ = ["NotFinite", "Phase", "Snapshot", "TrainProgram", "record_step"]

@@ -1,4 +1,4 @@
-"""The states of a program in a safetensors file, which is whole at every moment."""
+"""A snapshot of a program in a safetensors file, which is whole at every moment."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import torch
 
 from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
+from pipeline.runtime.capture import RandomState, Snapshot
 
-__all__ = ["read_states", "write_states"]
+__all__ = ["read_snapshot", "write_snapshot"]
 
 FORMAT = "onnxline train states 1"
 
-RANDOM = "random"
-"""The name of the state of the random numbers; states have a dot in their names."""
+DEFAULT, KERNEL = "random.default", "random.kernel."
+"""The names of the states of random generators: torch's own, and those of single kernels, by number."""
 
 
-def write_states(path: Path, states: Mapping[str, torch.Tensor], random: torch.Tensor | None) -> None:
+def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     """Write under a temporary name, then rename.
 
     Raises:
@@ -28,17 +29,16 @@ def write_states(path: Path, states: Mapping[str, torch.Tensor], random: torch.T
     """
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is no folder; make it before saving to {path.name}")
-    tensors = {name: tensor.contiguous() for name, tensor in states.items()}
-    if random is not None:
-        tensors[RANDOM] = random
+    tensors = {name: tensor.contiguous() for name, tensor in snapshot.states.items()}
+    tensors |= {f"{KERNEL}{number}": state for number, state in enumerate(snapshot.random.kernels)}
+    if snapshot.random.default is not None:
+        tensors[DEFAULT] = snapshot.random.default
     with replace_when_done(path) as temporary:
         safetensors.torch.save_file(tensors, temporary, metadata={"format": FORMAT})
 
 
-def read_states(
-    path: Path, expected: Mapping[str, torch.Tensor]
-) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-    """The states in the file, and the state of the random numbers.
+def read_snapshot(path: Path, expected: Mapping[str, torch.Tensor]) -> Snapshot:
+    """The snapshot in the file.
 
     Raises:
         UsageError: no such file, no file of this format, or other states than `expected`.
@@ -53,11 +53,12 @@ def read_states(
         raise UsageError(f"{path} is no safetensors file ({error}); expected one that save() wrote") from error
     if metadata.get("format") != FORMAT:
         raise UsageError(f"{path} has the format {metadata.get('format')!r}; expected {FORMAT!r}, as save() writes it")
-    random = tensors.pop(RANDOM, None)
+    default = tensors.pop(DEFAULT, None)
+    kernels = [tensors.pop(name) for name in sorted(tensors) if name.startswith(KERNEL)]
     for name in sorted(tensors.keys() ^ expected.keys()):
         raise UsageError(f"{path} is of another program: {name!r} is only in one of them")
     for name, tensor in tensors.items():
         found, wanted = ((one.dtype, tuple(one.shape)) for one in (tensor, expected[name]))
         if found != wanted:
             raise UsageError(f"{path} is of another program: {name!r} is {found} there, and {wanted} here")
-    return tensors, random
+    return Snapshot(tensors, RandomState(tuple(kernels), default))

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,25 +16,15 @@ from passes.suggest import nearest
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
+from pipeline.runtime.capture import CaptureReport, Snapshot
 from pipeline.training.batch import Batch, BatchLayout
 from pipeline.training.blame import find_first_broken
-from pipeline.training.checkpoint import read_states, write_states
+from pipeline.training.checkpoint import read_snapshot, write_snapshot
 from pipeline.training.graph import STEP, rate_name
 from pipeline.training.optimizer import learning_rates
 from pipeline.training.state_dict import Sources, from_state_dict, to_state_dict
 
-__all__ = ["NotFinite", "Phase", "Snapshot", "TrainProgram"]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All states by name, and the state of torch's random numbers on the CPU where the step draws any. Copies."""
-
-    states: Mapping[str, torch.Tensor]
-    random: torch.Tensor | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "states", MappingProxyType(dict(self.states)))
+__all__ = ["NotFinite", "Phase", "TrainProgram"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +59,11 @@ class TrainProgram:
         layout: BatchLayout,
         sources: Sources,
         *,
-        draws: bool,
+        capture: CaptureReport,
         phases: Sequence[Phase] = (),
     ) -> None:
-        self.graph, self.phases = graph, tuple(phases)
-        self._compiled, self._layout, self._sources, self._draws = compiled, layout, sources, draws
+        self.graph, self.capture, self.phases = graph, capture, tuple(phases)
+        self._compiled, self._layout, self._sources = compiled, layout, sources
         self._rates = learning_rates(sources.optimizer)
         """As they were last read."""
         self._loss = graph.values[graph.outputs[0]].name
@@ -94,14 +83,14 @@ class TrainProgram:
         if feed.keys() != set(self._layout.names):
             feed = self._without_states(feed)
         self._follow_schedule()
-        loss = self._compiled.run(feed)[self._loss]
+        loss = self._compiled.replay(feed)[self._loss]
         if not math.isfinite(loss):
             raise self._not_finite(feed, float(loss))
         return loss
 
     def snapshot(self) -> Snapshot:
-        """Copies of all states, and of the state of the random numbers."""
-        return Snapshot(self._compiled.states(), torch.get_rng_state() if self._draws else None)
+        """Copies of all states, and of the state of torch's random numbers where the step draws any."""
+        return self._compiled.snapshot()
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot: the next steps are those that came after it, bit for bit, for the same batches.
@@ -109,17 +98,15 @@ class TrainProgram:
         Raises:
             UsageError: the snapshot is of another program.
         """
-        states = snapshot.states
-        if states.keys() != self._compiled.states().keys():
-            raise UsageError("the snapshot has other states than this program; expected one that it made")
-        self._compiled.give_states(states)
-        if self._draws and snapshot.random is not None:
-            torch.set_rng_state(snapshot.random)
+        self._compiled.restore(snapshot)
 
     def save(self, path: str | Path) -> None:
-        """Write all states to a safetensors file, under a temporary name first."""
-        snapshot = self.snapshot()
-        write_states(Path(path), snapshot.states, snapshot.random)
+        """Write all states to a safetensors file, under a temporary name first.
+
+        Raises:
+            UsageError: the folder does not exist.
+        """
+        write_snapshot(Path(path), self.snapshot())
 
     def load(self, path: str | Path) -> None:
         """Go on from a file that `save` wrote.
@@ -127,8 +114,7 @@ class TrainProgram:
         Raises:
             UsageError: there is no such file, or it is of another program.
         """
-        states, random = read_states(Path(path), self._compiled.states())
-        self.restore(Snapshot(states, random))
+        self.restore(read_snapshot(Path(path), self._compiled.states()))
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """`{"module": …, "optimizer": …}`, each as torch's own `load_state_dict` takes it. Copies."""

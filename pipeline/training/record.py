@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram, compile_graph
-from pipeline.runtime.torch_args import find_operator
 from pipeline.training.batch import Batch, LossFunction
 from pipeline.training.graph import LARGE, MAX_NORM, STEP, make_graph, moment_name, rate_name, stored_name
 from pipeline.training.optimizer import OptimizerSettings, read_optimizer
@@ -67,8 +66,12 @@ def record_step(
     compiled = timed(
         "Compile", lambda: compile_graph(graph, weights), lambda made: f"arena of {made.plan.arena_bytes} bytes"
     )
+    feed = {
+        name: tensor.detach() for name, tensor in traced.layout.tensors(batch).items() if name in traced.layout.names
+    }
+    capture = timed("Capture", lambda: compiled.capture(feed, mode="train"), lambda made: str(made.report))
     sources = _sources(module, optimizer, traced, stored, compiled)
-    return TrainProgram(graph, compiled, traced.layout, sources, draws=_draws(graph), phases=phases)
+    return TrainProgram(graph, compiled, traced.layout, sources, capture=capture.report, phases=phases)
 
 
 def _stored(module: nn.Module, traced: TracedStep) -> dict[str, torch.Tensor]:
@@ -112,9 +115,3 @@ def _sources(
         keys,
         {number: name for number, name in enumerate(params) if name in traced.params},
     )
-
-
-def _draws(graph: Graph) -> bool:
-    """Whether an operator draws random numbers."""
-    kinds = {op.kind for op in graph.ops if op.kind.count(".") == 2 and not op.kind.startswith("higher_order.")}
-    return any(torch.Tag.nondeterministic_seeded in find_operator(kind).tags for kind in kinds)

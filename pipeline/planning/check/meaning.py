@@ -129,8 +129,19 @@ def _call(op: Op, call: KernelCall) -> Iterator[str]:
     facts.pop("inplace", None)
     if inplace := _overwritable(op):
         facts["inplace"] = inplace
+    if overwrites := _replaced(op):
+        facts["overwrites"] = overwrites
     if dict(call.constraints) != facts:
         yield f"has the constraints {dict(call.constraints)}; expected {facts}"
+
+
+def _replaced(op: Op) -> tuple[int, ...]:
+    """For each result of an optimizer's update the operand that it replaces: all but gradients and scalars."""
+    count = op.attrs.get("count")
+    if op.kind not in UPDATES or not isinstance(count, int):
+        return ()
+    last = len(op.inputs) - UPDATES[op.kind]
+    return tuple(at for at in range(last) if not count <= at < 2 * count)
 
 
 def _overwritable(op: Op) -> tuple[int, ...]:
@@ -152,3 +163,7 @@ def _overwritable_by_kind(op: Op) -> tuple[int, ...]:
     operands = [part for item in op.attrs.values() for part in parts(item) if isinstance(part, InputRef)]
     is_base = op.attrs.get("self") == InputRef(0) and operands.count(InputRef(0)) == 1
     return (0,) if op.kind in CHANGED and is_base else ()
+
+
+UPDATES = {"SGD": 2, "Adam": 3}
+"""Kinds of updates, and how many scalars they read behind parameters, gradients and moments."""

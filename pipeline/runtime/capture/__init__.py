@@ -9,6 +9,7 @@ feed_buffers.py   what of a feed goes where           randomness.py  generators 
 from pipeline.runtime.capture.capture import Capture, OutputViews
 from pipeline.runtime.capture.captures import MOST_CAPTURES, Captures, OneWorkspace, Workspaces
 from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor
+from pipeline.runtime.capture.randomness import RandomState
 from pipeline.runtime.capture.segments import CaptureReport, Segment
 from pipeline.runtime.capture.session import CaptureWarning, Snapshot
 
@@ -23,6 +24,7 @@ __all__ = [
     "FedTensor",
     "OneWorkspace",
     "OutputViews",
+    "RandomState",
     "Segment",
     "Snapshot",
     "Workspaces",
