@@ -35,8 +35,7 @@ class DecomposeAttention(Step):
     source: str = field(default="onnxline", init=False)
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        proto = onnx.ModelProto()
-        proto.CopyFrom(model.proto)
+        proto = model.copy_proto()
         work, changed = model.with_proto(proto), False
         while True:
             replaced, reasons = _replace_attention(work)
