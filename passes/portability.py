@@ -14,14 +14,13 @@ from typing import Final
 import onnx
 from onnx import NodeProto, TensorProto
 
+from passes.graph.op_facts import ONNX_DOMAINS, op_name
 from passes.graph.traversal import every_node
 from passes.provenance import module_path_of
 
 __all__ = ["BY_OPERATOR", "find_obstacles"]
 
 MOST_MODULES: Final = 3
-
-ONNX_DOMAINS: Final = frozenset({"", "ai.onnx"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +53,7 @@ def find_obstacles(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def _sentence(obstacle: Obstacle, nodes: Sequence[NodeProto]) -> str:
-    names = [f"{node.domain}::{node.op_type}" if node.domain not in ONNX_DOMAINS else node.op_type for node in nodes]
-    counted = ", ".join(f"{count} {name}" for name, count in sorted(Counter(names).items()))
+    counted = ", ".join(f"{count} {name}" for name, count in sorted(Counter(map(op_name, nodes)).items()))
     places = (module_path_of(node) for node in nodes)
     modules = list(dict.fromkeys(place.paths[-1] for place in places if place and place.paths and place.paths[-1]))
     more = f" and {len(modules) - MOST_MODULES} more" if len(modules) > MOST_MODULES else ""

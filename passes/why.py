@@ -15,6 +15,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 
 from passes.errors import PolicyError
 from passes.graph.formatting import format_tensor_type
+from passes.graph.op_facts import op_name
 from passes.load import load_model, to_path
 from passes.provenance import ModulePath, annotations_of, form_of, known_as, module_path_of, part_of
 from passes.suggest import nearest_names, plural
@@ -235,7 +236,7 @@ class _Nodes:
         if place is not None and not place.paths:  # outside of any module: the model's own
             place = ModulePath(("",), self._root_classes, place.frames)
         return Origin(
-            op=f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type,
+            op=op_name(node),
             name=node.name,
             inputs=tuple(node.input),
             outputs=tuple(node.output),

@@ -9,6 +9,7 @@ from typing import Final
 
 from onnx import NodeProto
 
+from passes.graph.op_facts import op_name
 from passes.provenance.annotations import module_path_of
 
 __all__ = [
@@ -222,5 +223,4 @@ class Diff:
 def label_of(node: NodeProto) -> NodeLabel:
     place = module_path_of(node)
     name = node.name or next((name for name in node.output if name), "")
-    op = f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
-    return NodeLabel(op, name, place.paths[-1] if place is not None and place.paths else "")
+    return NodeLabel(op_name(node), name, place.paths[-1] if place is not None and place.paths else "")

@@ -192,7 +192,7 @@ class _EncodingCarrier:
         missing = [name for name in self.given if name not in carried]
         stored = {tensor.name: tensor for tensor in self.source.proto.graph.initializer}
         present = [name for name in missing if name not in stored and name not in self.traced.gone]
-        changed_by = self._first_change(present)
+        changed_by, twins = self._follow(present)
         for name in missing:
             if name in stored:
                 yield self._describe_stored(stored[name])
@@ -201,6 +201,8 @@ class _EncodingCarrier:
                 yield LostEncoding(name, "gone", by, self.traced.fates.get(name, "nothing computes it any more"))
             elif not self.context.draws():
                 yield LostEncoding(name, "unproven", "", "nothing is run, so its numbers may be others")
+            elif name in twins:
+                yield LostEncoding(name, "gone", "", _twin_reason(twins[name]))
             else:
                 yield LostEncoding(
                     name, "stale", changed_by.get(name, ""), "what stands in its place has other numbers"
@@ -221,15 +223,17 @@ class _EncodingCarrier:
                 reason = f"its numbers are in {heirs[0].name!r} now" if heirs else "nothing reads it any more"
                 return LostEncoding(tensor.name, "gone", version.author, reason)
         twin = next(one for one in self.stored.values() if self._is_content(self.final, one, tensor, digest))
-        return LostEncoding(tensor.name, "gone", "", f"{twin.name!r} has the same numbers, and stands for both")
+        return LostEncoding(tensor.name, "gone", "", _twin_reason(twin.name))
 
     @staticmethod
     def _is_content(model: DetachedModel, one: TensorProto, tensor: TensorProto, digest: str) -> bool:
         return one.dims == tensor.dims and one.data_type == tensor.data_type and model.digest(one) == digest
 
-    def _first_change(self, names: Sequence[str]) -> dict[str, str]:
-        """Tensor of the source → the step from which on nothing has its numbers."""
-        found: dict[str, str] = {}
+    def _follow(self, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Tensor of the source → the step from which on nothing has its numbers. Where there is no such step: tensor of
+        the source → the tensor of the final model that has them."""
+        changed_by: dict[str, str] = {}
+        twins: dict[str, str] = {}
         open_names = set(names) if self.context.draws() else set[str]()
         for place, version in enumerate(self.versions[1:], start=1):
             pairs = [
@@ -238,10 +242,11 @@ class _EncodingCarrier:
                 for source in sources
                 if source in open_names
             ]
-            same = {source for source, _ in find_same(self.source, version.model, pairs, self.context)[0]}
-            found |= dict.fromkeys(open_names - same, version.author)
-            open_names &= same
-        return found
+            same = find_same(self.source, version.model, pairs, self.context)[0]
+            twins = dict(pair for pair in reversed(pairs) if pair in same)  # of several, the first one
+            changed_by |= dict.fromkeys(open_names - twins.keys(), version.author)
+            open_names &= twins.keys()
+        return changed_by, twins
 
     def describe_uncovered(self) -> Iterable[UncoveredTensor]:
         """The float tensors of the final model without an encoding; those that share one by a move are covered."""
@@ -271,6 +276,10 @@ class _EncodingCarrier:
             return ""
         marks = annotations_of(thing)
         return marks.author or next(reversed(marks.changed), "")
+
+
+def _twin_reason(twin: str) -> str:
+    return f"{twin!r} has the same numbers, and stands for both"
 
 
 def _float_names(model: DetachedModel) -> tuple[str, ...]:

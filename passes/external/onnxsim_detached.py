@@ -126,8 +126,7 @@ def import_onnxsim() -> ModuleType:
 
 def _with_references(model: DetachedModel, with_data: Collection[str]) -> onnx.ModelProto:
     """A copy of `model` with its large weights as references, but for those in `with_data`, which hold their data."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = model.copy_proto()
     for node in proto.graph.node:
         del node.metadata_props[:]
     for tensor in proto.graph.initializer:

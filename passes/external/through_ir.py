@@ -38,8 +38,7 @@ def through_ir(
         StepFailed: the function raised, crashed or timed out.
     """
     hidden = {tensor.name: tensor for tensor in model.proto.graph.initializer if model.is_unread(tensor)}
-    shown = onnx.ModelProto()
-    shown.CopyFrom(model.proto)
+    shown = model.copy_proto()
     _delete(shown.graph.initializer, hidden)
     added = hidden.keys() - {info.name for info in shown.graph.input}
     shown.graph.input.extend(

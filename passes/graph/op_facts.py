@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from onnx import NodeProto
+from onnx import ModelProto, NodeProto
 
 __all__ = [
     "COMMUTATIVE",
@@ -16,6 +16,8 @@ __all__ = [
     "has_body",
     "is_opaque",
     "moved_inputs",
+    "op_name",
+    "opset_of",
 ]
 
 ONNX_DOMAINS: Final = ("", "ai.onnx")
@@ -56,3 +58,13 @@ def has_body(node: NodeProto) -> bool:
 def is_opaque(node: NodeProto) -> bool:
     """Whether `node` cannot be run apart from its model: it is random, or it has a body."""
     return node.op_type in RANDOM_OPS or has_body(node)
+
+
+def op_name(node: NodeProto) -> str:
+    """`Softmax`, or with a domain that is not ONNX's own: `com.microsoft::Attention`."""
+    return node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op_type}"
+
+
+def opset_of(model: ModelProto) -> int:
+    """The opset of ONNX's own operators; 0 where the model names none."""
+    return max((entry.version for entry in model.opset_import if entry.domain in ONNX_DOMAINS), default=0)

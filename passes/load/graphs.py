@@ -63,7 +63,7 @@ class GraphCheck:
         own = self._beginnings(graph, is_inner=bool(outer))
         for info in graph.value_info:
             check_value(info, "value", typed=False)
-        free = self._check_nodes(graph.node, own, outer, taken, where)
+        free = self._check_nodes(graph.node, own, outer, taken)
         names = set()
         for info in graph.output:
             check_value(info, "output", typed=False)
@@ -89,7 +89,7 @@ class GraphCheck:
             raise ModelError(f"{where} has the inputs {list(function.input)}; expected a name of its own for each")
         for info in function.value_info:
             check_value(info, "value", typed=False)
-        self._check_nodes(function.node, own, (), (), where)
+        self._check_nodes(function.node, own, (), ())
         for name in function.output:
             if name not in own:
                 _need(name, (), f"is an output of {where}")
@@ -119,12 +119,7 @@ class GraphCheck:
         return own | stored
 
     def _check_nodes(
-        self,
-        nodes: Sequence[NodeProto],
-        own: set[str],
-        outer: Sequence[set[str]],
-        taken: Sequence[set[str]],
-        where: str,
+        self, nodes: Sequence[NodeProto], own: set[str], outer: Sequence[set[str]], taken: Sequence[set[str]]
     ) -> set[str]:
         """Check `nodes`, and add their outputs to `own`; returns the names that they read from outside."""
         makers: dict[str, int] = {}

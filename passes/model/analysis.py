@@ -52,8 +52,7 @@ def what_is_invalid(model: DetachedModel) -> str:
     The checker counts the numbers of a tensor, so stand-ins become graph inputs of their type. The metadata of nodes,
     which may be most of the graph, is removed first, since the checker ignores it.
     """
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = model.copy_proto()
     graph = proto.graph
     for node in graph.node:
         node.ClearField("metadata_props")

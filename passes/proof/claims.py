@@ -83,8 +83,7 @@ class BaseModelRun:
 
 def inferred_shapes(model: DetachedModel) -> dict[str, Distinct]:
     """Values of a known size, by inference alone: the types that a model declares for its values may be wrong."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = model.copy_proto()
     _forget_types(proto.graph)
     try:
         graph = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph

@@ -12,7 +12,6 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Final
 
-import onnx
 from onnx import GraphProto, TensorProto
 
 from passes.graph.op_facts import COMMUTATIVE
@@ -284,8 +283,7 @@ def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
             taken.update((tensor.name, name))
     if not renamed:
         return model
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = model.copy_proto()
     _rename(proto.graph, renamed)
     for annotation in proto.graph.quantization_annotation:
         annotation.tensor_name = renamed.get(annotation.tensor_name, annotation.tensor_name)

@@ -26,6 +26,7 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import reads_of
+from passes.provenance.weight_origins import free_name
 from passes.rewrites.mask_constants import MASKING, MaskedGraph, MaskUse, epsilon_of, is_op, tensor_in
 from passes.step import PassResult, Step
 from passes.suggest import plural
@@ -133,7 +134,7 @@ def _rows_of(masked: np.ndarray, free: np.ndarray, axis: int, gap: float, known:
 def _store_constants(graph: MaskedGraph) -> MaskedGraph:
     """The same model, where the mask constants are initializers."""
     names, taken = {graph.constant_name(use) for use in graph.all_uses()}, graph.value_names()
-    proto = _copy(graph.model.proto)
+    proto = graph.model.copy_proto()
     for node in [node for node in proto.graph.node if names.intersection(node.output)]:
         tensor = tensor_in(node)
         if tensor is None:
@@ -155,7 +156,7 @@ def _select_scores(graph: MaskedGraph) -> MaskedGraph:
 
     That keeps the equal weights of a row that is masked as a whole. A causal mask that no input decides masks none.
     """
-    proto, chosen = _copy(graph.model.proto), set[str]()
+    proto, chosen = graph.model.copy_proto(), set[str]()
     for use in graph.all_uses():
         select = graph.nodes[use.node]
         if not graph.is_choice_of_zero(use) or not graph.depends_on_input(select.input[0]):
@@ -177,7 +178,7 @@ def _select_scores(graph: MaskedGraph) -> MaskedGraph:
 
 def _observation(graph: MaskedGraph) -> tuple[DetachedModel, list[tuple[str, str, int]]]:
     """A model that computes the scores with their masks, and beside them with masks of 0; and what `observe` takes."""
-    proto, taken = _copy(graph.model.proto), graph.value_names()
+    proto, taken = graph.model.copy_proto(), graph.value_names()
     uses = graph.all_uses()
     zero = {name: _fresh(f"{name}_zero", taken) for name in sorted({graph.constant_name(use) for use in uses})}
     proto.graph.initializer.extend(_raise(graph, name, new, 0.0) for name, new in zero.items())
@@ -215,7 +216,7 @@ def _gap(graph: MaskedGraph) -> float:
 
 def _clamp(graph: MaskedGraph, bound: float) -> DetachedModel:
     """The model with `bound` for its mask constants; a constant that others read too stays beside the new one."""
-    proto, taken = _copy(graph.model.proto), graph.value_names()
+    proto, taken = graph.model.copy_proto(), graph.value_names()
     by_name = defaultdict[str, list[MaskUse]](list)
     for use in graph.all_uses():
         by_name[graph.constant_name(use)].append(use)
@@ -242,16 +243,8 @@ def _raise(graph: MaskedGraph, name: str, new: str, limit: float) -> TensorProto
     return numpy_helper.from_array(raised.astype(array.dtype), new)
 
 
-def _copy(proto: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    return copy
-
-
 def _fresh(name: str, taken: set[str]) -> str:
-    """`name`, or with a number behind it if it is taken; from now on it is."""
-    fresh = next(
-        each for each in (name, *(f"{name}_{number}" for number in range(2, len(taken) + 3))) if each not in taken
-    )
+    """A free name like `name`; from now on it is taken."""
+    fresh = free_name(name, taken)
     taken.add(fresh)
     return fresh

@@ -12,7 +12,7 @@ from onnx import NodeProto, inliner, version_converter
 
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
-from passes.graph.op_facts import ONNX_DOMAINS
+from passes.graph.op_facts import ONNX_DOMAINS, opset_of
 from passes.graph.traversal import every_node
 from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel
@@ -46,8 +46,7 @@ class ConvertOpset(Step):
             raise PolicyError(f"pass {self.name!r}: to is {self.to}; expected {OLDEST} to {newest}")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        version = _version_of(model.proto)
-        if version == self.to:
+        if opset_of(model.proto) == self.to:
             return PassResult(model, changed=False)
         _refuse_attention(model.proto, self.to)
         try:
@@ -67,10 +66,6 @@ def convert(model: bytes, to: int) -> bytes:
     if proto.functions:
         proto = inliner.inline_local_functions(proto)
     return version_converter.convert_version(proto, to).SerializeToString()
-
-
-def _version_of(proto: onnx.ModelProto) -> int:
-    return max((entry.version for entry in proto.opset_import if entry.domain in ONNX_DOMAINS), default=0)
 
 
 def _with_node(failure: StepFailed, proto: onnx.ModelProto, to: int) -> StepFailed:

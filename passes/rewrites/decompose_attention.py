@@ -9,7 +9,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
-from passes.graph.op_facts import ONNX_DOMAINS
+from passes.graph.op_facts import ONNX_DOMAINS, opset_of
 from passes.graph.traversal import every_node, reads_of
 from passes.rewrites.attention_core import write_core
 from passes.rewrites.attention_operators import READERS, read_attention
@@ -35,8 +35,7 @@ class DecomposeAttention(Step):
     source: str = field(default="onnxline", init=False)
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        proto = onnx.ModelProto()
-        proto.CopyFrom(model.proto)
+        proto = model.copy_proto()
         work, changed = model.with_proto(proto), False
         while True:
             replaced, reasons = _replace_attention(work)
@@ -59,7 +58,7 @@ def _replace_attention(model: DetachedModel) -> tuple[bool, list[str]]:
     places = [place for place, node in enumerate(graph.node) if is_attention(node)]
     if not places:
         return False, []
-    opset = max((entry.version for entry in model.proto.opset_import if entry.domain in ONNX_DOMAINS), default=0)
+    opset = opset_of(model.proto)
     if opset < OLDEST:
         return False, [
             f"all, since opset {opset} is too old: put {{convert-opset: {{to: {OLDEST}}}}} or later in front"

@@ -179,8 +179,7 @@ def _bytes_read(group: Sequence[NodeProto], sizes: Mapping[str, int]) -> int:
 
 def _replace_nodes(model: DetachedModel, nodes: Sequence[NodeProto], folded: Sequence[FoldedValue]) -> DetachedModel:
     gone = {node.output[0] for node in nodes}
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = model.copy_proto()
     stays = [node for node in proto.graph.node if node.output[0] not in gone]
     del proto.graph.node[:]
     proto.graph.node.extend(stays)

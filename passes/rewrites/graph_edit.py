@@ -58,8 +58,7 @@ class GraphEdit:
     def model(self) -> DetachedModel:
         """The model of `view` with all changes, without what nothing reads any more."""
         source = self.view.model
-        proto = onnx.ModelProto()
-        proto.CopyFrom(source.proto)
+        proto = source.copy_proto()
         graph = proto.graph
         was_alive = {name for node in live_nodes(graph) for name in node.output}
         was_read = {name for node in graph.node for name in reads_of(node)}

@@ -50,8 +50,7 @@ def unpack_attentions(model: DetachedModel, left: Collection[str] = ()) -> Unpac
             replaced[id(node)] = build
     if not replaced:
         return UnpackedModel(model, {}, tuple(notes))
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = model.copy_proto()
     del proto.graph.node[:]
     for node in view.own:
         proto.graph.node.extend(replaced[id(node)].nodes if id(node) in replaced else [node])

@@ -11,7 +11,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
-import onnx
 from onnx import GraphProto, NodeProto, TensorProto
 
 from passes.context import PassContext
@@ -38,8 +37,7 @@ class Untie(Step):
     source: str = field(default="onnxline", init=False)
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        proto = onnx.ModelProto()
-        proto.CopyFrom(model.proto)
+        proto = model.copy_proto()
         graph, taken = proto.graph, _value_names(proto.graph)
         fed = {info.name for info in graph.input}
         tied = {tensor.name: tensor for tensor in graph.initializer if _is_weight(tensor) and tensor.name not in fed}

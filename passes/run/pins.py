@@ -19,8 +19,7 @@ def pin(model: DetachedModel, pins: Iterable[ValueInfoProto]) -> DetachedModel:
 
     Pins carry types, since onnxsim refuses an output whose shape field is missing.
     """
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = model.copy_proto()
     graph = proto.graph
     taken = {output.name for output in graph.output}
     computed = {name for node in graph.node for name in node.output}

@@ -9,9 +9,9 @@ from enum import StrEnum
 from os import PathLike
 
 import onnx
-from onnx import NodeProto
 
 from passes.encodings.carry import CarriedEncodings
+from passes.graph.op_facts import op_name
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
 from passes.proof.types import Sensitivity
@@ -111,14 +111,10 @@ class PassRun:
 
 def op_counts(model: DetachedModel) -> Counter[str]:
     """Op type → number of nodes; other domains than ONNX's own as `domain::Op`."""
-    return Counter(map(_kind, model.proto.graph.node))
+    return Counter(map(op_name, model.proto.graph.node))
 
 
 def op_changes(before: DetachedModel, after: DetachedModel) -> dict[str, int]:
     """Op type → number of nodes in `after` less that in `before`, where they differ."""
     had, has = op_counts(before), op_counts(after)
     return {kind: has[kind] - had[kind] for kind in sorted(had | has) if has[kind] != had[kind]}
-
-
-def _kind(node: NodeProto) -> str:
-    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type

@@ -69,6 +69,12 @@ class DetachedModel:
     def with_proto(self, proto: onnx.ModelProto) -> DetachedModel:
         return DetachedModel(proto, self.weights)
 
+    def copy_proto(self) -> onnx.ModelProto:
+        """A copy of the proto, to change and give to `with_proto`: this model stays as it is."""
+        copy = onnx.ModelProto()
+        copy.CopyFrom(self.proto)
+        return copy
+
     def weight(self, tensor: TensorProto) -> Weight | None:
         """The detached weight of this initializer; None if it holds its own data."""
         key = key_of(tensor)
@@ -198,8 +204,7 @@ def attach(model: DetachedModel, *, limit: int | None = PROTOBUF_LIMIT) -> onnx.
             f"the model holds {model.nbytes() / 2**30:.1f} GiB and one protobuf message at most 2 GiB; "
             "save it to a file with external data instead"
         )
-    whole = onnx.ModelProto()
-    whole.CopyFrom(model.proto)
+    whole = model.copy_proto()
     for tensor in whole.graph.initializer:
         weight = model.weight(tensor)
         if weight is not None:

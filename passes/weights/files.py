@@ -53,8 +53,7 @@ def save(
         OSError: the disk is full or the folder cannot be written; the old files do not change.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = model.copy_proto()
     with _alone_in(path.parent):
         before = set(path.parent.glob(f"{path.name}.*.data"))
         if referring:

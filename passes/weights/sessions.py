@@ -78,8 +78,7 @@ class Session:
     @classmethod
     def of(cls, model: DetachedModel, extra_outputs: Sequence[str] = ()) -> Session:
         """A session of `model`, in this process."""
-        proto = onnx.ModelProto()
-        proto.CopyFrom(model.proto)
+        proto = model.copy_proto()
         weights = {tensor.name: model.weight(tensor) for tensor in proto.graph.initializer}
         return cls(proto, {name: weight for name, weight in weights.items() if weight is not None}, extra_outputs)
 

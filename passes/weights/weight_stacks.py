@@ -95,8 +95,7 @@ def expand(model: DetachedModel, stacks: Stacks, source: DetachedModel) -> Detac
     """`model` with every stack as it was in `source`: pieces and a Concat; `model` itself if there are none."""
     if not stacks:
         return model
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = model.copy_proto()
     nodes: list[NodeProto] = []
     held: list[TensorProto] = []
     for tensor in model.proto.graph.initializer:

@@ -142,10 +142,6 @@ class Worker:
         """Whether `ticket` can still be collected."""
         return self._waits_since is not None and ticket == self._posted
 
-    def has_answered(self, ticket: int) -> bool:
-        """Whether `collect` would not have to wait."""
-        return self.awaits(ticket) and self._pipe is not None and self._pipe.poll()
-
     def fileno(self) -> int:
         """For `multiprocessing.connection.wait`: ready when what was posted can be collected, or the process died.
 

@@ -117,7 +117,7 @@ def _gemm(attributes: Attributes, ins: Inputs) -> Tensor:
     return product if len(ins) < 3 or ins[2] is None else product + attributes.get("beta", 1.0) * ins[2]
 
 
-def _pad_data(attributes: Attributes, data: Tensor, kernel: Sequence[int], value: float = 0.0) -> Tensor:
+def _padded(attributes: Attributes, data: Tensor, kernel: Sequence[int], value: float = 0.0) -> Tensor:
     """`data` with the padding that a convolution or a pool asks for."""
     rank = len(kernel)
     strides, dilations = attributes.get("strides", [1] * rank), attributes.get("dilations", [1] * rank)
@@ -138,7 +138,7 @@ def _pad_data(attributes: Attributes, data: Tensor, kernel: Sequence[int], value
 
 def _conv(attributes: Attributes, ins: Inputs) -> Tensor:
     weight, rank = ins[1], ins[1].dim() - 2
-    data = _pad_data(attributes, ins[0], weight.shape[2:])
+    data = _padded(attributes, ins[0], weight.shape[2:])
     convolve = {1: fn.conv1d, 2: fn.conv2d, 3: fn.conv3d}[rank]
     strides, dilations = attributes.get("strides", [1] * rank), attributes.get("dilations", [1] * rank)
     bias = ins[2] if len(ins) > 2 else None
@@ -148,7 +148,7 @@ def _conv(attributes: Attributes, ins: Inputs) -> Tensor:
 def _max_pool(attributes: Attributes, ins: Inputs) -> Tensor:
     kernel = attributes["kernel_shape"]
     pool = {1: fn.max_pool1d, 2: fn.max_pool2d, 3: fn.max_pool3d}[len(kernel)]
-    data = _pad_data(attributes, ins[0], kernel, -math.inf)
+    data = _padded(attributes, ins[0], kernel, -math.inf)
     strides, dilations = attributes.get("strides", [1] * len(kernel)), attributes.get("dilations", [1] * len(kernel))
     return pool(data, kernel, strides, 0, dilations, bool(attributes.get("ceil_mode", 0)))
 

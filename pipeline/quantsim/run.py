@@ -180,12 +180,10 @@ class _Simulation:
             measured = self.calibrate(placement, samples)  # what values each activation takes
             ranges = group_ranges(measured, placement, self._model)
             encodings = encode(placement, ranges, self._model)  # scales and zero points
-        else:
+        else:  # both as a file has them
             placement, encodings = self.adopt(placement, Path(self._settings.encodings_from))
-        quantized = insert_qdq(self._model, encodings)
-        outputs, device = self.simulate(
-            quantized, samples
-        )  # the outputs, by the specification and as a device has them
+        quantized = insert_qdq(self._model, encodings)  # the model with QuantizeLinear and DequantizeLinear
+        outputs, device = self.simulate(quantized, samples)  # by the specification, and as a device has them
         noise = self.measure(placement, encodings, samples)  # what each step adds, and what has come together there
         sensitivity, why_not = self.estimate(encodings, samples)  # what each layer alone does to the outputs
         report = make_report(placement, noise, sensitivity, why_not, outputs, device, self._model)

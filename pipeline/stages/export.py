@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from passes.context import limit_runs, open_context
 from passes.errors import StepFailed, StepTimedOut
+from passes.graph.op_facts import opset_of
 from passes.proof.draws import Trait
 from passes.proof.numbers import DRAWN, Errors
 from passes.proof.numeric import NumericProver
@@ -70,7 +71,7 @@ def export_and_compare(config: RunConfig, source: Source, references: References
     measurement, draws, not_drawn = _measure_export(model, references.draws, ranges, config, workspace, computed_in)
     return ExportReport(
         origin="onnx" if isinstance(source, OnnxSource) else "torch",
-        opset=_opset(model),
+        opset=opset_of(model.proto),
         nodes=len(model.proto.graph.node),
         weight_bytes=sum(weight.data.nbytes for weight in model.weights.values()),
         inputs=tuple(str(spec) for spec in source.inputs),
@@ -261,7 +262,3 @@ def _digests(model: DetachedModel, names: frozenset[str]) -> frozenset[str]:
 def key_of_parameter(tensor: TensorProto, digest: str) -> str:
     """Key of a parameter: dtype and digest. By bytes alone, two float32 zeros would equal an int64 start of a Slice."""
     return f"{tensor.data_type}:{digest}"
-
-
-def _opset(model: DetachedModel) -> int:
-    return next((entry.version for entry in model.proto.opset_import if entry.domain in ("", "ai.onnx")), 0)

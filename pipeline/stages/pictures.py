@@ -12,6 +12,7 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto
 
+from passes.graph.op_facts import op_name
 from passes.model.analysis import AnalyzedModel
 from passes.provenance import Descendants, annotations_of, known_as, module_path_of
 from passes.run.result import PassRow, PassRun, Status
@@ -95,11 +96,6 @@ def draw(nodes: Sequence[NodeProto], view: GraphView, instance: Instance) -> Dra
     return Drawing(tuple(sketch.boxes), tuple(dict.fromkeys(sketch.wires)), len(nodes) - len(shown))
 
 
-def op_label(node: NodeProto) -> str:
-    """`Softmax`, or with its domain: `com.microsoft::Attention`."""
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
-
-
 def shape_text(view: GraphView, name: str) -> str:
     """`1×197×768`; `?` is an unnamed dim; empty if nothing is known, `scalar` for rank 0."""
     dims = view.dims(name)
@@ -146,7 +142,7 @@ class _Sketch:
         shapes = ", ".join(dict.fromkeys(filter(None, map(self._weight_shape, node.input))))
         detail = shapes or (self._result(node) if node.op_type in LAYOUT else "")
         role = next(filter(None, roles), "")
-        return Box(BoxKind.NODE, op_label(node), detail, role, annotations_of(node).author, known_as(node))
+        return Box(BoxKind.NODE, op_name(node), detail, role, annotations_of(node).author, known_as(node))
 
     def _result(self, node: NodeProto) -> str:
         """`→ 1×197×768`, or `→ 3 × 1×197×768` of a Split into as many."""
@@ -186,7 +182,7 @@ class _Sketch:
 
 
 def _reader_label(readers: Sequence[NodeProto], is_output: bool) -> str:
-    labels = [*(["output"] if is_output else []), *map(op_label, readers)]
+    labels = [*(["output"] if is_output else []), *map(op_name, readers)]
     ops: list[str] = list(dict.fromkeys(labels))
     return ", ".join(ops[:2]) + (" …" if len(ops) > 2 else "")
 
@@ -207,7 +203,7 @@ def _row(node: NodeProto, view: GraphView) -> NodeRow:
     place = module_path_of(node)
     module = None if place is None else place.paths[-1] if place.paths else ""
     inputs, outputs = tuple(filter(None, node.input)), tuple(filter(None, node.output))
-    return NodeRow(known_as(node), op_label(node), shapes, module, annotations_of(node).author, inputs, outputs)
+    return NodeRow(known_as(node), op_name(node), shapes, module, annotations_of(node).author, inputs, outputs)
 
 
 def value_types(view: GraphView) -> dict[str, str]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
-
-import yaml
+from typing import Final
 
 from pipeline.config import RunConfig
 from pipeline.report import ExportReport, OptimizeReport, Pictures, Report, RuntimeReport, report_json
@@ -144,6 +142,4 @@ def write_settings(config: RunConfig, versions: Mapping[str, str], workspace: Wo
     """
     note = "# The module was given from Python; this file alone does not make it.\n" if is_given else ""
     lines = "".join(f"#   {name} {version}\n" for name, version in versions.items())
-    resolved: dict[str, Any] = config.to_mapping()
-    text = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
-    workspace.write_text("run.yaml", f"{note}# As resolved by onnxline, with\n{lines}{text}")
+    workspace.write_text("run.yaml", f"{note}# As resolved by onnxline, with\n{lines}{config.to_yaml()}")

@@ -15,7 +15,9 @@ from passes.errors import PassError
 from passes.policy.known_passes import GROUPS
 from passes.proof.numbers import TOLERANCES, Errors, Tolerance
 from passes.proof.types import Sensitivity
+from passes.recipe.steps import OWN_STEPS
 from passes.run.result import PassRow, Status, StructureVerdict
+from passes.structures import STRUCTURES
 from pipeline.cli import INTERRUPTED
 from pipeline.config import json_schema
 from pipeline.errors import OnnxlineError
@@ -92,6 +94,15 @@ def test_groups_of_passes() -> None:
     text = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
     table = text.partition("| group | what its passes do |\n| --- | --- |\n")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(GROUPS)
+
+
+def test_every_structure_and_every_step_of_a_recipe() -> None:
+    text = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
+    table = text.partition("| kind | what it is | kept means |\n| --- | --- | --- |\n")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(STRUCTURES)
+    steps = text.partition("| step | what it is | options |\n| --- | --- | --- |\n")[2].partition("\n\n")[0]
+    named = {name for row in steps.splitlines() for name in re.findall(r"`([\w-]+)`", row.split("|")[1])}
+    assert named == {"default", *OWN_STEPS}
 
 
 REPORTED = (Report, ExportReport, PassRow, StructureVerdict, Sensitivity, RuntimeReport, BackendReport, Errors)

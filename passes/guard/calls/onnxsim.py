@@ -186,8 +186,7 @@ def _without_outputs(model: DetachedModel, options: dict[str, Any]) -> DetachedM
     if not names or isinstance(names, str) or not set(names) < set(outputs):
         return model
     del options["unused_output"]
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = model.copy_proto()
     remaining = [info for info in model.proto.graph.output if info.name not in names]
     del proto.graph.output[:]
     proto.graph.output.extend(remaining)

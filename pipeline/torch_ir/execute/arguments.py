@@ -14,7 +14,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pipeline.export.caches import register_cache_types
-from pipeline.ir import Graph
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.tree import Branch, Leaf, Tree, fixed_of, leaves, structure, under
 
@@ -46,7 +45,7 @@ def feed(ir: IR, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Fed
     graph = ir.graph
     names = [graph.values[vid].name for vid in graph.inputs]
     if isinstance(inputs, Mapping):
-        return _feed_by_name(graph, names, {**inputs, **(kwargs or {})})
+        return _feed_by_name(names, {**inputs, **(kwargs or {})})
     given = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     if not kwargs and len(given) == len(names) and all(isinstance(one, torch.Tensor) for one in given):
         return Fed(dict(zip(names, given, strict=True)))
@@ -55,7 +54,7 @@ def feed(ir: IR, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Fed
     return _feed_nested(names, ir.signature.inputs, _place_named(names, ir.signature.inputs, given, dict(kwargs or {})))
 
 
-def _feed_by_name(graph: Graph, names: Sequence[str], given: Mapping[str, Any]) -> Fed:
+def _feed_by_name(names: Sequence[str], given: Mapping[str, Any]) -> Fed:
     problems = [
         f"input {name!r}: the IR has no such input; its inputs are {', '.join(names)}"
         for name in given

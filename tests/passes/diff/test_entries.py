@@ -195,3 +195,26 @@ def test_long_attributes_are_told_apart() -> None:
     assert entry.startswith("Constant c: value float[30] (30 elements) #")
     before, after = entry.rsplit(" → ", 1)
     assert before.rsplit(" ", 1)[1] != after.rsplit(" ", 1)[1]
+
+
+def test_weights_that_change_places_have_other_content() -> None:
+    """Each content is in the other model too, under the other name."""
+    text = "g (float[4] x) => (float[4] y) { a = Mul (x, one) y = Div (a, two) }"
+    first, second = np.float32([1, 2, 3, 4]), np.float32([5, 6, 7, 8])
+    assert diff_sentences(model_of(text, one=first, two=second), model_of(text, one=second, two=first)) == [
+        "one float[4]: 4 of 4 values differ, by up to 4",
+        "two float[4]: 4 of 4 values differ, by up to 4",
+    ]
+
+
+def test_a_constant_that_is_stored_in_one_model_and_computed_in_the_other() -> None:
+    w = np.float32([1, 2, 3, 4])
+    computed = model_of("g (float[4] x) => (float[4] y) { w = Neg (n) y = Mul (x, w) }", n=-w)
+    stored = model_of("g (float[4] x) => (float[4] y) { y = Mul (x, w) }", w=w)
+    assert diff_sentences(computed, stored) == [
+        "Neg w → stored constant w",
+        "removed n float[4]",
+        "computed by Neg w → stored constant w float[4]",
+    ]
+    beside = model_of("g (float[4] x) => (float[4] y) { w = Neg (n) b = Abs (w) y = Mul (b, v) }", n=-w, v=w)
+    assert "Mul y: input 1 w → v" in diff_sentences(computed, beside), "Neg is still there"

@@ -163,3 +163,17 @@ def test_names_that_match_nothing_are_refused_with_the_nearest() -> None:
     before = encode_model(model)
     with pytest.raises(UsageError, match=r"1 of 1 are for tensors .* 'qkw'; did you mean 'qkv'"):
         optimize(model, ["split-qkv"], encodings={"qkw": before["qkv"]})
+
+
+def test_what_is_gone_names_the_step_and_what_stands_for_it() -> None:
+    text = "g (float[2, 8] x) => (float[2, 8] y) { a = Identity (x) y = Neg (a) b = Abs (w) dead = MatMul (x, b) }"
+    model = at_opset_21(model_of(text, w=matrix(8, 8, 0)))
+    recipe = ["eliminate_identity", "eliminate_deadend", "eliminate_unused_initializer"]
+    _, carried = carry(model, recipe, encode_model(model))
+    lost = {lost.tensor: (lost.kind, lost.by, lost.reason) for lost in carried.lost}
+    assert lost == {
+        "a": ("gone", "", "'x' has the same numbers, and stands for both"),
+        "w": ("gone", "eliminate_unused_initializer", "nothing reads it any more"),
+        "b": ("gone", "eliminate_deadend", "its Abs is gone"),
+        "dead": ("gone", "eliminate_deadend", "its MatMul is gone"),
+    }

@@ -30,6 +30,11 @@ def test_the_skip_of_a_pass_watches_what_it_destroys(skip: list[str], kinds: tup
     assert Policy(tuple(skip), watch=False).watched_kinds(NAMES) == ()
 
 
+def test_a_group_may_name_no_pass_of_this_installation() -> None:
+    assert not any(Policy(("quantizing",)).skips(name) for name in NAMES)
+    Policy(("quantizing",)).check(NAMES, NAMES)
+
+
 @pytest.mark.parametrize(
     ("entry", "words"),
     [

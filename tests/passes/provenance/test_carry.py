@@ -230,6 +230,14 @@ def test_a_pass_that_changes_a_node_in_place_is_written_on_it() -> None:
     assert annotations_of(again.graph.node[0]).changed == ("turn_back", "turn_again")
 
 
+def test_an_input_that_a_pass_adds_is_a_change_of_the_node() -> None:
+    text = "g (float[2] x) => (float[2] y) {{ [clip] a = Clip ({0}) [end] y = Neg (a) }}"
+    bounds = {"low": np.float32(0), "high": np.float32(6)}
+    before = annotate_modules(model_of(text.format("x, low"), **bounds), clip="head", end="head")
+    clip, end = carry_annotations(before, model_of(text.format("x, low, high"), **bounds), "close").graph.node
+    assert (annotations_of(clip).changed, annotations_of(end).changed) == (("close",), ())
+
+
 def test_a_name_that_a_tool_gave_to_another_node_goes_back() -> None:
     before = annotate_modules(model_of(CHAIN), first="encoder", second="encoder", third="head")
     after = model_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from passes.run.narrow import minimal_culprits
+from passes.run.narrow import minimal_culprits, primary_culprit
 
 NAMES = [f"p{i}" for i in range(40)]
 
@@ -36,3 +36,10 @@ def test_a_suspect_that_this_release_lacks_is_not_asked() -> None:
     asked: list[tuple[str, ...]] = []
     assert minimal_culprits(["a", "b"], ["gone"], lambda names: asked.append(names) or "b" in names) == ("b",)
     assert ("gone",) not in asked
+
+
+def test_of_several_culprits_the_one_that_made_the_change_is_named() -> None:
+    """Without the others the result is the same, so they did nothing."""
+    assert primary_culprit(("a", "b", "c"), lambda left_out: "b" not in left_out) == "b"
+    assert primary_culprit(("a", "b"), lambda left_out: False) == "a", "they need each other"
+    assert primary_culprit(("a",), lambda left_out: True) == "a", "there is no other to leave out"
