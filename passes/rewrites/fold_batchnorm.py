@@ -249,22 +249,11 @@ def _scaled_weight(edit: GraphEdit, stored: StoredChannels, scale: Callable[[Arr
         raise _NotFolded(f"follows a product with {tensor.name}, which stays unread")
     array = view.model.array(tensor)
     numbers = _rounded(scale(array.astype(np.float64)), array.dtype)
-    name = _renew(edit, tensor.name, numbers, [node.output[0] for node, _ in stored.nodes])
+    name = edit.renew_tensor(tensor.name, numbers, [node.output[0] for node, _ in stored.nodes])
     if name == tensor.name and stored.nodes:
         return stored.nodes[0][0].output[0]
     for node, _ in reversed(stored.nodes):
         name = edit.copy_node(node, [name, *node.input[1:]], edit.free(node.output[0]), "")
-    return name
-
-
-def _renew(edit: GraphEdit, name: str, numbers: Array, behind: Sequence[str] = ()) -> str:
-    """Store other numbers for the tensor `name`, and return its name: the same one if it has no other reader."""
-    view = edit.view
-    outputs = {info.name for info in view.model.proto.graph.output}
-    shared = any(len(view.consumers.get(one, ())) > 1 or one in outputs for one in (name, *behind))
-    if shared or name not in view.initializers or name in edit.replaced:
-        return edit.store(numbers, name)
-    edit.replace_tensor(name, numbers)
     return name
 
 
@@ -291,7 +280,7 @@ def _bias(
     if array is None or array.size not in (1, count):
         raise _NotFolded(f"follows a product with {name}, which is no stored bias of one number per channel")
     numbers = np.broadcast_to(array.astype(np.float64).reshape(-1), (count,))
-    return _renew(edit, name, _rounded(change(numbers), dtype))
+    return edit.renew_tensor(name, _rounded(change(numbers), dtype))
 
 
 def _bias_name(name: str, weight: StoredChannels) -> str:
@@ -315,7 +304,7 @@ def _scaled_add(edit: GraphEdit, add: ChannelOp, layout: ChannelLayout, factor: 
     numbers[channels] = given.astype(np.float64).reshape(-1)
     laid = _rounded(_laid_out(layout, numbers * factor + more), array.dtype)
     inputs = list(node.input)
-    inputs[at] = _renew(edit, node.input[at], laid)
+    inputs[at] = edit.renew_tensor(node.input[at], laid)
     return inputs
 
 
