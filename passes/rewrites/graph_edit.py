@@ -131,10 +131,13 @@ class GraphEdit:
             self.tensors.append(numpy_helper.from_array(np.array(numbers, np.int64), self.made[key]))
         return self.made[key]
 
-    def copy_node(self, node: NodeProto, inputs: Sequence[str], output: str, role: str) -> str:
-        """Add `node` once more, on other inputs."""
+    def copy_node(self, node: NodeProto, inputs: Sequence[str], output: str, role: str, **sizes: int) -> str:
+        """Add `node` once more, on other inputs; `sizes` are attributes that change with them."""
         same = NodeProto()
         same.CopyFrom(node)
+        for attribute in same.attribute:
+            if attribute.name in sizes:
+                attribute.i = sizes[attribute.name]
         del same.input[:], same.output[:]
         same.input.extend(inputs)
         same.output.append(output)
