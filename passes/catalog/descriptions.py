@@ -25,6 +25,8 @@ STEPS: Final[Mapping[str, Description]] = {
     "onnxscript_rewrites": values("Run onnxscript's rewrite rules, or its fusions"),
     "onnxsim": values("Run onnxsim.simplify: its passes, constant folding and shape inference until nothing changes"),
     "onnxslim": values("Run onnxslim.slim: its fusion patterns and optimizations"),
+    "rotate": values("Rotate the residual stream and the heads of a decoder by AIMET's SpinQuant"),
+    "smooth-quant": values("Move outlier channels of activations into the weights behind them (SmoothQuant)"),
     "split-gate-up": values("Take merged projections of the gate and the value of a gated MLP apart"),
     "split-qkv": values("Take merged projections of Q, K and V apart"),
     "untie": structure("Give each module that reads a tied weight a copy of its own"),

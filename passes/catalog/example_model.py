@@ -62,6 +62,8 @@ def _draw_weight(info: onnx.ValueInfoProto, seed: str) -> onnx.TensorProto:
 UNPICTURED: Final[Mapping[str, str]] = {
     "nop": "it does nothing, on purpose",
     "clamp-mask": "its bound comes from the scores on the draws of a run",
+    "smooth-quant": "its factors come from the activations on the draws of a run",
+    "rotate": "it rotates a whole decoder",
     "infer_shapes": "it writes types and shapes, and leaves every operator as it is",
     "shape_inference": "it writes types and shapes, and leaves every operator as it is",
     "set_unique_name_for_nodes": "it writes names, and leaves every operator as it is",

@@ -80,6 +80,10 @@ def pass_names(steps: Sequence[Step], context: PassContext) -> tuple[str, ...]:
 def rows_of(step: Step, context: PassContext) -> list[CatalogEntry]:
     """The entry of one step, and those of its inner passes. The step's entry says if its library is missing."""
     if not step.is_composite:
+        try:
+            step.check(context)
+        except PolicyError as error:
+            return [replace(_step_entry(step), runs="missing", note=str(error))]
         return [_step_entry(step)]
     try:
         inner, extras = step.inner(context), step.extras(context)

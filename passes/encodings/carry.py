@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from onnx import NodeProto, TensorProto
 
@@ -20,7 +20,7 @@ from passes.encodings.same_numbers import find_same
 from passes.encodings.stored import CHANGED, EncodedArray, NoEncoding, derive_encoding
 from passes.encodings.versions import ModelVersion, TracedTensors, trace_tensors
 from passes.graph.float_tensors import FLOATS, float_tensors
-from passes.graph.op_facts import moved_inputs
+from passes.graph.op_facts import LAYOUT_OPS, RESHAPES, moved_inputs
 from passes.graph.traversal import reads_of
 from passes.provenance import annotations_of, form_of
 from passes.weights.detached import DetachedModel
@@ -81,6 +81,7 @@ def carry_encodings(
     carrier = _EncodingCarrier(versions, encodings, context)
     carrier.carry_stored()
     carrier.carry_computed()
+    carrier.carry_parts()
     carrier.add_moved()
     return CarriedEncodings(
         {name: carrier.found[name] for name in carrier.floats if name in carrier.found},
@@ -161,6 +162,39 @@ class _EncodingCarrier:
             for source, name in pairs:
                 if (source, name) in agreeing and name not in self.found:
                     self._take_known(name, source)
+
+    def carry_parts(self) -> None:
+        """Carry the encoding of a product with a whole matrix to the products with parts of it.
+
+        Their numbers are some of its numbers, also where there are too few of them to be recognized.
+        """
+        made = {name: node for node in self.source.proto.graph.node for name in node.output}
+        for name in self.floats:
+            node = self.made.get(name)
+            if name in self.found or node is None or node.op_type not in PRODUCTS:
+                continue
+            for source in self.traced.candidates[-1].get(name, ()):
+                if source in self.known and self.known[source].axis is None and self._is_part(node, made, source):
+                    self._take(name, self.known[source], (source,))
+                    break
+
+    def _is_part(self, node: NodeProto, made: Mapping[str, NodeProto], source: str) -> bool:
+        """Whether `node` multiplies the data of the product that makes `source` by parts of its matrix and bias."""
+        whole = made.get(source)
+        if whole is None or whole.op_type != node.op_type or len(whole.input) != len(node.input):
+            return False
+        pairs = zip(node.input[1:], whole.input[1:], strict=True)
+        are_parts = all(self.sources.get(part) == (_stored_behind(made, name),) for part, name in pairs)
+        return are_parts and self._is_same_data(node.input[0], made, whole.input[0])
+
+    def _is_same_data(self, name: str, made: Mapping[str, NodeProto], source: str) -> bool:
+        """Whether `name` is known to have the numbers of `source` in their order; reshaped alike, for a product."""
+        while source not in self.traced.equal.get(name, ()) and self.sources.get(name) != (source,):
+            node, before = self.made.get(name), made.get(source)
+            if node is None or before is None or not {node.op_type, before.op_type} <= RESHAPES:
+                return False
+            name, source = node.input[0], before.input[0]
+        return True
 
     def _take_known(self, name: str, source: str) -> None:
         """Take an encoding of the source; one that only follows there is left to follow here where it does so still."""
@@ -280,6 +314,17 @@ class _EncodingCarrier:
 
 def _twin_reason(twin: str) -> str:
     return f"{twin!r} has the same numbers, and stands for both"
+
+
+PRODUCTS: Final = ("MatMul", "Gemm")
+"""Operators whose results are parts of one another if their matrices are."""
+
+
+def _stored_behind(made: Mapping[str, NodeProto], name: str) -> str:
+    """The tensor that `name` is, seen through operators that leave all of its numbers."""
+    while name in made and made[name].op_type in LAYOUT_OPS:
+        name = made[name].input[0]
+    return name
 
 
 def _float_names(model: DetachedModel) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 carry.py           carries all of it, on the matching of `passes.matching`: read this first
 annotations.py     a node: its torch module, in the keys of the exporter; its author, sources and later changes, in ours
+names.py           old → new, of a whole run
 weight_origins.py  the source's weights that a stored tensor was made of, and its name
 """
 

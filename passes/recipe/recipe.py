@@ -127,6 +127,7 @@ EXPECTED: Final[Mapping[Any, str]] = {
     bool: "true or false",
     int: "a whole number",
     int | None: "a whole number or null",
+    int | float: "a number",
     int | float | None: "a number or null",
 }
 

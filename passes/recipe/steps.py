@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import Final
 
 from passes.external import onnxoptimizer
+from passes.external.aimet_rotations import Rotate
 from passes.external.onnx_shapes import InferShapes
 from passes.external.onnxruntime_fusions import OnnxRuntimeFusions
 from passes.external.onnxruntime_graph import OnnxRuntimeGraph
@@ -18,6 +19,7 @@ from passes.rewrites.convert_opset import ConvertOpset
 from passes.rewrites.decompose_attention import DecomposeAttention
 from passes.rewrites.fold_batchnorm import FoldBatchnorm
 from passes.rewrites.fold_constants import FoldConstants
+from passes.rewrites.smooth_quant import SmoothQuant
 from passes.rewrites.split_merged import SplitGateUp, SplitQkv
 from passes.rewrites.untie import Untie
 from passes.step import Step
@@ -48,6 +50,8 @@ OWN_STEPS: Final[Mapping[str, type[Step]]] = {
     "decompose-attention": DecomposeAttention,
     "convert-opset": ConvertOpset,
     "fold-batchnorm": FoldBatchnorm,
+    "smooth-quant": SmoothQuant,
+    "rotate": Rotate,
 }
 
 STEP_TYPES: Final[Sequence[type[Step]]] = (*OWN_STEPS.values(), onnxoptimizer.OnnxOptimizerPass)

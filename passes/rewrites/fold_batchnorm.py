@@ -157,7 +157,8 @@ def _fold_into_conv(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto])
             return (wide * parts[..., None]).reshape(array.shape)
 
         weight = _scaled_weight(edit, stored, scale)
-    bias = _bias(edit, conv, 2, stored, lambda array: array * factor + shift, len(factor))
+    dtype = view.model.array(stored.tensor).dtype
+    bias = _bias(edit, norm, conv, dtype, factor, shift)
     _end(edit, norm, path, {id(conv): [conv.input[0], weight, bias]})
 
 
@@ -193,17 +194,17 @@ def _fold_into_matrix(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto
     for place, add in enumerate(adds):
         more = shift if place == len(adds) - 1 else np.zeros(count)
         inputs[id(add.node)] = _scaled_add(edit, add, layouts[id(add.node)], factor, more)
+    dtype = view.model.array(stored.tensor).dtype
     if op_of(node) == "Gemm":
         beta = attribute_of(node, "beta", 1.0)
         if not beta:
             raise _NotFolded("follows a Gemm with beta 0")
         more = np.zeros(count) if adds else shift / beta
         if not adds or (len(node.input) > 2 and node.input[2]):
-            bias = _bias(edit, node, 2, stored, lambda array: array * factor + more, count)
+            bias = _bias(edit, norm, node, dtype, factor, more)
             inputs[id(node)] = [*inputs[id(node)][:2], bias]
     elif not adds:
-        numbers = _rounded(_laid_out(value.layout, shift), view.model.array(stored.tensor).dtype)
-        name = edit.store(numbers, _bias_name(norm.input[2], stored))
+        name = edit.renew_tensor(norm.input[2], _rounded(_laid_out(value.layout, shift), dtype))
         edit.replace_node(norm, "Add", [norm.input[0], name], norm.output[0])
         for changed in path:
             if id(changed) in inputs:
@@ -249,22 +250,11 @@ def _scaled_weight(edit: GraphEdit, stored: StoredChannels, scale: Callable[[Arr
         raise _NotFolded(f"follows a product with {tensor.name}, which stays unread")
     array = view.model.array(tensor)
     numbers = _rounded(scale(array.astype(np.float64)), array.dtype)
-    name = _renew(edit, tensor.name, numbers, [node.output[0] for node, _ in stored.nodes])
+    name = edit.renew_tensor(tensor.name, numbers, [node.output[0] for node, _ in stored.nodes])
     if name == tensor.name and stored.nodes:
         return stored.nodes[0][0].output[0]
     for node, _ in reversed(stored.nodes):
         name = edit.copy_node(node, [name, *node.input[1:]], edit.free(node.output[0]), "")
-    return name
-
-
-def _renew(edit: GraphEdit, name: str, numbers: Array, behind: Sequence[str] = ()) -> str:
-    """Store other numbers for the tensor `name`, and return its name: the same one if it has no other reader."""
-    view = edit.view
-    outputs = {info.name for info in view.model.proto.graph.output}
-    shared = any(len(view.consumers.get(one, ())) > 1 or one in outputs for one in (name, *behind))
-    if shared or name not in view.initializers or name in edit.replaced:
-        return edit.store(numbers, name)
-    edit.replace_tensor(name, numbers)
     return name
 
 
@@ -276,30 +266,22 @@ def _rounded(numbers: Array, dtype: np.dtype[Any]) -> Array:
     return rounded
 
 
-def _bias(
-    edit: GraphEdit, node: NodeProto, place: int, weight: StoredChannels, change: Callable[[Array], Array], count: int
-) -> str:
-    """The bias of a product, changed; a new one where it has none."""
+def _bias(edit: GraphEdit, norm: NodeProto, node: NodeProto, dtype: np.dtype[Any], factor: Array, more: Array) -> str:
+    """The bias of the product `node` times `factor`, and `more` added.
+
+    Where the product has none, the shift of `norm` becomes it, under the name that it has.
+    """
     view = edit.view
-    name = node.input[place] if len(node.input) > place else ""
-    dtype = view.model.array(weight.tensor).dtype
+    name = node.input[BIAS] if len(node.input) > BIAS else ""
     if not name:
-        return edit.store(_rounded(change(np.zeros(count)), dtype), _bias_name("", weight))
+        return edit.renew_tensor(norm.input[2], _rounded(more, dtype))
     if name in {info.name for info in view.model.proto.graph.input}:
         raise _NotFolded(f"follows a product with {name}, which is an input of the model")
     array = constant_array(view, name)
-    if array is None or array.size not in (1, count):
+    if array is None or array.size not in (1, len(factor)):
         raise _NotFolded(f"follows a product with {name}, which is no stored bias of one number per channel")
-    numbers = np.broadcast_to(array.astype(np.float64).reshape(-1), (count,))
-    return _renew(edit, name, _rounded(change(numbers), dtype))
-
-
-def _bias_name(name: str, weight: StoredChannels) -> str:
-    """`conv.bias` for `conv.weight`."""
-    stem, dot, last = weight.tensor.name.rpartition(".")
-    if last == "weight":
-        return f"{stem}{dot}bias"
-    return name or f"{weight.tensor.name}.bias"
+    numbers = np.broadcast_to(array.astype(np.float64).reshape(-1), (len(factor),))
+    return edit.renew_tensor(name, _rounded(numbers * factor + more, dtype))
 
 
 def _scaled_add(edit: GraphEdit, add: ChannelOp, layout: ChannelLayout, factor: Array, more: Array) -> list[str]:
@@ -315,7 +297,7 @@ def _scaled_add(edit: GraphEdit, add: ChannelOp, layout: ChannelLayout, factor: 
     numbers[channels] = given.astype(np.float64).reshape(-1)
     laid = _rounded(_laid_out(layout, numbers * factor + more), array.dtype)
     inputs = list(node.input)
-    inputs[at] = _renew(edit, node.input[at], laid)
+    inputs[at] = edit.renew_tensor(node.input[at], laid)
     return inputs
 
 
@@ -329,6 +311,9 @@ def _laid_out(layout: ChannelLayout, numbers: Array) -> Array:
     first = next((at for at, size in enumerate(shape) if size > 1), len(shape) - 1)
     return numbers[layout.channels].reshape(shape[first:])
 
+
+BIAS: Final = 2
+"""The position of the bias among the inputs of Conv, ConvTranspose and Gemm."""
 
 FOLDERS: Final[Mapping[str, Callable[[GraphEdit, NodeProto, Sequence[NodeProto]], None]]] = {
     "Conv": _fold_into_conv,

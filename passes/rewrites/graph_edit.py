@@ -86,6 +86,20 @@ class GraphEdit:
         self.replaced.add(name)
         self._store_array(array, name, None, "")
 
+    def renew_tensor(self, name: str, numbers: Array, behind: Sequence[str] = ()) -> str:
+        """Store other numbers for the tensor `name`, and return its name: the same one if it has no other reader.
+
+        Args:
+            behind: values that are made of it on the way to the reader that wants the numbers.
+        """
+        view = self.view
+        outputs = {info.name for info in view.model.proto.graph.output}
+        shared = any(len(view.consumers.get(one, ())) > 1 or one in outputs for one in (name, *behind))
+        if shared or name not in view.initializers or name in self.replaced:
+            return self.store(numbers, name)
+        self.replace_tensor(name, numbers)
+        return name
+
     def _store_array(self, array: Array, name: str, whole: TensorProto | None, part: str) -> str:
         data_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
         if data_type not in TYPED_FIELDS:
@@ -116,10 +130,13 @@ class GraphEdit:
             self.tensors.append(numpy_helper.from_array(np.array(numbers, np.int64), self.made[key]))
         return self.made[key]
 
-    def copy_node(self, node: NodeProto, inputs: Sequence[str], output: str, role: str) -> str:
-        """Add `node` once more, on other inputs."""
+    def copy_node(self, node: NodeProto, inputs: Sequence[str], output: str, role: str, **sizes: int) -> str:
+        """Add `node` once more, on other inputs; `sizes` are attributes that change with them."""
         same = NodeProto()
         same.CopyFrom(node)
+        for attribute in same.attribute:
+            if attribute.name in sizes:
+                attribute.i = sizes[attribute.name]
         del same.input[:], same.output[:]
         same.input.extend(inputs)
         same.output.append(output)

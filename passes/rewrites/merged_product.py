@@ -14,7 +14,17 @@ from passes.structures.axes import Side, axes_of, product_of
 from passes.structures.matrices import matrix_of, matrix_values
 from passes.structures.view import GraphView, attribute_of, constant_of, op_of
 
-__all__ = ["ChannelOp", "ChannelValue", "MergedProduct", "NotSplit", "StoredChannels", "channel_values", "read_product"]
+__all__ = [
+    "NBITS",
+    "SPLIT_OPS",
+    "ChannelOp",
+    "ChannelValue",
+    "MergedProduct",
+    "NotSplit",
+    "StoredChannels",
+    "channel_values",
+    "read_product",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -31,6 +41,12 @@ class StoredChannels:
     axis: int
     nodes: tuple[tuple[NodeProto, int], ...] = ()
     """Each node with the axis of the channels in its output; the one nearest to the product is the first."""
+    width: int = 1
+    """How many numbers of a channel lie beside each other along the axis: those of its blocks."""
+
+    def places(self, channels: Array) -> Array:
+        """The places along the axis of the numbers of some channels."""
+        return (channels[:, None] * self.width + np.arange(self.width)).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +93,17 @@ def read_product(view: GraphView, node: NodeProto) -> MergedProduct:
     place = product.out.index(letters[0]) - len(product.out)
     count = _count_channels(view, node, place)
     weights = {list(node.input).index(product.operands[side]): stored_channels(view, product.operands[side], axis)}
+    read_input = _packed_channels if op_of(node) == NBITS else _channels_of_input
     for at, name in enumerate(node.input):
         if at not in weights and name and name != product.operands[1 - side]:
-            own = _channels_of_input(view, node, name, count)
+            own = read_input(view, node, name, count)
             weights |= {} if own is None else {at: own}
     data, matrix = product.operands[1 - side], view.dims(product.operands[side]) or ()
-    plain = op_of(node) in ("MatMul", "MatMulInteger") or (
+    plain = op_of(node) in ("MatMul", "MatMulInteger", "QLinearMatMul") or (
         node.op_type == "Gemm" and not attribute_of(node, "transA", 0)
     )
-    return MergedProduct(node, place, weights, data, plain and side == 1 and len(matrix) == 2)
+    is_matrix = op_of(node) == NBITS or (plain and side == 1 and len(matrix) == 2)
+    return MergedProduct(node, place, weights, data, is_matrix)
 
 
 def _count_channels(view: GraphView, node: NodeProto, place: int) -> int:
@@ -103,13 +121,31 @@ def _channels_of_input(view: GraphView, node: NodeProto, name: str, count: int) 
         raise NotSplit(f"comes with {name}, whose shape is not known")
     if all(dim == 1 for dim in dims):
         return None
-    is_of_data = op_of(node) == "MatMulInteger" and node.input[3:4] != [name]
+    places = WITH_CHANNELS.get(op_of(node), range(len(node.input)))
+    is_of_data = list(node.input).index(name) not in places
     if is_of_data or dims[-1] != count or any(dim != 1 for dim in dims[:-1]) or name not in view.folded:
         raise NotSplit(f"comes with {name}, which is no bias of one number per channel")
     try:
         return stored_channels(view, name, -1)
     except NotSplit as why:
         raise NotSplit(f"comes with {name}, which {why}") from why
+
+
+def _packed_channels(view: GraphView, node: NodeProto, name: str, count: int) -> StoredChannels | None:
+    """The scales, zero points or bias of a MatMulNBits: rows of one channel each, also where they are one vector.
+
+    Its group indices are of the data; None for them.
+    """
+    if node.input[GROUP_INDICES : GROUP_INDICES + 1] == [name]:
+        return None
+    try:
+        stored = stored_channels(view, name, 0)
+    except NotSplit as why:
+        raise NotSplit(f"comes with {name}, which {why}") from why
+    size = stored.tensor.dims[0] if stored.tensor.dims else 0
+    if stored.nodes or size % count or not size:
+        raise NotSplit(f"comes with {name}, which has no rows of its channels")
+    return replace(stored, width=size // count)
 
 
 def stored_channels(view: GraphView, name: str, axis: int) -> StoredChannels:
@@ -157,8 +193,18 @@ def _axis_before(view: GraphView, node: NodeProto, axis: int) -> int:
 WEIGHT_OPS: Final = frozenset({"Transpose", "Identity", "Cast", "DequantizeLinear"})
 """Ops that may stand between a stored weight and the product."""
 
-SPLIT_OPS: Final = frozenset({"MatMul", "Gemm", "Conv", "Einsum", "MatMulInteger", "com.microsoft.FusedMatMul"})
-"""Products that are taken apart. Those of which all inputs are quantized (QLinearMatMul, MatMulNBits) are not."""
+NBITS: Final = "com.microsoft.MatMulNBits"
+
+GROUP_INDICES: Final = 4
+"""The position of the group indices among the inputs of MatMulNBits."""
+
+SPLIT_OPS: Final = frozenset(
+    {"MatMul", "Gemm", "Conv", "Einsum", "MatMulInteger", "QLinearMatMul", "com.microsoft.FusedMatMul", NBITS}
+)
+"""Products that are taken apart."""
+
+WITH_CHANNELS: Final[Mapping[str, tuple[int, ...]]] = {"MatMulInteger": (3,), "QLinearMatMul": (4, 5)}
+"""Quantized product → the positions of inputs that may have a number for each channel; the others are of the data."""
 
 
 @dataclass(frozen=True, slots=True)

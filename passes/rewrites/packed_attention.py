@@ -15,6 +15,7 @@ import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
 from passes.provenance.weight_origins import free_name
+from passes.rewrites.decompose_attention import is_attention
 from passes.structures.view import GraphView, attribute_of, op_of
 from passes.weights.detached import DetachedModel
 
@@ -92,12 +93,16 @@ class _UnpackedOperator:
         """Raise where the operator has an input or an attribute that the other operator has no place for."""
         for what, at in inputs.items():
             if self.input(at):
-                raise _NotWrittenOut(f"with {what}, which is not taken apart")
+                raise _NotWrittenOut(f"with {what}, which is not taken apart{self.advice()}")
         for name in attributes:
             if self.number_of(name):
                 raise _NotWrittenOut(f"with {name}, which is not taken apart")
         if len([name for name in self.node.output if name]) > 1:
-            raise _NotWrittenOut("with a second output, which is not taken apart")
+            raise _NotWrittenOut(f"with a second output, which is not taken apart{self.advice()}")
+
+    def advice(self) -> str:
+        """What takes the operator apart, where it is one that has such a step."""
+        return "; decompose-attention in front of split-qkv does" if is_attention(self.node) else ""
 
     def add(self, op: str, inputs: Sequence[str], *outputs: str, domain: str = "", **attributes: Any) -> list[str]:
         names = [self.free(one) for one in outputs]
@@ -202,7 +207,7 @@ def _attend_to_product(build: _UnpackedOperator, value: str, bias: str, mask: st
     if not isinstance(width, int):
         raise _NotWrittenOut("whose weight has no known shape")
     if mask and len(build.dims(list(build.node.input).index(mask))) not in (2, 3):
-        raise _NotWrittenOut("with a mask of lengths, which is not taken apart")
+        raise _NotWrittenOut(f"with a mask of lengths, which is not taken apart{build.advice()}")
     if bias:
         (value,) = build.add("Add", [value, bias], f"{stem}.qkv_biased")
     sizes = attribute_of(build.node, "qkv_hidden_sizes") or [width // 3] * 3

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
 from passes.context import PassContext
+from passes.rewrites.merged_product import SPLIT_OPS
 from passes.rewrites.packed_attention import unpack_attentions
 from passes.rewrites.split_product import Roles, SplitModel, split_products
 from passes.step import PassResult, Step
 from passes.structures.activations import BETWEEN, GELU_OPS
 from passes.structures.attention import attention_operands
+from passes.structures.axes import is_join, product_of
 from passes.structures.projection import CURVE_OPS, HEAD_OPS, projections_behind, without_shared_rotation
 from passes.structures.view import GraphView, carried_inputs, op_of
 from passes.weights.detached import DetachedModel
@@ -117,7 +119,8 @@ def find_merged_gates(view: GraphView) -> dict[str, Roles]:
 
 def _is_projection(view: GraphView, value: str) -> bool:
     node = view.producers.get(value)
-    return node is not None and op_of(node) in PRODUCTS and bool(view.folded.intersection(filter(None, node.input[:2])))
+    product = product_of(view, node) if node is not None and op_of(node) in SPLIT_OPS else None
+    return product is not None and not is_join(view, product)
 
 
 def _values_behind(view: GraphView, name: str, through: frozenset[str]) -> frozenset[str]:
@@ -134,8 +137,6 @@ def _values_behind(view: GraphView, name: str, through: frozenset[str]) -> froze
             front += carried_inputs(node)
     return frozenset(seen)
 
-
-PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv", "Einsum", "com.microsoft.FusedMatMul", "MatMulInteger"})
 
 GATING: Final = (CURVE_OPS - {"Softmax", "Max", "Min", "Exp"}) | BETWEEN | {*GELU_OPS, "Mul", "Div", "Pow"}
 """Ops that may be between a projection and the product with its gate."""

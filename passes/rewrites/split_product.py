@@ -16,6 +16,7 @@ from passes.provenance.weight_origins import part_name
 from passes.rewrites.channel_layout import Group, LayoutStep, layout_steps
 from passes.rewrites.graph_edit import GraphEdit, outside_readers
 from passes.rewrites.merged_product import (
+    NBITS,
     ChannelOp,
     ChannelValue,
     MergedProduct,
@@ -216,7 +217,8 @@ class _Splitter:
         inputs = list(product.node.input)
         for at, stored in product.weights.items():
             inputs[at] = self._cut_weight(stored, channels, role, product.node)
-        value = self.edit.copy_node(product.node, inputs, names[0], role)
+        sizes = {"N": len(channels)} if op_of(product.node) == NBITS else {}
+        value = self.edit.copy_node(product.node, inputs, names[0], role, **sizes)
         trailing = 0 if is_flat else -product.axis - 1
         if is_flat:
             shape = self.edit.constant([-1, len(channels)], f"{value}.shape")
@@ -324,10 +326,10 @@ class _Splitter:
             model, name = self.edit.view.model, _part_name(whole.name, role, reader)
             weight = model.weight(whole)
             if weight is not None and weight.unread:
-                rows = _unread_rows(weight, stored.axis, channels)
+                rows = _unread_rows(weight, stored.axis, stored.places(channels))
                 self.edit.made[key] = self.edit.store_weight(rows, name, whole, role)
             else:
-                part = np.take(model.array(whole), channels, axis=stored.axis)
+                part = np.take(model.array(whole), stored.places(channels), axis=stored.axis)
                 self.edit.made[key] = self.edit.store(np.ascontiguousarray(part), name, whole, role)
         name = self.edit.made[key]
         for node, axis in reversed(stored.nodes):

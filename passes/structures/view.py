@@ -100,7 +100,7 @@ class GraphView:
         if self.body is not None:
             return self.body  # it was taken from an inferred graph
         try:
-            return onnx.shape_inference.infer_shapes(self.model.proto, data_prop=True).graph
+            return onnx.shape_inference.infer_shapes(_with_known_products(self.model.proto), data_prop=True).graph
         except Exception:  # without inference, the model still has its own types
             return self.model.proto.graph
 
@@ -303,6 +303,22 @@ class GraphView:
                 yield node, value
                 if node.op_type in through and not until(node):
                     front.extend(node.output)
+
+
+def _with_known_products(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` for shape inference, which knows no MatMulNBits: each is a MatMul of the same sizes."""
+    places = [place for place, node in enumerate(proto.graph.node) if op_of(node) == "com.microsoft.MatMulNBits"]
+    if not places:
+        return proto
+    known = onnx.ModelProto()
+    known.CopyFrom(proto)
+    for place in places:
+        node = known.graph.node[place]
+        sizes = [int(attribute_of(node, name, 0)) for name in "KN"]
+        matrix = f"{node.output[0]} of {node.input[1]}"
+        known.graph.input.append(onnx.helper.make_tensor_value_info(matrix, TensorProto.FLOAT, sizes))
+        node.CopyFrom(onnx.helper.make_node("MatMul", [node.input[0], matrix], node.output))
+    return known
 
 
 def op_of(node: NodeProto) -> str:

@@ -16,6 +16,7 @@ from passes.diff import LayerErrors
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
 from passes.proof.types import Sensitivity
+from passes.provenance.names import NameMap
 from passes.run.result import PassRow, StructureVerdict
 
 __all__ = [
@@ -198,6 +199,7 @@ class OptimizeReport:
     coverage: Coverage = field(default_factory=Coverage)
     layers: tuple[LayerErrors, ...] = ()
     """The final model against the export, on the first draw, where a layer ends."""
+    names: NameMap = field(default_factory=NameMap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +261,8 @@ class Report:
     """Notes of the stages, also from the earlier run of a cached stage."""
     layers: tuple[LayerErrors, ...] = ()
     """The final model against the export, on the first draw, where a layer ends."""
+    names: NameMap | None = None
+    """Names of the export that are others in the final model; None where no passes ran."""
     format_version: int = field(default=REPORT_VERSION)
 
 

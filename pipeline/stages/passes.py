@@ -33,6 +33,7 @@ from passes.policy.contrib import describe_left
 from passes.portability import find_obstacles
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE
+from passes.provenance.names import map_names
 from passes.run.result import PassRow, PassRun, op_counts
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel, read_model
@@ -120,6 +121,7 @@ def optimize(
         not_compared=why_not_compared(config),
         coverage=run.coverage,
         layers=layers,
+        names=map_names(stored.proto, run.model.proto),
     )
 
 

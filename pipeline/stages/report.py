@@ -71,6 +71,7 @@ def write_report(
         coverage=passes.coverage if passes and not why else None,
         notes=tuple(dict.fromkeys(text for noted in findings.notes.values() for text in noted)),
         layers=passes.layers if passes else (),
+        names=passes.names if passes else None,
     )
     pictures = passes.pictures if passes else Pictures()
     write_quietly(lambda: workspace.write_text("report.json", report_json(report)), when=bool(failure))

@@ -18,6 +18,7 @@ from passes.suggest import bytes_text, milliseconds_text, plural
 from pipeline.report.html.figures import Group, groups_of
 from pipeline.report.html.headline import Headline, headline_of
 from pipeline.report.html.layers import LayerPlot, layer_plot
+from pipeline.report.html.names import NameTable, name_tables
 from pipeline.report.html.quantization import QuantizationView, quantization_view
 from pipeline.report.html.timeline import Timeline, timeline_of
 from pipeline.report.html.words import error_text, seconds_text, worst_of
@@ -41,6 +42,7 @@ class Page:
     data: Mapping[str, Any]
     layers: LayerPlot | None
     quantization: QuantizationView | None
+    names: tuple[NameTable, ...] = ()
 
 
 def page_of(report: Report, pictures: Pictures, folder: Path, quantization: Quantization | None = None) -> Page:
@@ -71,6 +73,7 @@ def page_of(report: Report, pictures: Pictures, folder: Path, quantization: Quan
         data={"nodes": _pack_nodes(pictures.nodes, pictures.values), "names": names},
         layers=layer_plot(report.layers),
         quantization=quantization_view(quantization),
+        names=name_tables(report.names),
     )
 
 

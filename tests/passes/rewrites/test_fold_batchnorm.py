@@ -36,7 +36,7 @@ FORMS = {
             a = Conv (x, conv.weight)
             y = BatchNormalization (a, bn.weight, bn.bias, mean, bn.var)
         }""",
-        "y = Conv (x, conv.weight, conv.bias)",
+        "y = Conv (x, conv.weight, bn.bias)",
     ),
     "Conv in groups, with a bias": (
         """g (float[2, 2, 8] x) => (float[2, 4, 8] y) <float[4, 1, 1] w, float[4] b, NORM> {
@@ -69,7 +69,7 @@ FORMS = {
         }""",
         """
             a = MatMul (x, w)
-            y = Add (a, bn.bias_2)""",
+            y = Add (a, bn.bias)""",
     ),
     "MatMul and Add, whose channels a Transpose brings to the front": (
         """g (float[2, 5, 3] x) => (float[2, 4, 5] y) <float[3, 4] w, float[4] b, NORM> {
@@ -96,7 +96,7 @@ FORMS = {
             turned = Transpose (w)
             a = MatMul (x, turned)
             flat = Reshape (a, [10,4])
-            n = Add (flat, bn.bias_2)
+            n = Add (flat, bn.bias)
             sizes = Shape (a)
             y = Reshape (n, sizes)""",
     ),
@@ -106,7 +106,7 @@ FORMS = {
             n = BatchNormalization (a, bn.weight, bn.bias, mean, bn.var)
             y = BatchNormalization (n, bn.weight, bn.bias, mean, bn.var)
         }""",
-        "y = Conv (x, w, w.bias)",
+        "y = Conv (x, w, bn.bias_2)",
     ),
     "a weight that others read stays for them": (
         """g (float[2, 4, 8] x) => (float[2, 4, 8] y) <float[4, 4, 1] w, NORM> {
@@ -115,7 +115,7 @@ FORMS = {
             y = Conv (n, w)
         }""",
         """
-            n = Conv (x, w_2, w.bias)
+            n = Conv (x, w_2, bn.bias)
             y = Conv (n, w)""",
     ),
 }
@@ -147,8 +147,8 @@ def test_weights_are_rounded_once(context: PassContext) -> None:
     factor = wide["bn.weight"] / np.sqrt(wide["bn.var"] + 1e-5)
     expected = (wide["conv.weight"] * factor[:, None, None, None]).astype(np.float32)
     np.testing.assert_array_equal(after["conv.weight"], expected)
-    np.testing.assert_array_equal(after["conv.bias"], (wide["bn.bias"] - wide["mean"] * factor).astype(np.float32))
-    assert set(after) == {"conv.weight", "conv.bias"}
+    np.testing.assert_array_equal(after["bn.bias"], (wide["bn.bias"] - wide["mean"] * factor).astype(np.float32))
+    assert set(after) == {"conv.weight", "bn.bias"}
 
 
 LEFT = {
@@ -248,6 +248,7 @@ def test_a_run_proves_it_and_says_what_was_made_of_what(context: PassContext) ->
     assert (conv.name, annotations_of(conv).changed) == ("/conv", ("fold-batchnorm",))
     weight = next(one for one in result.model.proto.graph.initializer if one.name == "conv.weight")
     assert annotations_of(weight).replaced[:1] == ("conv.weight",)
+    assert list(conv.input) == ["x", "conv.weight", "bn.bias"]
 
 
 @pytest.mark.parametrize("recipe", [["fold-batchnorm"], ["onnxsim"], ["default", "onnxsim", "fold-batchnorm"]])

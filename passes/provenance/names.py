@@ -1,0 +1,79 @@
+"""Which names of the source stand for what in a final model: a map from old to new, made from annotations."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from onnx import ModelProto, NodeProto
+
+from passes.graph.float_tensors import FLOATS
+from passes.provenance.annotations import annotations_of, known_as
+
+__all__ = ["NameMap", "map_names"]
+
+Names = Mapping[str, tuple[str, ...]]
+"""Name in the source → the names in the final model; empty where nothing is known to stand for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameMap:
+    """What is not called in a final model as it was in the source; a name that stays alone is left out.
+
+    Inputs and outputs of the model are in none of them, since these names never change.
+    """
+
+    nodes: Names = field(default_factory=dict)
+    """A node without a name counts by its first output."""
+    values: Names = field(default_factory=dict)
+    """What nodes compute. A value is another one by name only if its node is still there."""
+    weights: Names = field(default_factory=dict)
+    """Stored float tensors of two numbers or more, with what was made of them: `w.q`, `w_transposed`."""
+
+
+def map_names(source: ModelProto, final: ModelProto) -> NameMap:
+    """The names of `source` in `final`, which passes have made of it; both with their annotations."""
+    return NameMap(_map_nodes(source, final), _map_values(source, final), _map_weights(source, final))
+
+
+def _map_nodes(source: ModelProto, final: ModelProto) -> Names:
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    for node in final.graph.node:
+        for name in _sources_of(node):
+            found[name][known_as(node)] = None
+    return _changed((known_as(node), tuple(found.get(known_as(node), ()))) for node in source.graph.node)
+
+
+def _sources_of(node: NodeProto) -> tuple[str, ...]:
+    marks = annotations_of(node)
+    return marks.replaced if marks.author else (known_as(node),)
+
+
+def _map_values(source: ModelProto, final: ModelProto) -> Names:
+    computed = {name for node in source.graph.node for name in node.output if name}
+    has = {name for node in final.graph.node for name in node.output}
+    survivors = {known_as(node): node for node in final.graph.node if not annotations_of(node).author}
+    pairs: list[tuple[str, tuple[str, ...]]] = []
+    for node in source.graph.node:
+        same = survivors.get(known_as(node))
+        outputs = list(same.output) if same is not None and same.op_type == node.op_type else []
+        for place, name in enumerate(node.output):
+            new = outputs[place] if place < len(outputs) else ""
+            names = (name,) if name in has else (new,) if new and new not in computed else ()
+            pairs += [(name, names)] if name else []
+    return _changed(pairs)
+
+
+def _map_weights(source: ModelProto, final: ModelProto) -> Names:
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    for tensor in final.graph.initializer:
+        for name in dict.fromkeys((*annotations_of(tensor).replaced, tensor.name)):
+            found[name][tensor.name] = None
+    weights = (one for one in source.graph.initializer if one.data_type in FLOATS and prod(one.dims) > 1)
+    return _changed((one.name, tuple(found.get(one.name, ()))) for one in weights)
+
+
+def _changed(pairs: Iterable[tuple[str, tuple[str, ...]]]) -> Names:
+    return {old: news for old, news in pairs if news != (old,)}
