@@ -14,7 +14,8 @@ simulation.py   its outputs, by the specification and as a device has them
 crosscheck.py   the model of another tool against the float model: where its error jumps
 noise.py        what each step adds, and what has come together at each tensor
 suggest.py      formats of single layers for a target
-sensitivity.py  what each layer alone does to the outputs, by gradients.py
+sensitivity.py  what each layer alone does to the outputs, by gradients.py (operators: gradient_functions.py,
+                gradient_layers.py)
 sizes.py        bytes of the constants
 report.py       what was found, as data
 """
