@@ -31,8 +31,8 @@ def parse_precision(text: str) -> Precision | None:
     kind, *rest = text.split("/")
     if re.match(NARROW_FLOAT, kind):
         raise ValueError(
-            f"found the format {text!r}: floats of 4, 6, 8 and 16 bits are not simulated; expected whole numbers, int2 to "
-            "int16 or uint2 to uint16, or float, which leaves a tensor as it is"
+            f"found the format {text!r}: floats of 4, 6, 8 and 16 bits are not simulated; expected whole numbers, int2 "
+            "to int16 or uint2 to uint16, or float, which leaves a tensor as it is"
         )
     number = re.fullmatch(r"(u?)int(\d+)", kind)
     if number is None or not LEAST_BITS <= int(number[2]) <= MOST_BITS:

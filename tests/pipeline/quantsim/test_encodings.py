@@ -94,7 +94,6 @@ def test_formats(text: str, lowest: int, highest: int, stored: str) -> None:
         *((text, f"found the format '{text}': floats of .* are not simulated") for text in NARROW_FLOATS),
         ("int32", "found the format 'int32', expected int2 to int16"),
         ("int8/row", "found 'row' in the format 'int8/row', expected tensor, channel, block32"),
-        ("fp4", "found the format 'fp4', expected int2"),
         ("int8/block1", "found 'block1'"),
     ],
 )
