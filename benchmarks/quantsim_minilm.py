@@ -17,12 +17,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from benchmarks.handoff import minilm
 from benchmarks.handoff.harness import (
@@ -37,9 +35,10 @@ from benchmarks.handoff.harness import (
 from benchmarks.handoff.models import export_minilm
 from benchmarks.handoff.ours import Simulated, simulate, simulate_encodings
 from benchmarks.measure import machine, versions_line
+from benchmarks.quantsim_specification import show_agreement
 from passes.encodings.aimet import from_aimet, to_aimet
 from passes.encodings.fit import fit_encodings
-from passes.weights.detached import DetachedModel, attach
+from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import Encoding, Range, encode
@@ -92,7 +91,8 @@ def main() -> None:
     compare_tools(benchmark, plain, "as exported", 1)
     ours, runs = compare_tools(benchmark, clamped, "mask clamped", chosen.repeats)
     compare_times(ours, runs)
-    check_specification(onnx.load(clamped), ours, benchmark.evaluation[0])
+    print()
+    show_agreement(insert_qdq(detach_copy(onnx.load(clamped)), ours[0].encodings), benchmark.evaluation[0])
     compare_with_onnxruntime(ours, runs["onnxruntime"])
     if not runs["aimet"].failure:
         exchange_with_aimet(benchmark, clamped, ours, runs["aimet"])
@@ -145,23 +145,6 @@ def compare_times(ours: Sequence[Simulated], runs: Mapping[str, ToolRun]) -> Non
     mine = min(found.quantize_s + found.evaluate_s for found in ours)
     theirs = seconds(runs["aimet"])
     print(f"\ncalibration and simulation: {mine:.1f} s, AIMET {theirs:.1f} s: {mine / theirs:.2f} ×", flush=True)
-
-
-def check_specification(proto: onnx.ModelProto, ours: Sequence[Simulated], sample: Feeds) -> None:
-    """Figure 3: each QuantizeLinear and DequantizeLinear computes what ONNX's reference evaluator makes
-    of the same input, bit for bit; products differ in the order of their sums."""
-    quantized = insert_qdq(detach_copy(proto), ours[0].encodings)
-    graph = attach(quantized).graph
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    nodes = [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
-    names = {name for node in nodes for name in (*node.input, *node.output)} - constants.keys()
-    values = constants | sample | Session.of(quantized, sorted(names - sample.keys())).run(sample)
-    equal = 0
-    for node in nodes:
-        evaluator = ReferenceEvaluator(node, opsets={"": QDQ_OPSET})
-        found = cast("list[Any]", evaluator.run(None, {name: values[name] for name in node.input}))
-        equal += np.array_equal(found[0], values[node.output[0]])
-    print(f"operators equal to the reference evaluator's: {equal} of {len(nodes)}", flush=True)
 
 
 def compare_with_onnxruntime(ours: Sequence[Simulated], run: ToolRun) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 
 from benchmarks.case_studies.study import Feeds, Study, quantize, show_table, sqnr_db
 
+__all__ = ["calibrate", "draw_image"]
+
 SIDE, CHANNELS, WAVES = 224, 3, 8
 CALIBRATED, EVALUATED = 8, 4
 
@@ -37,7 +39,7 @@ FORMATS: Final = {
 
 def calibrate() -> Iterator[Feeds]:
     """The loader: images that are not evaluated."""
-    yield from (_draw(number) for number in range(CALIBRATED))
+    yield from (draw_image(number) for number in range(CALIBRATED))
 
 
 def main() -> None:
@@ -46,7 +48,7 @@ def main() -> None:
 
 
 def _rows() -> Iterator[Sequence[str]]:
-    samples = [_draw(1000 + number) for number in range(EVALUATED)]
+    samples = [draw_image(1000 + number) for number in range(EVALUATED)]
     for number, (title, overrides) in enumerate(FORMATS.items()):
         begun = time.perf_counter()
         study = quantize("configs/vit_base_keep_qkv.yaml", f"vit-{number}", SETTINGS | overrides)
@@ -63,7 +65,7 @@ def _worst_of_qkv(study: Study) -> str:
     return f"{worst.part.removeprefix('qkv ')}: {worst.total_db:.1f} dB" if worst else ""
 
 
-def _draw(number: int) -> Feeds:
+def draw_image(number: int) -> Feeds:
     """Eight waves a colour, in any direction, of unit variance in all."""
     draw = np.random.default_rng(number)
     places = np.linspace(0, 2 * np.pi, SIDE)

@@ -1,9 +1,9 @@
 """What quantization tools make of our models: a table of numbers, made by running each of them.
 
-    python -m benchmarks.handoff --aimet PYTHON --quark PYTHON --nncf PYTHON [--folder DIR] [--minilm]
+    python -m benchmarks.handoff --aimet PYTHON --quark PYTHON --nncf PYTHON [--models block fused minilm] [--opsets 23]
 
 An attention block with Q, K and V merged and apart, at opsets 20, 21 and 23, as torch exports it and after onnxline's
-default recipe; with --minilm the trained MiniLM too.
+default recipe; at 23 also by torch's own attention, as it is and taken apart; and the trained MiniLM.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import onnx
@@ -30,7 +31,7 @@ from benchmarks.handoff.harness import (
     runner_of,
     write_samples,
 )
-from benchmarks.handoff.models import block_samples, export_block, export_minilm, optimize_block
+from benchmarks.handoff.models import block_samples, export_block, export_minilm, optimize_block, prepare_block
 from benchmarks.measure import machine, versions_line
 from passes.structures import STRUCTURES
 from pipeline.quantsim.crosscheck import compare_values, find_jump
@@ -54,15 +55,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     interpreter_options(parser.add_argument)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "onnxline-handoff")
-    parser.add_argument("--minilm", action="store_true", help="MiniLM too, a minute for each tool and opset")
+    parser.add_argument(
+        "--models", nargs="+", choices=list(MAKERS), default=["block", "fused"], help="minilm: minutes for each tool"
+    )
     parser.add_argument("--opsets", type=int, nargs="+", default=(20, 21, 23))
     chosen = parser.parse_args()
     interpreters = {"aimet": chosen.aimet, "quark": chosen.quark, "nncf": chosen.nncf, "nncf-int4": chosen.nncf}
     print(f"{machine()}; {versions_line()}\n")
     print("| model | opset | tool | quantizers | coverage | names kept | Q, K, V apart | SQNR | error jumps at |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    makers = (blocks, minilms) if chosen.minilm else (blocks,)
-    for form in (form for make in makers for form in make(chosen.folder, chosen.opsets)):
+    for form in (form for name in chosen.models for form in MAKERS[name](chosen.folder, chosen.opsets)):
         for tool in TOOLS:
             print(row(form, tool, interpreters.get(tool, sys.executable), chosen.folder), flush=True)
 
@@ -70,11 +72,22 @@ def main() -> None:
 def blocks(folder: Path, opsets: Sequence[int]) -> Iterator[Form]:
     calibration, evaluation = block_samples(8, 1), block_samples(8, 2)
     for opset in opsets:
-        for merged in (True, False):
-            path = export_block(opset, folder, merged=merged)
-            yield Form(f"block, {'merged' if merged else 'separate'}", opset, path, calibration, evaluation)
+        path = export_block(opset, folder, "merged")
+        yield Form("block, merged", opset, path, calibration, evaluation)
+        path = export_block(opset, folder, "separate")
+        yield Form("block, separate", opset, path, calibration, evaluation)
         optimized = optimize_block(path, folder)
         yield Form("block, separate, default recipe", opset, optimized, calibration, evaluation)
+
+
+def fused_blocks(folder: Path, opsets: Sequence[int]) -> Iterator[Form]:
+    """Torch's own attention, where it is one operator."""
+    calibration, evaluation = block_samples(8, 1), block_samples(8, 2)
+    for opset in (opset for opset in opsets if opset >= ATTENTION_FROM):
+        path = export_block(opset, folder, "fused")
+        yield Form("block, Attention", opset, path, calibration, evaluation)
+        prepared = prepare_block(path, folder)
+        yield Form("block, Attention, decompose-attention", opset, prepared, calibration, evaluation)
 
 
 def minilms(folder: Path, opsets: Sequence[int]) -> Iterator[Form]:
@@ -146,6 +159,15 @@ def read_scales(run: ToolRun) -> Mapping[str, np.ndarray]:
         for node in graph.node
         if node.op_type == "QuantizeLinear" and node.input[1] in constants
     }
+
+
+ATTENTION_FROM: Final = 23
+
+MAKERS: Final[Mapping[str, Callable[[Path, Sequence[int]], Iterator[Form]]]] = {
+    "block": blocks,
+    "fused": fused_blocks,
+    "minilm": minilms,
+}
 
 
 if __name__ == "__main__":

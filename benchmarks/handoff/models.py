@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
 from benchmarks.measure import run_child
 
-__all__ = ["block_samples", "export_block", "export_minilm", "optimize_block"]
+__all__ = ["block_samples", "export_block", "export_minilm", "optimize_block", "prepare_block"]
+
+BlockForm = Literal["merged", "separate", "fused"]
 
 HIDDEN, HEADS, PLACES = 256, 4, 32
 
@@ -36,6 +38,15 @@ def optimize_block(path: Path, folder: Path) -> Path:
     return out / "model.onnx"
 
 
+def prepare_block(path: Path, folder: Path) -> Path:
+    """The block after the same recipe and `decompose-attention`."""
+    out = folder / f"{path.stem}_prepared"
+    if not (out / "model.onnx").exists():
+        recipe = "passes.recipe=[default, onnxsim, decompose-attention]"
+        _run([str(path), "--set", "passes.keep=[qkv]", "--set", recipe, "--out", str(out)])
+    return out / "model.onnx"
+
+
 def block_samples(count: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
     draw = np.random.default_rng(seed)
     return [{"x": draw.standard_normal((2, PLACES, HIDDEN)).astype(np.float32)} for _ in range(count)]
@@ -45,15 +56,15 @@ def _run(arguments: Sequence[str]) -> None:
     run_child(["-m", "onnxline", "run", *arguments], memory=False)
 
 
-def export_block(opset: int, folder: Path, *, merged: bool) -> Path:
-    """An attention block as torch exports it, with three projections or one for all."""
+def export_block(opset: int, folder: Path, form: BlockForm) -> Path:
+    """An attention block as torch exports it, with three projections, one for all, or torch's own attention."""
     import torch
 
-    from benchmarks.handoff.block import MergedBlock, make_block
+    from benchmarks.handoff.block import FusedBlock, MergedBlock, make_block
 
     block = make_block(HIDDEN, HEADS)
-    module = MergedBlock(block).eval() if merged else block
-    path = folder / f"block_{'merged' if merged else 'separate'}_{opset}.onnx"
+    module = {"merged": MergedBlock, "separate": lambda block: block, "fused": FusedBlock}[form](block).eval()
+    path = folder / f"block_{form}_{opset}.onnx"
     path.parent.mkdir(parents=True, exist_ok=True)
     example = torch.from_numpy(block_samples(1)[0]["x"])
     program = torch.onnx.export(module, (example,), dynamo=True, opset_version=opset, verbose=False)

@@ -16,6 +16,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, ValueInfoProto
 from passes.diff.initializers import Stored, initializer_changes
 from passes.diff.model_matching import ModelMatching, match_models
 from passes.diff.quantizations import find_quantizations
+from passes.diff.requantizations import find_requantizations
 from passes.diff.types import AttributeChange, Diff, HeaderChange, InputChange, Renaming, Replacement, label_of
 from passes.graph.formatting import format_attribute, format_type
 from passes.matching.graph_index import ABSENT, GraphIndex, Item
@@ -53,13 +54,17 @@ def compare_matched(matched: ModelMatching) -> Diff:
         stored.extend(tensors)
     header = header_changes(matched.before.proto, matched.after.proto)
     quantized = find_quantizations(matched, stored)
+    requantized = find_requantizations(matched)
     changes = initializer_changes(matched, stored)
     diff = Diff(
-        replaced=tuple(_replacements(matched, stored, quantized.nodes)),
-        attributes=tuple(attributes),
+        replaced=tuple(_replacements(matched, stored, requantized.removed, quantized.nodes | requantized.added)),
+        attributes=tuple(change for change in attributes if not requantized.explains_attribute(change)),
         rewired=tuple(rewired),
-        initializers=tuple(change for change in changes if not quantized.explains(change)),
+        initializers=tuple(
+            change for change in changes if not quantized.explains(change) and not requantized.explains(change)
+        ),
         quantized=quantized.found,
+        requantized=requantized.found,
         header=(*header, *function_changes(matched), *output_changes(matched)),
         renamed=tuple(dict.fromkeys(renamings(matched))),
     )
@@ -67,16 +72,17 @@ def compare_matched(matched: ModelMatching) -> Diff:
 
 
 def _replacements(
-    matched: ModelMatching, stored: Sequence[Stored], quantizing: Collection[int]
+    matched: ModelMatching, stored: Sequence[Stored], dequantized: Collection[int], quantizing: Collection[int]
 ) -> Iterator[Replacement]:
-    """The nodes without a counterpart, but for new ones that are `quantizing`."""
+    """The nodes without a counterpart, but for old ones that are `dequantized`, and new ones that are `quantizing`."""
     before, after = matched.same.before, matched.same.after
     names: dict[int, dict[str, None]] = {}
     """Node that computed a constant → the initializers that hold it now."""
     for old, new in stored:
         if old not in before.tensors and new in after.tensors:
             names.setdefault(before.makers[old], {})[after.names[new]] = None
-    for olds, news in matched.groups:
+    for all_olds, news in matched.groups:
+        olds = [old for old in all_olds if old not in dequantized]
         others = [new for new in news if new not in quantizing]
         if olds or others:
             yield Replacement(

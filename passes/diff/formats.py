@@ -37,6 +37,7 @@ def summarize(diff: Diff) -> str:
         "rewired": len({change.node for change in diff.rewired}),
         "{changes} of the stored tensors": len(diff.initializers),
         "quantized": len(diff.quantized),
+        "quantized otherwise": len(diff.requantized),
         "{changes} of the model itself": len(diff.header),
         "equal values rewired": len(diff.shared),
     }
@@ -66,7 +67,7 @@ def _lines(diff: Diff, names: bool, most: int | None) -> Iterator[str]:
     yield from _section("attributes", diff.attributes, most)
     yield from _section("inputs of nodes", diff.rewired, most)
     yield from _section("initializers", diff.initializers, most)
-    yield from _section("quantized", diff.quantized, most)
+    yield from _section("quantized", (*diff.quantized, *diff.requantized), most)
     yield from _section("which of equal values is read", diff.shared, most)
     if names:
         yield from _section("renamed, which is no difference", diff.renamed, most)

@@ -157,6 +157,25 @@ class QuantizedValue:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizationChange:
+    """A tensor that both models quantize, and otherwise; `after` is float where the second one does not.
+
+    `before` and `after` are formats. `what` says how scales, zero points and stored numbers differ within one format.
+    """
+
+    name: str
+    before: str
+    after: str
+    is_stored: bool
+    what: str = ""
+
+    def __str__(self) -> str:
+        kind = "stored tensor" if self.is_stored else "value"
+        change = f"{self.before}: {self.what}" if self.what else f"{self.before} → {self.after}"
+        return f"{kind} {self.name} quantized otherwise: {change}"
+
+
+@dataclass(frozen=True, slots=True)
 class HeaderChange:
     """A difference at the level of the model: inputs, outputs, opsets and functions."""
 
@@ -193,6 +212,8 @@ class Diff:
     initializers: tuple[InitializerChange, ...] = ()
     quantized: tuple[QuantizedValue, ...] = ()
     """Tensors that the second model quantizes; their nodes and scales are in no other list."""
+    requantized: tuple[QuantizationChange, ...] = ()
+    """Tensors that both models quantize, and otherwise, or only the first; what is theirs is in no other list."""
     header: tuple[HeaderChange, ...] = ()
     shared: tuple[HeaderChange, ...] = ()
     """Which of several equal values is read, for models that are equal node by node."""

@@ -18,7 +18,7 @@ from passes.encodings.moves import is_same_encoding
 from passes.errors import UsageError
 from passes.weights.detached import DetachedModel
 
-__all__ = ["read_qdq"]
+__all__ = ["QdqReader", "read_qdq"]
 
 
 def read_qdq(model: DetachedModel) -> dict[str, Encoding]:
@@ -27,7 +27,7 @@ def read_qdq(model: DetachedModel) -> dict[str, Encoding]:
     Raises:
         UsageError: it has none, or one that is none of whole numbers with constant scales, or two for one tensor.
     """
-    reader = _QdqReader(model)
+    reader = QdqReader(model)
     found: dict[str, Encoding] = {}
     for node in model.proto.graph.node:
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
@@ -49,7 +49,7 @@ def read_qdq(model: DetachedModel) -> dict[str, Encoding]:
     return found
 
 
-class _QdqReader:
+class QdqReader:
     """Reads single operators of one model."""
 
     def __init__(self, model: DetachedModel) -> None:

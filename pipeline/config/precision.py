@@ -14,6 +14,9 @@ FLOAT: Final = "float"
 LEAST_BITS: Final = 2
 MOST_BITS: Final = 16
 
+NARROW_FLOAT: Final = r"(mx|nv|b)?(fp|float|f)_?\d|e\dm\d"
+"""How the names of floats of a few bits begin: fp8, float8e4m3fn, float4e2m1, nvfp4, mxfp4, e4m3 …"""
+
 
 def parse_precision(text: str) -> Precision | None:
     """Read a format as a configuration writes it; None for `float`.
@@ -26,6 +29,11 @@ def parse_precision(text: str) -> Precision | None:
     if text == FLOAT:
         return None
     kind, *rest = text.split("/")
+    if re.match(NARROW_FLOAT, kind):
+        raise ValueError(
+            f"found the format {text!r}: floats of 4, 6, 8 and 16 bits are not simulated; expected whole numbers, int2 "
+            "to int16 or uint2 to uint16, or float, which leaves a tensor as it is"
+        )
     number = re.fullmatch(r"(u?)int(\d+)", kind)
     if number is None or not LEAST_BITS <= int(number[2]) <= MOST_BITS:
         raise ValueError(

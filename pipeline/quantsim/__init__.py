@@ -2,6 +2,7 @@
 
 run.py          the stages, in order: read this first
 sites.py        the float tensors of a model, and which of them share an encoding
+constants.py    constants of nodes as stored tensors
 placement.py    rules → the format of each tensor, or the reason why it stays in float
 profiles.py     the rules of a target, from its table (target_tables.py) or a file of AIMET (aimet_config.py,
                 conventions.py)
@@ -12,9 +13,11 @@ adopt.py        the encodings of a file in place of calibrated ones
 qdq.py          the model with QuantizeLinear and DequantizeLinear
 simulation.py   its outputs, by the specification and as a device has them
 crosscheck.py   the model of another tool against the float model: where its error jumps
+torch_run.py    its outputs by torch and torchao, as a cross-check
 noise.py        what each step adds, and what has come together at each tensor
 suggest.py      formats of single layers for a target
-sensitivity.py  what each layer alone does to the outputs, by gradients.py
+sensitivity.py  what each layer alone does to the outputs, by gradients.py (operators: gradient_functions.py,
+                gradient_layers.py)
 sizes.py        bytes of the constants
 report.py       what was found, as data
 """

@@ -27,6 +27,7 @@ from pipeline.export.inputs import InputSpec, draw_inputs, named_dims
 from pipeline.export.load import read_onnx_file
 from pipeline.quantsim.adopt import adopt_encodings
 from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
+from pipeline.quantsim.constants import store_constants
 from pipeline.quantsim.encodings import Encoding, encode
 from pipeline.quantsim.noise import Noise, measure_noise
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, place
@@ -169,7 +170,7 @@ class _Simulation:
         workspace: Workspace,
         observer: Observer,
     ) -> None:
-        self._model, self._settings = model, settings
+        self._model, self._settings = store_constants(model), settings
         self._workspace, self._send = workspace, observer
         self._profile = read_profile(settings)
 

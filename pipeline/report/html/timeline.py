@@ -269,6 +269,7 @@ TITLES: Final = {
     "rewired": "inputs of nodes",
     "initializers": "weights and constants",
     "quantized": "quantized",
+    "requantized": "quantized otherwise",
     "shared": "which of equal values is read",
 }
 """Field of `Diff` → title of its section."""

@@ -90,9 +90,55 @@ def test_a_weight_of_other_numbers_shows() -> None:
 
 def test_another_scale_of_a_quantized_tensor_is_a_change_of_that_scale() -> None:
     after = quantized("per channel")
-    scale = next(tensor for tensor in after.graph.initializer if tensor.name == "s")
-    scale.CopyFrom(numpy_helper.from_array(np.full(8, 0.02, np.float32), "s"))
-    assert lines(quantized("per channel"), after) == ["s float[8]: 8 of 8 values differ, by up to 0.01"]
+    replace_tensor(after, "s", np.full(8, 0.02, np.float32))
+    [line] = lines(quantized("per channel"), after)
+    assert line == "stored tensor w1 quantized otherwise: int8/channel: 8 of 8 scales differ, by up to 1 of it"
+
+
+def replace_tensor(model: onnx.ModelProto, name: str, array: np.ndarray) -> None:
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    tensor.CopyFrom(numpy_helper.from_array(array, name))
+
+
+def test_scales_are_compared_in_units_of_the_last_place() -> None:
+    after = quantized("a value")
+    replace_tensor(after, "s", np.nextafter(np.float32(0.05), np.float32(1)))
+    replace_tensor(after, "z", np.uint8(127))
+    [line] = lines(quantized("a value"), after)
+    assert line == "value h quantized otherwise: uint8: scale 0.05 → 0.05, by 1 ulp, zero point 128 → 127"
+
+
+def test_whole_numbers_of_one_scale_are_compared() -> None:
+    [line] = lines(quantized("per channel"), quantized("per channel", shift=4))
+    assert line.endswith("int8/channel: 256 of 256 whole numbers differ, by up to 4")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        ("per tensor", "per channel", "stored tensor w1 quantized otherwise: int8 → int8/channel"),
+        ("per channel", "per block", "stored tensor w1 quantized otherwise: int8/channel → int8/block16"),
+    ],
+)
+def test_another_format_is_one_line(before: str, after: str, change: str) -> None:
+    assert lines(quantized(before), quantized(after)) == [change]
+
+
+def test_fewer_bits_are_one_line_with_their_clip() -> None:
+    """As `onnxline quantsim` writes them: 64 numbers, of which 32 is zero."""
+    declared, body, _ = FORMS["a value that is clipped first"]
+    text = declared.replace("-1.0", "-1.6").replace("{1.0}", "{1.55}").replace("128", "32")
+    body = body.replace("h0", "h_clipped")
+    stored = {"s": np.float32(0.05), "z": np.uint8(32), "low": np.float32(-1.6), "high": np.float32(1.55)}
+    narrow = parsed(f"g (float[4, 32] x) => (float[4, 8] y) <{text}> {{ {body} }}", stored | {"w": matrix(32, 8, 0)})
+    wide = quantized("a value")
+    assert lines(wide, narrow) == ["value h quantized otherwise: uint8 → uint6"]
+    assert lines(narrow, wide) == ["value h quantized otherwise: uint6 → uint8"]
+
+
+def test_a_tensor_that_is_no_more_quantized_is_one_line() -> None:
+    assert lines(quantized("a value"), floats()) == ["value h quantized otherwise: uint8 → float"]
+    assert lines(quantized("per channel"), floats()) == ["stored tensor w1 quantized otherwise: int8/channel → float"]
 
 
 def test_what_goes_beside_a_quantization_is_told_too() -> None:

@@ -7,9 +7,10 @@ import onnx
 import pytest
 
 from pipeline.errors import UsageError
+from pipeline.quantsim.constants import store_constants
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, place
-from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
+from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, nodes_of, rule
 from tests.support.onnx_models import detached
 
 
@@ -162,6 +163,28 @@ def test_the_bias_behind_a_weight_in_another_layout_has_the_scale_of_the_product
     assert picture(placement) == ["input x: uint16", "weight w: int8/channel", "bias b: int32", "activation y: uint16"]
     encodings = encode(placement, {"x": (0.0, 1.0), "y": (0.0, 1.0)}, model)
     np.testing.assert_allclose(encodings["b"].scale, encodings["x"].scale * encodings["w"].scale, rtol=1e-6)
+
+
+def test_a_weight_in_a_constant_node_is_a_weight() -> None:
+    model = model_of(
+        """g (float[2, 2] x) => (float[2, 2] y, float[2] z) {
+            w = Constant <value = float[2, 2] {1, 2, 3, 4}> ()
+            z = Constant <value = float[2] {1, 2}> ()
+            t = Transpose(w)
+            y = MatMul(x, t)
+        }"""
+    )
+    stored = store_constants(model)
+    assert nodes_of(stored) == [
+        "z = Constant <value: tensor = float[2] {1,2}> ()",
+        "t = Transpose (w)",
+        "y = MatMul (x, t)",
+    ]
+    assert picture(place(stored, [rule("op:MatMul", "int8/channel", "uint16")]))[:2] == [
+        "input x: uint16",
+        "activation z: no rule says anything of activations of Constant",
+    ]
+    assert "weight w: int8/channel" in picture(place(stored, [rule("op:MatMul", "int8/channel", "uint16")]))
 
 
 def test_a_constant_in_another_layout_that_no_product_reads_is_no_weight() -> None:

@@ -1,0 +1,186 @@
+"""Each operator that gradients go through computes what onnxruntime computes, and torch can differentiate it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper
+
+from benchmarks.quant_sensitivity import measure_each_alone, rank_correlation
+from passes.weights.sessions import Session
+from pipeline.errors import Unsupported
+from pipeline.quantsim.calibration import calibrate
+from pipeline.quantsim.encodings import encode
+from pipeline.quantsim.gradient_functions import FUNCTIONS
+from pipeline.quantsim.placement import place
+from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers
+from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
+
+IMAGE, ROW = (2, 4, 6, 6), (3, 2, 5)
+
+CELL = {"w": (1, 16, 5), "r": (1, 16, 4), "b": (1, 32), "h": (1, 2, 4), "c": (1, 2, 4), "p": (1, 12)}
+GATED = {"w": (1, 12, 5), "r": (1, 12, 4), "b": (1, 24), "h": (1, 2, 4)}
+BOTH_WAYS = {name: (2, *shape[1:]) for name, shape in CELL.items()}
+
+CASES: Mapping[str, tuple[tuple[int, ...], Mapping[str, tuple[int, ...] | list[int] | list[float]]]] = {
+    "ConvTranspose(x, w, b)": (IMAGE, {"w": (4, 3, 3, 3), "b": (3,)}),
+    "ConvTranspose <strides = [2, 2], pads = [1, 0, 0, 1], output_padding = [1, 1]> (x, w)": (
+        IMAGE,
+        {"w": (4, 3, 3, 3)},
+    ),
+    'ConvTranspose <strides = [2, 2], auto_pad = "SAME_UPPER"> (x, w)': (IMAGE, {"w": (4, 3, 3, 3)}),
+    "ConvTranspose <strides = [2, 2], output_shape = [12, 12]> (x, w)": (IMAGE, {"w": (4, 3, 3, 3)}),
+    "ConvTranspose <group = 2, dilations = [2, 2]> (x, w, b)": (IMAGE, {"w": (4, 3, 3, 3), "b": (6,)}),
+    "AveragePool <kernel_shape = [3, 3], pads = [1, 1, 0, 0], strides = [2, 2]> (x)": (IMAGE, {}),
+    "AveragePool <kernel_shape = [2, 2], pads = [1, 1, 0, 0], count_include_pad = 1> (x)": (IMAGE, {}),
+    "GlobalMaxPool(x)": (IMAGE, {}),
+    "GroupNormalization <num_groups = 2> (x, s, b)": (IMAGE, {"s": (4,), "b": (4,)}),
+    "InstanceNormalization(x, s, b)": (IMAGE, {"s": (4,), "b": (4,)}),
+    "LpNormalization <axis = 1> (x)": (IMAGE, {}),
+    "LSTM <hidden_size = 4> (x, w, r, b)": (ROW, CELL),
+    "LSTM <hidden_size = 4> (x, w, r, b, , h, c, p)": (ROW, CELL),
+    'LSTM <hidden_size = 4, direction = "bidirectional"> (x, w, r, b, , h, c)': (ROW, BOTH_WAYS),
+    'LSTM <hidden_size = 4, direction = "reverse"> (x, w, r)': (ROW, CELL),
+    "GRU <hidden_size = 4> (x, w, r, b)": (ROW, GATED),
+    "GRU <hidden_size = 4> (x, w, r)": (ROW, GATED),
+    "GRU <hidden_size = 4, linear_before_reset = 1> (x, w, r, b, , h)": (ROW, GATED),
+    "RNN <hidden_size = 4> (x, w, r, b)": (ROW, {"w": (1, 4, 5), "r": (1, 4, 4), "b": (1, 8)}),
+    'Resize <mode = "nearest"> (x, , k)': (IMAGE, {"k": [1.0, 1.0, 2.0, 2.0]}),
+    'Resize <mode = "linear"> (x, , k)': (IMAGE, {"k": [1.0, 1.0, 1.5, 2.0]}),
+    'Resize <mode = "linear", coordinate_transformation_mode = "align_corners"> (x, , , k)': (
+        IMAGE,
+        {"k": [2, 4, 9, 4]},
+    ),
+    "Pad(x, k)": (IMAGE, {"k": [0, 0, 1, -1, 0, 1, 2, 0]}),
+    'Pad <mode = "reflect"> (x, k)': (IMAGE, {"k": [0, 0, 1, 0, 0, 0, 2, 3]}),
+    'Pad <mode = "edge"> (x, k)': (IMAGE, {"k": [0, 0, 1, 0, 0, 0, 2, 3]}),
+    "CumSum <exclusive = 1, reverse = 1> (x, k)": (IMAGE, {"k": [2]}),
+    "DepthToSpace <blocksize = 2> (x)": (IMAGE, {}),
+    'DepthToSpace <blocksize = 2, mode = "CRD"> (x)': (IMAGE, {}),
+    "SpaceToDepth <blocksize = 2> (x)": (IMAGE, {}),
+    'Einsum <equation = "abcd,abed->abce"> (x, x)': (IMAGE, {}),
+    "GatherElements <axis = 2> (x, k)": ((1, 1, 6), {"k": [0, -1, 3]}),
+    "Max(x, a, b)": (IMAGE, {"a": IMAGE, "b": (1, 6)}),
+    "Mean(x, a, b)": (IMAGE, {"a": IMAGE, "b": (1, 6)}),
+    "PRelu(x, s)": (IMAGE, {"s": (4, 1, 1)}),
+    "Celu <alpha = 0.7> (x)": (IMAGE, {}),
+    "Mish(x)": (IMAGE, {}),
+    "Selu(x)": (IMAGE, {}),
+    "Softsign(x)": (IMAGE, {}),
+    "ThresholdedRelu <alpha = 0.3> (x)": (IMAGE, {}),
+    "Tile(x, k)": (IMAGE, {"k": [1, 2, 1, 3]}),
+    "Trilu <upper = 0> (x)": (IMAGE, {}),
+    "ReduceL1 <keepdims = 0> (x, k)": (IMAGE, {"k": [1, 3]}),
+    "ReduceL2(x, k)": (IMAGE, {"k": [1]}),
+    "ReduceLogSumExp(x, k)": (IMAGE, {"k": [1, 2]}),
+    "ReduceSumSquare(x)": (IMAGE, {}),
+}
+"""A node that reads `x` → the shape of `x`; and of each constant its shape, or its whole numbers or factors."""
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_an_operator_computes_what_onnxruntime_does(text: str) -> None:
+    shape, constants = CASES[text]
+    draw = np.random.default_rng(0)
+    arrays = {
+        name: np.array(value, np.int64 if isinstance(value[0], int) else np.float32)
+        if isinstance(value, list)
+        else draw.standard_normal(value).astype(np.float32)
+        for name, value in constants.items()
+        if f" {name}," in text or f" {name})" in text
+    }
+    if text.startswith("CumSum"):
+        arrays["k"] = arrays["k"].reshape(())
+    if text.startswith("GatherElements"):
+        arrays["k"] = arrays["k"].reshape(1, 1, 3)
+    op = text.partition(" ")[0].partition("(")[0]
+    states = {"LSTM": ["y", "y_h", "y_c"], "GRU": ["y", "y_h"], "RNN": ["y", "y_h"]}.get(op, ["y"])
+    types = ", ".join(f"float {name}" for name in states)
+    sizes = ", ".join(map(str, shape))
+    model = model_of(f"g (float[{sizes}] x) => ({types}) {{ {', '.join(states)} = {text} }}", **arrays)
+    x = draw.standard_normal(shape).astype(np.float32)
+    expected = Session.of(model).run({"x": x})
+
+    (node,) = model.proto.graph.node
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()} | {"x": torch.from_numpy(x)}
+    tensors["x"].requires_grad_()
+    attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+    results = FUNCTIONS[op](attributes, [tensors.get(name) for name in node.input])
+    several = results if isinstance(results, tuple) else (results,)
+    assert len(several) == len(states)
+    for name, found in zip(states, several, strict=True):
+        np.testing.assert_allclose(found.detach().numpy(), expected[name], rtol=1e-4, atol=1e-5)
+    (slope,) = torch.autograd.grad(several[0].sum(), tensors["x"])
+    assert slope.isfinite().all()
+
+
+def test_swish_is_that_of_its_definition() -> None:
+    """onnxruntime has no kernel for it."""
+    x = torch.linspace(-2, 2, 5)
+    torch.testing.assert_close(FUNCTIONS["Swish"]({"alpha": 2.0}, [x]), x / (1 + torch.exp(-2 * x)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("LSTM <hidden_size = 4, clip = 1.0> (x, w, r)", "LSTM with clip"),
+        ('LSTM <hidden_size = 4, activations = ["Relu", "Tanh", "Tanh"]> (x, w, r)', "LSTM with activations"),
+        ("LSTM <hidden_size = 4> (x, w, r, , k)", "LSTM with rows of unequal length"),
+    ],
+)
+def test_what_a_cell_does_otherwise_is_refused(text: str, message: str) -> None:
+    node = onnx.parser.parse_node(f"y = {text}")
+    tensors = {"x": torch.zeros(ROW), "w": torch.zeros(1, 16, 5), "r": torch.zeros(1, 16, 4), "k": torch.tensor([3, 1])}
+    attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+    with pytest.raises(Unsupported, match=f"no gradient goes through {message}"):
+        FUNCTIONS["LSTM"](attributes, [tensors.get(name) for name in node.input])
+
+
+SPEECH = """speech (float[1, 3, 32] x) => (float[1, 2, 132] y) {
+    c = Conv <pads = [1, 1]> (x, wc, bc)
+    r = Relu(c)
+    t = Transpose <perm = [2, 0, 1]> (r)
+    s, , last = LSTM <hidden_size = 8> (t, w, u, b)
+    q = Squeeze(s, one)
+    g, gh = GRU <hidden_size = 8> (q, gw, gu)
+    h = Squeeze(g, one)
+    p = Transpose <perm = [1, 2, 0]> (h)
+    d = ConvTranspose <strides = [2]> (p, wd)
+    y = Resize <mode = "linear"> (d, , factors)
+}"""
+
+
+def test_the_estimate_goes_through_cells_and_transposed_convolutions() -> None:
+    draw = np.random.default_rng(0)
+
+    def weight(*shape: int, size: float = 0.4) -> np.ndarray:
+        return (size * draw.standard_normal(shape)).astype(np.float32)
+
+    model = model_of(
+        SPEECH,
+        wc=weight(6, 3, 3),
+        bc=weight(6),
+        w=weight(1, 32, 6),
+        u=weight(1, 32, 8),
+        b=weight(1, 64),
+        gw=weight(1, 24, 8),
+        gu=weight(1, 24, 8),
+        wd=weight(8, 2, 4),
+        one=np.array([1]),
+        factors=np.array([1, 1, 2], np.float32),
+    )
+    data = [{"x": draw.standard_normal((1, 3, 32)).astype(np.float32)} for _ in range(6)]
+    rules = [rule("op:*", "int8", "uint16"), rule("op:LSTM", "int6"), rule("op:ConvTranspose", "int5")]
+    placement = place(model, rules)
+    encodings = encode(placement, calibrate(model, placement, data), model)
+    layers = find_layers(model, encodings)
+    measured = measure_each_alone(model, encodings, layers, data)
+    estimated = estimate_sensitivity(model, encodings, data, directions=8)
+    assert list(estimated) == list(measured) == ["c", "s", "g", "d"]
+    assert rank_correlation(list(estimated.values()), list(measured.values())) == 1
+    # The errors of a cell go on from step to step, and so have to do with each other, which the estimate leaves out.
+    assert max(abs(estimated[name] - measured[name]) for name in measured) < 6
