@@ -27,7 +27,7 @@ COLOURS: Final = ("#4c78a8", "#59a5a0", "#86b36b", "#d8b656", "#e0915a", "#cc6c7
 
 
 @dataclass(frozen=True, slots=True)
-class _Bar:
+class _ArenaBar:
     root: int
     first: int
     last: int
@@ -37,12 +37,12 @@ class _Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class _Panel:
+class _MemoryPanel:
     """One memory: the arena, or a region of a memory map."""
 
     title: str
     size: int
-    bars: Sequence[_Bar]
+    bars: Sequence[_ArenaBar]
     alive: Sequence[int] = ()
     """By call; a line over the bars."""
 
@@ -63,20 +63,24 @@ def draw_arena(plan: ExecutionPlan) -> str:
     )
 
 
-def _arena_panel(plan: ExecutionPlan, everyone: Sequence[Occupant]) -> _Panel:
+def _arena_panel(plan: ExecutionPlan, everyone: Sequence[Occupant]) -> _MemoryPanel:
     alive = alive_bytes(everyone, len(plan.calls))
-    bars = [_Bar(one.root, one.life.first, one.life.last, one.offset, one.nbytes, _name(plan, one)) for one in everyone]
+    bars = [
+        _ArenaBar(one.root, one.life.first, one.life.last, one.offset, one.nbytes, _name(plan, one)) for one in everyone
+    ]
     title = f"arena: {bytes_text(plan.arena_bytes)}, of which {bytes_text(plan.live_bytes)} are alive at once at most"
-    return _Panel(title, plan.arena_bytes, bars, alive)
+    return _MemoryPanel(title, plan.arena_bytes, bars, alive)
 
 
-def _region_panels(plan: ExecutionPlan, everyone: dict[int, Occupant]) -> Iterator[_Panel]:
+def _region_panels(plan: ExecutionPlan, everyone: dict[int, Occupant]) -> Iterator[_MemoryPanel]:
     if plan.memory is None:
         return
     moves = plan.memory.moves()
     for at, region in enumerate(plan.memory.regions):
         bars = [
-            _Bar(one.root, one.first, one.last, one.offset, everyone[one.root].nbytes, _name(plan, everyone[one.root]))
+            _ArenaBar(
+                one.root, one.first, one.last, one.offset, everyone[one.root].nbytes, _name(plan, everyone[one.root])
+            )
             for one in plan.memory.residences
             if one.region == at
         ]
@@ -84,7 +88,7 @@ def _region_panels(plan: ExecutionPlan, everyone: dict[int, Occupant]) -> Iterat
         arriving = sum(move.target.region == at for move in moves)
         room = "" if region.nbytes is None else f" of {bytes_text(region.nbytes)}"
         title = f"{region.name}: {bytes_text(used)}{room}, {plural(arriving, 'copy', 'copies')} into it"
-        yield _Panel(title, region.nbytes or used, bars)
+        yield _MemoryPanel(title, region.nbytes or used, bars)
 
 
 def _name(plan: ExecutionPlan, one: Occupant) -> str:
@@ -93,7 +97,7 @@ def _name(plan: ExecutionPlan, one: Occupant) -> str:
     return f"{slot.name}: {slot.spec.dtype}{list(slot.spec.shape)}, {bytes_text(one.nbytes)}, made by {maker}"
 
 
-def _panel(panel: _Panel, calls: int) -> Iterator[str]:
+def _panel(panel: _MemoryPanel, calls: int) -> Iterator[str]:
     shown = sorted(panel.bars, key=lambda bar: -bar.nbytes)[:MOST_BARS]
     left_out = len(panel.bars) - len(shown)
     note = f", the {plural(left_out, 'smallest value')} left out" if left_out else ""
