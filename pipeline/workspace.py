@@ -80,6 +80,12 @@ class Workspace:
             temporary.write_text(text, encoding="utf-8")
         return path
 
+    def write_bytes(self, name: str, data: bytes) -> Path:
+        path = self.folder / name
+        with replace_when_done(path) as temporary:
+            temporary.write_bytes(data)
+        return path
+
     def save(self, stage: str, key: str, record: Any, notes: Sequence[str] = ()) -> None:
         """Save the result and the notes of `stage` under `key`, for a later run with the same key."""
         data = {"key": key, "record": json.loads(TypeAdapter(type(record)).dump_json(record)), "notes": list(notes)}

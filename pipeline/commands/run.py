@@ -45,6 +45,10 @@ def run(
     keep: Keep = None,
     skip: Skip = None,
     recipe: Recipe = None,
+    regions: Annotated[
+        str | None,
+        typer.Option(metavar="SIZES", help="Memories from the fastest on, such as sram:2MiB,dram, for a memory map."),
+    ] = None,
     overrides: Overrides = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check all but a torch model, and say what would run.")
@@ -55,7 +59,8 @@ def run(
     """Run a model or a configuration: export, passes with proof, verified model, IR and plan."""
     from pipeline.config import RunConfig
 
-    config = RunConfig.from_source(source, overrides or (), wishes_of(recipe, keep, skip))
+    settings = [*(overrides or ()), *([f"runtime.regions={regions}"] if regions is not None else [])]
+    config = RunConfig.from_source(source, settings, wishes_of(recipe, keep, skip))
     if output is not None:
         check_output(output, Path(config.model.onnx) if config.model.onnx else None)
         if config.export.weights == "referenced":

@@ -23,6 +23,7 @@ from pydantic import (
 from passes.proof import numbers
 from passes.proof.draws import FURTHER_SIZES
 from passes.recipe import DEFAULT_RECIPE
+from pipeline.errors import UsageError
 
 __all__ = [
     "DEFAULT_SIZES",
@@ -327,9 +328,32 @@ class RuntimeConfig(Section):
     """Which backends run the final model.
 
     backends: where nothing is said, onnxruntime, and `plan` if it can take the model. Who names `plan` needs it.
+    regions: memories of a machine from the fastest to the slowest, such as `sram:2MiB,dram`; the plan then has a memory
+        map, which says what is in which of them during which calls.
+    pins: {name of a value: name of the region that holds it as long as it lives}.
     """
 
     backends: tuple[Backend, ...] | None = None
+    regions: StrictStr | None = None
+    pins: dict[str, StrictStr] = Field(default_factory=dict)
+
+    @field_validator("regions")
+    @classmethod
+    def _check_regions(cls, value: str | None) -> str | None:
+        if value is not None:
+            from pipeline.planning import parse_regions  # only a configuration that names regions needs it
+
+            try:
+                parse_regions(value)
+            except UsageError as error:
+                raise ValueError(str(error)) from error
+        return value
+
+    @model_validator(mode="after")
+    def _check_pins(self) -> RuntimeConfig:
+        if self.pins and self.regions is None:
+            raise ValueError("found 'pins' without 'regions', expected both: a pin names a region")
+        return self
 
     @property
     def chosen(self) -> tuple[Backend, ...]:

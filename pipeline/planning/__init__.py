@@ -6,6 +6,7 @@ from pipeline.planning.binary import PlanFile, StoredBytes, decode_plans, encode
 from pipeline.planning.check import check_against, check_plan
 from pipeline.planning.json import from_json, to_json
 from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Move, Residence, parse_regions
+from pipeline.planning.occupancy import Occupant, alive_bytes, occupants
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, FeedSignature, Slot, make_plan, refuse_named_dims
 from pipeline.planning.regions import map_memory
 
@@ -16,10 +17,12 @@ __all__ = [
     "MemoryMap",
     "MemoryRegion",
     "Move",
+    "Occupant",
     "PlanFile",
     "Residence",
     "Slot",
     "StoredBytes",
+    "alive_bytes",
     "check_against",
     "check_plan",
     "decode_plans",
@@ -27,6 +30,7 @@ __all__ = [
     "from_json",
     "make_plan",
     "map_memory",
+    "occupants",
     "parse_regions",
     "refuse_named_dims",
     "to_json",

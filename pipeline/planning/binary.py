@@ -71,7 +71,7 @@ def encode_plans(content: PlanFile) -> bytes:
     Raises:
         ValueError: a plan that `check_plan` refuses for its feed signature.
     """
-    writer = _Writer()
+    writer = _PlanWriter()
     for name, plan in content.entries.items():
         writer.text(name)
         _write_plan(writer, plan)
@@ -121,7 +121,7 @@ def _refuse_other(data: bytes, content: PlanFile) -> None:
         )
 
 
-class _Writer:
+class _PlanWriter:
     """Collects the fields of a file, and the table of its texts in the order of their first use."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class _Writer:
         self.pack(f"I{len(vids)}I", len(vids), *vids)
 
 
-class _Reader:
+class _PlanReader:
     """Takes fields from a file, from the front to its end. Each method raises struct.error beyond the end."""
 
     def __init__(self, data: bytes, at: int) -> None:
@@ -176,7 +176,7 @@ class _Reader:
 
 
 def _read_file(data: bytes, texts: int, entries: int, weights: int) -> PlanFile:
-    reader = _Reader(data, HEADER.size)
+    reader = _PlanReader(data, HEADER.size)
     for _ in range(texts):
         reader.texts.append(reader.blob().decode())
     plans = {reader.text(): _read_plan(reader) for _ in range(entries)}
@@ -189,7 +189,7 @@ def _read_file(data: bytes, texts: int, entries: int, weights: int) -> PlanFile:
     return PlanFile(plans, stored)
 
 
-def _write_plan(writer: _Writer, plan: ExecutionPlan) -> None:
+def _write_plan(writer: _PlanWriter, plan: ExecutionPlan) -> None:
     writer.text(plan.graph_name)
     writer.text(plan.graph_digest)
     writer.pack("QQI", plan.arena_bytes, plan.live_bytes, len(plan.slots))
@@ -208,7 +208,7 @@ def _write_plan(writer: _Writer, plan: ExecutionPlan) -> None:
     _write_memory(writer, plan.memory)
 
 
-def _read_plan(reader: _Reader) -> ExecutionPlan:
+def _read_plan(reader: _PlanReader) -> ExecutionPlan:
     name, digest = reader.text(), reader.text()
     arena_bytes, live_bytes, count = reader.unpack("QQI")
     values = [_read_value(reader, vid) for vid in range(count)]
@@ -244,7 +244,7 @@ def _feed_of(slots: Sequence[Slot], layouts: Mapping[int, Layout], vids: Sequenc
     return tuple(FeedEntry(slots[vid].name, slots[vid].spec, strides.get(vid)) for vid in vids)
 
 
-def _write_value(writer: _Writer, plan: ExecutionPlan, slot: Slot) -> None:
+def _write_value(writer: _PlanWriter, plan: ExecutionPlan, slot: Slot) -> None:
     layout, strides = plan.layouts.get(slot.vid), slot.strides
     storage = ALIAS if slot.vid in plan.alias else ARENA if slot.vid in plan.offsets else EXTERNAL
     writer.text(slot.name)
@@ -262,7 +262,7 @@ def _write_value(writer: _Writer, plan: ExecutionPlan, slot: Slot) -> None:
         writer.pack("Q", plan.alias[slot.vid] if storage == ALIAS else plan.offsets[slot.vid])
 
 
-def _read_value(reader: _Reader, vid: int) -> tuple[Slot, Layout | None, int, int]:
+def _read_value(reader: _PlanReader, vid: int) -> tuple[Slot, Layout | None, int, int]:
     """The slot, its layout, where its storage comes from, and the aliased vid or the offset."""
     name, dtype, device = reader.text(), reader.text(), reader.text()
     role, storage, flags, rank = reader.unpack("BBBB")
@@ -273,7 +273,7 @@ def _read_value(reader: _Reader, vid: int) -> tuple[Slot, Layout | None, int, in
     return Slot(vid, name, TensorSpec(sizes, dtype, device), ROLES[role], strides), layout, storage, place
 
 
-def _write_call(writer: _Writer, oid: int, call: KernelCall, bodies: tuple[ExecutionPlan, ...]) -> None:
+def _write_call(writer: _PlanWriter, oid: int, call: KernelCall, bodies: tuple[ExecutionPlan, ...]) -> None:
     writer.pack("II", oid, call.kind_id)
     writer.text(call.attr_schema)
     writer.blob(call.attr_blob)
@@ -288,7 +288,7 @@ def _write_call(writer: _Writer, oid: int, call: KernelCall, bodies: tuple[Execu
         _write_plan(writer, body)
 
 
-def _read_call(reader: _Reader) -> tuple[int, KernelCall, tuple[ExecutionPlan, ...]]:
+def _read_call(reader: _PlanReader) -> tuple[int, KernelCall, tuple[ExecutionPlan, ...]]:
     oid, kind_id = reader.unpack("II")
     schema, blob, in_vids, out_vids = reader.text(), reader.blob(), reader.vids(), reader.vids()
     constraints = {reader.text(): reader.item() for _ in range(reader.number())}
@@ -296,7 +296,7 @@ def _read_call(reader: _Reader) -> tuple[int, KernelCall, tuple[ExecutionPlan, .
     return oid, KernelCall(kind_id, schema, blob, in_vids, out_vids, constraints), bodies
 
 
-def _write_memory(writer: _Writer, memory: MemoryMap | None) -> None:
+def _write_memory(writer: _PlanWriter, memory: MemoryMap | None) -> None:
     """Without a map there are 0 regions, and nothing more."""
     regions = memory.regions if memory is not None else ()
     writer.pack("I", len(regions))
@@ -311,7 +311,7 @@ def _write_memory(writer: _Writer, memory: MemoryMap | None) -> None:
         writer.pack("IIQII", one.root, one.region, one.offset, one.first, one.last)
 
 
-def _read_memory(reader: _Reader) -> MemoryMap | None:
+def _read_memory(reader: _PlanReader) -> MemoryMap | None:
     count = reader.number()
     if not count:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from passes.suggest import plural
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir.graph import Graph, Role, TensorSpec, Value
 from pipeline.ir.json import digest_graph
-from pipeline.lowering import KernelCall, Layout, lower
+from pipeline.lowering import KernelCall, Kind, Layout, lower, unpack
 from pipeline.lowering.layout import traced_strides
 from pipeline.planning.alias import EXTERNAL, decide_aliases, find_root, storage_classes
 from pipeline.planning.arena import Block, Lifetime, lifetimes, live_peak
@@ -109,6 +110,17 @@ class ExecutionPlan:
     def strides(self, vid: int) -> tuple[int, ...] | None:
         """Strides of `vid` in elements; None for row-major from the first element of the storage."""
         return self.layouts[vid].strides if vid in self.layouts else None
+
+    def fallbacks(self) -> dict[str, int]:
+        """How often the plan and its bodies call each operator of torch by name, the most frequent first."""
+        by_name = Counter(
+            str(unpack(call.attr_schema, call.attr_blob)["op"])
+            for call in self.calls
+            if call.kind_id in (Kind.Aten, Kind.HigherOrder)
+        )
+        for body in (body for bodies in self.bodies.values() for body in bodies):
+            by_name.update(body.fallbacks())
+        return dict(by_name.most_common())
 
 
 def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:

@@ -19,6 +19,7 @@ from passes.suggest import bytes_text, nearest, plural
 from pipeline.errors import UsageError
 from pipeline.planning.arena import Block, Lifetime
 from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence
+from pipeline.planning.occupancy import Occupant, occupants
 from pipeline.planning.packing import align, assign_offsets
 from pipeline.planning.plan import ExecutionPlan
 
@@ -34,9 +35,11 @@ def map_memory(
         UsageError: a pin of a value or region that is not there, or regions that are too small.
     """
     pinned = _resolve_pins(plan, regions, pins or {})
-    stays = _stays(plan)
+    stays = {root: replace(one, nbytes=align(one.nbytes)) for root, one in occupants(plan).items()}
     last = len(regions) - 1
-    fixed = [[stays[root].whole() for root, region in pinned.items() if region == at] for at in range(len(regions))]
+    fixed = [
+        [_whole_life(stays[root]) for root, region in pinned.items() if region == at] for at in range(len(regions))
+    ]
     free = [stay for root, stay in stays.items() if root not in pinned]
     residences: list[Residence] = []
     rest: list[_Span] = []
@@ -72,38 +75,6 @@ class _Span:
         return Lifetime(
             2 * self.first + (self.first == self.life.first), 2 * self.last + (1 if self.last == self.life.last else 2)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Stay:
-    """The life of a storage class of the arena, and the calls that read or write it, in order."""
-
-    root: int
-    nbytes: int
-    life: Lifetime
-    calls: tuple[int, ...]
-
-    def whole(self) -> _Span:
-        return _Span(self.root, self.nbytes, self.life.first, self.life.last, self.life)
-
-
-def _stays(plan: ExecutionPlan) -> dict[int, _Stay]:
-    """By root. What leaves the graph, or is the new value of a state, lives to the end."""
-    calls: dict[int, list[int]] = {root: [] for root in plan.offsets}
-    for at, call in enumerate(plan.calls):
-        for root in {plan.root(vid) for vid in (*call.in_vids, *call.out_vids)} & calls.keys():
-            calls[root].append(at)
-    leaving = {plan.root(vid) for vid in (*plan.outputs, *plan.updates.values())}
-    return {
-        root: _Stay(
-            root,
-            align(plan.slots[root].spec.nbytes),
-            Lifetime(seen[0], len(plan.calls) if root in leaving else seen[-1]),
-            tuple(seen),
-        )
-        for root, seen in calls.items()
-        if plan.slots[root].spec.nbytes
-    }
 
 
 def _resolve_pins(plan: ExecutionPlan, regions: Sequence[MemoryRegion], pins: Mapping[str, str]) -> dict[int, int]:
@@ -147,13 +118,17 @@ def _place(spans: Sequence[_Span], room: int | None, base: int, region: int) -> 
     return placed, [span for at, span in enumerate(spans) if not fits[at]]
 
 
-def _whole(stays: Sequence[_Stay]) -> list[_Span]:
-    return [stay.whole() for stay in stays]
+def _whole_life(stay: Occupant) -> _Span:
+    return _Span(stay.root, stay.nbytes, stay.life.first, stay.life.last, stay.life)
 
 
-def _spans_in_cache(stays: Sequence[_Stay], room: int) -> list[_Span]:
+def _whole(stays: Sequence[Occupant]) -> list[_Span]:
+    return [_whole_life(stay) for stay in stays]
+
+
+def _spans_in_cache(stays: Sequence[Occupant], room: int) -> list[_Span]:
     """When each class is in a cache of `room` bytes, as far as all calls can have their operands there."""
-    by_call: dict[int, list[_Stay]] = {}
+    by_call: dict[int, list[Occupant]] = {}
     for stay in stays:
         for call in stay.calls:
             by_call.setdefault(call, []).append(stay)
@@ -178,10 +153,10 @@ class _Cache:
 
     room: int
     used: int = 0
-    since: dict[int, tuple[_Stay, int]] = field(default_factory=dict)
+    since: dict[int, tuple[Occupant, int]] = field(default_factory=dict)
     spans: list[_Span] = field(default_factory=list)
 
-    def hold(self, stay: _Stay, call: int, kept: set[int]) -> bool:
+    def hold(self, stay: Occupant, call: int, kept: set[int]) -> bool:
         """Bring a class in for `call`, which evicts others, but none of `kept`; False where there is no room."""
         if stay.root in self.since:
             return True
@@ -198,7 +173,7 @@ class _Cache:
         self.used += stay.nbytes
         return True
 
-    def leave(self, stay: _Stay, last: int) -> None:
+    def leave(self, stay: Occupant, last: int) -> None:
         """End the span of a class that the cache may hold."""
         held = self.since.pop(stay.root, None)
         if held is not None:
@@ -206,13 +181,13 @@ class _Cache:
             self.spans.append(_Span(stay.root, stay.nbytes, held[1], last, stay.life))
 
 
-def _next_call(stay: _Stay, call: int) -> int:
+def _next_call(stay: Occupant, call: int) -> int:
     """The first call from `call` on that needs a class; the end of its life where none does."""
     at = bisect_left(stay.calls, call)
     return stay.calls[at] if at < len(stay.calls) else stay.life.last + 1
 
 
-def _complement(stays: Sequence[_Stay], residences: Sequence[Residence]) -> list[_Span]:
+def _complement(stays: Sequence[Occupant], residences: Sequence[Residence]) -> list[_Span]:
     """The parts of all lives that are in no region yet."""
     by_root: dict[int, list[Residence]] = {}
     for one in sorted(residences, key=lambda one: one.first):
@@ -220,11 +195,11 @@ def _complement(stays: Sequence[_Stay], residences: Sequence[Residence]) -> list
     return [span for stay in stays for span in _gaps(stay, by_root.get(stay.root, []))]
 
 
-def _gaps(stay: _Stay, held: Sequence[Residence]) -> Iterator[_Span]:
+def _gaps(stay: Occupant, held: Sequence[Residence]) -> Iterator[_Span]:
     begin = stay.life.first
     for one in held:
         if begin < one.first:
-            yield replace(stay.whole(), first=begin, last=one.first - 1)
+            yield replace(_whole_life(stay), first=begin, last=one.first - 1)
         begin = one.last + 1
     if begin <= stay.life.last:
-        yield replace(stay.whole(), first=begin)
+        yield replace(_whole_life(stay), first=begin)

@@ -233,6 +233,8 @@ class RuntimeReport:
     values: int = 0
     arena_bytes: int = 0
     aliases: int = 0
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
+    """Operators of torch that the plan calls by name, since no kernel kind stands for them, and how often."""
     files: tuple[tuple[str, int, int], ...] = ()
 
 

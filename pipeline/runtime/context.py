@@ -14,7 +14,7 @@ from pipeline.runtime.feeding import LARGE, CopiedSlot, FedSlot, PointedSlot
 from pipeline.runtime.operands import SlotPointer, operands, storage_id, tensors_by_storage
 from pipeline.runtime.program import BoundProgram
 from pipeline.runtime.slots import Feed, bind_arena, placeholders, refuse_names
-from pipeline.runtime.states import States
+from pipeline.runtime.states import States, StateTable
 from pipeline.runtime.tensors import empty_strided, torch_dtype
 
 __all__ = ["Context"]
@@ -28,16 +28,22 @@ class Context:
     Every step is bound to its operands here, once. What a run brings (the feed, memory for large outputs) is copied
     into slots, or slots are pointed at it.
 
+    Args:
+        table: states that are shared with contexts of other programs; without it the context has its own.
+        arena: bytes that are shared with contexts that run by turns, at least `plan.arena_bytes`.
+
     Raises:
         InternalError: the shapes of a call do not fit its kernel.
     """
 
-    def __init__(self, bound: BoundProgram) -> None:
+    def __init__(
+        self, bound: BoundProgram, *, table: StateTable | None = None, arena: torch.Tensor | None = None
+    ) -> None:
         self.bound = bound
         self.plan = plan = bound.plan
         # Slots are written to in every mode, so they must not become inference tensors of a caller in that mode.
         with torch.inference_mode(mode=False), torch.no_grad():
-            self.states = States(plan, bound.weights)
+            self.states = States(plan, bound.weights, table)
             fed = _fed_entries(plan)
             pointed = [vid for vid, entry in fed.items() if not _is_copied(plan, vid, entry)]
             buffers = {
@@ -46,8 +52,8 @@ class Context:
                 if vid not in pointed
             }
             homes = placeholders({vid: fed[vid] for vid in pointed})
-            arena = bind_arena(plan, torch.empty(plan.arena_bytes, dtype=torch.uint8))
-            self._workspace = Workspace(bound, self.states, arena, lambda body: Context(body).apply)
+            places = bind_arena(plan, torch.empty(plan.arena_bytes, dtype=torch.uint8) if arena is None else arena)
+            self._workspace = Workspace(bound, self.states, places, lambda body: Context(body).apply)
             self._slots = self._workspace.bind_slots({**buffers, **homes})
             self._steps = bound.steps
             self._launches = [self._workspace.bind_step(step, self._slots) for step in bound.steps]

@@ -13,11 +13,11 @@ import torch
 
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Role
-from pipeline.planning import ExecutionPlan, FeedEntry
+from pipeline.planning import ExecutionPlan, FeedEntry, Slot
 from pipeline.runtime.slots import Feed, bind_feed
 from pipeline.runtime.tensors import empty_strided, torch_dtype
 
-__all__ = ["LostStates", "States"]
+__all__ = ["LostStates", "StateTable", "States"]
 
 
 class LostStates(UsageError):
@@ -31,20 +31,66 @@ class LostStates(UsageError):
         )
 
 
-class States:
-    """The states that runs of one plan change, by vid in `tensors`, whose addresses never change."""
+class StateTable:
+    """The states that some of several plans change, by name: one tensor each, which all plans that have it share.
 
-    def __init__(self, plan: ExecutionPlan, initial: Mapping[int, torch.Tensor]) -> None:
+    Raises:
+        UsageError: a state that a plan has in another form, as a weight, or as a part of its feed.
+    """
+
+    def __init__(self, plans: Mapping[str, ExecutionPlan]) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.missing: set[str] = set()
+        self.lost: set[str] = set()
+        owners: dict[str, tuple[str, ExecutionPlan, Slot]] = {}
+        for name, plan in plans.items():
+            for vid in plan.updates:
+                slot = plan.slots[vid]
+                if slot.role in CHANGING and slot.name not in owners:
+                    owners[slot.name] = name, plan, slot
+        for owner, plan, slot in owners.values():
+            for other, reader in plans.items():
+                _refuse_other_form(slot, plan, owner, reader, other)
+            strides = plan.strides(slot.vid)
+            self.tensors[slot.name] = empty_strided(slot.spec.sizes, strides, torch_dtype(slot.spec.dtype))
+
+
+def _refuse_other_form(slot: Slot, plan: ExecutionPlan, owner: str, reader: ExecutionPlan, name: str) -> None:
+    found = next((other for other in reader.slots if other.name == slot.name), None)
+    if found is None:
+        return
+    if (found.spec, found.role, reader.strides(found.vid)) != (slot.spec, slot.role, plan.strides(slot.vid)):
+        raise UsageError(
+            f"{slot.name!r} is {_form(slot)} in {owner!r}, which changes it, and {_form(found)} in {name!r}: "
+            "entry points share a state in one form"
+        )
+    if any(entry.name == slot.name for entry in reader.feed_signature):
+        raise UsageError(
+            f"{slot.name!r} is a state that {owner!r} changes, and {name!r} expects it with each feed; give it a first "
+            "value when the graphs are compiled (`weights`)"
+        )
+
+
+def _form(slot: Slot) -> str:
+    return f"{slot.role} {slot.spec.dtype}{list(slot.spec.shape)}"
+
+
+class States:
+    """The states of one plan, by vid in `tensors`, whose addresses never change.
+
+    Args:
+        table: states that are shared with other plans; without it the plan has its own.
+    """
+
+    def __init__(
+        self, plan: ExecutionPlan, initial: Mapping[int, torch.Tensor], table: StateTable | None = None
+    ) -> None:
         self._plan = plan
-        self._initial = {vid: tensor for vid, tensor in initial.items() if vid in plan.updates}
-        slots = [plan.slots[vid] for vid in plan.updates if plan.slots[vid].role is not Role.INPUT]
-        self.tensors = {
-            slot.vid: empty_strided(slot.spec.sizes, plan.strides(slot.vid), torch_dtype(slot.spec.dtype))
-            for slot in slots
-        }
+        self._table = table = table or StateTable({plan.graph_name: plan})
+        slots = [slot for slot in plan.slots if slot.role in CHANGING and slot.name in table.tensors]
+        self.tensors = {slot.vid: table.tensors[slot.name] for slot in slots}
+        self._initial = {vid: tensor for vid, tensor in initial.items() if vid in self.tensors}
         self._vids = {slot.name: slot.vid for slot in slots}
-        self._missing: set[str] = set()
-        self._lost: set[str] = set()
         self.reset()
 
     @property
@@ -54,14 +100,15 @@ class States:
     @property
     def missing(self) -> frozenset[str]:
         """The names of the states that have no value yet."""
-        return frozenset(self._missing)
+        return frozenset(self._table.missing & self.names)
 
     def reset(self) -> None:
         """Set every state back to its initial value; a state that had none has none again."""
         for vid, tensor in self._initial.items():
             self.tensors[vid].copy_(tensor)
-        self._missing = {name for name, vid in self._vids.items() if vid not in self._initial}
-        self._lost = set()
+        self._table.missing -= self.names
+        self._table.missing |= {name for name, vid in self._vids.items() if vid not in self._initial}
+        self._table.lost -= self.names
 
     def give(self, given: Feed) -> None:
         """Set states by name.
@@ -76,8 +123,8 @@ class States:
         )
         for entry, tensor in zip(wanted, bind_feed(wanted, given), strict=True):
             self.tensors[self._vids[entry.name]].copy_(tensor)
-            self._missing.discard(entry.name)
-            self._lost.discard(entry.name)
+            self._table.missing.discard(entry.name)
+            self._table.lost.discard(entry.name)
 
     def values(self) -> dict[str, torch.Tensor]:
         """Copies of the states that have a value, by name.
@@ -86,11 +133,11 @@ class States:
             LostStates: some states lost their value in a run that failed.
         """
         self._refuse_lost()
-        return {name: self.tensors[vid].clone() for name, vid in self._vids.items() if name not in self._missing}
+        return {name: self.tensors[vid].clone() for name, vid in self._vids.items() if name not in self._table.missing}
 
     def lose(self, vids: Iterable[int]) -> None:
         """Mark states to which a failed run may have written: they have no value now."""
-        self._lost |= {self._plan.slots[vid].name for vid in vids}
+        self._table.lost |= {self._plan.slots[vid].name for vid in vids}
 
     def refuse_missing(self) -> None:
         """Check that every state has a value.
@@ -100,24 +147,27 @@ class States:
             LostStates: a state has no value any more (a UsageError too).
         """
         self._refuse_lost()
-        if self._missing:
+        missing = self._table.missing & self.names
+        if missing:
             raise UsageError(
-                f"states without a value: {', '.join(sorted(self._missing))}; give them when the graph is compiled "
+                f"states without a value: {', '.join(sorted(missing))}; give them when the graph is compiled "
                 "(`weights`), by `give_states`, or once in the feed"
             )
 
     def advance(self, slots: Sequence[torch.Tensor]) -> None:
         """Store the new values after a run. Views of old states are cloned before any state is written."""
+        changed = [vid for vid in self.tensors if vid in self._plan.updates]
         updates = self.updates_to_copy(self._plan)
         new = [slots[after].clone() if self._plan.root(after) in self.tensors else slots[after] for _, after in updates]
         self.lose(vid for vid, _ in updates)  # until all of them are written
         for (vid, _), value in zip(updates, new, strict=True):
             self.tensors[vid].copy_(value)
-        self._lost = set()
+        self._table.lost -= {self._plan.slots[vid].name for vid in changed}
 
     def _refuse_lost(self) -> None:
-        if self._lost:
-            raise LostStates(self._lost)
+        lost = self._table.lost & self.names
+        if lost:
+            raise LostStates(lost)
 
     def updates_to_copy(self, plan: ExecutionPlan) -> list[tuple[int, int]]:
         """(state, value after the run) of the updates that a run of `plan` does not write over the state itself."""
@@ -126,3 +176,7 @@ class States:
             for vid, after in plan.updates.items()
             if vid in self.tensors and not (plan.root(after) == vid and plan.layout(after) == plan.layout(vid))
         ]
+
+
+CHANGING = (Role.PARAM, Role.STATE)
+"""Roles of values that a plan may change and keep from run to run."""

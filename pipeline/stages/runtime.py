@@ -17,13 +17,14 @@ from passes.proof.numbers import Errors, compare
 from passes.proof.types import Reference, worst_errors
 from passes.weights.detached import read_model
 from pipeline.config import RunConfig
+from pipeline.config.sections import RuntimeConfig
 from pipeline.errors import CheckFailed, DataError, Unsupported, UsageError, message_with_notes
 from pipeline.events import Observer, Progress
 from pipeline.ir.json import to_json
 from pipeline.ir.text import to_text
-from pipeline.planning import to_json as plan_to_json
 from pipeline.report import BackendReport, ExportReport, RuntimeReport
 from pipeline.stages.export import key_of_parameter
+from pipeline.stages.plan_files import with_memory_map, write_plan_files
 from pipeline.stages.weight_free import written_path
 from pipeline.verify.backends import BACKENDS, Backend, Plan, shapes_of
 from pipeline.verify.references import References
@@ -38,7 +39,7 @@ TIMED_RUNS: Final = 5
 TIMED_S: Final = 1.0
 """Runs for the median in the report, and the seconds after which fewer are enough."""
 
-IR_FILES: Final = ("ir.json", "ir.txt", "plan.json")
+IR_FILES: Final = ("ir.json", "ir.txt", "plan.json", "plan.bin")
 
 
 def run_backends(
@@ -48,7 +49,7 @@ def run_backends(
     workspace: Workspace,
     observer: Observer,
 ) -> RuntimeReport:
-    """Run and compare each backend; for `plan` write `ir.json`, `ir.txt` and `plan.json` for the first draw's shapes.
+    """Run and compare each backend; for `plan` write the IR and the plan for the first draw's shapes.
 
     The `torch` backend is the reference itself, so it is not run again. A model that `plan` cannot take is reported,
     and is an error only where the configuration names `plan`.
@@ -73,7 +74,7 @@ def run_backends(
         try:
             backend = BACKENDS[name](path, trainable)
             if isinstance(backend, Plan):
-                planned = _write_ir(backend, references.draws[0], workspace)
+                planned = _write_ir(backend, references.draws[0], config.runtime, path, workspace)
             reports.append(_run(name, backend, references.draws, judge))
         except StepFailed as failure:
             raise CheckFailed(f"the final model does not run on {name}: {failure}") from failure
@@ -131,19 +132,23 @@ def _time_runs(backend: Backend, reference: Reference) -> list[float]:
     return seconds
 
 
-def _write_ir(plan: Plan, reference: Reference, workspace: Workspace) -> dict[str, Any]:
+def _write_ir(
+    backend: Plan, reference: Reference, config: RuntimeConfig, model: Path, workspace: Workspace
+) -> dict[str, Any]:
     """Write the IR and the plan for the shapes of `reference`; return the fields of the report that they fill."""
-    graph, program = plan.compile_for(shapes_of(reference.feeds))
+    graph, program = backend.compile_for(shapes_of(reference.feeds))
+    plan = with_memory_map(program.plan, config)
     files = [
         workspace.write_text("ir.json", json.dumps(to_json(graph), indent=1) + "\n"),
         workspace.write_text("ir.txt", to_text(graph)),
-        workspace.write_text("plan.json", json.dumps(plan_to_json(program.plan), indent=1) + "\n"),
+        *write_plan_files(plan, graph, model, workspace),
     ]
     return {
         "ops": len(graph.ops),
         "values": len(graph.values),
-        "arena_bytes": program.plan.arena_bytes,
-        "aliases": len(program.plan.alias),
+        "arena_bytes": plan.arena_bytes,
+        "aliases": len(plan.alias),
+        "fallbacks": plan.fallbacks(),
         "files": tuple((file.name, *stamp(file)) for file in files),
     }
 

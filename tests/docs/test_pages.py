@@ -21,13 +21,15 @@ from passes.structures import STRUCTURES
 from pipeline.cli import INTERRUPTED
 from pipeline.config import json_schema
 from pipeline.errors import OnnxlineError
-from pipeline.ir import from_text, to_json, to_text
+from pipeline.ir import Role, from_text, to_json, to_text
 from pipeline.ir.json import FORMAT_VERSION as IR_VERSION
 from pipeline.ir.json import READERS, SINGULARS
 from pipeline.lowering import lower
 from pipeline.lowering.attrs import CODES
+from pipeline.lowering.tagged import TAGS
 from pipeline.planning import make_plan
 from pipeline.planning import to_json as plan_to_json
+from pipeline.planning.binary import MAGIC, VERSION
 from pipeline.planning.json import FORMAT_VERSION as PLAN_VERSION
 from pipeline.report import REPORT_VERSION, BackendReport, ExportReport, Report, RuntimeReport
 from tests.support.pages import blocks, rows
@@ -131,9 +133,23 @@ def test_formats_of_ir_and_plan() -> None:
     assert [key for key in keys_in(data) if f"`{key}`" not in text and key != "alpha"] == []
     assert [tag for tag in (*READERS, *SINGULARS) if f"`{tag}`" not in text] == []
     assert [code for code in CODES if f"`{code}`" not in text] == []
+    assert [tag for tag in TAGS if f"`{tag}`" not in text] == []
     versions = {row[0]: row[2] for row in rows(page) if row[1] == "format_version"}
     expected = {"report.json": REPORT_VERSION, "ir.json": IR_VERSION, "plan.json": PLAN_VERSION}
     assert versions == {name: str(version) for name, version in expected.items()}
+
+
+def test_plan_bin() -> None:
+    """The page and the C header have the version, the magic and the numbers of roles that Python writes."""
+    page = (ROOT / "docs/reference/plan-format.md").read_text(encoding="utf-8")
+    header = (ROOT / "examples/plan_reader/onnxline_plan.h").read_text(encoding="utf-8")
+    assert f"64 bytes; version {VERSION}." in page
+    assert f"#define ONNXLINE_PLAN_VERSION {VERSION}u" in header
+    assert f'#define ONNXLINE_PLAN_MAGIC "{MAGIC.decode()}"' in header
+    assert f"`{MAGIC.decode()}`" in page
+    assert [f"{at} {role}" for at, role in enumerate(Role) if f"{at} {role}" not in page] == []
+    roles = ", ".join(f"ONNXLINE_{role.name}" for role in Role)
+    assert f"enum onnxline_role {{ {roles} }};" in header
 
 
 def keys_in(data: Any) -> set[str]:

@@ -19,7 +19,7 @@ from pipeline.errors import CheckFailed, ConfigError, Unsupported
 from pipeline.events import Event, Note, StageEnded
 from pipeline.ir import Role, from_text, to_text
 
-ARTIFACTS = {"exported.onnx", "ir.json", "ir.txt", "log.txt", "model.onnx", "plan.json", "report.html", "report.json"}
+ARTIFACTS = {"exported.onnx", "ir.json", "ir.txt", "log.txt", "model.onnx", "plan.bin", "plan.json", "report.html", "report.json"}
 ARTIFACTS |= {"run.yaml"}
 
 

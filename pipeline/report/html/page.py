@@ -15,6 +15,9 @@ from markupsafe import Markup
 from passes.proof.coverage import Coverage, LimitCoverage, TableCoverage
 from passes.proof.numbers import DRAWN, Errors
 from passes.suggest import bytes_text, milliseconds_text, plural
+from pipeline.errors import SourceError
+from pipeline.planning import decode_plans
+from pipeline.report.arena_picture import draw_arena
 from pipeline.report.html.figures import Group, groups_of
 from pipeline.report.html.headline import Headline, headline_of
 from pipeline.report.html.layers import LayerPlot, layer_plot
@@ -42,6 +45,8 @@ class Page:
     data: Mapping[str, Any]
     layers: LayerPlot | None
     quantization: QuantizationView | None
+    memory: Markup | None
+    """The arena over time as a picture; None where the run has no plan."""
     names: tuple[NameTable, ...] = ()
 
 
@@ -74,7 +79,21 @@ def page_of(report: Report, pictures: Pictures, folder: Path, quantization: Quan
         layers=layer_plot(report.layers),
         quantization=quantization_view(quantization),
         names=name_tables(report.names),
+        memory=_memory(report, folder),
     )
+
+
+def _memory(report: Report, folder: Path) -> Markup | None:
+    """The picture of the plan that this run has written; none of an earlier one, or of one that was taken away."""
+    written = [name for name, _, _ in report.runtime.files] if report.runtime is not None else []
+    path = folder / "plan.bin"
+    if path.name not in written or not path.is_file():
+        return None
+    try:
+        plans = decode_plans(path.read_bytes()).entries
+    except SourceError:
+        return None
+    return Markup("").join(Markup(draw_arena(plan)) for plan in plans.values())
 
 
 def _favicon(tone: str) -> str:

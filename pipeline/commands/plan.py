@@ -1,0 +1,192 @@
+"""`onnxline plan`: what a plan decided, as text and as a picture of its arena; and a run of it, launch by launch."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from passes.suggest import bytes_text, nearest, plural
+from passes.weights.files import replace_when_done
+from pipeline.errors import SourceError, UsageError
+from pipeline.workspace import disk_errors
+
+if TYPE_CHECKING:
+    from pipeline.planning import ExecutionPlan
+
+__all__ = ["register"]
+
+MOST_ROWS: Final = 12
+"""Rows of a table in the terminal."""
+
+PlanPath = Annotated[
+    Path, typer.Argument(metavar="PLAN|RUN", help="A plan.bin or plan.json, or the folder of a run that has one.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="What a plan decided: calls, places, memory over time; and a run of it, launch by launch.")
+    group.command("show")(show)
+    group.command("trace")(trace)
+    app.add_typer(group, name="plan")
+
+
+def show(
+    path: PlanPath,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw the arena over time.")] = None,
+    regions: Annotated[
+        str | None,
+        typer.Option(metavar="SIZES", help="Map the memory: the fastest first, such as sram:2MiB,dram."),
+    ] = None,
+    pins: Annotated[
+        list[str] | None, typer.Option("--pin", metavar="VALUE=REGION", help="Hold a value there; may be repeated.")
+    ] = None,
+    entry: Annotated[str | None, typer.Option(metavar="NAME", help="The entry point, where there are several.")] = None,
+) -> None:
+    """Print what a plan holds: its calls, its arena against the bound, and who lives where at the peak."""
+    from pipeline.planning import map_memory, parse_regions
+
+    if pins and regions is None:
+        raise UsageError("--pin holds a value in a region, and no regions were given; add --regions")
+    plan = _choose_entry(_read_entries(path), entry)
+    if regions is not None:
+        plan = map_memory(plan, parse_regions(regions), dict(map(_split_pin, pins or ())))
+    typer.echo("\n".join(_lines(plan)))
+    if svg is not None:
+        from pipeline.report.arena_picture import draw_arena
+
+        with disk_errors(svg.parent), replace_when_done(svg) as temporary:
+            temporary.write_text(draw_arena(plan) + "\n", encoding="utf-8")
+        typer.echo(f"picture: {svg}")
+
+
+def trace(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that has a plan.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write.")] = Path("trace.json"),
+    runs: Annotated[int, typer.Option(min=1, help="How many runs, after one that is not counted.")] = 3,
+) -> None:
+    """Run the final model of RUN on random inputs, and write the time of each launch in Chrome's trace format."""
+
+    if not (folder / "model.onnx").is_file():
+        raise UsageError(f"{folder} has no model.onnx; expected the folder of a run")
+    plan: ExecutionPlan = _choose_entry(_read_entries(folder), None)
+    from pipeline.importers import from_onnx
+    from pipeline.lowering import EMITTERS
+    from pipeline.runtime import compile_graph
+    from pipeline.runtime.trace import random_feed, to_chrome_trace, trace_runs
+
+    shapes = {plan.slots[vid].name: plan.slots[vid].spec.sizes for vid in plan.inputs}
+    program = compile_graph(from_onnx(folder / "model.onnx", shapes=shapes, emitters=EMITTERS))
+    bound = program.context.bound
+    times = trace_runs(bound, random_feed(program.feed_signature), runs=runs)
+    with disk_errors(out.parent), replace_when_done(out) as temporary:
+        temporary.write_text(json.dumps(to_chrome_trace(bound, times)) + "\n", encoding="utf-8")
+    spent: Counter[str] = Counter()
+    for time in times:
+        spent[program.plan.calls[time.call].attr_schema.partition("/")[0]] += time.ended - time.begun
+    total = sum(spent.values()) or 1
+    typer.echo(
+        f"{plural(len(times), 'launch', 'launches')} in {plural(runs, 'run')}: {total / runs / 1e6:.3f} ms a run"
+    )
+    for kind, nanoseconds in spent.most_common(MOST_ROWS):
+        typer.echo(f"  {nanoseconds / runs / 1e6:9.3f} ms  {nanoseconds / total:5.1%}  {kind}")
+    typer.echo(f"trace: {out}")
+
+
+def _read_entries(path: Path) -> dict[str, ExecutionPlan]:
+    """The plans of a file, or of the folder of a run, by entry point."""
+    from pipeline.planning import decode_plans, from_json
+
+    if path.is_dir():
+        found = [path / name for name in ("plan.bin", "plan.json") if (path / name).is_file()]
+        if not found:
+            raise UsageError(
+                f"{path} has neither plan.bin nor plan.json; a run writes them when `plan` is among its backends and "
+                "can take the model"
+            )
+        path = found[0]
+    with disk_errors(path):
+        if not path.is_file():
+            raise UsageError(f"there is no file {path}; expected a plan.bin, a plan.json, or the folder of a run")
+        data = path.read_bytes()
+    if path.suffix != ".json":
+        return dict(decode_plans(data).entries)
+    try:
+        return {"main": from_json(json.loads(data))}
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{path}: it is not JSON: {error}") from error
+
+
+def _choose_entry(entries: dict[str, ExecutionPlan], name: str | None) -> ExecutionPlan:
+    if name is None and len(entries) == 1:
+        return next(iter(entries.values()))
+    if name is None:
+        raise UsageError(f"the plan has the entry points {', '.join(entries)}; choose one by --entry")
+    if name not in entries:
+        raise UsageError(f"the plan has no entry point {name!r}{nearest(name, entries)}; it has {', '.join(entries)}")
+    return entries[name]
+
+
+def _split_pin(text: str) -> tuple[str, str]:
+    name, equals, region = text.rpartition("=")
+    if not (name and equals and region):
+        raise UsageError(f"--pin: found {text!r}, expected VALUE=REGION")
+    return name, region
+
+
+def _lines(plan: ExecutionPlan) -> Iterator[str]:
+    from pipeline.lowering import Kind
+    from pipeline.planning import alive_bytes, occupants
+
+    everyone = list(occupants(plan).values())
+    kinds = Counter(Kind(call.kind_id).name for call in plan.calls)
+    free = sum(
+        isinstance(position := call.constraints.get("view"), int)
+        and all(plan.alias.get(vid) == call.in_vids[position] for vid in call.out_vids)
+        for call in plan.calls
+    )
+    yield f"plan of graph {plan.graph_name!r}, digest {plan.graph_digest[:12] or 'none'}"
+    yield f"calls: {len(plan.calls)}, of which {free} are views and do nothing: {_counts(kinds)}"
+    fallbacks = plan.fallbacks()
+    yield f"called by name (Aten): {sum(fallbacks.values())}{': ' if fallbacks else ''}{_counts(Counter(fallbacks))}"
+    ratio = plan.arena_bytes / plan.live_bytes if plan.live_bytes else 1
+    bound = f"at least {bytes_text(plan.live_bytes)} are alive at once ({ratio:.3f} x)"
+    yield f"arena: {bytes_text(plan.arena_bytes)}, {bound}; {plural(len(plan.alias), 'alias', 'aliases')}"
+    alive = alive_bytes(everyone, len(plan.calls))
+    if alive:
+        peak = alive.index(max(alive))
+        yield f"peak: {bytes_text(alive[peak])} in call {peak}, {Kind(plan.calls[peak].kind_id).name}:"
+        there = sorted(
+            (one for one in everyone if one.life.first <= peak <= one.life.last), key=lambda one: -one.nbytes
+        )
+        for one in there[:MOST_ROWS]:
+            place = f"bytes {one.offset} to {one.offset + one.nbytes}, calls {one.life.first} to {one.life.last}"
+            yield f"  {bytes_text(one.nbytes):>11}  {one.name}  {place}"
+        if len(there) > MOST_ROWS:
+            yield f"  and {len(there) - MOST_ROWS} more"
+    yield from _region_lines(plan)
+
+
+def _region_lines(plan: ExecutionPlan) -> Iterator[str]:
+    if plan.memory is None:
+        return
+    sizes: dict[int, int] = {one: plan.slots[one].spec.nbytes for one in plan.offsets}
+    for at, region in enumerate(plan.memory.regions):
+        here = [one for one in plan.memory.residences if one.region == at]
+        used = max((one.offset + sizes[one.root] for one in here), default=0)
+        arriving = [move for move in plan.memory.moves() if move.target.region == at]
+        room = "" if region.nbytes is None else f" of {bytes_text(region.nbytes)}"
+        copied = bytes_text(sum(sizes[move.root] for move in arriving))
+        yield (
+            f"region {region.name}: {bytes_text(used)}{room} used, {plural(len({one.root for one in here}), 'value')}, "
+            f"{plural(len(arriving), 'copy', 'copies')} into it ({copied})"
+        )
+
+
+def _counts(counts: Counter[Any]) -> str:
+    shown = [f"{count} {name}" for name, count in counts.most_common(MOST_ROWS)]
+    return ", ".join(shown) + (f", and {len(counts) - MOST_ROWS} more kinds" if len(counts) > MOST_ROWS else "")

@@ -1,0 +1,148 @@
+"""Several entry points of one model, such as prefill and decode: one set of weights, one set of states, one arena."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+
+from passes.suggest import nearest
+from pipeline.errors import UsageError
+from pipeline.ir.graph import Graph, Role
+from pipeline.planning import ExecutionPlan
+from pipeline.runtime.compile import bind_graph
+from pipeline.runtime.context import Context
+from pipeline.runtime.program import BoundProgram
+from pipeline.runtime.slots import Feed
+from pipeline.runtime.states import StateTable
+from pipeline.runtime.weights import Weights
+
+__all__ = ["CompiledEntries", "compile_graphs"]
+
+
+class CompiledEntries:
+    """Plans that share weights, states and an arena. Runs are one sequence: threads take turns.
+
+    `new_sequence()` gives a further one over the same weights, with states and an arena of its own.
+    """
+
+    def __init__(self, bound: Mapping[str, BoundProgram]) -> None:
+        self._bound = dict(bound)
+        self.plans: Mapping[str, ExecutionPlan] = MappingProxyType({name: one.plan for name, one in bound.items()})
+        self.arena_bytes = max((plan.arena_bytes for plan in self.plans.values()), default=0)
+        table = StateTable(self.plans)
+        with torch.inference_mode(mode=False):
+            arena = torch.empty(self.arena_bytes, dtype=torch.uint8)
+        self._contexts = {name: Context(one, table=table, arena=arena) for name, one in bound.items()}
+        self._turn = threading.RLock()
+
+    def new_sequence(self) -> CompiledEntries:
+        """The same programs with states as they were when the graphs were compiled."""
+        return CompiledEntries(self._bound)
+
+    def run(self, entry: str, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
+        """Outputs of one entry point; `copy=False` returns views that a later run of any entry point may change.
+
+        Raises:
+            UsageError: no such entry point, a feed that does not fit it, or a state without a value.
+            DataError: an index in the feed is out of range (a UsageError too).
+            InternalError: a kernel failed.
+        """
+        with self._turn:
+            return self._context(entry).run(feed, copy=copy)
+
+    def run_updating(
+        self, entry: str, feed: Feed, *, copy: bool = True
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Outputs as from `run`, and {updated input: its value after the run}."""
+        with self._turn:
+            return self._context(entry).run_updating(feed, copy=copy)
+
+    def states(self) -> dict[str, torch.Tensor]:
+        """Copies of the states of all entry points, by name.
+
+        Raises:
+            UsageError: a run failed while it wrote to some; see `pipeline.runtime.states`.
+        """
+        with self._turn:
+            return {name: one for context in self._contexts.values() for name, one in context.states.values().items()}
+
+    def give_states(self, states: Feed) -> None:
+        """Set states by name; the others are not changed.
+
+        Raises:
+            UsageError: no such state, or another shape or dtype.
+        """
+        with self._turn:
+            known = frozenset[str]().union(*(context.states.names for context in self._contexts.values()))
+            if strange := [name for name in states if name not in known]:
+                raise UsageError(f"no entry point has a state {strange[0]!r}{nearest(strange[0], known)}")
+            for context in self._contexts.values():
+                context.states.give({name: one for name, one in states.items() if name in context.states.names})
+
+    def reset_states(self) -> None:
+        """Set every state back to its value when the graphs were compiled."""
+        with self._turn:
+            for context in self._contexts.values():
+                context.states.reset()
+
+    def _context(self, entry: str) -> Context:
+        context = self._contexts.get(entry)
+        if context is None:
+            names = ", ".join(self._contexts)
+            raise UsageError(
+                f"there is no entry point {entry!r}{nearest(entry, self._contexts)}; entry points: {names}"
+            )
+        return context
+
+
+def compile_graphs(graphs: Mapping[str, Graph], weights: Weights | None = None) -> CompiledEntries:
+    """Lower, plan, check and bind several graphs of one model, by the names of their entry points.
+
+    `weights` are tensors by value name or by name in a checkpoint; each goes to every graph that has it, and is bound
+    without a copy. A state that one graph changes is the state of this name in the others.
+
+    Raises:
+        UsageError: no graphs, weights that no graph has, or states that are not the same in all graphs.
+        Unsupported, SourceError, InternalError: as `compile_graph`.
+    """
+    if not graphs:
+        raise UsageError("compile_graphs: found no graphs, expected {name of the entry point: graph}")
+    known = {name: frozenset(sum(graph.weight_names().values(), ())) for name, graph in graphs.items()}
+    every = frozenset[str]().union(*known.values())
+    if strange := [name for name in weights or () if name not in every]:
+        raise UsageError(f"no graph has a weight {strange[0]!r}{nearest(strange[0], every)}")
+    given = {name: {key: one for key, one in (weights or {}).items() if key in known[name]} for name in graphs}
+    shared = _with_shared_states(graphs)
+    return CompiledEntries({name: bind_graph(graph, given[name]) for name, graph in shared.items()})
+
+
+def _with_shared_states(graphs: Mapping[str, Graph]) -> dict[str, Graph]:
+    """`graphs`, in which a stored value is a state if any graph changes it; who only reads it sees it change."""
+    changed: dict[str, tuple[str, str]] = {}
+    """By name in a checkpoint: its name in the graph that changes it, and that graph's name."""
+    for entry, graph in graphs.items():
+        for value in graph.with_role(Role.STATE):
+            if value.vid in graph.updates:
+                for key in graph.sources.get(value.vid, (value.name,)):
+                    changed.setdefault(key, (value.name, entry))
+    return {entry: _with_states(entry, graph, changed) for entry, graph in graphs.items()}
+
+
+def _with_states(entry: str, graph: Graph, changed: Mapping[str, tuple[str, str]]) -> Graph:
+    values = list(graph.values)
+    for value in graph.with_role(Role.PARAM, Role.STATE, Role.CONST):
+        owners = [changed[key] for key in graph.sources.get(value.vid, (value.name,)) if key in changed]
+        if not owners:
+            continue
+        name, owner = owners[0]
+        if name != value.name:
+            raise UsageError(
+                f"a state is called {name!r} in {owner!r} and {value.name!r} in {entry!r}; entry points share a state "
+                "by its name: give it one"
+            )
+        values[value.vid] = replace(value, role=Role.STATE)
+    return replace(graph, values=tuple(values))

@@ -1,0 +1,108 @@
+"""Named dims: a plan for each size that is fed, of which the last are kept; sizes rounded up to buckets by choice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeline.errors import UsageError
+from pipeline.ir.graph import Graph
+from pipeline.runtime.open_dims import ProgramCache, compile_open_graph
+from tests.support.torch_programs import graph_of
+
+
+class Rows(torch.nn.Module):
+    """Row by row, and each row twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.layer(x).relu()
+        return y, torch.cat([y, y.flip(1)]).flatten()
+
+
+class Plain(Rows):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.layer(x).relu()
+
+
+class Counter(torch.nn.Module):
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        return x + self.count
+
+
+def open_graph(module: torch.nn.Module) -> Graph:
+    return graph_of(module, [torch.rand(4, 3)], dynamic_shapes={"x": {0: torch.export.Dim("batch")}})
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return open_graph(Rows())
+
+
+def dim_of(graph: Graph) -> str:
+    """torch may name a dim itself."""
+    return str(graph.values[graph.inputs[0]].spec.shape[0])
+
+
+def check_runs(cache: ProgramCache, graph: Graph, size: int) -> None:
+    x = torch.rand(size, 3)
+    found = cache.run({"x": x})
+    with torch.no_grad():
+        expected = Rows()(x)
+    for vid, one in zip(graph.outputs, expected, strict=True):
+        torch.testing.assert_close(found[graph.values[vid].name], one)
+
+
+def test_the_last_sizes_are_kept(graph: Graph) -> None:
+    cache, dim = compile_open_graph(graph, Rows().state_dict(), limit=2), dim_of(graph)
+    for size in (2, 3, 2, 5):
+        check_runs(cache, graph, size)
+    assert cache.sizes == [{dim: 2}, {dim: 5}]
+
+
+def test_weights_are_bound_without_a_copy(graph: Graph) -> None:
+    weights = Rows().state_dict()
+    cache = compile_open_graph(graph, weights)
+    for size in (2, 3):
+        cache.run({"x": torch.rand(size, 3)})
+    bound = [tensor for program in cache._programs.values() for tensor in program.context.bound.weights.values()]
+    assert len(bound) == 4
+    assert {tensor.data_ptr() for tensor in bound} == {tensor.data_ptr() for tensor in weights.values()}
+
+
+def test_sizes_are_rounded_up_to_buckets() -> None:
+    graph = open_graph(Plain())
+    dim = dim_of(graph)
+    cache = compile_open_graph(graph, Rows().state_dict(), buckets={dim: (8, 4)})
+    for size in (3, 2, 4, 6, 8):
+        x = torch.rand(size, 3)
+        (found,) = cache.run({"x": x}).values()
+        with torch.no_grad():
+            torch.testing.assert_close(found, Plain()(x))
+    assert cache.sizes == [{dim: 4}, {dim: 8}]
+    with pytest.raises(UsageError, match=f"{dim} = 9 is above every bucket: 4, 8"):
+        cache.run({"x": torch.rand(9, 3)})
+
+
+def test_mistakes_are_named(graph: Graph) -> None:
+    with pytest.raises(UsageError, match="has no dim 'bach'"):
+        compile_open_graph(graph, buckets={"bach": (1,)})
+    with pytest.raises(UsageError, match=r"found \[0\], expected sizes of 1 or more"):
+        compile_open_graph(graph, buckets={dim_of(graph): (0,)})
+    with pytest.raises(UsageError, match="are not at the end: leave out its buckets"):
+        compile_open_graph(graph, buckets={dim_of(graph): (4,)})
+    with pytest.raises(UsageError, match="limit=0; expected 1 or more"):
+        compile_open_graph(graph, limit=0)
+    with pytest.raises(UsageError, match="has states, and each size would have its own"):
+        compile_open_graph(open_graph(Counter()))

@@ -1,0 +1,89 @@
+"""plan.bin of a run says where the bytes of each weight are, and they are there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from pipeline.config.sections import RuntimeConfig
+from pipeline.errors import UsageError
+from pipeline.importers import from_onnx
+from pipeline.ir.graph import Graph
+from pipeline.lowering import EMITTERS, lower
+from pipeline.planning import StoredBytes, decode_plans, from_json, make_plan
+from pipeline.stages.plan_files import raw_data_places, stored_bytes, with_memory_map, write_plan_files
+from pipeline.workspace import Workspace
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """`y = (x @ w + b) * 2`: a weight as raw data, one as floats in a field of their own."""
+    w = numpy_helper.from_array(np.arange(12, dtype=np.float32).reshape(4, 3), "w")
+    b = helper.make_tensor("b", TensorProto.FLOAT, [3], [1.0, 2.0, 3.0])
+    two = numpy_helper.from_array(np.array(2, np.float32), "two")
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Add", ["h", "b"], ["s"]),
+        helper.make_node("Mul", ["s", "two"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, n]) for name, n in (("x", 4), ("y", 3)))
+    graph = helper.make_graph(nodes, "small", [x], [y], [w, b, two])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def graph_of(model: Path) -> Graph:
+    return from_onnx(model, emitters=EMITTERS)
+
+
+def bytes_at(folder: Path, stored: StoredBytes) -> bytes:
+    if not stored.file:
+        return stored.data
+    return (folder / stored.file).read_bytes()[stored.offset : stored.offset + stored.nbytes]
+
+
+def test_raw_data_is_found_in_the_file(model: Path) -> None:
+    data, places = model.read_bytes(), raw_data_places(model)
+    found = {name: data[begin : begin + size] for name, (begin, size) in places.items()}
+    stored = onnx.load(model).graph.initializer
+    assert found == {tensor.name: tensor.raw_data for tensor in stored if tensor.HasField("raw_data")}
+    assert set(found) == {"w", "two"}
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_every_weight_has_its_bytes(model: Path, external: bool) -> None:
+    if external:
+        onnx.save(onnx.load(model), model, save_as_external_data=True, location="model.data", size_threshold=0)
+    graph = graph_of(model)
+    stored = stored_bytes(graph, model, model.parent)
+    assert {name: one.file for name, one in stored.items()} == (
+        {"w": "model.data", "b": "", "two": "model.data"}
+        if external
+        else {"w": "model.onnx", "b": "", "two": "model.onnx"}
+    )
+    expected = {graph.values[vid].name: payload.numpy().tobytes() for vid, payload in graph.payloads.items()}
+    assert {name: bytes_at(model.parent, one) for name, one in stored.items()} == expected
+
+
+def test_both_files_hold_one_plan(model: Path) -> None:
+    graph = graph_of(model)
+    plan = with_memory_map(make_plan(graph, lower(graph)), RuntimeConfig(regions="sram:64B,dram", pins={"h": "dram"}))
+    workspace = Workspace(model.parent)
+    files = write_plan_files(plan, graph, model, workspace)
+    assert [file.name for file in files] == ["plan.json", "plan.bin"]
+    assert from_json(json.loads(files[0].read_text())) == plan
+    content = decode_plans(files[1].read_bytes())
+    assert dict(content.entries) == {"main": plan}
+    assert set(content.weights) == {"w", "b", "two"}
+    assert plan.memory is not None
+
+
+def test_a_pin_of_no_value_is_refused(model: Path) -> None:
+    graph = graph_of(model)
+    with pytest.raises(UsageError, match="the plan has no value 'q'"):
+        with_memory_map(make_plan(graph, lower(graph)), RuntimeConfig(regions="sram:1KiB,dram", pins={"q": "sram"}))
