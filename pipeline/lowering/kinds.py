@@ -125,6 +125,7 @@ class Kind(IntEnum):
 
     # recurrent
     LSTM = 801
+    Recurrent = 802
 
     # random
     RandomNormal = 1001
@@ -135,6 +136,9 @@ class Kind(IntEnum):
 
     # fallback
     OnnxNode = 1101
+
+    # vision
+    RoiAlign = 1201
 
     # aten
     Aten = 901

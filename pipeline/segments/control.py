@@ -122,6 +122,25 @@ class ScanNode:
         return states + [stack(row, kind, axis) for row, kind, axis in zip(turned, types, self._out_axes, strict=True)]
 
 
+class SequenceMapNode:
+    """ONNX's SequenceMap: the body runs once for each item of a sequence, and gives an item of each result."""
+
+    def __init__(self, node: PendingNode, stored: Mapping[str, Stored], make_stage: MakeStage) -> None:
+        graph = next(attribute.g for attribute in node.proto.attribute if attribute.name == "body")
+        self._body = Body(graph, node, stored, make_stage)
+
+    def stages(self) -> Iterator[BodyStage]:
+        yield self._body.stage
+
+    def run(self, inputs: Sequence[Any], around: Mapping[str, Any]) -> list[Any]:
+        results: list[list[Any]] = [[] for _ in self._body.outputs]
+        for at in range(len(inputs[0])):
+            items = [value[at] if isinstance(value, list) else value for value in inputs]
+            for result, item in zip(results, self._body.run(items, around), strict=True):
+                result.append(item)
+        return results
+
+
 def stack(rows: Sequence[np.ndarray], kind: onnx.TypeProto, axis: int) -> np.ndarray:
     """The rows along a new axis; of none, an array without elements as the body declares it."""
     if rows:
@@ -138,4 +157,5 @@ def lengthen(rows: np.ndarray, count: int) -> np.ndarray:
 BODIES: Mapping[str, Callable[[PendingNode, Mapping[str, Stored], MakeStage], Any]] = {
     "Loop": LoopNode,
     "Scan": ScanNode,
+    "SequenceMap": SequenceMapNode,
 }

@@ -10,7 +10,21 @@ import numpy as np
 import onnx
 
 from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported, UsageError
-from pipeline.importers.from_onnx import contrib, conv, elementwise, index, linear, random, reduce, shape
+from pipeline.importers.from_onnx import (
+    contrib,
+    conv,
+    elementwise,
+    index,
+    linear,
+    quantize,
+    random,
+    recurrent,
+    reduce,
+    resize,
+    shape,
+    signal,
+    vision,
+)
 from pipeline.importers.from_onnx.fallback import import_fallback
 from pipeline.importers.from_onnx.inline import has_body, pending_nodes, read_names
 from pipeline.importers.from_onnx.node import Importer, NameScope, Node
@@ -220,5 +234,10 @@ FAMILIES: dict[str, Mapping[str, Importer]] = {
     "shape": shape.IMPORTERS,
     "index": index.IMPORTERS,
     "random": random.IMPORTERS,
+    "recurrent": recurrent.IMPORTERS,
+    "vision": vision.IMPORTERS,
+    "quantize": quantize.IMPORTERS,
+    "resize": resize.IMPORTERS,
+    "signal": signal.IMPORTERS,
     "contrib": contrib.IMPORTERS,
 }
