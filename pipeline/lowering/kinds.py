@@ -125,7 +125,6 @@ class Kind(IntEnum):
 
     # recurrent
     LSTM = 801
-    Recurrent = 802
 
     # random
     RandomNormal = 1001
@@ -139,6 +138,9 @@ class Kind(IntEnum):
 
     # vision
     RoiAlign = 1201
+
+    # recurrent
+    Recurrent = 1301
 
     # aten
     Aten = 901

@@ -82,7 +82,7 @@ def as_float(node: Node, vid: int, dtype: str) -> int:
 
 
 def along(node: Node, vid: int, spec: TensorSpec, dtype: str) -> int:
-    """A scale or zero point as floats that broadcast to `spec`: one number, one for each place of an axis, or blocks."""
+    """A scale or zero point as floats that broadcast to `spec`: one, one for each place of an axis, or blocks."""
     vid = as_float(node, vid, dtype)
     own = node.vid_spec(vid)
     if own.numel == 1 and own.rank <= 1:
@@ -174,7 +174,7 @@ def q_linear_matmul(node: Node) -> None:
 def requantize(
     node: Node, product: int, scales: tuple[int, int, int], zero: int, channels: tuple[int, ...] | None
 ) -> None:
-    """The product, times the scales of both operands, over the scale of the result. `channels` is w's shape of those."""
+    """The product, times the scales of both operands, over that of the result; `channels` shapes the second one."""
     left, right, result = (as_float(node, node.operand(place), "float64") for place in scales)
     spec = node.vid_spec(product)
     if channels is not None and node.vid_spec(right).numel > 1:

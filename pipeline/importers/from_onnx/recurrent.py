@@ -1,13 +1,14 @@
 """LSTM, GRU and RNN: products over time.
 
-The plain LSTM over whole sequences is a kind of its own. Every other cell is a `Recurrent`, of which optional inputs are
-filled in: the lengths of all sequences, biases, states and peepholes.
+The plain LSTM over whole sequences is a kind of its own. Every other cell is a `Recurrent`, of which optional inputs
+are filled in: the lengths of all sequences, biases, states and peepholes.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from passes.suggest import plural
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr, TensorSpec
 
@@ -64,8 +65,8 @@ def specs_of_outputs(
     base = next(filter(None, names))
     dtype = node.spec(0).dtype
     return [
-        (node.fresh(f"{base}.{at}") if batch_first or not name else name, TensorSpec(shape, dtype))
-        for at, (name, shape) in enumerate(zip(names, shapes, strict=True))
+        (node.fresh(f"{base}.{role}") if batch_first or not name else name, TensorSpec(shape, dtype))
+        for role, name, shape in zip(("Y", "Y_h", "Y_c"), names, shapes, strict=False)
     ]
 
 
@@ -103,18 +104,24 @@ def cell_attrs(node: Node, directions: int) -> dict[str, Attr]:
         "cell": kind,
         "direction": read.text("direction", "forward"),
         "activations": ",".join(names),
-        "alphas": numbers_for(names, read.numbers("activation_alpha"), WITH_ALPHA),
-        "betas": numbers_for(names, read.numbers("activation_beta"), WITH_BETA),
+        "alphas": numbers_for(node, "activation_alpha", names, WITH_ALPHA),
+        "betas": numbers_for(node, "activation_beta", names, WITH_BETA),
         "clip": read.number("clip", 0.0),
         "input_forget": read.flag("input_forget"),
         "reset_after": read.flag("linear_before_reset"),
     }
 
 
-def numbers_for(names: tuple[str, ...], given: tuple[float, ...], defaults: dict[str, float]) -> tuple[float, ...]:
+def numbers_for(node: Node, attribute: str, names: tuple[str, ...], defaults: dict[str, float]) -> tuple[float, ...]:
     """One number for each activation: those that have one take the given numbers in turn."""
-    rest = iter(given)
-    return tuple(next(rest, defaults[name]) if name in defaults else 0.0 for name in names)
+    rest = list(node.attributes.numbers(attribute))
+    numbers = []
+    for name in names:
+        number = defaults.get(name, 0.0)
+        numbers.append(rest.pop(0) if name in defaults and rest else number)
+    if rest:
+        raise node.refusal(f"its {attribute} has {plural(len(rest), 'number')} that no activation takes")
+    return tuple(numbers)
 
 
 def initial(node: Node, place: int, shape: tuple[int, ...], *, batch_first: bool) -> int:

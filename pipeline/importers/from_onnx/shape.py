@@ -84,6 +84,8 @@ def pad(node: Node) -> None:
     for place, axis in enumerate(axes):
         pads[axis % rank], pads[axis % rank + rank] = given[place], given[place + len(axes)]
     mode = node.attributes.text("mode", "constant")
+    if mode not in ("constant", "reflect", "edge", "wrap"):
+        raise node.refusal(f"it pads in the mode {mode!r}, expected constant, reflect, edge or wrap")
     if mode == "wrap":
         node.settle_inputs(2)
         pad_around(node, pads)
