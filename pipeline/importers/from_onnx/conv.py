@@ -76,6 +76,29 @@ def average_pool(node: Node) -> None:
     node.emit("AveragePool", node.operands(0), attrs)
 
 
+def max_unpool(node: Node) -> None:
+    """Each element goes to the place that its index names; indices count through the whole tensor that was pooled."""
+    kernel, strides, spec, out = pool_kernel(node), per_axis(node, "strides"), node.spec(0), node.output()
+    pads = explicit_pads(node, kernel)
+    node.settle_inputs(2)  # the output's shape is known
+    rows = zip(spec.sizes[2:], kernel, strides, pads, pads[len(kernel) :], strict=False)
+    sizes = tuple((size - 1) * stride + window - begin - end for size, window, stride, begin, end in rows)
+    inner = (*spec.sizes[:2], *sizes)
+    flat, count = (math.prod(inner),), (spec.numel,)
+    zeros = node.constant_operand(np.zeros((), spec.dtype))
+    empty = node.step("Expand", [zeros], TensorSpec(flat, spec.dtype), {"shape": flat})
+    places = node.step("Reshape", [node.operand(1)], TensorSpec(count, "int64"), {"shape": count})
+    values = node.step("Reshape", [node.operand(0)], TensorSpec(count, spec.dtype), {"shape": count})
+    attrs: dict[str, Attr] = {"axis": 0, "reduction": "none"}
+    filled = node.step("ScatterElements", [empty, places, values], TensorSpec(flat, spec.dtype), attrs)
+    if inner == out.sizes:
+        node.emit("Reshape", [filled], {"shape": inner})
+        return
+    table = node.step("Reshape", [filled], TensorSpec(inner, spec.dtype), {"shape": inner})
+    behind = tuple(new - old for new, old in zip(out.sizes, inner, strict=True))
+    node.emit("Pad", [table], {"pads": (0,) * len(inner) + behind, "mode": "constant", "value": 0.0})
+
+
 def lp_pool(node: Node) -> None:
     """The p-norm over a window: a sum of powers is the average, pads included, times the size of the window."""
     kernel, strides = pool_kernel(node), per_axis(node, "strides")
@@ -191,4 +214,5 @@ IMPORTERS: dict[str, Importer] = {
     "LRN": local_response_norm,
     "LpPool": lp_pool,
     "MaxPool": max_pool,
+    "MaxUnpool": max_unpool,
 }
