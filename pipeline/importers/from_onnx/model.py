@@ -105,7 +105,12 @@ def build_graph(
     """
     refused: dict[str, Unsupported] = {}
     while True:
-        resolved = resolve(scope, replace(rules, refused=frozenset(refused)), sizes)
+        try:
+            resolved = resolve(scope, replace(rules, refused=frozenset(refused)), sizes)
+        except Unsupported as error:
+            if refused:  # what its importer said is closer than that nothing else takes the node
+                raise next(iter(refused.values())) from error
+            raise
         graph, more = GraphBuilding(scope, rules, resolved, emitters).run()
         if not more:
             check(graph, read_payloads=False)
@@ -194,6 +199,8 @@ def output_vid(scope: NameScope, name: str) -> int:
         raise Unsupported(
             f"the output {name!r} is a sequence of tensors, expected tensors; make each of them an output by SequenceAt"
         )
+    if narrow := scope.resolved.narrow.get(scope.resolved.root(name)):
+        raise Unsupported(f"the output {name!r} is of {narrow}, expected a type of whole bytes; dequantize it first")
     vid = scope.vid(name)
     if scope.name(vid) == name:
         return vid

@@ -28,6 +28,8 @@ def quantize_linear(node: Node) -> None:
     zero = along(node, node.operand(2), spec, wide) if node.has(2) else None
     saturates = node.attributes.flag("saturate", True)
     quotient = node.step("Div", [x, scale], TensorSpec(spec.shape, wide))
+    if node.element(2):
+        node.scope.resolved.narrow[node.output_names[0]] = node.element(2)
     to_type(node, quotient, zero, out.dtype, saturates, LIMITS.get(node.element(2)))
 
 

@@ -1,7 +1,7 @@
 """Resize and Upsample.
 
 Nearest and linear over plain coordinates are a kind of their own. Every other case is separable: along each axis the
-result is a constant matrix times the input, or, where it picks elements, a Gather at constant places.
+result is a Gather at constant places, or a sum of some with weights.
 """
 
 from __future__ import annotations
@@ -124,11 +124,31 @@ def along_axis(node: Node, vid: int, axis: int, how: Resampling, places: np.ndar
     if how.mode == "nearest":
         picked = np.clip(ROUNDING[how.nearest](places), 0, size - 1).astype(np.int64)
         return node.step("Gather", [vid, node.constant_operand(picked)], result, {"axis": axis})
-    matrix = node.constant_operand(weights(how, places, size, scale).astype(spec.dtype))
+    near, shares = taps(how, places, size, scale)
+    if near.shape[1] > MOST_TAPS:
+        matrix = np.zeros((count, size))
+        np.add.at(matrix, (np.arange(count)[:, None], near), shares)
+        return multiplied(node, vid, axis, matrix, result)
+    # One term for each neighbour: a number that is not finite reaches its own neighbours only.
+    column = [-1 if at == axis else 1 for at in range(spec.rank)]
+    total: int | None = None
+    for picked, share in zip(near.T, shares.T, strict=True):
+        part = node.step("Gather", [vid, node.constant_operand(picked)], result, {"axis": axis})
+        factor = node.constant_operand(share.astype(spec.dtype).reshape(column))
+        part = node.step("Mul", [part, factor], result)
+        total = part if total is None else node.step("Add", [total, part], result)
+    assert total is not None
+    return total
+
+
+def multiplied(node: Node, vid: int, axis: int, matrix: np.ndarray, result: TensorSpec) -> int:
+    """The matrix times `vid` along one axis."""
+    spec, (count, size) = node.vid_spec(vid), matrix.shape
+    operand = node.constant_operand(matrix.astype(spec.dtype))
     outer, inner = math.prod(spec.sizes[:axis]), math.prod(spec.sizes[axis + 1 :])
     flat, made = (TensorSpec((outer, length, inner), spec.dtype) for length in (size, count))
     vid = node.step("Reshape", [vid], flat, {"shape": flat.sizes})
-    vid = node.step("MatMul", [matrix, vid], made)
+    vid = node.step("MatMul", [operand, vid], made)
     return node.step("Reshape", [vid], result, {"shape": result.sizes})
 
 
@@ -153,22 +173,19 @@ def source_places(coordinates: str, size: int, new_size: int, scale: float, regi
     return (at + 0.5) / scale - 0.5
 
 
-def weights(how: Resampling, places: np.ndarray, size: int, scale: float) -> np.ndarray:
-    """The matrix [new, old] of an axis: each row has the weights of the old elements around a place."""
+def taps(how: Resampling, places: np.ndarray, size: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """For each new element the old ones around its place, and their weights; those outside stand for the nearest one."""
     stretch = min(scale, 1.0) if how.antialias else 1.0
     reach = 2 if how.mode == "cubic" else 1
     first = math.floor(-reach / stretch) + 1
-    matrix = np.zeros((len(places), size))
-    for row, place in enumerate(places):
-        low = math.ceil(place) - 1  # so that the distance to it is above 0, and at most 1
-        near = np.arange(low + first, low + 2 - first)
-        shares = KERNELS[how.mode]((near - place) * stretch, how.cubic)
-        if how.exclude_outside:
-            shares = np.where((near < 0) | (near >= size), 0, shares)
-        if how.antialias or how.exclude_outside:
-            shares = shares / shares.sum()
-        np.add.at(matrix[row], np.clip(near, 0, size - 1), shares)
-    return matrix
+    low = np.ceil(places).astype(np.int64) - 1  # so that the distance to it is above 0, and at most 1
+    near = low[:, None] + np.arange(first, 2 - first)
+    shares = KERNELS[how.mode]((near - places[:, None]) * stretch, how.cubic)
+    if how.exclude_outside:
+        shares = np.where((near < 0) | (near >= size), 0, shares)
+    if how.antialias or how.exclude_outside:
+        shares = shares / shares.sum(1, keepdims=True)
+    return np.clip(near, 0, size - 1), shares
 
 
 def triangle(distance: np.ndarray, _: float) -> np.ndarray:
@@ -191,6 +208,9 @@ ROUNDING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "floor": np.floor,
     "ceil": np.ceil,
 }
+
+MOST_TAPS = 8
+"""Neighbours of which each is a term of a sum; more of them are a product with a matrix."""
 
 PLAIN = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
 COORDINATES = (*PLAIN, "tf_crop_and_resize", "tf_half_pixel_for_nn")

@@ -18,6 +18,7 @@ from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.arguments import value_arguments
 from pipeline.importers.from_onnx.attributes import Attributes, module_path, op_key, schema_of
+from pipeline.importers.from_onnx.contrib_nodes import standard_nodes
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
 from pipeline.importers.from_onnx.inline import PendingNode, branch_nodes, function_nodes, read_names
 from pipeline.importers.from_onnx.old_opsets import modern_nodes
@@ -137,6 +138,7 @@ class Resolver:
     def run(self, sizes: Sizes | None) -> Resolved:
         found = self._found
         found.specs.update({name: item.spec for name, item in found.stored.items()})
+        found.narrow.update({name: item.narrow for name, item in found.stored.items() if item.narrow})
         self._read |= self._scope.inputs.keys()
         for name, spec in self._scope.inputs.items():
             self._note(name, spec)
@@ -172,7 +174,9 @@ class Resolver:
             return modern
         if self._is_taken(node) or node.key in FOLDERS or node.key in NEVER_EXPANDED:
             return None
-        return function_nodes(node, self._static_specs(), self._fresh)
+        known = self._static_specs()
+        written = standard_nodes(node, known, self._found.constant, self._fresh)
+        return function_nodes(node, known, self._fresh) if written is None else written
 
     def _is_taken(self, node: PendingNode) -> bool:
         """Whether an importer takes the node."""
