@@ -174,7 +174,7 @@ def source_places(coordinates: str, size: int, new_size: int, scale: float, regi
 
 
 def taps(how: Resampling, places: np.ndarray, size: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """For each new element the old ones around its place, and their weights; those outside stand for the nearest one."""
+    """For each new element the old ones around its place, and their weights; one outside is the nearest inside."""
     stretch = min(scale, 1.0) if how.antialias else 1.0
     reach = 2 if how.mode == "cubic" else 1
     first = math.floor(-reach / stretch) + 1
