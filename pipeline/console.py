@@ -222,4 +222,6 @@ def _backend_line(backend: BackendReport, origin: str) -> str:
     if backend.shortfall:
         return f"{backend.name}: {backend.shortfall}"
     worst = max((errors.max_abs for errors in backend.errors.values()), default=0.0)
-    return f"{backend.name}: {milliseconds_text(backend.seconds)} a run, max abs error {worst:.2e} against {origin}"
+    remark = f" ({backend.remark})" if backend.remark else ""
+    time = milliseconds_text(backend.seconds)
+    return f"{backend.name}: {time} a run, max abs error {worst:.2e} against {origin}{remark}"

@@ -13,6 +13,7 @@ import onnx
 from onnx import helper
 from onnx.backend.base import Backend, BackendRep
 
+from pipeline.runtime.onnx_op import type_of
 from pipeline.segments import FallbackCount, SegmentedModel
 
 __all__ = ["OnnxlineBackend", "OnnxlineModel"]
@@ -60,10 +61,11 @@ class OnnxlineBackend(Backend):
         """The outputs of one node, at `opset_version` or the newest opset."""
         del outputs_info
         version = kwargs.get("opset_version", onnx.defs.onnx_opset_version())
+        names = list(dict.fromkeys(filter(None, node.input)))
         graph = helper.make_graph(
             [node],
             "one_node",
-            [onnx.ValueInfoProto(name=name) for name in dict.fromkeys(filter(None, node.input))],
+            [onnx.ValueInfoProto(name=name, type=type_of(value)) for name, value in zip(names, inputs, strict=True)],
             [onnx.ValueInfoProto(name=name) for name in node.output if name],
         )
         imports = [helper.make_opsetid(node.domain, version)]

@@ -136,9 +136,15 @@ class Kind(IntEnum):
     # fallback
     OnnxNode = 1101
 
+    # vision
+    RoiAlign = 1201
+
+    # recurrent
+    Recurrent = 1301
+
     # optimizer
-    SGD = 1201
-    Adam = 1202
+    SGD = 1401
+    Adam = 1402
 
     # aten
     Aten = 901

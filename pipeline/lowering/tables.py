@@ -8,7 +8,20 @@ from typing import TypeVar
 
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Emitter
-from pipeline.lowering import aten, conv, elementwise, fallback, index, linear, optimizer, random, reduce, shape
+from pipeline.lowering import (
+    aten,
+    conv,
+    elementwise,
+    fallback,
+    index,
+    linear,
+    optimizer,
+    random,
+    recurrent,
+    reduce,
+    shape,
+    vision,
+)
 from pipeline.lowering.attrs import template_of
 from pipeline.lowering.emitter_factory import KernelKind
 from pipeline.lowering.kinds import Kind
@@ -36,7 +49,7 @@ def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
     return MappingProxyType(joined)
 
 
-FAMILIES = (elementwise, linear, conv, reduce, shape, index, random, optimizer, fallback, aten)
+FAMILIES = (elementwise, linear, conv, reduce, shape, index, recurrent, vision, random, optimizer, fallback, aten)
 
 KINDS: Mapping[str, KernelKind] = join({row.kind.name: row} for family in FAMILIES for row in family.KINDS)
 

@@ -5,6 +5,7 @@ docs/reference/report.md explains the fields of `report.json`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,6 +19,7 @@ from passes.proof.numbers import Errors
 from passes.proof.types import Sensitivity
 from passes.provenance.names import NameMap
 from passes.run.result import PassRow, StructureVerdict
+from passes.suggest import plural
 
 __all__ = [
     "DIFFS",
@@ -217,6 +219,20 @@ class BackendReport:
     status: Literal["ran", "unsupported"] = "ran"
     reason: str = ""
     operators: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
+    """Operators that another runtime computed in its place, each as often as the model has it."""
+    segments: int = 0
+    """How many plans and steps between them the model ran in; 0 where one plan holds all of it."""
+
+    @property
+    def remark(self) -> str:
+        """What was not one plan of our own kernels, in a few words; empty where nothing was."""
+        counts = Counter(self.fallbacks)
+        parts = [f"{count} × {kind}" for kind, count in sorted(counts.items())]
+        remarks = [f"computed by another runtime: {', '.join(parts)}"] if parts else []
+        if self.segments:
+            remarks.append(f"run in {plural(self.segments, 'segment')}, as only a run tells its shapes or its course")
+        return "; ".join(remarks)
 
     @property
     def shortfall(self) -> str:

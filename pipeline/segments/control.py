@@ -113,13 +113,32 @@ class ScanNode:
         rows: list[list[np.ndarray]] = [[] for _ in self._out_axes]
         for at in range(count):
             now = [each[count - 1 - at if back else at] for each, back in zip(slices, self._in_back, strict=True)]
-            made = self._body.run([*states, *(np.ascontiguousarray(each) for each in now)], around)
+            made = self._body.run([*states, *(np.array(each, order="C") for each in now)], around)
             states = made[: self._states]
             for row, value in zip(rows, made[self._states :], strict=True):
                 row.append(np.asarray(value))
         types = self._body.output_types[self._states :]
         turned = [row[::-1] if back else row for row, back in zip(rows, self._out_back, strict=True)]
         return states + [stack(row, kind, axis) for row, kind, axis in zip(turned, types, self._out_axes, strict=True)]
+
+
+class SequenceMapNode:
+    """ONNX's SequenceMap: the body runs once for each item of a sequence, and gives an item of each result."""
+
+    def __init__(self, node: PendingNode, stored: Mapping[str, Stored], make_stage: MakeStage) -> None:
+        graph = next(attribute.g for attribute in node.proto.attribute if attribute.name == "body")
+        self._body = Body(graph, node, stored, make_stage)
+
+    def stages(self) -> Iterator[BodyStage]:
+        yield self._body.stage
+
+    def run(self, inputs: Sequence[Any], around: Mapping[str, Any]) -> list[Any]:
+        results: list[list[Any]] = [[] for _ in self._body.outputs]
+        for at in range(len(inputs[0])):
+            items = [value[at] if isinstance(value, list) else value for value in inputs]
+            for result, item in zip(results, self._body.run(items, around), strict=True):
+                result.append(item)
+        return results
 
 
 def stack(rows: Sequence[np.ndarray], kind: onnx.TypeProto, axis: int) -> np.ndarray:
@@ -138,4 +157,5 @@ def lengthen(rows: np.ndarray, count: int) -> np.ndarray:
 BODIES: Mapping[str, Callable[[PendingNode, Mapping[str, Stored], MakeStage], Any]] = {
     "Loop": LoopNode,
     "Scan": ScanNode,
+    "SequenceMap": SequenceMapNode,
 }

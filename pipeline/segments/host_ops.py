@@ -139,11 +139,51 @@ def unique(node: HostNode) -> list[Any]:
     return [values, *integers]
 
 
+def non_max_suppression(node: HostNode) -> list[Any]:
+    """For each picture and class the best boxes, of which none overlaps a better one by more than the threshold."""
+    boxes, scores = node.array(0).astype(np.float64), node.array(1)
+    most, overlap = node.integer(2, 0), node.given(3)
+    limit = 0.0 if overlap is None else float(np.asarray(overlap).item())
+    least = node.given(4)
+    corners = corners_of(boxes, centred=node.attributes.flag("center_point_box"))
+    rows: list[tuple[int, int, int]] = []
+    for picture, kind in np.ndindex(*scores.shape[:2]):
+        ranked = np.argsort(-scores[picture, kind], kind="stable")
+        if least is not None:
+            ranked = ranked[scores[picture, kind][ranked] > np.asarray(least).item()]
+        taken: list[int] = []
+        for box in ranked:
+            if len(taken) >= most:
+                break
+            if all(shared_part(corners[picture, box], corners[picture, other]) <= limit for other in taken):
+                taken.append(int(box))
+        rows += [(picture, kind, box) for box in taken]
+    return [np.array(rows, np.int64).reshape(-1, 3)]
+
+
+def corners_of(boxes: np.ndarray, *, centred: bool) -> np.ndarray:
+    """Boxes as (top, left, bottom, right), from any two opposite corners, or from centre, width and height."""
+    if centred:
+        x, y, width, height = np.moveaxis(boxes, -1, 0)
+        return np.stack([y - height / 2, x - width / 2, y + height / 2, x + width / 2], -1)
+    first, second = boxes[..., :2], boxes[..., 2:]
+    return np.concatenate([np.minimum(first, second), np.maximum(first, second)], -1)
+
+
+def shared_part(one: np.ndarray, other: np.ndarray) -> float:
+    """The intersection of two boxes over their union."""
+    sides = np.minimum(one[2:], other[2:]) - np.maximum(one[:2], other[:2])
+    shared = float(np.prod(np.maximum(sides, 0)))
+    whole = float(np.prod(one[2:] - one[:2]) + np.prod(other[2:] - other[:2])) - shared
+    return shared / whole if whole > 0 else 0.0
+
+
 HOST_OPS: Mapping[str, HostOp] = {
     "Compress": HostOp(compress),
     "ConcatFromSequence": HostOp(concat_from_sequence),
     "Constant": HostOp(text_constant),
     "Identity": HostOp(identity),
+    "NonMaxSuppression": HostOp(non_max_suppression),
     "NonZero": HostOp(nonzero),
     "Optional": HostOp(optional),
     "OptionalGetElement": HostOp(identity),

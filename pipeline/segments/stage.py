@@ -39,8 +39,9 @@ class StageStep(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FallbackCount:
-    """How many calls there are, and which operators another runtime computes, each as often as it occurs."""
+    """How many steps and calls there are, and which operators another runtime computes, each as often as it occurs."""
 
+    steps: int
     calls: int
     fallbacks: tuple[str, ...]
 
@@ -94,12 +95,13 @@ class Stage:
 
     def count(self) -> FallbackCount:
         """What the steps that are kept hold, in this stage, in those after it, and in bodies."""
-        calls, names = 0, []
+        steps, calls, names = 0, 0, []
         for variant in self.variants:
             inner = [stage.count() for stage in (*variant.step.stages(), variant.following) if stage is not None]
+            steps += 1 + sum(each.steps for each in inner)
             calls += variant.step.calls + sum(each.calls for each in inner)
             names += [*variant.step.fallbacks(), *(name for each in inner for name in each.fallbacks)]
-        return FallbackCount(calls, tuple(names))
+        return FallbackCount(steps, calls, tuple(names))
 
     def _make(self, signature: tuple[object, ...], values: Values) -> Variant:
         """The first step: as many nodes as one plan can hold, or one node."""

@@ -6,6 +6,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -75,7 +76,10 @@ def run_backends(
             backend = BACKENDS[name](path, trainable)
             if isinstance(backend, Plan):
                 planned = _write_ir(backend, references.draws[0], config.runtime, path, workspace)
-            reports.append(_run(name, backend, references.draws, judge))
+            found = _run(name, backend, references.draws, judge)
+            if isinstance(backend, Plan):
+                found = replace(found, fallbacks=backend.fallbacks, segments=backend.segments)
+            reports.append(found)
         except StepFailed as failure:
             raise CheckFailed(f"the final model does not run on {name}: {failure}") from failure
         except DataError:  # the input values are wrong, not the model
@@ -135,8 +139,14 @@ def _time_runs(backend: Backend, reference: Reference) -> list[float]:
 def _write_ir(
     backend: Plan, reference: Reference, config: RuntimeConfig, model: Path, workspace: Workspace
 ) -> dict[str, Any]:
-    """Write the IR and the plan for the shapes of `reference`; return the fields of the report that they fill."""
-    graph, program = backend.compile_for(shapes_of(reference.feeds))
+    """Write the IR and the plan for the shapes of `reference`; return the fields of the report that they fill.
+
+    A model that runs in segments has neither as a whole.
+    """
+    whole = backend.compile_whole(shapes_of(reference.feeds))
+    if whole is None:
+        return {}
+    graph, program = whole
     plan = with_memory_map(program.plan, config)
     files = [
         workspace.write_text("ir.json", json.dumps(to_json(graph), indent=1) + "\n"),

@@ -11,11 +11,13 @@ import numpy as np
 from passes.load import seconds_to_run
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sessions import Session
+from pipeline.errors import Unsupported
 from pipeline.ir import Graph
-from pipeline.lowering import EMITTERS
+from pipeline.lowering import EMITTERS, Kind
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of which nothing has changed does not need it
     from pipeline.runtime import CompiledProgram
+    from pipeline.segments import SegmentedModel
 
 __all__ = ["BACKENDS", "Backend", "Feeds", "Plan", "Shapes", "onnxruntime_runner"]
 
@@ -43,12 +45,44 @@ class OnnxRuntime:
 
 
 class Plan:
-    """Our own runtime: import the file, lower and plan it. A plan is for the shapes of one feed signature."""
+    """Our own runtime: import the file, lower and plan it. A plan is for the shapes of one feed signature.
+
+    A model whose shapes or course only a run tells has no plan as a whole, and runs in segments.
+    """
 
     def __init__(self, path: Path, trainable: frozenset[str]) -> None:
         self._path, self._trainable = path, trainable
         self._shapes: Shapes = {}
         self._compiled: tuple[Graph, CompiledProgram] | None = None
+        self._segmented: SegmentedModel | None = None
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """Operators that another runtime computes, each as often as the model has it; known after a run."""
+        if self._segmented is not None:
+            return self._segmented.count().fallbacks
+        ops = self._compiled[0].ops if self._compiled else ()
+        return tuple(str(op.attrs["op"]) for op in ops if op.kind == Kind.OnnxNode.name)
+
+    @property
+    def segments(self) -> int:
+        """How many plans and steps between them there are; 0 where the model is one plan."""
+        return 0 if self._segmented is None else self._segmented.count().steps
+
+    def compile_whole(self, shapes: Shapes) -> tuple[Graph, CompiledProgram] | None:
+        """As `compile_for`; None where the model has to run in segments.
+
+        Raises:
+            Unsupported: it cannot run in segments either.
+        """
+        from pipeline.segments import SegmentedModel
+
+        if self._segmented is None:
+            try:
+                return self.compile_for(shapes)
+            except Unsupported:
+                self._segmented = SegmentedModel(self._path)
+        return None
 
     def compile_for(self, shapes: Shapes) -> tuple[Graph, CompiledProgram]:
         """The graph and the program for inputs of these shapes; made again only when the shapes change.
@@ -61,15 +95,20 @@ class Plan:
 
         if self._compiled is None or self._shapes != shapes:
             self._compiled = None  # first, to free its storage
-            graph = from_onnx(self._path, shapes=shapes, emitters=EMITTERS, trainable=self._trainable)  # import
+            graph = from_onnx(  # import
+                self._path, shapes=shapes, emitters=EMITTERS, trainable=self._trainable, fallback=True
+            )
             self._shapes, self._compiled = shapes, (graph, compile_graph(graph))  # lower, plan, bind
         return self._compiled
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         from pipeline.runtime.tensors import to_numpy
 
-        _, program = self.compile_for(shapes_of(feeds))
-        return {name: to_numpy(tensor) for name, tensor in program.run(feeds).items()}
+        whole = self.compile_whole(shapes_of(feeds))
+        if whole is None:
+            assert self._segmented is not None
+            return self._segmented.run(feeds)
+        return {name: to_numpy(tensor) for name, tensor in whole[1].run(feeds).items()}
 
 
 def onnxruntime_runner(model: DetachedModel, extra_outputs: Sequence[str] = ()) -> Runner:

@@ -19,8 +19,10 @@ from pipeline.errors import CheckFailed, ConfigError, Unsupported
 from pipeline.events import Event, Note, StageEnded
 from pipeline.ir import Role, from_text, to_text
 
-ARTIFACTS = {"exported.onnx", "ir.json", "ir.txt", "log.txt", "model.onnx", "plan.bin", "plan.json", "report.html", "report.json"}
-ARTIFACTS |= {"run.yaml"}
+ARTIFACTS = {
+    *("exported.onnx", "model.onnx", "log.txt", "run.yaml", "report.html", "report.json"),
+    *("ir.json", "ir.txt", "plan.bin", "plan.json"),
+}
 
 
 def run(path: Path, out: Path, *overrides: str) -> tuple[RunResult, list[Event]]:

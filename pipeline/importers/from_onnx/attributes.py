@@ -48,6 +48,9 @@ class Attributes:
     def texts(self, name: str) -> tuple[str, ...]:
         return tuple(text.decode() for text in self._protos[name].strings) if name in self else ()
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        return tuple(float(str(np.float32(number))) for number in self._protos[name].floats) if name in self else ()
+
     def integers(self, name: str) -> tuple[int, ...] | None:
         return tuple(self._protos[name].ints) if name in self else None
 

@@ -1,27 +1,35 @@
-"""Convolution, pooling and resizing. Pads are explicit: all begins, then all ends, one for each spatial dimension."""
+"""Convolution and pooling. Pads are explicit: all begins, then all ends, one for each spatial dimension."""
 
 from __future__ import annotations
 
-from pipeline.importers.from_onnx.node import Importer, Node, direct
-from pipeline.ir.graph import Attr
+import math
 
-__all__ = ["IMPORTERS"]
+import numpy as np
+
+from pipeline.importers.from_onnx.node import Importer, Node, direct
+from pipeline.ir.graph import Attr, TensorSpec
+
+__all__ = ["IMPORTERS", "conv_attrs"]
 
 Sizes = tuple[int, ...]
 
 
 def conv(node: Node) -> None:
-    kernel = node.spec(1).sizes[2:]
+    node.emit("Conv", node.operands(), conv_attrs(node, 1))
+
+
+def conv_attrs(node: Node, weight: int) -> dict[str, Attr]:
+    """The attributes of a convolution whose weight is input `weight`."""
+    kernel = node.spec(weight).sizes[2:]
     node.check_length("the kernel", kernel, node.spec(0).rank - 2)
     node.attributes.settle("kernel_shape")
     strides, dilations = per_axis(node, "strides"), per_axis(node, "dilations")
-    attrs: dict[str, Attr] = {
+    return {
         "strides": strides,
         "pads": window_pads(node, kernel, strides, dilations),
         "dilations": dilations,
         "group": node.attributes.integer("group", 1),
     }
-    node.emit("Conv", node.operands(), attrs)
 
 
 def conv_transpose(node: Node) -> None:
@@ -68,34 +76,69 @@ def average_pool(node: Node) -> None:
     node.emit("AveragePool", node.operands(0), attrs)
 
 
-def resize(node: Node) -> None:
-    """The simple cases: nearest and linear, from the sizes alone or from constant scales for all dimensions."""
-    read = node.attributes
-    mode = read.text("mode", "nearest")
-    coordinates = read.text("coordinate_transformation_mode", "half_pixel")
-    policy = read.text("keep_aspect_ratio_policy", "stretch")
-    odd = mode == "cubic" or coordinates == "tf_crop_and_resize" or read.flag("antialias") or policy != "stretch"
-    if odd or node.opset < 11:
-        raise node.refusal(f"{mode}, {coordinates}, {policy} at opset {node.opset} is not one of the simple cases")
-    # roi and the extrapolation value are for tf_crop_and_resize, the coefficient for cubic.
-    read.settle("extrapolation_value", "cubic_coeff_a", "axes")
-    node.settle_inputs(1, 3)
-    before, after = node.spec(0).sizes, node.output().sizes
-    if 0 in before:
-        raise node.refusal(f"its input has the shape {list(before)}, without an element")
-    scales = tuple(new / old for new, old in zip(after, before, strict=True))
-    if node.has(2) and (given := node.need_constant(2, "scales")).size:
-        axes = read.integers("axes") or tuple(range(len(before)))
-        node.check_length("scales", given, len(axes))
-        chosen = {axis % len(before): float(scale) for axis, scale in zip(axes, given, strict=True)}
-        scales = tuple(chosen.get(axis, 1.0) for axis in range(len(before)))
+def max_unpool(node: Node) -> None:
+    """Each element goes to the place that its index names; indices count through the whole tensor that was pooled."""
+    kernel, strides, spec, out = pool_kernel(node), per_axis(node, "strides"), node.spec(0), node.output()
+    pads = explicit_pads(node, kernel)
+    node.settle_inputs(2)  # the output's shape is known
+    rows = zip(spec.sizes[2:], kernel, strides, pads, pads[len(kernel) :], strict=False)
+    sizes = tuple((size - 1) * stride + window - begin - end for size, window, stride, begin, end in rows)
+    inner = (*spec.sizes[:2], *sizes)
+    flat, count = (math.prod(inner),), (spec.numel,)
+    zeros = node.constant_operand(np.zeros((), spec.dtype))
+    empty = node.step("Expand", [zeros], TensorSpec(flat, spec.dtype), {"shape": flat})
+    places = node.step("Reshape", [node.operand(1)], TensorSpec(count, "int64"), {"shape": count})
+    values = node.step("Reshape", [node.operand(0)], TensorSpec(count, spec.dtype), {"shape": count})
+    attrs: dict[str, Attr] = {"axis": 0, "reduction": "none"}
+    filled = node.step("ScatterElements", [empty, places, values], TensorSpec(flat, spec.dtype), attrs)
+    if inner == out.sizes:
+        node.emit("Reshape", [filled], {"shape": inner})
+        return
+    table = node.step("Reshape", [filled], TensorSpec(inner, spec.dtype), {"shape": inner})
+    behind = tuple(new - old for new, old in zip(out.sizes, inner, strict=True))
+    node.emit("Pad", [table], {"pads": (0,) * len(inner) + behind, "mode": "constant", "value": 0.0})
+
+
+def lp_pool(node: Node) -> None:
+    """The p-norm over a window: a sum of powers is the average, pads included, times the size of the window."""
+    kernel, strides = pool_kernel(node), per_axis(node, "strides")
+    if set(per_axis(node, "dilations")) - {1} or node.attributes.flag("ceil_mode"):
+        raise node.refusal("it has dilations or ceil_mode, expected neither")
+    power, spec, out = node.attributes.integer("p", 2), node.spec(0), node.output()
     attrs: dict[str, Attr] = {
-        "mode": mode,
-        "scales": scales,
-        "coordinates": coordinates,
-        "nearest": read.text("nearest_mode", "round_prefer_floor"),
+        "kernel": kernel,
+        "strides": strides,
+        "pads": window_pads(node, kernel, strides, (1,) * len(kernel)),
+        "ceil_mode": False,
+        "count_include_pad": True,
     }
-    node.emit("Resize", [node.operand(0)], attrs)
+    size, exponent = (node.constant_operand(np.array(number, spec.dtype)) for number in (math.prod(kernel), power))
+    root = node.constant_operand(np.array(1 / power, spec.dtype))
+    powers = node.step("Pow", [node.step("Abs", node.operands(0), spec), exponent], spec)
+    mean = node.step("AveragePool", [powers], out, attrs)
+    node.emit("Pow", [node.step("Mul", [mean, size], out), root])
+
+
+def local_response_norm(node: Node) -> None:
+    """Divide by a power of the mean square over neighbouring channels."""
+    read, spec = node.attributes, node.spec(0)
+    size, alpha = read.integer("size"), read.number("alpha", 1e-4)
+    beta, bias = read.number("beta", 0.75), read.number("bias", 1.0)
+    table = TensorSpec((spec.sizes[0], 1, spec.sizes[1], math.prod(spec.sizes[2:])), spec.dtype)
+    squares = node.step("Mul", node.operands(0, 0), spec)
+    squares = node.step("Reshape", [squares], table, {"shape": table.sizes})
+    attrs: dict[str, Attr] = {
+        "kernel": (size, 1),
+        "strides": (1, 1),
+        "pads": ((size - 1) // 2, 0, size // 2, 0),
+        "ceil_mode": False,
+        "count_include_pad": True,
+    }
+    mean = node.step("AveragePool", [squares], table, attrs)
+    mean = node.step("Reshape", [mean], spec, {"shape": spec.sizes})
+    scale, offset, power = (node.constant_operand(np.array(number, spec.dtype)) for number in (alpha, bias, beta))
+    base = node.step("Add", [node.step("Mul", [mean, scale], spec), offset], spec)
+    node.emit("Div", [node.operand(0), node.step("Pow", [base, power], spec)])
 
 
 def per_axis(node: Node, name: str) -> Sizes:
@@ -168,6 +211,8 @@ IMPORTERS: dict[str, Importer] = {
     "ConvTranspose": conv_transpose,
     "GlobalAveragePool": direct(),
     "GlobalMaxPool": direct(),
+    "LRN": local_response_norm,
+    "LpPool": lp_pool,
     "MaxPool": max_pool,
-    "Resize": resize,
+    "MaxUnpool": max_unpool,
 }

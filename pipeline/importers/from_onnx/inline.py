@@ -108,7 +108,9 @@ def function_nodes(node: PendingNode, specs: Mapping[str, TensorSpec], fresh: Fr
 
 
 def has_body(node: PendingNode) -> bool:
-    """Whether the standard defines the operator as a function."""
+    """Whether other nodes may stand for it: the standard defines it as a function, or onnxruntime adds it."""
+    if node.proto.domain == "com.microsoft":
+        return True
     schema: Any = schema_of(node.proto.op_type, node.proto.domain, node.opset)  # the stubs of onnx lack its bodies
     versions = () if schema is None else schema.all_function_opset_versions
     return any(version <= node.opset for version in versions)

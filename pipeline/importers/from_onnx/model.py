@@ -10,7 +10,21 @@ import numpy as np
 import onnx
 
 from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported, UsageError
-from pipeline.importers.from_onnx import contrib, conv, elementwise, index, linear, random, reduce, shape
+from pipeline.importers.from_onnx import (
+    contrib,
+    conv,
+    elementwise,
+    index,
+    linear,
+    quantize,
+    random,
+    recurrent,
+    reduce,
+    resize,
+    shape,
+    signal,
+    vision,
+)
 from pipeline.importers.from_onnx.fallback import import_fallback
 from pipeline.importers.from_onnx.inline import has_body, pending_nodes, read_names
 from pipeline.importers.from_onnx.node import Importer, NameScope, Node
@@ -91,7 +105,12 @@ def build_graph(
     """
     refused: dict[str, Unsupported] = {}
     while True:
-        resolved = resolve(scope, replace(rules, refused=frozenset(refused)), sizes)
+        try:
+            resolved = resolve(scope, replace(rules, refused=frozenset(refused)), sizes)
+        except Unsupported as error:
+            if refused:  # what its importer said is closer than that nothing else takes the node
+                raise next(iter(refused.values())) from error
+            raise
         graph, more = GraphBuilding(scope, rules, resolved, emitters).run()
         if not more:
             check(graph, read_payloads=False)
@@ -180,6 +199,8 @@ def output_vid(scope: NameScope, name: str) -> int:
         raise Unsupported(
             f"the output {name!r} is a sequence of tensors, expected tensors; make each of them an output by SequenceAt"
         )
+    if narrow := scope.resolved.narrow.get(scope.resolved.root(name)):
+        raise Unsupported(f"the output {name!r} is of {narrow}, expected a type of whole bytes; dequantize it first")
     vid = scope.vid(name)
     if scope.name(vid) == name:
         return vid
@@ -220,5 +241,10 @@ FAMILIES: dict[str, Mapping[str, Importer]] = {
     "shape": shape.IMPORTERS,
     "index": index.IMPORTERS,
     "random": random.IMPORTERS,
+    "recurrent": recurrent.IMPORTERS,
+    "vision": vision.IMPORTERS,
+    "quantize": quantize.IMPORTERS,
+    "resize": resize.IMPORTERS,
+    "signal": signal.IMPORTERS,
     "contrib": contrib.IMPORTERS,
 }

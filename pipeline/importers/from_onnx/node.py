@@ -202,6 +202,11 @@ class Node:
         """Shape and dtype of the value called `name`."""
         return self.scope.resolved.specs[name]
 
+    def element(self, index: int) -> str:
+        """The type of input `index` as the model has it, where the graph holds it in a wider one."""
+        name = self.input_names[index] if self.has(index) else ""
+        return self.scope.resolved.narrow.get(self.scope.resolved.root(name), "")
+
     def spec(self, index: int) -> TensorSpec:
         """Shape and dtype of input `index`."""
         self._read_inputs.add(index)

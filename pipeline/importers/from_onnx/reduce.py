@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from pipeline.importers.from_onnx.node import Importer, Node, direct, read_number
-from pipeline.ir.graph import Attr, TensorSpec
+from pipeline.ir.graph import Attr, InputRef, TensorSpec, TorchConst
 
 __all__ = ["IMPORTERS"]
 
@@ -16,18 +16,49 @@ EPSILON = read_number("epsilon", 1e-5)
 
 def reduction(node: Node) -> None:
     axes = node.integers(1, "axes")
-    if node.attributes.flag("noop_with_empty_axes") and not axes:
+    if reduces_nothing(node, axes):
         node.alias(node.operand(0))
         return
+    if node.kind in ("ReduceMax", "ReduceMin") and 0 in node.spec(0).sizes:
+        extreme_of_nothing(node)
+        return
     node.emit(node.kind, node.operands(0), reduction_attrs(node, axes))
+
+
+def extreme_of_nothing(node: Node) -> None:
+    """The largest of no elements is the least number of the type, and the other way round."""
+    node.attributes.settle("axes", "keepdims")
+    out = node.output()
+    if out.dtype == "bool":
+        least, most = np.array(False), np.array(True)
+    elif "float" in out.dtype:
+        least, most = (np.array(number, out.dtype) for number in (-np.inf, np.inf))
+    else:
+        bounds = np.iinfo(out.dtype)
+        least, most = np.array(bounds.min, out.dtype), np.array(bounds.max, out.dtype)
+    vid = node.constant_operand(least if node.kind == "ReduceMax" else most)
+    node.settle_inputs(0)
+    node.emit("Expand", [vid], {"shape": out.sizes})
+
+
+def reduces_nothing(node: Node, axes: tuple[int, ...] | None) -> bool:
+    """Whether each element is reduced alone: no axes mean none here, and else all."""
+    nothing = node.attributes.flag("noop_with_empty_axes") and not axes
+    if nothing:
+        node.attributes.settle("keepdims")
+    return nothing
 
 
 def sum_of(kind: str, after: str = "") -> Importer:
     """An importer for `after`(ReduceSum(`kind`(x))): "Mul" multiplies x by itself, "" is no op."""
 
     def importer(node: Node) -> None:
-        axes = all_axes(node)
+        axes = node.integers(1, "axes")
         vid = node.operand(0)
+        if reduces_nothing(node, axes):
+            steps = [step for step in (kind, after) if step]
+            node.emit(steps[0], [vid, vid] if kind == "Mul" else [vid])
+            return
         if kind:
             vid = node.step(kind, [vid, vid] if kind == "Mul" else [vid], node.spec(0))
         attrs = reduction_attrs(node, axes)
@@ -39,22 +70,22 @@ def sum_of(kind: str, after: str = "") -> Importer:
     return importer
 
 
-def over_axes(node: Node) -> None:
-    node.emit(node.kind, node.operands(0), reduction_attrs(node, all_axes(node)))
+def euclidean_norm(node: Node) -> None:
+    axes = node.integers(1, "axes")
+    if reduces_nothing(node, axes):
+        node.emit("Abs", node.operands(0))
+        return
+    node.emit(node.kind, node.operands(0), reduction_attrs(node, axes))
 
 
 def log_sum_exp(node: Node) -> None:
     if "float" not in node.spec(0).dtype:
         raise node.refusal(f"it is of {node.spec(0).dtype}, expected floating point")
-    over_axes(node)
-
-
-def all_axes(node: Node) -> tuple[int, ...] | None:
-    """The axes, None for all. Refuses `noop_with_empty_axes` without axes, of which opsets mean different things."""
     axes = node.integers(1, "axes")
-    if node.attributes.flag("noop_with_empty_axes") and not axes:
-        raise node.refusal("it has no axes and noop_with_empty_axes, expected axes")
-    return axes
+    if reduces_nothing(node, axes):
+        node.alias(node.operand(0))
+        return
+    node.emit(node.kind, node.operands(0), reduction_attrs(node, axes))
 
 
 def reduction_attrs(node: Node, axes: tuple[int, ...] | None) -> dict[str, Attr]:
@@ -64,9 +95,54 @@ def reduction_attrs(node: Node, axes: tuple[int, ...] | None) -> dict[str, Attr]
 
 
 def arg_reduction(node: Node) -> None:
-    if node.attributes.flag("select_last_index"):
-        raise node.refusal("it selects the last of equal elements, expected the first")
-    node.emit(node.kind, node.operands(0), {"axis": node.axis(0), "keepdims": node.attributes.flag("keepdims", True)})
+    """The last of equal elements is the first from behind."""
+    axis, spec, keepdims = node.axis(0), node.spec(0), node.attributes.flag("keepdims", True)
+    if not node.attributes.flag("select_last_index"):
+        node.emit(node.kind, node.operands(0), {"axis": axis, "keepdims": keepdims})
+        return
+    size = spec.sizes[axis]
+    backwards: dict[str, Attr] = {"starts": (size - 1,), "ends": (-size - 1,), "axes": (axis,), "steps": (-1,)}
+    flipped = node.step("Slice", node.operands(0), spec, backwards)
+    place = node.step(node.kind, [flipped], node.output(), {"axis": axis, "keepdims": keepdims})
+    node.emit("Sub", [node.constant_operand(np.array(size - 1)), place])
+
+
+def hardmax(node: Node) -> None:
+    """1 at the first largest element, and 0 elsewhere; before opset 13 all axes from `axis` on are one."""
+    spec, axis = node.spec(0), node.axis(-1 if node.opset >= 13 else 1)
+    flat, operand = spec, node.operand(0)
+    if node.opset < 13:
+        flat = TensorSpec((math.prod(spec.sizes[:axis]), math.prod(spec.sizes[axis:])), spec.dtype)
+        operand, axis = node.step("Reshape", [operand], flat, {"shape": flat.sizes}), 1
+    row = TensorSpec((*flat.sizes[:axis], 1, *flat.sizes[axis + 1 :]), "int64")
+    place = node.step("ArgMax", [operand], row, {"axis": axis, "keepdims": True})
+    places = np.arange(flat.sizes[axis]).reshape([-1 if at == axis else 1 for at in range(flat.rank)])
+    chosen = node.step("Equal", [place, node.constant_operand(places)], TensorSpec(flat.shape, "bool"))
+    if node.opset >= 13:
+        node.emit("Cast", [chosen], {"to": spec.dtype})
+        return
+    numbers = node.step("Cast", [chosen], flat, {"to": spec.dtype})
+    node.emit("Reshape", [numbers], {"shape": spec.sizes})
+
+
+def cumulative_product(node: Node) -> None:
+    """`exclusive` leaves the element itself out; `reverse` multiplies from the end."""
+    axis, spec, vid = int(node.need_constant(1, "the axis").item()) % node.spec(0).rank, node.spec(0), node.operand(0)
+    size, reverse = spec.sizes[axis], node.attributes.flag("reverse")
+    backwards: dict[str, Attr] = {"starts": (size - 1,), "ends": (-size - 1,), "axes": (axis,), "steps": (-1,)}
+    if reverse:
+        vid = node.step("Slice", [vid], spec, backwards)
+    if node.attributes.flag("exclusive"):
+        pads = [0] * (2 * spec.rank)
+        pads[axis], pads[spec.rank + axis] = 1, -1
+        one = 1.0 if "float" in spec.dtype else 1
+        vid = node.step("Pad", [vid], spec, {"pads": tuple(pads), "mode": "constant", "value": one})
+    call: dict[str, Attr] = {"self": InputRef(0), "dim": axis, "dtype": TorchConst("dtype", spec.dtype)}
+    if not reverse:
+        node.emit("aten.cumprod.default", [vid], call)
+        return
+    vid = node.step("aten.cumprod.default", [vid], spec, call)
+    node.emit("Slice", [vid], backwards)
 
 
 def cumulative_sum(node: Node) -> None:
@@ -86,6 +162,8 @@ def batch_norm(node: Node) -> None:
     """The inference form: mean and variance are inputs."""
     if node.attributes.flag("training_mode"):
         raise node.refusal("it is in training mode; export the model after model.eval()")
+    if not node.attributes.flag("spatial", True):
+        raise node.refusal("it has spatial = 0, a mean for each element of a sample; expected one for each channel")
     node.attributes.settle("momentum")  # of training alone
     node.emit_first("BatchNormalization", node.operands(), {"epsilon": EPSILON(node)})
 
@@ -142,15 +220,17 @@ IMPORTERS: dict[str, Importer] = {
     "ArgMax": arg_reduction,
     "ArgMin": arg_reduction,
     "BatchNormalization": batch_norm,
+    "CumProd": cumulative_product,
     "CumSum": cumulative_sum,
     "GroupNormalization": group_norm,
+    "Hardmax": hardmax,
     "InstanceNormalization": direct(epsilon=EPSILON),
     "LayerNormalization": layer_norm,
     "LogSoftmax": softmax,
     "LpNormalization": lp_norm,
     "RMSNormalization": layer_norm,
     "ReduceL1": sum_of("Abs"),
-    "ReduceL2": over_axes,
+    "ReduceL2": euclidean_norm,
     "ReduceLogSum": sum_of("", "Log"),
     "ReduceLogSumExp": log_sum_exp,
     "ReduceMax": reduction,

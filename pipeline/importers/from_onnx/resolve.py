@@ -18,6 +18,7 @@ from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.arguments import value_arguments
 from pipeline.importers.from_onnx.attributes import Attributes, module_path, op_key, schema_of
+from pipeline.importers.from_onnx.contrib_nodes import standard_nodes
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
 from pipeline.importers.from_onnx.inline import PendingNode, branch_nodes, function_nodes, read_names
 from pipeline.importers.from_onnx.old_opsets import modern_nodes
@@ -82,6 +83,8 @@ class Resolved:
     """The output of an Identity → the value that it is another name of."""
     sequences: dict[str, TensorSequence] = field(default_factory=dict)
     """A sequence that SplitToSequence makes → its tensors."""
+    narrow: dict[str, str] = field(default_factory=dict)
+    """Values of types below a byte, which the graph holds in bytes → these types."""
     nodes: list[PendingNode] = field(default_factory=list)
     """In order; an If is replaced by the branch that it takes, a function by its body."""
     fallbacks: set[str] = field(default_factory=set)
@@ -135,6 +138,7 @@ class Resolver:
     def run(self, sizes: Sizes | None) -> Resolved:
         found = self._found
         found.specs.update({name: item.spec for name, item in found.stored.items()})
+        found.narrow.update({name: item.narrow for name, item in found.stored.items() if item.narrow})
         self._read |= self._scope.inputs.keys()
         for name, spec in self._scope.inputs.items():
             self._note(name, spec)
@@ -170,7 +174,9 @@ class Resolver:
             return modern
         if self._is_taken(node) or node.key in FOLDERS or node.key in NEVER_EXPANDED:
             return None
-        return function_nodes(node, self._static_specs(), self._fresh)
+        known = self._static_specs()
+        written = standard_nodes(node, known, self._found.constant, self._fresh)
+        return function_nodes(node, known, self._fresh) if written is None else written
 
     def _is_taken(self, node: PendingNode) -> bool:
         """Whether an importer takes the node."""
@@ -279,7 +285,10 @@ class Resolver:
         if len(specs) < len(names) or not all(spec.is_static for spec in specs.values()):
             return {}
         small = {name: array for name in names if (array := self._found.small(name)) is not None}
-        inferred = infer(node.proto, node.opsets, specs, small)
+        opsets = node.opsets
+        if node.key in POOLS:
+            opsets = {**opsets, "": max(node.opset, POOLS_WITHOUT_EXTRA_WINDOW)}
+        inferred = infer(with_defaults(node.proto), opsets, specs, small)
         if not inferred and (shapes := OWN_SHAPES.get(node.key)) is not None:
             return shapes(node.proto, specs)
         return inferred
@@ -351,12 +360,22 @@ class Resolver:
         return name in found.specs or name in self._open or name in found.sequences or name in self._scope.others
 
 
+def with_defaults(proto: onnx.NodeProto) -> onnx.NodeProto:
+    """`proto` with the default that ONNX's inference of STFT forgets: half of the bins (onnx 1.23)."""
+    if proto.op_type != "STFT" or any(attribute.name == "onesided" for attribute in proto.attribute):
+        return proto
+    copy = onnx.NodeProto()
+    copy.CopyFrom(proto)
+    copy.attribute.append(onnx.helper.make_attribute("onesided", 1))
+    return copy
+
+
 def first_output(node: onnx.NodeProto) -> str:
     return next(filter(None, node.output), "")
 
 
 def identity(node: PendingNode) -> str:
-    """What tells a node from all others: its first output and its kind; the last node of a body has that output too."""
+    """The first output and the kind of a node: the last node of a body has the output of the node it stands for."""
     return f"{node.key} → {first_output(node.proto)}"
 
 
@@ -408,6 +427,9 @@ def read_size(spec: TensorSpec, _: Attributes) -> np.ndarray:
 
 SHAPE_READERS = {"Shape": read_shape, "Size": read_size}
 NUMBERS = frozenset((*SHAPE_READERS, *FOLDERS))
+POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
+POOLS_WITHOUT_EXTRA_WINDOW = 22
+"""Before this opset ONNX infers, with ceil_mode, a window that begins behind the input; no runtime computes it."""
 NEVER_EXPANDED = frozenset({"Constant", "Identity", "If", "Loop", "Range", "Scan", *SHAPE_READERS})
 """Operators that are resolved beforehand or decide what runs. The body of Range is a loop."""
 KIND_NOTES = {"If": " (its condition is known only at run time)"}

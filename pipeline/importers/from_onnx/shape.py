@@ -84,10 +84,28 @@ def pad(node: Node) -> None:
     for place, axis in enumerate(axes):
         pads[axis % rank], pads[axis % rank + rank] = given[place], given[place + len(axes)]
     mode = node.attributes.text("mode", "constant")
+    if mode not in ("constant", "reflect", "edge", "wrap"):
+        raise node.refusal(f"it pads in the mode {mode!r}, expected constant, reflect, edge or wrap")
     if mode == "wrap":
-        raise node.refusal("it pads by wrapping around, expected constant, reflect or edge")
+        node.settle_inputs(2)
+        pad_around(node, pads)
+        return
     attrs: dict[str, Attr] = {"pads": tuple(pads), "mode": mode, "value": pad_value(node)}
     node.emit("Pad", node.operands(0), attrs)
+
+
+def pad_around(node: Node, pads: list[int]) -> None:
+    """Each axis goes on from its other end: it is gathered at places modulo its size."""
+    spec, vid = node.spec(0), node.operand(0)
+    sizes = list(spec.sizes)
+    for axis, size in enumerate(spec.sizes):
+        begin, end = pads[axis], pads[axis + spec.rank]
+        if begin or end:
+            places = np.arange(-begin, size + end) % size
+            sizes[axis] = len(places)
+            indices = node.constant_operand(places)
+            vid = node.step("Gather", [vid, indices], TensorSpec(tuple(sizes), spec.dtype), {"axis": axis})
+    node.emit("Identity", [vid])
 
 
 def pad_value(node: Node) -> float | int | bool:

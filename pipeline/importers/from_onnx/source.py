@@ -21,7 +21,7 @@ from passes.weights.detached import inner_tensors
 from passes.weights.mapped import ExternalFiles, FileMaps, FileRange
 from passes.weights.stand_ins import inline
 from pipeline.errors import SourceError, Unsupported, UsageError
-from pipeline.importers.from_onnx.specs import ir_dtype, is_ir_type
+from pipeline.importers.from_onnx.specs import ir_dtype, is_ir_type, wider_type
 from pipeline.ir.graph import Payload, TensorSpec
 
 __all__ = ["ArrayPayload", "ReadModel", "Stored", "read_initializers", "read_source"]
@@ -131,6 +131,8 @@ class Stored:
     spec: TensorSpec
     payload: Payload | None
     trainable: bool
+    narrow: str = ""
+    """Its type in the model, where that is below a byte: the payload has one number in each byte."""
 
     def constant(self) -> np.ndarray | None:
         """The numbers, if they are known and may not change."""
@@ -160,6 +162,11 @@ def read_initializers(
     for proto in graph.initializer:
         name = proto.name
         if takes_all and not is_ir_type(proto.data_type):
+            continue
+        if (wide := wider_type(proto.data_type)) and proto.data_location != TensorProto.EXTERNAL:
+            array = numpy_helper.to_array(proto)
+            spec = TensorSpec(tuple(proto.dims), wide)
+            stored[name] = Stored(name, spec, ArrayPayload(array.astype(wide)), False, array.dtype.name)
             continue
         spec = TensorSpec(tuple(proto.dims), ir_dtype(proto.data_type, f"initializer {name!r}"))
         learns = name in trainable or any(fnmatchcase(name, pattern) for pattern in trainable)

@@ -28,6 +28,7 @@ __all__ = [
     "is_ir_type",
     "qkv_sizes",
     "split_sequence",
+    "wider_type",
 ]
 
 
@@ -48,6 +49,11 @@ def ir_dtype(element: int, where: str) -> str:
 def is_ir_type(element: int) -> bool:
     """Whether the IR has the ONNX element type."""
     return element in NAMES
+
+
+def wider_type(element: int) -> str:
+    """The IR's type that holds a type below a byte, one number in each byte; empty for other types."""
+    return WIDER.get(element, "")
 
 
 def element_type(dtype: str) -> int:
@@ -244,6 +250,13 @@ NAMES: dict[int, str] = {
     if element != TensorProto.UNDEFINED and (name := helper.tensor_dtype_to_np_dtype(element).name) in DTYPE_BITS
 }
 """ONNX's element types that the IR has, and its names of them."""
+
+WIDER: dict[int, str] = {
+    TensorProto.INT4: "int8",
+    TensorProto.UINT4: "uint8",
+    TensorProto.INT2: "int8",
+    TensorProto.UINT2: "uint8",
+}
 
 ELEMENTS: dict[str, int] = {name: element for element, name in NAMES.items()}
 

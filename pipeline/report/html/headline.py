@@ -72,6 +72,8 @@ def _sentences(report: Report, reverted: int) -> Iterator[str]:
     for backend in report.runtime.backends if report.runtime else ():
         if backend.shortfall:
             yield f"The backend {backend.name} cannot run this model ({backend.shortfall})."
+        if backend.remark:
+            yield f"On the backend {backend.name} the model is not one plan of our own kernels ({backend.remark})."
     if reverted:
         yield f"{plural(reverted, 'step')} did not stand and {'was' if reverted == 1 else 'were'} taken back."
 

@@ -6,12 +6,25 @@ from collections.abc import Mapping
 
 from pipeline.lowering import Kind
 from pipeline.lowering.tables import join
-from pipeline.runtime.kernels import aten, conv, elementwise, fallback, index, linear, optimizer, random, reduce, shape
+from pipeline.runtime.kernels import (
+    aten,
+    conv,
+    elementwise,
+    fallback,
+    index,
+    linear,
+    optimizer,
+    random,
+    recurrent,
+    reduce,
+    shape,
+    vision,
+)
 from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
 
 __all__ = ["FAMILIES", "KERNELS", "Attrs", "Bind", "Kernel", "Launch", "bind_attrs"]
 
-FAMILIES = (elementwise, linear, conv, reduce, shape, index, random, optimizer, fallback, aten)
+FAMILIES = (elementwise, linear, conv, reduce, shape, index, recurrent, vision, random, optimizer, fallback, aten)
 
 KERNELS: Mapping[Kind, Kernel] = join(family.KERNELS for family in FAMILIES)
 

@@ -88,6 +88,17 @@ def prelu(ins: Ins, outs: Outs, _: Attrs) -> None:
     torch.where(ins[0] < 0, ins[0] * ins[1], ins[0], out=outs[0])
 
 
+def sign(ins: Ins, outs: Outs, _: Attrs) -> Launch:
+    """NaN for NaN, for which torch has 0."""
+    if not ins[0].is_floating_point():
+        return partial(torch.sign, ins[0], out=outs[0])
+    return partial(_sign_of_floats, ins[0], outs[0])
+
+
+def _sign_of_floats(x: torch.Tensor, out: torch.Tensor) -> None:
+    torch.where(x != x, x, torch.sign(x), out=out)
+
+
 def relu(ins: Ins, outs: Outs, _: Attrs) -> Launch:
     return partial(torch.clamp_min, ins[0], 0, out=outs[0])
 
@@ -182,7 +193,7 @@ KERNELS: dict[Kind, Kernel] = {
     Kind.Not: unary(torch.logical_not),
     Kind.Neg: unary(torch.neg),
     Kind.Abs: unary(torch.abs),
-    Kind.Sign: unary(torch.sign),
+    Kind.Sign: sign,
     Kind.Relu: relu,
     Kind.Clip: clip,
     Kind.Identity: identity,

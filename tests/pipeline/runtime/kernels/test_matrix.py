@@ -15,6 +15,7 @@ from tests.pipeline.runtime.kernels import test_linear_conv as linear_conv
 from tests.pipeline.runtime.kernels import test_norm_reduce as norm_reduce
 from tests.pipeline.runtime.kernels import test_recurrent as recurrent
 from tests.pipeline.runtime.kernels import test_shape_index as shape_index
+from tests.pipeline.runtime.kernels import test_vision as vision
 
 NO_KERNEL: dict[str, str] = {}
 """kind → why this runtime has no kernel for it."""
@@ -51,7 +52,7 @@ def test_every_kind_has_a_kernel_in_its_family(kind: Kind) -> None:
 
 
 def test_every_kernel_has_a_case() -> None:
-    modules = (elementwise, linear_conv, norm_reduce, recurrent, shape_index)
+    modules = (elementwise, linear_conv, norm_reduce, recurrent, shape_index, vision)
     shown = {case.kind for module in modules for case in module.CASES}
     assert {kind.name for kind in KERNELS} - shown == set(NO_CASE)
 

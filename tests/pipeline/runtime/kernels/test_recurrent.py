@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pipeline.runtime import compile_graph
@@ -23,7 +24,59 @@ def lstm(direction: str, steps: int = 5, batch: int = 3, dtype: str = "float32")
     return Case("LSTM", inputs, {"direction": direction}, node, outputs=3, gap=4, by_ort=True, opset=21)
 
 
+def cell(
+    kind: str,
+    direction: str = "forward",
+    activations: str = "",
+    clip: float = 0.0,
+    *,
+    flag: bool = False,
+    note: str = "",
+) -> Case:
+    """A `Recurrent` over three sequences of 5, 2 and 4 steps; `flag` is linear_before_reset or input_forget."""
+    directions, features, hidden, steps, batch = (2 if direction == "bidirectional" else 1), 4, 6, 5, 3
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    default = {"LSTM": "Sigmoid,Tanh,Tanh", "GRU": "Sigmoid,Tanh", "RNN": "Tanh"}[kind]
+    names = ",".join([activations or default] * directions)
+    inputs = [
+        rand(steps, batch, features),
+        rand(directions, gates * hidden, features, high=1),
+        rand(directions, gates * hidden, hidden, high=1),
+        rand(directions, 2 * gates * hidden, high=1),
+        np.array([5, 2, 4], np.int32),
+        rand(directions, batch, hidden, high=1),
+    ]
+    if kind == "LSTM":
+        inputs += [rand(directions, batch, hidden, high=1), rand(directions, 3 * hidden, high=1)]
+    numbers = (0.0,) * len(names.split(","))
+    attrs = {
+        "cell": kind,
+        "direction": direction,
+        "activations": names,
+        "alphas": numbers,
+        "betas": numbers,
+        "clip": clip,
+        "input_forget": flag and kind == "LSTM",
+        "reset_after": flag and kind == "GRU",
+    }
+    node = {"direction": direction, "hidden_size": hidden, "activations": names.split(",")}
+    node |= {"clip": clip} if clip else {}
+    node |= {{"LSTM": "input_forget", "GRU": "linear_before_reset"}[kind]: 1} if flag else {}
+    outputs = 3 if kind == "LSTM" else 2
+    return Case("Recurrent", inputs, attrs, node, op=kind, outputs=outputs, by_ort=True, opset=21, note=note)
+
+
 CASES = [
+    *(
+        cell(kind, direction)
+        for kind in ("LSTM", "GRU", "RNN")
+        for direction in ("forward", "reverse", "bidirectional")
+    ),
+    cell("GRU", flag=True, note="reset_after"),
+    cell("LSTM", flag=True, note="input_forget"),
+    cell("LSTM", clip=0.3, note="clip"),
+    cell("GRU", activations="Sigmoid,Relu"),
+    cell("RNN", activations="Relu", direction="bidirectional"),
     *(lstm(direction) for direction in ("forward", "reverse", "bidirectional")),
     lstm("forward", steps=1, batch=1),
 ]

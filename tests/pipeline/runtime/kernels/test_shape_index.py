@@ -163,9 +163,9 @@ def test_an_index_out_of_range_is_the_feeds(kind: str, attrs: dict[str, int], in
         program.run({"in0": X, "in1": indices})
 
 
-WRAPS = """
+MIRRORS = """
 <ir_version: 9, opset_import: ["": 20]>
-g (float[4] x) => (float[6] y) { pads = Constant <value_ints = [1, 1]> () y = Pad <mode = "wrap"> (x, pads) }
+g (float[4] x) => (float[6] y) { pads = Constant <value_ints = [1, 1]> () y = Pad <mode = "mirror"> (x, pads) }
 """
 SHORT_NUMBERS = """
 <ir_version: 9, opset_import: ["": 20]>
@@ -177,8 +177,8 @@ g (uint16[2, 4] x, uint16[1, 4] u) => (uint16[2, 4] y) {
 
 def test_what_the_model_may_say_and_we_lack_is_unsupported() -> None:
     """And no mistake in the model, or in the feed."""
-    with pytest.raises(Unsupported, match="pads by wrapping around"):
-        from_onnx(onnx.parser.parse_model(WRAPS))
+    with pytest.raises(Unsupported, match="pads in the mode 'mirror'"):
+        from_onnx(onnx.parser.parse_model(MIRRORS))
     program = compile_graph(from_onnx(onnx.parser.parse_model(SHORT_NUMBERS)))
     with pytest.raises(Unsupported, match="has no such operator for these dtypes"):
         program.run({"x": np.zeros((2, 4), np.uint16), "u": np.ones((1, 4), np.uint16)})

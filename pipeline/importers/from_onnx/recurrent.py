@@ -1,0 +1,147 @@
+"""LSTM, GRU and RNN: products over time.
+
+The plain LSTM over whole sequences is a kind of its own. Every other cell is a `Recurrent`, of which optional inputs
+are filled in: the lengths of all sequences, biases, states and peepholes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from passes.suggest import plural
+from pipeline.importers.from_onnx.node import Importer, Node
+from pipeline.ir.graph import Attr, TensorSpec
+
+__all__ = ["IMPORTERS"]
+
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+LENGTHS, HIDDEN, CELL, PEEPHOLES = 4, 5, 6, 7
+WITH_ALPHA = {
+    "LeakyRelu": 0.01,
+    "ThresholdedRelu": 1.0,
+    "ScaledTanh": 1.0,
+    "HardSigmoid": 0.2,
+    "Elu": 1.0,
+    "Affine": 1.0,
+}
+WITH_BETA = {"ScaledTanh": 1.0, "HardSigmoid": 0.5, "Affine": 0.0}
+
+
+def recurrent(node: Node) -> None:
+    read, kind = node.attributes, node.kind
+    batch_first = read.flag("layout")
+    read.settle("hidden_size", "output_sequence")  # both say what the shapes say
+    x = node.operand(0)
+    if batch_first:
+        x = swapped(node, x)
+    steps, batch, _ = node.vid_spec(x).sizes
+    directions, hidden, _dtype = node.spec(1).sizes[0], node.spec(2).sizes[2], node.spec(0).dtype
+    state = (directions, batch, hidden)
+    inputs = [x, node.operand(1), node.operand(2)]
+    inputs.append(node.operand(3) if node.has(3) else zeros(node, (directions, 2 * GATES[kind] * hidden)))
+    places = (HIDDEN, CELL) if kind == "LSTM" else (HIDDEN,)
+    states = [initial(node, place, state, batch_first=batch_first) for place in places]
+
+    outputs = specs_of_outputs(node, (steps, directions, batch, hidden), state, batch_first=batch_first)
+    if is_plain_lstm(node):
+        made = node.make("LSTM", [*inputs, *states], outputs, {"direction": read.text("direction", "forward")})
+    else:
+        lengths = node.operand(LENGTHS) if node.has(LENGTHS) else node.constant_operand(np.full(batch, steps, np.int32))
+        extra = [lengths, *states]
+        if kind == "LSTM":
+            extra.append(node.operand(PEEPHOLES) if node.has(PEEPHOLES) else zeros(node, (directions, 3 * hidden)))
+        made = node.make("Recurrent", [*inputs, *extra], outputs, cell_attrs(node, directions))
+    if batch_first:
+        give_batch_first(node, made)
+
+
+def specs_of_outputs(
+    node: Node, every: tuple[int, ...], state: tuple[int, ...], *, batch_first: bool
+) -> list[tuple[str, TensorSpec]]:
+    """All results of the cell, those that nobody reads too."""
+    shapes = (every, state, state)[: 3 if node.kind == "LSTM" else 2]
+    names = [*node.output_names, "", ""][: len(shapes)]
+    base = next(filter(None, names))
+    dtype = node.spec(0).dtype
+    return [
+        (node.fresh(f"{base}.{role}") if batch_first or not name else name, TensorSpec(shape, dtype))
+        for role, name, shape in zip(("Y", "Y_h", "Y_c"), names, shapes, strict=False)
+    ]
+
+
+def give_batch_first(node: Node, made: tuple[int, ...]) -> None:
+    """Name the results, with the batch in front: [batch, steps, directions, hidden] and [batch, directions, hidden]."""
+    for at, name in enumerate(node.output_names):
+        if name:
+            perm = (2, 0, 1, 3) if at == 0 else (1, 0, 2)
+            node.make("Transpose", [made[at]], [(name, node.spec_of(name))], {"perm": perm})
+
+
+def is_plain_lstm(node: Node) -> bool:
+    read = node.attributes
+    activations = read.texts("activations") or DEFAULTS["LSTM"]
+    return (
+        node.kind == "LSTM"
+        and "clip" not in read
+        and not read.flag("input_forget")
+        and not node.has(PEEPHOLES)
+        and not node.has(LENGTHS)
+        and activations[:3] == DEFAULTS["LSTM"]
+        and len(set(activations)) == 2
+        and "activation_alpha" not in read
+        and "activation_beta" not in read
+    )
+
+
+def cell_attrs(node: Node, directions: int) -> dict[str, Attr]:
+    read, kind = node.attributes, node.kind
+    names = read.texts("activations") or DEFAULTS[kind] * directions
+    if strange := [name for name in names if name not in ACTIVATIONS]:
+        raise node.refusal(f"found the activation {strange[0]}, expected one of {', '.join(ACTIVATIONS)}")
+    node.check_length("activations", names, len(DEFAULTS[kind]) * directions)
+    return {
+        "cell": kind,
+        "direction": read.text("direction", "forward"),
+        "activations": ",".join(names),
+        "alphas": numbers_for(node, "activation_alpha", names, WITH_ALPHA),
+        "betas": numbers_for(node, "activation_beta", names, WITH_BETA),
+        "clip": read.number("clip", 0.0),
+        "input_forget": read.flag("input_forget"),
+        "reset_after": read.flag("linear_before_reset"),
+    }
+
+
+def numbers_for(node: Node, attribute: str, names: tuple[str, ...], defaults: dict[str, float]) -> tuple[float, ...]:
+    """One number for each activation: those that have one take the given numbers in turn."""
+    rest = list(node.attributes.numbers(attribute))
+    numbers = []
+    for name in names:
+        number = defaults.get(name, 0.0)
+        numbers.append(rest.pop(0) if name in defaults and rest else number)
+    if rest:
+        raise node.refusal(f"its {attribute} has {plural(len(rest), 'number')} that no activation takes")
+    return tuple(numbers)
+
+
+def initial(node: Node, place: int, shape: tuple[int, ...], *, batch_first: bool) -> int:
+    if not node.has(place):
+        return zeros(node, shape)
+    vid = node.operand(place)
+    return swapped(node, vid) if batch_first else vid
+
+
+def swapped(node: Node, vid: int) -> int:
+    """The first two axes exchanged."""
+    spec = node.vid_spec(vid)
+    shape = (spec.sizes[1], spec.sizes[0], *spec.sizes[2:])
+    return node.step("Transpose", [vid], TensorSpec(shape, spec.dtype), {"perm": (1, 0, *range(2, spec.rank))})
+
+
+def zeros(node: Node, shape: tuple[int, ...]) -> int:
+    return node.constant_operand(np.zeros(shape, node.spec(0).dtype))
+
+
+ACTIVATIONS = ("Sigmoid", "Tanh", "Relu", "Softsign", "Softplus", *WITH_ALPHA)
+
+IMPORTERS: dict[str, Importer] = {"GRU": recurrent, "LSTM": recurrent, "RNN": recurrent}

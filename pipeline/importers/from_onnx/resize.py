@@ -1,0 +1,231 @@
+"""Resize and Upsample.
+
+Nearest and linear over plain coordinates are a kind of their own. Every other case is separable: along each axis the
+result is a Gather at constant places, or a sum of some with weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.importers.from_onnx.node import Importer, Node
+from pipeline.ir.graph import Attr, TensorSpec
+
+__all__ = ["IMPORTERS"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resampling:
+    """How places of the output of a Resize follow from places of its input, along one axis."""
+
+    mode: str
+    coordinates: str
+    nearest: str
+    cubic: float
+    antialias: bool
+    exclude_outside: bool
+
+
+def resize(node: Node) -> None:
+    read, rank = node.attributes, node.spec(0).rank
+    node.settle_inputs(1, 3)
+    before, after = node.spec(0).sizes, node.output().sizes
+    if 0 in before:
+        raise node.refusal(f"its input has the shape {list(before)}, without an element")
+    how = Resampling(
+        read.text("mode", "nearest"),
+        read.text("coordinate_transformation_mode", "half_pixel" if node.opset >= 11 else "asymmetric"),
+        read.text("nearest_mode", "round_prefer_floor" if node.opset >= 11 else "floor"),
+        read.number("cubic_coeff_a", -0.75),
+        read.flag("antialias"),
+        read.flag("exclude_outside"),
+    )
+    if how.mode not in ("nearest", "linear", "cubic") or how.coordinates not in COORDINATES:
+        raise node.refusal(f"found mode {how.mode!r} and coordinates {how.coordinates!r}, which it does not have")
+    axes = tuple(axis % rank for axis in read.integers("axes") or range(rank))
+    scales = chosen_scales(node, axes)
+    # A window of another size than the output's would move the corners of `align_corners`.
+    whole = all(abs(scale * old - new) < 1e-6 for scale, old, new in zip(scales, before, after, strict=True))
+    odd = how.mode == "cubic" or how.antialias or (how.mode == "linear" and how.exclude_outside)
+    if not odd and how.coordinates in PLAIN and (whole or how.coordinates != "align_corners"):
+        read.settle("extrapolation_value", "cubic_coeff_a")
+        attrs: dict[str, Attr] = {
+            "mode": how.mode,
+            "scales": scales,
+            "coordinates": how.coordinates,
+            "nearest": how.nearest,
+        }
+        node.emit("Resize", [node.operand(0)], attrs)
+        return
+    resample(node, how, scales, axes)
+
+
+def chosen_scales(node: Node, axes: tuple[int, ...]) -> tuple[float, ...]:
+    """The scale of each axis: as given, or as the sizes and the policy about the aspect ratio say."""
+    before, after = node.spec(0).sizes, node.output().sizes
+    policy = node.attributes.text("keep_aspect_ratio_policy", "stretch")
+    # Up to opset 10 the scales are input 1; later input 1 is the region.
+    place = 2 if node.opset >= 11 else 1
+    given = node.need_constant(place, "scales") if node.has(place) else np.empty(0)
+    if "scales" in node.attributes:
+        raise node.refusal("it has its scales as an attribute, expected an input")
+    if given.size:
+        node.check_length("scales", given, len(axes))
+        chosen = {axis: float(scale) for axis, scale in zip(axes, given, strict=True)}
+        return tuple(chosen.get(axis, 1.0) for axis in range(len(before)))
+    if policy == "stretch" or not node.has(3):
+        return tuple(new / old for new, old in zip(after, before, strict=True))
+    sizes = node.need_constant(3, "sizes")
+    ratios = [float(size) / before[axis] for axis, size in zip(axes, sizes, strict=True)]
+    scale = min(ratios) if policy == "not_larger" else max(ratios)
+    return tuple(scale if axis in axes else 1.0 for axis in range(len(before)))
+
+
+def resample(node: Node, how: Resampling, scales: tuple[float, ...], axes: tuple[int, ...]) -> None:
+    spec, after = node.spec(0), node.output().sizes
+    if how.mode != "nearest" and "float" not in spec.dtype:
+        raise node.refusal(f"it interpolates {spec.dtype}, expected floating point")
+    rank = spec.rank
+    region = [0.0] * rank + [1.0] * rank
+    if how.coordinates == "tf_crop_and_resize":
+        roi = node.need_constant(1, "the region")
+        for place, axis in enumerate(axes):
+            region[axis], region[axis + rank] = float(roi[place]), float(roi[place + len(axes)])
+    vid, sizes = node.operand(0), list(spec.sizes)
+    inside = np.ones([1] * rank, bool)
+    for axis in range(rank):
+        places = source_places(
+            how.coordinates, sizes[axis], after[axis], scales[axis], (region[axis], region[axis + rank])
+        )
+        if how.coordinates == "tf_crop_and_resize":
+            shape = [-1 if at == axis else 1 for at in range(rank)]
+            inside = inside & ((places >= 0) & (places <= sizes[axis] - 1)).reshape(shape)
+        if np.array_equal(places, np.arange(sizes[axis])):
+            continue
+        vid = along_axis(node, vid, axis, how, places, scales[axis])
+        sizes[axis] = after[axis]
+    value = node.attributes.number("extrapolation_value")
+    if inside.all():
+        node.emit("Identity", [vid])
+        return
+    outside = node.constant_operand(np.array(value, spec.dtype))
+    node.emit("Where", [node.constant_operand(inside), vid, outside])
+
+
+def along_axis(node: Node, vid: int, axis: int, how: Resampling, places: np.ndarray, scale: float) -> int:
+    """`vid` resampled at `places` of one axis."""
+    spec, count = node.vid_spec(vid), len(places)
+    size = spec.sizes[axis]
+    result = TensorSpec((*spec.sizes[:axis], count, *spec.sizes[axis + 1 :]), spec.dtype)
+    if how.mode == "nearest":
+        picked = np.clip(ROUNDING[how.nearest](places), 0, size - 1).astype(np.int64)
+        return node.step("Gather", [vid, node.constant_operand(picked)], result, {"axis": axis})
+    near, shares = taps(how, places, size, scale)
+    if near.shape[1] > MOST_TAPS:
+        matrix = np.zeros((count, size))
+        np.add.at(matrix, (np.arange(count)[:, None], near), shares)
+        return multiplied(node, vid, axis, matrix, result)
+    # One term for each neighbour: a number that is not finite reaches its own neighbours only.
+    column = [-1 if at == axis else 1 for at in range(spec.rank)]
+    total: int | None = None
+    for picked, share in zip(near.T, shares.T, strict=True):
+        part = node.step("Gather", [vid, node.constant_operand(picked)], result, {"axis": axis})
+        factor = node.constant_operand(share.astype(spec.dtype).reshape(column))
+        part = node.step("Mul", [part, factor], result)
+        total = part if total is None else node.step("Add", [total, part], result)
+    assert total is not None
+    return total
+
+
+def multiplied(node: Node, vid: int, axis: int, matrix: np.ndarray, result: TensorSpec) -> int:
+    """The matrix times `vid` along one axis."""
+    spec, (count, size) = node.vid_spec(vid), matrix.shape
+    operand = node.constant_operand(matrix.astype(spec.dtype))
+    outer, inner = math.prod(spec.sizes[:axis]), math.prod(spec.sizes[axis + 1 :])
+    flat, made = (TensorSpec((outer, length, inner), spec.dtype) for length in (size, count))
+    vid = node.step("Reshape", [vid], flat, {"shape": flat.sizes})
+    vid = node.step("MatMul", [operand, vid], made)
+    return node.step("Reshape", [vid], result, {"shape": result.sizes})
+
+
+def source_places(coordinates: str, size: int, new_size: int, scale: float, region: tuple[float, float]) -> np.ndarray:
+    """The place of each new element among the old ones, by the formulas of ONNX's Resize."""
+    at, length = np.arange(new_size, dtype=np.float64), scale * size
+    begin, end = region
+    match coordinates:
+        case "align_corners":
+            return at * 0 if length == 1 else at * ((size - 1) / (length - 1))
+        case "asymmetric":
+            return at / scale
+        case "tf_crop_and_resize":
+            step = at * (end - begin) * (size - 1) / (length - 1) if length != 1 else (end - begin) * (size - 1) / 2
+            return begin * (size - 1) + step + at * 0
+        case "tf_half_pixel_for_nn":
+            return (at + 0.5) / scale
+        case "pytorch_half_pixel" if length == 1:
+            return at * 0 - 0.5
+        case "half_pixel_symmetric":
+            return size / 2 * (1 - new_size / length) + (at + 0.5) / scale - 0.5
+    return (at + 0.5) / scale - 0.5
+
+
+def taps(how: Resampling, places: np.ndarray, size: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """For each new element the old ones around its place, and their weights; one outside is the nearest inside."""
+    stretch = min(scale, 1.0) if how.antialias else 1.0
+    reach = 2 if how.mode == "cubic" else 1
+    first = math.floor(-reach / stretch) + 1
+    low = np.ceil(places).astype(np.int64) - 1  # so that the distance to it is above 0, and at most 1
+    near = low[:, None] + np.arange(first, 2 - first)
+    shares = KERNELS[how.mode]((near - places[:, None]) * stretch, how.cubic)
+    if how.exclude_outside:
+        shares = np.where((near < 0) | (near >= size), 0, shares)
+    if how.antialias or how.exclude_outside:
+        shares = shares / shares.sum(1, keepdims=True)
+    return np.clip(near, 0, size - 1), shares
+
+
+def triangle(distance: np.ndarray, _: float) -> np.ndarray:
+    return np.clip(1 - np.abs(distance), 0, 1)
+
+
+def cubic(distance: np.ndarray, a: float) -> np.ndarray:
+    """Keys' kernel, which reaches 2 elements to each side."""
+    x = np.abs(distance)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+
+
+KERNELS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {"linear": triangle, "cubic": cubic}
+
+ROUNDING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "round_prefer_floor": lambda places: np.ceil(places - 0.5),
+    "round_prefer_ceil": lambda places: np.floor(places + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+MOST_TAPS = 8
+"""Neighbours of which each is a term of a sum; more of them are a product with a matrix."""
+
+PLAIN = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
+COORDINATES = (*PLAIN, "tf_crop_and_resize", "tf_half_pixel_for_nn")
+
+
+def upsample(node: Node) -> None:
+    """Resize up to opset 9: asymmetric, and down to the nearest element."""
+    scales = tuple(float(scale) for scale in node.need_constant(1, "scales"))
+    attrs: dict[str, Attr] = {
+        "mode": node.attributes.text("mode", "nearest"),
+        "scales": scales,
+        "coordinates": "asymmetric",
+        "nearest": "floor",
+    }
+    node.emit("Resize", [node.operand(0)], attrs)
+
+
+IMPORTERS: dict[str, Importer] = {"Resize": resize, "Upsample": upsample}

@@ -1,0 +1,87 @@
+"""Operators of onnxruntime's own domain, on a plan without a fallback, against onnxruntime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from pipeline.errors import Unsupported
+from pipeline.importers import from_onnx
+from pipeline.runtime import compile_graph
+from pipeline.runtime.tensors import to_numpy
+
+HEAD = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> '
+ROWS = "float[2, 4, 16] x, float[2, 4, 16] s, float[16] g, float[16] b, float[16] c"
+
+MODELS = {
+    "FusedMatMul": """(float[2, 3, 4] a, float[2, 5, 4] b) => (float[2, 3, 5] y)
+        { y = com.microsoft.FusedMatMul <transB = 1, alpha = 0.5> (a, b) }""",
+    "Gelu": "(float[5] x) => (float[5] y) { y = com.microsoft.Gelu (x) }",
+    "FastGelu": "(float[2, 5] x, float[5] b) => (float[2, 5] y) { y = com.microsoft.FastGelu (x, b) }",
+    "BiasGelu": "(float[2, 5] x, float[5] b) => (float[2, 5] y) { y = com.microsoft.BiasGelu (x, b) }",
+    "QuickGelu": "(float[5] x) => (float[5] y) { y = com.microsoft.QuickGelu <alpha = 1.5> (x) }",
+    "SkipLayerNormalization": f"""({ROWS}) => (float[2, 4, 16] y, float[2, 4, 16] t)
+        {{ y, , , t = com.microsoft.SkipLayerNormalization <epsilon = 0.01> (x, s, g, b, c) }}""",
+    "SkipSimplifiedLayerNormalization": f"""({ROWS}) => (float[2, 4, 16] y, float[2, 4, 16] t)
+        {{ y, , , t = com.microsoft.SkipSimplifiedLayerNormalization (x, s, g, c) z = Neg(b) }}""",
+    "SimplifiedLayerNormalization": """(float[2, 4, 16] x, float[16] g) => (float[2, 4, 16] y)
+        { y = SimplifiedLayerNormalization <axis = -1, epsilon = 0.01> (x, g) }""",
+    "MultiHeadAttention": """(float[2, 4, 16] x, float[2, 6, 16] k, float[2, 6, 16] v) => (float[2, 4, 16] y)
+        { y = com.microsoft.MultiHeadAttention <num_heads = 4> (x, k, v) }""",
+    "GroupQueryAttention": """(float[1, 4, 32] x, float[1, 4, 16] k, float[1, 4, 16] v, float[1, 2, 0, 8] pk,
+        float[1, 2, 0, 8] pv) => (float[1, 4, 32] y, float[1, 2, 4, 8] nk, float[1, 2, 4, 8] nv) {
+            last = Constant <value = int32[1] {3}> () all = Constant <value = int32 {4}> ()
+            y, nk, nv = com.microsoft.GroupQueryAttention <num_heads = 4, kv_num_heads = 2> (x, k, v, pk, pv, last, all)
+        }""",
+    "Attention": """(float[2, 4, 16] x, float[16, 48] w, float[48] b) => (float[2, 4, 16] y)
+        { y = com.microsoft.Attention <num_heads = 4, unidirectional = 1> (x, w, b) }""",
+}
+
+
+def numbers(shape: list[int]) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def check_against_onnxruntime(model: onnx.ModelProto) -> None:
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    feed: dict[str, Any] = {value.name: numbers(value.shape) for value in session.get_inputs()}
+    program = compile_graph(from_onnx(model))
+    found = program.run({entry.name: feed[entry.name] for entry in program.feed_signature})
+    for value, wanted in zip(session.get_outputs(), session.run(None, feed), strict=True):
+        np.testing.assert_allclose(to_numpy(found[value.name]), wanted, rtol=2e-4, atol=2e-5, err_msg=value.name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_like_onnxruntime(name: str) -> None:
+    check_against_onnxruntime(onnx.parser.parse_model(f"{HEAD} g {MODELS[name]}"))
+
+
+@pytest.mark.parametrize("points", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_of_few_bits(bits: int, points: bool) -> None:
+    rows, columns, block = 48, 5, 16
+    rng = np.random.default_rng(0)
+    arrays = {
+        "w": rng.integers(0, 256, (columns, rows // block, block * bits // 8), np.uint8),
+        "s": rng.random((columns, rows // block), np.float32),
+        "z": rng.integers(0, 256, (columns, -(-rows // block * bits // 8)), np.uint8),
+    }
+    names = ["w", "s", *(["z"] if points else [])]
+    text = f"""{HEAD} g (float[2, {rows}] x) => (float[2, {columns}] y) {{
+        y = com.microsoft.MatMulNBits <K = {rows}, N = {columns}, bits = {bits}, block_size = {block}>
+            (x, {", ".join(names)})
+    }}"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(arrays[name], name) for name in names)
+    check_against_onnxruntime(model)
+
+
+def test_computed_weights_of_few_bits_are_refused() -> None:
+    text = f"""{HEAD} g (float[2, 16] x, uint8[4, 1, 8] w, float[4, 1] s) => (float[2, 4] y)
+        {{ y = com.microsoft.MatMulNBits <K = 16, N = 4, bits = 4, block_size = 16> (x, w, s) }}"""
+    with pytest.raises(Unsupported, match="expected stored weights"):
+        from_onnx(onnx.parser.parse_model(text))

@@ -1,0 +1,103 @@
+"""Models whose shapes or course only a run tells, against onnxruntime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from pipeline.segments import SegmentedModel
+
+HEAD = '<ir_version: 10, opset_import: ["": 21]> '
+
+BRANCH = """g (float[n] x, bool c) => (float[m] y) {
+  a = Neg(x)
+  y = If (c) <
+    then_branch = t () => (float[n] u) { u = Relu(a) },
+    else_branch = e () => (float[k] v) { two = Constant <value_ints = [2]> () v = Tile(a, two) }
+  >
+}"""
+
+LOOP = """g (int64 n, float[2] x) => (float[2] last, float[k, 2] all) {
+  go = Constant <value = bool {1}> ()
+  last, all = Loop (n, go, x) <
+    body = b (int64 i, bool c, float[2] s) => (bool c2, float[2] t, float[2] row) {
+      c2 = Identity(c) h = CastLike(i, s) t = Add(s, h) row = Mul(t, x)
+    }
+  >
+}"""
+
+SCAN = """g (float[3] x) => (float last, float[3] all) {
+  zero = Constant <value = float {0.0}> ()
+  last, all = Scan (zero, x) <
+    num_scan_inputs = 1, body = b (float s, float e) => (float t, float u) { t = Add(s, e) u = Identity(t) }
+  >
+}"""
+
+NONZERO = """g (float[n, 3] x) => (float[k] y) {
+  places = NonZero(x) rows = Transpose(places) picked = GatherND(x, rows) y = Exp(picked)
+}"""
+
+SIZES = """g (float[2, 6] x, int64[k] s) => (float[m] y) { r = Reshape(x, s) t = Transpose(r) y = Relu(t) }"""
+
+SEQUENCE = """g (float[2] a, float[2] b) => (float[2] y) {
+  s = SequenceConstruct(a, b) one = Constant <value_int = -1> () p = SequenceAt(s, one) y = Neg(p)
+}"""
+
+
+def model(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(HEAD + text)
+
+
+def f32(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("text", "feeds"),
+    [
+        (BRANCH, [{"x": f32(3), "c": np.array(c)} for c in (True, False, True)]),
+        (LOOP, [{"n": np.array(n), "x": f32(2)} for n in (3, 5)]),
+        (SCAN, [{"x": f32(3)}]),
+        (NONZERO, [{"x": np.maximum(f32(n, 3), 0)} for n in (2, 4, 2)]),
+        (SIZES, [{"x": f32(2, 6), "s": np.array(s)} for s in ([3, 4], [12], [4, 3])]),
+        (SEQUENCE, [{"a": f32(2), "b": f32(2) + 1}]),
+    ],
+    ids=["If", "Loop", "Scan", "NonZero", "Reshape", "sequence"],
+)
+def test_like_onnxruntime(text: str, feeds: list[dict[str, Any]]) -> None:
+    segmented, session = SegmentedModel(model(text)), onnxruntime.InferenceSession(model(text).SerializeToString())
+    for feed in feeds:
+        found, wanted = segmented.run(feed), session.run(None, feed)
+        for name, array in zip(segmented.outputs, wanted, strict=True):
+            np.testing.assert_allclose(found[name], np.asarray(array), rtol=1e-6, atol=1e-6)
+    assert segmented.count().fallbacks == ()
+
+
+def test_a_loop_without_an_iteration_has_no_rows() -> None:
+    found = SegmentedModel(model(LOOP)).run({"n": np.array(0), "x": f32(2)})
+    assert found["all"].shape == (0, 2)
+    np.testing.assert_array_equal(found["last"], f32(2))
+
+
+def test_equal_feeds_make_nothing_new() -> None:
+    """Each branch is planned once, whatever comes between."""
+    segmented = SegmentedModel(model(BRANCH))
+    counts = []
+    for taken in (True, False, True, False):
+        segmented.run({"x": f32(3), "c": np.array(taken)})
+        counts.append(segmented.count().calls)
+    assert counts[1] == counts[2] == counts[3]
+
+
+def test_steps_are_forgotten_after_some() -> None:
+    segmented = SegmentedModel(model(SIZES))
+    for rows in (1, 2, 3, 4, 6, 12) * 4:
+        segmented.run({"x": f32(2, 6), "s": np.array([rows, 12 // rows])})
+    calls = segmented.count().calls
+    for rows in range(1, 40):
+        segmented.run({"x": f32(2, 6), "s": np.array([*[1] * rows, 12])})
+    assert segmented.count().calls <= 16 * calls
