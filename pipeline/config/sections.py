@@ -346,7 +346,7 @@ class RuntimeConfig(Section):
             try:
                 parse_regions(value)
             except UsageError as error:
-                raise ValueError(str(error)) from error
+                raise ValueError(str(error).removeprefix("regions: ")) from error
         return value
 
     @model_validator(mode="after")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from pydantic import ValidationError
 
 from pipeline.config.sections import RuntimeConfig
 from pipeline.errors import UsageError
@@ -87,3 +89,16 @@ def test_a_pin_of_no_value_is_refused(model: Path) -> None:
     graph = graph_of(model)
     with pytest.raises(UsageError, match="the plan has no value 'q'"):
         with_memory_map(make_plan(graph, lower(graph)), RuntimeConfig(regions="sram:1KiB,dram", pins={"q": "sram"}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"regions": "sram:2MB,dram"}, "expected NAME:SIZE with a size such as 512KiB or 2MiB"),
+        ({"regions": "sram,dram"}, "'sram' has no size"),
+        ({"pins": {"h": "sram"}}, "found 'pins' without 'regions'"),
+    ],
+)
+def test_regions_are_checked_with_the_configuration(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        RuntimeConfig(**settings)
