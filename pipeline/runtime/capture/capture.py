@@ -125,8 +125,6 @@ class Capture:
                 for part in self._parts:
                     part.replay()
         except BaseException as error:
-            if part is None:
-                raise
             raise self._failure(part, error) from error
         return {name: clone() for name, clone in self._clones} if copy else self._views
 
@@ -184,8 +182,12 @@ class Capture:
         except LAUNCH_ERRORS as error:
             raise self._failure(part, error) from error
 
-    def _failure(self, part: Recording, error: BaseException) -> BaseException:
+    def _failure(self, part: Recording | None, error: BaseException) -> BaseException:
         """The error for a replay that failed in `part`; states that it may have written have no value any more."""
+        if part is None:  # while it copied from the feed
+            return (
+                UsageError(f"a tensor of the feed cannot be copied: {error}") if type(error) is RuntimeError else error
+            )
         steps, states = self._workspace.bound.steps, self._session.states
         begun = self._segments[self._parts.index(part)].first + part.begun
         states.lose(self._workspace.written_states(steps[:begun]))

@@ -112,10 +112,7 @@ class Captures:
         """
         self._use(policy)
         feed = as_tensors(feed)
-        try:
-            return self.find(feed)
-        except KeyError:
-            return self._add(feed)
+        return self._known(feed) or self._add(feed)
 
     def find(self, feed: Feed) -> Capture:
         """The capture under the signature of `feed`, for the policy that was used last.
@@ -150,7 +147,7 @@ class Captures:
             self._use(policy)
         try:
             capture = self.find(feed)
-        except (KeyError, AttributeError):  # a new signature, or no tensors
+        except (KeyError, AttributeError):  # a new signature, or something that is no tensor
             return self._replay_new(as_tensors(feed), copy=copy, restore=restore)
         return capture.replay_fitting(feed, copy=copy, restore=restore)
 
@@ -177,12 +174,17 @@ class Captures:
         self.session.drop_weights()
 
     def _replay_new(self, feed: Feed, *, copy: bool, restore: Snapshot | None) -> Mapping[str, torch.Tensor]:
-        try:
-            capture = self.find(feed)
-        except KeyError:
+        capture = self._known(feed)
+        if capture is None:
             capture = self._add(feed)
             feed = {name: feed[name] for name in self._names}  # the capture took the others
         return capture.replay_fitting(feed, copy=copy, restore=restore)
+
+    def _known(self, feed: Feed) -> Capture | None:
+        try:
+            return self.find(feed)
+        except (KeyError, AttributeError):
+            return None
 
     def _use(self, policy: CapturePolicy) -> None:
         if policy != self._policy:
