@@ -21,7 +21,7 @@ from pipeline.runtime.program import BoundProgram, UnboundProgram
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.weights import Weights, with_weights
 
-__all__ = ["CompiledProgram", "compile_graph"]
+__all__ = ["CompiledProgram", "bind_graph", "compile_graph"]
 
 
 class CompiledProgram:
@@ -195,10 +195,15 @@ def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgr
         SourceError: a weight does not fit its declaration.
         InternalError: the graph breaks a rule of the IR, or the plan did not pass its checker.
     """
+    return CompiledProgram(bind_graph(graph, weights))
+
+
+def bind_graph(graph: Graph, weights: Weights | None = None) -> BoundProgram:
+    """The plan of `graph` with its weights, which contexts run; see `compile_graph`."""
     if not isinstance(graph, Graph):
         raise UsageError(f"compile_graph: found {type(graph).__name__}, expected a Graph, as from_onnx makes")
     check(graph, read_payloads=False)  # binding names bytes that do not fit
     graph = with_kernels(in_traced_order(fold_constants(with_weights(graph, weights or {}))))
     plan = make_plan(graph, lower(graph))
     check_plan(plan)
-    return CompiledProgram(UnboundProgram.resolve(plan, graph).bind(graph))
+    return UnboundProgram.resolve(plan, graph).bind(graph)

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.planning import ExecutionPlan, FeedEntry
-from pipeline.runtime.binding import LAUNCH_ERRORS, Workspace
+from pipeline.runtime.binding import LAUNCH_ERRORS, RunBody, Workspace
 from pipeline.runtime.capture import Captures, OneWorkspace
 from pipeline.runtime.feeding import LARGE, CopiedSlot, FedSlot, PointedSlot
 from pipeline.runtime.operands import SlotPointer, operands, storage_id, tensors_by_storage
@@ -17,7 +17,7 @@ from pipeline.runtime.slots import Feed, bind_arena, placeholders, refuse_names
 from pipeline.runtime.states import States
 from pipeline.runtime.tensors import empty_strided, torch_dtype
 
-__all__ = ["Context"]
+__all__ = ["Context", "make_workspace"]
 
 Tensors = dict[str, torch.Tensor]
 
@@ -37,7 +37,8 @@ class Context:
         self.plan = plan = bound.plan
         # Slots are written to in every mode, so they must not become inference tensors of a caller in that mode.
         with torch.inference_mode(mode=False), torch.no_grad():
-            self.states = States(plan, bound.weights)
+            self._workspace = make_workspace(bound)
+            self.states = self._workspace.states
             fed = _fed_entries(plan)
             pointed = [vid for vid, entry in fed.items() if not _is_copied(plan, vid, entry)]
             buffers = {
@@ -46,8 +47,6 @@ class Context:
                 if vid not in pointed
             }
             homes = placeholders({vid: fed[vid] for vid in pointed})
-            arena = bind_arena(plan, torch.empty(plan.arena_bytes, dtype=torch.uint8))
-            self._workspace = Workspace(bound, self.states, arena, lambda body: Context(body).apply)
             self._slots = self._workspace.bind_slots({**buffers, **homes})
             self._steps = bound.steps
             self._launches = [self._workspace.bind_step(step, self._slots) for step in bound.steps]
@@ -177,6 +176,17 @@ class Context:
         held = [*self._slots, *operands(self._launches)] if storages else []
         shown = tensors_by_storage(held, storages.values())
         return {vid: SlotPointer(self._slots[vid].detach(), shown[storage]) for vid, storage in storages.items()}
+
+
+def make_workspace(bound: BoundProgram, states: States | None = None) -> Workspace:
+    """States and an arena for one sequence of runs, or an arena beside the states of another plan of the same graph."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        arena = bind_arena(bound.plan, torch.empty(bound.plan.arena_bytes, dtype=torch.uint8))
+        return Workspace(bound, States(bound.plan, bound.weights) if states is None else states, arena, _runner_of_body)
+
+
+def _runner_of_body(body: BoundProgram) -> RunBody:
+    return Context(body).apply
 
 
 def _fed_entries(plan: ExecutionPlan) -> dict[int, FeedEntry]:

@@ -31,19 +31,19 @@ class Workspaces(Protocol):
         """Stands for the plan, or for all plans that the source makes of one graph."""
         ...
 
-    def copied_names(self, policy: CapturePolicy) -> tuple[str, ...]:
-        """The names of the values that a replay copies from its feed."""
-        ...
-
     def workspace_for(self, feed: Feed) -> Workspace:
-        """The workspace whose plan fits the feed."""
-        ...
-
-    def any_workspace(self) -> Workspace:
-        """One that there is already.
+        """The workspace whose plan fits the feed.
 
         Raises:
-            UsageError: there is none before the first feed.
+            UsageError: no plan fits it.
+        """
+        ...
+
+    def latest_workspace(self) -> Workspace:
+        """The one that was asked for last.
+
+        Raises:
+            UsageError: none was.
         """
         ...
 
@@ -60,13 +60,10 @@ class OneWorkspace:
         self._plan_key = self._plan_key or plan_key(self._workspace.bound.plan)
         return self._plan_key
 
-    def copied_names(self, policy: CapturePolicy) -> tuple[str, ...]:
-        return copied_names(self._workspace.bound.plan, self._workspace.states.tensors, policy)
-
     def workspace_for(self, feed: Feed) -> Workspace:
         return self._workspace
 
-    def any_workspace(self) -> Workspace:
+    def latest_workspace(self) -> Workspace:
         return self._workspace
 
 
@@ -100,7 +97,7 @@ class Captures:
     @cached_property
     def session(self) -> CaptureSession:
         """What the captures share."""
-        return CaptureSession(self._source.any_workspace())
+        return CaptureSession(self._source.latest_workspace())
 
     def capture(self, feed: Feed, policy: CapturePolicy) -> Capture:
         """The capture for this feed and policy; made if there is none.
@@ -110,8 +107,8 @@ class Captures:
             DataError: an index in it is out of range (a UsageError too).
             InternalError: a kernel failed.
         """
-        self._use(policy)
         feed = as_tensors(feed)
+        self._use(policy, feed)
         return self._known(feed) or self._add(feed)
 
     def find(self, feed: Feed) -> Capture:
@@ -144,7 +141,7 @@ class Captures:
         if changed is not None:
             return self._last_capture().replay(feed, copy=copy, changed=changed, restore=restore)
         if policy is not self._policy:
-            self._use(policy)
+            self._use(policy, feed)
         try:
             capture = self.find(feed)
         except (KeyError, AttributeError):  # a new signature, or something that is no tensor
@@ -186,9 +183,10 @@ class Captures:
         except (KeyError, AttributeError):
             return None
 
-    def _use(self, policy: CapturePolicy) -> None:
+    def _use(self, policy: CapturePolicy, feed: Feed) -> None:
         if policy != self._policy:
-            self._names = self._source.copied_names(policy)
+            workspace = self._source.workspace_for(feed)
+            self._names = copied_names(workspace.bound.plan, workspace.states.tensors, policy)
             self._prefix = (policy.mode, self._source.plan_key, policy.static_roles, policy.copy_roles)
         self._policy = policy
 
