@@ -31,13 +31,20 @@ class SizedProgram:
     """
 
     def __init__(self, graph: Graph, weights: Weights | None = None, *, limit: int = MOST_CAPTURES) -> None:
+        """
+        Raises:
+            UsageError: a state has a named dim, so that its values at one size mean nothing at another.
+        """
+        sized = [graph.values[vid].name for vid in graph.updates if _is_state(graph, vid, static=False)]
+        if sized:
+            raise UsageError(f"the state {sized[0]!r} has a named dim; bind it to a number first (`bind_dims`)")
         self._graph, self._weights, self._limit = graph, weights or {}, limit
         self._policy = CapturePolicy.of()
         self._plan_key = hashlib.sha256(
             repr((graph.values, graph.ops, graph.inputs, graph.outputs)).encode()
         ).hexdigest()
         self._own = threading.local()
-        stateful = any(graph.values[vid].role is not Role.INPUT for vid in graph.updates)
+        stateful = any(_is_state(graph, vid, static=True) for vid in graph.updates)
         self._shared = self._new_captures() if stateful else None
         self._turn = threading.RLock() if stateful else nullcontext()
 
@@ -111,7 +118,8 @@ class WorkspaceBySize:
         self._latest: tuple[dict[str, int], Workspace] | None = None
 
     def workspace_for(self, feed: Feed) -> Workspace:
-        dims = dims_of(self._graph, {name: tuple(feed[name].shape) for name in self._inputs if name in feed})
+        shapes = {name: tuple(getattr(feed[name], "shape", ())) for name in self._inputs if name in feed}
+        dims = dims_of(self._graph, shapes)
         if self._latest is None or self._latest[0] != dims:
             self._latest = None  # first, to free its arena
             bound = bind_graph(bind_dims(self._graph, dims), self._weights)
@@ -124,3 +132,8 @@ class WorkspaceBySize:
         if self._latest is None:
             raise UsageError("nothing was captured yet, so there are no states; capture a feed first")
         return self._latest[1]
+
+
+def _is_state(graph: Graph, vid: int, *, static: bool) -> bool:
+    value = graph.values[vid]
+    return value.role is not Role.INPUT and value.spec.is_static is static
