@@ -8,8 +8,8 @@ import torch
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.planning import ExecutionPlan, FeedEntry
-from pipeline.runtime.binding import LAUNCH_ERRORS, RunBody, Workspace
-from pipeline.runtime.capture import Captures, OneWorkspace
+from pipeline.runtime.binding import LAUNCH_ERRORS, ProgramMemory, RunBody
+from pipeline.runtime.capture import Captures, OneMemory
 from pipeline.runtime.feeding import LARGE, CopiedSlot, FedSlot, PointedSlot
 from pipeline.runtime.operands import SlotPointer, operands, storage_id, tensors_by_storage
 from pipeline.runtime.program import BoundProgram
@@ -17,7 +17,7 @@ from pipeline.runtime.slots import Feed, bind_arena, placeholders, refuse_names
 from pipeline.runtime.states import States
 from pipeline.runtime.tensors import empty_strided, torch_dtype
 
-__all__ = ["Context", "make_workspace"]
+__all__ = ["Context", "allocate_memory"]
 
 Tensors = dict[str, torch.Tensor]
 
@@ -37,8 +37,8 @@ class Context:
         self.plan = plan = bound.plan
         # Slots are written to in every mode, so they must not become inference tensors of a caller in that mode.
         with torch.inference_mode(mode=False), torch.no_grad():
-            self._workspace = make_workspace(bound)
-            self.states = self._workspace.states
+            self._memory = allocate_memory(bound)
+            self.states = self._memory.states
             fed = _fed_entries(plan)
             pointed = [vid for vid, entry in fed.items() if not _is_copied(plan, vid, entry)]
             buffers = {
@@ -47,9 +47,9 @@ class Context:
                 if vid not in pointed
             }
             homes = placeholders({vid: fed[vid] for vid in pointed})
-            self._slots = self._workspace.bind_slots({**buffers, **homes})
+            self._slots = self._memory.bind_slots({**buffers, **homes})
             self._steps = bound.steps
-            self._launches = [self._workspace.bind_step(step, self._slots) for step in bound.steps]
+            self._launches = [self._memory.bind_step(step, self._slots) for step in bound.steps]
             pointers = self._pointers([*pointed, *_large_outputs(plan)])
         self._fed: list[FedSlot] = [
             CopiedSlot(entry, buffers[vid])
@@ -60,7 +60,7 @@ class Context:
         self._large = {vid: pointers[vid] for vid in _large_outputs(plan)}
         self._moving = {*self._large, *pointed}
         """Roots of the values whose slots are pointed at other memory."""
-        self.captures = Captures(OneWorkspace(self._workspace))
+        self.captures = Captures(OneMemory(self._memory))
         """Replays continue the sequence of the runs: they have the same states, and the same arena."""
         self._inference = torch.inference_mode()
         self._shapes_checked = False
@@ -107,14 +107,14 @@ class Context:
                 new = self._point_at_new()
             self._launch()
             if not self._shapes_checked:
-                self._workspace.check_shapes(self._slots)
+                self._memory.check_shapes(self._slots)
                 self._shapes_checked = True
             outputs = {vid: self._leaving(vid, new, copy=copy) for vid in wanted}
             if self.states.tensors:
                 self.states.advance(self._slots)
             return outputs
         except BaseException:
-            self.states.lose(self._workspace.written_states(self._steps[: self._reached]))
+            self.states.lose(self._memory.written_states(self._steps[: self._reached]))
             raise
         finally:
             for slot in self._fed:
@@ -178,11 +178,13 @@ class Context:
         return {vid: SlotPointer(self._slots[vid].detach(), shown[storage]) for vid, storage in storages.items()}
 
 
-def make_workspace(bound: BoundProgram, states: States | None = None) -> Workspace:
+def allocate_memory(bound: BoundProgram, states: States | None = None) -> ProgramMemory:
     """States and an arena for one sequence of runs, or an arena beside the states of another plan of the same graph."""
     with torch.inference_mode(mode=False), torch.no_grad():
         arena = bind_arena(bound.plan, torch.empty(bound.plan.arena_bytes, dtype=torch.uint8))
-        return Workspace(bound, States(bound.plan, bound.weights) if states is None else states, arena, _runner_of_body)
+        return ProgramMemory(
+            bound, States(bound.plan, bound.weights) if states is None else states, arena, _runner_of_body
+        )
 
 
 def _runner_of_body(body: BoundProgram) -> RunBody:

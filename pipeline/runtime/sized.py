@@ -12,10 +12,10 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.ir.bind import bind_dims, dims_of
 from pipeline.ir.graph import Graph, Role
-from pipeline.runtime.binding import Workspace
+from pipeline.runtime.binding import ProgramMemory
 from pipeline.runtime.capture import MOST_CAPTURES, Capture, CapturePolicy, Captures, Snapshot
 from pipeline.runtime.compile import bind_graph
-from pipeline.runtime.context import make_workspace
+from pipeline.runtime.context import allocate_memory
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.states import States
 from pipeline.runtime.weights import Weights
@@ -104,10 +104,10 @@ class SizedProgram:
             self.captures.restore(snapshot)
 
     def _new_captures(self) -> Captures:
-        return Captures(WorkspaceBySize(self._graph, self._weights, self._plan_key), limit=self._limit)
+        return Captures(MemoryBySize(self._graph, self._weights, self._plan_key), limit=self._limit)
 
 
-class WorkspaceBySize:
+class MemoryBySize:
     """Plans the graph for the sizes of each feed that it is asked about."""
 
     def __init__(self, graph: Graph, weights: Weights, plan_key: str) -> None:
@@ -115,20 +115,20 @@ class WorkspaceBySize:
         self.plan_key = plan_key
         self._inputs = [graph.values[vid].name for vid in graph.inputs]
         self._states: States | None = None
-        self._latest: tuple[dict[str, int], Workspace] | None = None
+        self._latest: tuple[dict[str, int], ProgramMemory] | None = None
 
-    def workspace_for(self, feed: Feed) -> Workspace:
+    def memory_for(self, feed: Feed) -> ProgramMemory:
         shapes = {name: tuple(getattr(feed[name], "shape", ())) for name in self._inputs if name in feed}
         dims = dims_of(self._graph, shapes)
         if self._latest is None or self._latest[0] != dims:
             self._latest = None  # first, to free its arena
             bound = bind_graph(bind_dims(self._graph, dims), self._weights)
-            workspace = make_workspace(bound, self._states)
-            self._states = workspace.states
-            self._latest = (dims, workspace)
+            memory = allocate_memory(bound, self._states)
+            self._states = memory.states
+            self._latest = (dims, memory)
         return self._latest[1]
 
-    def latest_workspace(self) -> Workspace:
+    def latest_memory(self) -> ProgramMemory:
         if self._latest is None:
             raise UsageError("nothing was captured yet, so there are no states; capture a feed first")
         return self._latest[1]

@@ -8,11 +8,11 @@ from functools import partial
 import torch
 
 from pipeline.errors import OnnxlineError, UsageError
-from pipeline.runtime.binding import LAUNCH_ERRORS, Workspace
+from pipeline.runtime.binding import LAUNCH_ERRORS, ProgramMemory
 from pipeline.runtime.capture.feed_buffers import FeedBuffers, as_tensors
 from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor, Treatment, signature_of
 from pipeline.runtime.capture.recorders import RECORDERS, CallLoop, Recorder, Recording
-from pipeline.runtime.capture.segments import CaptureReport, Segment, split_steps
+from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment, split_steps
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
 from pipeline.runtime.kernels import Launch
 from pipeline.runtime.slots import Feed
@@ -47,7 +47,7 @@ class Capture:
     weights that were bound when the graph was compiled. Use it from one thread at a time.
     """
 
-    def __init__(self, workspace: Workspace, session: CaptureSession, key: CaptureKey, feed: Feed) -> None:
+    def __init__(self, memory: ProgramMemory, session: CaptureSession, key: CaptureKey, feed: Feed) -> None:
         """Warm up and record. States and generators are afterwards what they were before.
 
         Raises:
@@ -55,18 +55,18 @@ class Capture:
             DataError: an index in it is out of range (a UsageError too).
             InternalError: a kernel failed.
         """
-        self._workspace, self._session = workspace, session
-        self._plan = workspace.bound.plan
+        self._memory, self._session = memory, session
+        self._plan = memory.bound.plan
         # As for the slots of a context: buffers must not become inference tensors of a caller in that mode.
         with torch.inference_mode(mode=False), torch.no_grad():
-            self._feed = FeedBuffers(workspace, session, CapturePolicy(key.mode, key.static_roles, key.copy_roles))
+            self._feed = FeedBuffers(memory, session, CapturePolicy(key.mode, key.static_roles, key.copy_roles))
             self._feed.fill(feed)
             session.states.refuse_missing()
-            for weight in workspace.bound.weights.values():
+            for weight in memory.bound.weights.values():
                 _pin(weight)
-            self._slots = workspace.bind_slots(self._feed.tensors)
-            steps = session.randomness.with_generators(workspace.bound.steps)
-            launches = [workspace.bind_step(step, self._slots) for step in steps]
+            self._slots = memory.bind_slots(self._feed.tensors)
+            steps = session.randomness.with_generators(memory.bound.steps)
+            launches = [memory.bind_step(step, self._slots) for step in steps]
             outputs, save_outputs = self._bind_outputs()
             further = [*save_outputs, *self._bind_updates()]
         self._views = OutputViews(outputs)
@@ -74,7 +74,7 @@ class Capture:
         self._copied = self._feed.copied
         self._has_states = bool(session.states.tensors)
         self._inference = torch.inference_mode()
-        segments = split_steps(workspace.bound.program, workspace.bound.steps, len(further))
+        segments = split_steps(memory.bound.program, memory.bound.steps, len(further))
         self.report = self._describe(key, segments)
         self._record([*launches, *further], segments)
 
@@ -153,7 +153,7 @@ class Capture:
                 )
         return feed
 
-    def _record(self, launches: Sequence[Launch], segments: Sequence[Segment]) -> None:
+    def _record(self, launches: Sequence[Launch], segments: Sequence[CaptureSegment]) -> None:
         """Run the launches until all is settled, take back what they changed, and record each segment."""
         device = torch.device(self._plan.slots[0].spec.device if self._plan.slots else "cpu").type
         recorder: Recorder = RECORDERS[device]()
@@ -164,7 +164,7 @@ class Capture:
         before = self._session.snapshot()
         try:
             recorder.warm_up(self._replay_eagerly)
-            self._workspace.check_shapes(self._slots)
+            self._memory.check_shapes(self._slots)
             with self._inference:
                 self._parts = tuple(
                     recorder.record(launches[segment.first : segment.last]) if segment.is_captured else part
@@ -188,14 +188,14 @@ class Capture:
             return (
                 UsageError(f"a tensor of the feed cannot be copied: {error}") if type(error) is RuntimeError else error
             )
-        steps, states = self._workspace.bound.steps, self._session.states
+        steps, states = self._memory.bound.steps, self._session.states
         begun = self._segments[self._parts.index(part)].first + part.begun
-        states.lose(self._workspace.written_states(steps[:begun]))
+        states.lose(self._memory.written_states(steps[:begun]))
         if begun > len(steps):
             states.lose(vid for vid, _ in states.updates_to_copy(self._plan))
         if begun > len(steps) or not isinstance(error, LAUNCH_ERRORS):
             return error
-        failure: OnnxlineError = self._workspace.bound.program.failure(steps[begun - 1], error)
+        failure: OnnxlineError = self._memory.bound.program.failure(steps[begun - 1], error)
         return failure
 
     def _bind_outputs(self) -> tuple[dict[str, torch.Tensor], list[Launch]]:
@@ -223,7 +223,7 @@ class Capture:
             writes.append(partial(states[vid].copy_, value))
         return [*saves, *writes]
 
-    def _describe(self, key: CaptureKey, segments: tuple[Segment, ...]) -> CaptureReport:
+    def _describe(self, key: CaptureKey, segments: tuple[CaptureSegment, ...]) -> CaptureReport:
         names = self._feed.names
         return CaptureReport(
             key, segments, names(Treatment.STATIC), names(Treatment.COPIED), names(Treatment.LIVE), self._feed.nbytes

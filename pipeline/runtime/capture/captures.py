@@ -10,36 +10,36 @@ from typing import Any, Protocol
 import torch
 
 from pipeline.errors import UsageError
-from pipeline.runtime.binding import Workspace
+from pipeline.runtime.binding import ProgramMemory
 from pipeline.runtime.capture.capture import Capture
 from pipeline.runtime.capture.feed_buffers import as_tensors, copied_names
 from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, plan_key, signature_of
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
 from pipeline.runtime.slots import Feed
 
-__all__ = ["MOST_CAPTURES", "Captures", "OneWorkspace", "Workspaces"]
+__all__ = ["MOST_CAPTURES", "Captures", "MemorySource", "OneMemory"]
 
 MOST_CAPTURES = 16
 """How many captures are kept by default; each has buffers of its own."""
 
 
-class Workspaces(Protocol):
-    """Where captures get their workspaces from; all of one source have the same states, weights and names."""
+class MemorySource(Protocol):
+    """Where captures get their program and memory from; all of one source have the same states, weights and names."""
 
     @property
     def plan_key(self) -> str:
         """Stands for the plan, or for all plans that the source makes of one graph."""
         ...
 
-    def workspace_for(self, feed: Feed) -> Workspace:
-        """The workspace whose plan fits the feed.
+    def memory_for(self, feed: Feed) -> ProgramMemory:
+        """The memory of the program whose plan fits the feed.
 
         Raises:
             UsageError: no plan fits it.
         """
         ...
 
-    def latest_workspace(self) -> Workspace:
+    def latest_memory(self) -> ProgramMemory:
         """The one that was asked for last.
 
         Raises:
@@ -48,23 +48,23 @@ class Workspaces(Protocol):
         ...
 
 
-class OneWorkspace:
-    """The workspace of a plan with concrete sizes."""
+class OneMemory:
+    """The memory of a plan with concrete sizes."""
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
+    def __init__(self, memory: ProgramMemory) -> None:
+        self._memory = memory
         self._plan_key = ""
 
     @property
     def plan_key(self) -> str:
-        self._plan_key = self._plan_key or plan_key(self._workspace.bound.plan)
+        self._plan_key = self._plan_key or plan_key(self._memory.bound.plan)
         return self._plan_key
 
-    def workspace_for(self, feed: Feed) -> Workspace:
-        return self._workspace
+    def memory_for(self, feed: Feed) -> ProgramMemory:
+        return self._memory
 
-    def latest_workspace(self) -> Workspace:
-        return self._workspace
+    def latest_memory(self) -> ProgramMemory:
+        return self._memory
 
 
 class Captures:
@@ -74,7 +74,7 @@ class Captures:
     the program has.
     """
 
-    def __init__(self, source: Workspaces, *, limit: int = MOST_CAPTURES) -> None:
+    def __init__(self, source: MemorySource, *, limit: int = MOST_CAPTURES) -> None:
         if limit < 1:
             raise UsageError(f"a limit of {limit} captures; expected at least 1")
         self._source, self._limit = source, limit
@@ -97,7 +97,7 @@ class Captures:
     @cached_property
     def session(self) -> CaptureSession:
         """What the captures share."""
-        return CaptureSession(self._source.latest_workspace())
+        return CaptureSession(self._source.latest_memory())
 
     def capture(self, feed: Feed, policy: CapturePolicy) -> Capture:
         """The capture for this feed and policy; made if there is none.
@@ -185,15 +185,15 @@ class Captures:
 
     def _use(self, policy: CapturePolicy, feed: Feed) -> None:
         if policy != self._policy:
-            workspace = self._source.workspace_for(feed)
-            self._names = copied_names(workspace.bound.plan, workspace.states.tensors, policy)
+            memory = self._source.memory_for(feed)
+            self._names = copied_names(memory.bound.plan, memory.states.tensors, policy)
             self._prefix = (policy.mode, self._source.plan_key, policy.static_roles, policy.copy_roles)
         self._policy = policy
 
     def _add(self, feed: Feed) -> Capture:
-        workspace = self._source.workspace_for(feed)
+        memory = self._source.memory_for(feed)
         key = CaptureKey(*self._prefix, signature_of(self._names, feed))  # type: ignore[arg-type]
-        capture = Capture(workspace, self.session, key, feed)
+        capture = Capture(memory, self.session, key, feed)
         self._captures[key] = self._last = capture
         if len(self._captures) > self._limit:
             self._captures.popitem(last=False)
