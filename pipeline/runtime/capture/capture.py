@@ -126,7 +126,12 @@ class Capture:
                     part.replay()
         except BaseException as error:
             raise self._failure(part, error) from error
-        return {name: clone() for name, clone in self._clones} if copy else self._views
+        if not copy:
+            return self._views
+        outputs: dict[str, torch.Tensor] = {}
+        for name, clone in self._clones:  # a comprehension costs a call
+            outputs[name] = clone()
+        return outputs
 
     def updated_inputs(self) -> dict[str, torch.Tensor]:
         """Copies of the values that the last replay gave to inputs that the graph updates, by the input's name."""

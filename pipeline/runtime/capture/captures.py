@@ -81,6 +81,8 @@ class Captures:
         self._captures: OrderedDict[Any, Capture] = OrderedDict()
         """By CaptureKey, the one that was replayed last at the end."""
         self._last: Capture | None = None
+        """The capture that was replayed last, and its signature while the policy is the same."""
+        self._last_signature: tuple[object, ...] | None = None
         self._policy: CapturePolicy | None = None
         self._names: tuple[str, ...] = ()
         self._prefix: tuple[object, ...] = ()
@@ -118,11 +120,15 @@ class Captures:
             KeyError: there is none.
         """
         # Plain tuples are equal to a CaptureKey of FedTensors, and are made in half the time.
-        signature = tuple([(name, (fed := feed[name]).shape, fed.dtype, fed.device) for name in self._names])  # type: ignore[union-attr]
+        try:
+            signature = tuple([(name, (fed := feed[name]).shape, fed.dtype, fed.device) for name in self._names])  # type: ignore[union-attr]
+        except AttributeError as error:  # no tensor
+            raise KeyError from error
+        if signature == self._last_signature:
+            return self._last  # type: ignore[return-value]
         capture = self._captures[(*self._prefix, signature)]
-        if capture is not self._last:
-            self._captures.move_to_end(capture.key)
-            self._last = capture
+        self._captures.move_to_end(capture.key)
+        self._last, self._last_signature = capture, signature
         return capture
 
     def replay(
@@ -144,7 +150,7 @@ class Captures:
             self._use(policy, feed)
         try:
             capture = self.find(feed)
-        except (KeyError, AttributeError):  # a new signature, or something that is no tensor
+        except KeyError:  # a new signature, or something that is no tensor
             return self._replay_new(as_tensors(feed), copy=copy, restore=restore)
         return capture.replay_fitting(feed, copy=copy, restore=restore)
 
@@ -167,7 +173,7 @@ class Captures:
     def clear(self) -> None:
         """Drop all captures, and the weights that they took from a feed; states keep their values."""
         self._captures.clear()
-        self._last = None
+        self._last = self._last_signature = None
         self.session.drop_weights()
 
     def _replay_new(self, feed: Feed, *, copy: bool, restore: Snapshot | None) -> Mapping[str, torch.Tensor]:
@@ -180,7 +186,7 @@ class Captures:
     def _known(self, feed: Feed) -> Capture | None:
         try:
             return self.find(feed)
-        except (KeyError, AttributeError):
+        except KeyError:
             return None
 
     def _use(self, policy: CapturePolicy, feed: Feed) -> None:
@@ -188,6 +194,7 @@ class Captures:
             memory = self._source.memory_for(feed)
             self._names = copied_names(memory.bound.plan, memory.states.tensors, policy)
             self._prefix = (policy.mode, self._source.plan_key, policy.static_roles, policy.copy_roles)
+            self._last_signature = None
         self._policy = policy
 
     def _add(self, feed: Feed) -> Capture:
@@ -195,6 +202,7 @@ class Captures:
         key = CaptureKey(*self._prefix, signature_of(self._names, feed))  # type: ignore[arg-type]
         capture = Capture(memory, self.session, key, feed)
         self._captures[key] = self._last = capture
+        self._last_signature = key.feed_signature
         if len(self._captures) > self._limit:
             self._captures.popitem(last=False)
             self.session.warn(
