@@ -1,7 +1,17 @@
-"""Graph → CompiledProgram → outputs, on torch tensors."""
+"""Graph → CompiledProgram → outputs, on torch tensors; `capture` once, `replay` many times."""
 
 from __future__ import annotations
 
+from pipeline.runtime.capture import Capture, CaptureReport, CaptureWarning, Snapshot
 from pipeline.runtime.compile import CompiledProgram, compile_graph
+from pipeline.runtime.sized import SizedProgram
 
-__all__ = ["CompiledProgram", "compile_graph"]
+__all__ = [
+    "Capture",
+    "CaptureReport",
+    "CaptureWarning",
+    "CompiledProgram",
+    "SizedProgram",
+    "Snapshot",
+    "compile_graph",
+]

@@ -21,6 +21,10 @@ from pipeline.runtime.tensors import dtype_name
 __all__ = ["Capture", "OutputViews"]
 
 
+InferenceMode = vars(torch._C)["_InferenceMode"]
+"""What `torch.inference_mode` enters, without its two calls of Python: a tenth of the fixed cost of a replay."""
+
+
 class OutputViews(Mapping[str, torch.Tensor]):
     """The outputs in the buffers of a capture: the next replay, or a run of the same context, overwrites them."""
 
@@ -73,7 +77,6 @@ class Capture:
         self._clones = [(name, _clone_of(tensor)) for name, tensor in outputs.items()]
         self._copied = self._feed.copied
         self._has_states = bool(session.states.tensors)
-        self._inference = torch.inference_mode()
         segments = split_steps(memory.bound.program, memory.bound.steps, len(further))
         self.report = self._describe(key, segments)
         self._record([*launches, *further], segments)
@@ -116,7 +119,7 @@ class Capture:
             self._session.states.refuse_missing()
         part: Recording | None = None
         try:
-            with self._inference:
+            with InferenceMode(True):
                 if changed is None:
                     for name, write in self._copied:
                         write(feed[name])  # type: ignore[arg-type]
@@ -170,7 +173,7 @@ class Capture:
         try:
             recorder.warm_up(self._replay_eagerly)
             self._memory.check_shapes(self._slots)
-            with self._inference:
+            with InferenceMode(True):
                 self._parts = tuple(
                     recorder.record(launches[segment.first : segment.last]) if segment.is_captured else part
                     for segment, part in zip(segments, self._parts, strict=True)
@@ -181,7 +184,7 @@ class Capture:
     def _replay_eagerly(self) -> None:
         part = self._parts[0]
         try:
-            with self._inference:
+            with InferenceMode(True):
                 for part in self._parts:
                     part.replay()
         except LAUNCH_ERRORS as error:
