@@ -73,7 +73,8 @@ class Capture:
             launches = [memory.bind_step(step, self._slots) for step in steps]
             outputs, save_outputs = self._bind_outputs()
             further = [*save_outputs, *self._bind_updates()]
-        self._views = OutputViews(outputs)
+        # A caller may point a view at other memory, which must not touch the operand of a launch.
+        self._views = OutputViews({name: tensor.detach() for name, tensor in outputs.items()})
         self._clones = [(name, _clone_of(tensor)) for name, tensor in outputs.items()]
         self._copied = self._feed.copied
         self._has_states = bool(session.states.tensors)
@@ -114,7 +115,7 @@ class Capture:
         if restore is not None:
             self._session.restore(restore)
         if changed is None and len(feed) != len(self._copied):
-            self._feed.write_others(feed)
+            self.take_others(feed)
         if self._has_states:
             self._session.states.refuse_missing()
         part: Recording | None = None
@@ -128,13 +129,24 @@ class Capture:
                 for part in self._parts:
                     part.replay()
         except BaseException as error:
-            raise self._failure(part, error) from error
+            failure = self._failure(part, error)
+            if failure is error:
+                raise
+            raise failure from error
         if not copy:
             return self._views
         outputs: dict[str, torch.Tensor] = {}
         for name, clone in self._clones:  # a comprehension costs a call
             outputs[name] = clone()
         return outputs
+
+    def take_others(self, feed: Feed) -> None:
+        """Take what a feed has beside the copied values: live ones are written, static ones are ignored.
+
+        Raises:
+            UsageError: a name that the plan does not have, or a live value that does not fit.
+        """
+        self._feed.write_others(feed)
 
     def updated_inputs(self) -> dict[str, torch.Tensor]:
         """Copies of the values that the last replay gave to inputs that the graph updates, by the input's name."""

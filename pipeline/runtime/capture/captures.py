@@ -111,7 +111,12 @@ class Captures:
         """
         feed = as_tensors(feed)
         self._use(policy, feed)
-        return self._known(feed) or self._add(feed)
+        capture = self._known(feed)
+        if capture is None:
+            return self._add(feed)
+        if len(feed) != len(self._names):
+            capture.take_others(feed)
+        return capture
 
     def find(self, feed: Feed) -> Capture:
         """The capture under the signature of `feed`, for the policy that was used last.

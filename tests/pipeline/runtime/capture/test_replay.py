@@ -18,6 +18,7 @@ from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import EMITTERS
 from pipeline.runtime import compile_graph
 from pipeline.runtime.capture import CapturePolicy
+from pipeline.runtime.capture.recorders import CallLoop
 from tests.pipeline.runtime.capture.capture_programs import PAIR, negate, sum_with, train_graph
 from tests.support.planning_graphs import graphs
 from tests.support.torch_programs import compile_module
@@ -136,6 +137,8 @@ def test_a_feed_that_does_not_fit_is_refused_in_one_sentence() -> None:
     for message, feed in wrong.items():
         with pytest.raises(UsageError, match=message):
             program.replay(feed)
+    with pytest.raises(UsageError, match="the feed has 'v'"):
+        program.capture({"x": x, "v": x})
     with pytest.raises(UsageError, match=r"input 'x' is float32\[3\] on cpu; this capture is for float32\[2\] on cpu"):
         capture.replay({"x": torch.zeros(3)})
     assert program.replay({"x": x + 1})["y"].tolist() == [1, 1]
@@ -211,6 +214,29 @@ def test_an_index_out_of_range_is_named_and_takes_its_states() -> None:
         program.replay(feed)
     program.replay(feed, restore=before)
     assert program.states()["b_count"].item() == 2
+
+
+def test_a_view_may_be_pointed_elsewhere() -> None:
+    program, x = negate(), torch.ones(2)
+    program.replay({"x": x}, copy=False)["y"].set_(torch.zeros(5))
+    assert program.replay({"x": x})["y"].tolist() == [-1, -1]
+
+
+def test_a_replay_that_is_interrupted_leaves_no_half_written_state() -> None:
+    program, x = compile_graph(train_graph()), {"x": torch.ones(2)}
+    capture = program.capture(x)
+    start = program.snapshot()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    parts, capture._parts = capture._parts, (CallLoop([*capture._parts[0]._launches, interrupt]),)  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        program.replay(x)
+    capture._parts = parts
+    with pytest.raises(UsageError, match="had begun to write to the states step, w"):
+        program.replay(x)
+    assert program.replay(x, restore=start)["y"].tolist() == [0.5, 1.5]
 
 
 def allocations(replay: Callable[[], object]) -> int:
