@@ -66,8 +66,9 @@ class Capture:
             self._feed = FeedBuffers(memory, session, CapturePolicy(key.mode, key.static_roles, key.copy_roles))
             self._feed.fill(feed)
             session.states.refuse_missing()
-            for weight in memory.bound.weights.values():
-                _pin(weight)
+            for vid, weight in memory.bound.weights.items():
+                if vid not in session.states.tensors:  # those start from a copy
+                    _pin(weight)
             self._slots = memory.bind_slots(self._feed.tensors)
             steps = session.randomness.with_generators(memory.bound.steps)
             launches = [memory.bind_step(step, self._slots) for step in steps]
@@ -194,7 +195,7 @@ class Capture:
             self._session.restore(before)
 
     def _replay_eagerly(self) -> None:
-        part = self._parts[0]
+        part: Recording | None = None
         try:
             with InferenceMode(True):
                 for part in self._parts:

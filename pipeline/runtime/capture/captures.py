@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -80,6 +79,7 @@ class Captures:
         self._source, self._limit = source, limit
         self._captures: OrderedDict[Any, Capture] = OrderedDict()
         """By CaptureKey, the one that was replayed last at the end."""
+        self._session: CaptureSession | None = None
         self._last: Capture | None = None
         """The capture that was replayed last, and its signature while the policy is the same."""
         self._last_signature: tuple[object, ...] | None = None
@@ -96,10 +96,12 @@ class Captures:
         """The keys of all captures, the one that was replayed last at the end."""
         return tuple(capture.key for capture in self._captures.values())
 
-    @cached_property
+    @property
     def session(self) -> CaptureSession:
         """What the captures share."""
-        return CaptureSession(self._source.latest_memory())
+        if self._session is None:
+            self._session = CaptureSession(self._source.latest_memory())
+        return self._session
 
     def capture(self, feed: Feed, policy: CapturePolicy) -> Capture:
         """The capture for this feed and policy; made if there is none.
@@ -179,7 +181,8 @@ class Captures:
         """Drop all captures, and the weights that they took from a feed; states keep their values."""
         self._captures.clear()
         self._last = self._last_signature = None
-        self.session.drop_weights()
+        if self._session is not None:
+            self._session.drop_weights()
 
     def _replay_new(self, feed: Feed, *, copy: bool, restore: Snapshot | None) -> Mapping[str, torch.Tensor]:
         capture = self._known(feed)

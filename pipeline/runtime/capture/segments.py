@@ -24,13 +24,13 @@ HOST_SYNC = "it waits for the host: a value that a kernel computed decides what 
 DATA_SHAPE = "it makes a result whose shape depends on the data"
 HIGHER_ORDER = "it is a higher-order operator, whose bodies run as often as the data says"
 
-OBSTACLES: Mapping[Kind, str] = {
-    Kind.GatherND: HOST_SYNC,
-    Kind.ScatterND: HOST_SYNC,
-    Kind.HigherOrder: HIGHER_ORDER,
+OBSTACLES: Mapping[str, str] = {
+    "GatherND": HOST_SYNC,
+    "ScatterND": HOST_SYNC,
+    "HigherOrder": HIGHER_ORDER,
+    "OnnxNode": "another runtime computes it, on the host",
 }
-"""Why calls of a kind cannot be captured; a kind without a row can. One that runs on the host, as a fallback does, has
-a row here."""
+"""Why calls of a kind cannot be captured, by its name; a kind without a row can."""
 
 TAGS = {
     torch.Tag.data_dependent_output: HOST_SYNC,
@@ -114,7 +114,7 @@ def split_steps(program: UnboundProgram, steps: Sequence[LaunchStep], further: i
 def find_obstacle(program: UnboundProgram, step: LaunchStep) -> str:
     """Why `step` cannot be captured; empty where it can."""
     if step.kind is not Kind.Aten:
-        return OBSTACLES.get(step.kind, "")
+        return OBSTACLES.get(step.kind.name, "")
     ins = [program.plan.slots[vid].spec for vid in step.call.in_vids]
     return next(_aten_obstacles(str(step.attrs["op"]), ins), "")
 
