@@ -199,7 +199,7 @@ def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgr
 
 
 def bind_graph(graph: Graph, weights: Weights | None = None) -> BoundProgram:
-    """The plan of `graph` with its weights, which contexts run; see `compile_graph`."""
+    """The program of `graph` with its weights; see `compile_graph`."""
     if not isinstance(graph, Graph):
         raise UsageError(f"compile_graph: found {type(graph).__name__}, expected a Graph, as from_onnx makes")
     check(graph, read_payloads=False)  # binding names bytes that do not fit

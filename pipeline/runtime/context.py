@@ -17,7 +17,7 @@ from pipeline.runtime.slots import Feed, bind_arena, placeholders, refuse_names
 from pipeline.runtime.states import States
 from pipeline.runtime.tensors import empty_strided, torch_dtype
 
-__all__ = ["Context", "allocate_memory"]
+__all__ = ["Context", "runner_of_body"]
 
 Tensors = dict[str, torch.Tensor]
 
@@ -37,8 +37,7 @@ class Context:
         self.plan = plan = bound.plan
         # Slots are written to in every mode, so they must not become inference tensors of a caller in that mode.
         with torch.inference_mode(mode=False), torch.no_grad():
-            self._memory = allocate_memory(bound)
-            self.states = self._memory.states
+            self.states = States(plan, bound.weights)
             fed = _fed_entries(plan)
             pointed = [vid for vid, entry in fed.items() if not _is_copied(plan, vid, entry)]
             buffers = {
@@ -47,6 +46,8 @@ class Context:
                 if vid not in pointed
             }
             homes = placeholders({vid: fed[vid] for vid in pointed})
+            arena = bind_arena(plan, torch.empty(plan.arena_bytes, dtype=torch.uint8))
+            self._memory = ProgramMemory(bound, self.states, arena, runner_of_body)
             self._slots = self._memory.bind_slots({**buffers, **homes})
             self._steps = bound.steps
             self._launches = [self._memory.bind_step(step, self._slots) for step in bound.steps]
@@ -178,16 +179,8 @@ class Context:
         return {vid: SlotPointer(self._slots[vid].detach(), shown[storage]) for vid, storage in storages.items()}
 
 
-def allocate_memory(bound: BoundProgram, states: States | None = None) -> ProgramMemory:
-    """States and an arena for one sequence of runs, or an arena beside the states of another plan of the same graph."""
-    with torch.inference_mode(mode=False), torch.no_grad():
-        arena = bind_arena(bound.plan, torch.empty(bound.plan.arena_bytes, dtype=torch.uint8))
-        return ProgramMemory(
-            bound, States(bound.plan, bound.weights) if states is None else states, arena, _runner_of_body
-        )
-
-
-def _runner_of_body(body: BoundProgram) -> RunBody:
+def runner_of_body(body: BoundProgram) -> RunBody:
+    """Runs of a body, in a context of its own."""
     return Context(body).apply
 
 

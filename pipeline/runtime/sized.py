@@ -15,8 +15,9 @@ from pipeline.ir.graph import Graph, Role
 from pipeline.runtime.binding import ProgramMemory
 from pipeline.runtime.capture import MOST_CAPTURES, Capture, CapturePolicy, Captures, Snapshot
 from pipeline.runtime.compile import bind_graph
-from pipeline.runtime.context import allocate_memory
-from pipeline.runtime.slots import Feed
+from pipeline.runtime.context import runner_of_body
+from pipeline.runtime.program import BoundProgram
+from pipeline.runtime.slots import Feed, bind_arena
 from pipeline.runtime.states import States
 from pipeline.runtime.weights import Weights
 
@@ -132,6 +133,14 @@ class MemoryBySize:
         if self._latest is None:
             raise UsageError("nothing was captured yet, so there are no states; capture a feed first")
         return self._latest[1]
+
+
+def allocate_memory(bound: BoundProgram, states: States | None) -> ProgramMemory:
+    """An arena beside the states of another plan of the same graph, or beside new ones."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        arena = bind_arena(bound.plan, torch.empty(bound.plan.arena_bytes, dtype=torch.uint8))
+        states = States(bound.plan, bound.weights) if states is None else states
+        return ProgramMemory(bound, states, arena, runner_of_body)
 
 
 def _is_state(graph: Graph, vid: int, *, static: bool) -> bool:

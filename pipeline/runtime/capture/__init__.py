@@ -9,6 +9,7 @@ feed_buffers.py   what of a feed goes where           randomness.py  generators 
 from pipeline.runtime.capture.capture import Capture, OutputViews
 from pipeline.runtime.capture.captures import MOST_CAPTURES, Captures, MemorySource, OneMemory
 from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor
+from pipeline.runtime.capture.randomness import RandomState
 from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment
 from pipeline.runtime.capture.session import CaptureWarning, Snapshot
 
@@ -25,5 +26,6 @@ __all__ = [
     "MemorySource",
     "OneMemory",
     "OutputViews",
+    "RandomState",
     "Snapshot",
 ]
