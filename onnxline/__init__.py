@@ -26,12 +26,20 @@ if TYPE_CHECKING:
     from pipeline.config import RunConfig
     from pipeline.errors import CheckFailed, ConfigError, InternalError, SourceError, Unsupported, UsageError
     from pipeline.importers import from_onnx
-    from pipeline.ir import Builder, Graph
+    from pipeline.ir import Builder, Graph, as_states
     from pipeline.optimize import optimize
     from pipeline.planning import check_plan
     from pipeline.result import RunResult
     from pipeline.run import Pipeline
-    from pipeline.runtime import compile_graph
+    from pipeline.runtime import (
+        Capture,
+        CaptureReport,
+        CaptureWarning,
+        CompiledProgram,
+        SizedProgram,
+        Snapshot,
+        compile_graph,
+    )
     from pipeline.torch_ir import IR, execute_ir, extract_ir, ir_to_mermaid, verify_ir_with_state_dict
 
 __version__ = "0.1.0"
@@ -39,7 +47,11 @@ __version__ = "0.1.0"
 __all__ = [
     "IR",
     "Builder",
+    "Capture",
+    "CaptureReport",
+    "CaptureWarning",
     "CheckFailed",
+    "CompiledProgram",
     "ConfigError",
     "Graph",
     "InternalError",
@@ -53,6 +65,8 @@ __all__ = [
     "PolicyError",
     "RunConfig",
     "RunResult",
+    "SizedProgram",
+    "Snapshot",
     "SourceError",
     "Status",
     "StructureVerdict",
@@ -60,6 +74,7 @@ __all__ = [
     "UsageError",
     "WeightOrigin",
     "__version__",
+    "as_states",
     "check_plan",
     "compare_models",
     "compile_graph",
@@ -85,12 +100,14 @@ HOMES: Final = {
         "CheckFailed", "ConfigError", "InternalError", "SourceError", "Unsupported", "UsageError",
     ),
     "pipeline.importers": ("from_onnx",),
-    "pipeline.ir": ("Builder", "Graph"),
+    "pipeline.ir": ("Builder", "Graph", "as_states"),
     "pipeline.optimize": ("optimize",),
     "pipeline.planning": ("check_plan",),
     "pipeline.result": ("RunResult",),
     "pipeline.run": ("Pipeline",),
-    "pipeline.runtime": ("compile_graph",),
+    "pipeline.runtime": (
+        "Capture", "CaptureReport", "CaptureWarning", "CompiledProgram", "SizedProgram", "Snapshot", "compile_graph",
+    ),
     "pipeline.torch_ir": ("IR", "execute_ir", "extract_ir", "ir_to_mermaid", "verify_ir_with_state_dict"),
 }  # fmt: skip
 

@@ -22,6 +22,7 @@ from pipeline.ir.graph import (
 )
 from pipeline.ir.json import from_json, to_json
 from pipeline.ir.parse import IRSyntaxError, from_text
+from pipeline.ir.states import as_states
 from pipeline.ir.text import to_text
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "TensorSpec",
     "TorchConst",
     "Value",
+    "as_states",
     "bind_dims",
     "check",
     "dims_of",

@@ -1,15 +1,22 @@
-"""Graph → CompiledProgram → outputs, on torch tensors."""
+"""Graph → CompiledProgram → outputs, on torch tensors; `capture` once, `replay` many times."""
 
 from __future__ import annotations
 
+from pipeline.runtime.capture import Capture, CaptureReport, CaptureWarning, Snapshot
 from pipeline.runtime.compile import CompiledProgram, compile_graph
 from pipeline.runtime.entries import CompiledEntries, compile_graphs
 from pipeline.runtime.open_dims import ProgramCache, compile_open_graph
+from pipeline.runtime.sized import SizedProgram
 
 __all__ = [
+    "Capture",
+    "CaptureReport",
+    "CaptureWarning",
     "CompiledEntries",
     "CompiledProgram",
     "ProgramCache",
+    "SizedProgram",
+    "Snapshot",
     "compile_graph",
     "compile_graphs",
     "compile_open_graph",

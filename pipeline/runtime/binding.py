@@ -1,6 +1,6 @@
 """Bind a program to memory: the slot table of a plan, and one launch for each step.
 
-A context and its captures share a workspace, and bind its program each to slots of their own.
+A context and its captures share one `ProgramMemory`; each binds the program to slots of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.runtime.kernels import Launch
 from pipeline.runtime.program import BoundProgram, LaunchStep
 from pipeline.runtime.states import States
 
-__all__ = ["LAUNCH_ERRORS", "RunBody", "Workspace"]
+__all__ = ["LAUNCH_ERRORS", "ProgramMemory", "RunBody"]
 
 LAUNCH_ERRORS = (RuntimeError, IndexError, ValueError, TypeError)
 """What torch's operators raise."""
@@ -27,7 +27,7 @@ RunBody = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Workspace:
+class ProgramMemory:
     """What the runs and replays of one sequence share: a program with its weights, states, and storage in the arena."""
 
     bound: BoundProgram

@@ -8,8 +8,8 @@ import torch
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.planning import ExecutionPlan, FeedEntry
-from pipeline.runtime.binding import LAUNCH_ERRORS, Workspace
-from pipeline.runtime.capture import Captures, OneWorkspace
+from pipeline.runtime.binding import LAUNCH_ERRORS, ProgramMemory, RunBody
+from pipeline.runtime.capture import Captures, OneMemory
 from pipeline.runtime.feeding import LARGE, CopiedSlot, FedSlot, PointedSlot
 from pipeline.runtime.operands import SlotPointer, operands, storage_id, tensors_by_storage
 from pipeline.runtime.program import BoundProgram
@@ -17,7 +17,7 @@ from pipeline.runtime.slots import Feed, bind_arena, placeholders, refuse_names
 from pipeline.runtime.states import States, StateTable
 from pipeline.runtime.tensors import empty_strided, torch_dtype
 
-__all__ = ["Context"]
+__all__ = ["Context", "runner_of_body"]
 
 Tensors = dict[str, torch.Tensor]
 
@@ -53,10 +53,10 @@ class Context:
             }
             homes = placeholders({vid: fed[vid] for vid in pointed})
             places = bind_arena(plan, torch.empty(plan.arena_bytes, dtype=torch.uint8) if arena is None else arena)
-            self._workspace = Workspace(bound, self.states, places, lambda body: Context(body).apply)
-            self._slots = self._workspace.bind_slots({**buffers, **homes})
+            self._memory = ProgramMemory(bound, self.states, places, runner_of_body)
+            self._slots = self._memory.bind_slots({**buffers, **homes})
             self._steps = bound.steps
-            self._launches = [self._workspace.bind_step(step, self._slots) for step in bound.steps]
+            self._launches = [self._memory.bind_step(step, self._slots) for step in bound.steps]
             pointers = self._pointers([*pointed, *_large_outputs(plan)])
         self._fed: list[FedSlot] = [
             CopiedSlot(entry, buffers[vid])
@@ -67,7 +67,7 @@ class Context:
         self._large = {vid: pointers[vid] for vid in _large_outputs(plan)}
         self._moving = {*self._large, *pointed}
         """Roots of the values whose slots are pointed at other memory."""
-        self.captures = Captures(OneWorkspace(self._workspace))
+        self.captures = Captures(OneMemory(self._memory))
         """Replays continue the sequence of the runs: they have the same states, and the same arena."""
         self._inference = torch.inference_mode()
         self._shapes_checked = False
@@ -114,14 +114,14 @@ class Context:
                 new = self._point_at_new()
             self._launch()
             if not self._shapes_checked:
-                self._workspace.check_shapes(self._slots)
+                self._memory.check_shapes(self._slots)
                 self._shapes_checked = True
             outputs = {vid: self._leaving(vid, new, copy=copy) for vid in wanted}
             if self.states.tensors:
                 self.states.advance(self._slots)
             return outputs
         except BaseException:
-            self.states.lose(self._workspace.written_states(self._steps[: self._reached]))
+            self.states.lose(self._memory.written_states(self._steps[: self._reached]))
             raise
         finally:
             for slot in self._fed:
@@ -183,6 +183,11 @@ class Context:
         held = [*self._slots, *operands(self._launches)] if storages else []
         shown = tensors_by_storage(held, storages.values())
         return {vid: SlotPointer(self._slots[vid].detach(), shown[storage]) for vid, storage in storages.items()}
+
+
+def runner_of_body(body: BoundProgram) -> RunBody:
+    """Runs of a body, in a context of its own."""
+    return Context(body).apply
 
 
 def _fed_entries(plan: ExecutionPlan) -> dict[int, FeedEntry]:

@@ -7,10 +7,10 @@ feed_buffers.py   what of a feed goes where           randomness.py  generators 
 """
 
 from pipeline.runtime.capture.capture import Capture, OutputViews
-from pipeline.runtime.capture.captures import MOST_CAPTURES, Captures, OneWorkspace, Workspaces
+from pipeline.runtime.capture.captures import MOST_CAPTURES, Captures, MemorySource, OneMemory
 from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor
 from pipeline.runtime.capture.randomness import RandomState
-from pipeline.runtime.capture.segments import CaptureReport, Segment
+from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment
 from pipeline.runtime.capture.session import CaptureWarning, Snapshot
 
 __all__ = [
@@ -19,13 +19,13 @@ __all__ = [
     "CaptureKey",
     "CapturePolicy",
     "CaptureReport",
+    "CaptureSegment",
     "CaptureWarning",
     "Captures",
     "FedTensor",
-    "OneWorkspace",
+    "MemorySource",
+    "OneMemory",
     "OutputViews",
     "RandomState",
-    "Segment",
     "Snapshot",
-    "Workspaces",
 ]

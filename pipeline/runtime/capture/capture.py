@@ -8,17 +8,21 @@ from functools import partial
 import torch
 
 from pipeline.errors import OnnxlineError, UsageError
-from pipeline.runtime.binding import LAUNCH_ERRORS, Workspace
+from pipeline.runtime.binding import LAUNCH_ERRORS, ProgramMemory
 from pipeline.runtime.capture.feed_buffers import FeedBuffers, as_tensors
 from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor, Treatment, signature_of
 from pipeline.runtime.capture.recorders import RECORDERS, CallLoop, Recorder, Recording
-from pipeline.runtime.capture.segments import CaptureReport, Segment, split_steps
+from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment, split_steps
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
 from pipeline.runtime.kernels import Launch
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.tensors import dtype_name
 
 __all__ = ["Capture", "OutputViews"]
+
+
+InferenceMode = vars(torch._C)["_InferenceMode"]
+"""What `torch.inference_mode` enters, without its two calls of Python: a tenth of the fixed cost of a replay."""
 
 
 class OutputViews(Mapping[str, torch.Tensor]):
@@ -47,7 +51,7 @@ class Capture:
     weights that were bound when the graph was compiled. Use it from one thread at a time.
     """
 
-    def __init__(self, workspace: Workspace, session: CaptureSession, key: CaptureKey, feed: Feed) -> None:
+    def __init__(self, memory: ProgramMemory, session: CaptureSession, key: CaptureKey, feed: Feed) -> None:
         """Warm up and record. States and generators are afterwards what they were before.
 
         Raises:
@@ -55,26 +59,27 @@ class Capture:
             DataError: an index in it is out of range (a UsageError too).
             InternalError: a kernel failed.
         """
-        self._workspace, self._session = workspace, session
-        self._plan = workspace.bound.plan
+        self._memory, self._session = memory, session
+        self._plan = memory.bound.plan
         # As for the slots of a context: buffers must not become inference tensors of a caller in that mode.
         with torch.inference_mode(mode=False), torch.no_grad():
-            self._feed = FeedBuffers(workspace, session, CapturePolicy(key.mode, key.static_roles, key.copy_roles))
+            self._feed = FeedBuffers(memory, session, CapturePolicy(key.mode, key.static_roles, key.copy_roles))
             self._feed.fill(feed)
             session.states.refuse_missing()
-            for weight in workspace.bound.weights.values():
-                _pin(weight)
-            self._slots = workspace.bind_slots(self._feed.tensors)
-            steps = session.randomness.with_generators(workspace.bound.steps)
-            launches = [workspace.bind_step(step, self._slots) for step in steps]
+            for vid, weight in memory.bound.weights.items():
+                if vid not in session.states.tensors:  # those start from a copy
+                    _pin(weight)
+            self._slots = memory.bind_slots(self._feed.tensors)
+            steps = session.randomness.with_generators(memory.bound.steps)
+            launches = [memory.bind_step(step, self._slots) for step in steps]
             outputs, save_outputs = self._bind_outputs()
             further = [*save_outputs, *self._bind_updates()]
-        self._views = OutputViews(outputs)
+        # A caller may point a view at other memory, which must not touch the operand of a launch.
+        self._views = OutputViews({name: tensor.detach() for name, tensor in outputs.items()})
         self._clones = [(name, _clone_of(tensor)) for name, tensor in outputs.items()]
         self._copied = self._feed.copied
         self._has_states = bool(session.states.tensors)
-        self._inference = torch.inference_mode()
-        segments = split_steps(workspace.bound.program, workspace.bound.steps, len(further))
+        segments = split_steps(memory.bound.program, memory.bound.steps, len(further))
         self.report = self._describe(key, segments)
         self._record([*launches, *further], segments)
 
@@ -111,12 +116,12 @@ class Capture:
         if restore is not None:
             self._session.restore(restore)
         if changed is None and len(feed) != len(self._copied):
-            self._feed.write_others(feed)
+            self.take_others(feed)
         if self._has_states:
             self._session.states.refuse_missing()
         part: Recording | None = None
         try:
-            with self._inference:
+            with InferenceMode(True):
                 if changed is None:
                     for name, write in self._copied:
                         write(feed[name])  # type: ignore[arg-type]
@@ -125,10 +130,24 @@ class Capture:
                 for part in self._parts:
                     part.replay()
         except BaseException as error:
-            if part is None:
+            failure = self._failure(part, error)
+            if failure is error:
                 raise
-            raise self._failure(part, error) from error
-        return {name: clone() for name, clone in self._clones} if copy else self._views
+            raise failure from error
+        if not copy:
+            return self._views
+        outputs: dict[str, torch.Tensor] = {}
+        for name, clone in self._clones:  # a comprehension costs a call
+            outputs[name] = clone()
+        return outputs
+
+    def take_others(self, feed: Feed) -> None:
+        """Take what a feed has beside the copied values: live ones are written, static ones are ignored.
+
+        Raises:
+            UsageError: a name that the plan does not have, or a live value that does not fit.
+        """
+        self._feed.write_others(feed)
 
     def updated_inputs(self) -> dict[str, torch.Tensor]:
         """Copies of the values that the last replay gave to inputs that the graph updates, by the input's name."""
@@ -155,7 +174,7 @@ class Capture:
                 )
         return feed
 
-    def _record(self, launches: Sequence[Launch], segments: Sequence[Segment]) -> None:
+    def _record(self, launches: Sequence[Launch], segments: Sequence[CaptureSegment]) -> None:
         """Run the launches until all is settled, take back what they changed, and record each segment."""
         device = torch.device(self._plan.slots[0].spec.device if self._plan.slots else "cpu").type
         recorder: Recorder = RECORDERS[device]()
@@ -166,8 +185,8 @@ class Capture:
         before = self._session.snapshot()
         try:
             recorder.warm_up(self._replay_eagerly)
-            self._workspace.check_shapes(self._slots)
-            with self._inference:
+            self._memory.check_shapes(self._slots)
+            with InferenceMode(True):
                 self._parts = tuple(
                     recorder.record(launches[segment.first : segment.last]) if segment.is_captured else part
                     for segment, part in zip(segments, self._parts, strict=True)
@@ -176,24 +195,28 @@ class Capture:
             self._session.restore(before)
 
     def _replay_eagerly(self) -> None:
-        part = self._parts[0]
+        part: Recording | None = None
         try:
-            with self._inference:
+            with InferenceMode(True):
                 for part in self._parts:
                     part.replay()
         except LAUNCH_ERRORS as error:
             raise self._failure(part, error) from error
 
-    def _failure(self, part: Recording, error: BaseException) -> BaseException:
+    def _failure(self, part: Recording | None, error: BaseException) -> BaseException:
         """The error for a replay that failed in `part`; states that it may have written have no value any more."""
-        steps, states = self._workspace.bound.steps, self._session.states
+        if part is None:  # while it copied from the feed
+            return (
+                UsageError(f"a tensor of the feed cannot be copied: {error}") if type(error) is RuntimeError else error
+            )
+        steps, states = self._memory.bound.steps, self._session.states
         begun = self._segments[self._parts.index(part)].first + part.begun
-        states.lose(self._workspace.written_states(steps[:begun]))
+        states.lose(self._memory.written_states(steps[:begun]))
         if begun > len(steps):
             states.lose(vid for vid, _ in states.updates_to_copy(self._plan))
         if begun > len(steps) or not isinstance(error, LAUNCH_ERRORS):
             return error
-        failure: OnnxlineError = self._workspace.bound.program.failure(steps[begun - 1], error)
+        failure: OnnxlineError = self._memory.bound.program.failure(steps[begun - 1], error)
         return failure
 
     def _bind_outputs(self) -> tuple[dict[str, torch.Tensor], list[Launch]]:
@@ -221,7 +244,7 @@ class Capture:
             writes.append(partial(states[vid].copy_, value))
         return [*saves, *writes]
 
-    def _describe(self, key: CaptureKey, segments: tuple[Segment, ...]) -> CaptureReport:
+    def _describe(self, key: CaptureKey, segments: tuple[CaptureSegment, ...]) -> CaptureReport:
         names = self._feed.names
         return CaptureReport(
             key, segments, names(Treatment.STATIC), names(Treatment.COPIED), names(Treatment.LIVE), self._feed.nbytes

@@ -4,70 +4,66 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 
 from pipeline.errors import UsageError
-from pipeline.runtime.binding import Workspace
+from pipeline.runtime.binding import ProgramMemory
 from pipeline.runtime.capture.capture import Capture
 from pipeline.runtime.capture.feed_buffers import as_tensors, copied_names
 from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, plan_key, signature_of
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
 from pipeline.runtime.slots import Feed
 
-__all__ = ["MOST_CAPTURES", "Captures", "OneWorkspace", "Workspaces"]
+__all__ = ["MOST_CAPTURES", "Captures", "MemorySource", "OneMemory"]
 
 MOST_CAPTURES = 16
 """How many captures are kept by default; each has buffers of its own."""
 
 
-class Workspaces(Protocol):
-    """Where captures get their workspaces from; all of one source have the same states, weights and names."""
+class MemorySource(Protocol):
+    """Where captures get their program and memory from; all of one source have the same states, weights and names."""
 
     @property
     def plan_key(self) -> str:
         """Stands for the plan, or for all plans that the source makes of one graph."""
         ...
 
-    def copied_names(self, policy: CapturePolicy) -> tuple[str, ...]:
-        """The names of the values that a replay copies from its feed."""
-        ...
-
-    def workspace_for(self, feed: Feed) -> Workspace:
-        """The workspace whose plan fits the feed."""
-        ...
-
-    def any_workspace(self) -> Workspace:
-        """One that there is already.
+    def memory_for(self, feed: Feed) -> ProgramMemory:
+        """The memory of the program whose plan fits the feed.
 
         Raises:
-            UsageError: there is none before the first feed.
+            UsageError: no plan fits it.
+        """
+        ...
+
+    def latest_memory(self) -> ProgramMemory:
+        """The one that was asked for last.
+
+        Raises:
+            UsageError: none was.
         """
         ...
 
 
-class OneWorkspace:
-    """The workspace of a plan with concrete sizes."""
+class OneMemory:
+    """The memory of a plan with concrete sizes."""
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
+    def __init__(self, memory: ProgramMemory) -> None:
+        self._memory = memory
         self._plan_key = ""
 
     @property
     def plan_key(self) -> str:
-        self._plan_key = self._plan_key or plan_key(self._workspace.bound.plan)
+        self._plan_key = self._plan_key or plan_key(self._memory.bound.plan)
         return self._plan_key
 
-    def copied_names(self, policy: CapturePolicy) -> tuple[str, ...]:
-        return copied_names(self._workspace.bound.plan, self._workspace.states.tensors, policy)
+    def memory_for(self, feed: Feed) -> ProgramMemory:
+        return self._memory
 
-    def workspace_for(self, feed: Feed) -> Workspace:
-        return self._workspace
-
-    def any_workspace(self) -> Workspace:
-        return self._workspace
+    def latest_memory(self) -> ProgramMemory:
+        return self._memory
 
 
 class Captures:
@@ -77,13 +73,16 @@ class Captures:
     the program has.
     """
 
-    def __init__(self, source: Workspaces, *, limit: int = MOST_CAPTURES) -> None:
+    def __init__(self, source: MemorySource, *, limit: int = MOST_CAPTURES) -> None:
         if limit < 1:
             raise UsageError(f"a limit of {limit} captures; expected at least 1")
         self._source, self._limit = source, limit
         self._captures: OrderedDict[Any, Capture] = OrderedDict()
         """By CaptureKey, the one that was replayed last at the end."""
+        self._session: CaptureSession | None = None
         self._last: Capture | None = None
+        """The capture that was replayed last, and its signature while the policy is the same."""
+        self._last_signature: tuple[object, ...] | None = None
         self._policy: CapturePolicy | None = None
         self._names: tuple[str, ...] = ()
         self._prefix: tuple[object, ...] = ()
@@ -97,10 +96,12 @@ class Captures:
         """The keys of all captures, the one that was replayed last at the end."""
         return tuple(capture.key for capture in self._captures.values())
 
-    @cached_property
+    @property
     def session(self) -> CaptureSession:
         """What the captures share."""
-        return CaptureSession(self._source.any_workspace())
+        if self._session is None:
+            self._session = CaptureSession(self._source.latest_memory())
+        return self._session
 
     def capture(self, feed: Feed, policy: CapturePolicy) -> Capture:
         """The capture for this feed and policy; made if there is none.
@@ -110,12 +111,14 @@ class Captures:
             DataError: an index in it is out of range (a UsageError too).
             InternalError: a kernel failed.
         """
-        self._use(policy)
         feed = as_tensors(feed)
-        try:
-            return self.find(feed)
-        except KeyError:
+        self._use(policy, feed)
+        capture = self._known(feed)
+        if capture is None:
             return self._add(feed)
+        if len(feed) != len(self._names):
+            capture.take_others(feed)
+        return capture
 
     def find(self, feed: Feed) -> Capture:
         """The capture under the signature of `feed`, for the policy that was used last.
@@ -124,11 +127,15 @@ class Captures:
             KeyError: there is none.
         """
         # Plain tuples are equal to a CaptureKey of FedTensors, and are made in half the time.
-        signature = tuple([(name, (fed := feed[name]).shape, fed.dtype, fed.device) for name in self._names])  # type: ignore[union-attr]
+        try:
+            signature = tuple([(name, (fed := feed[name]).shape, fed.dtype, fed.device) for name in self._names])  # type: ignore[union-attr]
+        except AttributeError as error:  # no tensor
+            raise KeyError from error
+        if signature == self._last_signature:
+            return self._last  # type: ignore[return-value]
         capture = self._captures[(*self._prefix, signature)]
-        if capture is not self._last:
-            self._captures.move_to_end(capture.key)
-            self._last = capture
+        self._captures.move_to_end(capture.key)
+        self._last, self._last_signature = capture, signature
         return capture
 
     def replay(
@@ -147,10 +154,10 @@ class Captures:
         if changed is not None:
             return self._last_capture().replay(feed, copy=copy, changed=changed, restore=restore)
         if policy is not self._policy:
-            self._use(policy)
+            self._use(policy, feed)
         try:
             capture = self.find(feed)
-        except (KeyError, AttributeError):  # a new signature, or no tensors
+        except KeyError:  # a new signature, or something that is no tensor
             return self._replay_new(as_tensors(feed), copy=copy, restore=restore)
         return capture.replay_fitting(feed, copy=copy, restore=restore)
 
@@ -173,28 +180,37 @@ class Captures:
     def clear(self) -> None:
         """Drop all captures, and the weights that they took from a feed; states keep their values."""
         self._captures.clear()
-        self._last = None
-        self.session.drop_weights()
+        self._last = self._last_signature = None
+        if self._session is not None:
+            self._session.drop_weights()
 
     def _replay_new(self, feed: Feed, *, copy: bool, restore: Snapshot | None) -> Mapping[str, torch.Tensor]:
-        try:
-            capture = self.find(feed)
-        except KeyError:
+        capture = self._known(feed)
+        if capture is None:
             capture = self._add(feed)
             feed = {name: feed[name] for name in self._names}  # the capture took the others
         return capture.replay_fitting(feed, copy=copy, restore=restore)
 
-    def _use(self, policy: CapturePolicy) -> None:
+    def _known(self, feed: Feed) -> Capture | None:
+        try:
+            return self.find(feed)
+        except KeyError:
+            return None
+
+    def _use(self, policy: CapturePolicy, feed: Feed) -> None:
         if policy != self._policy:
-            self._names = self._source.copied_names(policy)
+            memory = self._source.memory_for(feed)
+            self._names = copied_names(memory.bound.plan, memory.states.tensors, policy)
             self._prefix = (policy.mode, self._source.plan_key, policy.static_roles, policy.copy_roles)
+            self._last_signature = None
         self._policy = policy
 
     def _add(self, feed: Feed) -> Capture:
-        workspace = self._source.workspace_for(feed)
+        memory = self._source.memory_for(feed)
         key = CaptureKey(*self._prefix, signature_of(self._names, feed))  # type: ignore[arg-type]
-        capture = Capture(workspace, self.session, key, feed)
+        capture = Capture(memory, self.session, key, feed)
         self._captures[key] = self._last = capture
+        self._last_signature = key.feed_signature
         if len(self._captures) > self._limit:
             self._captures.popitem(last=False)
             self.session.warn(

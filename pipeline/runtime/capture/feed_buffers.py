@@ -12,7 +12,7 @@ from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Role
 from pipeline.planning import ExecutionPlan, FeedEntry
-from pipeline.runtime.binding import Workspace
+from pipeline.runtime.binding import ProgramMemory
 from pipeline.runtime.capture.key import CapturePolicy, Treatment
 from pipeline.runtime.capture.session import CaptureSession
 from pipeline.runtime.slots import Feed, bind_one
@@ -49,15 +49,15 @@ class FeedBuffers:
     theirs in the session, and states in the states of the program. No buffer is the caller's memory.
     """
 
-    def __init__(self, workspace: Workspace, session: CaptureSession, policy: CapturePolicy) -> None:
-        plan = workspace.bound.plan
+    def __init__(self, memory: ProgramMemory, session: CaptureSession, policy: CapturePolicy) -> None:
+        plan = memory.bound.plan
         self._session = session
         self._values = {value.name: value for value in _fed_values(plan, session.states.tensors, policy)}
-        self._bound_roles = {plan.slots[vid].name: plan.slots[vid].role for vid in workspace.bound.weights}
+        self._bound_roles = {plan.slots[vid].name: plan.slots[vid].role for vid in memory.bound.weights}
         self._policy = policy
         self._refuse_bound(policy)
         self.tensors: dict[int, torch.Tensor] = {}
-        """By vid, what `Workspace.bind_slots` takes."""
+        """By vid, what `ProgramMemory.bind_slots` takes."""
         self._own: list[torch.Tensor] = []
         self._targets = {value.name: self._target_of(value) for value in self._values.values()}
         self.copied: tuple[tuple[str, Write], ...] = tuple(

@@ -18,17 +18,17 @@ from pipeline.runtime.capture.key import CaptureKey
 from pipeline.runtime.program import LaunchStep, UnboundProgram
 from pipeline.runtime.torch_args import find_operator
 
-__all__ = ["CaptureReport", "Segment", "find_obstacle", "split_steps"]
+__all__ = ["CaptureReport", "CaptureSegment", "find_obstacle", "split_steps"]
 
 HOST_SYNC = "it waits for the host: a value that a kernel computed decides what is launched next"
 DATA_SHAPE = "it makes a result whose shape depends on the data"
 HIGHER_ORDER = "it is a higher-order operator, whose bodies run as often as the data says"
 
 OBSTACLES: Mapping[str, str] = {
-    Kind.GatherND.name: HOST_SYNC,
-    Kind.ScatterND.name: HOST_SYNC,
-    Kind.HigherOrder.name: HIGHER_ORDER,
-    "Fallback": "it runs on the host, by another library",
+    "GatherND": HOST_SYNC,
+    "ScatterND": HOST_SYNC,
+    "HigherOrder": HIGHER_ORDER,
+    "OnnxNode": "another runtime computes it, on the host",
 }
 """Why calls of a kind cannot be captured, by its name; a kind without a row can."""
 
@@ -44,7 +44,7 @@ CAPTURED_OPERATORS = frozenset({"aten.index.Tensor"})
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class CaptureSegment:
     """Launches `first` to `last`, without `last`: captured together, or a single one that runs eagerly."""
 
     first: int
@@ -69,7 +69,7 @@ class CaptureReport:
     """What was captured, and what was not and why."""
 
     key: CaptureKey
-    segments: tuple[Segment, ...]
+    segments: tuple[CaptureSegment, ...]
     static: tuple[str, ...]
     """Names of the values that stay as they were when they were bound."""
     copied: tuple[str, ...]
@@ -80,7 +80,7 @@ class CaptureReport:
     """Bytes that this capture holds for itself; arena, states and weights are shared with the runs of its context."""
 
     @property
-    def eager(self) -> tuple[Segment, ...]:
+    def eager(self) -> tuple[CaptureSegment, ...]:
         return tuple(segment for segment in self.segments if not segment.is_captured)
 
     @property
@@ -99,15 +99,15 @@ class CaptureReport:
         )
 
 
-def split_steps(program: UnboundProgram, steps: Sequence[LaunchStep], further: int = 0) -> tuple[Segment, ...]:
+def split_steps(program: UnboundProgram, steps: Sequence[LaunchStep], further: int = 0) -> tuple[CaptureSegment, ...]:
     """The segments of `steps`, after which `further` launches follow that can be captured."""
     segments, first = [], 0
     for at, step in enumerate(steps):
         reason = find_obstacle(program, step)
         if reason:
-            segments += [Segment(first, at), Segment(at, at + 1, program.place_of(step), reason)]
+            segments += [CaptureSegment(first, at), CaptureSegment(at, at + 1, program.place_of(step), reason)]
             first = at + 1
-    segments.append(Segment(first, len(steps) + further))
+    segments.append(CaptureSegment(first, len(steps) + further))
     return tuple(segment for segment in segments if segment.first < segment.last)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from pipeline.errors import UsageError
 from pipeline.planning import FeedEntry
-from pipeline.runtime.binding import Workspace
+from pipeline.runtime.binding import ProgramMemory
 from pipeline.runtime.capture.randomness import Randomness, RandomState
 from pipeline.runtime.tensors import empty_strided, torch_dtype
 
@@ -38,9 +38,9 @@ class CaptureSession:
     A weight that comes with the feed is copied once, and never again; a replay does not point at the caller's memory.
     """
 
-    def __init__(self, workspace: Workspace) -> None:
-        self.states = workspace.states
-        self.randomness = Randomness(workspace.bound.steps)
+    def __init__(self, memory: ProgramMemory) -> None:
+        self.states = memory.states
+        self.randomness = Randomness(memory.bound.steps)
         self._weights: dict[str, torch.Tensor] = {}
         self.filled: set[str] = set()
         """Names of the weights and inputs that a capture has taken from its feed."""
