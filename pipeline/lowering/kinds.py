@@ -133,6 +133,11 @@ class Kind(IntEnum):
     Multinomial = 1004
     Dropout = 1005
 
+    # fused
+    LinearPointwise = 1101
+    ConvPointwise = 1102
+    ScaledDotProductAttention = 1103
+
     # aten
     Aten = 901
     HigherOrder = 902

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Emitter
-from pipeline.lowering import aten, conv, elementwise, index, linear, random, reduce, shape
+from pipeline.lowering import aten, conv, elementwise, fused, index, linear, random, reduce, shape
 from pipeline.lowering.emitter_factory import KernelKind
 
 __all__ = ["EMITTERS", "FAMILIES", "KINDS", "emitter_of", "join"]
@@ -34,7 +34,7 @@ def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
     return MappingProxyType(joined)
 
 
-FAMILIES = (elementwise, linear, conv, reduce, shape, index, random, aten)
+FAMILIES = (elementwise, linear, conv, reduce, shape, index, random, fused, aten)
 
 KINDS: Mapping[str, KernelKind] = join({row.kind.name: row} for family in FAMILIES for row in family.KINDS)
 

@@ -6,14 +6,18 @@ from collections.abc import Mapping
 
 from pipeline.lowering import Kind
 from pipeline.lowering.tables import join
-from pipeline.runtime.kernels import aten, conv, elementwise, index, linear, random, reduce, shape
+from pipeline.runtime.kernels import aten, conv, elementwise, fused, index, linear, random, reduce, shape
 from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
+from pipeline.runtime.kernels.packing import PackedWeight, Packer
 
-__all__ = ["FAMILIES", "KERNELS", "Attrs", "Bind", "Kernel", "Launch", "bind_attrs"]
+__all__ = ["FAMILIES", "KERNELS", "PACKERS", "Attrs", "Bind", "Kernel", "Launch", "PackedWeight", "bind_attrs"]
 
-FAMILIES = (elementwise, linear, conv, reduce, shape, index, random, aten)
+FAMILIES = (elementwise, linear, conv, reduce, shape, index, random, fused, aten)
 
 KERNELS: Mapping[Kind, Kernel] = join(family.KERNELS for family in FAMILIES)
+
+PACKERS: Mapping[Kind, Packer] = join(family.PACKERS for family in (linear, conv, fused, aten))
+"""The kinds whose kernels take packed weights, as the attribute `packed`."""
 
 
 def bind_attrs(kind: Kind, attrs: Attrs) -> Bind:
