@@ -5,10 +5,10 @@
 
 One process: the sides take turns, a few runs each, and every other round turns the order around, so that a busy
 machine slows all of them alike. With one thread the time is that of the processor (of the clock with `--wall`), which
-leaves out the turns of other processes. A row holds the median of a side, and the medians of its ratio to torch eager and to
-onnxruntime in the same round. All sides of a model have the same weights; onnxruntime and `plan` run the same file,
-`plan of torch` runs what torch.export traced. `fused` is after all passes of `pipeline.lowering.fusion`. light_resnet50
-is a file of the onnx package and has no torch side.
+leaves out the turns of other processes. A row holds the median of a side, and the medians of its ratio to torch eager
+and to onnxruntime in the same round. All sides of a model have the same weights; onnxruntime and `plan` run the same
+file, `plan of torch` runs what torch.export traced. `fused` is after all passes of `pipeline.lowering.fusion`.
+light_resnet50 is a file of the onnx package and has no torch side.
 
 `--threads` counts for every side, and `--scaling` compares one thread with two. `--costs` takes the fixed cost of a run
 of one op, and what a further call and a further input cost.

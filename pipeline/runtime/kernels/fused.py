@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -56,9 +55,8 @@ def pack_linear(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> Pa
     return pack_product(rows, weight if attrs["trans"] else weight.t(), least)
 
 
-@dataclass(frozen=True, slots=True)
-class ConvOperands:
-    """The operands of a fused convolution by name."""
+class ConvOperands(NamedTuple):
+    """The operands of a fused convolution by name. A tuple, so that a context finds the tensors in it."""
 
     x: torch.Tensor
     weight: torch.Tensor
