@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -189,6 +189,9 @@ class ModelConfig(Section):
 
 Backend = Literal["torch", "onnxruntime", "plan"]
 
+Fusion = Literal["select", "attention", "linear", "conv", "channels-last"]
+"""A pass of `pipeline.lowering.fusion`."""
+
 DEFAULT_BACKENDS: Final[tuple[Backend, ...]] = ("onnxruntime", "plan")
 
 
@@ -324,14 +327,20 @@ class RuntimeConfig(Section):
     """Which backends run the final model.
 
     backends: where nothing is said, onnxruntime, and `plan` if it can take the model. Who names `plan` needs it.
+    fusions: passes on the IR before `plan` runs it, or `all` of them.
     """
 
     backends: tuple[Backend, ...] | None = None
+    fusions: tuple[Fusion, ...] | Literal["all"] = ()
 
     @property
     def chosen(self) -> tuple[Backend, ...]:
         """The backends to try, in order."""
         return DEFAULT_BACKENDS if self.backends is None else self.backends
+
+    @property
+    def chosen_fusions(self) -> tuple[Fusion, ...]:
+        return get_args(Fusion) if self.fusions == "all" else self.fusions
 
     @property
     def needs_plan(self) -> bool:

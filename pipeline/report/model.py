@@ -232,6 +232,7 @@ class RuntimeReport:
     arena_bytes: int = 0
     aliases: int = 0
     files: tuple[tuple[str, int, int], ...] = ()
+    packed_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

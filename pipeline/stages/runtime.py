@@ -71,7 +71,7 @@ def run_backends(
     for index, name in enumerate(names):
         observer(Progress("runtime", name, index, len(names)))
         try:
-            backend = BACKENDS[name](path, trainable)
+            backend = BACKENDS[name](path, trainable, config.runtime.chosen_fusions)
             if isinstance(backend, Plan):
                 planned = _write_ir(backend, references.draws[0], workspace)
             reports.append(_run(name, backend, references.draws, judge))
@@ -143,6 +143,7 @@ def _write_ir(plan: Plan, reference: Reference, workspace: Workspace) -> dict[st
         "ops": len(graph.ops),
         "values": len(graph.values),
         "arena_bytes": program.plan.arena_bytes,
+        "packed_bytes": program.packed_bytes,
         "aliases": len(program.plan.alias),
         "files": tuple((file.name, *stamp(file)) for file in files),
     }
