@@ -6,8 +6,8 @@ from pipeline.ir.graph import Attr, Graph, Op
 from pipeline.lowering.fusion.readers import (
     Activation,
     Convolved,
+    MatrixProduct,
     Norm,
-    Product,
     read_activation,
     read_convolution,
     read_norm,
@@ -43,7 +43,7 @@ def fuse_products(graph: Graph) -> Graph:
     return rewrite.build()
 
 
-def _add_of_bias(graph: Graph, op: Op, product: Product) -> tuple[Op, int] | None:
+def _add_of_bias(graph: Graph, op: Op, product: MatrixProduct) -> tuple[Op, int] | None:
     after = only_user(graph, op.outputs[0])
     both = read_sum(after) if after is not None else None
     if after is None or both is None:

@@ -5,7 +5,6 @@ A reader gives None for an op that is something else, or that has an argument wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.ir.graph import Attr, Graph, InputRef, Op
@@ -13,7 +12,7 @@ from pipeline.ir.graph import Attr, Graph, InputRef, Op
 __all__ = [
     "Activation",
     "Convolved",
-    "Product",
+    "MatrixProduct",
     "read_activation",
     "read_convolution",
     "read_norm",
@@ -26,7 +25,7 @@ Activation = tuple[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MatrixProduct:
     """`x @ weight`, or with `trans` `x @ weight.T`, and a bias for each column."""
 
     x: int
@@ -105,7 +104,7 @@ WORDS = {
 }
 
 
-def read_product(graph: Graph, op: Op) -> Product | None:
+def read_product(graph: Graph, op: Op) -> MatrixProduct | None:
     """A product whose right side is a matrix."""
     product = _product(op)
     if product is None or graph.values[product.weight].spec.rank != 2 or graph.values[product.x].spec.rank < 2:
@@ -116,19 +115,19 @@ def read_product(graph: Graph, op: Op) -> Product | None:
     return product
 
 
-def _product(op: Op) -> Product | None:
+def _product(op: Op) -> MatrixProduct | None:
     attrs, ins = op.attrs, op.inputs
     match op.kind:
         case "MatMul":
-            return Product(ins[0], ins[1], trans=False)
+            return MatrixProduct(ins[0], ins[1], trans=False)
         case "Gemm" if not attrs["trans_a"] and attrs["alpha"] == 1 and (len(ins) == 2 or attrs["beta"] == 1):
-            return Product(ins[0], ins[1], bool(attrs["trans_b"]), ins[2] if len(ins) == 3 else None)
+            return MatrixProduct(ins[0], ins[1], bool(attrs["trans_b"]), ins[2] if len(ins) == 3 else None)
         case "aten.linear.default":
-            return Product(ins[0], ins[1], trans=True, bias=ins[2] if len(ins) == 3 else None)
+            return MatrixProduct(ins[0], ins[1], trans=True, bias=ins[2] if len(ins) == 3 else None)
         case "aten.mm.default" | "aten.matmul.default":
-            return Product(ins[0], ins[1], trans=False)
+            return MatrixProduct(ins[0], ins[1], trans=False)
         case "aten.addmm.default" if attrs.get("alpha", 1) == 1 and attrs.get("beta", 1) == 1:
-            return Product(ins[1], ins[2], trans=False, bias=ins[0])
+            return MatrixProduct(ins[1], ins[2], trans=False, bias=ins[0])
     return None
 
 
@@ -170,7 +169,3 @@ def read_norm(op: Op) -> Norm | None:
     if op.kind == "aten.batch_norm.default" and len(op.inputs) == 5 and op.attrs.get("training") is False:
         return Norm(op.inputs[0], op.inputs[1:5], float(op.attrs["eps"]))  # type: ignore[arg-type]
     return None
-
-
-def argument(attrs: Mapping[str, Attr], name: str, otherwise: Attr) -> Attr:
-    return attrs.get(name, otherwise)

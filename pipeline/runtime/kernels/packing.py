@@ -33,10 +33,10 @@ __all__ = [
     "pack_product",
 ]
 
-PRODUCT_FROM = 2**24
+PRODUCT_FROM = 2**23
 """Multiplications from which a packed product is faster than BLAS, its copy included."""
 
-ACTIVATED_FROM = 2**20
+ACTIVATED_FROM = 2**21
 """The same for a product with an activation, which oneDNN computes in registers."""
 
 CONVOLUTION_FROM = 2**20
