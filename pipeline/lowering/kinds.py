@@ -134,9 +134,9 @@ class Kind(IntEnum):
     Dropout = 1005
 
     # fused
-    LinearPointwise = 1101
-    ConvPointwise = 1102
-    ScaledDotProductAttention = 1103
+    LinearPointwise = 1301
+    ConvPointwise = 1302
+    ScaledDotProductAttention = 1303
 
     # aten
     Aten = 901
