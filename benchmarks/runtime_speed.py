@@ -3,10 +3,12 @@
     python -m benchmarks.runtime_speed [--models tiny,bert,resnet,light] [--rounds 15] [--threads 1] [--compile]
                                        [--markdown FILE]
 
-One process: the sides take turns, a few runs each, and every other round turns the order around: a busy machine then
-slows all of them alike. A row holds the median of a side, and the medians of its ratio to torch eager and to
-onnxruntime in the same round. All sides of a model have the same weights; onnxruntime and `plan` run the same file,
-`plan of torch` runs what torch.export traced. light_resnet50 is a file of the onnx package and has no torch side.
+One process: the sides take turns, a few runs each, and every other round turns the order around, so that a busy
+machine slows all of them alike. With one thread the time is that of the processor (of the clock with `--wall`), which
+leaves out the turns of other processes. A row holds the median of a side, and the medians of its ratio to torch eager
+and to onnxruntime in the same round. All sides of a model have the same weights; onnxruntime and `plan` run the same
+file, `plan of torch` runs what torch.export traced. `fused` is after all passes of `pipeline.lowering.fusion`.
+light_resnet50 is a file of the onnx package and has no torch side.
 
 `--threads` counts for every side, and `--scaling` compares one thread with two. `--costs` takes the fixed cost of a run
 of one op, and what a further call and a further input cost.
@@ -19,7 +21,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,11 +39,20 @@ from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import EMITTERS
+from pipeline.lowering.fusion import FUSIONS, fuse
 from pipeline.runtime import compile_graph
 
 Side = Callable[[], Any]
+Clock = Callable[[], float]
 
-EAGER, COMPILED, PEER, OURS, OF_TORCH = "torch eager", "torch.compile", "onnxruntime", "plan", "plan of torch"
+EAGER, COMPILED, PEER, OURS, OF_TORCH = (
+    "torch eager",
+    "torch.compile",
+    "onnxruntime",
+    "plan, fused",
+    "plan of torch, fused",
+)
+UNFUSED = "plan"
 
 SLICE_S = 0.02
 """Seconds of one turn: a side whose run is shorter runs several times."""
@@ -124,6 +135,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="torch.compile too, which takes minutes to compile")
     parser.add_argument("--scaling", action="store_true", help="one thread against two")
     parser.add_argument("--costs", action="store_true", help="the fixed costs of a run")
+    parser.add_argument("--wall", action="store_true", help="time of the clock also for one thread")
     parser.add_argument("--markdown", type=Path)
     return parser.parse_args()
 
@@ -131,7 +143,8 @@ def _options() -> argparse.Namespace:
 def _comparison(cases: Sequence[Case], options: argparse.Namespace) -> list[str]:
     rows = ["| model | side | median ms | × eager | × onnxruntime | wanted |", "| --- | --- | --- | --- | --- | --- |"]
     for case in cases:
-        seconds = measure(_sides(case, options), options.rounds)
+        clock = time.perf_counter if options.wall or options.threads > 1 else time.process_time
+        seconds = measure(_sides(case, options), options.rounds, clock)
         for side, taken in seconds.items():
             ratios = [_ratio(seconds.get(peer), taken) for peer in (EAGER, PEER)]
             wanted = ", ".join(f"{bar:g} × {peer}" for peer, bar in case.bars.items()) if side == OURS else ""
@@ -156,7 +169,7 @@ def _sides(case: Case, options: argparse.Namespace) -> dict[str, Side]:
             sides[COMPILED] = _compiled(case.module, inputs)
         sides[OF_TORCH] = _planned_from_torch(case.module, inputs)
     sides[PEER] = _onnxruntime(case, options.threads)
-    sides[OURS] = _planned(case)
+    sides[UNFUSED], sides[OURS] = _planned(case, ()), _planned(case)
     return sides
 
 
@@ -189,14 +202,14 @@ def _onnxruntime(case: Case, threads: int) -> Side:
     for name, array in case.feeds.items():
         binding.bind_cpu_input(name, array)
     for output, array in zip(session.get_outputs(), session.run(None, dict(case.feeds)), strict=True):
-        value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array))
         binding.bind_ortvalue_output(output.name, value)
     return lambda: session.run_with_iobinding(binding)
 
 
-def _planned(case: Case) -> Side:
+def _planned(case: Case, fusions: Collection[str] = tuple(FUSIONS)) -> Side:
     shapes = {name: array.shape for name, array in case.feeds.items()}
-    program = compile_graph(from_onnx(case.path, shapes=shapes, emitters=EMITTERS))
+    program = compile_graph(fuse(from_onnx(case.path, shapes=shapes, emitters=EMITTERS), fusions))
     feed = {name: torch.from_numpy(array) for name, array in case.feeds.items()}
     return lambda: program.run(feed)
 
@@ -204,7 +217,8 @@ def _planned(case: Case) -> Side:
 def _planned_from_torch(module: nn.Module, inputs: Sequence[torch.Tensor]) -> Side:
     graph = from_torch(functionalize_program(torch.export.export(module, tuple(inputs), strict=False)))
     keys = {key for keys in graph.sources.values() for key in keys}
-    program = compile_graph(graph, {name: tensor for name, tensor in module.state_dict().items() if name in keys})
+    weights = {name: tensor for name, tensor in module.state_dict().items() if name in keys}
+    program = compile_graph(fuse(graph), weights)
     feed = {graph.values[vid].name: tensor for vid, tensor in zip(graph.inputs, inputs, strict=True)}
     return lambda: program.run(feed)
 
@@ -222,7 +236,7 @@ def _exported(
     return Case(name, path, {key: x.numpy() for key, x in zip(names, inputs, strict=True)}, module, bars)
 
 
-def measure(sides: Mapping[str, Side], rounds: int) -> dict[str, list[float]]:
+def measure(sides: Mapping[str, Side], rounds: int, clock: Clock = time.perf_counter) -> dict[str, list[float]]:
     """Seconds of a run by side, one number a round."""
     repeats = {name: _repeats(run) for name, run in sides.items()}
     seconds: dict[str, list[float]] = {name: [] for name in sides}
@@ -230,9 +244,9 @@ def measure(sides: Mapping[str, Side], rounds: int) -> dict[str, list[float]]:
         for name, run in list(sides.items())[:: 1 if number % 2 else -1]:
             taken = []
             for _ in range(repeats[name]):
-                start = time.perf_counter()
+                start = clock()
                 run()
-                taken.append(time.perf_counter() - start)
+                taken.append(clock() - start)
             seconds[name].append(statistics.median(taken))
     return seconds
 

@@ -134,7 +134,9 @@ class RunConsole:
             self.line(_backend_line(backend, result.export.origin))
         if result.runtime.ops:
             arena = bytes_text(result.runtime.arena_bytes)
-            self.line(f"plan: {plural(result.runtime.ops, 'kernel call')}, one arena of {arena}")
+            packed = result.runtime.packed_bytes
+            more = f", {bytes_text(packed)} of packed weights" if packed else ""
+            self.line(f"plan: {plural(result.runtime.ops, 'kernel call')}, one arena of {arena}{more}")
         if result.cached:
             self.line(f"not done again, since nothing changed: {', '.join(result.cached)}")
         self.line(f"files: {result.folder}/ ({', '.join(result.report.files)})")

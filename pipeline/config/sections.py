@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -190,6 +190,9 @@ class ModelConfig(Section):
 
 Backend = Literal["torch", "onnxruntime", "plan"]
 
+Fusion = Literal["select", "attention", "linear", "conv", "channels-last"]
+"""A pass of `pipeline.lowering.fusion`."""
+
 DEFAULT_BACKENDS: Final[tuple[Backend, ...]] = ("onnxruntime", "plan")
 
 
@@ -331,11 +334,13 @@ class RuntimeConfig(Section):
     regions: memories of a machine from the fastest to the slowest, such as `sram:2MiB,dram`; the plan then has a memory
         map, which says what is in which of them during which calls.
     pins: {name of a value: name of the region that holds it as long as it lives}.
+    fusions: passes on the IR before `plan` runs it, or `all` of them.
     """
 
     backends: tuple[Backend, ...] | None = None
     regions: StrictStr | None = None
     pins: dict[str, StrictStr] = Field(default_factory=dict)
+    fusions: tuple[Fusion, ...] | Literal["all"] = ()
 
     @field_validator("regions")
     @classmethod
@@ -359,6 +364,10 @@ class RuntimeConfig(Section):
     def chosen(self) -> tuple[Backend, ...]:
         """The backends to try, in order."""
         return DEFAULT_BACKENDS if self.backends is None else self.backends
+
+    @property
+    def chosen_fusions(self) -> tuple[Fusion, ...]:
+        return get_args(Fusion) if self.fusions == "all" else self.fusions
 
     @property
     def needs_plan(self) -> bool:

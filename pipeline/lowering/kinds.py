@@ -146,6 +146,11 @@ class Kind(IntEnum):
     SGD = 1401
     Adam = 1402
 
+    # fused
+    LinearPointwise = 1501
+    ConvPointwise = 1502
+    ScaledDotProductAttention = 1503
+
     # aten
     Aten = 901
     HigherOrder = 902

@@ -146,7 +146,7 @@ def _inplace(op: Op) -> tuple[int, ...]:
     beyond = [index for index in asked if index not in allowed]
     if beyond:
         raise InternalError(f"op {op.kind} {op.name!r} asks for inplace={asked}; its kernel allows {allowed}")
-    return tuple(index for index in allowed if index in asked)
+    return tuple(index for index in allowed if index in asked and index < len(op.inputs))
 
 
 def _missing(graph: Graph) -> str:

@@ -13,6 +13,7 @@ from pipeline.lowering import (
     conv,
     elementwise,
     fallback,
+    fused,
     index,
     linear,
     optimizer,
@@ -49,7 +50,21 @@ def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
     return MappingProxyType(joined)
 
 
-FAMILIES = (elementwise, linear, conv, reduce, shape, index, recurrent, vision, random, optimizer, fallback, aten)
+FAMILIES = (
+    elementwise,
+    linear,
+    conv,
+    reduce,
+    shape,
+    index,
+    recurrent,
+    vision,
+    random,
+    optimizer,
+    fused,
+    fallback,
+    aten,
+)
 
 KINDS: Mapping[str, KernelKind] = join({row.kind.name: row} for family in FAMILIES for row in family.KINDS)
 

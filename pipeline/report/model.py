@@ -252,6 +252,7 @@ class RuntimeReport:
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     """Operators of torch that the plan calls by name, since no kernel kind stands for them, and how often."""
     files: tuple[tuple[str, int, int], ...] = ()
+    packed_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,11 @@ class CompiledProgram:
         """Name and spec of every tensor that `run` expects."""
         return self.plan.feed_signature
 
+    @property
+    def packed_bytes(self) -> int:
+        """Memory of weights that are packed for their kernels, one copy for all threads."""
+        return self._bound.packed_bytes
+
     def run(self, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
         """Outputs by name for inputs by name; `copy=False` returns views that a later run of the thread may change.
 

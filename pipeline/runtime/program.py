@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported
-from pipeline.ir.graph import Graph
+from pipeline.ir.graph import Graph, Role
 from pipeline.lowering import KernelCall, Kind, Layout, unpack
 from pipeline.planning import ExecutionPlan
-from pipeline.runtime.kernels import KERNELS, Attrs, Bind, bind_attrs
+from pipeline.runtime.kernels import KERNELS, PACKERS, Attrs, Bind, PackedWeight, bind_attrs
 from pipeline.runtime.kernels.index import KERNELS as INDEXING
 from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error, place_of
 from pipeline.runtime.slots import bind_weights, refuse_foreign_devices
@@ -97,7 +97,28 @@ class UnboundProgram:
             at: tuple(body.bind(inner) for body, inner in zip(several, graph.ops[at].bodies, strict=True))
             for at, several in self.bodies.items()
         }
-        return BoundProgram(self, self.steps, weights, bodies)
+        stored = self._stored(weights)
+        return BoundProgram(self, tuple(self._pack(step, stored) for step in self.steps), weights, bodies)
+
+    def _stored(self, weights: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """vid → tensor for the weights that no run can change, and for views of them."""
+        plan = self.plan
+        fixed = {
+            vid: tensor
+            for vid, tensor in weights.items()
+            if plan.slots[vid].role in (Role.PARAM, Role.CONST) and vid not in plan.updates
+        }
+        views = {view.vid: _show(fixed[view.root], view.layout) for view in self.views if view.root in fixed}
+        return {**fixed, **views}
+
+    def _pack(self, step: LaunchStep, stored: Mapping[int, torch.Tensor]) -> LaunchStep:
+        """`step` with packed weights, where its kernel takes them and this pays."""
+        ins = step.call.in_vids
+        operands = {at: stored[vid] for at, vid in enumerate(ins) if vid in stored}
+        if step.kind not in PACKERS or not operands:
+            return step
+        packed = PACKERS[step.kind](step.attrs, [self.plan.slots[vid].spec for vid in ins], operands)
+        return step if packed is None else step.with_attrs(packed=packed)
 
     def describe(self, step: LaunchStep) -> str:
         """`call 3 MatMul(x: float32[2, 3], …) → y: …`"""
@@ -143,6 +164,17 @@ class BoundProgram:
     @property
     def plan(self) -> ExecutionPlan:
         return self.program.plan
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory of the packed weights, which the weights themselves do not share."""
+        packed = [step.attrs.get("packed") for step in self.steps]
+        own = sum(weight.nbytes for weight in packed if isinstance(weight, PackedWeight))
+        return own + sum(body.packed_bytes for several in self.bodies.values() for body in several)
+
+
+def _show(root: torch.Tensor, layout: Layout) -> torch.Tensor:
+    return root.as_strided(layout.sizes, layout.strides, int(root.storage_offset()) + layout.offset)
 
 
 def _resolve_step(index: int, call: KernelCall, unread: list[int], functional: bool) -> LaunchStep:

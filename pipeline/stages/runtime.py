@@ -73,7 +73,7 @@ def run_backends(
     for index, name in enumerate(names):
         observer(Progress("runtime", name, index, len(names)))
         try:
-            backend = BACKENDS[name](path, trainable)
+            backend = BACKENDS[name](path, trainable, config.runtime.chosen_fusions)
             if isinstance(backend, Plan):
                 planned = _write_ir(backend, references.draws[0], config.runtime, path, workspace)
             found = _run(name, backend, references.draws, judge)
@@ -157,6 +157,7 @@ def _write_ir(
         "ops": len(graph.ops),
         "values": len(graph.values),
         "arena_bytes": plan.arena_bytes,
+        "packed_bytes": program.packed_bytes,
         "aliases": len(plan.alias),
         "fallbacks": plan.fallbacks(),
         "files": tuple((file.name, *stamp(file)) for file in files),

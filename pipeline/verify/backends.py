@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -14,6 +14,7 @@ from passes.weights.sessions import Session
 from pipeline.errors import Unsupported
 from pipeline.ir import Graph
 from pipeline.lowering import EMITTERS, Kind
+from pipeline.lowering.fusion import fuse
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of which nothing has changed does not need it
     from pipeline.runtime import CompiledProgram
@@ -36,8 +37,8 @@ class Backend(Protocol):
 class OnnxRuntime:
     """onnxruntime on the CPU, graph optimization off."""
 
-    def __init__(self, path: Path, trainable: frozenset[str]) -> None:
-        del trainable
+    def __init__(self, path: Path, trainable: frozenset[str], fusions: Collection[str] = ()) -> None:
+        del trainable, fusions
         self._runner = onnxruntime_runner(read_model(path))
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
@@ -45,13 +46,13 @@ class OnnxRuntime:
 
 
 class Plan:
-    """Our own runtime: import the file, lower and plan it. A plan is for the shapes of one feed signature.
+    """Our own runtime: import the file, fuse, lower and plan it. A plan is for the shapes of one feed signature.
 
     A model whose shapes or course only a run tells has no plan as a whole, and runs in segments.
     """
 
-    def __init__(self, path: Path, trainable: frozenset[str]) -> None:
-        self._path, self._trainable = path, trainable
+    def __init__(self, path: Path, trainable: frozenset[str], fusions: Collection[str] = ()) -> None:
+        self._path, self._trainable, self._fusions = path, trainable, fusions
         self._shapes: Shapes = {}
         self._compiled: tuple[Graph, CompiledProgram] | None = None
         self._segmented: SegmentedModel | None = None
@@ -85,7 +86,7 @@ class Plan:
         return None
 
     def compile_for(self, shapes: Shapes) -> tuple[Graph, CompiledProgram]:
-        """The graph and the program for inputs of these shapes; made again only when the shapes change.
+        """The graph after the fusions and the program for inputs of these shapes; made again when the shapes change.
 
         Raises:
             Unsupported: an operator that cannot be imported or has no emitter; all are listed.
@@ -98,6 +99,7 @@ class Plan:
             graph = from_onnx(  # import
                 self._path, shapes=shapes, emitters=EMITTERS, trainable=self._trainable, fallback=True
             )
+            graph = fuse(graph, self._fusions)
             self._shapes, self._compiled = shapes, (graph, compile_graph(graph))  # lower, plan, bind
         return self._compiled
 
@@ -130,6 +132,9 @@ def shapes_of(feeds: Feeds) -> Shapes:
     return {name: array.shape for name, array in feeds.items()}
 
 
-BACKENDS: Final[Mapping[str, Callable[[Path, frozenset[str]], Backend]]] = {"onnxruntime": OnnxRuntime, "plan": Plan}
-"""Name in `runtime.backends` → the backend, made of the final model and the names of its parameters. `torch` is the
-reference itself, so it is not run again."""
+BACKENDS: Final[Mapping[str, Callable[[Path, frozenset[str], Collection[str]], Backend]]] = {
+    "onnxruntime": OnnxRuntime,
+    "plan": Plan,
+}
+"""Name in `runtime.backends` → the backend, made of the final model, the names of its parameters, and the fusions of
+the IR. `torch` is the reference itself, so it is not run again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from pipeline import Pipeline, RunConfig
 from pipeline.baseline import read_baseline
 from pipeline.cli import app
 from pipeline.errors import Unsupported
+from pipeline.lowering.fusion import FUSIONS
 
 MODELS = {
     "GRU": """
@@ -192,3 +194,17 @@ def test_a_graph_is_compiled_once_for_draws_of_the_same_shapes(tmp_path: Path, m
     config = config_of(tmp_path, "negated", "(float[2] x) => (float[2] y) { y = Neg (x) }", verify={"draws": 3})
     assert run(config).exit_code == 0
     assert len(compiled) == 1
+
+
+def test_fusions_that_are_chosen_are_in_the_ir_and_the_results_stay_right(tmp_path: Path) -> None:
+    relu = "(float[2,2] x) => (float[2,2] y) <float[2,2] w = {1, 2, 3, 4}> { p = MatMul (x, w) y = Relu (p) }"
+    for fusions, kinds in (([], ["MatMul", "Relu"]), (["linear"], ["LinearPointwise"]), ("all", ["LinearPointwise"])):
+        config = config_of(tmp_path, "fused", relu, runtime={"backends": ["plan"], "fusions": fusions})
+        assert run(config).exit_code == 0
+        text = (tmp_path / "out" / "ir.txt").read_text(encoding="utf-8")
+        assert re.findall(r"= (\w+)\(", text) == kinds
+
+
+def test_every_fusion_has_a_name_in_the_configuration() -> None:
+    config = RunConfig.from_mapping({"model": {"onnx": "m.onnx"}, "runtime": {"fusions": "all"}})
+    assert config.runtime.chosen_fusions == tuple(FUSIONS)

@@ -155,6 +155,8 @@ def _backends(report: Report) -> dict[str, str]:
         counts = {"ops": report.runtime.ops, "values": report.runtime.values, "aliases": report.runtime.aliases}
         facts["IR and plan"] = ", ".join(f"{count:,} {what}" for what, count in counts.items())
         facts["arena"] = bytes_text(report.runtime.arena_bytes)
+    if report.runtime.packed_bytes:
+        facts["packed weights"] = bytes_text(report.runtime.packed_bytes)
     if report.sensitivity is not None and report.sensitivity.blind:
         facts["blind"] = ", ".join(report.sensitivity.blind)
     return facts

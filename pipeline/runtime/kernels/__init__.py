@@ -11,6 +11,7 @@ from pipeline.runtime.kernels import (
     conv,
     elementwise,
     fallback,
+    fused,
     index,
     linear,
     optimizer,
@@ -21,12 +22,30 @@ from pipeline.runtime.kernels import (
     vision,
 )
 from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
+from pipeline.runtime.kernels.packing import PackedWeight, Packer
 
-__all__ = ["FAMILIES", "KERNELS", "Attrs", "Bind", "Kernel", "Launch", "bind_attrs"]
+__all__ = ["FAMILIES", "KERNELS", "PACKERS", "Attrs", "Bind", "Kernel", "Launch", "PackedWeight", "bind_attrs"]
 
-FAMILIES = (elementwise, linear, conv, reduce, shape, index, recurrent, vision, random, optimizer, fallback, aten)
+FAMILIES = (
+    elementwise,
+    linear,
+    conv,
+    reduce,
+    shape,
+    index,
+    recurrent,
+    vision,
+    random,
+    optimizer,
+    fused,
+    fallback,
+    aten,
+)
 
 KERNELS: Mapping[Kind, Kernel] = join(family.KERNELS for family in FAMILIES)
+
+PACKERS: Mapping[Kind, Packer] = join(family.PACKERS for family in (linear, conv, fused, aten))
+"""The kinds whose kernels take packed weights, as the attribute `packed`."""
 
 
 def bind_attrs(kind: Kind, attrs: Attrs) -> Bind:

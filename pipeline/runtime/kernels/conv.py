@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import Kind
-from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
+from pipeline.runtime.kernels.packing import (
+    Convolution,
+    PackedWeight,
+    Packer,
+    Stored,
+    launch_convolution,
+    pack_convolution,
+)
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "PACKERS", "pad_sides"]
 
 NEAREST = {
     "round_prefer_floor": lambda places: torch.ceil(places - 0.5),
@@ -23,16 +33,33 @@ MAX_POOL = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.ma
 AVERAGE_POOL: dict[int, Any] = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
 
 
-def conv(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    x, (begins, ends) = ins[0], _sides(attrs["pads"])
-    if begins != ends:
-        x, begins = _pad(x, begins, ends, 0), [0] * len(begins)
-    bias = ins[2] if len(ins) == 3 else None
-    zeros = [0] * len(begins)
-    result = torch.convolution(
-        x, ins[1], bias, attrs["strides"], begins, attrs["dilations"], False, zeros, attrs["group"]
-    )
-    outs[0].copy_(result)
+def conv(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    packed, bias = attrs.get("packed"), ins[2] if len(ins) == 3 else None
+    if packed is None:
+        return partial(_convolve, outs[0], ins[0], ins[1], bias, attrs)
+    return launch_convolution(packed, ins[0], bias, outs[0], _convolution(attrs))
+
+
+def _convolve(out: torch.Tensor, x: torch.Tensor, weight: Any, bias: Any, attrs: Attrs) -> None:
+    x, pads = pad_sides(x, attrs["pads"])
+    zeros, group = [0] * len(pads), attrs["group"]
+    out.copy_(torch.convolution(x, weight, bias, attrs["strides"], pads, attrs["dilations"], False, zeros, group))
+
+
+def pad_sides(x: torch.Tensor, pads: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+    """`x`, and the pads that are left for the convolution: torch has one number for both sides of an axis."""
+    begins, ends = _sides(pads)
+    return (x, begins) if begins == ends else (_pad(x, begins, ends, 0), [0] * len(begins))
+
+
+def pack_conv(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:
+    """Where both sides of each axis have the same pad."""
+    begins, ends = _sides(attrs["pads"])
+    return pack_convolution(specs[0], stored.get(1), _convolution(attrs)) if begins == ends else None
+
+
+def _convolution(attrs: Attrs) -> Convolution:
+    return Convolution(attrs["strides"], tuple(_sides(attrs["pads"])[0]), attrs["dilations"], attrs["group"])
 
 
 def conv_transpose(ins: Ins, outs: Outs, attrs: Attrs) -> None:
@@ -156,7 +183,7 @@ def _window_pads(
 
 
 KERNELS: dict[Kind, Kernel] = {
-    Kind.Conv: each_time(conv),
+    Kind.Conv: conv,
     Kind.ConvTranspose: each_time(conv_transpose),
     Kind.MaxPool: each_time(max_pool),
     Kind.AveragePool: each_time(average_pool),
@@ -164,3 +191,5 @@ KERNELS: dict[Kind, Kernel] = {
     Kind.GlobalMaxPool: each_time(global_max_pool),
     Kind.Resize: each_time(resize),
 }
+
+PACKERS: dict[Kind, Packer] = {Kind.Conv: pack_conv}

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 
+from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
+from pipeline.runtime.kernels.packing import PackedWeight, Packer, Stored, launch_product, pack_product
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "PACKERS", "multiply"]
 
 BACKWARDS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
-def matmul(ins: Ins, outs: Outs, _: Attrs) -> Launch:
+def matmul(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """A vector is a row on the left and a column on the right, as in numpy; torch's out= is unreliable for vectors."""
     (a, b), out = ins, outs[0]
+    packed = attrs.get("packed")
+    launch = launch_product(packed, a, None, out) if packed else None
+    if launch is not None:
+        return launch
     if b.dim() == 1:
         b, out = b.unsqueeze(1), out.unsqueeze(-1)
     if a.dim() == 1:
@@ -42,8 +49,37 @@ def _one_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, batch: tor
         return None
 
 
+def pack_matmul(_: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:
+    """Where the right side is a stored matrix and the left side has rows."""
+    weight = stored.get(1)
+    if weight is None or weight.dim() != 2 or specs[0].rank < 2:
+        return None
+    return pack_product(specs[0].numel // max(specs[0].sizes[-1], 1), weight.t())
+
+
+def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> Launch:
+    """`x @ weight + bias` with a matrix on the right and a bias for each column, as one product where strides allow."""
+    try:
+        rows, result = x.view(-1, x.shape[-1]), out.view(-1, out.shape[-1])
+    except RuntimeError:
+        return partial(_multiply_rows, x, weight, bias, out)
+    if bias is None:
+        return partial(torch.mm, rows, weight, out=result)
+    return partial(torch.addmm, bias, rows, weight, out=result)
+
+
+def _multiply_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    torch.matmul(x, weight, out=out)
+    if bias is not None:
+        out.add_(bias)
+
+
 def gemm(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """alpha · op(a) @ op(b) + beta · c, where c broadcasts to the product."""
+    packed = attrs.get("packed")
+    launch = launch_product(packed, ins[0], ins[2].view(-1) if len(ins) == 3 else None, outs[0]) if packed else None
+    if launch is not None:
+        return launch
     a = ins[0].t() if attrs["trans_a"] else ins[0]
     b = ins[1].t() if attrs["trans_b"] else ins[1]
     alpha, beta = _scalar(attrs["alpha"], outs[0]), _scalar(attrs["beta"], outs[0])
@@ -51,6 +87,17 @@ def gemm(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
         return partial(torch.addmm, ins[2], a, b, alpha=alpha, beta=beta, out=outs[0])
     product = partial(torch.mm, a, b, out=outs[0])
     return product if alpha == 1 else partial(_scale_after, product, outs[0], alpha)
+
+
+def pack_gemm(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:
+    """Where nothing is scaled, and c has one number for each column."""
+    weight = stored.get(1)
+    if weight is None or attrs["trans_a"] or attrs["alpha"] != 1:
+        return None
+    weight = weight if attrs["trans_b"] else weight.t()
+    if len(specs) == 3 and (attrs["beta"] != 1 or specs[2].sizes not in ((len(weight),), (1, len(weight)))):
+        return None
+    return pack_product(specs[0].sizes[0], weight)
 
 
 def _scale_after(product: Launch, out: torch.Tensor, factor: float) -> None:
@@ -90,3 +137,5 @@ KERNELS: dict[Kind, Kernel] = {
     Kind.Einsum: each_time(einsum),
     Kind.LSTM: each_time(lstm),
 }
+
+PACKERS: dict[Kind, Packer] = {Kind.MatMul: pack_matmul, Kind.Gemm: pack_gemm}

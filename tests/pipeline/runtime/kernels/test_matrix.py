@@ -11,6 +11,7 @@ from pipeline.planning.check.view_semantics import VIEW_INDEX
 from pipeline.runtime.kernels import FAMILIES as KERNEL_FAMILIES
 from pipeline.runtime.kernels import KERNELS
 from tests.pipeline.runtime.kernels import test_elementwise as elementwise
+from tests.pipeline.runtime.kernels import test_fused as fused
 from tests.pipeline.runtime.kernels import test_linear_conv as linear_conv
 from tests.pipeline.runtime.kernels import test_norm_reduce as norm_reduce
 from tests.pipeline.runtime.kernels import test_recurrent as recurrent
@@ -31,6 +32,7 @@ NO_CASE: dict[str, str] = {
         "it draws numbers of its own; test_random.py looks at their distribution",
     ),
     **dict.fromkeys(("SGD", "Adam"), "tests/pipeline/training compares a hundred steps with torch's optimizers"),
+    **dict.fromkeys(fused.KINDS, "ONNX has no such node; test_fused.py compares it with the ops that it stands for"),
 }
 """kind → why no case compares its kernel with a reference."""
 
@@ -59,6 +61,7 @@ def test_every_kernel_has_a_case() -> None:
 
 def test_every_in_place_fact_has_a_case() -> None:
     shown = {case.kind for module in (elementwise, norm_reduce, shape_index) for case in module.CASES}
+    shown.add("ConvPointwise")  # test_fused.py
     assert {name for name, row in KINDS.items() if row.inplace} <= shown
 
 

@@ -1,0 +1,84 @@
+"""Several operations in one call. No importer makes these kinds: the passes of `pipeline.lowering.fusion` do.
+
+Operands that a call may lack come last, in the order of the attributes that say whether they are there.
+"""
+
+from __future__ import annotations
+
+from pipeline.lowering.emitter_factory import (
+    Check,
+    OpCall,
+    floating,
+    kind,
+    one_of,
+    per_spatial_dim,
+    same_dtype,
+    signature,
+)
+from pipeline.lowering.kinds import Kind
+
+__all__ = ["ACTIVATIONS", "KINDS"]
+
+ACTIVATIONS = {
+    "none": 0,
+    "relu": 0,
+    "gelu": 0,
+    "gelu_tanh": 0,
+    "silu": 0,
+    "sigmoid": 0,
+    "tanh": 0,
+    "hardswish": 0,
+    "clip": 2,
+    "leaky_relu": 1,
+}
+"""Activation → how many numbers it has: the bounds of `clip`, the slope of `leaky_relu`."""
+
+NORM = 4
+"""Operands of a normalisation: scale, bias, mean, variance."""
+
+
+def operands(least: int, **flags: int) -> Check:
+    """`least` operands, and for each attribute that is set so many more."""
+
+    def check(call: OpCall) -> str | None:
+        wanted = least + sum(more for flag, more in flags.items() if call.attrs[flag])
+        return None if len(call.ins) == wanted else f"{len(call.ins)} inputs; expected {wanted} by {', '.join(flags)}"
+
+    return check
+
+
+def numbers_of_activation(call: OpCall) -> str | None:
+    name, numbers = call.attrs["activation"], call.attrs["numbers"]
+    wanted = ACTIVATIONS.get(str(name), 0)
+    right = isinstance(numbers, tuple) and len(numbers) == wanted
+    return None if right else f"attr numbers={numbers}; {name} has {wanted}"
+
+
+def heads(call: OpCall) -> str | None:
+    """Operands of attention are (batch, heads, tokens, width); its result is (batch, tokens, heads, width)."""
+    ranks = [spec.rank for spec in call.ins]
+    return None if set(ranks) == {4} else f"ranks {ranks}; expected 4 (batch, heads, tokens, width)"
+
+
+ACTIVATION = (one_of("activation", *ACTIVATIONS), numbers_of_activation)
+LINEAR = signature(same_dtype, floating, operands(2, bias=1), *ACTIVATION, inputs=(2, 3))
+CONV = signature(
+    same_dtype,
+    floating,
+    operands(2, add=1, bias=1, norm=NORM),
+    *per_spatial_dim("strides", "pads", "dilations"),
+    *ACTIVATION,
+    inputs=(2, 4 + NORM),
+)
+ATTENTION = signature(same_dtype, floating, heads, operands(3, mask=1), inputs=(3, 4))
+
+KINDS = (
+    kind(Kind.LinearPointwise, LINEAR, "trans=?,bias=?,activation=s,numbers=f[]"),
+    kind(
+        Kind.ConvPointwise,
+        CONV,
+        "strides=i[],pads=i[],dilations=i[],group=i,add=?,bias=?,norm=?,epsilon=f,channels_last=?,activation=s,numbers=f[]",
+        inplace=(2,),
+    ),
+    kind(Kind.ScaledDotProductAttention, ATTENTION, "scale=f,mask=?"),
+)

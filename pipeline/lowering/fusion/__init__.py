@@ -1,0 +1,50 @@
+"""Passes on the IR that join ops into one call, or spare copies; each has a name, and runs only where it is asked for.
+
+A pass is a function from Graph to Graph. The graphs compute the same numbers up to rounding: a joined call may sum in
+another order, and a normalisation is multiplied into the weights of its convolution when these are packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from passes.suggest import nearest
+from pipeline.errors import UsageError
+from pipeline.ir.graph import Graph
+from pipeline.lowering.aten import AS_STRIDED
+from pipeline.lowering.fusion.attention import fuse_attention
+from pipeline.lowering.fusion.constants import take_constant_places
+from pipeline.lowering.fusion.layout import keep_channels_last
+from pipeline.lowering.fusion.pointwise import fuse_convolutions, fuse_products
+
+__all__ = ["FUSIONS", "fuse"]
+
+FUSIONS: Mapping[str, Callable[[Graph], Graph]] = {
+    "select": take_constant_places,
+    "attention": fuse_attention,
+    "linear": fuse_products,
+    "conv": fuse_convolutions,
+    "channels-last": keep_channels_last,
+}
+"""By name, in the order in which they run."""
+
+
+def fuse(graph: Graph, names: Collection[str] = tuple(FUSIONS)) -> Graph:
+    """`graph` after the passes of these names, in the order of `FUSIONS`.
+
+    A graph that counts through memory (`as_strided`) is left as it is: it depends on the strides of the trace.
+
+    Raises:
+        UsageError: there is no pass of a name.
+    """
+    unknown = [name for name in names if name not in FUSIONS]
+    if unknown:
+        raise UsageError(
+            f"no fusion named {unknown[0]!r}; there are {', '.join(FUSIONS)}{nearest(unknown[0], FUSIONS)}"
+        )
+    if any(op.kind == AS_STRIDED for op in graph.ops):
+        return graph
+    for name, apply in FUSIONS.items():
+        if name in names:
+            graph = apply(graph)
+    return graph

@@ -1,0 +1,134 @@
+"""Scaled dot product attention: softmax(query @ keyᵀ · scale + mask) @ value."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pipeline.ir.graph import Graph, Op, TensorSpec
+from pipeline.lowering.fusion.constants import constant_number
+from pipeline.lowering.fusion.pointwise import is_float32
+from pipeline.lowering.fusion.readers import read_sum
+from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
+
+__all__ = ["fuse_attention"]
+
+PRODUCTS = frozenset({"MatMul", "aten.matmul.default"})
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a softmax reads: query, key with its last two axes swapped, the factor, and a mask that is added."""
+
+    query: int
+    turned_key: int
+    scale: float
+    mask: int | None
+
+
+def fuse_attention(graph: Graph) -> Graph:
+    """`attention`: one call in place of two products, the scaling, the mask and the softmax between them."""
+    rewrite = Rewrite(graph)
+    for op in graph.ops:
+        axis = op.attrs.get("axis")
+        spec = graph.values[op.outputs[0]].spec if op.outputs else None
+        if op.kind != "Softmax" or spec is None or spec.rank != 4 or axis not in (-1, 3) or not is_float32(graph, op):
+            continue
+        scores = _scores(graph, op.inputs[0])
+        weights, zero_rows = _with_zero_rows(graph, op)
+        after = only_user(graph, weights)
+        if scores is None or after is None or after.kind not in PRODUCTS or after.inputs[0] != weights:
+            continue
+        if scores.mask is not None and not zero_rows:
+            continue  # a row whose scores are all -inf is NaN there, and 0 in the fused kernel
+        if _fits(graph, scores, after.inputs[1]):
+            _put_attention(rewrite, after, scores)
+    return rewrite.build()
+
+
+def _put_attention(rewrite: Rewrite, after: Op, scores: Scores) -> None:
+    """The fused kernel makes (batch, tokens, heads, width), so that joining the heads needs no copy."""
+    values = rewrite.graph.values
+    batch, heads, width, tokens = values[scores.turned_key].spec.sizes
+    key = rewrite.declare(
+        f"{values[scores.turned_key].name} turned", TensorSpec((batch, heads, tokens, width), "float32")
+    )
+    out = values[after.outputs[0]]
+    stored = rewrite.declare(
+        f"{out.name} by token", TensorSpec(tuple(out.spec.shape[axis] for axis in SWAP), "float32")
+    )
+    masks = [] if scores.mask is None else [scores.mask]
+    rewrite.replace(after, "Transpose", [scores.turned_key], [key], {"perm": (0, 1, 3, 2)})
+    rewrite.replace(
+        after,
+        "ScaledDotProductAttention",
+        [scores.query, key, after.inputs[1], *masks],
+        [stored],
+        {"scale": scores.scale, "mask": bool(masks)},
+    )
+    rewrite.replace(after, "Transpose", [stored], after.outputs, {"perm": SWAP})
+
+
+SWAP = (0, 2, 1, 3)
+
+
+def _fits(graph: Graph, scores: Scores, value: int) -> bool:
+    """Whether query, key and value are of one batch, with one number of heads and one width."""
+    specs = [graph.values[vid].spec for vid in (scores.query, scores.turned_key, value)]
+    if not all(spec.rank == 4 and spec.is_static and spec.dtype == "float32" for spec in specs):
+        return False
+    query, key, value_spec = (spec.sizes for spec in specs)
+    if not (query[:2] == key[:2] == value_spec[:2] and query[3] == key[2] == value_spec[3]):
+        return False
+    if scores.mask is None:
+        return True
+    mask, wanted = graph.values[scores.mask].spec.sizes, (*query[:3], key[3])
+    return len(mask) == 4 and all(own in (1, size) for own, size in zip(mask, wanted, strict=True))
+
+
+def _scores(graph: Graph, vid: int) -> Scores | None:
+    mask, scale = None, 1.0
+    op = producer(graph, vid)
+    both = read_sum(op) if op is not None and only_user(graph, vid) else None
+    if both is not None:
+        vid, mask = both
+        if producer(graph, vid) is None or producer(graph, vid).kind not in (*PRODUCTS, "Mul", "Div"):  # type: ignore[union-attr]
+            vid, mask = mask, vid
+    vid, scale = _scaled(graph, vid)
+    op = producer(graph, vid)
+    if op is None or op.kind not in PRODUCTS or only_user(graph, vid) is None:
+        return None
+    query, of_query = _scaled(graph, op.inputs[0])
+    key, of_key = _scaled(graph, op.inputs[1])
+    factor = scale * of_query * of_key
+    return Scores(query, key, factor, mask) if math.isfinite(factor) else None
+
+
+def _scaled(graph: Graph, vid: int) -> tuple[int, float]:
+    """A value that is a constant times another: that other, and the number."""
+    op = producer(graph, vid)
+    if op is None or op.kind not in ("Mul", "Div"):
+        return vid, 1.0
+    number = constant_number(graph, op.inputs[1])
+    if number is not None and graph.values[op.inputs[0]].spec == graph.values[vid].spec:
+        return op.inputs[0], number if op.kind == "Mul" else 1 / number if number else math.nan
+    number = constant_number(graph, op.inputs[0])
+    if number is not None and op.kind == "Mul" and graph.values[op.inputs[1]].spec == graph.values[vid].spec:
+        return op.inputs[1], number
+    return vid, 1.0
+
+
+def _with_zero_rows(graph: Graph, softmax: Op) -> tuple[int, bool]:
+    """The result of the softmax, or of `Where(IsNaN(weights), 0, weights)`, which torch's exporter puts after it."""
+    weights = softmax.outputs[0]
+    users = [graph.ops[oid] for oid in graph.values[weights].users]
+    if [user.kind for user in users] != ["IsNaN", "Where"] or weights in graph.outputs:
+        return weights, False
+    is_nan, where = users
+    if (
+        where.inputs[0] != is_nan.outputs[0]
+        or where.inputs[2] != weights
+        or only_user(graph, is_nan.outputs[0]) is None
+    ):
+        return weights, False
+    return (where.outputs[0], True) if constant_number(graph, where.inputs[1]) == 0 else (weights, False)

@@ -1,0 +1,108 @@
+"""Keep images as (batch, row, column, channel) between convolutions, which is how packed convolutions are fastest.
+
+A convolution then reads a Transpose of its input and makes a value whose axes are in that order; a Transpose of it has
+the old vid, and costs nothing. Pointwise ops, pools and Concat between two convolutions follow, so that nothing is
+copied from one order to the other; every other reader sees the strides of the Transpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pipeline.ir.graph import Attr, Graph, InputRef, Op, TensorSpec
+from pipeline.lowering.aten.order import ORDERS
+from pipeline.lowering.fusion.rewrite import Rewrite
+
+__all__ = ["keep_channels_last"]
+
+LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+"""Permutations from channels first to channels last, and back."""
+
+CHANNELS = 3
+"""The axis of the channels in the new order."""
+
+POINTWISE = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Relu", "Gelu", "Silu", "Sigmoid", "Tanh", "HardSwish", "Clip", "LeakyRelu"}
+)
+
+
+def keep_channels_last(graph: Graph) -> Graph:
+    """`channels-last`: images are stored with their channels last between convolutions."""
+    order = _Order(graph)
+    for op in graph.ops:
+        if op.kind == "ConvPointwise" and not op.attrs["channels_last"] and graph.values[op.outputs[0]].spec.rank == 4:
+            images = {0, 2} if op.attrs["add"] else {0}
+            ins = [order.turned(vid, op) if at in images else vid for at, vid in enumerate(op.inputs)]
+            order.compute(op, ins, {**op.attrs, "channels_last": True})
+        elif op.kind == "MaxPool" and op.inputs[0] in order and _is_of_torch(op):
+            order.compute_as_stored(op, "aten.max_pool2d.default", _torch_pool(op))
+        elif op.kind in POINTWISE and order.has_all(op):
+            order.compute(op, [order.turned(vid, op) for vid in op.inputs], op.attrs)
+        elif op.kind == "Concat" and op.attrs["axis"] in (1, -3) and order.has_all(op):
+            order.compute(op, [order.turned(vid, op) for vid in op.inputs], {"axis": CHANNELS})
+    return order.rewrite.build()
+
+
+def _is_of_torch(op: Op) -> bool:
+    """Whether torch has this pooling over two dimensions: one pad for both sides, of at most half a window."""
+    pads, kernel = op.attrs["pads"], op.attrs["kernel"]
+    if not (isinstance(pads, tuple) and isinstance(kernel, tuple)) or len(kernel) != 2 or op.attrs["ceil_mode"]:
+        return False
+    return pads[:2] == pads[2:] and all(2 * pad <= size for pad, size in zip(pads, kernel, strict=False))  # type: ignore[operator]
+
+
+def _torch_pool(op: Op) -> dict[str, Attr]:
+    attrs = op.attrs
+    pads = attrs["pads"]
+    return {
+        "self": InputRef(0),
+        "kernel_size": attrs["kernel"],
+        "stride": attrs["strides"],
+        "padding": pads[:2] if isinstance(pads, tuple) else 0,
+        "dilation": attrs["dilations"],
+        "ceil_mode": False,
+    }
+
+
+class _Order:
+    """The values that exist with their channels last, by the vid of the value with its channels first."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.rewrite = Rewrite(graph)
+        self._graph = graph
+        self._last: dict[int, int] = {}
+
+    def __contains__(self, vid: int) -> bool:
+        return vid in self._last
+
+    def has_all(self, op: Op) -> bool:
+        """Whether all operands of `op` are known with their channels last, so that it may compute on these."""
+        specs = [self._graph.values[vid].spec for vid in op.inputs]
+        same = op.kind == "Concat" or all(spec == specs[0] for spec in specs)
+        return same and all(vid in self._last for vid in op.inputs)
+
+    def turned(self, vid: int, reader: Op) -> int:
+        """`vid` with its channels last; a Transpose in front of `reader` where no op makes it so."""
+        if vid not in self._last:
+            self._last[vid] = self._declare(vid)
+            self.rewrite.replace(reader, "Transpose", [vid], [self._last[vid]], {"perm": LAST})
+        return self._last[vid]
+
+    def compute(self, op: Op, ins: Sequence[int], attrs: Mapping[str, Attr]) -> None:
+        """`op` on operands with their channels last."""
+        (out,) = op.outputs
+        self._last[out] = stored = self._declare(out)
+        self.rewrite.replace(op, op.kind, ins, [stored], attrs, op.constraints)
+        self.rewrite.replace(op, "Transpose", [stored], [out], {"perm": FIRST})
+
+    def compute_as_stored(self, op: Op, kind: str, attrs: Mapping[str, Attr]) -> None:
+        """An operator of torch in the place of `op`, whose result is stored with its channels last."""
+        (out,) = op.outputs
+        self._last[out] = stored = self._declare(out)
+        self.rewrite.replace(op, kind, op.inputs, [stored], {**attrs, ORDERS: (FIRST,)})
+        self.rewrite.replace(op, "Transpose", [stored], [out], {"perm": FIRST})
+
+    def _declare(self, vid: int) -> int:
+        value = self._graph.values[vid]
+        spec = TensorSpec(tuple(value.spec.shape[axis] for axis in LAST), value.spec.dtype, value.spec.device)
+        return self.rewrite.declare(f"{value.name} channels last", spec)

@@ -1,0 +1,171 @@
+"""What an op computes, whether it came from ONNX or from torch: sums, activations, products, convolutions.
+
+A reader gives None for an op that is something else, or that has an argument which a fused kind cannot hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.ir.graph import Attr, Graph, InputRef, Op
+
+__all__ = [
+    "Activation",
+    "Convolved",
+    "MatrixProduct",
+    "read_activation",
+    "read_convolution",
+    "read_norm",
+    "read_product",
+    "read_sum",
+]
+
+Activation = tuple[str, tuple[float, ...]]
+"""A key of `ACTIVATIONS`, and its numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixProduct:
+    """`x @ weight`, or with `trans` `x @ weight.T`, and a bias for each column."""
+
+    x: int
+    weight: int
+    trans: bool
+    bias: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Convolved:
+    """A convolution over two dimensions; `pads` is every begin, then every end."""
+
+    x: int
+    weight: int
+    bias: int | None
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A batch normalisation with stored statistics: scale, bias, mean, variance."""
+
+    x: int
+    operands: tuple[int, int, int, int]
+    epsilon: float
+
+
+def read_sum(op: Op) -> tuple[int, int] | None:
+    """Both operands of a sum."""
+    if op.kind == "Add":
+        return op.inputs[0], op.inputs[1]
+    if op.kind == "aten.add.Tensor" and len(op.inputs) == 2 and op.attrs.get("alpha", 1) == 1:
+        return op.inputs[0], op.inputs[1]
+    return None
+
+
+def read_activation(op: Op) -> Activation | None:
+    name = WORDS.get(op.kind)
+    if name is not None:
+        return name, ()
+    attrs = op.attrs
+    match op.kind:
+        case "Gelu" | "aten.gelu.default":
+            return ("gelu_tanh" if attrs.get("approximate") == "tanh" else "gelu"), ()
+        case "LeakyRelu":
+            return "leaky_relu", numbers(attrs["alpha"])
+        case "aten.leaky_relu.default":
+            return "leaky_relu", numbers(attrs.get("negative_slope", 0.01))
+        case "Clip":
+            return clip(attrs["min"], attrs["max"])
+        case "aten.hardtanh.default":
+            return clip(attrs.get("min_val", -1.0), attrs.get("max_val", 1.0))
+        case "aten.clamp.default":
+            return clip(attrs.get("min"), attrs.get("max"))
+        case "aten.relu6.default":
+            return clip(0.0, 6.0)
+    return None
+
+
+def clip(low: Attr, high: Attr) -> Activation | None:
+    if isinstance(low, int | float) and isinstance(high, int | float):
+        return "clip", numbers(low, high)
+    return None
+
+
+def numbers(*values: Attr) -> tuple[float, ...]:
+    return tuple(float(value) for value in values if isinstance(value, int | float))
+
+
+WORDS = {
+    **{"Relu": "relu", "Silu": "silu", "Sigmoid": "sigmoid", "Tanh": "tanh", "HardSwish": "hardswish"},
+    **{f"aten.{name}.default": name for name in ("relu", "silu", "sigmoid", "tanh", "hardswish")},
+}
+
+
+def read_product(graph: Graph, op: Op) -> MatrixProduct | None:
+    """A product whose right side is a matrix."""
+    product = _product(op)
+    if product is None or graph.values[product.weight].spec.rank != 2 or graph.values[product.x].spec.rank < 2:
+        return None
+    columns = graph.values[product.weight].spec.shape[0 if product.trans else 1]
+    if product.bias is not None and graph.values[product.bias].spec.shape != (columns,):
+        return None
+    return product
+
+
+def _product(op: Op) -> MatrixProduct | None:
+    attrs, ins = op.attrs, op.inputs
+    match op.kind:
+        case "MatMul":
+            return MatrixProduct(ins[0], ins[1], trans=False)
+        case "Gemm" if not attrs["trans_a"] and attrs["alpha"] == 1 and (len(ins) == 2 or attrs["beta"] == 1):
+            return MatrixProduct(ins[0], ins[1], bool(attrs["trans_b"]), ins[2] if len(ins) == 3 else None)
+        case "aten.linear.default":
+            return MatrixProduct(ins[0], ins[1], trans=True, bias=ins[2] if len(ins) == 3 else None)
+        case "aten.mm.default" | "aten.matmul.default":
+            return MatrixProduct(ins[0], ins[1], trans=False)
+        case "aten.addmm.default" if attrs.get("alpha", 1) == 1 and attrs.get("beta", 1) == 1:
+            return MatrixProduct(ins[1], ins[2], trans=False, bias=ins[0])
+    return None
+
+
+def read_convolution(graph: Graph, op: Op) -> Convolved | None:
+    if op.kind not in ("Conv", "aten.conv2d.default", "aten.convolution.default"):
+        return None
+    attrs, x = op.attrs, graph.values[op.inputs[0]].spec
+    if x.rank != 4:
+        return None
+    if op.kind == "Conv":
+        bias = op.inputs[2] if len(op.inputs) == 3 else None
+        sizes = (pair(attrs[name]) for name in ("strides", "dilations"))
+        pads, group = attrs["pads"], attrs["group"]
+    else:
+        if attrs.get("transposed"):
+            return None
+        bias = op.inputs[2] if isinstance(attrs.get("bias"), InputRef) else None
+        sizes = (pair(attrs.get(name, 1)) for name in ("stride", "dilation"))
+        one_side = pair(attrs.get("padding", 0))
+        pads, group = None if one_side is None else one_side * 2, attrs.get("groups", 1)
+    strides, dilations = sizes
+    if strides is None or dilations is None or not isinstance(pads, tuple) or not isinstance(group, int):
+        return None
+    return Convolved(op.inputs[0], op.inputs[1], bias, strides, pads, dilations, group)  # type: ignore[arg-type]
+
+
+def pair(value: Attr) -> tuple[int, ...] | None:
+    """One int for each of two dimensions; torch may give one for both."""
+    if isinstance(value, int):
+        return value, value
+    if isinstance(value, tuple) and all(isinstance(item, int) for item in value) and len(value) in (1, 2):
+        return (*value, *value)[-2:]  # type: ignore[return-value]
+    return None
+
+
+def read_norm(op: Op) -> Norm | None:
+    if op.kind == "BatchNormalization":
+        return Norm(op.inputs[0], op.inputs[1:5], float(op.attrs["epsilon"]))  # type: ignore[arg-type]
+    if op.kind == "aten.batch_norm.default" and len(op.inputs) == 5 and op.attrs.get("training") is False:
+        return Norm(op.inputs[0], op.inputs[1:5], float(op.attrs["eps"]))  # type: ignore[arg-type]
+    return None

@@ -1,0 +1,144 @@
+"""Replace ops of a graph by others that make the same values, and drop what nobody reads any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
+from pipeline.ir.graph import Attr, Graph, Op, Plain, Role, TensorSpec
+
+__all__ = ["Rewrite", "is_constant", "only_user", "producer"]
+
+
+def producer(graph: Graph, vid: int) -> Op | None:
+    """The op that makes `vid`, if any."""
+    oid = graph.values[vid].producer
+    return None if oid is None else graph.ops[oid]
+
+
+def only_user(graph: Graph, vid: int) -> Op | None:
+    """The op that alone reads `vid`, once; None for a value that leaves the graph."""
+    users = graph.values[vid].users
+    if len(users) != 1 or vid in graph.outputs or vid in graph.updates.values():
+        return None
+    op = graph.ops[users[0]]
+    return op if op.inputs.count(vid) == 1 else None
+
+
+def is_constant(graph: Graph, vid: int) -> bool:
+    """Whether no run changes `vid`: a weight or a constant, or a view that an op makes of one."""
+    value, seen = graph.values[vid], 0
+    while value.producer is not None and seen < MOST_VIEWS:
+        op = graph.ops[value.producer]
+        if op.kind not in MOVES:
+            return False
+        value, seen = graph.values[op.inputs[0]], seen + 1
+    return value.role in (Role.PARAM, Role.CONST) and value.vid not in graph.updates
+
+
+MOVES = frozenset({"Expand", "Transpose", "Reshape", "aten.t.default", "aten.transpose.int", "aten.permute.default"})
+MOST_VIEWS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class NewOp:
+    """An op whose number is not known yet."""
+
+    kind: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    attrs: Mapping[str, Attr]
+    constraints: Mapping[str, Plain]
+
+
+class Rewrite:
+    """Collects replacements, then `build()`s the graph. Each op is replaced at most once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._decls = [ValueDecl(value.name, value.spec, value.role, value.strides) for value in graph.values]
+        self._new: dict[int, list[NewOp]] = {}
+
+    def __contains__(self, op: Op) -> bool:
+        """Whether `op` is replaced."""
+        return op.oid in self._new
+
+    def declare(self, name: str, spec: TensorSpec) -> int:
+        """A further value; the name is made unique."""
+        taken = {decl.name for decl in self._decls}
+        while name in taken:
+            name += "'"
+        self._decls.append(ValueDecl(name, spec, Role.TMP))
+        return len(self._decls) - 1
+
+    def replace(
+        self,
+        op: Op,
+        kind: str,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        attrs: Mapping[str, Attr],
+        constraints: Mapping[str, Plain] | None = None,
+    ) -> None:
+        """Put an op in the place of `op`, after those that were put there before."""
+        made = NewOp(kind, tuple(inputs), tuple(outputs), attrs, constraints or {})
+        self._new.setdefault(op.oid, []).append(made)
+
+    def build(self) -> Graph:
+        """The graph with the replacements; what only the replaced ops read is dropped with them."""
+        graph = self.graph
+        if not self._new:
+            return graph
+        ops: list[Op] = []
+        for op in graph.ops:
+            ops += [
+                Op(0, new.kind, new.inputs, new.outputs, new.attrs, None, new.constraints, op.name, op.origin, op.line)
+                for new in self._new.get(op.oid, ())
+            ] or [op]
+        ops = self._without_unread(ops)
+        vids = self._renumber(ops)
+        ops = [
+            replace(
+                op,
+                oid=at,
+                inputs=tuple(map(vids.__getitem__, op.inputs)),
+                outputs=tuple(map(vids.__getitem__, op.outputs)),
+            )
+            for at, op in enumerate(ops)
+        ]
+        facts = GraphFacts(
+            {vids[vid]: vids[after] for vid, after in graph.updates.items()},
+            {vids[vid]: names for vid, names in graph.sources.items()},
+            graph.dims,
+            graph.guards,
+        )
+        payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
+        inputs, outputs = ([vids[vid] for vid in side] for side in (graph.inputs, graph.outputs))
+        return assemble(graph.name, [self._decls[vid] for vid in vids], ops, inputs, outputs, payloads, facts=facts)
+
+    def _without_unread(self, ops: list[Op]) -> list[Op]:
+        """Drop ops above the replaced ones whose results nobody reads now; an op that was unread before stays."""
+        graph = self.graph
+        replaced = [graph.ops[oid] for oid in self._new]
+        loose = {vid for op in replaced for vid in op.inputs}
+        read = {*graph.outputs, *graph.updates.values()}
+        kept: list[Op] = []
+        for op in reversed(ops):
+            if op.outputs and read.isdisjoint(op.outputs) and any(vid in loose for vid in op.outputs):
+                loose.update(op.inputs)
+                continue
+            read.update(op.inputs)
+            kept.append(op)
+        return kept[::-1]
+
+    def _renumber(self, ops: Sequence[Op]) -> dict[int, int]:
+        """{old vid: new vid} of the values that are left: made by an op, or not made by one before either."""
+        made = {vid for op in ops for vid in op.outputs}
+        known = len(self.graph.values)
+        left = [
+            vid
+            for vid in range(len(self._decls))
+            if vid in made or (vid < known and self.graph.values[vid].producer is None)
+        ]
+        return {vid: at for at, vid in enumerate(left)}

@@ -1,0 +1,209 @@
+"""Kernels of the fused kinds: by oneDNN where the weight is packed, else one operation of torch after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from pipeline.ir.graph import TensorSpec
+from pipeline.lowering import Kind
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
+from pipeline.runtime.kernels.conv import pad_sides
+from pipeline.runtime.kernels.linear import multiply
+from pipeline.runtime.kernels.packing import (
+    ACTIVATED_FROM,
+    ONTO,
+    PRODUCT_FROM,
+    Convolution,
+    PackedWeight,
+    Packer,
+    PostOp,
+    Stored,
+    launch_convolution,
+    launch_convolution_onto,
+    launch_product,
+    pack_convolution,
+    pack_product,
+)
+
+__all__ = ["KERNELS", "PACKERS"]
+
+nn: Any = vars(torch._C)["_nn"]  # its stubs leave this module out
+
+CHANNELS_FIRST = (0, 3, 1, 2)
+
+
+def linear(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    x, weight, bias, out = ins[0], ins[1], ins[2] if attrs["bias"] else None, outs[0]
+    packed = attrs.get("packed")
+    launch = launch_product(packed, x, bias, out, post_op(attrs)) if packed else None
+    if launch is not None:
+        return launch
+    product = multiply(x, weight.t() if attrs["trans"] else weight, bias, out)
+    return in_turn(product, activate(attrs, out))
+
+
+def pack_linear(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:
+    weight = stored.get(1)
+    if weight is None:
+        return None
+    rows = specs[0].numel // max(specs[0].sizes[-1], 1)
+    least = PRODUCT_FROM if attrs["activation"] == "none" else ACTIVATED_FROM
+    return pack_product(rows, weight if attrs["trans"] else weight.t(), least)
+
+
+class ConvOperands(NamedTuple):
+    """The operands of a fused convolution by name. A tuple, so that a context finds the tensors in it."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    other: torch.Tensor | None
+    bias: torch.Tensor | None
+    norm: Sequence[torch.Tensor]
+
+    @classmethod
+    def of(cls, ins: Ins, attrs: Attrs) -> ConvOperands:
+        rest = list(ins[2:])
+        other = rest.pop(0) if attrs["add"] else None
+        bias = rest.pop(0) if attrs["bias"] else None
+        x = ins[0]
+        if attrs["channels_last"]:
+            x, other = x.permute(CHANNELS_FIRST), None if other is None else other.permute(CHANNELS_FIRST)
+        return cls(x, ins[1], other, bias, rest)
+
+
+def conv(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    of = ConvOperands.of(ins, attrs)
+    out = outs[0].permute(CHANNELS_FIRST) if attrs["channels_last"] else outs[0]
+    packed: PackedWeight | None = attrs.get("packed")
+    if packed is None or not is_symmetric(attrs):
+        return partial(_convolve_in_turn, out, of, attrs, activate(attrs, out))
+    bias, after = packed.bias if of.norm else of.bias, post_op(attrs)
+    if of.other is None:
+        return launch_convolution(packed, of.x, bias, out, convolution(attrs), after)
+    if after.name in ONTO:
+        return launch_convolution_onto(packed, of.x, bias, out, convolution(attrs), of.other, after)
+    return in_turn(launch_convolution_onto(packed, of.x, bias, out, convolution(attrs), of.other), activate(attrs, out))
+
+
+def pack_conv(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:
+    """Multiply the normalisation into the weight, one factor for each of its output channels."""
+    weight, x = stored.get(1), specs[0]
+    if weight is None or not is_symmetric(attrs):
+        return None
+    if attrs["channels_last"]:
+        x = TensorSpec(tuple(x.shape[axis] for axis in CHANNELS_FIRST), x.dtype)
+    first = 2 + attrs["add"]
+    bias = stored.get(first) if attrs["bias"] else None
+    if not attrs["norm"]:
+        return pack_convolution(x, weight, convolution(attrs))
+    first += attrs["bias"]
+    norm = [stored.get(at) for at in range(first, first + 4)]
+    if any(tensor is None for tensor in norm) or (attrs["bias"] and bias is None):
+        return None
+    scale, shift, mean, variance = (tensor.double() for tensor in norm if tensor is not None)
+    factor = scale / torch.sqrt(variance + attrs["epsilon"])
+    offset = shift + ((0 if bias is None else bias.double()) - mean) * factor
+    folded = (weight.double() * factor.view(-1, 1, 1, 1)).float()
+    return pack_convolution(x, folded, convolution(attrs), offset.float())
+
+
+def convolution(attrs: Attrs) -> Convolution:
+    half = len(attrs["pads"]) // 2
+    return Convolution(attrs["strides"], attrs["pads"][:half], attrs["dilations"], attrs["group"])
+
+
+def is_symmetric(attrs: Attrs) -> bool:
+    half = len(attrs["pads"]) // 2
+    return attrs["pads"][:half] == attrs["pads"][half:]
+
+
+def _convolve_in_turn(out: torch.Tensor, of: ConvOperands, attrs: Attrs, after: Launch | None) -> None:
+    x, pads = pad_sides(of.x, attrs["pads"])
+    zeros = [0] * len(pads)
+    y = torch.convolution(
+        x, of.weight, of.bias, attrs["strides"], pads, attrs["dilations"], False, zeros, attrs["group"]
+    )
+    if of.norm:
+        scale, shift, mean, variance = of.norm
+        y = torch.batch_norm(y, scale, shift, mean, variance, False, 0.0, attrs["epsilon"], False)
+    if of.other is None:
+        out.copy_(y)
+    else:
+        torch.add(y, of.other, out=out)
+    if after is not None:
+        after()
+
+
+def attention(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    """Torch's kernel makes (batch, tokens, heads, width) in memory, which is how the result is stored."""
+    query, key, value = ins[:3]
+    mask = ins[3].expand(*query.shape[:3], key.shape[2]) if attrs["mask"] else None
+    return partial(_attend_into, outs[0].permute(0, 2, 1, 3), query, key, value, mask, attrs["scale"])
+
+
+def _attend_into(out: torch.Tensor, query: Any, key: Any, value: Any, mask: Any, scale: float) -> None:
+    out.copy_(nn.scaled_dot_product_attention(query, key, value, mask, 0.0, False, scale=scale))
+
+
+def in_turn(first: Launch, second: Launch | None) -> Launch:
+    return first if second is None else partial(_call_both, first, second)
+
+
+def _call_both(first: Launch, second: Launch) -> None:
+    first()
+    second()
+
+
+def activate(attrs: Attrs, out: torch.Tensor) -> Launch | None:
+    """Apply the activation to `out`, in place."""
+    function = IN_PLACE[attrs["activation"]]
+    return None if function is None else partial(function, out, *attrs["numbers"], out=out)
+
+
+def post_op(attrs: Attrs) -> PostOp:
+    name, algorithm = POST_OPS[attrs["activation"]]
+    return PostOp(name, tuple(attrs["numbers"]), algorithm)
+
+
+def _relu(x: torch.Tensor, *, out: torch.Tensor) -> None:
+    torch.clamp_min(x, 0, out=out)
+
+
+IN_PLACE: dict[str, Callable[..., Any] | None] = {
+    "none": None,
+    "relu": _relu,
+    "gelu": nn.gelu,
+    "gelu_tanh": partial(nn.gelu, approximate="tanh"),
+    "silu": torch.ops.aten.silu.out,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "hardswish": torch.ops.aten.hardswish.out,
+    "clip": torch.clamp,
+    "leaky_relu": torch.ops.aten.leaky_relu.out,
+}
+
+POST_OPS = {
+    "none": ("none", ""),
+    "relu": ("relu", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "silu": ("swish", ""),
+    "sigmoid": ("sigmoid", ""),
+    "tanh": ("tanh", ""),
+    "hardswish": ("hardswish", ""),
+    "clip": ("hardtanh", ""),
+    "leaky_relu": ("leaky_relu", ""),
+}
+"""oneDNN's name of an activation, and the algorithm where it has several."""
+
+KERNELS: dict[Kind, Kernel] = {
+    Kind.LinearPointwise: linear,
+    Kind.ConvPointwise: conv,
+    Kind.ScaledDotProductAttention: attention,
+}
+
+PACKERS: dict[Kind, Packer] = {Kind.LinearPointwise: pack_linear, Kind.ConvPointwise: pack_conv}

@@ -1,0 +1,204 @@
+"""Weights in oneDNN's blocked form: made once, when they are bound, and read by every context.
+
+A packed product sums in another order than BLAS, and allocates its result, which is then copied into its place. So
+packing pays from a certain size on only; benchmarks/RESULTS.md has the measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from pipeline.ir.graph import TensorSpec
+from pipeline.runtime.kernels.base import Attrs, Launch
+
+__all__ = [
+    "ACTIVATED_FROM",
+    "ONTO",
+    "PLAIN",
+    "Convolution",
+    "PackedWeight",
+    "Packer",
+    "PostOp",
+    "Stored",
+    "is_same_memory",
+    "launch_convolution",
+    "launch_convolution_onto",
+    "launch_product",
+    "pack_convolution",
+    "pack_product",
+]
+
+PRODUCT_FROM = 2**23
+"""Multiplications from which a packed product is faster than BLAS, its copy included."""
+
+ACTIVATED_FROM = 2**21
+"""The same for a product with an activation, which oneDNN computes in registers."""
+
+CONVOLUTION_FROM = 2**20
+"""Multiplications from which a packed convolution is faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight in the form that oneDNN chose for one shape of the other operand, and a bias that goes with it."""
+
+    tensor: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        extra = 0 if self.bias is None else self.bias.nbytes
+        return int(torch.ops.mkldnn._nbytes(self.tensor)) + extra
+
+
+Stored = Mapping[int, torch.Tensor]
+"""By position, the operands of a call that no run can change."""
+
+Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], PackedWeight | None]
+"""(attributes, specs of the operands, stored operands) -> the packed weight, or None where it does not pay."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostOp:
+    """What oneDNN computes on each result while it is in a register: its name, numbers, and algorithm."""
+
+    name: str
+    numbers: tuple[float, ...] = ()
+    algorithm: str = ""
+
+
+PLAIN = PostOp("none")
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution over two dimensions, with the same pad on both sides."""
+
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int
+
+
+def pack_product(rows: int, weight: torch.Tensor | None, least: int = PRODUCT_FROM) -> PackedWeight | None:
+    """Pack the float32 matrix `weight` (columns, inner) for products with `rows` rows, from `least` steps on."""
+    if weight is None or weight.dim() != 2 or weight.dtype is not torch.float32 or not AVAILABLE:
+        return None
+    if rows * weight.numel() < least:
+        return None
+    return PackedWeight(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows))
+
+
+def launch_product(
+    packed: PackedWeight, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
+) -> Launch | None:
+    """The product of the rows of `x` with a packed weight; None where strides cannot show rows."""
+    try:
+        rows, result = x.view(-1, x.shape[-1]), out.view(-1, out.shape[-1])
+    except RuntimeError:
+        return None
+    return partial(_multiply_into, result, rows, packed.tensor, bias, after.name, after.numbers, after.algorithm)
+
+
+def _multiply_into(out: torch.Tensor, *args: Any) -> None:
+    out.copy_(torch.ops.mkldnn._linear_pointwise.default(*args))
+
+
+def pack_convolution(
+    x: TensorSpec, weight: torch.Tensor | None, shape: Convolution, bias: torch.Tensor | None = None
+) -> PackedWeight | None:
+    """Pack the float32 kernels `weight` for images of the sizes of `x`, where that pays."""
+    if weight is None or weight.dim() != 4 or weight.dtype is not torch.float32 or not AVAILABLE:
+        return None
+    if x.numel // x.sizes[1] * weight.numel() < CONVOLUTION_FROM:
+        return None
+    kernels = weight.contiguous(memory_format=torch.channels_last)
+    tensor = torch.ops.mkldnn._reorder_convolution_weight(
+        kernels, shape.pads, shape.strides, shape.dilations, shape.groups, x.sizes
+    )
+    return PackedWeight(tensor, bias)
+
+
+def launch_convolution(
+    packed: PackedWeight,
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    shape: Convolution,
+    after: PostOp = PLAIN,
+) -> Launch:
+    """The convolution of `x` with a packed weight.
+
+    Onto images with channels last oneDNN adds its result, so it is added to zeros, and nothing is allocated; this is
+    faster than a copy. Any other result is copied.
+    """
+    if after.name in ONTO and out.is_contiguous(memory_format=torch.channels_last):
+        return partial(_convolve_onto_zeros, out, *_onto(packed, x, bias, shape, after))
+    fixed = (shape.pads, shape.strides, shape.dilations, shape.groups)
+    return partial(_convolve_and_copy, out, x, packed.tensor, bias, *fixed, after.name, after.numbers, after.algorithm)
+
+
+def launch_convolution_onto(
+    packed: PackedWeight,
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    shape: Convolution,
+    other: torch.Tensor,
+    after: PostOp = PLAIN,
+) -> Launch:
+    """The convolution plus `other`, then a post-op of `ONTO`; `other` may be the memory of `out`."""
+    if not out.is_contiguous(memory_format=torch.channels_last):
+        fixed = (shape.pads, shape.strides, shape.dilations, shape.groups)
+        return partial(_convolve_and_add, out, other, after.name, x, packed.tensor, bias, *fixed, "none", (), "")
+    add = _onto(packed, x, bias, shape, after)
+    if is_same_memory(out, other):
+        return partial(torch.ops.mkldnn._convolution_pointwise_.binary, out, *add)
+    return partial(_convolve_onto_copy, out, other, *add)
+
+
+def is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride() and one.shape == other.shape
+
+
+def _onto(packed: PackedWeight, x: torch.Tensor, bias: Any, shape: Convolution, after: PostOp) -> tuple[Any, ...]:
+    """Arguments of oneDNN's convolution that is added to a tensor, after that tensor."""
+    fixed = (shape.pads, shape.strides, shape.dilations, shape.groups)
+    return (x, packed.tensor, bias, *fixed, "add", 1.0, ONTO[after.name], (), None)
+
+
+ONTO = {"none": None, "relu": "relu"}
+"""The post-ops that oneDNN applies after it added, as torch calls them there."""
+
+
+def _convolve_onto_zeros(out: torch.Tensor, *args: Any) -> None:
+    torch.ops.mkldnn._convolution_pointwise_.binary(out.zero_(), *args)
+
+
+def _convolve_onto_copy(out: torch.Tensor, other: torch.Tensor, *args: Any) -> None:
+    torch.ops.mkldnn._convolution_pointwise_.binary(out.copy_(other), *args)
+
+
+def _convolve_and_copy(out: torch.Tensor, *args: Any) -> None:
+    out.copy_(torch.ops.mkldnn._convolution_pointwise.default(*args))
+
+
+def _convolve_and_add(out: torch.Tensor, other: torch.Tensor, after: str, *args: Any) -> None:
+    torch.add(torch.ops.mkldnn._convolution_pointwise.default(*args), other, out=out)
+    if after == "relu":
+        out.clamp_min_(0)
+
+
+AVAILABLE = torch.backends.mkldnn.is_available() and all(
+    hasattr(torch.ops.mkldnn, name)
+    for name in (
+        *("_reorder_linear_weight", "_linear_pointwise"),
+        *("_reorder_convolution_weight", "_convolution_pointwise", "_convolution_pointwise_"),
+    )
+)
+"""Whether this build of torch has oneDNN with packed weights."""

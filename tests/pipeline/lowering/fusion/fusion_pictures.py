@@ -1,0 +1,53 @@
+"""A pass on the IR as text before → after; the same numbers, and nothing more to do the second time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from pipeline.ir.check import check
+from pipeline.ir.graph import Graph
+from pipeline.ir.parse import from_text
+from pipeline.ir.text import to_text
+from pipeline.runtime import compile_graph
+from pipeline.runtime.weights import with_weights
+
+__all__ = ["assert_becomes", "assert_stays"]
+
+Pass = Callable[[Graph], Graph]
+Tensors = Mapping[str, torch.Tensor]
+
+ATOL, RTOL = 1e-5, 1e-5
+"""float32: both sides sum up to a few hundred terms in orders of their own."""
+
+
+def assert_becomes(apply: Pass, before: str, after: str, fixed: Tensors | None = None) -> None:
+    """`fixed` are the numbers of some weights; all others, and the inputs, are drawn."""
+    graph = _read(before, fixed or {})
+    fused = apply(graph)
+    assert to_text(fused) == to_text(from_text(after))
+    check(fused)
+    assert to_text(apply(fused)) == to_text(fused)
+    feed = {graph.values[vid].name: _draw(graph, vid) for vid in graph.inputs}
+    outputs = compile_graph(fused).run(feed)
+    for name, expected in compile_graph(graph).run(feed).items():
+        torch.testing.assert_close(outputs[name], expected, atol=ATOL, rtol=RTOL)
+
+
+def assert_stays(apply: Pass, before: str, fixed: Tensors | None = None) -> None:
+    graph = _read(before, fixed or {})
+    assert apply(graph) is graph
+
+
+def _read(text: str, fixed: Tensors) -> Graph:
+    graph = from_text(text)
+    stored = {graph.values[vid].name: vid for vid in graph.weight_names()}
+    return with_weights(graph, {name: _draw(graph, vid) for name, vid in stored.items()} | dict(fixed))
+
+
+def _draw(graph: Graph, vid: int) -> torch.Tensor:
+    """Positive numbers, so that a variance is one."""
+    value = graph.values[vid]
+    generator = torch.Generator().manual_seed(vid)
+    return torch.rand(value.spec.sizes, generator=generator) + 0.1

@@ -1,0 +1,64 @@
+"""Images keep their channels last from one convolution to the next."""
+
+from __future__ import annotations
+
+from pipeline.lowering.fusion.layout import keep_channels_last
+from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
+
+CONV = """{
+  strides: [1, 1], pads: [0, 0, 0, 0], dilations: [1, 1], group: 1, add: false, bias: false, norm: false, epsilon: 0.0,
+  channels_last: false, activation: "none", numbers: []
+}"""
+
+
+def test_what_stands_between_two_convolutions_follows() -> None:
+    assert_becomes(
+        keep_channels_last,
+        f"""
+        graph "images" (%0 "x": float32[1, 3, 4, 4]) {{
+          param %1 "w": float32[6, 3, 1, 1]
+
+          %2 "a": float32[1, 6, 4, 4] = ConvPointwise(%0, %1) {CONV}
+          %3 "b": float32[1, 6, 4, 4] = Silu(%2)
+          %4 "c": float32[1, 12, 4, 4] = Concat(%3, %2) {{axis: 1}}
+          %5 "d": float32[1, 12, 2, 2] = MaxPool(%4) {{
+            kernel: [2, 2], strides: [2, 2], pads: [0, 0, 0, 0], dilations: [1, 1], ceil_mode: false
+          }}
+          %6 "y": float32[12, 2, 2] = ReduceSum(%5) {{axes: [0], keepdims: false}}
+
+          return %6
+        }}
+        """,
+        f"""
+        graph "images" (%0 "x": float32[1, 3, 4, 4]) {{
+          param %1 "w": float32[6, 3, 1, 1]
+
+          %5 "x channels last": float32[1, 4, 4, 3] = Transpose(%0) {{perm: [0, 2, 3, 1]}}
+          %6 "a channels last": float32[1, 4, 4, 6] = ConvPointwise(%5, %1) {CONV.replace("last: false", "last: true")}
+          %7 "b channels last": float32[1, 4, 4, 6] = Silu(%6)
+          %8 "c channels last": float32[1, 4, 4, 12] = Concat(%7, %6) {{axis: 3}}
+          %2 "c": float32[1, 12, 4, 4] = Transpose(%8) {{perm: [0, 3, 1, 2]}}
+          %9 "d channels last": float32[1, 2, 2, 12] = "aten.max_pool2d.default"(%2) {{
+            self: $0, kernel_size: [2, 2], stride: [2, 2], padding: [0, 0], dilation: [1, 1], ceil_mode: false,
+            "orders of axes": [[0, 3, 1, 2]]
+          }}
+          %3 "d": float32[1, 12, 2, 2] = Transpose(%9) {{perm: [0, 3, 1, 2]}}
+          %4 "y": float32[12, 2, 2] = ReduceSum(%3) {{axes: [0], keepdims: false}}
+
+          return %4
+        }}
+        """,
+    )
+
+
+def test_a_graph_without_convolutions_is_left_alone() -> None:
+    assert_stays(
+        keep_channels_last,
+        """
+        graph "sum" (%0 "x": float32[1, 3, 4, 4]) {
+          %1 "y": float32[1, 3, 4, 4] = Add(%0, %0)
+
+          return %1
+        }
+        """,
+    )

@@ -1,0 +1,183 @@
+"""Products and convolutions take what follows them into their call."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.lowering.fusion.pointwise import fuse_convolutions, fuse_products
+from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
+
+
+def test_a_product_takes_its_bias_and_its_activation() -> None:
+    assert_becomes(
+        fuse_products,
+        """
+        graph "mlp" (%0 "x": float32[2, 4]) {
+          param %1 "w": float32[4, 8]
+          param %2 "b": float32[8]
+
+          %3 "p": float32[2, 8] = MatMul(%0, %1)
+          %4 "s": float32[2, 8] = Add(%2, %3)
+          %5 "y": float32[2, 8] = Gelu(%4) {approximate: "none"} @"fc"
+
+          return %5
+        }
+        """,
+        """
+        graph "mlp" (%0 "x": float32[2, 4]) {
+          param %1 "w": float32[4, 8]
+          param %2 "b": float32[8]
+
+          %3 "y": float32[2, 8] =
+            LinearPointwise(%0, %1, %2) {trans: false, bias: true, activation: "gelu", numbers: []} @"fc"
+
+          return %3
+        }
+        """,
+    )
+
+
+def test_torch_s_linear_and_the_bound_of_a_clamp() -> None:
+    assert_becomes(
+        fuse_products,
+        """
+        graph "mlp" (%0 "x": float32[2, 3, 4]) {
+          param %1 "w": float32[8, 4]
+          param %2 "b": float32[8]
+
+          %3 "p": float32[2, 3, 8] = "aten.linear.default"(%0, %1, %2) {input: $0, weight: $1, bias: $2}
+          %4 "y": float32[2, 3, 8] = "aten.hardtanh.default"(%3) {self: $0, min_val: 0, max_val: 1.5}
+
+          return %4
+        }
+        """,
+        """
+        graph "mlp" (%0 "x": float32[2, 3, 4]) {
+          param %1 "w": float32[8, 4]
+          param %2 "b": float32[8]
+
+          %3 "y": float32[2, 3, 8] =
+            LinearPointwise(%0, %1, %2) {trans: true, bias: true, activation: "clip", numbers: [0.0, 1.5]}
+
+          return %3
+        }
+        """,
+    )
+
+
+PRODUCT = """
+graph "kept" (%0 "x": float32[2, 4]) {
+  param %1 "w": float32[4, 4]
+  param %2 "b": float32[4]
+
+  %3 "p": float32[2, 4] = MatMul(%0, %1)
+  %4 "y": float32[2, 4] = Relu(%3)
+
+  return %4
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("return %4", "return %4, %3"),  # the product itself is wanted
+        ("MatMul(%0, %1)", "Add(%0, %2)"),
+        ("Relu(%3)", "Softmax(%3) {axis: 1}"),
+        ("Relu(%3)", "Add(%3, %0)"),  # no bias, one number for each element
+        ("Relu(%3)", "Mul(%3, %3)"),
+    ],
+)
+def test_what_does_not_fit_is_left_alone(old: str, new: str) -> None:
+    assert old in PRODUCT
+    assert_stays(fuse_products, PRODUCT.replace(old, new))
+
+
+def test_a_convolution_takes_the_norm_the_sum_and_the_activation() -> None:
+    """Of two convolutions that are added, the first takes the sum, and runs where the sum was."""
+    assert_becomes(
+        fuse_convolutions,
+        """
+        graph "block" (%0 "x": float32[1, 3, 5, 5]) {
+          param %1 "w": float32[4, 3, 3, 3]
+          param %2 "v": float32[4, 3, 1, 1]
+          param %3 "scale": float32[4]
+          param %4 "shift": float32[4]
+          param %5 "mean": float32[4]
+          param %6 "var": float32[4]
+
+          %7 "a": float32[1, 4, 5, 5] = Conv(%0, %1) {strides: [1, 1], pads: [1, 1, 1, 1], dilations: [1, 1], group: 1}
+          %8 "n": float32[1, 4, 5, 5] = BatchNormalization(%7, %3, %4, %5, %6) {epsilon: 0.5}
+          %9 "b": float32[1, 4, 5, 5] =
+            Conv(%0, %2, %3) {strides: [1, 1], pads: [0, 0, 0, 0], dilations: [1, 1], group: 1}
+          %10 "s": float32[1, 4, 5, 5] = Add(%8, %9)
+          %11 "y": float32[1, 4, 5, 5] = Relu(%10)
+
+          return %11
+        }
+        """,
+        """
+        graph "block" (%0 "x": float32[1, 3, 5, 5]) {
+          param %1 "w": float32[4, 3, 3, 3]
+          param %2 "v": float32[4, 3, 1, 1]
+          param %3 "scale": float32[4]
+          param %4 "shift": float32[4]
+          param %5 "mean": float32[4]
+          param %6 "var": float32[4]
+
+          %7 "b": float32[1, 4, 5, 5] = ConvPointwise(%0, %2, %3) {
+            strides: [1, 1], pads: [0, 0, 0, 0], dilations: [1, 1], group: 1,
+            add: false, bias: true, norm: false, epsilon: 0.0, channels_last: false, activation: "none", numbers: []
+          }
+          %8 "y": float32[1, 4, 5, 5] = ConvPointwise(%0, %1, %7, %3, %4, %5, %6) {
+            strides: [1, 1], pads: [1, 1, 1, 1], dilations: [1, 1], group: 1,
+            add: true, bias: false, norm: true, epsilon: 0.5, channels_last: false, activation: "relu", numbers: []
+          }
+
+          return %8
+        }
+        """,
+    )
+
+
+def test_torch_s_convolution_with_one_number_for_both_dimensions() -> None:
+    assert_becomes(
+        fuse_convolutions,
+        """
+        graph "conv" (%0 "x": float32[1, 3, 5, 5]) {
+          param %1 "w": float32[4, 3, 3, 3]
+
+          %2 "c": float32[1, 4, 3, 3] =
+            "aten.conv2d.default"(%0, %1) {input: $0, weight: $1, bias: none, stride: [2], padding: [1, 1]}
+          %3 "y": float32[1, 4, 3, 3] = "aten.silu.default"(%2) {self: $0}
+
+          return %3
+        }
+        """,
+        """
+        graph "conv" (%0 "x": float32[1, 3, 5, 5]) {
+          param %1 "w": float32[4, 3, 3, 3]
+
+          %2 "y": float32[1, 4, 3, 3] = ConvPointwise(%0, %1) {
+            strides: [2, 2], pads: [1, 1, 1, 1], dilations: [1, 1], group: 1,
+            add: false, bias: false, norm: false, epsilon: 0.0, channels_last: false, activation: "silu", numbers: []
+          }
+
+          return %2
+        }
+        """,
+    )
+
+
+def test_a_product_of_what_is_fed_is_left_alone() -> None:
+    assert_stays(
+        fuse_products,
+        """
+        graph "fed" (%0 "x": float32[2, 4], %1 "w": float32[4, 4]) {
+          %2 "p": float32[2, 4] = MatMul(%0, %1)
+          %3 "y": float32[2, 4] = Relu(%2)
+
+          return %3
+        }
+        """,
+    )

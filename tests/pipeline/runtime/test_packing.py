@@ -1,0 +1,97 @@
+"""Weights are packed when they are bound: which ones, for whom, and what they cost."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.importers.from_torch import from_torch
+from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.ir.builder import Builder
+from pipeline.ir.graph import TensorSpec
+from pipeline.lowering import EMITTERS
+from pipeline.runtime import CompiledProgram, compile_graph
+
+ATOL, RTOL = 5e-4, 2e-5
+"""float32: sums of 1024 products of numbers near 1, in orders of their own."""
+
+WIDE = 1024
+X, W = torch.randn(32, WIDE), torch.randn(WIDE, WIDE)
+
+
+def product(kind: str = "MatMul", *, dtype: str = "float32", role: str = "param", rows: int = 32) -> CompiledProgram:
+    builder = Builder("product", EMITTERS)
+    x = builder.input("x", TensorSpec((rows, WIDE), dtype))
+    w = getattr(builder, role)("w", TensorSpec((WIDE, WIDE), dtype))
+    attrs = {"alpha": 1.0, "beta": 1.0, "trans_a": False, "trans_b": False} if kind == "Gemm" else {}
+    outs = builder.emit(kind, [x, w], [("y", TensorSpec((rows, WIDE), dtype))], attrs)
+    weights = {} if role == "input" else {"w": W.to(getattr(torch, dtype))}
+    return compile_graph(builder.build(outs), weights)
+
+
+@pytest.mark.parametrize("kind", ["MatMul", "Gemm"])
+def test_a_large_product_reads_a_packed_weight(kind: str) -> None:
+    program = product(kind)
+    assert program.packed_bytes >= W.nbytes
+    torch.testing.assert_close(program.run({"x": X})["y"], X @ W, atol=ATOL, rtol=RTOL)
+
+
+@pytest.mark.parametrize("given", [{"dtype": "float64"}, {"role": "state"}, {"role": "input"}, {"rows": 1}])
+def test_other_dtypes_what_may_change_and_small_products_are_not_packed(given: dict[str, Any]) -> None:
+    assert product(**given).packed_bytes == 0
+
+
+def test_a_weight_that_comes_with_the_feed_is_not_packed() -> None:
+    builder = Builder("fed", EMITTERS)
+    x, w = (
+        builder.input("x", TensorSpec((32, WIDE), "float32")),
+        builder.param("w", TensorSpec((WIDE, WIDE), "float32")),
+    )
+    program = compile_graph(builder.build(builder.emit("MatMul", [x, w], [("y", TensorSpec((32, WIDE), "float32"))])))
+    assert program.packed_bytes == 0
+    for factor in (1, 2):
+        torch.testing.assert_close(program.run({"x": X, "w": W * factor})["y"], X @ W * factor, atol=ATOL, rtol=RTOL)
+
+
+def test_all_contexts_share_one_packed_weight() -> None:
+    program = product()
+    found: list[torch.Tensor] = []
+    threads = [threading.Thread(target=lambda: found.append(program.run({"x": X})["y"])) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(one, found[0]) for one in found)
+    packed = {id(context.bound.steps[0].attrs["packed"]) for context in (program.new_context(), program.new_context())}
+    assert len(packed) == 1
+
+
+class Layers(torch.nn.Module):
+    """Products and a convolution in the forms in which torch writes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(WIDE, WIDE)
+        self.right = torch.nn.Parameter(torch.randn(WIDE, WIDE) / 32)
+        self.conv = torch.nn.Conv2d(4, 32, 3, stride=2, padding=1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = self.linear(x)
+        batched = x.view(4, 8, WIDE) @ self.right
+        added = torch.addmm(self.linear.bias, rows, self.right)
+        folded = torch.bmm(x.view(4, 8, WIDE), self.right.expand(4, WIDE, WIDE))
+        return rows, batched, added, folded, self.conv(x.view(1, 4, 64, 128))
+
+
+def test_operators_of_torch_read_packed_weights() -> None:
+    model = Layers().eval().requires_grad_(False)
+    graph = from_torch(functionalize_program(torch.export.export(model, (X,), strict=True)))
+    program = compile_graph(graph, dict(model.state_dict()))
+    steps = {step.call.out_vids[0] for step in program.context.bound.steps if "packed" in step.attrs}
+    assert len(steps) == 5
+    feed = {graph.values[graph.inputs[0]].name: X}
+    for found, expected in zip(program.run(feed).values(), model(X), strict=True):
+        torch.testing.assert_close(found, expected, atol=ATOL, rtol=RTOL)
