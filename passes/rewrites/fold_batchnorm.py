@@ -17,16 +17,9 @@ from onnx import NodeProto
 
 from passes.context import PassContext
 from passes.rewrites.channel_layout import ChannelLayout
+from passes.rewrites.channel_values import ChannelOp, channel_values, constant_array
 from passes.rewrites.graph_edit import GraphEdit, outside_readers
-from passes.rewrites.merged_product import (
-    ChannelOp,
-    NotSplit,
-    StoredChannels,
-    channel_values,
-    constant_array,
-    read_product,
-    stored_channels,
-)
+from passes.rewrites.merged_product import NotSplit, StoredChannels, read_product, stored_channels
 from passes.step import PassResult, Step
 from passes.structures.view import GraphView, attribute_of, op_of
 from passes.weights.detached import DetachedModel

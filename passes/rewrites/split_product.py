@@ -14,18 +14,9 @@ from onnx import NodeProto
 
 from passes.provenance.weight_origins import part_name
 from passes.rewrites.channel_layout import Group, LayoutStep, layout_steps
+from passes.rewrites.channel_values import ChannelOp, ChannelValue, channel_values
 from passes.rewrites.graph_edit import GraphEdit, outside_readers
-from passes.rewrites.merged_product import (
-    NBITS,
-    ChannelOp,
-    ChannelValue,
-    MergedProduct,
-    NotSplit,
-    StoredChannels,
-    channel_values,
-    read_product,
-    stored_channels,
-)
+from passes.rewrites.merged_product import NBITS, MergedProduct, NotSplit, StoredChannels, read_product, stored_channels
 from passes.structures.axes import product_of
 from passes.structures.matrices import matrix_of
 from passes.structures.view import GraphView, attribute_of, modules_of, op_of

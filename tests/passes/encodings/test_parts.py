@@ -8,7 +8,7 @@ import onnx
 from passes import optimize
 from passes.context import PassContext
 from passes.encodings.encoding import Encoding, Precision
-from tests.passes.rewrites.merged_models import ATTENTION, merged_model
+from tests.support.onnx_text import ATTENTION, merged_model
 
 MERGED = """g (float[1, 32, 1, 1] x) => (float[1, 1, 1, 32] y)
     <float[32, 32, 1, 1] conv, float[32] scale, float[32] shift, float[32] mean, float[96, 32] w, float[96] b> {

@@ -13,8 +13,8 @@ from passes.catalog.listing import rows_of
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.aimet_rotations import Rotate, name_after_modules
-from tests.passes.rewrites.merged_models import arrays_of
 from tests.support.onnx_models import detached, matrix, model_of
+from tests.support.onnx_text import arrays_of
 
 HAS_AIMET = importlib.util.find_spec("aimet_onnx") is not None
 

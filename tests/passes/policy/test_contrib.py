@@ -13,8 +13,8 @@ from passes.errors import UsageError
 from passes.policy.contrib import describe_brought_in, describe_left, find_contrib
 from pipeline.config import RunConfig
 from pipeline.quantsim.run import prepare_config
-from tests.passes.rewrites.merged_models import merged_model
 from tests.support.onnx_models import model_of, square, vector
+from tests.support.onnx_text import merged_model
 
 
 def block() -> onnx.ModelProto:

@@ -11,8 +11,8 @@ import passes
 from passes.context import PassContext
 from passes.provenance.names import NameMap, map_names
 from passes.recipe.recipe import RecipeItem
-from tests.passes.rewrites.merged_models import lines_of, merged_model
 from tests.support.onnx_models import model_of, square
+from tests.support.onnx_text import lines_of, merged_model
 
 MERGED = """g (float[2, 8, 32] x) => (float[2, 4, 8, 8] y)
     <float[32, 96] attn.c_attn.weight, float[96] attn.c_attn.bias> {
