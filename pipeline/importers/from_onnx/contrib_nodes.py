@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -42,7 +43,7 @@ class Writing:
     def given(self, place: int) -> str:
         return self.proto.input[place] if place < len(self.proto.input) else ""
 
-    def add(self, kind: str, *inputs: str, output: str = "", **attributes: object) -> str:
+    def add(self, kind: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Write a node, and return the name of its output."""
         name = output or self.fresh(f"{self.proto.output[0]}.{kind}")
         self.nodes.append(helper.make_node(kind, list(inputs), [name], name=self.proto.name, **attributes))

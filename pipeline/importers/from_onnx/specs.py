@@ -265,7 +265,12 @@ NAMES: dict[int, str] = {
 }
 """ONNX's element types that the IR has, and its names of them."""
 
-WIDER = {TensorProto.INT4: "int8", TensorProto.UINT4: "uint8", TensorProto.INT2: "int8", TensorProto.UINT2: "uint8"}
+WIDER: dict[int, str] = {
+    TensorProto.INT4: "int8",
+    TensorProto.UINT4: "uint8",
+    TensorProto.INT2: "int8",
+    TensorProto.UINT2: "uint8",
+}
 
 ELEMENTS: dict[str, int] = {name: element for element, name in NAMES.items()}
 
