@@ -289,8 +289,9 @@ class Resolver:
         if node.key in POOLS:
             opsets = {**opsets, "": max(node.opset, POOLS_WITHOUT_EXTRA_WINDOW)}
         inferred = infer(with_defaults(node.proto), opsets, specs, small)
-        if not inferred and (shapes := OWN_SHAPES.get(node.key)) is not None:
-            return shapes(node.proto, specs)
+        if not all(spec.is_static for spec in inferred.values()) or not inferred:
+            shapes = OWN_SHAPES.get(node.key)
+            return inferred if shapes is None else {**inferred, **shapes(node.proto, specs, small)}
         return inferred
 
     def _split(self, node: onnx.NodeProto) -> None:

@@ -32,6 +32,10 @@ __all__ = [
 ]
 
 
+Constants = Mapping[str, np.ndarray]
+"""Inputs of a node with small known numbers."""
+
+
 def ir_dtype(element: int, where: str) -> str:
     """The IR's name of an ONNX element type, e.g. 1 → "float32"; `where` is for the message.
 
@@ -178,11 +182,21 @@ def qkv_sizes(attributes: Attributes, weight: TensorSpec) -> tuple[int, ...]:
     return attributes.integers("qkv_hidden_sizes") or (weight.sizes[1] // 3,) * 3
 
 
-def like_first_input(node: onnx.NodeProto, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+def like_first_input(node: onnx.NodeProto, specs: Mapping[str, TensorSpec], _: Constants) -> dict[str, TensorSpec]:
     return {node.output[0]: specs[node.input[0]]}
 
 
-def attention_shapes(node: onnx.NodeProto, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+def unpooled_shape(
+    node: onnx.NodeProto, specs: Mapping[str, TensorSpec], constants: Constants
+) -> dict[str, TensorSpec]:
+    """MaxUnpool with the shape of its output as input 2."""
+    if len(node.input) < 3 or node.input[2] not in constants:
+        return {}
+    shape = tuple(int(size) for size in constants[node.input[2]])
+    return {node.output[0]: TensorSpec(shape, specs[node.input[0]].dtype)}
+
+
+def attention_shapes(node: onnx.NodeProto, specs: Mapping[str, TensorSpec], _: Constants) -> dict[str, TensorSpec]:
     x, weight = specs[node.input[0]], specs[node.input[1]]
     hidden = qkv_sizes(Attributes(node), weight)[2]
     return {node.output[0]: TensorSpec((*x.shape[:2], hidden), x.dtype)}
@@ -260,8 +274,9 @@ WIDER: dict[int, str] = {
 
 ELEMENTS: dict[str, int] = {name: element for element, name in NAMES.items()}
 
-OWN_SHAPES: dict[str, Callable[[onnx.NodeProto, Mapping[str, TensorSpec]], dict[str, TensorSpec]]] = {
+OWN_SHAPES: dict[str, Callable[[onnx.NodeProto, Mapping[str, TensorSpec], Constants], dict[str, TensorSpec]]] = {
     "GroupNormalization": like_first_input,
+    "MaxUnpool": unpooled_shape,
     "com.microsoft::Attention": attention_shapes,
 }
 """Shapes of operators that ONNX's shape inference does not know, those of onnxruntime's own domain among them."""
