@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pipeline.run import Pipeline
     from pipeline.runtime import compile_graph
     from pipeline.torch_ir import IR, execute_ir, extract_ir, ir_to_mermaid, verify_ir_with_state_dict
+    from pipeline.training import NotFinite, TrainProgram, record_step
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ __all__ = [
     "Graph",
     "InternalError",
     "ModelError",
+    "NotFinite",
     "OnnxlineError",
     "Origin",
     "PassError",
@@ -56,6 +58,7 @@ __all__ = [
     "SourceError",
     "Status",
     "StructureVerdict",
+    "TrainProgram",
     "Unsupported",
     "UsageError",
     "WeightOrigin",
@@ -69,6 +72,7 @@ __all__ = [
     "guard",
     "ir_to_mermaid",
     "optimize",
+    "record_step",
     "verify_ir_with_state_dict",
     "why",
     "why_weights",
@@ -91,6 +95,7 @@ HOMES: Final = {
     "pipeline.result": ("RunResult",),
     "pipeline.run": ("Pipeline",),
     "pipeline.runtime": ("compile_graph",),
+    "pipeline.training": ("NotFinite", "TrainProgram", "record_step"),
     "pipeline.torch_ir": ("IR", "execute_ir", "extract_ir", "ir_to_mermaid", "verify_ir_with_state_dict"),
 }  # fmt: skip
 

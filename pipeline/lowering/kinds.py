@@ -139,6 +139,8 @@ class Kind(IntEnum):
     # optimizer
     SGD = 1201
     Adam = 1202
+    NotFinite = 1203
+    CountStep = 1204
 
     # aten
     Aten = 901
