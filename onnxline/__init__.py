@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         compile_graph,
     )
     from pipeline.torch_ir import IR, execute_ir, extract_ir, ir_to_mermaid, verify_ir_with_state_dict
+    from pipeline.training import NotFinite, TrainProgram, record_step
 
 __version__ = "0.1.0"
 
@@ -56,6 +57,7 @@ __all__ = [
     "Graph",
     "InternalError",
     "ModelError",
+    "NotFinite",
     "OnnxlineError",
     "Origin",
     "PassError",
@@ -70,6 +72,7 @@ __all__ = [
     "SourceError",
     "Status",
     "StructureVerdict",
+    "TrainProgram",
     "Unsupported",
     "UsageError",
     "WeightOrigin",
@@ -84,6 +87,7 @@ __all__ = [
     "guard",
     "ir_to_mermaid",
     "optimize",
+    "record_step",
     "verify_ir_with_state_dict",
     "why",
     "why_weights",
@@ -108,6 +112,7 @@ HOMES: Final = {
     "pipeline.runtime": (
         "Capture", "CaptureReport", "CaptureWarning", "CompiledProgram", "SizedProgram", "Snapshot", "compile_graph",
     ),
+    "pipeline.training": ("NotFinite", "TrainProgram", "record_step"),
     "pipeline.torch_ir": ("IR", "execute_ir", "extract_ir", "ir_to_mermaid", "verify_ir_with_state_dict"),
 }  # fmt: skip
 

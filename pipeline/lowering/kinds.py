@@ -145,6 +145,8 @@ class Kind(IntEnum):
     # optimizer
     SGD = 1401
     Adam = 1402
+    NotFinite = 1403
+    CountStep = 1404
 
     # fused
     LinearPointwise = 1501

@@ -5,13 +5,14 @@ results are the new parameters and the new moments, in the order of the operands
 that it replaces, since element i of every operand is read before element i of any result is written.
 
 Scalars are tensors and no attributes, so that a schedule may change them between runs: `step` (Adam: the number of this
-step, the first one is 1), `rate` (the learning rate), `skip` (1: nothing changes).
+step, the first one is 1), `rate` (the learning rate), `skip` (1: nothing changes). NotFinite makes `skip` of the loss,
+and CountStep the next `step`.
 """
 
 from __future__ import annotations
 
 from pipeline.ir.graph import Attr
-from pipeline.lowering.emitter_factory import Check, OpCall, OverwriteRule, kind, signature
+from pipeline.lowering.emitter_factory import Check, OpCall, OverwriteRule, floating, kind, same_dtype, signature
 from pipeline.lowering.kinds import Kind
 
 __all__ = ["KINDS"]
@@ -50,6 +51,14 @@ def all_but_gradients(scalars: int) -> OverwriteRule:
     return overwrites
 
 
+def to_scalar(call: OpCall) -> str | None:
+    """Every operand has one element, and the result is float32 without dimensions."""
+    out = call.outs[0]
+    if out.shape or out.dtype != "float32" or any(spec.numel != 1 for spec in call.ins):
+        return f"a result {out.dtype}{list(out.shape)}; expected one element in all operands, and float32[]"
+    return None
+
+
 def _count(count: Attr) -> int:
     return count if isinstance(count, int) else 0
 
@@ -67,5 +76,7 @@ KINDS = (
         "count=i,beta1=f,beta2=f,epsilon=f,weight_decay=f,decoupled=?,maximize=?",
         overwrites=all_but_gradients(SCALARS_OF_ADAM),
     ),
+    kind(Kind.NotFinite, signature(floating, to_scalar)),
+    kind(Kind.CountStep, signature(same_dtype, to_scalar, inputs=2), inplace=(0,)),
 )
 """Adam has a third sort of moments where it is AMSGrad's; `decoupled` weight decay is AdamW's."""

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pipeline.ir import Graph, Op
-from pipeline.runtime.eager import run_eager
-from pipeline.training.graph import UPDATES
+from pipeline.runtime.eager import Own, run_eager
 
 __all__ = ["find_first_broken"]
 
@@ -27,7 +26,7 @@ def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> str:
         if not broken and not all(map(_is_finite, results)):
             broken.append(op)
 
-    run_eager(graph, tensors, observe=observe, own=dict.fromkeys(UPDATES, _change_nothing))
+    run_eager(graph, tensors, observe=observe, own=OWN)
     if not broken:
         return "no operator gave such a number when the step was run again, so it depends on the random numbers drawn"
     op = broken[0]
@@ -35,11 +34,20 @@ def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> str:
     return f"the first operator that gave such a number is {op.name!r}, {op.kind}" + (f" ({place})" if place else "")
 
 
-def _change_nothing(op: Op, ins: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    count = op.attrs["count"]
+def _keep_operands(op: Op, ins: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """What an update gives back: here the old values, since nothing reads the new ones."""
+    count = op.attrs.get("count", 1)
     assert isinstance(count, int)
     return [*ins[:count], *ins[2 * count :]][: len(op.outputs)]
 
 
+def _do_not_skip(_: Op, ins: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    return [torch.zeros((), dtype=torch.float32, device=ins[0].device)]
+
+
 def _is_finite(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+
+
+OWN: Own = {**dict.fromkeys(("SGD", "Adam", "CountStep"), _keep_operands), "NotFinite": _do_not_skip}
+"""Kinds that torch has no operator for."""

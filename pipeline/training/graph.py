@@ -15,12 +15,12 @@ from dataclasses import replace
 
 from pipeline.importers.from_torch.region import Region
 from pipeline.importers.from_torch.tensors import Tensors
-from pipeline.ir import Attr, Graph, InputRef, Op, Role, TensorSpec, TorchConst
+from pipeline.ir import Attr, Graph, InputRef, Op, Role, TensorSpec
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.training.optimizer import OptimizerGroup, OptimizerSettings
 from pipeline.training.trace import TracedStep
 
-__all__ = ["LARGE", "MAX_NORM", "STEP", "UPDATES", "make_graph", "moment_name", "rate_name", "stored_name"]
+__all__ = ["LARGE", "MAX_NORM", "STEP", "make_graph", "moment_name", "rate_name", "stored_name"]
 
 LARGE = 64 * 1024
 """Bytes from which on a parameter has an update of its own."""
@@ -142,22 +142,20 @@ class _FiniteCheck:
         self._edit = edit
         if norm is not None:
             (loss,) = edit.insert("aten.add.Tensor", [loss, norm], [edit.spec(loss)], OF_TWO)
-        # x - x is 0 for a finite x, and else NaN: cheaper than isfinite, which torch composes of four operators.
-        (zero,) = edit.insert("aten.sub.Tensor", [loss, loss], [edit.spec(loss)], OF_TWO)
-        (self._broken,) = edit.insert("aten.ne.Scalar", [zero], [FLAG], {"self": InputRef(0), "other": 0})
-        to_float: dict[str, Attr] = {"self": InputRef(0), "dtype": TorchConst("dtype", "float32")}
-        (self.skip,) = edit.insert("aten._to_copy.default", [self._broken], [SCALAR], to_float)
+        (self.skip,) = edit.insert("NotFinite", [loss], [SCALAR], {})
+        self._flags: list[int] = []
+        """`skip` as a condition, once something asked for it."""
 
     def keep(self, old: int, new: int) -> int:
         """`new`, or `old` where the step is left out."""
+        if not self._flags:
+            self._flags += self._edit.insert("aten.ne.Scalar", [self.skip], [FLAG], {"self": InputRef(0), "other": 0})
         attrs: dict[str, Attr] = {"condition": InputRef(0), "self": InputRef(1), "other": InputRef(2)}
-        return self._edit.insert("aten.where.self", [self._broken, old, new], [self._edit.spec(old)], attrs)[0]
+        return self._edit.insert("aten.where.self", [*self._flags, old, new], [self._edit.spec(old)], attrs)[0]
 
     def count(self, step: int) -> int:
         """The number of this step; the one before where it is left out."""
-        attrs: dict[str, Attr] = {"self": InputRef(0), "other": 1}
-        (one_more,) = self._edit.insert("aten.add.Scalar", [step], [SCALAR], attrs)
-        return self._edit.insert("aten.sub.Tensor", [one_more, self.skip], [SCALAR], OF_TWO)[0]
+        return self._edit.insert("CountStep", [step, self.skip], [SCALAR], {})[0]
 
 
 OF_TWO: Mapping[str, Attr] = {"self": InputRef(0), "other": InputRef(1)}
@@ -210,7 +208,3 @@ class _Edit:
         payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
         facts = GraphFacts(updates=dict(updates))
         return assemble(graph.name, self._decls, ops, graph.inputs, graph.outputs, payloads, facts=facts)
-
-
-UPDATES = ("SGD", "Adam")
-"""The kinds of ops that update parameters."""

@@ -69,6 +69,26 @@ def adam(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     return _after(copies, update)
 
 
+def not_finite(ins: Ins, outs: Outs, _: Attrs) -> Launch:
+    """1 for an infinite number or NaN, else 0: x - x is 0 for a finite x, and else NaN, which differs from itself."""
+    return partial(_compare_difference, ins[0].reshape(()), torch.empty_like(ins[0].reshape(())), outs[0])
+
+
+def _compare_difference(x: torch.Tensor, difference: torch.Tensor, out: torch.Tensor) -> None:
+    torch.sub(x, x, out=difference)
+    torch.ne(difference, difference, out=out)
+
+
+def count_step(ins: Ins, outs: Outs, _: Attrs) -> Launch:
+    """step + 1 - skip."""
+    return partial(_add_and_subtract, ins[0], torch.ones_like(ins[0]), ins[1], outs[0])
+
+
+def _add_and_subtract(step: torch.Tensor, one: torch.Tensor, skip: torch.Tensor, out: torch.Tensor) -> None:
+    torch.add(step, one, out=out)
+    torch.sub(out, skip, out=out)
+
+
 def _groups(tensors: Sequence[torch.Tensor], count: int) -> list[list[torch.Tensor]]:
     return [list(tensors[at : at + count]) for at in range(0, len(tensors), count)]
 
@@ -101,4 +121,9 @@ def _copy_and_update(copies: Sequence[Pair], update: Launch) -> None:
 
 ROWS = torch.contiguous_format
 
-KERNELS: dict[Kind, Kernel] = {Kind.SGD: sgd, Kind.Adam: adam}
+KERNELS: dict[Kind, Kernel] = {
+    Kind.SGD: sgd,
+    Kind.Adam: adam,
+    Kind.NotFinite: not_finite,
+    Kind.CountStep: count_step,
+}

@@ -1,0 +1,158 @@
+"""Recorded train steps beside eager torch, eager torch with the fused Adam, and torch.compile of the step.
+
+    python -m benchmarks.train_steps [--rounds 11] [--compile] [--only NAMES]
+
+One process, one thread, float32. The sides take turns, and every other round turns the order around: a busy machine
+then slows all of them alike. A row holds the median of a side in µs, and the median of its speed-up over eager torch
+with the default Adam in the same round. Each side begins with the same weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import Adam
+
+from benchmarks.measure import machine, versions_line
+from pipeline.training import record_step
+
+EAGER, FUSED, COMPILED, OURS = "eager", "fused Adam", "torch.compile", "recorded"
+
+SLICE_S = 0.03
+"""Seconds of one turn."""
+
+LOSS = nn.CrossEntropyLoss()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A module, the shape of its inputs, and the speed-up that is wanted."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    wanted: float
+
+
+def mlp(width: int) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        inner = [layer for _ in range(2) for layer in (nn.Linear(width, width), nn.ReLU())]
+        return nn.Sequential(*inner, nn.Linear(width, 10))
+
+    return make
+
+
+class Transformer(nn.Module):
+    """Two encoder layers of width 128 with four heads, 32 places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(128, 4, 512, 0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(x).mean(1))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
+        *(nn.Flatten(), nn.Linear(32, 10)),
+    )
+
+
+CASES = (
+    Case("MLP 3×64, batch 8", mlp(64), (8, 64), 8.5),
+    Case("MLP 3×256, batch 64", mlp(256), (64, 256), 2.35),
+    Case("2-layer transformer, batch 1", Transformer, (1, 32, 128), 2.2),
+    Case("2-layer transformer, batch 8", Transformer, (8, 32, 128), 1.3),
+    Case("CNN + BatchNorm, batch 8", cnn, (8, 3, 16, 16), 1.5),
+)
+
+
+def sides(case: Case, *, compiles: bool) -> dict[str, Callable[[], object]]:
+    """A step of each side."""
+    torch.manual_seed(0)
+    batch = (torch.randn(case.shape), torch.randint(0, 10, case.shape[:1]))
+    first = case.make()
+
+    def twin() -> nn.Module:
+        module = case.make()
+        module.load_state_dict(first.state_dict())
+        return module
+
+    def eager(module: nn.Module, optimizer: Adam) -> Callable[[], None]:
+        def step() -> None:
+            optimizer.zero_grad()
+            LOSS(module(batch[0]), batch[1]).backward()
+            optimizer.step()
+
+        return step
+
+    found: dict[str, Callable[[], object]] = {}
+    for name, options in ((EAGER, {}), (FUSED, {"fused": True})):
+        module = twin()
+        found[name] = eager(module, Adam(module.parameters(), **options))
+    if compiles:
+        module = twin()
+        found[COMPILED] = torch.compile(eager(module, Adam(module.parameters())))
+    module = twin()
+    program = record_step(module, LOSS, Adam(module.parameters()), batch)
+    found[OURS] = lambda: program.step(batch)
+    return found
+
+
+def measure(steps: dict[str, Callable[[], object]], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Median µs of a step by side, and the median of eager's time by that of the side."""
+    runs = {}
+    for name, step in steps.items():
+        for _ in range(3):
+            step()
+        start = time.perf_counter()
+        step()
+        runs[name] = max(1, int(SLICE_S / (time.perf_counter() - start)))
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(rounds):
+        for name in list(steps)[:: -1 if number % 2 else 1]:
+            start = time.perf_counter()
+            for _ in range(runs[name]):
+                steps[name]()
+            times[name].append((time.perf_counter() - start) / runs[name] * 1e6)
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(times[EAGER], own, strict=True)) for name, own in times.items()
+    }
+    return {name: statistics.median(own) for name, own in times.items()}, ratios
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--compile", action="store_true", help="torch.compile too, which needs a C++ compiler")
+    parser.add_argument("--only", default="", help="part of a case's name")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"| step | {EAGER}, µs | {FUSED} | {COMPILED} | {OURS} | wanted |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for case in CASES:
+        if options.only not in case.name:
+            continue
+        medians, ratios = measure(sides(case, compiles=options.compile), options.rounds)
+        compiled = f"{ratios[COMPILED]:.2f}" if COMPILED in ratios else "not run"
+        print(
+            f"| {case.name} | {medians[EAGER]:.0f} | {ratios[FUSED]:.2f} | {compiled} | {ratios[OURS]:.2f} "
+            f"({medians[OURS]:.0f} µs) | ≥ {case.wanted} |",
+            flush=True,
+        )
+    print(f"\n{machine()}\n{versions_line()}")
+
+
+if __name__ == "__main__":
+    main()
