@@ -19,7 +19,7 @@ from pipeline.runtime.eager import apply
 from pipeline.runtime.functional import functional_operators, why_not_differentiable
 from pipeline.runtime.tensors import as_tensor, dtype_name
 from pipeline.training.qdq import has_quantizers, read_quantizers, trainable_form
-from pipeline.training.trained import find_candidates, find_trained, find_weights, scales_of
+from pipeline.training.trained import find_candidates, find_trained, scales_of
 
 __all__ = ["GraphModule", "as_module", "whole_model"]
 
@@ -28,6 +28,7 @@ def as_module(
     model: Graph | onnx.ModelProto | str | Path,
     *,
     train: Sequence[str] | None = None,
+    weights: Mapping[str, torch.Tensor] | None = None,
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> GraphModule:
@@ -37,6 +38,7 @@ def as_module(
         are floats that are quantized at each call; rounding lets gradients through, and scales are trained by LSQ.
     train: globs of the names of the weights to train; by default the float weights of products, convolutions,
         normalisations and embeddings, with their biases (`pipeline/training/trained.py` has the rule).
+    weights: numbers by their names in the checkpoint, for a graph that has none, as torch's graphs do.
     dims, shapes: sizes of an ONNX model's inputs, as `from_onnx` takes them.
 
     Parameters have their names in the checkpoint. Normalisations use their stored statistics, as at inference.
@@ -48,22 +50,19 @@ def as_module(
     if isinstance(model, Graph):
         if dims or shapes:
             raise UsageError("as_module: found sizes with a Graph, expected them with an ONNX model: bind them first")
-        return GraphModule(model, find_trained(model, train))
+        refuse_ops(model)
+        return GraphModule(model, find_trained(model, train), weights or {})
     proto = whole_model(model)
     if has_quantizers(proto):
         proto = trainable_form(read_quantizers(proto))
     graph = from_onnx(proto, dims=dims, shapes=shapes, trainable=find_candidates(proto.graph), fallback=True)
-    if train is not None:
-        return GraphModule(graph, find_trained(graph, train))
-    found = find_weights(graph) | scales_of(graph).keys()
-    if not found:
-        raise UsageError(f"graph {graph.name!r} has no float weight that is trained by default; name some by train=")
-    return GraphModule(graph, found)
+    refuse_ops(graph)
+    return GraphModule(graph, find_trained(graph, train, by_readers=True), weights or {})
 
 
 def whole_model(model: onnx.ModelProto | str | Path) -> onnx.ModelProto:
     """The model with all of its weights inside; a ModelProto as it is."""
-    return model if isinstance(model, onnx.ModelProto) else attach(read_model(model))
+    return model if isinstance(model, onnx.ModelProto) else attach(read_model(Path(model)))
 
 
 class GraphModule(nn.Module):
@@ -73,9 +72,8 @@ class GraphModule(nn.Module):
     the graph does not have are left aside: they are what the loss alone reads of a batch.
     """
 
-    def __init__(self, graph: Graph, trained: frozenset[int]) -> None:
+    def __init__(self, graph: Graph, trained: frozenset[int], weights: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
-        _refuse_ops(graph)
         self.graph = graph
         self.trained: tuple[str, ...] = ()
         """The names of the parameters that are trained."""
@@ -83,11 +81,31 @@ class GraphModule(nn.Module):
         """{name of a parameter or buffer: name of its value in the graph}."""
         self._vids: dict[str, int] = {}
         self._bound: dict[tuple[int, ...], Graph] = {}
+        self._ratios: dict[str, str] = {}
+        """{name of a scale's buffer: name of the parameter by which it is multiplied}."""
         for vid, names in graph.weight_names().items():
             value = graph.values[vid]
             if value.users or vid in graph.outputs:
-                self._register(value, names[0], trains=vid in trained)
+                given = next((weights[name] for name in names if name in weights), None)
+                self._register(value, names[0], given, trains=vid in trained)
         self._factors = {vid: _gradient_factor(graph, op) for vid, op in scales_of(graph).items()}
+        self._make_relative([name for name, vid in self._vids.items() if vid in self._factors and name in self.trained])
+
+    def _make_relative(self, scales: Sequence[str]) -> None:
+        """Train each scale as a multiple of the one that it begins with, which stays as a buffer.
+
+        Scales differ by thousands, and an optimizer like Adam takes steps of one size: a step of 1e-3 is 0.1 % now.
+        """
+        for name in scales:
+            holder, own = self._find(name)
+            start = getattr(holder, own).detach()
+            delattr(holder, own)
+            holder.register_buffer(own, start)
+            place = self._holder(f"{RELATIVE}.{name}")
+            place[0].register_parameter(place[1], nn.Parameter(torch.ones_like(start)))
+            full = place[1] if place[0] is self else f"{RELATIVE}.{name}"
+            self._ratios[name] = full
+            self.trained = tuple(full if own == name else own for own in self.trained)
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         slots = self._inputs(args, kwargs)
@@ -98,29 +116,38 @@ class GraphModule(nn.Module):
             results = apply(op, [slots[vid] for vid in op.inputs], own)
             slots.update(zip(op.outputs, results, strict=True))
         for vid, new in graph.updates.items():
-            self.get_buffer(next(name for name, own in self._vids.items() if own == vid)).copy_(slots[new].detach())
+            self._stored(next(name for name, own in self._vids.items() if own == vid)).copy_(slots[new].detach())
         found = tuple(slots[vid] for vid in graph.outputs)
         return found[0] if len(found) == 1 else found
 
     def scale_parameters(self) -> list[nn.Parameter]:
-        """The scales of quantizers that are trained, for a group of an optimizer with a rate of its own."""
-        return [self.get_parameter(name) for name, vid in self._vids.items() if self._is_trained_scale(name, vid)]
+        """The factors of the scales that are trained, for a group of an optimizer with a rate of its own."""
+        return [self.get_parameter(name) for name in self._ratios.values()]
 
     def weight_parameters(self) -> list[nn.Parameter]:
         """The other parameters that are trained."""
-        scales = {id(one) for one in self.scale_parameters()}
-        return [one for one in self.parameters() if one.requires_grad and id(one) not in scales]
+        return [self.get_parameter(name) for name in self.trained if name not in self._ratios.values()]
 
-    def _is_trained_scale(self, name: str, vid: int) -> bool:
-        return vid in self._factors and name in self.trained
+    def trained_numbers(self, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+        """{name of the value in the graph: its number} of what is trained, by a state dict; by default its own."""
+        state = self.state_dict() if state is None else state
+        scales = {self.value_names[name]: state[name] * state[ratio] for name, ratio in self._ratios.items()}
+        weights = [name for name in self.trained if name not in self._ratios.values()]
+        return {**{self.value_names[name]: state[name] for name in weights}, **scales}
 
-    def _register(self, value: Value, name: str, *, trains: bool) -> None:
+    def _register(self, value: Value, name: str, given: torch.Tensor | None, *, trains: bool) -> None:
         payload = self.graph.payloads.get(value.vid)
-        if payload is None:
+        if given is None and payload is None:
             raise UsageError(
-                f"graph {self.graph.name!r} has no numbers of {value.role} {name!r}; load its weights first"
+                f"graph {self.graph.name!r} has no numbers of {value.role} {name!r}; give them by weights=, such as "
+                "module.state_dict()"
             )
-        tensor = as_tensor(payload.numpy()).clone()
+        tensor = given.detach().clone() if given is not None else as_tensor(payload.numpy()).clone()  # type: ignore[union-attr]
+        if (tuple(tensor.shape), dtype_name(tensor.dtype)) != (value.spec.sizes, value.spec.dtype):
+            raise UsageError(
+                f"weight {name!r} is {dtype_name(tensor.dtype)}{list(tensor.shape)}; the graph declares "
+                f"{value.spec.dtype}{list(value.spec.shape)}"
+            )
         holder, own = self._holder(name)
         full = own if holder is self else name
         if trains or (value.role is Role.PARAM and tensor.is_floating_point()):
@@ -155,13 +182,22 @@ class GraphModule(nn.Module):
             own += "_"
         return self, own
 
+    def _find(self, name: str) -> tuple[nn.Module, str]:
+        path, _, last = name.rpartition(".")
+        return self.get_submodule(path), last
+
+    def _stored(self, name: str) -> torch.Tensor:
+        """As `get_parameter`, which refuses the tensors that torch puts in the place of parameters to record a call."""
+        holder, own = self._find(name)
+        return getattr(holder, own)
+
     def _tensor(self, name: str, vid: int) -> torch.Tensor:
-        *path, last = name.split(".")
-        tensor = getattr(self.get_submodule(".".join(path)), last)
-        factor = self._factors.get(vid)
-        if factor is None or not tensor.requires_grad:
+        tensor = self._stored(name)
+        if name not in self._ratios:
             return tensor
-        return tensor.detach() + (tensor - tensor.detach()) * factor  # the same number, with a smaller gradient
+        ratio = self._stored(self._ratios[name])
+        # SGD changes the scale as LSQ does: the step of the factor, times the first scale, is that of LSQ.
+        return (tensor * ratio).detach() + (ratio - ratio.detach()) * (self._factors[vid] / tensor)
 
     def _inputs(self, args: Sequence[torch.Tensor], kwargs: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
         names = {self.graph.values[vid].name: vid for vid in self.graph.inputs}
@@ -198,7 +234,7 @@ class GraphModule(nn.Module):
         return self._bound[sizes]
 
 
-def _refuse_ops(graph: Graph) -> None:
+def refuse_ops(graph: Graph) -> None:
     changed = [graph.values[vid] for vid in graph.updates if graph.values[vid].role is not Role.STATE]
     if changed:
         raise Unsupported(f"the graph changes {changed[0].role} {changed[0].name!r}; a module changes its states only")
@@ -214,6 +250,9 @@ def _refuse_ops(graph: Graph) -> None:
                     "DequantizeLinear behind each QuantizeLinear"
                 )
 
+
+RELATIVE = "relative"
+"""How the names of the factors of scales begin."""
 
 CARRIERS = frozenset(
     {"Clip", "Reshape", "Transpose", "Slice", "Split", "Concat", "Expand", "Tile", "Gather", "Identity", "MaxPool"}

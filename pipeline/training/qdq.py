@@ -210,13 +210,13 @@ class _Widening:
     ) -> Iterator[NodeProto]:
         zero = self._made.get(inputs[2]) or self._tensors[inputs[2]]
         dtype = helper.tensor_dtype_to_np_dtype(zero.data_type)
-        ends = np.iinfo(dtype)
-        whole = limits is None or limits == (ends.min, ends.max)
+        whole = limits is None or limits == (np.iinfo(dtype).min, np.iinfo(dtype).max)
         quantize = helper.make_node(QUANTIZE, inputs, [result if whole else f"{result}_wide"], name=f"{result}_round")
         quantize.attribute.extend(settings)
         yield quantize
         if limits is not None and not whole:
-            names = [self._keep(f"{result}_{number}", np.asarray(number), zero.data_type) for number in limits]
+            ends = zip(("lowest", "highest"), limits, strict=True)
+            names = [self._keep(f"{result}_{end}", np.asarray(number), zero.data_type) for end, number in ends]
             yield helper.make_node("Clip", [f"{result}_wide", *names], [result], name=f"{result}_Clip")
 
     def _keep(self, name: str, numbers: np.ndarray, data_type: int) -> str:
@@ -273,7 +273,7 @@ def _copy(node: NodeProto, *, input: list[str]) -> NodeProto:
     return copy
 
 
-WIDER = {TensorProto.INT4: TensorProto.INT8, TensorProto.UINT4: TensorProto.UINT8}
+WIDER: Mapping[int, int] = {TensorProto.INT4: TensorProto.INT8, TensorProto.UINT4: TensorProto.UINT8}
 """What the IR has in place of types of 4 bits."""
 
-LIMITS = {TensorProto.INT4: (-8, 7), TensorProto.UINT4: (0, 15)}
+LIMITS: Mapping[int, tuple[int, int]] = {TensorProto.INT4: (-8, 7), TensorProto.UINT4: (0, 15)}

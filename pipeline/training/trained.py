@@ -24,11 +24,13 @@ from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.ir import Graph, Op, Role, Value
 
-__all__ = ["find_candidates", "find_trained", "find_weights", "scales_of"]
+__all__ = ["find_candidates", "find_trained", "scales_of"]
 
 
-def find_trained(graph: Graph, chosen: Sequence[str] | None) -> frozenset[int]:
+def find_trained(graph: Graph, chosen: Sequence[str] | None, *, by_readers: bool = False) -> frozenset[int]:
     """The vids of the weights to train: those that a glob of `chosen` matches, or those of the rule above.
+
+    by_readers: the params are what may be trained, and say nothing about what is.
 
     Raises:
         UsageError: a glob matches no float weight, or there is nothing to train.
@@ -43,14 +45,14 @@ def find_trained(graph: Graph, chosen: Sequence[str] | None) -> frozenset[int]:
                 hint = nearest(glob, [name for own in names.values() for name in own])
                 raise UsageError(f"train: found no float weight that {glob!r} names or matches{hint}")
         return frozenset().union(*matched.values())
-    params = {value.vid for value in graph.with_role(Role.PARAM) if value.vid in names}
-    found = (frozenset(params) if params else find_weights(graph)) | scales_of(graph).keys()
+    params = frozenset() if by_readers else {value.vid for value in graph.with_role(Role.PARAM) if value.vid in names}
+    found = frozenset((params or _find_weights(graph)) | scales_of(graph).keys())
     if not found:
         raise UsageError(f"graph {graph.name!r} has no float weight that is trained by default; name some by train=")
     return found
 
 
-def find_weights(graph: Graph) -> frozenset[int]:
+def _find_weights(graph: Graph) -> frozenset[int]:
     """The stored floats that an operator reads as a weight."""
     stored = graph.with_role(Role.PARAM, Role.CONST)
     return frozenset(

@@ -63,7 +63,7 @@ def _arrays(trained: TrainProgram | GraphModule) -> dict[str, np.ndarray]:
     module = trained.module if isinstance(trained, TrainProgram) else trained
     found = trained.state_dict()["module"] if isinstance(trained, TrainProgram) else trained.state_dict()
     if isinstance(module, GraphModule):
-        return {module.value_names[name]: to_numpy(found[name]) for name in module.trained}
+        return {name: to_numpy(tensor) for name, tensor in module.trained_numbers(found).items()}
     asked = [name for name, tensor in module.named_parameters() if tensor.requires_grad]
     return {name: to_numpy(found[name]) for name in asked}
 
