@@ -1,7 +1,7 @@
 """The forms of ONNX nodes that no importer knows: QuantizeLinear and DequantizeLinear, with gradients.
 
 Rounding has no gradient, so it takes that of a straight line (Bengio et al. 2013); a number that is rounded beyond the
-ends of the format has none. With that, the gradient of a scale that QuantizeLinear and DequantizeLinear share is the one
+ends of the format has none. With that, the gradient of a scale that QuantizeLinear and DequantizeLinear share is that
 of LSQ (Esser et al. 2020, "Learned step size quantization", equation 3), by the rules of calculus alone:
 
     q = clamp(round(x / s) + z)      y = (q - z) · s      dy/ds = round(x/s) - x/s  within,  q - z  beyond

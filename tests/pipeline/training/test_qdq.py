@@ -9,16 +9,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import printer
 from torch.optim import SGD, Adam
 
 from passes.weights.detached import attach, detach
+from pipeline.config.precision import parse_precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import encode
-from pipeline.quantsim.placement import place
+from pipeline.quantsim.placement import PlacementRule, place
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.training import GraphModule, as_module, record_step, with_weights
 from pipeline.training.qdq import read_quantizers, trainable_form
-from tests.pipeline.quantsim.pictures_of_qdq import mlp, nodes_of, rule
 from tests.pipeline.training.steps import LOSS
 
 RANGES: dict[str, tuple[float, float]] = dict.fromkeys(["x", "h", "r", "t", "y"], (-4.0, 4.0))
@@ -26,11 +27,30 @@ RANGES: dict[str, tuple[float, float]] = dict.fromkeys(["x", "h", "r", "t", "y"]
 BATCH = torch.randn(2, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 2])
 
 
+MLP = """<ir_version: 10, opset_import: ["" : 21]> mlp (float[2, 4] x) => (float[2, 3] y) {
+    h = Gemm (x, first, bias)
+    r = Relu (h)
+    t = Reshape (r, shape)
+    y = MatMul (t, second)
+}"""
+
+
 def quantized(weights: str, activations: str) -> onnx.ModelProto:
     """Two products with a Relu and a Reshape between them; the bias has 32 bits where activations have 8."""
-    model = mlp()
-    placement = place(model, [rule("op:*", weights, activations)])
-    return attach(insert_qdq(model, encode(placement, RANGES, model)))
+    model, draw = onnx.parser.parse_model(MLP), np.random.default_rng(0)
+    for name, shape in {"first": (4, 8), "bias": 8, "second": (8, 3)}.items():
+        array = draw.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2, 8]), "shape"))
+    whole = detach(model)
+    placement = place(whole, [PlacementRule("op:*", parse_precision(weights), parse_precision(activations))])
+    return attach(insert_qdq(whole, encode(placement, RANGES, whole)))
+
+
+def nodes_of(model: onnx.ModelProto) -> list[str]:
+    for node in model.graph.node:
+        node.ClearField("name")
+    return [" ".join(printer.to_text(node).split()) for node in model.graph.node]
 
 
 def outputs_of(model: onnx.ModelProto, x: torch.Tensor) -> np.ndarray:
@@ -42,7 +62,7 @@ def outputs_of(model: onnx.ModelProto, x: torch.Tensor) -> np.ndarray:
 
 def test_the_trainable_form_has_floats_in_front_of_8_bits() -> None:
     model = trainable_form(read_quantizers(quantized("int4/channel", "uint6")))
-    assert nodes_of(detach(model))[:4] == [
+    assert nodes_of(model)[:4] == [
         "first_dequantized_numbers_wide = QuantizeLinear <axis: int = 1> (first, first_scale, first_zero_point_wide)",
         "first_dequantized_numbers = Clip "
         "(first_dequantized_numbers_wide, first_dequantized_numbers_lowest, first_dequantized_numbers_highest)",
