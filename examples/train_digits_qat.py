@@ -130,7 +130,7 @@ def run(folder: Path, epochs: int, tuning_epochs: int, weights: str = "int4/chan
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Quantization-aware training of a small CNN on digits")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--tuning-epochs", type=int, default=10)
     parser.add_argument("--weights", default="int4/channel", help="their format, such as int3/channel")
