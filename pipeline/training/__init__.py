@@ -5,12 +5,27 @@ optimizer.py    a torch optimizer as data               graph.py        the Grap
 record.py       the entry point                         program.py      the program, its states and snapshots
 state_dict.py   states ↔ torch's state dicts            checkpoint.py   states ↔ a file
 blame.py        where a step broke
+
+graph_module.py a Graph or an ONNX model as a torch module, which the above takes like any other
+trained.py      which of its weights are trained       qdq.py          a quantized model in trainable form
+with_weights.py trained weights → the ONNX model that they came from
 """
 
 from __future__ import annotations
 
 from pipeline.runtime.capture import Snapshot
+from pipeline.training.graph_module import GraphModule, as_module
 from pipeline.training.program import NotFinite, Phase, TrainProgram
 from pipeline.training.record import record_step
+from pipeline.training.with_weights import with_weights
 
-__all__ = ["NotFinite", "Phase", "Snapshot", "TrainProgram", "record_step"]
+__all__ = [
+    "GraphModule",
+    "NotFinite",
+    "Phase",
+    "Snapshot",
+    "TrainProgram",
+    "as_module",
+    "record_step",
+    "with_weights",
+]

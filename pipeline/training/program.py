@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from passes.suggest import nearest
@@ -138,6 +139,11 @@ class TrainProgram:
     def optimizer(self) -> Optimizer:
         """The optimizer that the step was recorded from, for schedulers."""
         return self._sources.optimizer
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that the step was recorded from, with its numbers from before; `write_back` sets them."""
+        return self._sources.module
 
     @property
     def steps_done(self) -> int:

@@ -31,15 +31,11 @@ NO_CASE: dict[str, str] = {
         ("RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "Dropout"),
         "it draws numbers of its own; test_random.py looks at their distribution",
     ),
-<<<<<<< HEAD
-    **dict.fromkeys(("SGD", "Adam"), "tests/pipeline/training compares a hundred steps with torch's optimizers"),
-    **dict.fromkeys(fused.KINDS, "ONNX has no such node; test_fused.py compares it with the ops that it stands for"),
-=======
     **dict.fromkeys(
         ("SGD", "Adam", "NotFinite", "CountStep"),
         "tests/pipeline/training compares a hundred steps with torch's optimizers",
     ),
->>>>>>> train
+    **dict.fromkeys(fused.KINDS, "ONNX has no such node; test_fused.py compares it with the ops that it stands for"),
 }
 """kind → why no case compares its kernel with a reference."""
 
@@ -68,12 +64,7 @@ def test_every_kernel_has_a_case() -> None:
 
 def test_every_in_place_fact_has_a_case() -> None:
     shown = {case.kind for module in (elementwise, norm_reduce, shape_index) for case in module.CASES}
-<<<<<<< HEAD
-    shown.add("ConvPointwise")  # test_fused.py
-    assert {name for name, row in KINDS.items() if row.inplace} <= shown
-=======
     assert {name for name, row in KINDS.items() if row.inplace} - set(NO_CASE) <= shown
->>>>>>> train
 
 
 def test_every_view_rule_has_a_definition_for_the_checker() -> None:

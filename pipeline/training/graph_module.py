@@ -1,0 +1,276 @@
+"""A Graph, or an ONNX model, as a torch module that can be trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+import torch
+from torch import nn
+
+from passes.weights.detached import attach, read_model
+from pipeline.errors import Unsupported, UsageError
+from pipeline.importers import from_onnx
+from pipeline.ir import Graph, Op, Role, Value
+from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.runtime.eager import apply
+from pipeline.runtime.functional import functional_operators, why_not_differentiable
+from pipeline.runtime.tensors import as_tensor, dtype_name
+from pipeline.training.qdq import has_quantizers, read_quantizers, trainable_form
+from pipeline.training.trained import find_candidates, find_trained, scales_of
+
+__all__ = ["GraphModule", "as_module", "whole_model"]
+
+
+def as_module(
+    model: Graph | onnx.ModelProto | str | Path,
+    *,
+    train: Sequence[str] | None = None,
+    weights: Mapping[str, torch.Tensor] | None = None,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> GraphModule:
+    """A torch module that computes what `model` does, op by op with torch's operators, so that it can be trained.
+
+    model: a Graph of either importer, or an ONNX model. Of a model with QuantizeLinear and DequantizeLinear the weights
+        are floats that are quantized at each call; rounding lets gradients through, and scales are trained by LSQ.
+    train: globs of the names of the weights to train; by default the float weights of products, convolutions,
+        normalisations and embeddings, with their biases (`pipeline/training/trained.py` has the rule).
+    weights: numbers by their names in the checkpoint, for a graph that has none, as torch's graphs do.
+    dims, shapes: sizes of an ONNX model's inputs, as `from_onnx` takes them.
+
+    Parameters have their names in the checkpoint. Normalisations use their stored statistics, as at inference.
+
+    Raises:
+        Unsupported: an op that torch cannot differentiate.
+        UsageError: weights are missing, or `train` matches none of them.
+    """
+    if isinstance(model, Graph):
+        if dims or shapes:
+            raise UsageError("as_module: found sizes with a Graph, expected them with an ONNX model: bind them first")
+        refuse_ops(model)
+        return GraphModule(model, find_trained(model, train), weights or {})
+    proto = whole_model(model)
+    if has_quantizers(proto):
+        proto = trainable_form(read_quantizers(proto))
+    graph = from_onnx(proto, dims=dims, shapes=shapes, trainable=find_candidates(proto.graph), fallback=True)
+    refuse_ops(graph)
+    return GraphModule(graph, find_trained(graph, train, by_readers=True), weights or {})
+
+
+def whole_model(model: onnx.ModelProto | str | Path) -> onnx.ModelProto:
+    """The model with all of its weights inside; a ModelProto as it is."""
+    return model if isinstance(model, onnx.ModelProto) else attach(read_model(Path(model)))
+
+
+class GraphModule(nn.Module):
+    """A Graph whose weights are parameters (those that are trained, and other params) and buffers.
+
+    It is called with the graph's inputs in order or by name, and gives its output, or a tuple of several. Names that
+    the graph does not have are left aside: they are what the loss alone reads of a batch.
+    """
+
+    def __init__(self, graph: Graph, trained: frozenset[int], weights: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.graph = graph
+        self.trained: tuple[str, ...] = ()
+        """The names of the parameters that are trained."""
+        self.value_names: dict[str, str] = {}
+        """{name of a parameter or buffer: name of its value in the graph}."""
+        self._vids: dict[str, int] = {}
+        self._bound: dict[tuple[int, ...], Graph] = {}
+        self._ratios: dict[str, str] = {}
+        """{name of a scale's buffer: name of the parameter by which it is multiplied}."""
+        for vid, names in graph.weight_names().items():
+            value = graph.values[vid]
+            if value.users or vid in graph.outputs:
+                given = next((weights[name] for name in names if name in weights), None)
+                self._register(value, names[0], given, trains=vid in trained)
+        self._factors = {vid: _gradient_factor(graph, op) for vid, op in scales_of(graph).items()}
+        self._make_relative([name for name, vid in self._vids.items() if vid in self._factors and name in self.trained])
+
+    def _make_relative(self, scales: Sequence[str]) -> None:
+        """Train each scale as a multiple of the one that it begins with, which stays as a buffer.
+
+        Scales differ by thousands, and an optimizer like Adam takes steps of one size: a step of 1e-3 is 0.1 % now.
+        """
+        for name in scales:
+            holder, own = self._find(name)
+            start = getattr(holder, own).detach()
+            delattr(holder, own)
+            holder.register_buffer(own, start)
+            place = self._holder(f"{RELATIVE}.{name}")
+            place[0].register_parameter(place[1], nn.Parameter(torch.ones_like(start)))
+            full = place[1] if place[0] is self else f"{RELATIVE}.{name}"
+            self._ratios[name] = full
+            self.trained = tuple(full if own == name else own for own in self.trained)
+
+    def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        slots = self._inputs(args, kwargs)
+        graph = self._bind(slots)
+        slots |= {vid: self._tensor(name, vid) for name, vid in self._vids.items()}
+        own = functional_operators(graph, keep_dtypes=False)
+        for op in graph.ops:
+            results = apply(op, [slots[vid] for vid in op.inputs], own)
+            slots.update(zip(op.outputs, results, strict=True))
+        for vid, new in graph.updates.items():
+            self._stored(next(name for name, own in self._vids.items() if own == vid)).copy_(slots[new].detach())
+        found = tuple(slots[vid] for vid in graph.outputs)
+        return found[0] if len(found) == 1 else found
+
+    def scale_parameters(self) -> list[nn.Parameter]:
+        """The factors of the scales that are trained, for a group of an optimizer with a rate of its own."""
+        return [self.get_parameter(name) for name in self._ratios.values()]
+
+    def weight_parameters(self) -> list[nn.Parameter]:
+        """The other parameters that are trained."""
+        return [self.get_parameter(name) for name in self.trained if name not in self._ratios.values()]
+
+    def trained_numbers(self, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+        """{name of the value in the graph: its number} of what is trained, by a state dict; by default its own."""
+        state = self.state_dict() if state is None else state
+        scales = {self.value_names[name]: state[name] * state[ratio] for name, ratio in self._ratios.items()}
+        weights = [name for name in self.trained if name not in self._ratios.values()]
+        return {**{self.value_names[name]: state[name] for name in weights}, **scales}
+
+    def _register(self, value: Value, name: str, given: torch.Tensor | None, *, trains: bool) -> None:
+        payload = self.graph.payloads.get(value.vid)
+        if given is None and payload is None:
+            raise UsageError(
+                f"graph {self.graph.name!r} has no numbers of {value.role} {name!r}; give them by weights=, such as "
+                "module.state_dict()"
+            )
+        tensor = given.detach().clone() if given is not None else as_tensor(payload.numpy()).clone()  # type: ignore[union-attr]
+        if (tuple(tensor.shape), dtype_name(tensor.dtype)) != (value.spec.sizes, value.spec.dtype):
+            raise UsageError(
+                f"weight {name!r} is {dtype_name(tensor.dtype)}{list(tensor.shape)}; the graph declares "
+                f"{value.spec.dtype}{list(value.spec.shape)}"
+            )
+        holder, own = self._holder(name)
+        full = own if holder is self else name
+        if trains or (value.role is Role.PARAM and tensor.is_floating_point()):
+            holder.register_parameter(own, nn.Parameter(tensor, requires_grad=trains))
+        else:
+            holder.register_buffer(own, tensor)
+        self._vids[full] = value.vid
+        self.value_names[full] = name
+        if trains:
+            self.trained = (*self.trained, full)
+
+    def _holder(self, name: str) -> tuple[nn.Module, str]:
+        """The module that takes a weight called `blocks.0.weight`, and the last part of the name.
+
+        Where torch cannot have the name, as that of a method, the weight has another one in this module itself.
+        """
+        holder: nn.Module = self
+        *path, last = name.split(".")
+        for part in path:
+            child = holder._modules.get(part)
+            if child is None and (not part or hasattr(holder, part)):
+                break
+            if child is None:
+                child = nn.Module()
+                holder.add_module(part, child)
+            holder = child
+        else:
+            if last and not hasattr(holder, last):
+                return holder, last
+        own = name.replace(".", "_") + "_"
+        while hasattr(self, own):
+            own += "_"
+        return self, own
+
+    def _find(self, name: str) -> tuple[nn.Module, str]:
+        path, _, last = name.rpartition(".")
+        return self.get_submodule(path), last
+
+    def _stored(self, name: str) -> torch.Tensor:
+        """As `get_parameter`, which refuses the tensors that torch puts in the place of parameters to record a call."""
+        holder, own = self._find(name)
+        return getattr(holder, own)
+
+    def _tensor(self, name: str, vid: int) -> torch.Tensor:
+        tensor = self._stored(name)
+        if name not in self._ratios:
+            return tensor
+        ratio = self._stored(self._ratios[name])
+        # SGD changes the scale as LSQ does: the step of the factor, times the first scale, is that of LSQ.
+        return (tensor * ratio).detach() + (ratio - ratio.detach()) * (self._factors[vid] / tensor)
+
+    def _inputs(self, args: Sequence[torch.Tensor], kwargs: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+        names = {self.graph.values[vid].name: vid for vid in self.graph.inputs}
+        given = {
+            **dict(zip(names, args, strict=False)),
+            **{name: kwargs[name] for name in kwargs.keys() & names.keys()},
+        }
+        missing = [name for name in names if name not in given]
+        if missing or len(args) > len(names):
+            raise UsageError(
+                f"graph {self.graph.name!r} reads {', '.join(names)}; found {len(args)} tensors by order and "
+                f"{', '.join(kwargs) or 'none'} by name"
+            )
+        for name, vid in names.items():
+            spec, tensor = self.graph.values[vid].spec, given[name]
+            fits = len(spec.shape) == tensor.dim() and all(
+                isinstance(size, str) or size == own for size, own in zip(spec.shape, tensor.shape, strict=True)
+            )
+            if not fits or dtype_name(tensor.dtype) != spec.dtype:
+                raise UsageError(
+                    f"input {name!r} is {dtype_name(tensor.dtype)}{list(tensor.shape)}; "
+                    f"the graph declares {spec.dtype}{list(spec.shape)}"
+                )
+        return {names[name]: given[name] for name in names}
+
+    def _bind(self, inputs: Mapping[int, torch.Tensor]) -> Graph:
+        """The graph for the sizes of these inputs."""
+        if not dim_names(self.graph):
+            return self.graph
+        sizes = tuple(int(size) for tensor in inputs.values() for size in tensor.shape)
+        if sizes not in self._bound:
+            shapes = {self.graph.values[vid].name: tuple(tensor.shape) for vid, tensor in inputs.items()}
+            self._bound[sizes] = bind_dims(self.graph, dims_of(self.graph, shapes))
+        return self._bound[sizes]
+
+
+def refuse_ops(graph: Graph) -> None:
+    changed = [graph.values[vid] for vid in graph.updates if graph.values[vid].role is not Role.STATE]
+    if changed:
+        raise Unsupported(f"the graph changes {changed[0].role} {changed[0].name!r}; a module changes its states only")
+    for op in graph.ops:
+        if why := why_not_differentiable(op):
+            raise Unsupported(f"op {op.name!r}, {op.kind}, cannot be trained through: {why}")
+        if op.attrs.get("op") != "QuantizeLinear":
+            continue
+        for user in (graph.ops[oid] for vid in op.outputs for oid in graph.values[vid].users):
+            if user.kind not in CARRIERS and user.attrs.get("op") != "DequantizeLinear":
+                raise Unsupported(
+                    f"op {user.name!r}, {user.kind}, computes with the whole numbers of {op.name!r}; expected a "
+                    "DequantizeLinear behind each QuantizeLinear"
+                )
+
+
+RELATIVE = "relative"
+"""How the names of the factors of scales begin."""
+
+CARRIERS = frozenset(
+    {"Clip", "Reshape", "Transpose", "Slice", "Split", "Concat", "Expand", "Tile", "Gather", "Identity", "MaxPool"}
+)
+"""Kinds that pass whole numbers on as they are, also where these travel as floats."""
+
+
+def _gradient_factor(graph: Graph, quantizer: Op) -> float:
+    """LSQ's factor for the gradient of a scale, 1 / sqrt(N · Q): N elements that share the scale, of a weight or of one
+    sample of an activation, and the greatest whole number Q."""
+    data, scale = (graph.values[vid] for vid in quantizer.inputs[:2])
+    sizes = [size for size in data.spec.shape if isinstance(size, int)]
+    if data.producer is not None or data.role is Role.INPUT:
+        sizes = sizes[1:] if len(sizes) > 1 else sizes
+    result = graph.values[quantizer.outputs[0]]
+    clips = [graph.ops[oid] for oid in result.users if graph.ops[oid].kind == "Clip"]
+    highest = float(torch.iinfo(getattr(torch, result.spec.dtype)).max)
+    for clip in clips:
+        limit = clip.attrs["max"]
+        highest = min(highest, float(limit)) if isinstance(limit, int | float) else highest
+    return 1 / math.sqrt(max(math.prod(sizes) / scale.spec.numel, 1.0) * max(highest, 1.0))

@@ -1,0 +1,150 @@
+"""Which weights of a graph are trained.
+
+In ONNX every constant is an initializer, so a model does not say which of them are parameters. By default these are:
+
+- of a graph that has params (torch's graphs, and `from_onnx(trainable=…)`): the float ones;
+- else the float constants with more than one element which an operator reads as a weight: an operand of a product, a
+  convolution or a recurrent kind, scale and bias of a normalisation, the table of an embedding, and what is added or
+  multiplied and has more than one element along one axis only (a bias, the scale of a layer). Moving elements and
+  quantizing changes nothing about that. What is added in several axes may as well be a mask, and is left as it is;
+- and the scales of quantizers, also those of one element.
+
+Statistics of a BatchNormalization stay, and so does what computes a shape. Globs of names choose otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Final
+
+import onnx
+
+from passes.suggest import nearest
+from pipeline.errors import UsageError
+from pipeline.ir import Graph, Op, Role, Value
+
+__all__ = ["find_candidates", "find_trained", "scales_of"]
+
+
+def find_trained(graph: Graph, chosen: Sequence[str] | None, *, by_readers: bool = False) -> frozenset[int]:
+    """The vids of the weights to train: those that a glob of `chosen` matches, or those of the rule above.
+
+    by_readers: the params are what may be trained, and say nothing about what is.
+
+    Raises:
+        UsageError: a glob matches no float weight, or there is nothing to train.
+    """
+    names = {vid: found for vid, found in graph.weight_names().items() if _is_float(graph.values[vid])}
+    if chosen is not None:
+        matched = {
+            glob: {vid for vid, own in names.items() if any(fnmatchcase(name, glob) for name in own)} for glob in chosen
+        }
+        for glob in chosen:
+            if not matched[glob]:
+                hint = nearest(glob, [name for own in names.values() for name in own])
+                raise UsageError(f"train: found no float weight that {glob!r} names or matches{hint}")
+        return frozenset().union(*matched.values())
+    params = frozenset() if by_readers else {value.vid for value in graph.with_role(Role.PARAM) if value.vid in names}
+    found = frozenset((params or _find_weights(graph)) | scales_of(graph).keys())
+    if not found:
+        raise UsageError(f"graph {graph.name!r} has no float weight that is trained by default; name some by train=")
+    return found
+
+
+def _find_weights(graph: Graph) -> frozenset[int]:
+    """The stored floats that an operator reads as a weight."""
+    stored = graph.with_role(Role.PARAM, Role.CONST)
+    return frozenset(
+        value.vid
+        for value in stored
+        if _is_float(value)
+        and value.spec.numel > 1
+        and any(_is_weight(graph, op, place, value) for op, place in _readers(graph, value))
+    )
+
+
+def scales_of(graph: Graph) -> Mapping[int, Op]:
+    """{vid of a stored scale: the first QuantizeLinear that divides by it}."""
+    found: dict[int, Op] = {}
+    for op in graph.ops:
+        if op.attrs.get("op") == "QuantizeLinear" and graph.values[op.inputs[1]].producer is None:
+            found.setdefault(op.inputs[1], op)
+    return found
+
+
+def find_candidates(graph: onnx.GraphProto) -> list[str]:
+    """Float initializers that may become params: no shape, and nothing else that has to be known, follows from them."""
+    makers = {name: node for node in graph.node for name in node.output}
+    fixed: set[str] = set()
+    todo = [
+        name for node in graph.node for place, name in enumerate(node.input) if place in FIXED.get(node.op_type, ())
+    ]
+    while todo:
+        name = todo.pop()
+        if name in fixed:
+            continue
+        fixed.add(name)
+        maker = makers.get(name)
+        if maker is not None and maker.op_type not in ("Shape", "Size"):
+            todo += [source for source in maker.input if source]
+    scales = {node.input[1] for node in graph.node if node.op_type == "QuantizeLinear"}
+    listed = {info.name for info in graph.input}
+    return [
+        tensor.name
+        for tensor in graph.initializer
+        if tensor.data_type in FLOATS
+        and tensor.name not in fixed | listed
+        and (tensor.name in scales or any(size > 1 for size in tensor.dims))
+    ]
+
+
+def _readers(graph: Graph, value: Value) -> Iterator[tuple[Op, int]]:
+    """The ops that read `value` or what only moves or quantizes it, with the place of the operand."""
+    todo = [value]
+    while todo:
+        current = todo.pop()
+        for oid in current.users:
+            op = graph.ops[oid]
+            for place, vid in enumerate(op.inputs):
+                if vid != current.vid:
+                    continue
+                yield op, place
+                if place == 0 and (op.kind in MOVES or op.attrs.get("op") in ("QuantizeLinear", "DequantizeLinear")):
+                    todo += [graph.values[out] for out in op.outputs]
+
+
+def _is_weight(graph: Graph, op: Op, place: int, value: Value) -> bool:
+    if op.kind in VECTORS:
+        return sum(size != 1 for size in value.spec.sizes) == 1
+    return place in WEIGHTS.get(op.kind, ())
+
+
+def _is_float(value: Value) -> bool:
+    return value.spec.dtype in ("float16", "bfloat16", "float32", "float64")
+
+
+WEIGHTS: Final[Mapping[str, Sequence[int]]] = {
+    "MatMul": (0, 1), "Gemm": (0, 1, 2), "Einsum": range(9), "Conv": (1, 2), "ConvTranspose": (1, 2), "LSTM": (1, 2, 3),
+    "LayerNormalization": (1, 2), "RMSNormalization": (1,), "BatchNormalization": (1, 2),
+    "InstanceNormalization": (1, 2), "GroupNormalization": (1, 2), "Gather": (0,), "PRelu": (1,),
+}  # fmt: skip
+"""kind → the operands that are weights where they are stored."""
+
+VECTORS: Final = frozenset({"Add", "Sub", "Mul", "Div"})
+
+MOVES: Final = frozenset(
+    {"Transpose", "Reshape", "Expand", "Cast", "Slice", "Split", "Identity", "Contiguous", "Select", "Unbind", "Clip"}
+)
+
+FIXED: Final[Mapping[str, Sequence[int]]] = {
+    "Reshape": (1,), "Expand": (1,), "Tile": (1,), "Resize": (1, 2, 3), "Upsample": (1,), "Pad": (1, 2, 3),
+    "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Unsqueeze": (1,), "TopK": (1,), "Clip": (1, 2),
+    "ConstantOfShape": (0,), "Range": (0, 1, 2), "CumSum": (1,), "OneHot": (1,), "If": (0,), "Loop": (0, 1),
+    "Dropout": (1, 2), "Trilu": (1,),
+}  # fmt: skip
+"""op type → the inputs whose numbers an importer has to know."""
+
+FLOATS: Final = frozenset(
+    {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
+)

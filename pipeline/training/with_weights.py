@@ -1,0 +1,98 @@
+"""Put trained weights and scales back into the ONNX model that they came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from passes.suggest import nearest
+from pipeline.errors import UsageError
+from pipeline.runtime.tensors import to_numpy
+from pipeline.training.graph_module import GraphModule, whole_model
+from pipeline.training.program import TrainProgram
+from pipeline.training.qdq import NarrowQuantizer, check_scale, has_quantizers, read_quantizers, stored_numbers
+
+__all__ = ["with_weights"]
+
+
+def with_weights(model: onnx.ModelProto | str | Path, trained: TrainProgram | GraphModule) -> onnx.ModelProto:
+    """A copy of `model` with the weights of `trained`, by name: nodes, names and metadata stay as they are.
+
+    trained: a program that was recorded from `as_module(model)`, or that module itself.
+
+    In a model with QuantizeLinear and DequantizeLinear the weights are quantized again, with their trained scales; and
+    the limits of narrow formats follow the scales. Scales and numbers of biases of 32 bits keep the scale they have.
+
+    Raises:
+        UsageError: a trained weight is not one of the model, has another shape, or a scale is not above zero.
+    """
+    proto = onnx.ModelProto()
+    proto.CopyFrom(whole_model(model))
+    arrays = _arrays(trained)
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    tensors |= {
+        node.output[0]: entry.t
+        for node in proto.graph.node
+        if node.op_type == "Constant"
+        for entry in node.attribute
+        if entry.name == "value"
+    }
+    if has_quantizers(proto):
+        qdq = read_quantizers(proto)
+        for weight in qdq.stored:
+            floats = arrays.pop(weight.name, None)
+            if floats is None:
+                continue
+            like, scale = tensors[weight.numbers], _number_of(weight.scale, arrays, tensors)
+            like.CopyFrom(stored_numbers(weight, floats, scale, like))
+        for quantizer in qdq.narrow:
+            if quantizer.scale in arrays:
+                _move_limits(quantizer, arrays[quantizer.scale], tensors)
+        for name in {entry.input[1] for entry in proto.graph.node if entry.op_type == "QuantizeLinear"} & arrays.keys():
+            check_scale(name, arrays[name])
+    for name, array in arrays.items():
+        _replace(name, array, tensors)
+    return proto
+
+
+def _arrays(trained: TrainProgram | GraphModule) -> dict[str, np.ndarray]:
+    """Trained numbers by the names of the model's initializers."""
+    module = trained.module if isinstance(trained, TrainProgram) else trained
+    found = trained.state_dict()["module"] if isinstance(trained, TrainProgram) else trained.state_dict()
+    if isinstance(module, GraphModule):
+        return {name: to_numpy(tensor) for name, tensor in module.trained_numbers(found).items()}
+    asked = [name for name, tensor in module.named_parameters() if tensor.requires_grad]
+    return {name: to_numpy(found[name]) for name in asked}
+
+
+def _replace(name: str, array: np.ndarray, tensors: dict[str, onnx.TensorProto]) -> None:
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise UsageError(
+            f"the model has no initializer {name!r}, which was trained{nearest(name, tensors)}; give the model that "
+            "the module was made of"
+        )
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    if tuple(tensor.dims) != array.shape or dtype != array.dtype:
+        raise UsageError(
+            f"{name!r} was trained as {array.dtype}{list(array.shape)}; the model has {dtype}{list(tensor.dims)}"
+        )
+    doc = tensor.doc_string
+    tensor.CopyFrom(numpy_helper.from_array(array, name))
+    if doc:
+        tensor.doc_string = doc
+
+
+def _number_of(name: str, arrays: dict[str, np.ndarray], tensors: dict[str, onnx.TensorProto]) -> np.ndarray:
+    return arrays[name] if name in arrays else numpy_helper.to_array(tensors[name])
+
+
+def _move_limits(quantizer: NarrowQuantizer, scale: np.ndarray, tensors: dict[str, onnx.TensorProto]) -> None:
+    for name, number in zip(quantizer.limits, (quantizer.lowest, quantizer.highest), strict=True):
+        limit = (number - quantizer.zero_point) * scale.astype(np.float64).reshape(())
+        old = tensors[name]
+        array = np.asarray(limit).astype(helper.tensor_dtype_to_np_dtype(old.data_type)).reshape(tuple(old.dims))
+        old.CopyFrom(numpy_helper.from_array(array, name))

@@ -1,0 +1,95 @@
+"""Every functional form against the kernel of its kind, on the cases of the kernels; torch records its gradient."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pipeline.ir import Op
+from pipeline.ir.graph import Graph
+from pipeline.lowering import Kind
+from pipeline.runtime import compile_graph
+from pipeline.runtime.eager import apply, run_eager
+from pipeline.runtime.functional import FAMILIES, FORMS, REFUSED, functional_operators
+from pipeline.runtime.kernels import FAMILIES as KERNEL_FAMILIES
+from pipeline.runtime.tensors import as_tensor, to_numpy
+from tests.pipeline.runtime.kernels import (
+    test_elementwise,
+    test_linear_conv,
+    test_norm_reduce,
+    test_recurrent,
+    test_shape_index,
+)
+from tests.pipeline.runtime.kernels.kernel_reference import Case, assert_close, expected, graph_of
+
+CASES = [
+    case
+    for module in (test_elementwise, test_linear_conv, test_norm_reduce, test_recurrent, test_shape_index)
+    for case in module.CASES
+    if Kind[case.kind] not in REFUSED
+]
+
+FLAT = {
+    *("Floor", "Ceil", "Round", "Sign", "IsNaN", "IsInf", "ArgMax", "ArgMin"),
+    *("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
+}
+"""Kinds of floats that have no gradient, or one that is zero everywhere."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_form_and_kernel_agree(case: Case) -> None:
+    graph = graph_of(case, expected(case))
+    feed = {f"in{at}": array for at, array in enumerate(case.inputs)}
+    by_kernels = compile_graph(graph).run(feed)
+    tensors = {name: as_tensor(np.array(array, order="C")) for name, array in feed.items()}
+    by_forms = run_eager(graph, tensors, own=functional_operators(graph)).outputs
+    assert by_forms.keys() == by_kernels.keys()
+    for name, tensor in by_kernels.items():
+        assert_close(to_numpy(by_forms[name]), to_numpy(tensor))
+
+
+def differentiable_cases() -> dict[str, Case]:
+    """One case of each kind that reads and gives floats."""
+    found: dict[str, Case] = {}
+    for case in CASES:
+        if case.inputs[0].dtype == np.float32 and case.kind not in FLAT and case.attrs.get("to") != "int64":
+            found.setdefault(case.kind, case)
+    return found
+
+
+@pytest.mark.parametrize("case", differentiable_cases().values(), ids=lambda case: case.kind)
+def test_torch_records_a_form_with_its_gradient(case: Case) -> None:
+    """On fake tensors, which have no numbers, so no form may look at one."""
+    graph = graph_of(case, expected(case))
+    tensors = [as_tensor(np.array(array, order="C")) for array in case.inputs]
+
+    def gradients(*ins: torch.Tensor) -> list[torch.Tensor]:
+        asked = [tensor.requires_grad_() for tensor in ins if tensor.is_floating_point()]
+        total = sum(result.sum() for result in run_once(graph, ins) if result.requires_grad)
+        assert isinstance(total, torch.Tensor)
+        return [one for one in torch.autograd.grad(total, asked, allow_unused=True) if one is not None]
+
+    recorded = make_fx(gradients, tracing_mode="fake")(*tensors)
+    found, wanted = recorded(*tensors), gradients(*(tensor.clone() for tensor in tensors))
+    assert found
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def run_once(graph: Graph, ins: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    (op,) = graph.ops
+    assert isinstance(op, Op)
+    return apply(op, ins, functional_operators(graph))
+
+
+def test_every_kind_has_a_form_or_a_reason() -> None:
+    assert FORMS.keys() | REFUSED.keys() == set(Kind)
+    assert not FORMS.keys() & REFUSED.keys()
+
+
+def test_the_families_are_those_of_the_kernels() -> None:
+    kernels = {kind: module.__name__.rpartition(".")[2] for module in KERNEL_FAMILIES for kind in module.KERNELS}
+    forms = {kind: module.__name__.rpartition(".")[2] for module in FAMILIES for kind in module.FORMS}
+    assert forms == {kind: kernels[kind] for kind in forms}

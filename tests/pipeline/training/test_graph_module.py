@@ -1,0 +1,217 @@
+"""An imported model trains as the torch module that it came from does, and goes back into its ONNX model."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW
+
+from passes.optimize import optimize
+from passes.structures import structure_of
+from passes.weights.detached import detach
+from pipeline.errors import Unsupported, UsageError
+from pipeline.importers import from_onnx
+from pipeline.importers.from_torch import from_torch
+from pipeline.training import as_module, record_step, with_weights
+from tests.pipeline.training.steps import LOSS, step_of_torch
+
+
+class Attention(nn.Module):
+    """Separate Q, K and V behind a norm, a residual and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.q, self.k, self.v, self.out = (nn.Linear(16, 16) for _ in range(4))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = (*x.shape[:2], 2, 8)
+        q, k, v = (part(self.norm(x)).view(heads).transpose(1, 2) for part in (self.q, self.k, self.v))
+        attended = torch.softmax(q @ k.transpose(-1, -2) / 8**0.5, -1) @ v
+        return self.head((x + self.out(attended.transpose(1, 2).flatten(2))).mean(1))
+
+
+def attention() -> nn.Module:
+    torch.manual_seed(0)
+    return Attention().eval()
+
+
+BATCH = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2])
+
+
+@cache
+def optimized() -> onnx.ModelProto:
+    """The module after the default list of passes, which here keeps Q, K and V apart."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exported = torch.onnx.export(attention(), (BATCH[0],), dynamo=True, optimize=False, verbose=False)
+    assert exported is not None
+    return optimize(exported.model_proto, keep=["qkv"]).to_proto()
+
+
+def outputs_of(model: onnx.ModelProto, x: torch.Tensor) -> np.ndarray:
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+
+
+def find_qkv(model: onnx.ModelProto) -> int:
+    structure = structure_of("qkv")
+    assert structure is not None
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)  # detach takes the weights out of the model that it is given
+    return len(structure.find(detach(copy)).instances)
+
+
+@pytest.mark.parametrize("make", [lambda params: SGD(params, lr=0.05), lambda params: AdamW(params, lr=1e-3)])
+def test_losses_after_the_pass_list_are_those_of_torch(make) -> None:
+    """The bias of K moves no loss, so its gradient is noise, of which Adam makes steps; the losses do not feel them."""
+    imported, module = as_module(optimized()), attention()
+    program, optimizer = record_step(imported, LOSS, make(imported.parameters()), BATCH), make(module.parameters())
+    ours = [program.step(BATCH).item() for _ in range(20)]
+    theirs = [step_of_torch(module, optimizer, BATCH) for _ in range(20)]
+    assert ours == pytest.approx(theirs, rel=1e-4)
+    assert theirs[-1] < theirs[0]
+    back = with_weights(optimized(), program)
+    np.testing.assert_allclose(outputs_of(back, BATCH[0]), module(BATCH[0]).detach(), rtol=1e-3, atol=1e-4)
+    assert find_qkv(optimized()) == find_qkv(back) == 1
+
+
+def test_only_weights_have_changed_in_what_goes_back() -> None:
+    imported = as_module(optimized())
+    program = record_step(imported, LOSS, SGD(imported.parameters(), lr=0.05), BATCH)
+    program.step(BATCH)
+    back, before = with_weights(optimized(), program), onnx.ModelProto()
+    changed = [
+        tensor.name
+        for tensor, old in zip(back.graph.initializer, optimized().graph.initializer, strict=True)
+        if tensor.SerializeToString() != old.SerializeToString()
+    ]
+    assert set(imported.trained) - set(changed) <= {"k.bias"}  # which moves no loss
+    assert set(changed) <= set(imported.trained)
+    for model in (back, before):
+        if model is before:
+            model.CopyFrom(optimized())
+        del model.graph.initializer[:]
+    assert back == before
+
+
+def test_a_module_that_was_trained_goes_through_the_main_job_again() -> None:
+    module = attention()
+    program = record_step(module, LOSS, SGD(module.parameters(), lr=0.05), BATCH)
+    program.step(BATCH)
+    program.write_back()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exported = torch.onnx.export(module, (BATCH[0],), dynamo=True, optimize=False, verbose=False)
+    assert exported is not None
+    run = optimize(exported.model_proto, keep=["qkv"])
+    assert find_qkv(run.to_proto()) == 1
+    np.testing.assert_allclose(outputs_of(run.to_proto(), BATCH[0]), module(BATCH[0]).detach(), atol=1e-5)
+
+
+def test_a_graph_of_torch_is_a_module_too() -> None:
+    """Of any batch, with the parameters' own names."""
+    module = attention()
+    batch = torch.export.Dim("batch")
+    graph = from_torch(torch.export.export(module, (BATCH[0],), dynamic_shapes=({0: batch},)))
+    imported = as_module(graph, weights=module.state_dict())
+    assert dict(imported.named_parameters()).keys() == dict(module.named_parameters()).keys()
+    for count in (2, 3):
+        torch.testing.assert_close(imported(BATCH[0][:count]), module(BATCH[0][:count]))
+    program, optimizer = (
+        record_step(imported, LOSS, SGD(imported.parameters(), lr=0.05), BATCH),
+        SGD(module.parameters(), lr=0.05),
+    )
+    ours = [program.step(BATCH).item() for _ in range(5)]
+    assert ours == pytest.approx([step_of_torch(module, optimizer, BATCH) for _ in range(5)], rel=1e-4)
+
+
+RULE = """<ir_version: 10, opset_import: ["" : 21]> g (int64[2] ids, float[2, 3, 4] x) => (float[2, 3, 6] y) {
+    e = Gather <axis = 0> (table, ids)
+    axis = Constant <value = int64[1] {1}> ()
+    u = Unsqueeze (e, axis)
+    a = Add (x, u)
+    n = LayerNormalization <axis = -1> (a, scale, shift)
+    p = MatMul (n, w)
+    q = Add (p, b)
+    r = Add (q, mask)
+    y = Mul (r, one)
+}"""
+
+
+def rule_model() -> onnx.ModelProto:
+    model = onnx.parser.parse_model(RULE)
+    draw = np.random.default_rng(0)
+    shapes = {"table": (9, 4), "scale": 4, "shift": 4, "w": (4, 6), "b": 6, "mask": (1, 3, 6), "one": 1}
+    for name, shape in shapes.items():
+        array = draw.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+def test_weights_are_told_from_masks_and_numbers() -> None:
+    module = as_module(rule_model())
+    assert sorted(module.trained) == ["b", "scale", "shift", "table", "w"]
+    assert as_module(rule_model(), train=["mask", "w*"]).trained == ("w", "mask")
+    graph = from_onnx(rule_model(), trainable=["w"])
+    assert as_module(graph).trained == ("w",)
+
+
+def test_inputs_come_in_order_or_by_name() -> None:
+    module = as_module(rule_model())
+    ids, x = torch.tensor([3, -1]), torch.randn(2, 3, 4)
+    wanted = outputs_by_name(rule_model(), ids=ids, x=x)
+    for found in (module(ids, x), module(x=x, ids=ids, target=torch.zeros(1))):
+        np.testing.assert_allclose(found.detach(), wanted, atol=1e-5)
+    with pytest.raises(UsageError, match="reads ids, x; found 1 tensors by order"):
+        module(ids)
+    with pytest.raises(UsageError, match=r"input 'x' is float32\[1, 3, 4\]; the graph declares float32\[2, 3, 4\]"):
+        module(ids, x[:1])
+
+
+def outputs_by_name(model: onnx.ModelProto, **feed: torch.Tensor) -> np.ndarray:
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {name: tensor.numpy() for name, tensor in feed.items()})[0])
+
+
+def test_names_that_torch_cannot_have_are_kept_beside() -> None:
+    """`forward` is a method, `w` cannot be a weight and hold one, and a path has no empty part."""
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[2] x) => (float[2] y)
+        <float[2] "forward" = {1, 2}, float[2] "w" = {3, 4}, float[2] "w.x" = {5, 6}, float[2] "a..b" = {7, 8}>
+    { h = Add (x, "forward") i = Mul (h, "w") j = Add (i, "w.x") y = Mul (j, "a..b") }"""
+    model = onnx.parser.parse_model(text)
+    module = as_module(model)
+    assert sorted(module.value_names.values()) == ["a..b", "forward", "w", "w.x"]
+    loss = lambda output, target: ((output - target) ** 2).mean()  # noqa: E731
+    batch = torch.ones(2), torch.zeros(2)
+    program = record_step(module, loss, SGD(module.parameters(), lr=1e-4), batch)
+    program.step(batch)
+    back = with_weights(model, program)
+    program.write_back()
+    np.testing.assert_allclose(outputs_of(back, batch[0]), module(batch[0]).detach(), rtol=1e-6)
+
+
+FOREIGN = """<ir_version: 10, opset_import: ["" : 21]> g (float[1, 1, 2, 2] x) => (float[1, 1, 2, 2] y)
+    <float[1, 1, 1, 1] w = {2}, float[1, 2, 2, 2] d = {0, 0, 0, 0, 0, 0, 0, 0}>
+{ y = DeformConv (x, w, d) }"""
+
+
+def test_what_cannot_be_trained_is_refused_in_one_sentence() -> None:
+    with pytest.raises(Unsupported, match="OnnxNode, cannot be trained through: DeformConv is run by another runtime"):
+        as_module(onnx.parser.parse_model(FOREIGN))
+    with pytest.raises(UsageError, match="train: found no float weight that 'wq' names or matches"):
+        as_module(rule_model(), train=["wq"])
+    other = as_module(rule_model())
+    model = rule_model()
+    next(tensor for tensor in model.graph.initializer if tensor.name == "w").name = "v"
+    model.graph.node[5].input[1] = "v"
+    with pytest.raises(UsageError, match="the model has no initializer 'w', which was trained"):
+        with_weights(model, other)
