@@ -120,6 +120,8 @@ class _Shift:
         if not self.count or not power or addend.size < FEWEST:
             return False
         mean = self.total / self.count
+        if not np.isfinite(mean).all():
+            return False
         times = float(mean @ addend) / power
         rest = mean - times * addend
         error = math.sqrt(float(rest @ rest) / (addend.size - 1) / power)

@@ -198,6 +198,15 @@ def test_a_value_without_a_counterpart_passes_on_what_was_known() -> None:
     assert last.read_db == first.sqnr_db
 
 
+def test_a_value_that_overflows_is_the_jump() -> None:
+    overflown = model(FLOAT.replace("Relu(second)", "Exp(second)"))
+    overflown.proto.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.full(8, 99, np.float32), "b"))
+    jump = find_jump(compare_values(model(FLOAT), overflown, SAMPLES))
+    assert jump is not None
+    values = {value.tensor: value.sqnr_db for value in compare_values(model(FLOAT), overflown, SAMPLES)}
+    assert values["third"] == values["y"] == -math.inf
+
+
 def test_equal_models_differ_nowhere() -> None:
     values = compare_values(model(FLOAT), model(FLOAT), SAMPLES)
     assert {value.sqnr_db for value in values} == {value.own_db for value in values} == {math.inf}
