@@ -119,7 +119,7 @@ class _Shift:
         power = float(addend @ addend)
         if not self.count or not power or addend.size < FEWEST:
             return False
-        mean = self.total / self.count
+        mean = np.asarray(self.total) / self.count
         if not np.isfinite(mean).all() or not mean.any():
             return False
         times = float(mean @ addend) / power
