@@ -65,8 +65,10 @@ def top1_agreement(expected: Embeddings, found: Embeddings) -> float:
 
 
 def sqnr_db(expected: np.ndarray, found: np.ndarray) -> float:
-    noise = ((expected.astype(np.float64) - found) ** 2).sum()
-    return 10 * math.log10((expected.astype(np.float64) ** 2).sum() / noise) if noise else math.inf
+    noise = float(((expected.astype(np.float64) - found) ** 2).sum())
+    if not noise:
+        return math.inf
+    return 10 * math.log10((expected.astype(np.float64) ** 2).sum() / noise) if math.isfinite(noise) else -math.inf
 
 
 def _sentences() -> list[str]:

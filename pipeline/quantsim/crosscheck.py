@@ -119,11 +119,15 @@ class _Shift:
         power = float(addend @ addend)
         if not self.count or not power or addend.size < FEWEST:
             return False
-        mean = self.total / self.count
+        mean = np.asarray(self.total) / self.count
+        if not np.isfinite(mean).all() or not mean.any():
+            return False
         times = float(mean @ addend) / power
         rest = mean - times * addend
         error = math.sqrt(float(rest @ rest) / (addend.size - 1) / power)
-        return abs(abs(times) - 1) <= NEAR and abs(times) >= SURE * error
+        explained = times**2 * power / float(mean @ mean)
+        is_near = abs(abs(times) - 1) <= min(NEAR, DOUBT * error)
+        return is_near and abs(times) >= SURE * error and explained >= EXPLAINED
 
 
 FEWEST: Final = 8
@@ -132,8 +136,14 @@ FEWEST: Final = 8
 NEAR: Final = 0.25
 """How far from once a constant may be in the difference, since rounding errors shift its mean too."""
 
+DOUBT: Final = 3.0
+"""Standard errors that this may be. In a trained model much that goes wrong has to do with a bias, but seldom once."""
+
 SURE: Final = 6.0
-"""Standard errors."""
+"""Standard errors that the constant itself has to be."""
+
+EXPLAINED: Final = 0.75
+"""The part of the square of the mean difference that the constant has to be."""
 
 
 def _find_addends(model: DetachedModel) -> dict[str, list[_Shift]]:

@@ -50,9 +50,10 @@ class Noise:
 
 
 def sqnr_db(signal: float, noise: float) -> float:
+    """The ratio of two sums of squares in dB; minus infinity where there is no signal, or noise without end."""
     if not noise:
         return math.inf
-    return 10 * math.log10(signal / noise) if signal else -math.inf
+    return 10 * math.log10(signal / noise) if signal and math.isfinite(noise) else -math.inf
 
 
 def measure_noise(
