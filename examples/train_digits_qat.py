@@ -139,7 +139,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     found = run(options.out, options.epochs, options.tuning_epochs, options.weights)
     said = f"float {found.in_float:.2%}, quantized {found.quantized:.2%}, trained quantized {found.trained:.2%}"
-    print(said)  # noqa: T201 - what the example is for
+    print(said)
 
 
 if __name__ == "__main__":
