@@ -155,7 +155,7 @@ def _overwritable(op: Op) -> tuple[int, ...]:
 
 def _overwritable_by_kind(op: Op) -> tuple[int, ...]:
     if op.kind in KINDS:
-        return KINDS[op.kind].inplace
+        return tuple(at for at in KINDS[op.kind].inplace if at < len(op.inputs))
     if list(parts(op.attrs.get(ORDERS, ()))):
         return ()  # the result has other strides than an operand of its sizes
     if op.kind in POINTWISE:
