@@ -104,9 +104,9 @@ def write_core(core: AttentionCore, writer: NodeWriter) -> None:
         key = writer.add("Gather", key, repeat, label="key_heads", axis=1)
     scaled = _scores(core, query, key, writer)
     capped = _cap(core, scaled, writer)
-    bias, hides_rows = _mask(core, query, key, writer)
+    bias, hidden_rows = _mask(core, query, key, writer)
     masked = writer.add("Add", capped, bias, label="masked") if bias else capped
-    probabilities = _softmax(core, masked, bias if hides_rows else "", writer)
+    probabilities = _softmax(core, masked, hidden_rows, writer)
     mixed = writer.add("MatMul", probabilities, value, label="mixed")
     if core.merged_output:
         turned = writer.add("Transpose", mixed, label="merged", perm=[0, 2, 1, 3])
@@ -175,25 +175,22 @@ def _cap(core: AttentionCore, scores: str, writer: NodeWriter) -> str:
     return writer.add("Mul", bent, cap, label="capped")
 
 
-def _softmax(core: AttentionCore, scores: str, bias: str, writer: NodeWriter) -> str:
-    """The probabilities; zero in the rows that `bias` hides whole, if it is given."""
+def _softmax(core: AttentionCore, scores: str, hidden_rows: str, writer: NodeWriter) -> str:
+    """The probabilities; zero where `hidden_rows` is true, if it is given."""
     if core.softmax_dtype in (0, core.dtype):
         probabilities = writer.add("Softmax", scores, label="probabilities", axis=-1)
     else:
         wide = writer.add("Cast", scores, label="softmax_input", to=core.softmax_dtype)
         wide = writer.add("Softmax", wide, label="softmax", axis=-1)
         probabilities = writer.add("Cast", wide, label="probabilities", to=core.dtype)
-    if not bias:
+    if not hidden_rows:
         return probabilities
-    highest = writer.add("ReduceMax", bias, writer.ints([-1], "last_axis"), label="highest_bias", keepdims=1)
-    hidden = writer.scalar(core.masked, core.dtype, "hidden")
-    rows = writer.add("Equal", highest, hidden, label="hidden_rows")
     zero = writer.scalar(0.0, core.dtype, "zero_score")
-    return writer.add("Where", rows, zero, probabilities, label="probabilities_or_zero")
+    return writer.add("Where", hidden_rows, zero, probabilities, label="probabilities_or_zero")
 
 
-def _mask(core: AttentionCore, query: str, key: str, writer: NodeWriter) -> tuple[str, bool]:
-    """What is added to the scores, empty for nothing; and whether it may hide a whole row."""
+def _mask(core: AttentionCore, query: str, key: str, writer: NodeWriter) -> tuple[str, str]:
+    """What is added to the scores, and the rows that it hides whole, as booleans; empty where there is nothing."""
     masks = list(core.masks)
     biases = list(core.biases)
     causal = _constant_causal(core) if core.causal else None
@@ -206,6 +203,7 @@ def _mask(core: AttentionCore, query: str, key: str, writer: NodeWriter) -> tupl
     elif causal is None and core.causal:
         masks.append((_computed_causal(core, query, key, writer), core.masked))
     zero = writer.scalar(0.0, core.dtype, "zero_score") if masks else ""
+    seen = ""
     for fill in dict.fromkeys(fill for _, fill in masks):
         allowed = [mask for mask, each in masks if each == fill]
         both = allowed[0]
@@ -213,12 +211,29 @@ def _mask(core: AttentionCore, query: str, key: str, writer: NodeWriter) -> tupl
             both = writer.add("And", both, other, label="allowed")
         hidden = writer.scalar(fill, core.dtype, "hidden")
         biases.append(writer.add("Where", both, zero, hidden, label="bias"))
+        seen = both if fill == core.masked else seen
     if not biases:
-        return "", False
+        return "", ""
     bias = biases[0]
     for other in biases[1:]:
         bias = writer.add("Add", bias, other, label="biases")
-    return bias, core.zero_rows and bool(core.masks or core.biases)
+    if not core.zero_rows or not (core.masks or core.biases):
+        return bias, ""
+    return bias, _rows_without(seen, writer) if seen and len(biases) == 1 else _rows_at(core, bias, writer)
+
+
+def _rows_without(seen: str, writer: NodeWriter) -> str:
+    """The rows in which the booleans `seen` are all false. No number is read, so a pass may change that of the mask."""
+    numbers = writer.add("Cast", seen, label="seen", to=TensorProto.INT32)
+    most = writer.add("ReduceMax", numbers, writer.ints([-1], "last_axis"), label="most_seen", keepdims=1)
+    return writer.add("Not", writer.add("Cast", most, label="rows_seen", to=TensorProto.BOOL), label="hidden_rows")
+
+
+def _rows_at(core: AttentionCore, bias: str, writer: NodeWriter) -> str:
+    """The rows in which `bias` has nothing above the number that masks."""
+    highest = writer.add("ReduceMax", bias, writer.ints([-1], "last_axis"), label="highest_bias", keepdims=1)
+    hidden = writer.scalar(core.masked, core.dtype, "hidden")
+    return writer.add("Equal", highest, hidden, label="hidden_rows")
 
 
 def _constant_causal(core: AttentionCore) -> np.ndarray | None:

@@ -218,8 +218,25 @@ def test_a_mask_that_may_hide_a_row_whole_gives_zeros_there() -> None:
     feeds = {name: draw(seed, 1, 1, 3, 4) for seed, name in enumerate("qkv")}
     feeds["mask"] = np.array([[True, False, True], [False, False, False], [True, True, True]])
     after = assert_same_numbers(one_node("Attention", feeds, ["y"]), feeds)
-    assert [node.op_type for node in after.graph.node][-5:] == ["Softmax", "ReduceMax", "Equal", "Where", "MatMul"]
+    assert [node.op_type for node in after.graph.node][-8:] == [
+        *("Cast", "ReduceMax", "Cast", "Not"),
+        *("Add", "Softmax", "Where", "MatMul"),
+    ]
     assert not run(after, feeds)["y"][0, 0, 1].any()
+    # clamp-mask may change the number of a mask where nothing but the scores reads it
+    masking = [node.input[2] for node in after.graph.node if node.op_type == "Where"][0]
+    assert [node.op_type for node in after.graph.node if masking in node.input] == ["Where"]
+
+
+def test_a_mask_of_numbers_that_may_hide_a_row_whole_gives_zeros_there() -> None:
+    feeds = {name: draw(seed, 1, 1, 3, 4) for seed, name in enumerate("qkv")}
+    feeds["mask"] = np.where(np.array([[True, False, True], [True, True, False], [True, True, True]]), 0, -np.inf)
+    feeds["mask"] = feeds["mask"].astype(np.float32)
+    after = assert_same_numbers(one_node("Attention", feeds, ["y"]), feeds)
+    assert [node.op_type for node in after.graph.node][-6:] == [
+        *("ReduceMax", "Equal"),
+        *("Add", "Softmax", "Where", "MatMul"),
+    ]
 
 
 def test_a_constant_mask_that_hides_no_row_whole_needs_no_guard() -> None:
