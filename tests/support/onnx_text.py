@@ -22,6 +22,16 @@ ATTENTION = """
 """
 """Attention of q, k and v, which are (batch, heads, length, size)."""
 
+ATTENTION_PICTURE = [line.strip() for line in ATTENTION.strip().splitlines()]
+
+THREE_SLICES = """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[32, 96] qkv.weight, float[96] qkv.bias> {
+    product = MatMul (x, qkv.weight)
+    sum = Add (qkv.bias, product)
+    q = Slice (sum, #[0], #[32], #[3], #[1])
+    k = Slice (sum, #[32], #[64], #[-1])
+    v = Slice (sum, #[64], #[9223372036854775807], #[3])"""
+"""Q, K and V as pieces of a product with a bias behind it."""
+
 
 def merged_model(text: str, opset: int = 20) -> onnx.ModelProto:
     """A model from a graph in ONNX text. What it declares and does not compute is a weight, drawn by its name.

@@ -74,9 +74,7 @@ def standard_nodes(
     if domain == "com.microsoft" and (domain, node.proto.op_type) in READERS:
         nodes = attention_nodes(node, specs, constants, fresh)
     elif node.key in WRITERS:
-        writing = Writing(node.proto, specs, constants, fresh, [])
-        WRITERS[node.key](writing)
-        nodes = writing.nodes
+        nodes = _write_standard(node, Writing(node.proto, specs, constants, fresh, []))
     else:
         return None
     if nodes is None:
@@ -86,6 +84,23 @@ def standard_nodes(
         if not inner.metadata_props:
             inner.metadata_props.extend(node.proto.metadata_props)
     return [PendingNode(inner, opsets) for inner in nodes]
+
+
+def _write_standard(node: PendingNode, writing: Writing) -> list[onnx.NodeProto]:
+    """The nodes of a writer.
+
+    Raises:
+        Unsupported: inputs are missing, or tensors and attributes do not fit together.
+    """
+    missing = [place for place in range(NEEDED[node.key]) if not writing.given(place)]
+    if missing:
+        raise Unsupported(f"node {node.proto.name!r} ({node.proto.op_type}) has no input {missing[0]}, which it needs")
+    try:
+        WRITERS[node.key](writing)
+    except (ValueError, TypeError, IndexError) as error:
+        place = f"node {node.proto.name!r} ({node.proto.op_type})"
+        raise Unsupported(f"{place} does not fit its inputs: {error}") from error
+    return writing.nodes
 
 
 def attention_nodes(
@@ -225,3 +240,14 @@ WRITERS: dict[str, Callable[[Writing], None]] = {
     "com.microsoft::SkipLayerNormalization": skip_layer_norm,
     "com.microsoft::SkipSimplifiedLayerNormalization": skip_rms_norm,
 }
+
+NEEDED: dict[str, int] = {
+    **dict.fromkeys(WRITERS, 1),
+    "SimplifiedLayerNormalization": 2,
+    "com.microsoft::BiasGelu": 2,
+    "com.microsoft::FusedMatMul": 2,
+    "com.microsoft::MatMulNBits": 3,
+    "com.microsoft::SkipLayerNormalization": 3,
+    "com.microsoft::SkipSimplifiedLayerNormalization": 3,
+}
+"""How many inputs an operator cannot do without."""

@@ -224,7 +224,7 @@ def test_a_mask_that_may_hide_a_row_whole_gives_zeros_there() -> None:
     ]
     assert not run(after, feeds)["y"][0, 0, 1].any()
     # clamp-mask may change the number of a mask where nothing but the scores reads it
-    masking = [node.input[2] for node in after.graph.node if node.op_type == "Where"][0]
+    masking = next(node.input[2] for node in after.graph.node if node.op_type == "Where")
     assert [node.op_type for node in after.graph.node if masking in node.input] == ["Where"]
 
 
