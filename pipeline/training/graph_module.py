@@ -18,7 +18,7 @@ from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.runtime.eager import apply
 from pipeline.runtime.functional import functional_operators, why_not_differentiable
 from pipeline.runtime.tensors import as_tensor, dtype_name
-from pipeline.training.qdq import has_quantizers, read_quantizers, trainable_form
+from pipeline.training.qdq import DEQUANTIZE, QUANTIZE, has_quantizers, read_quantizers, trainable_form
 from pipeline.training.trained import find_candidates, find_trained, scales_of
 
 __all__ = ["GraphModule", "as_module", "whole_model"]
@@ -55,7 +55,15 @@ def as_module(
     proto = whole_model(model)
     if has_quantizers(proto):
         proto = trainable_form(read_quantizers(proto))
-    graph = from_onnx(proto, dims=dims, shapes=shapes, trainable=find_candidates(proto.graph), fallback=True)
+    # A quantizer has to stay one op: as a chain of Div, Round and Cast it has no gradient, and its scale has no name.
+    graph = from_onnx(
+        proto,
+        dims=dims,
+        shapes=shapes,
+        trainable=find_candidates(proto.graph),
+        fallback=True,
+        whole=(QUANTIZE, DEQUANTIZE),
+    )
     refuse_ops(graph)
     return GraphModule(graph, find_trained(graph, train, by_readers=True), weights or {})
 

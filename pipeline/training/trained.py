@@ -126,6 +126,7 @@ def _is_float(value: Value) -> bool:
 
 WEIGHTS: Final[Mapping[str, Sequence[int]]] = {
     "MatMul": (0, 1), "Gemm": (0, 1, 2), "Einsum": range(9), "Conv": (1, 2), "ConvTranspose": (1, 2), "LSTM": (1, 2, 3),
+    "Recurrent": (1, 2, 3, 7),
     "LayerNormalization": (1, 2), "RMSNormalization": (1,), "BatchNormalization": (1, 2),
     "InstanceNormalization": (1, 2), "GroupNormalization": (1, 2), "Gather": (0,), "PRelu": (1,),
 }  # fmt: skip

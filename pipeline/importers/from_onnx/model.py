@@ -48,6 +48,7 @@ def from_onnx(
     trainable: Collection[str] = (),
     base_dir: str | Path | None = None,
     fallback: bool = False,
+    whole: Collection[str] = (),
 ) -> Graph:
     """The Graph of an ONNX model. Every shape is static; every value keeps its name; initializers are referenced.
 
@@ -58,7 +59,8 @@ def from_onnx(
     reads is left out. Payloads are views of the model's `raw_data`, or maps of its data file: keep both alive and
     unchanged. Where the bytes or the data file are missing, the graph is weight-free: no payload. `base_dir` is the
     folder of the data files of a ModelProto; a path brings its own. An op that no emitter knows has `kernel=None`.
-    With `fallback` a node that no importer takes becomes an op `OnnxNode`, which another runtime computes.
+    With `fallback` a node that no importer takes becomes an op `OnnxNode`, which another runtime computes;
+    `whole` lists op types of which each node becomes one then, though an importer would take it.
     A graph output that has the name of a stored value or an input is that value; every other one is computed.
 
     Raises:
@@ -88,7 +90,7 @@ def from_onnx(
         notes={value.name: value for value in (*graph.value_info, *graph.output)},
         dims=sizes.dims,
     )
-    built, _ = build_graph(scope, Rules(importers(), fallback=fallback), emitters, sizes)
+    built, _ = build_graph(scope, Rules(importers().keys() - set(whole), fallback=fallback), emitters, sizes)
     return built
 
 

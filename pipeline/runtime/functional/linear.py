@@ -1,4 +1,4 @@
-"""Matrix products, and the recurrent kinds."""
+"""Matrix products, and the plain LSTM."""
 
 from __future__ import annotations
 
