@@ -46,21 +46,28 @@ def find_trained(graph: Graph, chosen: Sequence[str] | None, *, by_readers: bool
                 raise UsageError(f"train: found no float weight that {glob!r} names or matches{hint}")
         return frozenset().union(*matched.values())
     params = frozenset() if by_readers else {value.vid for value in graph.with_role(Role.PARAM) if value.vid in names}
-    found = frozenset((params or _find_weights(graph)) | scales_of(graph).keys())
+    found = frozenset((params or _find_weights(graph, filled_in=by_readers)) | scales_of(graph).keys())
     if not found:
         raise UsageError(f"graph {graph.name!r} has no float weight that is trained by default; name some by train=")
     return found
 
 
-def _find_weights(graph: Graph) -> frozenset[int]:
-    """The stored floats that an operator reads as a weight."""
+def _find_weights(graph: Graph, *, filled_in: bool) -> frozenset[int]:
+    """The stored floats that an operator reads as a weight.
+
+    filled_in: a const at an optional place was put there by the importer, and the model has nothing to train at it.
+    """
     stored = graph.with_role(Role.PARAM, Role.CONST)
     return frozenset(
         value.vid
         for value in stored
         if _is_float(value)
         and value.spec.numel > 1
-        and any(_is_weight(graph, op, place, value) for op, place in _readers(graph, value))
+        and any(
+            _is_weight(graph, op, place, value)
+            and not (filled_in and value.role is Role.CONST and place in OPTIONAL.get(op.kind, ()))
+            for op, place in _readers(graph, value)
+        )
     )
 
 
@@ -133,6 +140,9 @@ WEIGHTS: Final[Mapping[str, Sequence[int]]] = {
 """kind → the operands that are weights where they are stored."""
 
 VECTORS: Final = frozenset({"Add", "Sub", "Mul", "Div"})
+
+OPTIONAL: Final[Mapping[str, Sequence[int]]] = {"LSTM": (3,), "Recurrent": (3, 7)}
+"""kind → the weights that the importer fills in with zeros where a model has none."""
 
 MOVES: Final = frozenset(
     {"Transpose", "Reshape", "Expand", "Cast", "Slice", "Split", "Identity", "Contiguous", "Select", "Unbind", "Clip"}

@@ -86,7 +86,8 @@ def _squashes(attrs: Attrs, place: int, directions: int) -> list[Squash]:
     chosen = range(place * count, (place + 1) * count)
     clips = [attrs["clip"] if at - chosen.start < 2 else 0.0 for at in chosen]
     return [
-        _squash(names[at], attrs["alphas"][at], attrs["betas"][at], clip) for at, clip in zip(chosen, clips, strict=True)
+        _squash(names[at], attrs["alphas"][at], attrs["betas"][at], clip)
+        for at, clip in zip(chosen, clips, strict=True)
     ]
 
 
