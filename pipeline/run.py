@@ -29,7 +29,8 @@ from pipeline.stages.passes import optimize, refuse_reverts
 from pipeline.stages.report import (
     Findings,
     has_good_report,
-    remove_quantization,
+    restore_quantization,
+    set_aside_quantization,
     write_quietly,
     write_report,
     write_settings,
@@ -122,6 +123,8 @@ class _Run:
         self.findings = Findings()
         self.replaces_results = False
         """Whether files of an earlier run have been replaced by this one."""
+        self.simulated = ""
+        """Digest of the model that a simulation was made of, whose files are set aside."""
 
     def execute(self) -> RunResult:
         source = self.source()  # make the module, or open the ONNX file
@@ -185,6 +188,7 @@ class _Run:
         def make() -> OptimizeReport:
             computed_in, begin = exported.computed_in, self._begin_results
             report = optimize(self.config, path, references, self.workspace, self._send, computed_in, begin)
+            restore_quantization(self.simulated, self.workspace)
             # The exported model is another file now where it shares weights with the final one.
             self.findings.export = replace(exported, files=exported_files(path, self.workspace))
             self.workspace.save("export", self.export_key, self.findings.export, self.workspace.notes("export"))
@@ -225,7 +229,7 @@ class _Run:
         self.replaces_results = True
         self.workspace.forget("passes")
         remove_ir(self.workspace)
-        remove_quantization(self.workspace)
+        self.simulated = set_aside_quantization(self.workspace)
 
     def _depends_on(self, *parts: Any) -> None:
         """Add `parts`, sections of the configuration or plain data, to the key of all later stages."""

@@ -12,12 +12,13 @@ from passes.catalog import catalog
 from passes.catalog.demo import isolate_pass
 from passes.catalog.listing import CatalogEntry
 from passes.context import PassContext
+from passes.errors import PolicyError
 from passes.external.onnxruntime_graph import NOTHING
 from passes.recipe.recipe import steps_of
 from passes.recipe.steps import OWN_STEPS, default_passes, single_passes
 from passes.step import Step, flatten
 
-__all__ = ["DEFAULT", "AuditTarget", "targets_of", "with_inner"]
+__all__ = ["DEFAULT", "AuditTarget", "missing_steps", "targets_of", "with_inner"]
 
 DEFAULT: Final = "default"
 """The passes that a recipe calls by this name, in the order of their library."""
@@ -64,9 +65,21 @@ def targets_of(context: PassContext, *, every: bool = False) -> tuple[AuditTarge
     default = AuditTarget(DEFAULT, passes[0].source, passes[0].source, [step.name for step in passes])
     idle = AuditTarget(f"onnxruntime/{ROUND_TRIP}", "onnxruntime", "onnxruntime", options={"level": NOTHING})
     singles = {step.name for step in single_passes()}
-    known = [row for row in rows if row.name in singles or row.name.partition("/")[0] in OWN_STEPS]
+    steps = OWN_STEPS.keys() - missing_steps(context).keys()
+    known = [row for row in rows if row.name in singles or row.name.partition("/")[0] in steps]
     others = [_target(row, rows, singles) for row in known if row.runs not in ("missing", "never")]
     return (default, idle, *others)
+
+
+def missing_steps(context: PassContext) -> Mapping[str, str]:
+    """Name → why, for each step of a recipe whose library, an extra, is not installed."""
+    missing = {}
+    for name, make in OWN_STEPS.items():
+        try:
+            make().check(context)
+        except PolicyError as error:
+            missing[name] = f"{name} is not installed, so it is not tried: {error}"
+    return missing
 
 
 def with_inner(subjects: Sequence[AuditTarget], context: PassContext) -> tuple[AuditTarget, ...]:

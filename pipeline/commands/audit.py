@@ -18,7 +18,7 @@ from passes.advisories.table import to_one_line
 from passes.audit.cases import case_names
 from passes.audit.job import AuditPlan, chosen_targets, run_job, unread_of
 from passes.audit.reproducers import parse_heading, reproduce, reproductions_of
-from passes.audit.target import targets_of, with_inner
+from passes.audit.target import missing_steps, targets_of, with_inner
 from passes.context import open_context
 from passes.weights.files import replace_when_done, write_errors
 from passes.worker.platforms import available_cores
@@ -79,7 +79,13 @@ def audit(
         raise UsageError(f"--models: {models} is no folder; expected one with .onnx files")
     with open_context() as context:
         found = targets_of(context, every=every or any("/" in one for one in only or ()))
+        missing = missing_steps(context)
+        for name in only or ():
+            if name in missing:
+                raise UsageError(f"--only: {missing[name]}")
         subjects = with_inner(chosen_targets(found, only or ()), context)
+    for why in () if only else missing.values():
+        typer.echo(why, err=True)
     plan = AuditPlan(subjects, case_names(models, cases or ()), models, timeout_s)
     stamps = _stamps(models)
     values = _finish_jobs([Job(key, run_job, what) for key, what in plan.jobs()], out, spread, stamps)

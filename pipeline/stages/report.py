@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from pipeline.config import RunConfig
 from pipeline.report import ExportReport, OptimizeReport, Pictures, Report, RuntimeReport, report_json
 from pipeline.report.html import page_of, render
 from pipeline.report.quantization import Quantization
-from pipeline.stages.weight_free import why_not_compared
+from pipeline.stages.weight_free import why_not_compared, written_path
+from pipeline.versions import digest_of_file
 from pipeline.workspace import Workspace, key_of
 
 __all__ = [
@@ -21,7 +24,9 @@ __all__ = [
     "Findings",
     "has_good_report",
     "remove_quantization",
+    "restore_quantization",
     "save_quantization",
+    "set_aside_quantization",
     "write_page",
     "write_quietly",
     "write_report",
@@ -93,13 +98,59 @@ def save_quantization(found: Quantization, report: Report, workspace: Workspace)
 def remove_quantization(workspace: Workspace) -> None:
     """Remove what a simulation of an earlier run has written, so that it is never beside what it is not of."""
     workspace.forget(QUANTIZATION)
-    for name in QUANTIZATION_FILES:
-        for file in (workspace.folder / name, *workspace.folder.glob(f"{name}.*.data")):
-            file.unlink(missing_ok=True)
+    for file in _quantization_files(workspace):
+        file.unlink(missing_ok=True)
+
+
+def set_aside_quantization(workspace: Workspace) -> str:
+    """Set what a simulation has written aside while the final model may be replaced, and return that model's digest.
+
+    It is gone if the run is stopped: the next one empties `scratch`. Empty if there is nothing of a simulation.
+    """
+    files = [file for file in _quantization_files(workspace) if file.exists()]
+    if not files:
+        return ""
+    digest = _digest_of_final(workspace)
+    aside = workspace.scratch / QUANTIZATION
+    aside.mkdir(parents=True)
+    for file in files:
+        file.replace(aside / file.name)
+    return digest
+
+
+def restore_quantization(digest: str, workspace: Workspace) -> None:
+    """Bring back what was set aside if the final model is the same bit for bit; else remove it."""
+    aside = workspace.scratch / QUANTIZATION
+    if digest and digest == _digest_of_final(workspace):
+        for file in aside.iterdir():
+            file.replace(workspace.folder / file.name)
+    else:
+        remove_quantization(workspace)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _quantization_files(workspace: Workspace) -> tuple[Path, ...]:
+    folder = workspace.folder
+    return tuple(
+        file for name in QUANTIZATION_FILES for file in (folder / name, *sorted(folder.glob(f"{name}.*.data")))
+    )
+
+
+def _digest_of_final(workspace: Workspace) -> str:
+    """Of the file of the final model, and of those with its weights, which are named by their content.
+
+    Empty if there is no model.
+    """
+    path = written_path(workspace)
+    if not path.is_file():
+        return ""
+    data = sorted(file.name for file in path.parent.glob(f"{path.name}.*.data"))
+    return key_of(path.name, digest_of_file(path), data)
 
 
 def _key_of_models(report: Report) -> str:
-    return key_of([mark.fingerprint for mark in report.marks])
+    """Of the final model, which another recipe may make too; the files of a simulation go when it becomes another."""
+    return key_of([mark.fingerprint for mark in report.marks[-1:]])
 
 
 QUANTIZATION: Final = "quantsim"

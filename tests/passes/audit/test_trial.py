@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import metadata
+from importlib.util import find_spec
 
 import onnx
 import pytest
@@ -12,8 +13,9 @@ from passes.advisories import AuditFinding
 from passes.audit.cases import case_names, load_case
 from passes.audit.job import open_trial, run_job
 from passes.audit.reproducers import reproduce
-from passes.audit.target import AuditTarget
+from passes.audit.target import AuditTarget, missing_steps, targets_of
 from passes.audit.trial import AuditTrial
+from passes.context import PassContext
 from passes.recipe.steps import OWN_STEPS
 
 VERSIONS = {name: metadata.version(name) for name in ("onnxoptimizer", "onnxsim")}
@@ -98,11 +100,16 @@ def test_a_call_that_takes_too_long_is_one_finding() -> None:
         assert try_case(hasty, "planted/named_dims", *optimizer("nop")) == [("nop", "timed-out", "")]
 
 
+EXTRAS = {"onnxslim": "onnxslim", "rotate": "aimet_onnx"}
+"""Step → the package that it needs, which an extra brings."""
+
+
 @pytest.mark.parametrize("name", OWN_STEPS)
-def test_each_step_of_a_recipe_can_be_tried(trial: AuditTrial, name: str) -> None:
+def test_each_step_of_a_recipe_can_be_tried(trial: AuditTrial, name: str, context: PassContext) -> None:
     """An error in calling the step would be told as a finding of its library."""
-    if name == "onnxslim":
-        pytest.importorskip("onnxslim")
+    if name in EXTRAS and find_spec(EXTRAS[name]) is None:
+        assert name not in [target.name for target in targets_of(context)]
+        pytest.skip(missing_steps(context)[name])
     target = AuditTarget(name, "", name)
     assert [kind for _, kind, _ in try_case(trial, "node/test_add", target) if kind == "raised"] == []
 
