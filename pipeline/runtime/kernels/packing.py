@@ -102,7 +102,20 @@ def launch_product(
         rows, result = x.view(-1, x.shape[-1]), out.view(-1, out.shape[-1])
     except RuntimeError:
         return None
-    return partial(_multiply_into, result, rows, packed.tensor, bias, after.name, after.numbers, after.algorithm)
+    launch = partial(_multiply_into, result, rows, packed.tensor)
+    return _with_dense_bias(launch, bias, after.name, after.numbers, after.algorithm)
+
+
+def _with_dense_bias(operation: Callable[..., None], bias: torch.Tensor | None, *rest: Any) -> Launch:
+    """`operation(bias, *rest)`. oneDNN reads a bias as if its numbers lay side by side, whatever its strides say, so
+    any other one (one number for all channels, or a view) is copied at each launch."""
+    if bias is None or bias.is_contiguous():
+        return partial(operation, bias, *rest)
+    return partial(_launch_with_copied_bias, operation, bias, *rest)
+
+
+def _launch_with_copied_bias(operation: Callable[..., None], bias: torch.Tensor, *rest: Any) -> None:
+    operation(bias.contiguous(), *rest)
 
 
 def _multiply_into(out: torch.Tensor, *args: Any) -> None:
@@ -138,9 +151,9 @@ def launch_convolution(
     faster than a copy. Any other result is copied.
     """
     if after.name in ONTO and out.is_contiguous(memory_format=torch.channels_last):
-        return partial(_convolve_onto_zeros, out, *_onto(packed, x, bias, shape, after))
-    fixed = (shape.pads, shape.strides, shape.dilations, shape.groups)
-    return partial(_convolve_and_copy, out, x, packed.tensor, bias, *fixed, after.name, after.numbers, after.algorithm)
+        return _with_dense_bias(partial(_convolve_onto_zeros, out, x, packed.tensor), bias, *_onto(shape, after))
+    launch = partial(_convolve_and_copy, out, x, packed.tensor)
+    return _with_dense_bias(launch, bias, *_fixed(shape), after.name, after.numbers, after.algorithm)
 
 
 def launch_convolution_onto(
@@ -154,22 +167,26 @@ def launch_convolution_onto(
 ) -> Launch:
     """The convolution plus `other`, then a post-op of `ONTO`; `other` may be the memory of `out`."""
     if not out.is_contiguous(memory_format=torch.channels_last):
-        fixed = (shape.pads, shape.strides, shape.dilations, shape.groups)
-        return partial(_convolve_and_add, out, other, after.name, x, packed.tensor, bias, *fixed, "none", (), "")
-    add = _onto(packed, x, bias, shape, after)
+        launch = partial(_convolve_and_add, out, other, after.name, x, packed.tensor)
+        return _with_dense_bias(launch, bias, *_fixed(shape), "none", (), "")
     if is_same_memory(out, other):
-        return partial(torch.ops.mkldnn._convolution_pointwise_.binary, out, *add)
-    return partial(_convolve_onto_copy, out, other, *add)
+        launch = partial(torch.ops.mkldnn._convolution_pointwise_.binary, out, x, packed.tensor)
+    else:
+        launch = partial(_convolve_onto_copy, out, other, x, packed.tensor)
+    return _with_dense_bias(launch, bias, *_onto(shape, after))
 
 
 def is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() and one.stride() == other.stride() and one.shape == other.shape
 
 
-def _onto(packed: PackedWeight, x: torch.Tensor, bias: Any, shape: Convolution, after: PostOp) -> tuple[Any, ...]:
-    """Arguments of oneDNN's convolution that is added to a tensor, after that tensor."""
-    fixed = (shape.pads, shape.strides, shape.dilations, shape.groups)
-    return (x, packed.tensor, bias, *fixed, "add", 1.0, ONTO[after.name], (), None)
+def _fixed(shape: Convolution) -> tuple[Any, ...]:
+    return (shape.pads, shape.strides, shape.dilations, shape.groups)
+
+
+def _onto(shape: Convolution, after: PostOp) -> tuple[Any, ...]:
+    """Arguments of oneDNN's convolution that is added to a tensor, after the bias."""
+    return (*_fixed(shape), "add", 1.0, ONTO[after.name], (), None)
 
 
 ONTO = {"none": None, "relu": "relu"}

@@ -14,6 +14,14 @@ from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import EMITTERS
 from pipeline.runtime import CompiledProgram, compile_graph
+from pipeline.runtime.kernels.packing import (
+    Convolution,
+    launch_convolution,
+    launch_convolution_onto,
+    launch_product,
+    pack_convolution,
+    pack_product,
+)
 
 ATOL, RTOL = 5e-4, 2e-5
 """float32: sums of 1024 products of numbers near 1, in orders of their own."""
@@ -95,3 +103,62 @@ def test_operators_of_torch_read_packed_weights() -> None:
     feed = {graph.values[graph.inputs[0]].name: X}
     for found, expected in zip(program.run(feed).values(), model(X), strict=True):
         torch.testing.assert_close(found, expected, atol=ATOL, rtol=RTOL)
+
+
+def biases(count: int) -> dict[str, torch.Tensor]:
+    """Biases whose numbers do not lie side by side: one number for all channels, every second number, a column."""
+    return {
+        "one number": torch.tensor([0.5]).expand(count),
+        "every second": torch.arange(2.0 * count)[::2],
+        "a column": torch.arange(3.0 * count).view(count, 3)[:, 1],
+    }
+
+
+CONVOLUTION = Convolution((1, 1), (1, 1), (1, 1), 1)
+
+
+@pytest.mark.parametrize("form", [*biases(1)])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("added", ["nothing", "its own result", "another tensor"])
+def test_a_packed_convolution_reads_the_strides_of_its_bias(
+    form: str, memory_format: torch.memory_format, added: str
+) -> None:
+    x, kernels, bias = torch.rand(2, 16, 16, 16), torch.rand(32, 16, 3, 3), biases(32)[form]
+    packed = pack_convolution(TensorSpec(tuple(x.shape), "float32"), kernels, CONVOLUTION)
+    assert packed is not None
+    expected = torch.conv2d(x, kernels, bias.clone(), padding=1)
+    out = torch.ones_like(expected, memory_format=memory_format)
+    if added == "nothing":
+        launch_convolution(packed, x, bias, out, CONVOLUTION)()
+    else:
+        other = out if added == "its own result" else torch.ones_like(expected)
+        launch_convolution_onto(packed, x, bias, out, CONVOLUTION, other)()
+        expected += 1
+    torch.testing.assert_close(out, expected, atol=ATOL, rtol=RTOL)
+
+
+@pytest.mark.parametrize("form", [*biases(1)])
+def test_a_packed_product_reads_the_strides_of_its_bias(form: str) -> None:
+    bias, out = biases(WIDE)[form], torch.empty(32, WIDE)
+    packed = pack_product(32, W)
+    assert packed is not None
+    launch = launch_product(packed, X, bias, out)
+    assert launch is not None
+    launch()
+    torch.testing.assert_close(out, X @ W.t() + bias, atol=ATOL, rtol=RTOL)
+
+
+def test_one_number_as_the_bias_of_all_columns_of_a_plan() -> None:
+    """An expanded constant is a view with a stride of 0."""
+    builder = Builder("expanded", EMITTERS)
+    x, w = (
+        builder.input("x", TensorSpec((32, WIDE), "float32")),
+        builder.param("w", TensorSpec((WIDE, WIDE), "float32")),
+    )
+    number = builder.param("number", TensorSpec((1,), "float32"))
+    (bias,) = builder.emit("Expand", [number], [("bias", TensorSpec((WIDE,), "float32"))], {"shape": (WIDE,)})
+    attrs = {"alpha": 1.0, "beta": 1.0, "trans_a": False, "trans_b": False}
+    outs = builder.emit("Gemm", [x, w, bias], [("y", TensorSpec((32, WIDE), "float32"))], attrs)
+    program = compile_graph(builder.build(outs), {"w": W, "number": torch.tensor([0.5])})
+    assert program.packed_bytes
+    torch.testing.assert_close(program.run({"x": X})["y"], X @ W + 0.5, atol=ATOL, rtol=RTOL)
