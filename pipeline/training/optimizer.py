@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pipeline.errors import Unsupported, UsageError
 
-__all__ = ["OptimizerGroup", "OptimizerSettings", "Rule", "learning_rates", "read_optimizer"]
+__all__ = ["OptimizerGroup", "OptimizerSettings", "Rule", "learning_rates", "rate_state", "read_optimizer"]
 
 Rule = Literal["SGD", "Adam"]
 
@@ -86,6 +86,11 @@ def read_optimizer(optimizer: Optimizer, module: nn.Module, trained: Sequence[st
 def learning_rates(optimizer: Optimizer) -> list[float]:
     """The learning rate of each group, as it is now."""
     return [_rate(options) for options in optimizer.param_groups]
+
+
+def rate_state(rate: float) -> torch.Tensor:
+    """The state that holds a learning rate: float64, as Python has it."""
+    return torch.tensor(rate, dtype=torch.float64)
 
 
 def _rate(options: Mapping[str, Any]) -> float:

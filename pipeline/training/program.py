@@ -22,7 +22,7 @@ from pipeline.training.batch import Batch, BatchLayout
 from pipeline.training.blame import find_first_broken
 from pipeline.training.checkpoint import read_snapshot, write_snapshot
 from pipeline.training.graph import STEP, rate_name
-from pipeline.training.optimizer import learning_rates
+from pipeline.training.optimizer import learning_rates, rate_state
 from pipeline.training.state_dict import Sources, from_state_dict, to_state_dict
 
 __all__ = ["NotFinite", "Phase", "TrainProgram"]
@@ -30,7 +30,7 @@ __all__ = ["NotFinite", "Phase", "TrainProgram"]
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A phase of making a program: Trace, Compile, Warmup, Capture, Replay; and what it took, in seconds."""
+    """A phase of making a program, Trace, Compile or Capture (which warms up first), and what it took, in seconds."""
 
     name: str
     seconds: float
@@ -167,7 +167,7 @@ class TrainProgram:
         if now == self._rates:
             return
         pairs = enumerate(zip(now, self._rates, strict=True))
-        changed = {rate_name(index): torch.tensor(rate).double() for index, (rate, old) in pairs if rate != old}
+        changed = {rate_name(index): rate_state(rate) for index, (rate, old) in pairs if rate != old}
         self._compiled.give_states({name: changed[name] for name in changed if name in self._compiled.states()})
         self._rates = now
 

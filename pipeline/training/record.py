@@ -14,7 +14,7 @@ from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram, compile_graph
 from pipeline.training.batch import Batch, LossFunction
 from pipeline.training.graph import LARGE, MAX_NORM, STEP, make_graph, moment_name, rate_name, stored_name
-from pipeline.training.optimizer import OptimizerSettings, read_optimizer
+from pipeline.training.optimizer import OptimizerSettings, rate_state, read_optimizer
 from pipeline.training.program import Phase, TrainProgram
 from pipeline.training.state_dict import Sources
 from pipeline.training.trace import TracedStep, trace_step
@@ -88,7 +88,7 @@ def _initial(
     if max_norm is not None:
         found[MAX_NORM] = torch.tensor(float(max_norm))
     for group in settings.groups:
-        found[rate_name(group.index)] = torch.tensor(group.learning_rate).double()
+        found[rate_name(group.index)] = rate_state(group.learning_rate)
         for name in group.params:
             for sort in group.moments:
                 known = settings.moments.get((name, sort))

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from pipeline.errors import UsageError
 from pipeline.training.graph import STEP, moment_name, rate_name
-from pipeline.training.optimizer import MOMENTS, RULES
+from pipeline.training.optimizer import MOMENTS, RULES, rate_state
 
 __all__ = ["Sources", "from_state_dict", "to_state_dict"]
 
@@ -106,7 +106,7 @@ def _of_optimizer(sources: Sources, found: Mapping[str, Any]) -> dict[str, torch
                 f"{mine.get(other[0])}; only learning rates may differ: record the step again"
             )
     rule = RULES[type(sources.optimizer)]
-    given = {rate_name(index): torch.tensor(group["lr"]).double() for index, group in enumerate(groups)}
+    given = {rate_name(index): rate_state(float(group["lr"])) for index, group in enumerate(groups)}
     steps = set[int]()
     for group in groups:
         for number in group["params"]:

@@ -74,6 +74,19 @@ def test_state_dicts_go_both_ways() -> None:
     assert kept["module"]["head.weight"].equal(kept["module"]["embed.weight"])
 
 
+def test_a_learning_rate_comes_back_as_it_was() -> None:
+    """0.001 is no float32: a rate that was rounded on its way would come back as 0.0010000000474974513."""
+    program, *_ = record(MODELS["mlp"], adamw)
+    assert program.state_dict()["optimizer"]["param_groups"][0]["lr"] == 0.001
+    program.optimizer.param_groups[0]["lr"] = 0.0003
+    program.step(MODELS["mlp"].batch(0))
+    found = program.state_dict()
+    assert found["optimizer"]["param_groups"][0]["lr"] == 0.0003
+    other, *_ = record(MODELS["mlp"], adamw)
+    other.load_state_dict(found)
+    assert other.state_dict()["optimizer"]["param_groups"][0]["lr"] == 0.0003
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
