@@ -29,7 +29,7 @@ LAST_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One run: wall time of the process, peak memory of its tree (0 where it was not sampled), and what it printed."""
+    """One run: wall time of the process, peak memory of its tree (0 where it was not sampled), its standard output."""
 
     seconds: float
     peak_bytes: int
@@ -46,9 +46,9 @@ def run_child(
     Raises:
         SystemExit: the child failed; with its last words.
     """
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
         begun = time.perf_counter()
-        child = subprocess.Popen([sys.executable, *arguments], stdout=said, stderr=said, env=_environment())
+        child = subprocess.Popen([sys.executable, *arguments], stdout=said, stderr=errors, env=_environment())
         samples: list[tuple[float, int]] = []
         try:
             while child.poll() is None:
@@ -62,9 +62,10 @@ def run_child(
             child.kill()
             child.wait()
         said.seek(0)
-        text = said.read()
+        errors.seek(0)
+        text, progress = said.read(), errors.read()
     if child.returncode != 0:
-        last = "\n".join(text.splitlines()[-LAST_LINES:])
+        last = "\n".join((text + progress).splitlines()[-LAST_LINES:])
         raise SystemExit(f"{' '.join(arguments)} ended with exit code {child.returncode}:\n{last}")
     return Child(seconds, max((size for _, size in samples), default=0), text, tuple(samples))
 
