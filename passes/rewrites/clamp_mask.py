@@ -16,7 +16,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import onnx
@@ -28,7 +28,7 @@ from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import reads_of
 from passes.provenance.weight_origins import free_name
 from passes.rewrites.mask_constants import MASKING, MaskedGraph, MaskUse, epsilon_of, is_op, tensor_in
-from passes.step import PassResult, Step
+from passes.step import Description, PassResult, Step, values
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel, detach
 from passes.weights.sharing import MappedModel, portable
@@ -50,6 +50,9 @@ class ClampMask(Step):
     bound: int | float | None = None
     name: str = field(default="clamp-mask", init=False)
     source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = values(
+        "Raise the constants that mask attention to a finite bound, which quantization can represent"
+    )
 
     def check(self, context: PassContext) -> None:
         if self.bound is not None and not -math.inf < self.bound < 0:

@@ -20,7 +20,7 @@ from passes.rewrites.channel_layout import ChannelLayout
 from passes.rewrites.channel_values import ChannelOp, channel_values, constant_array
 from passes.rewrites.graph_edit import GraphEdit, outside_readers
 from passes.rewrites.merged_product import NotSplit, StoredChannels, read_product, stored_channels
-from passes.step import PassResult, Step
+from passes.step import Description, PassResult, Step, values
 from passes.structures.view import GraphView, attribute_of, op_of
 from passes.weights.detached import DetachedModel
 
@@ -35,6 +35,9 @@ class FoldBatchnorm(Step):
 
     name: str = field(default="fold-batchnorm", init=False)
     source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = values(
+        "Put BatchNormalization into the weight and bias of the product in front of it"
+    )
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = {"fold-batchnorm": ("batchnorm",)}
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from onnx import NodeProto, numpy_helper
@@ -17,7 +17,7 @@ from onnx import NodeProto, numpy_helper
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.rewrites.graph_edit import GraphEdit, outside_readers
-from passes.step import PassResult, Step
+from passes.step import Description, PassResult, Step, values
 from passes.structures.view import GraphView, op_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
@@ -44,6 +44,9 @@ class SmoothQuant(Step):
     add_nodes: bool = False
     name: str = field(default="smooth-quant", init=False)
     source: str = field(default="onnxsim", init=False)
+    description: ClassVar[Description] = values(
+        "Move outlier channels of activations into the weights behind them (SmoothQuant)"
+    )
 
     def check(self, context: PassContext) -> None:
         if not 0 <= self.alpha <= 1:
