@@ -1,7 +1,7 @@
-"""Clamp what attention masks with: a constant such as -3.4e38 becomes a bound that quantization can live with.
+"""Clamp the constants that mask attention: -3.4e38 and its like become a bound that quantization can represent.
 
 A mask constant is a float of -9000 or less that reaches a Softmax through additions, selections and layout operators.
-Behind the Softmax it makes zeros. So does any bound that is far enough below what the row's largest unmasked score is,
+Behind the Softmax it makes zeros. So does any bound that is far enough below the row's largest unmasked score,
 and quantization of scores and mask then has a range of tens instead of one of 1e38.
 
 A row that is masked as a whole is another matter: under -3.4e38 all its scores become equal, so its weights are equal.
@@ -36,7 +36,7 @@ from passes.weights.sharing import MappedModel, portable
 __all__ = ["ClampMask", "RowFacts", "observe"]
 
 LONGEST_ROW: Final = 4096
-"""The number of masked scores in one row whose weights together may not show."""
+"""The number of masked scores in one row whose weights together have to be lost in rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class ClampMask(Step):
 
 @dataclass(frozen=True, slots=True)
 class RowFacts:
-    """What the rows of one Softmax have shown: how far the bound has to be below 0."""
+    """How far below 0 the bound has to be, as the rows of one Softmax show."""
 
     distance: float = -math.inf
     """By the rows that are masked in part."""
@@ -212,7 +212,7 @@ def _observation(graph: MaskedGraph) -> tuple[DetachedModel, list[tuple[str, str
 
 
 def _gap(graph: MaskedGraph) -> float:
-    """How far below the largest score others are lost in rounding, all of a long row together."""
+    """The distance from the largest score at which others, even a whole long row of them, are lost in rounding."""
     epsilon = min(epsilon_of(graph.values(use)) for use in graph.all_uses())
     return math.log(2 * LONGEST_ROW / epsilon)
 
