@@ -147,7 +147,7 @@ class _Smoother:
             names = constants if len(constants) == 1 and len(node.input) == 2 else []
         else:
             names = []
-        renewed = {name: self._scaled(name, factor) for name in names}
+        renewed = {name: self._scale_vector(name, factor) for name in names}
         if not renewed or None in renewed.values():
             return False
         if operator == "Add":  # a bias: what it is added to is scaled as well
@@ -159,7 +159,7 @@ class _Smoother:
             self.edit.replace_node(node, node.op_type, inputs, value)
         return True
 
-    def _scaled(self, name: str, factor: Array) -> str | None:
+    def _scale_vector(self, name: str, factor: Array) -> str | None:
         """The stored vector `name` times `factor`; None if it is no vector of one number per channel."""
         view = self.edit.view
         tensor = view.initializers.get(name)

@@ -151,7 +151,7 @@ def group_ranges(measured: MeasuredRanges, placement: Placement, model: Detached
         else:
             found[group] = least_error_range(histograms, formats[group]) if histograms else NO_NUMBERS
         check_finite(group, *found[group])
-    for group, limits in _stored(model, placement).items():
+    for group, limits in _ranges_of_constants(model, placement).items():
         found[group] = _hull(found.get(group), limits)  # a Concat of a constant and a computed tensor has one range
     return found
 
@@ -171,7 +171,7 @@ def _measured_tensors(placement: Placement) -> dict[str, list[str]]:
     return {group: names for group, names in groups.items() if names}
 
 
-def _stored(model: DetachedModel, placement: Placement) -> dict[str, Range]:
+def _ranges_of_constants(model: DetachedModel, placement: Placement) -> dict[str, Range]:
     """The range of the constants in each group, such as a table that Gather reads. A table counts also where it is the
     weight of a product, since Gather hands on its numbers."""
     stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}

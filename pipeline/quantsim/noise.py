@@ -68,7 +68,7 @@ def measure_noise(
     Raises:
         StepFailed: onnxruntime refuses the combined model, or fails in it.
     """
-    session = Session.of(_combined(model, encodings, tensors))
+    session = Session.of(_combine(model, encodings, tensors))
     sums = {name: [0.0, 0.0, 0.0] for name in tensors}
     for done, feeds in enumerate(samples, 1):
         outputs = session.run(feeds)
@@ -88,7 +88,7 @@ QUANTIZED: Final = "quantized/"
 """The prefix of the quantized model's names in the combined one."""
 
 
-def _combined(model: DetachedModel, encodings: Mapping[str, Encoding], tensors: Sequence[str]) -> DetachedModel:
+def _combine(model: DetachedModel, encodings: Mapping[str, Encoding], tensors: Sequence[str]) -> DetachedModel:
     """One model with the float model, the quantized one, and each step alone, quantized and fed with floats."""
     outputs = {info.name for info in model.proto.graph.output}
     makers = {name: node for node in model.proto.graph.node for name in node.output}

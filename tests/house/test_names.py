@@ -13,6 +13,7 @@ from tests.support.paths import ROOT
 
 PACKAGES = ("passes", "pipeline")
 TESTED = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 SHARED_CLASSES: dict[str, str] = {
     "IRExecutor": "pytorch-ir has this name, and pipeline/compat is its surface over pipeline.torch_ir's",
@@ -88,7 +89,7 @@ def is_participle(name: str) -> bool:
 def test_plain_words() -> None:
     said = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for path in TESTED
+        for path in (*TESTED, *PAGES)
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if BANNED.search(line)
     ]

@@ -1,4 +1,4 @@
-"""What is otherwise is told, wherever it is: before, after, and the words."""
+"""Every difference is listed, wherever it is: before, after, and the text."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ def test_programs_of_sizes_long_past_are_dropped_and_their_states_go_on() -> Non
 
 
 class Placed(nn.Module):
-    """Writes rows where it is told, and reads others where it is told."""
+    """Writes the rows at given places, and reads those at others."""
 
     def __init__(self) -> None:
         super().__init__()
