@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, TESTS
 
 PACKAGES = ("passes", "pipeline")
 TESTED = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
@@ -27,6 +27,8 @@ BANNED = re.compile(
 """Words that a reader has to learn here first; CONTRIBUTING.md says what to write in their place."""
 
 MOST_BANNED = 20
+
+TEST_NAME = re.compile(r"^def (test_\w+)", re.MULTILINE)
 
 PARTICIPLE = re.compile(
     r"[a-z]{3,}ed|told|given|made|kept|shown|held|seen|found|drawn|written|taken|known|built|bound|lost|left|led|sent|said"
@@ -93,6 +95,8 @@ def test_plain_words() -> None:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if BANNED.search(line)
     ]
+    names = (name for path in sorted(TESTS.rglob("test_*.py")) for name in TEST_NAME.findall(path.read_text("utf-8")))
+    said += [name for name in names if BANNED.search(name.replace("_", " "))]
     assert len(said) <= MOST_BANNED, "\n".join(said)
 
 

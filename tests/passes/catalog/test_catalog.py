@@ -72,7 +72,7 @@ def test_onnxsims_passes_are_those_that_it_has_after_its_first_call(rows: tuple[
     assert named(rows, "onnxsim/extract_constant_to_initializer").runs == "never"
 
 
-def test_what_a_pass_destroys_is_told_wherever_it_runs(rows: tuple[CatalogEntry, ...]) -> None:
+def test_what_a_pass_destroys_is_listed_wherever_it_runs(rows: tuple[CatalogEntry, ...]) -> None:
     for row in rows:
         if row.name not in COMPOSITE:
             assert row.destroys == DESTROYS.get(row.bare, ()), row.name

@@ -77,7 +77,7 @@ def test_the_report_alone(folder: Path) -> None:
     assert json.loads(run(folder, "--json"))["format_version"] == 1
 
 
-def test_without_weights_only_placement_and_sizes_are_told(folder: Path) -> None:
+def test_without_weights_only_placement_and_sizes_are_reported(folder: Path) -> None:
     whole = json.loads(run(folder, "--json"))
     printed = run(folder, "--set", "verify.proof=structure")
     assert "nothing is calibrated or simulated, only placed: verify.proof is structure" in printed.replace("\n", " ")

@@ -159,7 +159,7 @@ def test_weights_have_to_be_there() -> None:
 
 
 @pytest.mark.parametrize("old, new, said", [("", "model.", "remove it"), ("linear.", "", "add it")])
-def test_a_prefix_is_told_and_not_guessed(old: str, new: str, said: str) -> None:
+def test_a_prefix_is_suggested_and_not_guessed(old: str, new: str, said: str) -> None:
     state = {new + name.removeprefix(old): tensor for name, tensor in MaskedLinear().state_dict().items()}
     absent, hint = refused_with_notes(on_meta(MaskedLinear), (X,), state, constants={"mask": X[0]})
     assert said in hint
