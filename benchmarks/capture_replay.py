@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.measure import machine, versions_line
+from benchmarks.measure import machine, show, versions_line
 from pipeline.ir import Builder, Graph, TensorSpec
 from pipeline.lowering import EMITTERS
 from pipeline.runtime import CompiledProgram, compile_graph
@@ -50,10 +50,7 @@ def main() -> None:
             "",
         ]
     )
-    print(text)
-    if options.markdown:
-        options.markdown.parent.mkdir(parents=True, exist_ok=True)
-        options.markdown.write_text(text, encoding="utf-8")
+    show(text, options.markdown)
 
 
 def _options() -> argparse.Namespace:

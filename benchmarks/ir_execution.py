@@ -22,7 +22,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from benchmarks.decoder import CACHED, Decoder
-from benchmarks.measure import machine, versions_line
+from benchmarks.measure import machine, show, versions_line
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.runtime import compile_graph
@@ -70,10 +70,7 @@ def main() -> None:
             "",
         ]
     )
-    print(text)
-    if options.markdown:
-        options.markdown.parent.mkdir(parents=True, exist_ok=True)
-        options.markdown.write_text(text, encoding="utf-8")
+    show(text, options.markdown)
 
 
 def _options() -> argparse.Namespace:

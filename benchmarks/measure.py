@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pipeline.versions import versions
 
-__all__ = ["INTERVAL_S", "Child", "kind_of_memory", "machine", "mib", "run_child", "versions_line"]
+__all__ = ["INTERVAL_S", "Child", "kind_of_memory", "machine", "mib", "run_child", "show", "versions_line"]
 
 INTERVAL_S = 0.05
 LAST_LINES = 20
@@ -126,3 +126,11 @@ def machine() -> str:
 
 def versions_line() -> str:
     return ", ".join(f"{name} {version}" for name, version in versions().items())
+
+
+def show(text: str, file: Path | None) -> None:
+    """Print `text`, and write it to `file` too where one is named."""
+    print(text)
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")

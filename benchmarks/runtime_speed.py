@@ -32,7 +32,7 @@ import onnxruntime
 import torch
 from torch import nn
 
-from benchmarks.measure import machine, versions_line
+from benchmarks.measure import machine, show, versions_line
 from pipeline.importers import from_onnx
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
@@ -121,10 +121,7 @@ def main() -> None:
             cases = [MODELS[name](Path(folder)) for name in options.models.split(",")]
             lines += _scaling(cases, options) if options.scaling else _comparison(cases, options)
     text = "\n".join([*lines, ""])
-    print(text)
-    if options.markdown:
-        options.markdown.parent.mkdir(parents=True, exist_ok=True)
-        options.markdown.write_text(text, encoding="utf-8")
+    show(text, options.markdown)
 
 
 def _options() -> argparse.Namespace:

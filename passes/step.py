@@ -14,6 +14,7 @@ from passes.weights.detached import DetachedModel, attach, detach
 
 __all__ = [
     "MAX_TURNS",
+    "UNDESCRIBED",
     "CompositeStep",
     "Description",
     "PassResult",
@@ -64,6 +65,10 @@ def values(does: str) -> Description:
     return Description(does, "values")
 
 
+UNDESCRIBED: Final = values("not described by this release of onnxline")
+"""The description of a pass that the installed library has and its adapter says nothing of."""
+
+
 class Step:
     """One ONNX → ONNX pass, with its options as the fields of a frozen dataclass.
 
@@ -107,6 +112,9 @@ class Step:
 
     destroys_equals: ClassVar[tuple[str, ...]] = ()
     """Those of `destroys` that destroy a structure only where it has two equal parts, and are useful elsewhere."""
+
+    description: ClassVar[Description] = UNDESCRIBED
+    """What the step itself does and reads, for the catalogue."""
 
     describes: ClassVar[Mapping[str, Description]] = MappingProxyType({})
     """Pass of the step's library → what it does and reads, for the catalogue. A pass without is listed by its name."""

@@ -45,7 +45,7 @@ MARKS: Final = {
         "passes/run/test_runner.py::test_a_time_limit", "passes/test_without_torch.py",
         "passes/worker/test_client.py", "pipeline/batch/", "pipeline/commands/", "pipeline/jobs/", "pipeline/report/",
         "pipeline/compat/", "pipeline/export/test_to_onnx.py", "pipeline/export/test_translations.py",
-        "pipeline/export/test_untranslatable.py", "pipeline/export/test_weight_free.py",
+        "pipeline/export/test_untranslatable.py", "pipeline/export/weight_free/test_weight_free.py",
         "pipeline/runtime/capture/test_captures.py::test_a_thousand",
         "pipeline/runtime/capture/test_threads.py::test_eight", "pipeline/runtime/kernels/aten/test_bodies.py",
         "pipeline/importers/from_torch/test_functionalize.py",

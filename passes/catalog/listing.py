@@ -6,14 +6,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from passes.catalog.descriptions import STEPS, UNDESCRIBED
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.policy.known_passes import DESTROYS, groups_of
 from passes.recipe import TORCH_RECIPE
 from passes.recipe.steps import OWN_STEPS, default_passes, known_names, single_passes
 from passes.recipe.user_passes import installed_passes
-from passes.step import Description, Reads, Step
+from passes.step import UNDESCRIBED, Description, Reads, Step
 
 __all__ = ["CatalogEntry", "Runs", "catalog", "pass_names", "rows_of"]
 
@@ -111,21 +110,20 @@ def _user_entries() -> list[CatalogEntry]:
 
 
 def _single_entry(step: Step, runs: Runs) -> CatalogEntry:
-    return _entry(step.name, step.source, runs, step.describes.get(step.name))
+    return _entry(step.name, step.source, runs, step.describes.get(step.name, UNDESCRIBED))
 
 
 def _step_entry(step: Step) -> CatalogEntry:
     runs = "default" if step.name in TORCH_RECIPE else "extra"
-    return _entry(step.name, step.source, runs, STEPS.get(step.name))
+    return _entry(step.name, step.source, runs, step.description)
 
 
 def _inner_entry(step: Step, bare: str, runs: Runs) -> CatalogEntry:
     never = step.never_run.get(bare, "")
     name = f"{step.name}/{bare}"
-    return _entry(name, step.source, "never" if never else runs, step.describes.get(bare), never)
+    return _entry(name, step.source, "never" if never else runs, step.describes.get(bare, UNDESCRIBED), never)
 
 
-def _entry(name: str, source: str, runs: Runs, described: Description | None, note: str = "") -> CatalogEntry:
-    words = described or UNDESCRIBED
+def _entry(name: str, source: str, runs: Runs, words: Description, note: str = "") -> CatalogEntry:
     destroys = DESTROYS.get(name.rpartition("/")[2], ())
     return CatalogEntry(name, source, runs, words.does, words.reads, groups_of(name), destroys, note)

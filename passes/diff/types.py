@@ -158,7 +158,7 @@ class QuantizedValue:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationChange:
-    """A tensor that both models quantize, and otherwise; `after` is float where the second one does not.
+    """A tensor that both models quantize, in different ways; `after` is float where the second does not quantize it.
 
     `before` and `after` are formats. `what` says how scales, zero points and stored numbers differ within one format.
     """
@@ -213,7 +213,7 @@ class Diff:
     quantized: tuple[QuantizedValue, ...] = ()
     """Tensors that the second model quantizes; their nodes and scales are in no other list."""
     requantized: tuple[QuantizationChange, ...] = ()
-    """Tensors that both models quantize, and otherwise, or only the first; what is theirs is in no other list."""
+    """Tensors that both models quantize in different ways, or only the first; their nodes are in no other list."""
     header: tuple[HeaderChange, ...] = ()
     shared: tuple[HeaderChange, ...] = ()
     """Which of several equal values is read, for models that are equal node by node."""

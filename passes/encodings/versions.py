@@ -43,7 +43,7 @@ class TracedTensors:
     candidates: of each version.
     equal: tensor of the final model → the tensors of the source that are computed in the same way.
     gone: tensor of the source → place of the first version in which nothing takes its place any more.
-    fates: tensor of the source → what became of the node that made it, in words.
+    fates: tensor of the source → a sentence on what became of the node that computed it.
     """
 
     candidates: tuple[Candidates, ...]
@@ -69,10 +69,10 @@ def trace_tensors(versions: Sequence[ModelVersion]) -> TracedTensors:
             name: [index.names[old] for old in _candidates(same, value, before_names, replaced)]
             for name, value in after_names.items()
         }
-        origins = {name: _through(olds, origins) for name, olds in step.items()}
+        origins = {name: _sources_of(olds, origins) for name, olds in step.items()}
         was_alive = {source_name for known in alive.values() for source_name in known}
         kept = {name: _kept_names(same, value, before_names) for name, value in after_names.items()}
-        still = {name: _through(olds, alive) for name, olds in kept.items()}
+        still = {name: _sources_of(olds, alive) for name, olds in kept.items()}
         is_alive = {source_name for known in still.values() for source_name in known}
         fates |= _describe_fates(same, alive, was_alive - is_alive)
         gone |= dict.fromkeys(was_alive - is_alive, place)
@@ -94,7 +94,8 @@ def _main_values(index: GraphIndex) -> dict[str, int]:
     return found
 
 
-def _through(olds: Sequence[str], known: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+def _sources_of(olds: Sequence[str], known: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The tensors of the source that any of `olds` may be, each once."""
     return tuple(dict.fromkeys(source for old in olds for source in known.get(old, ())))
 
 

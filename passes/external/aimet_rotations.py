@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import onnx
 
@@ -13,7 +13,7 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.installed import require
 from passes.external.through_files import through_files, write
-from passes.step import PassResult, Step
+from passes.step import Description, PassResult, Step, values
 from passes.structures.view import modules_of
 from passes.weights.detached import DetachedModel
 
@@ -35,6 +35,9 @@ class Rotate(Step):
     head_size: int | None = None
     name: str = field(default="rotate", init=False)
     source: str = field(default="aimet-onnx", init=False)
+    description: ClassVar[Description] = values(
+        "Rotate the residual stream and the heads of a decoder by AIMET's SpinQuant"
+    )
 
     def check(self, context: PassContext) -> None:
         """Refuse to run without AIMET, and without a rotation.

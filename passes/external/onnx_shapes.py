@@ -9,7 +9,7 @@ import onnx
 
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.step import PassResult, Step
+from passes.step import Description, PassResult, Step, structure
 from passes.weights.detached import DetachedModel
 
 __all__ = ["InferShapes", "call_inference"]
@@ -22,6 +22,7 @@ class InferShapes(Step):
     data_prop: bool = True
     name: str = field(default="infer_shapes", init=False)
     source: str = field(default="onnx", init=False)
+    description: ClassVar[Description] = structure("Write the inferred type and shape of every value into the model")
     annotates: ClassVar[bool] = True
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:

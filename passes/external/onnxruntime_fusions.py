@@ -16,7 +16,7 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.installed import ask, refuse_unknown
 from passes.external.through_files import give_back_inputs, through_files, write
-from passes.step import CompositeStep, PassResult
+from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel
 
 __all__ = ["OnnxRuntimeFusions", "call_optimizer", "facts", "fuse"]
@@ -72,6 +72,7 @@ class OnnxRuntimeFusions(CompositeStep):
     left_out: tuple[str, ...] = ()
     name: str = field(default="onnxruntime_fusions", init=False)
     source: str = field(default="onnxruntime", init=False)
+    description: ClassVar[Description] = values("Run onnxruntime's fusions for transformers")
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = DESTROYS
     hands_on_options: ClassVar[bool] = True
 

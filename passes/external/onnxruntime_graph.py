@@ -23,7 +23,7 @@ from passes.context import PassContext
 from passes.external.installed import ask, refuse_unknown, texts
 from passes.external.through_files import through_files
 from passes.graph.traversal import every_node
-from passes.step import CompositeStep, PassResult
+from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel
 
 __all__ = ["LEVELS", "NOTHING", "RULES", "OnnxRuntimeGraph", "facts", "load_in_session", "open_settings", "optimize"]
@@ -66,6 +66,7 @@ class OnnxRuntimeGraph(CompositeStep):
     left_out: tuple[str, ...] = ()
     name: str = field(default="onnxruntime", init=False)
     source: str = field(default="onnxruntime", init=False)
+    description: ClassVar[Description] = values("Save what onnxruntime's own graph optimization makes of the model")
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = DESTROYS
     destroys_equals: ClassVar[tuple[str, ...]] = ("CommonSubexpressionElimination",)
 

@@ -13,7 +13,7 @@ from passes.context import PassContext
 from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, texts
 from passes.external.onnxscript_rules import matching_in_linear_time, rebind
 from passes.external.through_ir import through_ir
-from passes.step import CompositeStep, PassResult
+from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ class OnnxScriptOptimizer(CompositeStep):
     left_out: tuple[str, ...] = ()
     name: str = field(default="onnxscript", init=False)
     source: str = field(default="onnxscript", init=False)
+    description: ClassVar[Description] = values(
+        "Fold constants, inline functions and drop dead code by onnxscript's optimizer"
+    )
     suspects: ClassVar[tuple[str, ...]] = ("constant_folding", SHAPES)
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = {"common_subexpression_elimination": ("qkv",)}
     destroys_equals: ClassVar[tuple[str, ...]] = ("common_subexpression_elimination",)
@@ -169,6 +172,7 @@ class OnnxScriptRewrites(CompositeStep):
     left_out: tuple[str, ...] = ()
     name: str = field(default="onnxscript_rewrites", init=False)
     source: str = field(default="onnxscript", init=False)
+    description: ClassVar[Description] = values("Run onnxscript's rewrite rules, or its fusions")
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = REWRITES_DESTROY
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:

@@ -138,6 +138,9 @@ class OnnxSim(CompositeStep):
     left_out: tuple[str, ...] = ()
     name: str = field(default="onnxsim", init=False)
     source: str = field(default="onnxsim", init=False)
+    description: ClassVar[Description] = values(
+        "Run onnxsim.simplify: its passes, constant folding and shape inference until nothing changes"
+    )
 
     suspects: ClassVar[tuple[str, ...]] = tuple(STAGES)
     joins_weights: ClassVar[tuple[str, ...]] = ("fuse_attention",)

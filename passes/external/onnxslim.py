@@ -12,7 +12,7 @@ import onnx
 from passes.context import PassContext
 from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, require, texts
 from passes.external.through_files import give_back_inputs, through_files, write
-from passes.step import CompositeStep, PassResult
+from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel
 
 __all__ = ["OnnxSlim", "call_slim", "facts", "hints", "slim"]
@@ -35,6 +35,7 @@ class OnnxSlim(CompositeStep):
     left_out: tuple[str, ...] = ()
     name: str = field(default="onnxslim", init=False)
     source: str = field(default="onnxslim", init=False)
+    description: ClassVar[Description] = values("Run onnxslim.slim: its fusion patterns and optimizations")
     suspects: ClassVar[tuple[str, ...]] = ("constant_folding", SHAPES)
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "FusionConvBN": ("batchnorm",),

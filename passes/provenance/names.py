@@ -43,7 +43,7 @@ def _map_nodes(source: ModelProto, final: ModelProto) -> Names:
     for node in final.graph.node:
         for name in _sources_of(node):
             found[name][known_as(node)] = None
-    return _changed((known_as(node), tuple(found.get(known_as(node), ()))) for node in source.graph.node)
+    return _without_unchanged((known_as(node), tuple(found.get(known_as(node), ()))) for node in source.graph.node)
 
 
 def _sources_of(node: NodeProto) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ def _map_values(source: ModelProto, final: ModelProto) -> Names:
             new = outputs[place] if place < len(outputs) else ""
             names = (name,) if name in has else (new,) if new and new not in computed else ()
             pairs += [(name, names)] if name else []
-    return _changed(pairs)
+    return _without_unchanged(pairs)
 
 
 def _map_weights(source: ModelProto, final: ModelProto) -> Names:
@@ -72,8 +72,8 @@ def _map_weights(source: ModelProto, final: ModelProto) -> Names:
         for name in dict.fromkeys((*annotations_of(tensor).replaced, tensor.name)):
             found[name][tensor.name] = None
     weights = (one for one in source.graph.initializer if one.data_type in FLOATS and prod(one.dims) > 1)
-    return _changed((one.name, tuple(found.get(one.name, ()))) for one in weights)
+    return _without_unchanged((one.name, tuple(found.get(one.name, ()))) for one in weights)
 
 
-def _changed(pairs: Iterable[tuple[str, tuple[str, ...]]]) -> Names:
+def _without_unchanged(pairs: Iterable[tuple[str, tuple[str, ...]]]) -> Names:
     return {old: news for old, news in pairs if news != (old,)}

@@ -1,7 +1,7 @@
-"""Clamp what attention masks with: a constant such as -3.4e38 becomes a bound that quantization can live with.
+"""Clamp the constants that mask attention: -3.4e38 and its like become a bound that quantization can represent.
 
 A mask constant is a float of -9000 or less that reaches a Softmax through additions, selections and layout operators.
-Behind the Softmax it makes zeros. So does any bound that is far enough below what the row's largest unmasked score is,
+Behind the Softmax it makes zeros. So does any bound that is far enough below the row's largest unmasked score,
 and quantization of scores and mask then has a range of tens instead of one of 1e38.
 
 A row that is masked as a whole is another matter: under -3.4e38 all its scores become equal, so its weights are equal.
@@ -16,7 +16,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import onnx
@@ -28,7 +28,7 @@ from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import reads_of
 from passes.provenance.weight_origins import free_name
 from passes.rewrites.mask_constants import MASKING, MaskedGraph, MaskUse, epsilon_of, is_op, tensor_in
-from passes.step import PassResult, Step
+from passes.step import Description, PassResult, Step, values
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel, detach
 from passes.weights.sharing import MappedModel, portable
@@ -36,7 +36,7 @@ from passes.weights.sharing import MappedModel, portable
 __all__ = ["ClampMask", "RowFacts", "observe"]
 
 LONGEST_ROW: Final = 4096
-"""The number of masked scores in one row whose weights together may not show."""
+"""The number of masked scores in one row whose weights together have to be lost in rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,9 @@ class ClampMask(Step):
     bound: int | float | None = None
     name: str = field(default="clamp-mask", init=False)
     source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = values(
+        "Raise the constants that mask attention to a finite bound, which quantization can represent"
+    )
 
     def check(self, context: PassContext) -> None:
         if self.bound is not None and not -math.inf < self.bound < 0:
@@ -83,7 +86,7 @@ class ClampMask(Step):
 
 @dataclass(frozen=True, slots=True)
 class RowFacts:
-    """What the rows of one Softmax have shown: how far the bound has to be below 0."""
+    """How far below 0 the bound has to be, as the rows of one Softmax show."""
 
     distance: float = -math.inf
     """By the rows that are masked in part."""
@@ -209,7 +212,7 @@ def _observation(graph: MaskedGraph) -> tuple[DetachedModel, list[tuple[str, str
 
 
 def _gap(graph: MaskedGraph) -> float:
-    """How far below the largest score others are lost in rounding, all of a long row together."""
+    """The distance from the largest score at which others, even a whole long row of them, are lost in rounding."""
     epsilon = min(epsilon_of(graph.values(use)) for use in graph.all_uses())
     return math.log(2 * LONGEST_ROW / epsilon)
 

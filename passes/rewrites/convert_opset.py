@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 import onnx
 from onnx import NodeProto, inliner, version_converter
@@ -14,7 +14,7 @@ from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
 from passes.graph.op_facts import ONNX_DOMAINS, opset_of
 from passes.graph.traversal import every_node
-from passes.step import PassResult, Step
+from passes.step import Description, PassResult, Step, structure
 from passes.weights.detached import DetachedModel
 
 __all__ = ["ConvertOpset", "convert"]
@@ -34,6 +34,7 @@ class ConvertOpset(Step):
     to: int = 21
     name: str = field(default="convert-opset", init=False)
     source: str = field(default="onnx", init=False)
+    description: ClassVar[Description] = structure("Convert the model to another opset of ONNX, up or down")
 
     def check(self, context: PassContext) -> None:
         """Refuse an opset that the installed onnx does not have.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 import onnx
 from onnx import NodeProto, TensorProto
@@ -14,7 +14,7 @@ from passes.graph.traversal import every_node, reads_of
 from passes.rewrites.attention_core import write_core
 from passes.rewrites.attention_operators import READERS, read_attention
 from passes.rewrites.node_writer import GraphTypes, NodeWriter, NotHandledError, names_in
-from passes.step import PassResult, Step
+from passes.step import Description, PassResult, Step, structure
 from passes.weights.detached import DetachedModel, detach
 
 __all__ = ["DecomposeAttention", "is_attention"]
@@ -33,6 +33,9 @@ class DecomposeAttention(Step):
 
     name: str = field(default="decompose-attention", init=False)
     source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = structure(
+        "Take attention operators apart into MatMul, scale, mask, Softmax and MatMul"
+    )
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         proto = model.copy_proto()

@@ -20,7 +20,7 @@ from passes.rewrites.channel_layout import ChannelLayout
 from passes.rewrites.channel_values import ChannelOp, channel_values, constant_array
 from passes.rewrites.graph_edit import GraphEdit, outside_readers
 from passes.rewrites.merged_product import NotSplit, StoredChannels, read_product, stored_channels
-from passes.step import PassResult, Step
+from passes.step import Description, PassResult, Step, values
 from passes.structures.view import GraphView, attribute_of, op_of
 from passes.weights.detached import DetachedModel
 
@@ -35,6 +35,9 @@ class FoldBatchnorm(Step):
 
     name: str = field(default="fold-batchnorm", init=False)
     source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = values(
+        "Put BatchNormalization into the weight and bias of the product in front of it"
+    )
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = {"fold-batchnorm": ("batchnorm",)}
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
@@ -197,7 +200,7 @@ def _fold_into_matrix(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto
             bias = _bias(edit, norm, node, dtype, factor, more)
             inputs[id(node)] = [*inputs[id(node)][:2], bias]
     elif not adds:
-        name = edit.renew_tensor(norm.input[2], _rounded(_laid_out(value.layout, shift), dtype))
+        name = edit.renew_tensor(norm.input[2], _round_to(_laid_out(value.layout, shift), dtype))
         edit.replace_node(norm, "Add", [norm.input[0], name], norm.output[0])
         for changed in path:
             if id(changed) in inputs:
@@ -242,7 +245,7 @@ def _scaled_weight(edit: GraphEdit, stored: StoredChannels, scale: Callable[[Arr
     if view.model.is_unread(tensor):
         raise _NotFolded(f"follows a product with {tensor.name}, which stays unread")
     array = view.model.array(tensor)
-    numbers = _rounded(scale(array.astype(np.float64)), array.dtype)
+    numbers = _round_to(scale(array.astype(np.float64)), array.dtype)
     name = edit.renew_tensor(tensor.name, numbers, [node.output[0] for node, _ in stored.nodes])
     if name == tensor.name and stored.nodes:
         return stored.nodes[0][0].output[0]
@@ -251,7 +254,7 @@ def _scaled_weight(edit: GraphEdit, stored: StoredChannels, scale: Callable[[Arr
     return name
 
 
-def _rounded(numbers: Array, dtype: np.dtype[Any]) -> Array:
+def _round_to(numbers: Array, dtype: np.dtype[Any]) -> Array:
     with np.errstate(over="ignore"):
         rounded = numbers.astype(dtype)
     if not np.isfinite(rounded.astype(np.float64)).all():
@@ -267,14 +270,14 @@ def _bias(edit: GraphEdit, norm: NodeProto, node: NodeProto, dtype: np.dtype[Any
     view = edit.view
     name = node.input[BIAS] if len(node.input) > BIAS else ""
     if not name:
-        return edit.renew_tensor(norm.input[2], _rounded(more, dtype))
+        return edit.renew_tensor(norm.input[2], _round_to(more, dtype))
     if name in {info.name for info in view.model.proto.graph.input}:
         raise _NotFolded(f"follows a product with {name}, which is an input of the model")
     array = constant_array(view, name)
     if array is None or array.size not in (1, len(factor)):
         raise _NotFolded(f"follows a product with {name}, which is no stored bias of one number per channel")
     numbers = np.broadcast_to(array.astype(np.float64).reshape(-1), (len(factor),))
-    return edit.renew_tensor(name, _rounded(numbers * factor + more, dtype))
+    return edit.renew_tensor(name, _round_to(numbers * factor + more, dtype))
 
 
 def _scaled_add(edit: GraphEdit, add: ChannelOp, layout: ChannelLayout, factor: Array, more: Array) -> list[str]:
@@ -288,7 +291,7 @@ def _scaled_add(edit: GraphEdit, add: ChannelOp, layout: ChannelLayout, factor: 
     given = np.broadcast_to(array.reshape(-1), (count,)) if at not in add.params else layout.params[add.params[at]]
     numbers = np.empty(count)
     numbers[channels] = given.astype(np.float64).reshape(-1)
-    laid = _rounded(_laid_out(layout, numbers * factor + more), array.dtype)
+    laid = _round_to(_laid_out(layout, numbers * factor + more), array.dtype)
     inputs = list(node.input)
     inputs[at] = edit.renew_tensor(node.input[at], laid)
     return inputs

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import onnx
@@ -17,7 +17,7 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.graph.op_facts import RANDOM_OPS
 from passes.graph.traversal import reads_of
-from passes.step import PassResult, Step
+from passes.step import Description, PassResult, Step, values
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, WeightFile, WeightRef, portable
 from passes.weights.stand_ins import DETACH_FROM_BYTES, Weight, digest_of, initializer_of
@@ -41,6 +41,9 @@ class FoldConstants(Step):
     unread_limit: int | None = None
     name: str = field(default="fold_constants", init=False)
     source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = values(
+        "Compute what depends on constants alone, where that does not make the model larger"
+    )
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         excluded, unread = set[str](), _unread_to_skip(model, self.unread_limit)

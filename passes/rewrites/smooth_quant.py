@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from onnx import NodeProto, numpy_helper
@@ -17,7 +17,7 @@ from onnx import NodeProto, numpy_helper
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.rewrites.graph_edit import GraphEdit, outside_readers
-from passes.step import PassResult, Step
+from passes.step import Description, PassResult, Step, values
 from passes.structures.view import GraphView, op_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
@@ -44,6 +44,9 @@ class SmoothQuant(Step):
     add_nodes: bool = False
     name: str = field(default="smooth-quant", init=False)
     source: str = field(default="onnxsim", init=False)
+    description: ClassVar[Description] = values(
+        "Move outlier channels of activations into the weights behind them (SmoothQuant)"
+    )
 
     def check(self, context: PassContext) -> None:
         if not 0 <= self.alpha <= 1:
@@ -144,7 +147,7 @@ class _Smoother:
             names = constants if len(constants) == 1 and len(node.input) == 2 else []
         else:
             names = []
-        renewed = {name: self._scaled(name, factor) for name in names}
+        renewed = {name: self._scale_vector(name, factor) for name in names}
         if not renewed or None in renewed.values():
             return False
         if operator == "Add":  # a bias: what it is added to is scaled as well
@@ -156,7 +159,7 @@ class _Smoother:
             self.edit.replace_node(node, node.op_type, inputs, value)
         return True
 
-    def _scaled(self, name: str, factor: Array) -> str | None:
+    def _scale_vector(self, name: str, factor: Array) -> str | None:
         """The stored vector `name` times `factor`; None if it is no vector of one number per channel."""
         view = self.edit.view
         tensor = view.initializers.get(name)

@@ -11,7 +11,7 @@ from passes.context import PassContext
 from passes.rewrites.merged_product import SPLIT_OPS
 from passes.rewrites.packed_attention import unpack_attentions
 from passes.rewrites.split_product import Roles, SplitModel, split_products
-from passes.step import PassResult, Step
+from passes.step import Description, PassResult, Step, values
 from passes.structures.activations import BETWEEN, GELU_OPS
 from passes.structures.attention import attention_operands
 from passes.structures.axes import is_join, product_of
@@ -28,6 +28,7 @@ class SplitQkv(Step):
 
     name: str = field(default="split-qkv", init=False)
     source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = values("Take merged projections of Q, K and V apart")
     makes_structures: ClassVar[tuple[str, ...]] = ("qkv",)
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
@@ -41,6 +42,9 @@ class SplitGateUp(Step):
 
     name: str = field(default="split-gate-up", init=False)
     source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = values(
+        "Take merged projections of the gate and the value of a gated MLP apart"
+    )
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         result = split_gate_up(model)

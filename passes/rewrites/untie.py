@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 from onnx import GraphProto, NodeProto, TensorProto
 
@@ -17,7 +17,7 @@ from passes.context import PassContext
 from passes.graph.traversal import bodies_in, reads_of
 from passes.provenance import module_path_of
 from passes.provenance.weight_origins import free_name
-from passes.step import PassResult, Step
+from passes.step import Description, PassResult, Step, structure
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
@@ -35,6 +35,7 @@ class Untie(Step):
 
     name: str = field(default="untie", init=False)
     source: str = field(default="onnxline", init=False)
+    description: ClassVar[Description] = structure("Give each module that reads a tied weight a copy of its own")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         proto = model.copy_proto()

@@ -237,7 +237,8 @@ class ExportConfig(Section):
 
     weights: `copied` into files of the run, or `referenced` where they lie, in the safetensors shards of the checkpoint
         (or the data of the ONNX file); then the final model is written into their folder.
-    pieces: name of a parameter → names of its pieces in the checkpoint; see `pieces_of` in export/checkpoint_names.
+    pieces: name of a parameter → names of its pieces in the checkpoint; `pieces_of` in
+        export/weight_free/checkpoint_names.py says what they may be.
     """
 
     opset: Annotated[StrictInt, Field(ge=7)] = 20

@@ -19,9 +19,9 @@ from pipeline.export.caches import register_caches
 from pipeline.export.captured_output import capture_output
 from pipeline.export.error_location import first_line, where_raised
 from pipeline.export.inputs import InputSpec, draw_inputs, input_spec, is_float, named_axes, named_dims, shape_text
-from pipeline.export.meta_init import is_weightless, take_buffers
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.tree import call, input_tensors, named_leaves, not_dense, output_tensors, parameter_names, refill
+from pipeline.export.weight_free.meta_init import is_weightless, take_buffers
 from pipeline.runtime.tensors import dtype_name, to_torch
 
 __all__ = ["NoInputs", "assemble", "mode_dependent_modules"]

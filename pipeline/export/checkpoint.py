@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from pipeline.errors import SourceError
-from pipeline.export.shards import read_index
+from pipeline.export.weight_free.shards import read_index
 
 __all__ = ["read_checkpoint", "read_pickle", "read_safetensors"]
 

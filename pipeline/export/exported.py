@@ -10,9 +10,9 @@ from pathlib import Path
 import onnx_ir as ir
 
 from pipeline.errors import UsageError
-from pipeline.export.external_weights import Pieces, refer
-from pipeline.export.shards import Shards
 from pipeline.export.source import TorchSource
+from pipeline.export.weight_free.external_weights import Pieces, refer
+from pipeline.export.weight_free.shards import Shards
 
 __all__ = ["ExportedModel", "save_model"]
 

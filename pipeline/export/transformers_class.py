@@ -21,9 +21,9 @@ from pipeline.export.captured_output import capture_output
 from pipeline.export.checkpoint import NAMES, read_checkpoint
 from pipeline.export.error_location import first_line
 from pipeline.export.inputs import named_dims
-from pipeline.export.meta_init import without_weights
 from pipeline.export.source import TorchSource
 from pipeline.export.transformers_defaults import notes_on_experts, set_experts, sub_configs, with_derived_inputs
+from pipeline.export.weight_free.meta_init import without_weights
 
 __all__ = ["class_of_folder", "make_from_transformers", "open_folder", "read_config"]
 

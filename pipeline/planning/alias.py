@@ -130,9 +130,8 @@ def _views(call: KernelCall, classes: _Classes) -> dict[int, tuple[int, Layout]]
 
 
 def _may_share(call: KernelCall, source: int, classes: _Classes) -> bool:
+    """Whether the outputs may be views of `source`. Its dtype is theirs: no kind with a view rule takes another."""
     outs = [classes.values[vid] for vid in call.out_vids]
-    if any(out.spec.dtype != classes.values[source].spec.dtype for out in outs):
-        return False
     # A graph output keeps storage of its own: the caller may hold it while it changes an input or another output.
     leaving = [out for out in outs if out.role is Role.OUTPUT]
     return not leaving or (len(leaving) == 1 and classes.roles(source).isdisjoint({*EXTERNAL, Role.OUTPUT}))

@@ -46,7 +46,9 @@ def map_memory(
     for at, region in enumerate(regions):
         base = _place_pinned(region, at, fixed[at], residences)
         room = None if region.nbytes is None else region.nbytes - base
-        spans = (_spans_in_cache(free, room) if room is not None and at < last else _whole(free)) if at == 0 else rest
+        spans = (
+            (_spans_in_cache(free, room) if room is not None and at < last else _whole_lives(free)) if at == 0 else rest
+        )
         placed, beyond = _place(spans, room, base, at)
         if at == last and beyond:
             raise UsageError(
@@ -122,7 +124,7 @@ def _whole_life(stay: Occupant) -> _Span:
     return _Span(stay.root, stay.nbytes, stay.life.first, stay.life.last, stay.life)
 
 
-def _whole(stays: Sequence[Occupant]) -> list[_Span]:
+def _whole_lives(stays: Sequence[Occupant]) -> list[_Span]:
     return [_whole_life(stay) for stay in stays]
 
 

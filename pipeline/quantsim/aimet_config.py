@@ -1,6 +1,7 @@
 """AIMET's JSON configurations of a target, such as htp_quantsim_config_v73.json: read whole, or refused in a sentence.
 
-They say what is quantized and how symmetric; how many bits there are, the user says. conventions.py makes rules of it.
+They say what is quantized and which formats are symmetric. The numbers of bits come from the user. conventions.py
+makes rules of both.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Flag = Annotated[bool, BeforeValidator(_read_flag)]
 
 
 class AimetTensor(Section):
-    """What a parameter is; None leaves it as a more general entry has it."""
+    """Whether a parameter is quantized, and how; None leaves it as a more general entry has it."""
 
     is_quantized: Flag | None = None
     is_symmetric: Flag | None = None

@@ -1,4 +1,4 @@
-"""Ranges of activations, by onnxruntime's calibrators, one sample at a time; what is known survives a stopped run."""
+"""Measure the ranges of activations by onnxruntime's calibrators, one sample at a time; a stopped run is continued."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Feeds = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRanges:
-    """What is known after some samples.
+    """The ranges and histograms after some samples.
 
     limits: the least and the greatest number of each tensor, as the method has them. Percentile and entropy have none
         before the last sample, and MSE none at all, since they depend on the format. The least is above the greatest
@@ -44,7 +44,7 @@ class MeasuredRanges:
     histograms: dict[str, Histogram] = field(default_factory=dict)
 
     def save(self, path: Path, key: str) -> None:
-        """Write all that is known to a file, for a later run with the same key."""
+        """Write all of it to a file, for a later run with the same key."""
         arrays = {
             "key": np.array(key),
             "samples": np.array(self.samples),
@@ -132,7 +132,7 @@ def measure(
 
 
 def group_ranges(measured: MeasuredRanges, placement: Placement, model: DetachedModel) -> dict[str, Range]:
-    """The range of each group of quantized tensors of `placement`, of which all that is computed was measured.
+    """The range of each group of quantized tensors of `placement`; `measured` has all of them that are computed.
 
     Raises:
         UsageError: a range is infinite or NaN.
@@ -151,7 +151,7 @@ def group_ranges(measured: MeasuredRanges, placement: Placement, model: Detached
         else:
             found[group] = least_error_range(histograms, formats[group]) if histograms else NO_NUMBERS
         check_finite(group, *found[group])
-    for group, limits in _stored(model, placement).items():
+    for group, limits in _ranges_of_constants(model, placement).items():
         found[group] = _hull(found.get(group), limits)  # a Concat of a constant and a computed tensor has one range
     return found
 
@@ -171,9 +171,9 @@ def _measured_tensors(placement: Placement) -> dict[str, list[str]]:
     return {group: names for group, names in groups.items() if names}
 
 
-def _stored(model: DetachedModel, placement: Placement) -> dict[str, Range]:
-    """The ranges of the constants of each group that has some: of a table that is only gathered from, say. A table may
-    be the weight of a product too; what is gathered from it holds its numbers all the same."""
+def _ranges_of_constants(model: DetachedModel, placement: Placement) -> dict[str, Range]:
+    """The range of the constants in each group, such as a table that Gather reads. A table counts also where it is the
+    weight of a product, since Gather hands on its numbers."""
     stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
     found: dict[str, Range] = {}
     groups = {placed.site.group for placed in placement.quantized() if placed.site.role in ("constant", "activation")}

@@ -30,7 +30,7 @@ def _refuse(op: str, attributes: Attributes, usual: Mapping[str, object]) -> Non
             raise Unsupported(f"no gradient goes through {op} with {name}")
 
 
-def _padded(attributes: Attributes, data: Tensor, kernel: Sequence[int], value: float = 0.0) -> Tensor:
+def _pad(attributes: Attributes, data: Tensor, kernel: Sequence[int], value: float = 0.0) -> Tensor:
     """`data` with the padding that a convolution or a pool asks for."""
     rank = len(kernel)
     strides, dilations = attributes.get("strides", [1] * rank), attributes.get("dilations", [1] * rank)
@@ -51,7 +51,7 @@ def _padded(attributes: Attributes, data: Tensor, kernel: Sequence[int], value: 
 
 def _conv(attributes: Attributes, ins: Inputs) -> Tensor:
     weight, rank = ins[1], ins[1].dim() - 2
-    data = _padded(attributes, ins[0], weight.shape[2:])
+    data = _pad(attributes, ins[0], weight.shape[2:])
     convolve = {1: fn.conv1d, 2: fn.conv2d, 3: fn.conv3d}[rank]
     strides, dilations = attributes.get("strides", [1] * rank), attributes.get("dilations", [1] * rank)
     bias = ins[2] if len(ins) > 2 else None
@@ -83,7 +83,7 @@ def _conv_transpose(attributes: Attributes, ins: Inputs) -> Tensor:
 def _max_pool(attributes: Attributes, ins: Inputs) -> Tensor:
     kernel = attributes["kernel_shape"]
     pool = {1: fn.max_pool1d, 2: fn.max_pool2d, 3: fn.max_pool3d}[len(kernel)]
-    data = _padded(attributes, ins[0], kernel, -math.inf)
+    data = _pad(attributes, ins[0], kernel, -math.inf)
     strides, dilations = attributes.get("strides", [1] * len(kernel)), attributes.get("dilations", [1] * len(kernel))
     return pool(data, kernel, strides, 0, dilations, bool(attributes.get("ceil_mode", 0)))
 
@@ -104,10 +104,10 @@ def _average_pool(attributes: Attributes, ins: Inputs) -> Tensor:
     kernel = attributes["kernel_shape"]
     pool = {1: fn.avg_pool1d, 2: fn.avg_pool2d, 3: fn.avg_pool3d}[len(kernel)]
     strides = attributes.get("strides", [1] * len(kernel))
-    means = pool(_padded(attributes, ins[0], kernel), kernel, strides)
+    means = pool(_pad(attributes, ins[0], kernel), kernel, strides)
     if attributes.get("count_include_pad"):
         return means
-    return means / pool(_padded(attributes, torch.ones_like(ins[0]), kernel), kernel, strides)
+    return means / pool(_pad(attributes, torch.ones_like(ins[0]), kernel), kernel, strides)
 
 
 def _group_norm(attributes: Attributes, ins: Inputs) -> Tensor:

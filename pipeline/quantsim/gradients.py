@@ -1,4 +1,4 @@
-"""The slopes of a model's outputs by values inside of it, by torch's autograd over ONNX's operators.
+"""Gradients of a model's outputs with respect to inner values, by torch's autograd over ONNX's operators.
 
 Only nodes between the wanted values and the outputs are computed here. What else these nodes read (shapes, masks, and
 all that lies before) comes from a run of onnxruntime, by name.
@@ -67,7 +67,7 @@ class Backward:
 
 
 class Forward:
-    """The values of one pass, through which slopes can be taken more than once."""
+    """The values of one pass, through which gradients can be taken more than once."""
 
     def __init__(self, outputs: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
         self._values = values
@@ -76,11 +76,15 @@ class Forward:
     def outputs(self) -> dict[str, np.ndarray]:
         return {name: tensor.detach().numpy() for name, tensor in self._outputs.items()}
 
-    def slopes(self, directions: Arrays) -> dict[str, np.ndarray]:
-        """The slope of the sum of direction · output by each value; values that no output depends on are left out."""
+    def gradients(self, directions: Arrays) -> dict[str, np.ndarray]:
+        """The gradient of the sum of direction · output for each value that an output depends on."""
         total = torch.stack([(self._outputs[name] * as_tensor(line)).sum() for name, line in directions.items()]).sum()
-        found = torch.autograd.grad(total, list(self._values.values()), retain_graph=True, allow_unused=True)
-        return {name: slope.numpy() for name, slope in zip(self._values, found, strict=True) if slope is not None}
+        computed = torch.autograd.grad(total, list(self._values.values()), retain_graph=True, allow_unused=True)
+        return {
+            name: gradient.numpy()
+            for name, gradient in zip(self._values, computed, strict=True)
+            if gradient is not None
+        }
 
 
 def _path(graph: onnx.GraphProto, names: Collection[str], floats: frozenset[str]) -> tuple[list[NodeProto], set[str]]:

@@ -1,7 +1,7 @@
-"""How much quantization moves each tensor: end to end, and in one step alone; measured inside of one session.
+"""Measure the quantization noise of each tensor, in the whole model and in one step alone, within one session.
 
-A combined model computes the float and the quantized values side by side, and hands out two numbers a tensor: the sum
-of squares of the float values, and that of the differences. So a model of any size is measured sample by sample.
+A combined model computes the float and the quantized values side by side, and outputs two numbers for each tensor: the
+sum of squares of the float values, and that of the differences. So a model of any size is measured sample by sample.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Noise:
 
 
 def sqnr_db(signal: float, noise: float) -> float:
-    """The ratio of two sums of squares in dB; minus infinity where there is no signal, or noise without end."""
+    """The ratio of two sums of squares in dB; minus infinity where there is no signal, or infinite noise."""
     if not noise:
         return math.inf
     return 10 * math.log10(signal / noise) if signal and math.isfinite(noise) else -math.inf
@@ -68,7 +68,7 @@ def measure_noise(
     Raises:
         StepFailed: onnxruntime refuses the combined model, or fails in it.
     """
-    session = Session.of(_combined(model, encodings, tensors))
+    session = Session.of(_combine(model, encodings, tensors))
     sums = {name: [0.0, 0.0, 0.0] for name in tensors}
     for done, feeds in enumerate(samples, 1):
         outputs = session.run(feeds)
@@ -85,11 +85,11 @@ TOTAL: Final = "/total"
 PARTS: Final = (SIGNAL, LOCAL, TOTAL)
 
 QUANTIZED: Final = "quantized/"
-"""What precedes the names of the quantized model in the combined one."""
+"""The prefix of the quantized model's names in the combined one."""
 
 
-def _combined(model: DetachedModel, encodings: Mapping[str, Encoding], tensors: Sequence[str]) -> DetachedModel:
-    """The float model, the quantized one, and of each tensor the step that computes it, quantized, on float values."""
+def _combine(model: DetachedModel, encodings: Mapping[str, Encoding], tensors: Sequence[str]) -> DetachedModel:
+    """One model with the float model, the quantized one, and each step alone, quantized and fed with floats."""
     outputs = {info.name for info in model.proto.graph.output}
     makers = {name: node for node in model.proto.graph.node for name in node.output}
     both, steps = put_side_by_side(model, encodings)

@@ -94,13 +94,13 @@ def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
     sites = find_sites(model)
     matched = [_matches(rule, sites, model) for rule in rules]
     for rule, names in zip(rules, matched, strict=True):
-        speaks = any(rule.format_for(site.role) is not None for site in sites if site.tensor in names)
-        if not speaks and rule.tensors is None:
+        has_format = any(rule.format_for(site.role) is not None for site in sites if site.tensor in names)
+        if not has_format and rule.tensors is None:
             raise UsageError(_nothing_matched(rule, sites, model, names))
     chosen = _choose_rules(sites, rules, matched)
-    endless = {site.group: site.tensor for site in _constants_without_range(sites, model)}
+    infinite = {site.group: site.tensor for site in _constants_without_range(sites, model)}
     decided = {
-        site.tensor: _decide(site, None if number is None else rules[number], endless.get(site.group))
+        site.tensor: _decide(site, None if number is None else rules[number], infinite.get(site.group))
         for site, number in ((site, chosen[site.tensor]) for site in sites)
     }
     placed = tuple(_decide_bias(found, decided) for found in decided.values())
@@ -113,7 +113,7 @@ def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
 
 
 def _constants_without_range(sites: Iterable[Site], model: DetachedModel) -> Iterator[Site]:
-    """Constants that hold infinity or NaN, such as the least operand of a Max: no scale reaches them."""
+    """The constants that hold infinity or NaN, such as -inf in a Max: no scale can express them."""
     stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
     for site in sites:
         tensor = stored.get(site.tensor) if site.role == "constant" else None
@@ -128,12 +128,12 @@ def _choose_rules(
     last: dict[str, int] = {}
     for site in sites:
         key = _key(site)
-        speaking = (
+        numbers = (
             index
             for index, rule in enumerate(rules)
             if site.tensor in matched[index] and rule.format_for(site.role) is not None
         )
-        last[key] = max(last.get(key, -1), *speaking, -1)
+        last[key] = max(last.get(key, -1), *numbers, -1)
     return {site.tensor: last[_key(site)] if last[_key(site)] >= 0 else None for site in sites}
 
 
@@ -142,8 +142,8 @@ def _key(site: Site) -> str:
     return f"weight {site.tensor}" if site.role == "weight" else site.group
 
 
-def _decide(site: Site, rule: PlacementRule | None, endless: str | None) -> PlacedSite:
-    """What `rule` says. `endless` is a constant of the same group that holds infinity or NaN, if there is one."""
+def _decide(site: Site, rule: PlacementRule | None, infinite: str | None) -> PlacedSite:
+    """What `rule` says. `infinite` is a constant of the same group that holds infinity or NaN, if there is one."""
     if site.stored_as:
         return PlacedSite(site, None, "", f"the model stores it as {site.stored_as} already")
     if rule is None:
@@ -152,8 +152,8 @@ def _decide(site: Site, rule: PlacementRule | None, endless: str | None) -> Plac
     precision = rule.format_for(site.role)
     if not isinstance(precision, Precision):
         return PlacedSite(site, None, rule.selector, rule.reason or f"the rule {rule.selector!r} says {FLOAT}")
-    if endless is not None and site.role != "weight":
-        return PlacedSite(site, None, rule.selector, f"the constant {endless} holds infinity or NaN")
+    if infinite is not None and site.role != "weight":
+        return PlacedSite(site, None, rule.selector, f"the constant {infinite} holds infinity or NaN")
     if site.role != "weight" and precision.granularity != "tensor":
         precision = precision.per_tensor()
     axis = site.summed_axis if precision.granularity == "block" else site.channel_axis

@@ -2,9 +2,9 @@
 
 What a layer adds to its own result is measured: a copy of it reads float values and computes with quantized ones. How
 that reaches the outputs of the model is taken as linear: for a random direction of the outputs one backward pass gives
-the slope by every layer's result, and the noise of a layer is the sum of (slope · difference)² over the elements of
-its result. Elements are squared one by one, as rounding errors of neighbours have little to do with each other: then a
-few directions say as much as many would of a sum. A run of the model for each layer measures the same, with as many
+the gradient for every layer's result, and the noise of a layer is the sum of (gradient · difference)² over the elements
+of its result. Elements are squared one by one, as rounding errors of neighbours have little to do with each other: then
+a few directions say as much as many would of a sum. A run of the model for each layer measures the same, with as many
 runs as there are layers (benchmarks/quant_sensitivity.py compares the two).
 """
 
@@ -122,11 +122,13 @@ def estimate_sensitivity(
         outputs = forward.outputs()
         scales = scales or {name: float(1 / (np.linalg.norm(array) or 1)) for name, array in outputs.items()}
         for _ in range(directions):
-            slopes = forward.slopes({name: _direction(draw, array, scales[name]) for name, array in outputs.items()})
+            gradients = forward.gradients(
+                {name: _direction(draw, array, scales[name]) for name, array in outputs.items()}
+            )
             signal += sum(_power(scales[name] * array) for name, array in outputs.items())
             for layer in layers:
-                reached = (name for name in layer.outputs if name in slopes)
-                noise[layer.output] += sum(_power(slopes[name] * values[f"{name}{DIFFERENCE}"]) for name in reached)
+                reached = (name for name in layer.outputs if name in gradients)
+                noise[layer.output] += sum(_power(gradients[name] * values[f"{name}{DIFFERENCE}"]) for name in reached)
         observer(done)
     return {name: sqnr_db(signal, power) for name, power in noise.items()}
 

@@ -40,7 +40,7 @@ class DeviceLike:
 
 
 def compare_outputs(model: DetachedModel, quantized: DetachedModel, samples: Iterable[Feeds]) -> dict[str, OutputNoise]:
-    """Both models on all samples, with graph optimization off, where onnxruntime computes what the specification says.
+    """Run both models on all samples, without graph optimization: so onnxruntime computes what the specification says.
 
     Raises:
         StepFailed: onnxruntime refuses the quantized model.
@@ -52,7 +52,7 @@ def compare_outputs(model: DetachedModel, quantized: DetachedModel, samples: Ite
 def run_device_like(
     model: DetachedModel, quantized: DetachedModel, samples: Iterable[Feeds], folder: Path
 ) -> DeviceLike:
-    """The quantized model with every optimization of onnxruntime, which has integer kernels and fusions of its own.
+    """Run the quantized model with every optimization of onnxruntime, which has integer kernels and fusions of its own.
 
     Args:
         folder: for the optimized graph.

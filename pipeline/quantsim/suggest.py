@@ -93,7 +93,7 @@ def suggest(
 
 
 def suggestion_text(suggestion: Suggestion) -> str:
-    """What is suggested, in a sentence and in YAML."""
+    """The suggestion, in a sentence and in YAML."""
     met = "" if suggestion.is_met else " cannot be met; the best that was found"
     what = f"{suggestion.sqnr_db:.2f} dB and {suggestion.weight_bytes / 2**20:.2f} MiB of weights"
     changed = (
@@ -107,7 +107,7 @@ def suggestion_text(suggestion: Suggestion) -> str:
 
 
 def _fewest(count: int, is_enough: Callable[[int], bool]) -> int | None:
-    """The least number that is enough, where more is never less; None if all are not."""
+    """The least number that is enough, if every greater one is too; None if even `count` is not."""
     if is_enough(0):
         return 0
     if not count or not is_enough(count):

@@ -1,4 +1,4 @@
-"""What a target cannot take of a model, by its table, and what mends it: `onnxline check MODEL --target NAME`."""
+"""Find what a target cannot run of a model, and name the step that helps: `onnxline check MODEL --target NAME`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Obstruction:
 
 @dataclass(frozen=True, slots=True)
 class TargetReport:
-    """`remarks`: what the target asks of operators that it takes, which is not checked."""
+    """What the target does not take. `remarks` are conditions on operators that it takes, which are not checked."""
 
     title: str
     obstructions: tuple[Obstruction, ...]
@@ -48,7 +48,7 @@ def check_target(model: DetachedModel, table: TargetTable) -> TargetReport:
 
 
 class _TargetCheck:
-    """Collects what is found by its reason, so that one sentence names all its nodes."""
+    """Collects obstructions by their reason, so that one sentence names all nodes of each."""
 
     def __init__(self, model: DetachedModel, table: TargetTable) -> None:
         self._proto, self._table = model.proto, table
@@ -138,7 +138,7 @@ def _types_of(proto: onnx.ModelProto) -> dict[str, tuple[int, int | None]]:
     """Tensor → its dtype and rank, where these are known; the rank of a value without a shape is None."""
     try:
         graph = onnx.shape_inference.infer_shapes(proto).graph
-    except Exception:  # an operator with a broken shape function has no types behind it
+    except Exception:  # types behind an operator whose shape function fails stay unknown
         graph = proto.graph
     found: dict[str, tuple[int, int | None]] = {}
     for info in (*graph.input, *graph.value_info, *graph.output):

@@ -25,14 +25,14 @@ class HostNode:
     def attributes(self) -> Attributes:
         return Attributes(self.node.proto)
 
-    def given(self, place: int) -> Any:
+    def operand(self, place: int) -> Any:
         return self.inputs[place] if place < len(self.inputs) else None
 
     def array(self, place: int) -> np.ndarray:
         return np.asarray(self.inputs[place])
 
     def integer(self, place: int, default: int) -> int:
-        value = self.given(place)
+        value = self.operand(place)
         return default if value is None else int(np.asarray(value).item())
 
 
@@ -92,7 +92,7 @@ def concat_from_sequence(node: HostNode) -> list[Any]:
 
 
 def split_to_sequence(node: HostNode) -> list[Any]:
-    data, axis, sizes = node.array(0), node.attributes.integer("axis"), node.given(1)
+    data, axis, sizes = node.array(0), node.attributes.integer("axis"), node.operand(1)
     total = data.shape[axis]
     if sizes is None or np.ndim(sizes) == 0:
         step = node.integer(1, 1)
@@ -106,11 +106,11 @@ def split_to_sequence(node: HostNode) -> list[Any]:
 
 
 def optional(node: HostNode) -> list[Any]:
-    return [node.given(0)]
+    return [node.operand(0)]
 
 
 def optional_has_element(node: HostNode) -> list[Any]:
-    return [np.array(node.given(0) is not None)]
+    return [np.array(node.operand(0) is not None)]
 
 
 def nonzero(node: HostNode) -> list[Any]:
@@ -142,9 +142,9 @@ def unique(node: HostNode) -> list[Any]:
 def non_max_suppression(node: HostNode) -> list[Any]:
     """For each picture and class the best boxes, of which none overlaps a better one by more than the threshold."""
     boxes, scores = node.array(0).astype(np.float64), node.array(1)
-    most, overlap = node.integer(2, 0), node.given(3)
+    most, overlap = node.integer(2, 0), node.operand(3)
     limit = 0.0 if overlap is None else float(np.asarray(overlap).item())
-    least = node.given(4)
+    least = node.operand(4)
     corners = corners_of(boxes, centred=node.attributes.flag("center_point_box"))
     rows: list[tuple[int, int, int]] = []
     for picture, kind in np.ndindex(*scores.shape[:2]):

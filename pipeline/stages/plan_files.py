@@ -66,13 +66,15 @@ def stored_bytes(graph: Graph, model: Path, folder: Path) -> dict[str, StoredByt
     """
     places = raw_data_places(model)
     return {
-        value.name: _stored(value, graph.payloads[value.vid], places, model, folder)
+        value.name: _locate_bytes(value, graph.payloads[value.vid], places, model, folder)
         for value in graph.with_role(Role.PARAM, Role.STATE, Role.CONST)
         if value.vid in graph.payloads and value.users
     }
 
 
-def _stored(value: Value, payload: Payload, places: Mapping[str, Place], model: Path, folder: Path) -> StoredBytes:
+def _locate_bytes(
+    value: Value, payload: Payload, places: Mapping[str, Place], model: Path, folder: Path
+) -> StoredBytes:
     if isinstance(payload, FilePayload):
         place = payload.place
         return StoredBytes(file=_from(folder, Path(place.path)), offset=place.offset, nbytes=place.nbytes)

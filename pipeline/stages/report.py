@@ -96,7 +96,7 @@ def save_quantization(found: Quantization, report: Report, workspace: Workspace)
 
 
 def remove_quantization(workspace: Workspace) -> None:
-    """Remove what a simulation of an earlier run has written, so that it is never beside what it is not of."""
+    """Remove what a simulation of an earlier run has written, so that it is never beside another model."""
     workspace.forget(QUANTIZATION)
     for file in _quantization_files(workspace):
         file.unlink(missing_ok=True)
@@ -105,7 +105,7 @@ def remove_quantization(workspace: Workspace) -> None:
 def set_aside_quantization(workspace: Workspace) -> str:
     """Set what a simulation has written aside while the final model may be replaced, and return that model's digest.
 
-    It is gone if the run is stopped: the next one empties `scratch`. Empty if there is nothing of a simulation.
+    A run that is stopped loses it, since the next one empties `scratch`. The digest is empty where no simulation was.
     """
     files = [file for file in _quantization_files(workspace) if file.exists()]
     if not files:
@@ -137,7 +137,7 @@ def _quantization_files(workspace: Workspace) -> tuple[Path, ...]:
 
 
 def _digest_of_final(workspace: Workspace) -> str:
-    """Of the file of the final model, and of those with its weights, which are named by their content.
+    """The digest of the final model's file, and of the files with its weights, which are named by their content.
 
     Empty if there is no model.
     """
@@ -149,7 +149,7 @@ def _digest_of_final(workspace: Workspace) -> str:
 
 
 def _key_of_models(report: Report) -> str:
-    """Of the final model, which another recipe may make too; the files of a simulation go when it becomes another."""
+    """The key of the final model, which another recipe may make too. A simulation's files go when the model changes."""
     return key_of([mark.fingerprint for mark in report.marks[-1:]])
 
 

@@ -18,8 +18,8 @@ from passes.weights.detached import read_model
 from pipeline.config import ModelConfig, RunConfig, locate, split_factory
 from pipeline.export.inputs import with_dynamic_shapes
 from pipeline.export.load import load_source
-from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source, TorchSource, with_names
+from pipeline.export.weight_free.shards import read_shards
 from pipeline.stages.check import refuse_export_keys
 
 __all__ = ["code_of", "fingerprint", "open_source"]

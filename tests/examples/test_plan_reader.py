@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from pipeline.lowering import lower, unpack, with_kernels
 from pipeline.lowering.aten import in_traced_order
@@ -25,24 +24,12 @@ from pipeline.planning import (
     map_memory,
 )
 from tests.support.paths import ROOT
-from tests.support.torch_programs import graph_of
+from tests.support.torch_programs import SmallDecoder, graph_of
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 FLAGS = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-fsanitize=address,undefined")
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
-
-
-class Decoder(torch.nn.Module):
-    cache: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("cache", torch.zeros(6, 4))
-
-    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        self.cache.index_copy_(0, at, torch.cond(x.sum() > 0, lambda x: x.relu() + 1, lambda x: x - 1, (x,)))
-        return torch.nn.functional.pad(self.cache.t(), (1, 0), value=0.5).sum(0, keepdim=True) * 2
 
 
 Print = Callable[[bytes], subprocess.CompletedProcess[str]]
@@ -64,7 +51,7 @@ def print_plan(tmp_path_factory: pytest.TempPathFactory) -> Print:
 
 @pytest.fixture(scope="module")
 def plan() -> ExecutionPlan:
-    graph = with_kernels(in_traced_order(graph_of(Decoder(), [torch.ones(4, 1).t(), torch.tensor([0])])))
+    graph = with_kernels(in_traced_order(graph_of(SmallDecoder(), SmallDecoder.example())))
     return map_memory(make_plan(graph, lower(graph)), [MemoryRegion("sram", 192), MemoryRegion("dram")])
 
 

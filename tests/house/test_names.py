@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, TESTS
 
 PACKAGES = ("passes", "pipeline")
 TESTED = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 SHARED_CLASSES: dict[str, str] = {
     "IRExecutor": "pytorch-ir has this name, and pipeline/compat is its surface over pipeline.torch_ir's",
@@ -26,6 +27,8 @@ BANNED = re.compile(
 """Words that a reader has to learn here first; CONTRIBUTING.md says what to write in their place."""
 
 MOST_BANNED = 20
+
+TEST_NAME = re.compile(r"^def (test_\w+)", re.MULTILINE)
 
 PARTICIPLE = re.compile(
     r"[a-z]{3,}ed|told|given|made|kept|shown|held|seen|found|drawn|written|taken|known|built|bound|lost|left|led|sent|said"
@@ -88,10 +91,12 @@ def is_participle(name: str) -> bool:
 def test_plain_words() -> None:
     said = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for path in TESTED
+        for path in (*TESTED, *PAGES)
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if BANNED.search(line)
     ]
+    names = (name for path in sorted(TESTS.rglob("test_*.py")) for name in TEST_NAME.findall(path.read_text("utf-8")))
+    said += [name for name in names if BANNED.search(name.replace("_", " "))]
     assert len(said) <= MOST_BANNED, "\n".join(said)
 
 

@@ -14,7 +14,7 @@ from pipeline.ir import Graph, check
 from pipeline.runtime import CompiledProgram, compile_graph
 from pipeline.runtime.eager import run_eager
 
-__all__ = ["Calls", "compile_module", "feed_of", "graph_of", "outputs", "run_both"]
+__all__ = ["Calls", "SmallDecoder", "compile_module", "feed_of", "graph_of", "outputs", "run_both"]
 
 
 class Calls(torch.nn.Module):
@@ -26,6 +26,24 @@ class Calls(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         return [function(*tensors) for function in self.functions]
+
+
+class SmallDecoder(torch.nn.Module):
+    """A state, two bodies, traced strides and calls of torch operators: what a plan can hold, in two lines."""
+
+    cache: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(6, 4))
+
+    @staticmethod
+    def example() -> list[torch.Tensor]:
+        return [torch.ones(4, 1).t(), torch.tensor([0])]
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        self.cache.index_copy_(0, at, torch.cond(x.sum() > 0, lambda x: x.relu() + 1, lambda x: x - 1, (x,)))
+        return torch.nn.functional.pad(self.cache.t(), (1, 0), value=0.5).sum(0, keepdim=True) * 2
 
 
 def graph_of(module: torch.nn.Module, inputs: Sequence[torch.Tensor], **options: Any) -> Graph:

@@ -145,7 +145,7 @@ def test_a_later_run_says_it_again_and_what_is_named_later_is_an_error(tmp_path:
     assert read_report(config)["cached"] == ["export", "passes", "runtime"]
     assert "plan: unsupported: found sparse" in again.output
     assert isinstance(run(config, "--set", "runtime.backends=[onnxruntime, plan]").exception, Unsupported)
-    # What the run was told is what it runs again as.
+    # The settings of the run are those that it runs again with.
     assert run(tmp_path / "out" / "run.yaml").exit_code == 0
 
 

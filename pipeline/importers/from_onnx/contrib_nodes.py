@@ -40,7 +40,7 @@ class Writing:
     def attributes(self) -> Attributes:
         return Attributes(self.proto)
 
-    def given(self, place: int) -> str:
+    def input_name(self, place: int) -> str:
         return self.proto.input[place] if place < len(self.proto.input) else ""
 
     def add(self, kind: str, *inputs: str, output: str = "", **attributes: Any) -> str:
@@ -92,7 +92,7 @@ def _write_standard(node: PendingNode, writing: Writing) -> list[onnx.NodeProto]
     Raises:
         Unsupported: inputs are missing, or tensors and attributes do not fit together.
     """
-    missing = [place for place in range(NEEDED[node.key]) if not writing.given(place)]
+    missing = [place for place in range(NEEDED[node.key]) if not writing.input_name(place)]
     if missing:
         raise Unsupported(f"node {node.proto.name!r} ({node.proto.op_type}) has no input {missing[0]}, which it needs")
     try:
@@ -153,23 +153,25 @@ def gelu(approximate: str) -> Callable[[Writing], None]:
     """Gelu, of x or of x and a bias."""
 
     def write(node: Writing) -> None:
-        x = node.add("Add", node.given(0), node.given(1)) if node.given(1) else node.given(0)
+        x = node.add("Add", node.input_name(0), node.input_name(1)) if node.input_name(1) else node.input_name(0)
         node.give(node.add("Gelu", x, approximate=approximate))
 
     return write
 
 
 def quick_gelu(node: Writing) -> None:
-    scaled = node.add("Mul", node.given(0), node.number(node.attributes.number("alpha", 1.702), node.given(0)))
-    node.give(node.add("Mul", node.given(0), node.add("Sigmoid", scaled)))
+    scaled = node.add(
+        "Mul", node.input_name(0), node.number(node.attributes.number("alpha", 1.702), node.input_name(0))
+    )
+    node.give(node.add("Mul", node.input_name(0), node.add("Sigmoid", scaled)))
 
 
 def skip_layer_norm(node: Writing) -> None:
     """Inputs: x, skip, gamma, beta, bias. The last output is the sum that is normalised."""
-    total = node.add("Add", node.given(0), node.given(1))
-    if node.given(4):
-        total = node.add("Add", total, node.given(4))
-    weights = [name for name in (node.given(2), node.given(3)) if name]
+    total = node.add("Add", node.input_name(0), node.input_name(1))
+    if node.input_name(4):
+        total = node.add("Add", total, node.input_name(4))
+    weights = [name for name in (node.input_name(2), node.input_name(3)) if name]
     epsilon = node.attributes.number("epsilon", 1e-5)
     node.give(node.add("LayerNormalization", total, *weights, axis=-1, epsilon=epsilon))
     node.give(total, 3)
@@ -177,11 +179,11 @@ def skip_layer_norm(node: Writing) -> None:
 
 def skip_rms_norm(node: Writing) -> None:
     """Inputs: x, skip, gamma, bias. The last output is the sum that is normalised."""
-    total = node.add("Add", node.given(0), node.given(1))
-    if node.given(3):
-        total = node.add("Add", total, node.given(3))
+    total = node.add("Add", node.input_name(0), node.input_name(1))
+    if node.input_name(3):
+        total = node.add("Add", total, node.input_name(3))
     epsilon = node.attributes.number("epsilon", 1e-5)
-    node.give(node.add("RMSNormalization", total, node.given(2), axis=-1, epsilon=epsilon))
+    node.give(node.add("RMSNormalization", total, node.input_name(2), axis=-1, epsilon=epsilon))
     node.give(total, 3)
 
 
@@ -189,7 +191,7 @@ def rms_norm(node: Writing) -> None:
     """SimplifiedLayerNormalization, which onnxruntime adds to ONNX's own domain."""
     read = node.attributes
     axis, epsilon = read.integer("axis", -1), read.number("epsilon", 1e-5)
-    node.give(node.add("RMSNormalization", node.given(0), node.given(1), axis=axis, epsilon=epsilon))
+    node.give(node.add("RMSNormalization", node.input_name(0), node.input_name(1), axis=axis, epsilon=epsilon))
 
 
 def matmul_n_bits(node: Writing) -> None:
@@ -197,32 +199,32 @@ def matmul_n_bits(node: Writing) -> None:
     read = node.attributes
     rows, columns = read.integer("K"), read.integer("N")
     bits, block = read.integer("bits", 4), read.integer("block_size")
-    packed = node.constants(node.given(1))
-    if packed is None or bits not in (4, 8) or node.given(4):
+    packed = node.constants(node.input_name(1))
+    if packed is None or bits not in (4, 8) or node.input_name(4):
         raise Unsupported(
             f"node {node.proto.name!r} (MatMulNBits) has {bits} bits, computed weights or an order of groups; "
             "expected stored weights of 4 or 8 bits, in order"
         )
     blocks = -(-rows // block)
-    weight = unpacked(packed.reshape(columns, -1), bits)[:, :rows]
-    scales = node.add("Reshape", node.given(2), node.constant(np.array([columns, blocks])))
+    weight = unpack_bytes(packed.reshape(columns, -1), bits)[:, :rows]
+    scales = node.add("Reshape", node.input_name(2), node.constant(np.array([columns, blocks])))
     operands = [node.constant(np.ascontiguousarray(weight)), scales]
-    points = node.constants(node.given(3)) if node.given(3) else None
-    if node.given(3) and points is None:
+    points = node.constants(node.input_name(3)) if node.input_name(3) else None
+    if node.input_name(3) and points is None:
         raise Unsupported(f"node {node.proto.name!r} (MatMulNBits) computes its zero points, expected stored ones")
     if points is None:
         points = np.full((columns, blocks), 2 ** (bits - 1), np.uint8)
     elif points.dtype == np.uint8:
-        points = unpacked(points.reshape(columns, -1), bits)[:, :blocks]
+        points = unpack_bytes(points.reshape(columns, -1), bits)[:, :blocks]
     else:
         raise Unsupported(f"node {node.proto.name!r} (MatMulNBits) has zero points of {points.dtype}, expected uint8")
     operands.append(node.constant(np.ascontiguousarray(points)))
     matrix = node.add("DequantizeLinear", *operands, axis=1, block_size=block)
-    product = node.add("MatMul", node.given(0), node.add("Transpose", matrix, perm=[1, 0]))
-    node.give(node.add("Add", product, node.given(5)) if node.given(5) else product)
+    product = node.add("MatMul", node.input_name(0), node.add("Transpose", matrix, perm=[1, 0]))
+    node.give(node.add("Add", product, node.input_name(5)) if node.input_name(5) else product)
 
 
-def unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
+def unpack_bytes(packed: np.ndarray, bits: int) -> np.ndarray:
     """Each byte as one number, or as two of four bits, the low ones first."""
     if bits == 8:
         return packed

@@ -51,7 +51,7 @@ def broadcast(node: onnx.NodeProto, specs: Specs, fresh: Fresh) -> list[onnx.Nod
         return [node]
     rank, inner = specs[node.input[0]].rank, specs[node.input[1]]
     trailing = rank - axis % max(rank, 1) - inner.rank
-    return [node] if trailing <= 0 else stretched(node, (*inner.sizes, *(1,) * trailing), fresh)
+    return [node] if trailing <= 0 else reshape_operand(node, (*inner.sizes, *(1,) * trailing), fresh)
 
 
 def per_channel(node: onnx.NodeProto, specs: Specs, fresh: Fresh) -> list[onnx.NodeProto]:
@@ -61,10 +61,10 @@ def per_channel(node: onnx.NodeProto, specs: Specs, fresh: Fresh) -> list[onnx.N
     rank, slope = specs[node.input[0]].rank, specs[node.input[1]]
     if slope.rank != 1 or slope.numel == 1 or rank <= 2:
         return [node]
-    return stretched(node, (*slope.sizes, *(1,) * (rank - 2)), fresh)
+    return reshape_operand(node, (*slope.sizes, *(1,) * (rank - 2)), fresh)
 
 
-def stretched(node: onnx.NodeProto, shape: tuple[int, ...], fresh: Fresh) -> list[onnx.NodeProto]:
+def reshape_operand(node: onnx.NodeProto, shape: tuple[int, ...], fresh: Fresh) -> list[onnx.NodeProto]:
     """`node` with input 1 in this shape."""
     label, sizes = fresh(f"{node.output[0]}.shape"), np.array(shape, np.int64)
     reshaped = fresh(f"{node.output[0]}.operand")
@@ -111,7 +111,7 @@ def default_axis(axis: int) -> Adapter:
     return adapt
 
 
-def renamed(old: str, new: str) -> Adapter:
+def rename_attribute(old: str, new: str) -> Adapter:
     def adapt(node: onnx.NodeProto, _specs: Specs, _fresh: Fresh) -> list[onnx.NodeProto]:
         for attribute in node.attribute:
             if attribute.name == old:
@@ -137,5 +137,5 @@ ADAPTERS: dict[str, Adapter] = {
     "Dropout": inference_only,
     "Gemm": without_broadcast,
     "PRelu": per_channel,
-    "Pad": renamed("paddings", "pads"),
+    "Pad": rename_attribute("paddings", "pads"),
 }

@@ -114,7 +114,7 @@ def spec_of(spec: TensorSpec, dtype: str) -> TensorSpec:
     return TensorSpec(spec.shape, dtype)
 
 
-def centred(node: Node, operand: int, zero: int | None, shape: Sequence[int] | None = None) -> int:
+def subtract_zero_point(node: Node, operand: int, zero: int | None, shape: Sequence[int] | None = None) -> int:
     """An integer operand minus its zero point, as float64; `shape` lets the zero point broadcast."""
     spec = node.spec(operand)
     x = as_float(node, node.operand(operand), "float64")
@@ -129,8 +129,8 @@ def centred(node: Node, operand: int, zero: int | None, shape: Sequence[int] | N
 
 
 def matmul_integer(node: Node) -> None:
-    a = centred(node, 0, 2, rows_of(node, 0, 2))
-    b = centred(node, 1, 3)
+    a = subtract_zero_point(node, 0, 2, rows_of(node, 0, 2))
+    b = subtract_zero_point(node, 1, 3)
     product = node.step("MatMul", [a, b], TensorSpec(node.output().shape, "float64"))
     node.emit("Cast", [product], {"to": node.output().dtype})
 
@@ -150,7 +150,7 @@ def conv_integer(node: Node) -> None:
 def integer_conv(node: Node, x: int, w: int, x_zero: int, w_zero: int) -> int:
     """The convolution of integers in float64. Zeros are padded after the zero point was taken off."""
     column = (node.spec(w).sizes[0], *(1,) * (node.spec(w).rank - 1))
-    operands = [centred(node, x, x_zero), centred(node, w, w_zero, column)]
+    operands = [subtract_zero_point(node, x, x_zero), subtract_zero_point(node, w, w_zero, column)]
     return node.step("Conv", operands, spec_of(node.output(), "float64"), conv_attrs(node, w))
 
 
@@ -168,7 +168,7 @@ def q_linear_conv(node: Node) -> None:
 
 def q_linear_matmul(node: Node) -> None:
     """Its inputs: a, scale, zero point; b, scale, zero point; scale and zero point of the result."""
-    a, b = centred(node, 0, 2, rows_of(node, 0, 2)), centred(node, 3, 5)
+    a, b = subtract_zero_point(node, 0, 2, rows_of(node, 0, 2)), subtract_zero_point(node, 3, 5)
     product = node.step("MatMul", [a, b], TensorSpec(node.output().shape, "float64"))
     requantize(node, product, (1, 4, 6), 7, None)
 

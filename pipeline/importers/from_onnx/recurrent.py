@@ -34,7 +34,7 @@ def recurrent(node: Node) -> None:
     read.settle("hidden_size", "output_sequence")  # both say what the shapes say
     x = node.operand(0)
     if batch_first:
-        x = swapped(node, x)
+        x = swap_axes(node, x)
     steps, batch, _ = node.vid_spec(x).sizes
     directions, hidden, _dtype = node.spec(1).sizes[0], node.spec(2).sizes[2], node.spec(0).dtype
     state = (directions, batch, hidden)
@@ -128,10 +128,10 @@ def initial(node: Node, place: int, shape: tuple[int, ...], *, batch_first: bool
     if not node.has(place):
         return zeros(node, shape)
     vid = node.operand(place)
-    return swapped(node, vid) if batch_first else vid
+    return swap_axes(node, vid) if batch_first else vid
 
 
-def swapped(node: Node, vid: int) -> int:
+def swap_axes(node: Node, vid: int) -> int:
     """The first two axes exchanged."""
     spec = node.vid_spec(vid)
     shape = (spec.sizes[1], spec.sizes[0], *spec.sizes[2:])

@@ -128,7 +128,7 @@ def along_axis(node: Node, vid: int, axis: int, how: Resampling, places: np.ndar
     if near.shape[1] > MOST_TAPS:
         matrix = np.zeros((count, size))
         np.add.at(matrix, (np.arange(count)[:, None], near), shares)
-        return multiplied(node, vid, axis, matrix, result)
+        return multiply_along(node, vid, axis, matrix, result)
     # One term for each neighbour: a number that is not finite reaches its own neighbours only.
     column = [-1 if at == axis else 1 for at in range(spec.rank)]
     total: int | None = None
@@ -141,7 +141,7 @@ def along_axis(node: Node, vid: int, axis: int, how: Resampling, places: np.ndar
     return total
 
 
-def multiplied(node: Node, vid: int, axis: int, matrix: np.ndarray, result: TensorSpec) -> int:
+def multiply_along(node: Node, vid: int, axis: int, matrix: np.ndarray, result: TensorSpec) -> int:
     """The matrix times `vid` along one axis."""
     spec, (count, size) = node.vid_spec(vid), matrix.shape
     operand = node.constant_operand(matrix.astype(spec.dtype))

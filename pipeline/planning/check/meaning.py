@@ -129,13 +129,13 @@ def _call(op: Op, call: KernelCall) -> Iterator[str]:
     facts.pop("inplace", None)
     if inplace := _overwritable(op):
         facts["inplace"] = inplace
-    if overwrites := _replaced(op):
+    if overwrites := _operands_replaced_by(op):
         facts["overwrites"] = overwrites
     if dict(call.constraints) != facts:
         yield f"has the constraints {dict(call.constraints)}; expected {facts}"
 
 
-def _replaced(op: Op) -> tuple[int, ...]:
+def _operands_replaced_by(op: Op) -> tuple[int, ...]:
     """For each result of an optimizer's update the operand that it replaces: all but gradients and scalars."""
     count = op.attrs.get("count")
     if op.kind not in UPDATES or not isinstance(count, int):

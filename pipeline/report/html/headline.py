@@ -8,8 +8,8 @@ from typing import Final
 
 from passes.run.result import Status
 from passes.suggest import bytes_text, plural
+from pipeline.report.html.number_text import error_text, seconds_text, worst_of
 from pipeline.report.html.timeline import Timeline
-from pipeline.report.html.words import error_text, seconds_text, worst_of
 from pipeline.report.model import Report
 
 __all__ = ["Card", "Headline", "headline_of"]

@@ -22,9 +22,9 @@ from pipeline.report.html.figures import Group, groups_of
 from pipeline.report.html.headline import Headline, headline_of
 from pipeline.report.html.layers import LayerPlot, layer_plot
 from pipeline.report.html.names import NameTable, name_tables
+from pipeline.report.html.number_text import error_text, seconds_text, worst_of
 from pipeline.report.html.quantization import QuantizationView, quantization_view
 from pipeline.report.html.timeline import Timeline, timeline_of
-from pipeline.report.html.words import error_text, seconds_text, worst_of
 from pipeline.report.model import NodeRow, Pictures, Report
 from pipeline.report.quantization import Quantization
 

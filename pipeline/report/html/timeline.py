@@ -14,7 +14,7 @@ from passes.diff.types import Diff, NodeLabel, Replacement
 from passes.proof.numbers import Errors
 from passes.run.result import PassRow, Status
 from passes.suggest import bytes_text
-from pipeline.report.html.words import error_text, seconds_text, worst_of
+from pipeline.report.html.number_text import error_text, seconds_text, worst_of
 from pipeline.report.model import SOURCE, Mark, Report, diff_folder
 
 __all__ = ["DiffEntry", "DiffSection", "PassDiff", "Segment", "Timeline", "TimelineRow", "read_diff", "timeline_of"]

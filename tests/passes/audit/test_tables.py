@@ -80,7 +80,7 @@ def table(findings: list[AuditFinding], version: str = "1.2") -> AuditTable:
 
 
 def test_a_picture() -> None:
-    """What nop does too is told once; of many cases there are marks."""
+    """What nop does too is listed once; of many cases there are marks."""
     assert table_text(table(FINDINGS)) == TEXT
 
 

@@ -106,7 +106,7 @@ EXTRAS = {"onnxslim": "onnxslim", "rotate": "aimet_onnx"}
 
 @pytest.mark.parametrize("name", OWN_STEPS)
 def test_each_step_of_a_recipe_can_be_tried(trial: AuditTrial, name: str, context: PassContext) -> None:
-    """An error in calling the step would be told as a finding of its library."""
+    """An error in calling the step would count as a finding of its library."""
     if name in EXTRAS and find_spec(EXTRAS[name]) is None:
         assert name not in [target.name for target in targets_of(context)]
         pytest.skip(missing_steps(context)[name])

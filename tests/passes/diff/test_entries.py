@@ -1,4 +1,4 @@
-"""What is otherwise is told, wherever it is: before, after, and the words."""
+"""Every difference is listed, wherever it is: before, after, and the text."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def diff_sentences(before: onnx.ModelProto, after: onnx.ModelProto) -> list[str]
         ),
     ],
 )
-def test_a_difference_is_told(before: str, after: str, words: list[str]) -> None:
+def test_a_difference_is_listed(before: str, after: str, words: list[str]) -> None:
     assert diff_sentences(model_of(before), model_of(after)) == words
 
 
@@ -183,7 +183,7 @@ def test_branches_may_use_one_name() -> None:
     assert diff_sentences(model(5.5), model(6)) == ["W float[2]: 1 of 2 values differ, by up to 0.5"]
 
 
-def test_long_attributes_are_told_apart() -> None:
+def test_long_attributes_are_distinguished() -> None:
     def model(last: float) -> onnx.ModelProto:
         model = model_of("g (float[30] x) => (float[30] y) { y = Neg (x) }")
         value = numpy_helper.from_array(np.float32([*range(29), last]))

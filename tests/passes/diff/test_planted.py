@@ -80,7 +80,7 @@ def test_other_names_and_another_order_are_no_difference(name: str, seed: int) -
     assert diff_of(MODELS[name], onnx.load_from_string(model.SerializeToString())).is_empty
 
 
-def test_renaming_is_told() -> None:
+def test_renaming_is_listed() -> None:
     model, names = renamed(MODELS["attention"], 0)
     renames = {(change.kind, change.before): change.after for change in diff_of(MODELS["attention"], model).renamed}
     assert renames["initializer", "wq"] == names["wq"]

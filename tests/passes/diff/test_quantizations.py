@@ -141,7 +141,7 @@ def test_a_tensor_that_is_no_more_quantized_is_one_line() -> None:
     assert lines(quantized("per channel"), floats()) == ["stored tensor w1 quantized otherwise: int8/channel → float"]
 
 
-def test_what_goes_beside_a_quantization_is_told_too() -> None:
+def test_what_goes_beside_a_quantization_is_listed_too() -> None:
     after = quantized("a value")
     after.graph.node.append(onnx.helper.make_node("Neg", ["y"], ["n"]))
     after.graph.output.append(onnx.helper.make_tensor_value_info("n", onnx.TensorProto.FLOAT, [4, 8]))

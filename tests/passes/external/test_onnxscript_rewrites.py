@@ -75,7 +75,7 @@ def test_skip_of_what_merges_watches(context: PassContext) -> None:
 def test_inner_passes_have_names_and_depend_on_the_sets(context: PassContext) -> None:
     default = OnnxScriptRewrites().inner(context)
     assert {"mul_by_1_rule", "fuse_batchnorm_into_conv_rule", "cast_cast_rule"} < set(default)
-    assert not [name for name in default if name.startswith("rule_")], "each is told by a name"
+    assert not [name for name in default if name.startswith("rule_")], "each has a name"
     fusions = OnnxScriptRewrites(("ort_fusions",)).inner(context)
     assert {"fuse_attention", "fuse_sdpa", "FusedMatMulDiv1"} < set(fusions)
     assert set(OnnxScriptRewrites(("default", "ort_fusions")).inner(context)) == {*default, *fusions}

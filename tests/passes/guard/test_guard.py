@@ -87,7 +87,7 @@ def test_a_skip_is_honoured_and_watches() -> None:
     }
 
 
-def test_keep_that_matches_nothing_anywhere_is_told_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_keep_that_matches_nothing_anywhere_is_reported_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     with guard("qkv", quiet=False) as log:
         optimize(merged_attention(), ["eliminate_identity"])
     assert log.calls[0].missing == ("qkv",)

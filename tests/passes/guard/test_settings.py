@@ -8,7 +8,9 @@ import pytest
 
 import passes
 from passes import PolicyError
+from passes.guard.calls import TARGETS
 from passes.guard.settings import CombinedPolicy, Settings, from_text, to_text
+from passes.guard.startup.hooks import LIBRARIES
 
 
 def test_settings_survive_the_environment() -> None:
@@ -26,7 +28,7 @@ def test_settings_survive_the_environment() -> None:
     ],
     ids=str,
 )
-def test_mistakes_are_told_when_the_block_begins(wishes: dict, words: str, tmp_path: Path, monkeypatch) -> None:
+def test_mistakes_are_refused_when_the_block_begins(wishes: dict, words: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PolicyError, match=words), passes.guard(**wishes):
         pytest.fail("the block ran")
@@ -50,3 +52,7 @@ def test_guards_inside_of_each_other_add_up() -> None:
 def test_the_limits_are_those_of_the_innermost_guard() -> None:
     policy = CombinedPolicy((Settings(timeout_s=1.0, memory_gib=1.0), Settings(timeout_s=2.0, memory_gib=2.0)))
     assert (policy.timeout_s, policy.memory_gib) == (2.0, 2.0)
+
+
+def test_the_libraries_that_a_guard_waits_for_are_those_whose_calls_it_knows() -> None:
+    assert {target.package for target in TARGETS} == set(LIBRARIES)

@@ -11,7 +11,7 @@ from tests.support.onnx_models import matrix, model_of
 
 WEIGHTS = {"w": matrix(8, 8, 0), "b": matrix(2, 8, 1)}
 
-# What a made node stands for, told from what stands beside it.
+# Which old node a new one replaces, found from its neighbours.
 
 REPLACED: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
     "a value between two made nodes kept its name": (

@@ -72,14 +72,14 @@ def test_all_rows_but_the_ones_that_are_read(context: PassContext) -> None:
 
 
 @pytest.mark.parametrize("step", ["transpose_table", "split_table", "put_behind", "store_doubles"])
-def test_a_table_that_lies_otherwise_is_the_same_table(step: str, context: PassContext) -> None:
+def test_a_table_in_another_layout_is_the_same_table(step: str, context: PassContext) -> None:
     """And rows that are changed after that are seen."""
     result = run(embedding(ALONE), context, (step, {}))
     assert statuses(result) == [(step, Status.RAN)], result.rows[0].reason
     assert result.coverage.tables[0].compared and result.coverage.not_covered == ()
 
 
-def test_a_row_is_seen_behind_a_table_that_lies_otherwise(context: PassContext) -> None:
+def test_a_row_is_seen_behind_a_table_in_another_layout(context: PassContext) -> None:
     steps = (("put_behind", {}), ("change_row", {"row": 33}), ("cut_off", {"to": 45}))
     result = run(embedding(ALONE), context, *steps)
     assert statuses(result) == [("put_behind", Status.RAN), *all_reverted(*steps[1:])]

@@ -97,7 +97,7 @@ def test_a_model_that_onnxruntime_refuses_is_a_failed_step(context: PassContext)
         prover.measure(detached(broken))
 
 
-def test_a_proof_worker_that_has_died_is_told_again_what_is_expected(context: PassContext) -> None:
+def test_a_proof_worker_that_has_died_gets_the_references_again(context: PassContext) -> None:
     prover = prover_of(attention(), context)
     prover.watch(detached(attention()), [])
     prover.power()

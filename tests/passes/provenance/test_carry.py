@@ -81,7 +81,7 @@ def test_the_module_of_a_made_node_holds_all_that_it_stands_for() -> None:
     assert modules(result)[""] == "block"
 
 
-def test_a_merged_projection_lies_in_the_attention() -> None:
+def test_a_merged_projection_belongs_to_the_attention() -> None:
     before = annotate_modules(
         model_of(
             """
@@ -118,7 +118,7 @@ def test_a_merged_projection_lies_in_the_attention() -> None:
     assert modules(result)["out"] == "attn.out"
 
 
-def test_a_node_between_others_lies_with_its_neighbours() -> None:
+def test_a_node_between_others_belongs_to_the_module_of_its_neighbours() -> None:
     after = model_of(
         """
         g (float[2, 8] x) => (float[2, 8] y) {
@@ -150,7 +150,7 @@ def test_what_a_tool_copied_counts_more_than_neighbours() -> None:
     assert modules(carry_annotations(before, annotate_modules(after, n="encoder.deep")))["n"] == "encoder.deep"
 
 
-def test_with_nothing_known_around_it_a_made_node_lies_in_the_model() -> None:
+def test_with_nothing_known_around_it_a_new_node_belongs_to_the_model() -> None:
     before = annotate_modules(model_of(CHAIN), first="encoder")
     after = model_of("g (float[2, 4] x) => (float[2, 4] y) { a = Relu (x) y = Softsign (a) }")
     before.graph.node[0].output[0], before.graph.node[1].input[0] = "z", "x"

@@ -42,7 +42,7 @@ def albert(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("name", ["onnxslim", "onnxsim", "default", "onnxscript"])
-def test_a_product_lies_in_the_module_that_owns_its_weight(albert: Path, name: str, context: PassContext) -> None:
+def test_a_product_belongs_to_the_module_that_owns_its_weight(albert: Path, name: str, context: PassContext) -> None:
     owners = {}
     for tensor in onnx.load(albert).graph.initializer:
         weight = numpy_helper.to_array(tensor)

@@ -132,7 +132,7 @@ def test_a_kept_weight_may_be_read_in_a_branch_too(context: PassContext) -> None
     assert run.power.margin > 1
 
 
-def test_skip_alone_watches_and_reverts_whoever_merges_under_another_name(context: PassContext) -> None:
+def test_skip_alone_watches_and_reverts_a_merge_under_another_name(context: PassContext) -> None:
     run = passes.optimize(biased_attention(), recipe=["default", "onnxsim"], skip=["fuse_qkv"], context=context)
     (verdict,) = run.structures
     assert verdict.kept

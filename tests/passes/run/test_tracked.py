@@ -55,7 +55,7 @@ def test_pins_lie_further_and_further_on() -> None:
     assert watched.relaxed_pins(AnalyzedModel(later).made) == watched.wide_pins(AnalyzedModel(later).made) == []
 
 
-def test_what_is_lost_is_told_by_kind_and_name() -> None:
+def test_what_is_lost_is_listed_by_kind_and_name() -> None:
     watched = find_structures(detached(drawn(NORMS)), Policy(keep=("layernorm", "residual", "op:MatMul")), [])
     changed = detached(drawn(NORMS.replace("y = Add (f, x)", "y = Add (f, w)")))
     assert list(watched.find_lost(detached(drawn(NORMS)))) == []
@@ -72,7 +72,7 @@ def test_instances_go_to_the_prover_under_one_name_each() -> None:
     assert held["residual"].values == ("f", "y")
 
 
-def test_two_of_one_name_are_told_apart() -> None:
+def test_two_of_one_name_are_distinguished() -> None:
     watched = find_structures(detached(drawn(NORMS)), Policy(keep=("op:Add", "op:A*")), [])
     assert {one.name for one in watched.must_hold()} == {"op:Add y", "op:A* y"}
 

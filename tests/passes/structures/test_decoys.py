@@ -88,7 +88,7 @@ BESIDE = {
     "=> (bool T!o, float[2, 8, 32] T!y) "
     "{ T!o = Identity (T!on) T!y = Add (T!x, D!) }>",
 }
-"""How the old product comes to nothing on its way to attention."""
+"""How the old product loses its effect on its way to attention."""
 
 SCORES_OF_OLD = """qx = Reshape (qd, shape) kx = Reshape (kd, shape) vx = Reshape (vd, shape)
     qy = Transpose <perm = [0, 2, 1, 3]> (qx) ky = Transpose <perm = [0, 2, 3, 1]> (kx)

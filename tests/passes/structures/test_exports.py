@@ -130,7 +130,7 @@ def test_finds_what_the_tree_of_modules_has(name: str) -> None:
         kind: export.expected(kind) for kind in TRUTH
     }
     for kind, instances in instances_by_kind.items():
-        assert len({instance.name for instance in instances}) == len(instances), "a verdict is told by its name"
+        assert len({instance.name for instance in instances}) == len(instances), "verdicts are known by their names"
         assert all(instance.module for instance in instances if kind != "residual")
         assert STRUCTURES[kind].find_lost(instances, view.model) == {}, "the model itself has all that was found"
 

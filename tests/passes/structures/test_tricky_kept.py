@@ -102,7 +102,7 @@ def bodies_in(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 @pytest.mark.parametrize("name", NESTED)
-def test_what_lies_inside_is_kept(name: str, context: PassContext) -> None:
+def test_what_is_inside_is_kept(name: str, context: PassContext) -> None:
     """There is nothing to pin in a body: the checker stands guard alone."""
     kept = run(NESTED[name]().model, context, ["default", "onnxsim"], keep=["qkv"])
     assert [verdict.kept for verdict in kept.structures] == [True]

@@ -35,7 +35,7 @@ from tests.support.processes import still_running
         ("complain", {"words": "no such tensor"}, StepFailed, "^ValueError: no such tensor$"),
     ],
 )
-def test_a_fault_is_told_and_the_next_call_works(function, arguments, kind, words) -> None:
+def test_a_fault_is_reported_and_the_next_call_works(function, arguments, kind, words) -> None:
     with Worker(timeout_s=5) as worker:
         assert worker.call(faults.double, number=2) == 4
         worker.timeout_s = 0.5
@@ -293,7 +293,7 @@ class KilledBefore(Worker):
 
 
 @pytest.mark.parametrize("question", ["judge", "run_baseline", "plant", "excess"])
-def test_a_proof_worker_that_is_killed_between_two_questions_is_told_everything_again(
+def test_a_proof_worker_that_is_killed_between_two_questions_gets_everything_again(
     question: str, tmp_path: Path
 ) -> None:
     with Worker() as worker, KilledBefore(preload=("passes.proof.server",)) as proofs:

@@ -98,7 +98,7 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
     (reproducers / "notes.txt").write_text("rename_input_output: signature; my own", encoding="utf-8")
     assert ask(*words, "--out", tmp_path / "out", "--jobs", "1").exit_code == 0
     assert tables_in(tmp_path / "out")[0].unread == ()
-    assert [path.name for path in reproducers.iterdir()] == ["notes.txt"]  # the finding is gone, and what told of it
+    assert [path.name for path in reproducers.iterdir()] == ["notes.txt"]  # the finding is gone, and its files
 
 
 @pytest.mark.parametrize(

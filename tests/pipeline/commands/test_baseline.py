@@ -69,7 +69,7 @@ def test_a_model_by_itself_has_a_baseline_beside_it(tmp_path: Path) -> None:
     assert str(shown.exception).startswith(f"no baseline at {FACTORY.with_name('attention_block-make.baseline')};")
 
 
-def test_another_recipe_is_told_entry_by_entry(accepted) -> None:
+def test_another_recipe_is_listed_entry_by_entry(accepted) -> None:
     config, out = accepted
     shown = ask("check", config, "--out", out, "--set", "passes.skip=[onnxsim]", "--set", "passes.watch=false")
     assert isinstance(shown.exception, CheckFailed)
@@ -182,7 +182,7 @@ def test_nothing_changes_by_itself(data: dict) -> None:
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=3), plain, min_size=1, max_size=4), st.data())
-def test_whatever_goes_is_told(data: dict, draw: st.DataObject) -> None:
+def test_whatever_goes_is_listed(data: dict, draw: st.DataObject) -> None:
     gone = draw.draw(st.sampled_from(sorted(data)))
     less = {key: value for key, value in data.items() if key != gone}
     assert any(line.startswith(gone) for line in changes(data, less))

@@ -74,7 +74,7 @@ def test_json_holds_every_entry(model) -> None:
     assert data["outputs"]["y"]["max_abs"] > 0.1
 
 
-def test_an_input_of_another_name_is_told_once_and_fed_all_the_same(model) -> None:
+def test_an_input_of_another_name_is_listed_once_and_fed_all_the_same(model) -> None:
     lines = ask(model("before", BEFORE), model("after", OTHER_NAMES)).stdout.splitlines()
     assert lines[0] == "1 with other attributes, 4 changes of the model itself"
     assert "  Softmax b: axis 1 → 0" in lines

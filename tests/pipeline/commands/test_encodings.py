@@ -105,6 +105,9 @@ def test_a_run_carries_the_encodings_that_its_configuration_names(tmp_path: Path
     assert carried.keys() == given.keys()  # the passes of onnxoptimizer leave a Reshape to the same shape
     report = json.loads((tmp_path / "out" / "carried.json").read_text())
     assert (report["format_version"], report["lost"]) == (1, [])
+    config.write_text("model: {onnx: mlp.onnx}\npasses: {recipe: [default, onnxsim]}\n")
+    call("run", config, "--out", tmp_path / "out")
+    assert list((tmp_path / "out").glob("carried.*")) == [], "encodings of an earlier run beside the model of this one"
 
 
 def simulate(folder: Path, encodings: Path) -> None:

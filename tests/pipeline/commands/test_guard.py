@@ -103,7 +103,7 @@ def test_the_exit_code_is_that_of_the_command(command: list[str], code: int) -> 
     ],
     ids=str,
 )
-def test_a_mistake_is_told_before_the_command_begins(wishes: list[str], words: str, tmp_path: Path) -> None:
+def test_a_mistake_is_refused_before_the_command_begins(wishes: list[str], words: str, tmp_path: Path) -> None:
     command: list[Any] = [*ONNXLINE, "guard", *wishes, "--", "touch", "begun"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])

@@ -264,7 +264,7 @@ def test_a_seed_and_a_name_have_bounds(write: Write) -> None:
     assert RunConfig.from_yaml(path, (f"name={'n' * 100}", f"model.seed={2**63 - 1}")).model.seed == 2**63 - 1
 
 
-def test_a_model_where_a_configuration_is_expected_is_told_so(tmp_path: Path) -> None:
+def test_a_model_where_a_configuration_is_expected_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"\x08\x0a\x80\xff")
     with pytest.raises(ConfigError, match=r"m\.onnx: cannot be read: it is not UTF-8 text; expected a YAML config"):
         RunConfig.from_yaml(tmp_path / "m.onnx")

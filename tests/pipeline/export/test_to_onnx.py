@@ -76,7 +76,7 @@ def test_nested_inputs_and_outputs(factory: Make, assert_agrees: Agrees, capfd: 
     assert_agrees(exported, batch=5, seq=7)
 
 
-def test_parameters_are_told_from_buffers_and_constants(factory: Make) -> None:
+def test_parameters_are_distinguished_from_buffers_and_constants(factory: Make) -> None:
     exported = export(factory(NESTED))
     initializers = set(exported.ir_model.graph.initializers)
     tied = {"a.weight", "b.weight"} & initializers

@@ -80,7 +80,7 @@ def test_a_cluster_that_is_not_there(address: str, tmp_path: Path, monkeypatch: 
         list(RayCluster(address).run([Job("a", functions.double, {"number": 1})]))
 
 
-def test_a_node_says_what_it_has_otherwise() -> None:
+def test_a_node_says_which_versions_differ() -> None:
     from pipeline.jobs.ray_driver import differences
 
     ours = {"onnx": "1.23.2", "torch": "2.13.0"}

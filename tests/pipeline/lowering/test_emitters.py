@@ -100,3 +100,28 @@ def test_a_call_that_no_kernel_could_run_is_refused(
 ) -> None:
     with pytest.raises(InternalError, match=message):
         EMITTERS[kind](attrs, ins, outs)
+
+
+VIEWS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "Contiguous": ({}, (2, 3)),
+    "Diagonal": ({"distance": 0, "first": 0, "second": 1}, (2,)),
+    "Expand": ({"shape": (2, 3)}, (2, 3)),
+    "Identity": ({}, (2, 3)),
+    "Reshape": ({"shape": (6,)}, (6,)),
+    "Select": ({"axis": 0, "index": 1}, (3,)),
+    "Slice": (SLICE, (1, 3)),
+    "Split": ({"axis": 0, "sizes": (2,)}, (2, 3)),
+    "Transpose": ({"perm": (1, 0)}, (3, 2)),
+    "Unbind": ({"axis": 0}, (3,)),
+    "Unfold": ({"axis": 0, "size": 2, "step": 1}, (1, 3, 2)),
+}
+"""Kind with a view rule → attributes and the shape of the result, for an operand of 2×3."""
+
+
+def test_no_view_changes_the_dtype() -> None:
+    """The planner puts views on the storage of their operand without a look at their dtype."""
+    assert set(VIEWS) == {name for name, row in KINDS.items() if row.view is not None}
+    for name, (attrs, shape) in VIEWS.items():
+        assert KINDS[name].emit(attrs, [f32(2, 3)], [f32(*shape)]).kind_id == Kind[name]
+        with pytest.raises(InternalError, match="dtype"):
+            KINDS[name].emit(attrs, [f32(2, 3)], [i64(*shape)])

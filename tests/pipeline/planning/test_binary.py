@@ -8,7 +8,6 @@ import zlib
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,23 +17,11 @@ from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.aten import in_traced_order
 from pipeline.planning import ExecutionPlan, PlanFile, StoredBytes, decode_plans, encode_plans, make_plan
 from tests.support.planning_graphs import graphs
-from tests.support.torch_programs import graph_of
+from tests.support.torch_programs import SmallDecoder, graph_of
 
 TEXTS = st.text(max_size=8)
 SIZES = st.integers(0, 2**64 - 1)
 STORED = st.builds(StoredBytes, st.binary(max_size=9), TEXTS, SIZES, SIZES)
-
-
-class Decoder(torch.nn.Module):
-    cache: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("cache", torch.zeros(6, 4))
-
-    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        self.cache.index_copy_(0, at, torch.cond(x.sum() > 0, lambda x: x.relu() + 1, lambda x: x - 1, (x,)))
-        return torch.nn.functional.pad(self.cache.t(), (1, 0), value=0.5).sum(0, keepdim=True) * 2
 
 
 def plan_graph(graph: Graph) -> ExecutionPlan:
@@ -44,7 +31,7 @@ def plan_graph(graph: Graph) -> ExecutionPlan:
 @pytest.fixture(scope="module")
 def decoder() -> bytes:
     """A plan with a state, a body, traced strides and calls of torch operators."""
-    graph = graph_of(Decoder(), [torch.ones(4, 1).t(), torch.tensor([0])])
+    graph = graph_of(SmallDecoder(), SmallDecoder.example())
     plan = plan_graph(with_kernels(in_traced_order(graph)))
     assert plan.updates and plan.bodies
     return encode_plans(PlanFile({"main": plan}, {"b_cache": StoredBytes(file="w.bin", offset=64, nbytes=96)}))

@@ -299,7 +299,7 @@ def strided_plan(strides: tuple[int, ...]) -> ExecutionPlan:
     [((1, 2), (1, 2), None), ((8, 2), (8, 2), (2, 8)), ((0, 1), None, (1, 3)), ((2, 1), None, (1, 3))],
     ids=["transposed", "with gaps", "expanded", "overlapping"],
 )
-def test_what_is_given_lies_as_in_the_trace(traced: tuple[int, ...], laid: object, turned: object) -> None:
+def test_what_is_given_has_the_strides_of_the_trace(traced: tuple[int, ...], laid: object, turned: object) -> None:
     """Row after row where several elements lay on one place. Views of it follow."""
     plan = strided_plan(traced)
     assert violations(plan) == []
@@ -327,7 +327,7 @@ def counting_plan(*, late: bool = False, shown: bool = False, updated: bool = Tr
     return plan_graph(replace(graph, updates={state: new} if updated else {}))
 
 
-def test_a_state_is_written_where_it_lies_only_if_nobody_sees_that() -> None:
+def test_a_state_is_written_in_place_only_if_nobody_sees_that() -> None:
     plan = counting_plan()
     state, new = 1, 2
     assert (violations(plan), plan.root(new)) == ([], state)

@@ -82,7 +82,7 @@ def test_no_write_over_a_value_that_is_read_later_also_through_a_view(later: str
     assert names(c.plan("y")) == {"view": "a", "y": "b"}
 
 
-def test_no_write_over_storage_that_the_same_call_reads_otherwise() -> None:
+def test_no_write_over_storage_that_the_same_call_reads_by_another_operand() -> None:
     c = Chain()
     c.emit("Tanh", "a", "x")
     c.emit("Identity", "view", "a")

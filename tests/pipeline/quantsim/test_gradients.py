@@ -132,7 +132,7 @@ def test_swish_is_that_of_its_definition() -> None:
         ("LSTM <hidden_size = 4> (x, w, r, , k)", "LSTM with rows of unequal length"),
     ],
 )
-def test_what_a_cell_does_otherwise_is_refused(text: str, message: str) -> None:
+def test_other_settings_of_a_cell_are_refused(text: str, message: str) -> None:
     node = onnx.parser.parse_node(f"y = {text}")
     tensors = {"x": torch.zeros(ROW), "w": torch.zeros(1, 16, 5), "r": torch.zeros(1, 16, 4), "k": torch.tensor([3, 1])}
     attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}

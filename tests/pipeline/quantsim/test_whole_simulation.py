@@ -77,10 +77,11 @@ def test_the_report_alone(folder: Path) -> None:
     assert json.loads(run(folder, "--json"))["format_version"] == 1
 
 
-def test_without_weights_only_placement_and_sizes_are_told(folder: Path) -> None:
+def test_without_weights_only_placement_and_sizes_are_reported(folder: Path) -> None:
     whole = json.loads(run(folder, "--json"))
     printed = run(folder, "--set", "verify.proof=structure")
     assert "nothing is calibrated or simulated, only placed: verify.proof is structure" in printed.replace("\n", " ")
+    assert "in all" not in printed, "a table of noise without a row"
     report = json.loads((folder / "out" / "quantsim.json").read_text())
     for key in ("rules", "left_in_float", "weight_bytes", "quantized_weight_bytes", "tensors", "quantized_tensors"):
         assert report[key] == whole[key], key

@@ -43,6 +43,13 @@ def test_a_long_way_is_straight() -> None:
     assert len(inner) == 1
 
 
+def test_neighbours_pull_from_both_sides() -> None:
+    """Swept in one direction only, the boxes drift apart: 693 pixels for the same five boxes."""
+    boxes = tuple(Box(BoxKind.NODE, op) for op in "ABCDE")
+    laid = lay_out(Drawing(boxes, (Wire(0, 2), Wire(0, 3), Wire(1, 3), Wire(2, 3))))
+    assert laid.width < 520
+
+
 @st.composite
 def drawings(draw: st.DrawFn) -> Drawing:
     count = draw(st.integers(0, 14))

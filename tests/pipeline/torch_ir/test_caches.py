@@ -128,7 +128,7 @@ NO_SUCH_CACHE = {
 }
 
 
-def test_a_cache_that_is_none_is_told_once() -> None:
+def test_a_cache_that_is_none_is_refused_once() -> None:
     """Its tensors are absent too, and that explains nothing."""
     model = GPT2LMHeadModel(CONFIG).eval()
     ids = torch.zeros(1, 1, dtype=torch.long)

@@ -104,7 +104,7 @@ def test_parts_by_their_place_in_memory(planned: bool) -> None:
     assert [output.tolist() for output in outputs] == [output.tolist() for output in Parts()(x)]
 
 
-def test_parts_of_what_lies_in_another_order_are_refused() -> None:
+def test_parts_of_a_tensor_in_another_order_are_refused() -> None:
     class Transposed(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             y = x.t() + 0

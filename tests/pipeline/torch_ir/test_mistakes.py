@@ -1,4 +1,4 @@
-"""Something else than was asked for is the caller's mistake, and is told as one: what was found, what was expected."""
+"""Something else than was asked for is the caller's mistake; the message says what was found and what was expected."""
 
 # pyright: reportArgumentType=false
 from __future__ import annotations

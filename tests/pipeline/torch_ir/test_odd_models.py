@@ -60,7 +60,7 @@ def test_an_input_that_is_a_slice_is_counted_from_its_storage(offset: tuple[int,
             assert torch.equal(executor.execute((x,))[0], model(x))
 
 
-def test_what_is_counted_through_lies_as_in_the_trace() -> None:
+def test_what_is_counted_through_has_the_strides_of_the_trace() -> None:
     model = Does(lambda x, y: torch.as_strided(x * 2, (3,), (1,)) + y)
     x, y = torch.arange(12.0).view(3, 4), torch.ones(6)
     ir = extract_ir(model, (x, y[:3]), strict=False)

@@ -52,7 +52,7 @@ class Blocks:
     """The two traced units. `second` are the oids of the repeated unit, ops between both units included."""
 
     second: range
-    heirs: Mapping[int, int]
+    descendants: Mapping[int, int]
     """{vid that the first unit makes: the corresponding vid of the second}"""
 
 
@@ -73,7 +73,7 @@ def blocks_of(run: LayerRun, graph: Graph) -> Blocks:
     if run.led and len(block) > block.start:
         raise NotRepeatable("torch lists the ops of two layers mixed")
     own = graph.ops[first[-1] + 1 - len(block) if run.led else first[0] : first[-1] + 1]
-    return Blocks(block, _heirs(graph, own, graph.ops[block.stop - len(own) : block.stop]))
+    return Blocks(block, _descendants(graph, own, graph.ops[block.stop - len(own) : block.stop]))
 
 
 def _unit_of(run: LayerRun, op: Op) -> int | None:
@@ -85,13 +85,13 @@ def _unit_of(run: LayerRun, op: Op) -> int | None:
     return place[0] if place is not None else next(iter(inner), None)
 
 
-def _heirs(graph: Graph, first: tuple[Op, ...], second: tuple[Op, ...]) -> dict[int, int]:
-    heirs: dict[int, int] = {}
+def _descendants(graph: Graph, first: tuple[Op, ...], second: tuple[Op, ...]) -> dict[int, int]:
+    descendants: dict[int, int] = {}
     for one, other in zip(first, second, strict=True):
         if _op_facts(graph, one) != _op_facts(graph, other):
             raise NotRepeatable(f"the first two layers are not traced alike: {one.name!r} and {other.name!r} differ")
-        heirs.update(zip(one.outputs, other.outputs, strict=True))
-    return heirs
+        descendants.update(zip(one.outputs, other.outputs, strict=True))
+    return descendants
 
 
 def _op_facts(graph: Graph, op: Op) -> tuple[object, ...]:
@@ -301,16 +301,16 @@ class _Writer:
         for known in (self._own[unit], self._given[unit]):
             if vid in known:
                 return known[vid]
-        heir = self._blocks.heirs.get(vid)
-        return self._around[vid] if heir is None or unit == 1 else self._own[unit - 1][heir]
+        descendant = self._blocks.descendants.get(vid)
+        return self._around[vid] if descendant is None or unit == 1 else self._own[unit - 1][descendant]
 
     def _read_after(self, vid: int) -> int:
         """The vid that ops after the units read for `vid`; for a value of unit 0, that of the last but one unit.
 
         (The proof accepts values counted from the end, as `hidden_states[-2]`, and refuses those from the start.)
         """
-        heir = self._blocks.heirs.get(vid)
-        return self._read_around(vid) if heir is None or self._run.count == TRACED else self._own[-2][heir]
+        descendant = self._blocks.descendants.get(vid)
+        return self._read_around(vid) if descendant is None or self._run.count == TRACED else self._own[-2][descendant]
 
     def _write(self, op: Op, names: Names, reading: Reading, made: dict[int, int]) -> None:
         name = names.new(base_name(op.kind))

@@ -65,7 +65,7 @@ def test_a_model_is_refused(case: str, causal_lm: Callable[..., Any]) -> None:
 
 
 class Sharing(nn.Module):
-    """Writes layer 0 as often as it is told, and nothing else."""
+    """Writes layer 0 a given number of times, and nothing else."""
 
     def __init__(self, times: int) -> None:
         super().__init__()

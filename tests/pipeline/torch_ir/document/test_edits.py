@@ -300,7 +300,7 @@ REVERSED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 
 @pytest.mark.parametrize("planned", [True, False])
 @pytest.mark.parametrize("name", REVERSED)
-def test_reversed_inputs_are_told_of_the_node(name: str, planned: bool) -> None:
+def test_reversed_inputs_are_reported_at_the_node(name: str, planned: bool) -> None:
     function, args = REVERSED[name]
 
     class Calls(nn.Module):

@@ -159,7 +159,7 @@ def test_weights_have_to_be_there() -> None:
 
 
 @pytest.mark.parametrize("old, new, said", [("", "model.", "remove it"), ("linear.", "", "add it")])
-def test_a_prefix_is_told_and_not_guessed(old: str, new: str, said: str) -> None:
+def test_a_prefix_is_suggested_and_not_guessed(old: str, new: str, said: str) -> None:
     state = {new + name.removeprefix(old): tensor for name, tensor in MaskedLinear().state_dict().items()}
     absent, hint = refused_with_notes(on_meta(MaskedLinear), (X,), state, constants={"mask": X[0]})
     assert said in hint
@@ -254,7 +254,7 @@ def test_programs_of_sizes_long_past_are_dropped_and_their_states_go_on() -> Non
 
 
 class Placed(nn.Module):
-    """Writes rows where it is told, and reads others where it is told."""
+    """Writes the rows at given places, and reads those at others."""
 
     def __init__(self) -> None:
         super().__init__()

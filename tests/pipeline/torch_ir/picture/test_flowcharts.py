@@ -140,7 +140,7 @@ def test_a_constant_on_meta_is_warned_of() -> None:
     assert ir.constants == {}
 
 
-def test_flowcharts_end_where_they_are_told_to_and_names_cannot_break_them() -> None:
+def test_flowcharts_end_at_the_limit_and_names_cannot_break_them() -> None:
     x, y = TensorMeta('a"b.0', (2,), "float32"), TensorMeta("a_b_0", (2,), "float32")
     nodes = [OpNode(f"n{i}", "aten.add.Tensor", [x, y], [TensorMeta(f"s{i}", (2,), "float32")]) for i in range(3)]
     ir = IR(nodes, [x, y], [nodes[2].outputs[0]])

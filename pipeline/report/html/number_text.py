@@ -1,4 +1,4 @@
-"""Format numbers for the page."""
+"""Numbers as the page shows them: seconds, errors, and the output with the greatest error."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from passes.suggest import plural
 from pipeline.errors import SourceError
-from pipeline.export.checkpoint_names import Rule, best_rule, names_of, pieces_of
-from pipeline.export.shards import DTYPES, Shards
 from pipeline.export.source import TorchSource
+from pipeline.export.weight_free.checkpoint_names import Rule, best_rule, names_of, pieces_of
+from pipeline.export.weight_free.shards import DTYPES, Shards
 from pipeline.runtime.tensors import to_numpy
 
 __all__ = ["Pieces", "refer"]

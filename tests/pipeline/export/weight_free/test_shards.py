@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from pipeline.errors import SourceError
-from pipeline.export.shards import read_shards
+from pipeline.export.weight_free.shards import read_shards
 
 INDEX = "model.safetensors.index.json"
 
@@ -96,7 +96,7 @@ def test_a_damaged_shard_is_named(checkpoint: Path, damage: Callable[[Path], obj
         read_shards(checkpoint)
 
 
-def test_all_mistakes_are_told_at_once(checkpoint: Path) -> None:
+def test_all_mistakes_are_listed_at_once(checkpoint: Path) -> None:
     placed = json.loads((checkpoint / INDEX).read_text())["weight_map"]
     (checkpoint / INDEX).write_text(json.dumps({"weight_map": {**placed, "d": "gone.safetensors", "e": placed["c"]}}))
     (checkpoint / placed["a"]).write_bytes(b"short")

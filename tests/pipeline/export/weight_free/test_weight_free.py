@@ -16,8 +16,8 @@ from torch import nn
 from pipeline.config import ExportConfig, ModelConfig
 from pipeline.errors import SourceError
 from pipeline.export import ExportedModel, TorchSource, export_onnx, load_source
-from pipeline.export.checkpoint_names import Rule, best_rule, pieces_of
-from pipeline.export.shards import read_shards
+from pipeline.export.weight_free.checkpoint_names import Rule, best_rule, pieces_of
+from pipeline.export.weight_free.shards import read_shards
 
 Factory = Callable[..., ModelConfig]
 
@@ -97,7 +97,7 @@ def test_it_computes_what_the_module_does(factory: Factory, tmp_path: Path, rena
     assert f"the model refers to {4 if tied else 5} tensors of the checkpoint" in exported.notes
 
 
-def test_everything_that_does_not_fit_is_told_at_once(factory: Factory, tmp_path: Path) -> None:
+def test_everything_that_does_not_fit_is_listed_at_once(factory: Factory, tmp_path: Path) -> None:
     module = real(factory(NET, inputs=IDS))
     state = save_state(module, tmp_path, drop="inner.bias")
     state["head.weight"] = state["head.weight"][:20].contiguous()

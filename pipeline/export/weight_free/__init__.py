@@ -1,0 +1,7 @@
+"""Models whose weights stay in the files of a checkpoint: a module is made without them, and its model refers to them.
+
+meta_init.py         modules on torch's meta device: parameters without data, buffers with theirs
+shards.py            where the tensors of a checkpoint lie: file, offset, length, shape, dtype
+checkpoint_names.py  the names of a module's parameters in a checkpoint
+external_weights.py  initializers of the exported model → references to those bytes
+"""
