@@ -18,6 +18,7 @@ __all__ = [
     "Observer",
     "Optimized",
     "PassEnded",
+    "PhaseEnded",
     "Progress",
     "RunLog",
     "StageEnded",
@@ -65,13 +66,22 @@ class Optimized:
 
 
 @dataclass(frozen=True, slots=True)
+class PhaseEnded:
+    """A phase of a train step is done: Trace, Compile, Warmup or Capture; Replay is done where a training ends."""
+
+    name: str
+    seconds: float
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Information for the user that does not stop the run."""
 
     text: str
 
 
-Event = StageStarted | StageEnded | Progress | PassEnded | Optimized | Note
+Event = StageStarted | StageEnded | Progress | PassEnded | Optimized | PhaseEnded | Note
 Observer = Callable[[Event], None]
 
 
@@ -105,5 +115,7 @@ def line_of(event: Event) -> str:
         case Optimized(passes, structures):
             kept = sum(verdict.kept for verdict in structures)
             return f"passes: {plural(len(passes), 'row')}, {kept} of {plural(len(structures), 'structure')} kept"
+        case PhaseEnded(name, seconds, detail):
+            return f"phase {name}: {seconds:.3f} s" + (f" ({detail})" if detail else "")
         case Note(text):
             return f"note: {text}"

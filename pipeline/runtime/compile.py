@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 import torch
 
+from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.ir.check import check
 from pipeline.ir.graph import Graph
@@ -173,6 +174,22 @@ class CompiledProgram:
         """
         with self._turn:
             return self.context.states.values()
+
+    @property
+    def state_names(self) -> frozenset[str]:
+        """The names of the states that runs change."""
+        return self.context.states.names
+
+    def state(self, name: str) -> torch.Tensor:
+        """A copy of one of them, as it is now.
+
+        Raises:
+            UsageError: no such state, or a run failed while it wrote to it.
+        """
+        if name not in self.state_names:
+            raise UsageError(f"no state {name!r}{nearest(name, self.state_names)}")
+        with self._turn:
+            return self.context.states.value(name)
 
     def give_states(self, states: Feed) -> None:
         """Set states by name; the others are not changed.

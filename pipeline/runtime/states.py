@@ -135,6 +135,16 @@ class States:
         self._refuse_lost()
         return {name: self.tensors[vid].clone() for name, vid in self._vids.items() if name not in self._table.missing}
 
+    def value(self, name: str) -> torch.Tensor:
+        """A copy of one state.
+
+        Raises:
+            LostStates: it lost its value in a run that failed.
+        """
+        if name in self._table.lost:
+            raise LostStates([name])
+        return self.tensors[self._vids[name]].clone()
+
     def lose(self, vids: Iterable[int]) -> None:
         """Mark states to which a failed run may have written: they have no value now."""
         self._table.lost |= {self._plan.slots[vid].name for vid in vids}

@@ -2,9 +2,9 @@
 
 batch.py        what a batch is                         trace.py        record forward and backward
 optimizer.py    a torch optimizer as data               graph.py        the Graph of a step
-record.py       the entry point                         program.py      the program, its states and snapshots
+record.py       the entry point, phase by phase         program.py      the program, its states and snapshots
 state_dict.py   states ↔ torch's state dicts            checkpoint.py   states ↔ a file
-blame.py        where a step broke
+blame.py        where a step broke                      phases.py       the phases, and what each took
 
 graph_module.py a Graph or an ONNX model as a torch module, which the above takes like any other
 trained.py      which of its weights are trained       qdq.py          a quantized model in trainable form
@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from pipeline.runtime.capture import Snapshot
 from pipeline.training.graph_module import GraphModule, as_module
-from pipeline.training.program import NotFinite, Phase, TrainProgram
+from pipeline.training.phases import PHASES, Phase
+from pipeline.training.program import NotFinite, TrainProgram
 from pipeline.training.record import record_step
 from pipeline.training.with_weights import with_weights
 
 __all__ = [
+    "PHASES",
     "GraphModule",
     "NotFinite",
     "Phase",

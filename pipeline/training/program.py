@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from passes.suggest import nearest
+from passes.suggest import nearest, plural
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
@@ -23,18 +23,10 @@ from pipeline.training.blame import find_first_broken
 from pipeline.training.checkpoint import read_snapshot, write_snapshot
 from pipeline.training.graph import STEP, rate_name
 from pipeline.training.optimizer import learning_rates, rate_state
+from pipeline.training.phases import Phase
 from pipeline.training.state_dict import Sources, from_state_dict, to_state_dict
 
-__all__ = ["NotFinite", "Phase", "TrainProgram"]
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """A phase of making a program, Trace, Compile or Capture (which warms up first), and what it took, in seconds."""
-
-    name: str
-    seconds: float
-    detail: str = ""
+__all__ = ["NotFinite", "TrainProgram"]
 
 
 class NotFinite(CheckFailed):
@@ -63,7 +55,9 @@ class TrainProgram:
         capture: CaptureReport,
         phases: Sequence[Phase] = (),
     ) -> None:
-        self.graph, self.capture, self.phases = graph, capture, tuple(phases)
+        self.graph, self.capture = graph, capture
+        self._phases = tuple(phases)
+        self._replays, self._replay_seconds = 0, 0.0
         self._compiled, self._layout, self._sources = compiled, layout, sources
         self._rates = learning_rates(sources.optimizer)
         """As they were last read."""
@@ -80,6 +74,7 @@ class TrainProgram:
             UsageError: the batch is not like the example: another form, shape, dtype or device.
             NotFinite: the loss is not finite; nothing has changed.
         """
+        start = time.perf_counter()
         feed = self._layout.tensors(batch)
         if feed.keys() != set(self._layout.names):
             feed = self._without_states(feed)
@@ -87,7 +82,14 @@ class TrainProgram:
         loss = self._compiled.replay(feed)[self._loss]
         if not math.isfinite(loss):
             raise self._not_finite(feed, float(loss))
+        self._replays += 1
+        self._replay_seconds += time.perf_counter() - start
         return loss
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Trace, Compile, Warmup, Capture and Replay, the last one with all steps so far."""
+        return (*self._phases, Phase("Replay", self._replay_seconds, plural(self._replays, "step")))
 
     def snapshot(self) -> Snapshot:
         """Copies of all states, and of the state of torch's random numbers where the step draws any."""
@@ -147,11 +149,11 @@ class TrainProgram:
 
     @property
     def steps_done(self) -> int:
-        return int(self._compiled.states()[STEP])
+        return int(self._compiled.state(STEP))
 
     def _without_states(self, feed: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         names = self._layout.names
-        states = self._compiled.states().keys()
+        states = self._compiled.state_names
         for name in feed.keys() - set(names):
             if not states & {name, f"module.{name}", f"optimizer.{name}"}:
                 raise UsageError(f"the batch has {name!r}, which the step does not read{nearest(name, names)}")
@@ -168,7 +170,7 @@ class TrainProgram:
             return
         pairs = enumerate(zip(now, self._rates, strict=True))
         changed = {rate_name(index): rate_state(rate) for index, (rate, old) in pairs if rate != old}
-        self._compiled.give_states({name: changed[name] for name in changed if name in self._compiled.states()})
+        self._compiled.give_states({name: changed[name] for name in changed if name in self._compiled.state_names})
         self._rates = now
 
     def _not_finite(self, feed: Mapping[str, torch.Tensor], loss: float) -> NotFinite:

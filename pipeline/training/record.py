@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from passes.suggest import plural
+from pipeline.events import Observer
 from pipeline.ir import Graph
-from pipeline.runtime import CompiledProgram, compile_graph
+from pipeline.runtime import Capture, CompiledProgram, compile_graph
 from pipeline.training.batch import Batch, LossFunction
 from pipeline.training.graph import LARGE, MAX_NORM, STEP, make_graph, moment_name, rate_name, stored_name
 from pipeline.training.optimizer import OptimizerSettings, rate_state, read_optimizer
-from pipeline.training.program import Phase, TrainProgram
+from pipeline.training.phases import Phase, PhaseRecorder
+from pipeline.training.program import TrainProgram
 from pipeline.training.state_dict import Sources
 from pipeline.training.trace import TracedStep, trace_step
 
 __all__ = ["record_step"]
-
-Result = TypeVar("Result")
 
 
 def record_step(
@@ -32,6 +32,7 @@ def record_step(
     *,
     max_norm: float | None = None,
     large: int = LARGE,
+    observe: Observer | None = None,
 ) -> TrainProgram:
     """Record forward, loss, backward and the optimizer's update as one program.
 
@@ -39,6 +40,7 @@ def record_step(
         tensors, where it is `loss(module(**those that forward names), batch)`. Later batches have the same shapes.
     max_norm: clip the norm of all gradients, as `torch.nn.utils.clip_grad_norm_` does.
     large: bytes from which on a parameter is updated as soon as its gradient is final, and not with the others.
+    observe: is called with an event when a phase (`pipeline/training/phases.py`) begins, and when one has ended.
 
     The module is recorded in the mode that it is in, which is `module.train()` for dropout and BatchNorm. Module and
     optimizer are not changed; the program begins with their values, also in the middle of a training.
@@ -47,31 +49,42 @@ def record_step(
         UsageError: the batch has no form that is known, or the loss is no single number that depends on a parameter.
         Unsupported: another optimizer than SGD, Adam and AdamW, or something that torch cannot record.
     """
-    phases: list[Phase] = []
-
-    def timed(name: str, work: Callable[[], Result], detail: Callable[[Result], str]) -> Result:
-        start = time.perf_counter()
-        result = work()
-        phases.append(Phase(name, time.perf_counter() - start, detail(result)))
-        return result
-
-    def trace() -> tuple[TracedStep, OptimizerSettings, Graph]:
-        traced = trace_step(module, loss, batch, clips=max_norm is not None)
-        settings = read_optimizer(optimizer, module, traced.params)
-        return traced, settings, make_graph(traced, settings, large=large)
-
-    traced, settings, graph = timed("Trace", trace, lambda found: f"{len(found[2].ops)} ops")
+    recorder = PhaseRecorder(observe)
+    traced = recorder.run(
+        "Trace",
+        lambda: trace_step(module, loss, batch, clips=max_norm is not None),
+        lambda found: f"{len(found.module.graph.nodes)} nodes",
+    )
     stored = _stored(module, traced)
-    weights = {**stored, **_initial(settings, stored, graph, max_norm)}
-    compiled = timed(
-        "Compile", lambda: compile_graph(graph, weights), lambda made: f"arena of {made.plan.arena_bytes} bytes"
+
+    def compile_step() -> tuple[Graph, CompiledProgram]:
+        settings = read_optimizer(optimizer, module, traced.params)
+        graph = make_graph(traced, settings, large=large)
+        return graph, compile_graph(graph, {**stored, **_initial(settings, stored, graph, max_norm)})
+
+    graph, compiled = recorder.run(
+        "Compile", compile_step, lambda made: f"{len(made[0].ops)} ops, arena of {made[1].plan.arena_bytes} bytes"
     )
     feed = {
         name: tensor.detach() for name, tensor in traced.layout.tensors(batch).items() if name in traced.layout.names
     }
-    capture = timed("Capture", lambda: compiled.capture(feed, mode="train"), lambda made: str(made.report))
+    capture = _capture(compiled, feed, recorder)
     sources = _sources(module, optimizer, traced, stored, compiled)
-    return TrainProgram(graph, compiled, traced.layout, sources, capture=capture.report, phases=phases)
+    recorder.begin("Replay")
+    return TrainProgram(graph, compiled, traced.layout, sources, capture=capture.report, phases=recorder.phases)
+
+
+def _capture(compiled: CompiledProgram, feed: Mapping[str, torch.Tensor], recorder: PhaseRecorder) -> Capture:
+    """Warm up and record. One call does both, so the events of the second come together, behind it."""
+    recorder.begin("Warmup")
+    start = time.perf_counter()
+    capture = compiled.capture(feed, mode="train")
+    seconds = time.perf_counter() - start
+    taken_back = f"{plural(len(compiled.plan.updates), 'state')} as before"
+    recorder.end(Phase("Warmup", capture.warm_up_seconds, taken_back))
+    recorder.begin("Capture")
+    recorder.end(Phase("Capture", seconds - capture.warm_up_seconds, str(capture.report)))
+    return capture
 
 
 def _stored(module: nn.Module, traced: TracedStep) -> dict[str, torch.Tensor]:
@@ -104,7 +117,7 @@ def _sources(
     stored: dict[str, torch.Tensor],
     compiled: CompiledProgram,
 ) -> Sources:
-    states = compiled.states()
+    states = compiled.state_names
     names = {id(tensor): name for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
     keys = {key: stored_name(names[id(tensor)]) for key, tensor in module.state_dict(keep_vars=True).items()}
     params = [names[id(tensor)] for group in optimizer.param_groups for tensor in group["params"]]

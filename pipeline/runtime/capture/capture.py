@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -81,7 +83,10 @@ class Capture:
         self._has_states = bool(session.states.tensors)
         segments = split_steps(memory.bound.program, memory.bound.steps, len(further))
         self.report = self._describe(key, segments)
-        self._record([*launches, *further], segments)
+        before = session.snapshot()
+        self.warm_up_seconds = self._warm_up([*launches, *further], segments, before)
+        """What the warm-up took, with taking back what it changed."""
+        self._record([*launches, *further], segments, before)
 
     @property
     def key(self) -> CaptureKey:
@@ -174,23 +179,33 @@ class Capture:
                 )
         return feed
 
-    def _record(self, launches: Sequence[Launch], segments: Sequence[CaptureSegment]) -> None:
-        """Run the launches until all is settled, take back what they changed, and record each segment."""
+    def _warm_up(self, launches: Sequence[Launch], segments: Sequence[CaptureSegment], before: Snapshot) -> float:
+        """Run the launches until all is settled, then go back to `before`. Returns the seconds that this took."""
+        begun = time.perf_counter()
         device = torch.device(self._plan.slots[0].spec.device if self._plan.slots else "cpu").type
-        recorder: Recorder = RECORDERS[device]()
+        self._recorder: Recorder = RECORDERS[device]()
         self._segments = segments
         self._parts: tuple[Recording, ...] = tuple(
             CallLoop(launches[segment.first : segment.last]) for segment in segments
         )
-        before = self._session.snapshot()
-        try:
-            recorder.warm_up(self._replay_eagerly)
+        with self._going_back_to(before):
+            self._recorder.warm_up(self._replay_eagerly)
             self._memory.check_shapes(self._slots)
-            with InferenceMode(True):
-                self._parts = tuple(
-                    recorder.record(launches[segment.first : segment.last]) if segment.is_captured else part
-                    for segment, part in zip(segments, self._parts, strict=True)
-                )
+        return time.perf_counter() - begun
+
+    def _record(self, launches: Sequence[Launch], segments: Sequence[CaptureSegment], before: Snapshot) -> None:
+        """Record each segment that can be captured, then go back to `before`; the others stay loops of launches."""
+        with self._going_back_to(before), InferenceMode(True):
+            self._parts = tuple(
+                self._recorder.record(launches[segment.first : segment.last]) if segment.is_captured else part
+                for segment, part in zip(segments, self._parts, strict=True)
+            )
+
+    @contextmanager
+    def _going_back_to(self, before: Snapshot) -> Iterator[None]:
+        """States and generators are afterwards those of `before`, also where the work fails."""
+        try:
+            yield
         finally:
             self._session.restore(before)
 
