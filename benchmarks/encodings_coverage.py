@@ -107,16 +107,30 @@ def judge(
 def has_right_range(
     name: str, before: Numbers, after: Numbers, known: Mapping[str, Encoding], carried: CarriedEncodings
 ) -> bool:
-    """Whether the tensor fits into the range of its encoding, as the tensor of the source does that it is of."""
+    """Whether the tensor fits into the range of its encoding, as the tensor of the source does that it is of.
+
+    Scales of channels are taken with it: a weight into which a factor was folded has the steps of the source.
+    """
     if name not in after or not after[name].size:
         return True
-    sources = [one for one in carried.sources.get(name, (name,)) if one in before]
+    sources = [one for one in carried.sources.get(name, (name,)) if one in before and one in known]
     if not sources:  # a tensor that a step has made: its numbers are those of others
         return True
+    encoding = carried.encodings[name]
+    if encoding.axis is not None:
+        limit = max(largest_step(before[one], known[one]) for one in sources)
+        return largest_step(after[name], encoding) <= limit * (1 + 1e-3) + 1e-6
     least = min(float(before[one].min()) for one in sources)
     greatest = max(float(before[one].max()) for one in sources)
     margin = 1e-3 * max(abs(least), abs(greatest)) + 1e-12
     return least - margin <= float(after[name].min()) and float(after[name].max()) <= greatest + margin
+
+
+def largest_step(array: np.ndarray, encoding: Encoding) -> float:
+    """The size of the largest number in steps of its scale, of which each index of the axis may have its own."""
+    if encoding.axis is not None:
+        array = np.moveaxis(array, encoding.axis, -1)
+    return float(np.abs(array / encoding.scale).max())
 
 
 def fingerprint(array: np.ndarray) -> tuple[int, str]:

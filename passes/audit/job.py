@@ -24,7 +24,7 @@ from passes.audit.target import AuditTarget
 from passes.audit.trial import AuditTrial
 from passes.context import memory_limit
 from passes.errors import ModelError, PolicyError
-from passes.recipe.steps import SINGLE_PASS_LIBRARY
+from passes.recipe.steps import OWN_STEPS, SINGLE_PASS_LIBRARY
 from passes.suggest import nearest
 from passes.worker.client import Worker
 
@@ -138,17 +138,29 @@ def unread_of(values: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return {case: why for value in values for case, why in value["unread"].items()}
 
 
-def chosen_targets(subjects: Sequence[AuditTarget], only: Sequence[str]) -> tuple[AuditTarget, ...]:
+def chosen_targets(
+    subjects: Sequence[AuditTarget], only: Sequence[str], missing: Mapping[str, str] | None = None
+) -> tuple[AuditTarget, ...]:
     """Select the subjects that `only` names by library, pass or glob; all if `only` is empty.
 
+    Args:
+        missing: the steps whose library is not installed → the sentence that says so.
+
     Raises:
-        PolicyError: an entry names nothing, with the nearest.
+        PolicyError: an entry names nothing, with the nearest, or nothing that is installed.
     """
     for entry in only:
         if not any(_is_meant(subject, entry) for subject in subjects):
+            absent = [why for name, why in (missing or {}).items() if _is_meant(_absent_target(name), entry)]
+            if absent:
+                raise PolicyError(f"--only: {'; '.join(absent)}")
             known = [name for subject in subjects for name in (subject.name, subject.distribution)]
             raise PolicyError(f"--only: no pass and no library named {entry!r}{nearest(entry, known)}")
     return tuple(subject for subject in subjects if not only or any(_is_meant(subject, entry) for entry in only))
+
+
+def _absent_target(name: str) -> AuditTarget:
+    return AuditTarget(name, OWN_STEPS[name]().source, name)
 
 
 def _is_meant(subject: AuditTarget, entry: str) -> bool:

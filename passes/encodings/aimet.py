@@ -88,14 +88,45 @@ def from_aimet(data: Mapping[str, Any]) -> dict[str, Encoding]:
             f"encodings: found the version {version!r}, expected one of {', '.join(get_args(AimetVersion))}"
         )
     try:
-        if version in ("2.0.0", "2.1.0"):
-            return {row["name"]: _from_onnx_keys(row) for row in data["encodings"]}
-        sections = (data["activation_encodings"], data["param_encodings"])
-        if version == "0.6.1":
-            return {name: _from_dicts(name, rows) for section in sections for name, rows in section.items()}
-        return {row["name"]: _from_list(row) for section in sections for row in section}
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        found = _read_sections(data, version)
+    except KeyError as error:
+        raise UsageError(
+            f"encodings: an entry of the file lacks the key {error}, which version {version} has"
+        ) from error
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise UsageError(f"encodings: the file is no whole file of version {version}: {error!r}") from error
+    for name, encoding in found.items():
+        _check_numbers(name, encoding)
+    return found
+
+
+def _read_sections(data: Mapping[str, Any], version: str) -> dict[str, Encoding]:
+    if version in ("2.0.0", "2.1.0"):
+        return {row["name"]: _from_onnx_keys(row) for row in data["encodings"]}
+    sections = (data["activation_encodings"], data["param_encodings"])
+    if version == "0.6.1":
+        return {name: _from_dicts(name, rows) for section in sections for name, rows in section.items()}
+    return {row["name"]: _from_list(row) for section in sections for row in section}
+
+
+def _check_numbers(name: str, encoding: Encoding) -> None:
+    """Refuse what no quantizer can compute with."""
+    precision, scale, zero = encoding.precision, encoding.scale, encoding.zero_point
+    if precision.bits not in (*BITS, 32):
+        raise UsageError(f"encodings: {name!r} has {precision.bits} bits, expected {BITS[0]} to {BITS[-1]}, or 32")
+    if not scale.size or not (np.isfinite(scale) & (scale > 0)).all():
+        raise UsageError(f"encodings: {name!r} has a scale that is no positive number: {_first_bad(scale)}")
+    if zero.shape != scale.shape or (zero < precision.lowest - 1).any() or (zero > precision.highest).any():
+        raise UsageError(f"encodings: {name!r} has zero points that {precision} has not, or not one for each scale")
+
+
+def _first_bad(scale: np.ndarray) -> str:
+    bad = scale.ravel()[~(np.isfinite(scale) & (scale > 0)).ravel()]
+    return f"{bad[0]:g}" if bad.size else "none"
+
+
+BITS: Final = range(2, 17)
+"""Of a tensor; a bias has 32."""
 
 
 def _write_dict(encodings: Mapping[str, Encoding]) -> dict[str, list[Data]]:

@@ -2,22 +2,24 @@
 
 A tensor keeps its encoding only where it is a fact that it has the same numbers: it is computed in the same way, or a
 matching of nodes says which tensor of the source it is and the draws of the run agree; or it is stored, and its numbers
-are those of stored tensors that were turned, cut or joined. All else is listed with the reason.
+are those of stored tensors that were turned, cut or joined, or whose channels were multiplied by factors, which go into
+their scales. All else is listed with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
-from passes.encodings.encoding import Encoding
+from passes.encodings.encoding import Encoding, NoEncoding, encode_bias
+from passes.encodings.fit import BIAS_PLACE, BIASED
 from passes.encodings.moves import share_by_moves
 from passes.encodings.same_numbers import find_same
-from passes.encodings.stored import CHANGED, EncodedArray, NoEncoding, derive_encoding
+from passes.encodings.stored import CHANGED, EncodedArray, derive_encoding
 from passes.encodings.versions import ModelVersion, TracedTensors, trace_tensors
 from passes.graph.float_tensors import FLOATS, float_tensors
 from passes.graph.op_facts import LAYOUT_OPS, RESHAPES, moved_inputs
@@ -82,6 +84,7 @@ def carry_encodings(
     carrier.carry_stored()
     carrier.carry_computed()
     carrier.carry_parts()
+    carrier.add_biases()
     carrier.add_moved()
     return CarriedEncodings(
         {name: carrier.found[name] for name in carrier.floats if name in carrier.found},
@@ -206,6 +209,17 @@ class _EncodingCarrier:
         self.found[name], self.sources[name] = encoding, sources
         self.refusals.pop(name, None)
 
+    def add_biases(self) -> None:
+        """Give biases whose numbers are new the scale of their products, unless the file leaves biases without one."""
+        if any(bias.name not in self.given for bias, *_ in _biases(self.source)):
+            return
+        for bias, data, weight in _biases(self.final):
+            factors = self.found.get(_stored_behind(self.made, data)), self.found.get(_stored_behind(self.made, weight))
+            if bias.name in self.found or factors[0] is None or factors[1] is None or factors[1].precision.block:
+                continue
+            self.found[bias.name] = encode_bias(factors[0], factors[1])
+            self.refusals.pop(bias.name, None)
+
     def add_moved(self) -> None:
         """Give tensors that a step has made the encoding of those whose numbers they hold.
 
@@ -318,6 +332,15 @@ def _twin_reason(twin: str) -> str:
 
 PRODUCTS: Final = ("MatMul", "Gemm")
 """Operators whose results are parts of one another if their matrices are."""
+
+
+def _biases(model: DetachedModel) -> Iterator[tuple[TensorProto, str, str]]:
+    """The stored biases of products, each with the names of the data and of the weight."""
+    stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    for node in model.proto.graph.node:
+        tensor = stored.get(node.input[BIAS_PLACE]) if len(node.input) > BIAS_PLACE else None
+        if node.op_type in BIASED and tensor is not None and len(tensor.dims) == 1:
+            yield tensor, node.input[0], node.input[1]
 
 
 def _stored_behind(made: Mapping[str, NodeProto], name: str) -> str:

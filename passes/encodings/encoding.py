@@ -8,9 +8,13 @@ from typing import Final, Literal
 
 import numpy as np
 
-__all__ = ["BIAS", "Encoding", "Granularity", "Precision"]
+__all__ = ["BIAS", "Encoding", "Granularity", "NoEncoding", "Precision", "encode_bias"]
 
 Granularity = Literal["tensor", "channel", "block"]
+
+
+class NoEncoding(Exception):
+    """Why the encodings of its sources give a tensor none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +97,9 @@ class Encoding:
         shape = [1] * array.ndim
         shape[self.axis] = -1
         return values.reshape(shape)
+
+
+def encode_bias(data: Encoding, weight: Encoding) -> Encoding:
+    """The encoding of a bias: the scale of the products that it is added to, whose factors have these."""
+    scale = (data.scale.astype(np.float64) * weight.scale).astype(np.float32)
+    return Encoding(BIAS, scale, np.zeros_like(scale, np.int64), 0 if scale.ndim else None)

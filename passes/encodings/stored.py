@@ -1,7 +1,8 @@
-"""The encoding of a stored tensor that a pass made of others by moving their numbers: turned, reshaped, cut or joined.
+"""The encoding of a stored tensor that a pass made of others by moving their numbers (turned, reshaped, cut or joined),
+or by multiplying each channel by a factor, as a BatchNormalization is folded.
 
-What was done is read from the numbers themselves, bit by bit, so it holds for any pass that does it. Where the numbers
-are others, there is no rule, and the tensor is stale.
+What was done is read from the numbers themselves, so it holds for any pass that does it: bit by bit for what moves, and
+up to rounding for what is multiplied. Where the numbers are others, there is no rule, and the tensor is stale.
 """
 
 from __future__ import annotations
@@ -15,15 +16,11 @@ from typing import Final
 
 import numpy as np
 
-from passes.encodings.encoding import Encoding
+from passes.encodings.encoding import Encoding, NoEncoding
 from passes.encodings.moves import is_same_encoding
+from passes.encodings.scaled import scale_encoding
 
 __all__ = ["CHANGED", "EncodedArray", "NoEncoding", "derive_encoding"]
-
-
-class NoEncoding(Exception):
-    """Why the encodings of its sources give a tensor none."""
-
 
 CHANGED: Final = "its numbers are changed"
 
@@ -55,6 +52,15 @@ def derive_encoding(array: np.ndarray, sources: Sequence[EncodedArray]) -> tuple
     joined = _join(array, sources, why) if len(sources) > 1 else None
     if joined is not None:
         return joined
+    for source in sources:
+        for turned in _turn(source):
+            try:
+                scaled = scale_encoding(turned.array, turned.encoding, array)
+            except NoEncoding as error:
+                why.append(str(error))
+                continue
+            if scaled is not None:
+                return scaled, (source.name,)
     raise NoEncoding(why[0] if why else CHANGED)
 
 

@@ -89,15 +89,15 @@ class _UnpackedOperator:
     def number_of(self, attribute: str) -> int:
         return int(attribute_of(self.node, attribute, 0))
 
-    def refuse(self, inputs: Mapping[str, int], attributes: Sequence[str] = ()) -> None:
-        """Raise where the operator has an input or an attribute that the other operator has no place for."""
+    def refuse(self, inputs: Mapping[str, int], attributes: Sequence[str] = (), outputs: int = 1) -> None:
+        """Raise where the operator has an input, an attribute or an output that the other operator has no place for."""
         for what, at in inputs.items():
             if self.input(at):
                 raise _NotWrittenOut(f"with {what}, which is not taken apart{self.advice()}")
         for name in attributes:
             if self.number_of(name):
                 raise _NotWrittenOut(f"with {name}, which is not taken apart")
-        if len([name for name in self.node.output if name]) > 1:
+        if any(self.node.output[outputs:]):
             raise _NotWrittenOut(f"with a second output, which is not taken apart{self.advice()}")
 
     def advice(self) -> str:
@@ -109,6 +109,10 @@ class _UnpackedOperator:
         made = onnx.helper.make_node(op, inputs, names, domain=domain, **attributes)
         self._append(made, op.lower())
         return names
+
+    def give(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> None:
+        """A node that computes an output of the operator beside the first one."""
+        self._append(onnx.helper.make_node(op, inputs, [output], **attributes), op.lower())
 
     def constant(self, array: np.ndarray[Any, Any], name: str) -> str:
         name = self.free(name)
@@ -127,11 +131,11 @@ class _UnpackedOperator:
         self.marker = made[0]
         return made
 
-    def attend(self, op: str, inputs: Sequence[str], keep: Collection[str] = ()) -> None:
+    def attend(self, op: str, inputs: Sequence[str], keep: Collection[str] = (), outputs: Sequence[str] = ()) -> None:
         """End with an attention operator on separate inputs; `keep` are the attributes that stay, by default all."""
         while inputs and not inputs[-1]:
             inputs = inputs[:-1]
-        made = onnx.helper.make_node(op, inputs, list(self.node.output), domain=DOMAIN)
+        made = onnx.helper.make_node(op, inputs, outputs or list(self.node.output), domain=DOMAIN)
         made.attribute.extend(one for one in self.node.attribute if not keep or one.name in keep)
         self._append(made, "")
 
@@ -189,7 +193,7 @@ def _attention(build: _UnpackedOperator) -> None:
 
 def _quantized_attention(build: _UnpackedOperator) -> None:
     """QAttention multiplies integers: the products are exact, and are scaled as the operator scales them."""
-    build.refuse({"past": 8}, ("do_rotary", "past_present_share_buffer"))
+    build.refuse({}, ("do_rotary", "past_present_share_buffer"), outputs=2)
     stem = build.node.output[0]
     integers = [build.input(0), build.input(1), build.input(6), build.input(7)]
     while not integers[-1]:
@@ -198,11 +202,13 @@ def _quantized_attention(build: _UnpackedOperator) -> None:
     (value,) = build.add("Cast", [value], f"{stem}.qkv_float", to=TensorProto.FLOAT)
     (value,) = build.add("Mul", [value, build.input(3)], f"{stem}.qkv_of_input")
     (value,) = build.add("Mul", [value, build.input(4)], f"{stem}.qkv_scaled")
-    _attend_to_product(build, value, build.input(2), build.input(5), "")
+    _attend_to_product(build, value, build.input(2), build.input(5), "", build.input(8))
 
 
-def _attend_to_product(build: _UnpackedOperator, value: str, bias: str, mask: str, scores_bias: str) -> None:
-    """MultiHeadAttention on the parts of `value`."""
+def _attend_to_product(
+    build: _UnpackedOperator, value: str, bias: str, mask: str, scores_bias: str, past: str = ""
+) -> None:
+    """MultiHeadAttention on the parts of `value`. It has the keys and the values of a cache apart."""
     width, stem = build.dims(1)[-1], build.node.output[0]
     if not isinstance(width, int):
         raise _NotWrittenOut("whose weight has no known shape")
@@ -215,7 +221,19 @@ def _attend_to_product(build: _UnpackedOperator, value: str, bias: str, mask: st
         raise _NotWrittenOut("whose weight is not that of its heads")
     parts = build.split(value, list(sizes))
     keep = ("num_heads", "scale", "mask_filter_value", "unidirectional")
-    build.attend("MultiHeadAttention", [*parts, "", mask, scores_bias], keep)
+    inputs = [*parts, "", mask, scores_bias]
+    if not past and not any(build.node.output[1:]):
+        build.attend("MultiHeadAttention", inputs, keep)
+        return
+    for place, name in enumerate(("key", "value") if past else ()):
+        index = build.constant(np.array(place, np.int64), f"{stem}.past_{name}.place")
+        inputs += build.add("Gather", [past, index], f"{stem}.past_{name}", axis=0)
+    present = [build.free(f"{stem}.present_{name}") for name in ("key", "value")]
+    build.attend("MultiHeadAttention", inputs, keep, [stem, *present])
+    if any(build.node.output[1:]):
+        axis = build.constant(np.array([0], np.int64), f"{stem}.first_axis")
+        apart = [build.add("Unsqueeze", [name, axis], f"{name}_apart")[0] for name in present]
+        build.give("Concat", apart, build.node.output[1], axis=0)
 
 
 RULES: Final[Mapping[str, Callable[[_UnpackedOperator], None]]] = {

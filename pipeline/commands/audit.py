@@ -80,10 +80,7 @@ def audit(
     with open_context() as context:
         found = targets_of(context, every=every or any("/" in one for one in only or ()))
         missing = missing_steps(context)
-        for name in only or ():
-            if name in missing:
-                raise UsageError(f"--only: {missing[name]}")
-        subjects = with_inner(chosen_targets(found, only or ()), context)
+        subjects = with_inner(chosen_targets(found, only or (), missing), context)
     for why in () if only else missing.values():
         typer.echo(why, err=True)
     plan = AuditPlan(subjects, case_names(models, cases or ()), models, timeout_s)

@@ -35,8 +35,18 @@ def explain(error: ValidationError, root: type[BaseModel], document: Document) -
         unknown = detail["type"] == "extra_forbidden"
         path = detail["loc"] if detail["type"] in ("missing", "extra_forbidden") else _in_data(detail["loc"], document)
         grouped.setdefault((path, unknown), []).append(detail)
-    lines = [_line(path, details, root, document) for (path, _), details in grouped.items()]
+    lines = [
+        _line(path, details, root, document)
+        for (path, _), details in grouped.items()
+        if not _is_other_branch(path, details, [other for other, _ in grouped])
+    ]
     return sorted(lines, key=_file_and_line)
+
+
+def _is_other_branch(path: KeyPath, details: Sequence[ErrorDetails], paths: Sequence[KeyPath]) -> bool:
+    """Whether the mistake is that a branch of a union was not taken, where the branch that was has one inside."""
+    names_branch = all(len(detail["loc"]) > len(path) for detail in details)
+    return names_branch and any(len(other) > len(path) and other[: len(path)] == path for other in paths)
 
 
 def _file_and_line(line: str) -> tuple[str, int]:
@@ -84,14 +94,16 @@ def _key_text(path: KeyPath) -> str:
 
 
 def _in_data(loc: KeyPath, document: Document) -> KeyPath:
-    """The part of pydantic's location that exists in the data; the rest names a branch of a union."""
+    """The part of pydantic's location that exists in the data; the rest names branches of unions."""
     here: Any = document.data
-    for depth, key in enumerate(loc):
+    path: list[Any] = []
+    for key in loc:
         try:
             here = here[key]
         except (KeyError, IndexError, TypeError):
-            return loc[:depth]
-    return loc
+            continue
+        path.append(key)
+    return tuple(path)
 
 
 def keys_at(root: type[BaseModel], path: KeyPath) -> list[str]:

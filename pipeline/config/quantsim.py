@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, model_validator
 
@@ -14,6 +14,9 @@ __all__ = ["AimetProfile", "CalibrationConfig", "FormatsConfig", "ProfileName", 
 ProfileName = Literal["ort-cpu", "qnn-htp", "tensorrt", "weight-only"]
 
 Bits = Annotated[StrictInt, Field(ge=LEAST_BITS, le=MOST_BITS)]
+
+DEFAULT_PERCENTILE: Final = 99.999
+"""That of onnxruntime's calibrator."""
 
 MethodName = Literal["minmax", "percentile", "entropy", "mse"]
 
@@ -37,6 +40,12 @@ class FormatsConfig(Section):
 
     weights: Format | None = None
     activations: Format | None = None
+
+    @model_validator(mode="after")
+    def _check_formats(self) -> FormatsConfig:
+        if self.weights is None and self.activations is None:
+            raise ValueError("expected weights, activations, or both")
+        return self
 
     def weight_format(self) -> Precision | str | None:
         return _format_of(self.weights)
@@ -62,17 +71,25 @@ class AimetProfile(Section):
 class CalibrationConfig(Section):
     """The samples that ranges of activations are measured on.
 
-    data: files (.npz, one sample each), globs of such files, and loaders (`file.py:function`). Without it samples are
-        drawn at random, which says nothing of the numbers that the model meets in use.
+    data: files (.npz, one sample each), folders and globs of such files, and loaders (`file.py:function`). Without it
+        samples are drawn at random, which says nothing of the numbers that the model meets in use.
     samples: how many are taken at most.
     method: how a range follows from the values: their least and their greatest; onnxruntime's percentile or entropy
         calibrator, which leave rare values out; or the range that leaves the format the least squared error (mse).
+    percentile: of the sizes of all values, the part that the range holds; with the method of that name.
     """
 
     data: DataPaths = ()
     samples: Count = 32
     method: MethodName = "minmax"
+    percentile: Annotated[float, Field(gt=0, le=100)] = DEFAULT_PERCENTILE
     seed: Natural = 0
+
+    @model_validator(mode="after")
+    def _check_percentile(self) -> CalibrationConfig:
+        if "percentile" in self.model_fields_set and self.method != "percentile":
+            raise ValueError(f"found percentile with the method {self.method}, expected it with percentile alone")
+        return self
 
 
 class SuggestConfig(Section):
@@ -91,7 +108,7 @@ class SuggestConfig(Section):
     @model_validator(mode="after")
     def _check_target(self) -> SuggestConfig:
         if (self.sqnr_db is None) == (self.size is None):
-            raise ValueError("quantsim.suggest: give one target, sqnr_db or size")
+            raise ValueError("expected one target: sqnr_db or size")
         return self
 
 
@@ -122,7 +139,7 @@ class QuantSimConfig(Section):
     @model_validator(mode="after")
     def _check_consistency(self) -> QuantSimConfig:
         if self.suggest is not None and self.encodings_from is not None:
-            raise ValueError("quantsim.suggest needs ranges that were measured; leave encodings_from out")
+            raise ValueError("found suggest beside encodings_from, expected one of them: a suggestion needs ranges")
         return self
 
 

@@ -285,7 +285,7 @@ def as_list(value: object) -> object:
 class VerifyConfig(Section):
     """How many seeded draws to compare, inputs of the user's own, and tolerances that differ from the documented ones.
 
-    inputs: files (.npz, one draw each), globs of such files, and loaders (`file.py:function`).
+    inputs: files (.npz, one draw each), folders and globs of such files, and loaders (`file.py:function`).
     max_inputs: how many draws are taken from `inputs` at most.
     sizes: what every named dim is drawn as beside those of `model.dims`, where the reference runs so.
     proof: `numbers`, or `structure` for a model that cannot be run here: then nothing is run and no number is compared.

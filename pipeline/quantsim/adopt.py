@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
-
-from passes.encodings.encoding import BIAS, Encoding
+from passes.encodings.encoding import Encoding, encode_bias
 from passes.encodings.fit import list_with_nearest
 from passes.encodings.moves import share_by_moves
 from passes.weights.detached import DetachedModel
@@ -51,8 +49,7 @@ def _encode_bias(placed: PlacedSite, encodings: Mapping[str, Encoding]) -> Encod
     factors = [encodings.get(name) for name in placed.site.bias_of or ()]
     if len(factors) != 2 or factors[0] is None or factors[1] is None or factors[1].precision.granularity == "block":
         return None
-    scale = (factors[0].scale.astype(np.float64) * factors[1].scale).astype(np.float32)
-    return Encoding(BIAS, scale, np.zeros_like(scale, np.int64), 0 if scale.ndim else None)
+    return encode_bias(factors[0], factors[1])
 
 
 def _is_bias_of_blocks(placed: PlacedSite, encodings: Mapping[str, Encoding]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
@@ -17,6 +18,7 @@ from onnxruntime.quantization.calibrate import CalibrationDataReader, create_cal
 
 from passes.weights.detached import DetachedModel
 from passes.weights.files import replace_when_done, save
+from pipeline.config.quantsim import DEFAULT_PERCENTILE
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Range
 from pipeline.quantsim.histograms import FiniteHistogramCollector, Histogram, check_finite, least_error_range
@@ -95,6 +97,7 @@ def measure(
     method: Method = "minmax",
     known: MeasuredRanges | None = None,
     observer: Callable[[MeasuredRanges], object] = lambda _: None,
+    percentile: float = DEFAULT_PERCENTILE,
 ) -> MeasuredRanges:
     """Measure the quantized tensors on all samples.
 
@@ -102,6 +105,7 @@ def measure(
         samples: in the order of the stopped run, if `known` is given.
         known: what a stopped run has measured; its samples are not run again.
         observer: called after each sample.
+        percentile: of the method of that name.
 
     Raises:
         UsageError: no samples; or a tensor is infinite or NaN on one of them, which no scale can express.
@@ -110,19 +114,20 @@ def measure(
     measured = known or MeasuredRanges(0, {})
     done = 0
     with tempfile.TemporaryDirectory(prefix="onnxline-calibration-") as folder:
-        calibrator = _open_calibrator(model, wanted, method, Path(folder))
+        calibrator = _open_calibrator(model, wanted, method, percentile, Path(folder))
         if method != "minmax":
             calibrator.collector = FiniteHistogramCollector(calibrator, measured.histograms)
         for sample in samples:
             done += 1
             if done <= measured.samples:
                 continue
-            calibrator.collect_data(_OneSample(sample))
-            if method == "minmax":
-                limits = _merge(measured.limits, _ranges_of(calibrator.compute_data()))
-                measured = MeasuredRanges(done, limits)
-            else:
-                measured = MeasuredRanges(done, {}, _as_arrays(calibrator.collector.histogram_dict))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of NaN; `check_finite` names the tensor
+                calibrator.collect_data(_OneSample(sample))
+                if method == "minmax":
+                    measured = MeasuredRanges(done, _merge(measured.limits, _ranges_of(calibrator.compute_data())))
+                else:
+                    measured = MeasuredRanges(done, {}, _as_arrays(calibrator.collector.histogram_dict))
             observer(measured)
         if not done:
             raise UsageError("calibration: the data has no samples; expected at least one")
@@ -185,7 +190,9 @@ def _ranges_of_constants(model: DetachedModel, placement: Placement) -> dict[str
     return found
 
 
-def _open_calibrator(model: DetachedModel, tensors: Iterable[str], method: Method, folder: Path) -> Any:
+def _open_calibrator(
+    model: DetachedModel, tensors: Iterable[str], method: Method, percentile: float, folder: Path
+) -> Any:
     """One of onnxruntime's calibrators. It measures the float tensors that the model has type information of, so the
     model is given to it with that of `tensors` alone."""
     proto = onnx.ModelProto()
@@ -204,7 +211,7 @@ def _open_calibrator(model: DetachedModel, tensors: Iterable[str], method: Metho
         augmented_model_path=str(folder / "augmented.onnx"),
         calibrate_method=METHODS[method],
         use_external_data_format=model.nbytes() > EXTERNAL_FROM,
-        extra_options=SETTINGS.get(method, {}),
+        extra_options={"percentile": percentile} if method == "percentile" else SETTINGS.get(method, {}),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from passes.encodings.encoding import BIAS, Encoding, Precision
+from passes.encodings.encoding import Encoding, Precision, encode_bias
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.placement import PlacedSite, Placement
 
@@ -48,9 +48,7 @@ def encode(placement: Placement, ranges: Mapping[str, Range], model: DetachedMod
     for placed in biases:
         assert placed.site.bias_of is not None
         data, weight = (encodings[name] for name in placed.site.bias_of)
-        scale = (data.scale.astype(np.float64) * weight.scale).astype(np.float32)
-        axis = 0 if scale.ndim else None
-        encodings[placed.site.tensor] = Encoding(BIAS, scale, np.zeros_like(scale, np.int64), axis)
+        encodings[placed.site.tensor] = encode_bias(data, weight)
     return encodings
 
 

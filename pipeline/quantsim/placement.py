@@ -220,7 +220,9 @@ def _nothing_matched(rule: PlacementRule, sites: Sequence[Site], model: Detached
     if not colon:
         return f"quantsim.rules: the model has no {kind}; it has {STRUCTURES[kind].find(model).instead or 'none'}"
     known = Counter(name for site in sites for name in SELECTORS[kind](site) if name)
-    shown = ", ".join(name for name, _ in known.most_common(SHOWN)) or "none"
+    if not known:
+        return f"quantsim.rules: {rule.selector!r} matches no tensor; no {kind} of the model has a name"
+    shown = ", ".join(name for name, _ in known.most_common(SHOWN))
     more = " …" if len(known) > SHOWN else ""
     return f"quantsim.rules: {rule.selector!r} matches no tensor; the model has {shown}{more}{nearest(pattern, known)}"
 

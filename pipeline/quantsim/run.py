@@ -147,7 +147,7 @@ class _Samples:
     def first(self, count: int) -> Iterator[Feeds]:
         """The first `count` samples, or fewer where there are no more."""
         if self.entries:
-            return islice((feeds for _, feeds in read_samples(self.entries, self._specs, KEY)), count)
+            return islice((_without_nan(*sample) for sample in read_samples(self.entries, self._specs, KEY)), count)
         return (draw_inputs(self._specs, self._sizes, self._seed + index) for index in range(count))
 
     def identity(self) -> list[object]:
@@ -247,7 +247,15 @@ class _Simulation:
                 measured.save(file, key)
 
             known = MeasuredRanges.load(file, key)
-            measured = measure(self._model, placement, samples.first(settings.samples), settings.method, known, note)
+            measured = measure(
+                self._model,
+                placement,
+                samples.first(settings.samples),
+                settings.method,
+                known,
+                note,
+                settings.percentile,
+            )
             if samples.may_change:  # only a run that was stopped is taken up
                 file.unlink(missing_ok=True)
             else:
@@ -335,6 +343,15 @@ class _Simulation:
         begun = time.perf_counter()
         yield details
         self._send(StageEnded(name, time.perf_counter() - begun, False, ", ".join(details)))
+
+
+def _without_nan(label: str, feeds: Feeds) -> Feeds:
+    """The sample, whose numbers are numbers: the ranges of NaN would be those of the other numbers."""
+    for name, array in feeds.items():
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            count = int(np.isnan(array).sum())
+            raise UsageError(f"{KEY}: {label}: {name!r} holds NaN ({count} of {array.size} numbers)")
+    return feeds
 
 
 def _file_of_loader(entry: str) -> Path:

@@ -13,6 +13,7 @@ import onnxruntime
 
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
+from pipeline.errors import UsageError
 from pipeline.quantsim.noise import sqnr_db
 
 __all__ = ["DeviceLike", "OutputNoise", "compare_outputs", "run_device_like"]
@@ -44,6 +45,7 @@ def compare_outputs(model: DetachedModel, quantized: DetachedModel, samples: Ite
 
     Raises:
         StepFailed: onnxruntime refuses the quantized model.
+        UsageError: the float model gives NaN.
     """
     expected, found = Session.of(model), Session.of(quantized)
     return _compare((expected.run(feeds), found.run(feeds)) for feeds in samples)
@@ -82,6 +84,11 @@ def _compare(runs: Iterable[tuple[Outputs, Outputs]]) -> dict[str, OutputNoise]:
         for name, array in expected.items():
             if array.dtype.kind != "f" or not array.size:
                 continue
+            if np.isnan(array).any():
+                raise UsageError(
+                    f"quantsim: output {name!r} of the float model holds NaN on a sample, so no noise can be told; "
+                    "give data like that in use as quantsim.calibration.data"
+                )
             known = sums.setdefault(name, [0.0, 0.0, 0.0])
             wanted = array.astype(np.float64)
             difference = found[name].astype(np.float64) - wanted

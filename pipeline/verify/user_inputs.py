@@ -34,7 +34,7 @@ class GivenInputs:
 
 
 def input_files(entries: Sequence[str], key: str = KEY) -> list[tuple[str, Path | None]]:
-    """(name, file) for each entry of `verify.inputs`, globs expanded and sorted; the file of a loader is None.
+    """(name, file) for each entry of `verify.inputs`, folders and globs expanded and sorted; that of a loader is None.
 
     Raises:
         SourceError: a file is missing or is no .npz, or a glob matches nothing.
@@ -52,14 +52,19 @@ def input_files(entries: Sequence[str], key: str = KEY) -> list[tuple[str, Path 
         if wrong is not None:
             kind = "a folder" if wrong.is_dir() else "no .npz file"
             raise SourceError(
-                f"{key}: {str(wrong)!r} is {kind}; expected files that numpy.savez wrote, with an array for each input "
-                "(a folder of them is FOLDER/*.npz), or a loader as in file.py:load"
+                f"{key}: {str(wrong)!r} is {kind}; expected files that numpy.savez wrote, with an array for each "
+                "input, a folder of them, or a loader as in file.py:load"
             )
         inputs += [(file.name, file) for file in files]
     return inputs
 
 
 def _matches(entry: str, key: str) -> list[Path]:
+    if Path(entry).is_dir():
+        files = sorted(Path(entry).absolute().glob("*.npz"))
+        if not files:
+            raise SourceError(f"{key}: the folder {entry!r} holds no .npz file; expected those that numpy.savez wrote")
+        return files
     if entry.startswith(PACKAGE) or Path(entry).exists():
         return [locate(entry)]
     pattern = Path(entry).absolute()
@@ -97,7 +102,7 @@ def read_samples(
     """A name and the arrays by input for each sample of `entries`, one at a time, checked against the inputs.
 
     Args:
-        entries: files (.npz), globs of such files, and loaders (`file.py:function`).
+        entries: files (.npz), folders and globs of such files, and loaders (`file.py:function`).
         key: the setting that messages name.
 
     Arrays without a number are taken, such as a cache of length 0.

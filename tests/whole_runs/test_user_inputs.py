@@ -103,7 +103,7 @@ def test_arrays_that_do_not_fit_are_named(tmp_path: Path, changes: dict[str, Any
         ("no*.npz", "no file matches '{}/no*.npz'"),
         ("broken.npz", "broken.npz is no whole .npz file"),
         ("text.npz", "text.npz is no whole .npz file (no zip archive); write it again"),
-        (".", "is a folder; expected files that numpy.savez wrote"),
+        ("empty", "the folder '{}/empty' holds no .npz file; expected those that numpy.savez wrote"),
         ("own.py", "is no .npz file"),
         ("own.py:lod", "no function 'lod' there; did you mean 'load'?"),
         ("own.py:load", "own.py:load raises ValueError: no data\n  at {}/own.py:2: def load(): raise ValueError"),
@@ -115,6 +115,7 @@ def test_arrays_that_do_not_fit_are_named(tmp_path: Path, changes: dict[str, Any
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, inputs: str, message: str) -> None:
+    (tmp_path / "empty").mkdir()
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 half of it")
     (tmp_path / "text.npz").write_text("no numbers")
     (tmp_path / "own.py").write_text(

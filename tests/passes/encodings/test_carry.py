@@ -17,7 +17,7 @@ from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.config.precision import parse_precision
 from pipeline.quantsim.calibration import calibrate
-from pipeline.quantsim.encodings import encode
+from pipeline.quantsim.encodings import encode, quantize
 from pipeline.quantsim.placement import PlacementRule, place
 from pipeline.quantsim.qdq import insert_qdq
 from tests.support.onnx_models import attention, biased_attention, detached, matrix, merged_attention, model_of, vector
@@ -107,22 +107,46 @@ g (float[1, 3, 6, 6] x) => (float[1, 4, 4, 4] y) {
 """
 
 
-def test_a_weight_with_other_numbers_is_stale() -> None:
-    kernel = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)
-    norms = {"gain": vector(4, 1), "shift": vector(4, 2), "mean": vector(4, 3), "variance": np.abs(vector(4, 4)) + 0.5}
-    model = at_opset_21(model_of(NORMALIZED, kernel=kernel, **norms))
+@pytest.mark.parametrize("step", ["fuse_bn_into_conv", "fold-batchnorm"])
+def test_a_folded_batchnorm_goes_into_the_scales_of_the_weight(step: str) -> None:
+    model, kernel = normalized(gain=[1.5, -0.5, 0.25, 3.0])
     before = encode_model(model)
-    _, carried = carry(model, ["fuse_bn_into_conv", "fold_constants"], before)
-    lost = {one.tensor: one for one in carried.lost}
-    assert lost["kernel"].kind == "stale"
-    assert lost["c"].kind in ("gone", "stale")
-    assert lost["c"].by == "fuse_bn_into_conv"
-    assert not any("kernel" in sources for sources in carried.sources.values())
+    final, carried = carry(model, [step, "fold_constants"], before)
+    conv = next(node for node in final.proto.graph.node if node.op_type == "Conv")
+    name = conv.input[1]
+    assert carried.sources.get(name, (name,)) == ("kernel",)
+    tensor = next(one for one in final.proto.graph.initializer if one.name == name)
+    found, folded = carried.encodings[name], final.array(tensor)
+    signs = np.array([1, -1, 1, 1])[:, None, None, None]
+    np.testing.assert_array_equal(quantize(folded, found), signs * quantize(kernel, before["kernel"]))
     assert {"x", "y"} <= carried.encodings.keys()
     result = carried.encodings.get("n") or next(
         carried.encodings[name] for name, sources in carried.sources.items() if "n" in sources
     )
     np.testing.assert_array_equal(result.scale, before["n"].scale)
+    lost = {one.tensor: one for one in carried.lost}
+    assert "kernel" not in lost
+    assert lost["c"].kind in ("gone", "stale")
+    assert lost["c"].by == step
+    assert carried.encodings[conv.input[2]].scale == pytest.approx(before["x"].scale * found.scale)
+
+
+def test_one_scale_for_all_channels_cannot_follow_a_folded_batchnorm() -> None:
+    model, _ = normalized(gain=[1.5, -0.5, 0.25, 3.0])
+    before = encode_model(model, weights="int8")
+    _, carried = carry(model, ["fuse_bn_into_conv", "fold_constants"], before)
+    lost = {one.tensor: one for one in carried.lost}
+    assert (lost["kernel"].kind, lost["kernel"].by) == ("stale", "fold_constants")  # which multiplies it
+    assert "each slice along axis 0 is multiplied by a factor of its own" in lost["kernel"].reason
+    assert not any("kernel" in sources for sources in carried.sources.values())
+
+
+def normalized(gain: Sequence[float]) -> tuple[onnx.ModelProto, np.ndarray]:
+    """The model, and its kernel."""
+    kernel = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)
+    norms = {"shift": vector(4, 2), "mean": vector(4, 3), "variance": np.abs(vector(4, 4)) + 0.5}
+    model = model_of(NORMALIZED, kernel=kernel, gain=np.array(gain, np.float32), **norms)
+    return at_opset_21(model), kernel
 
 
 TURNED = """

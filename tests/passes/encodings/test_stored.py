@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from passes.encodings.encoding import Encoding
+from passes.encodings.encoding import Encoding, Precision
 from passes.encodings.stored import EncodedArray, NoEncoding, derive_encoding
 from pipeline.config.precision import parse_precision
 from pipeline.quantsim.encodings import encode_weight, quantize
@@ -64,10 +64,47 @@ def test_weights_side_by_side_keep_their_scales(text: str, axis: int) -> None:
     np.testing.assert_array_equal(quantize(joined, encoding), wanted)
 
 
+FACTORS = np.array([0.3, -2.5, 1.0, 7.1, -0.01, 1.9, 40.0, 0.7], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("text", "axis"), [("int8/channel", 0), ("uint8/channel", 0), ("int4/block4", 1), ("int5/channel", 0)]
+)
+@pytest.mark.parametrize(
+    "array", [WEIGHT, KERNEL.transpose(1, 0, 2, 3)[[0, 1, 2, 3, 4, 5, 0, 1]]], ids=["rows", "kernel"]
+)
+def test_factors_of_channels_go_into_their_scales(text: str, axis: int, array: np.ndarray) -> None:
+    array = np.ascontiguousarray(array)
+    before = source(array, text, axis)
+    factors = FACTORS.reshape(-1, *[1] * (array.ndim - 1))
+    found, sources = derive_encoding(array * factors, [before])
+    assert sources == ("w",)
+    scales, zeros = (before.encoding.spread(array, one) for one in (before.encoding.scale, before.encoding.zero_point))
+    numbers = quantize(array * factors, found) - found.spread(array, found.zero_point)
+    np.testing.assert_array_equal(numbers, np.sign(factors) * (quantize(array, before.encoding) - zeros))
+    every = np.ones_like(array)
+    np.testing.assert_allclose(found.spread(array, found.scale) * every, np.abs(factors) * scales * every, rtol=1e-6)
+
+
+def test_a_lowest_number_that_a_negative_factor_would_mirror_is_refused() -> None:
+    precision = Precision(8, signed=True, symmetric=False, granularity="channel")
+    every = Precision(8, signed=True, symmetric=True, granularity="channel")
+    array = np.array([[-1.28, 0.5], [0.3, 1.0]], np.float32)
+    scale, zero = np.full(2, 0.01, np.float32), np.zeros(2, np.int64)
+    mirrored, _ = derive_encoding(-array, [EncodedArray("w", array, Encoding(precision, scale, zero, 0))])
+    np.testing.assert_array_equal(mirrored.zero_point, [-1, -1])
+    with pytest.raises(NoEncoding, match="a negative factor turns its lowest number"):
+        derive_encoding(-array, [EncodedArray("w", array, Encoding(every, scale, zero, 0))])
+
+
 @pytest.mark.parametrize(
     ("array", "sources", "why"),
     [
-        (2 * WEIGHT, [source(WEIGHT, "int8/channel", 1)], "its numbers are changed"),
+        (WEIGHT + np.float32(1e-3), [source(WEIGHT, "int8/channel", 1)], "its numbers are changed"),
+        (FACTORS[:, None] * WEIGHT, [source(WEIGHT, "int8", 1)], "multiplied by a factor of its own"),
+        (FACTORS[:, None] * WEIGHT, [source(WEIGHT, "int8/channel", 1)], "multiplied by a factor of its own"),
+        (0 * WEIGHT, [source(WEIGHT, "int8/channel", 1)], "a factor of zero"),
+        (FACTORS * FACTORS, [source(FACTORS, "int8/channel", 0)], "its numbers are changed"),
         (np.concatenate([WEIGHT, OTHER], 1), [source(WEIGHT, "int8", 1, "q"), source(OTHER, "int8", 1, "k")],
          "it is joined of 'q', 'k', which have other scales"),
         (np.concatenate([WEIGHT, OTHER], 0),

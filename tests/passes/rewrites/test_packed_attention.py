@@ -98,6 +98,24 @@ FORMS = {
 }
 
 
+QUANTIZED = """g (uint8[2, 8, 32] x, float[2, 2, 4, 3, 8] past) => (float[2, 8, 32] y, float[2, 2, 4, 11, 8] present)
+    <int8[32, 96] w, float[96] b> {
+    of_x = Constant <value = float {0.01}> ()
+    of_w = Constant <value = float {0.001}> ()
+    zero = Constant <value = uint8 {100}> ()
+    y, present = com.microsoft.QAttention <num_heads = 4, unidirectional = 1> (x, w, b, of_x, of_w, , zero, , past)
+}"""
+
+
+def test_a_cache_of_qattention_is_taken_apart() -> None:
+    model = merged_model(QUANTIZED)
+    result = split_and_compare(model, split_qkv, feeds_of(model))
+    lines = picture(result.model)
+    assert "y.past_value = Gather <axis = 0> (past, 1)" in lines
+    assert "present = Concat <axis = 0> (y.present_key_apart, y.present_value_apart)" in lines
+    assert len(STRUCTURES["qkv"].find(result.model).instances) == 1
+
+
 def feeds_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     draws: dict[int, Callable[[list[int]], np.ndarray]] = {

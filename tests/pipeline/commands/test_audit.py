@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import onnx
@@ -99,6 +100,14 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
     assert ask(*words, "--out", tmp_path / "out", "--jobs", "1").exit_code == 0
     assert tables_in(tmp_path / "out")[0].unread == ()
     assert [path.name for path in reproducers.iterdir()] == ["notes.txt"]  # the finding is gone, and its files
+
+
+@pytest.mark.parametrize("only", ["rotate", "rot*", "aimet-onnx"])
+def test_an_extra_that_is_not_there_is_named_by_step_glob_and_library(only: str, tmp_path: Path) -> None:
+    if find_spec("aimet_onnx") is not None:
+        pytest.skip("the extra is installed")
+    message = str(ask("--only", only, "--out", tmp_path).exception)
+    assert message.startswith("--only: rotate is not installed, so it is not tried: the pass 'rotate' needs aimet_onnx")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 import numpy as np
@@ -70,11 +71,21 @@ def test_an_encoding_of_version_2() -> None:
     ]  # fmt: skip
 
 
+def of_version_2(**keys: object) -> dict[str, object]:
+    """A file with one encoding."""
+    return {"version": "2.0.0", "encodings": [{"name": "x", "output_dtype": "uint8", **keys}]}
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         ({"version": "3.0.0"}, "found the version '3.0.0', expected one of 0.6.1, 1.0.0"),
-        ({"version": "1.0.0"}, "the file is no whole file of version 1.0.0: KeyError"),
+        ({"version": "1.0.0"}, "an entry of the file lacks the key 'activation_encodings', which version 1.0.0 has"),
+        ({"version": "2.0.0", "encodings": [3]}, "the file is no whole file of version 2.0.0: TypeError"),
+        (of_version_2(y_scale=math.nan), "'x' has a scale that is no positive number: nan"),
+        (of_version_2(y_scale=[0.5, -1.0]), "'x' has a scale that is no positive number: -1"),
+        (of_version_2(output_dtype="uint1", y_scale=1.0), "'x' has 1 bits, expected 2 to 16, or 32"),
+        (of_version_2(y_scale=0.5, y_zero_point=256), "'x' has zero points that uint8 has not, or not one for each"),
         (
             {"version": "2.0.0", "encodings": [{"name": "w", "output_dtype": "float8e4m3fn", "y_scale": 1.0}]},
             "'w' is float8e4m3fn with scales that are numbers; expected whole numbers with a scale",

@@ -18,7 +18,7 @@ from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
 from pipeline.config.precision import parse_precision
 from pipeline.errors import UsageError
-from pipeline.quantsim.calibration import MeasuredRanges, Method, calibrate
+from pipeline.quantsim.calibration import MeasuredRanges, Method, calibrate, measure
 from pipeline.quantsim.encodings import encode, encode_range, quantize
 from pipeline.quantsim.histograms import least_error_range
 from pipeline.quantsim.placement import Placement, place
@@ -96,6 +96,14 @@ def test_histograms_are_those_of_onnxruntime(method: Method, tmp_path: Path) -> 
     low, high = peer.compute_data()["y"].range_value
     assert found["y"] == (float(low), float(high))
     assert method == "entropy" or high < 10
+
+
+def test_the_percentile_is_that_of_the_configuration() -> None:
+    model = model_of("g (float[1, 100000] x) => (float[1, 100000] y) { y = Neg(x) }")
+    x = np.linspace(-1, 1, 100000, dtype=np.float32)[None]
+    placement = place(model, [rule("op:*", None, "uint8")])
+    found = measure(model, placement, [{"x": x}], "percentile", percentile=80.0).limits["y"]
+    assert found == pytest.approx((-0.8, 0.8), abs=0.02)
 
 
 @pytest.mark.parametrize("text", ["uint8", "int8", "int4", "uint3", "uint16", "int6/asymmetric"])

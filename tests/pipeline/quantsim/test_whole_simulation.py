@@ -19,7 +19,7 @@ from passes.encodings.aimet import from_aimet
 from passes.weights.detached import attach
 from pipeline.cli import app
 from pipeline.errors import CheckFailed, UsageError
-from tests.pipeline.quantsim.pictures_of_qdq import mlp
+from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of
 
 CONFIG = """
 model: {onnx: mlp.onnx}
@@ -192,6 +192,22 @@ def test_sizes_are_those_of_the_stored_numbers(folder: Path) -> None:
     assert report["quantized_weight_bytes"] == weights + biases + blocks + 2 * 8
 
 
+def test_a_folder_of_samples_is_taken_whole(folder: Path) -> None:
+    run(folder, "--set", f"quantsim.calibration.data={folder}/data")
+    whole = (folder / "out" / "model.encodings").read_text()
+    run(folder)
+    assert (folder / "out" / "model.encodings").read_text() == whole
+
+
+def test_a_model_that_gives_nan_is_named(folder: Path) -> None:
+    text = "g (float[2, 4] x) => (float[2, 4] y) { r = Sqrt(x) y = Neg(r) }"
+    onnx.save(attach(model_of(text)), folder / "mlp.onnx")
+    np.savez(folder / "data" / "0.npz", x=np.full((2, 4), -1, np.float32))
+    positive = "model.inputs={x: {shape: [2, 4], range: [0.5, 1]}}"
+    with pytest.raises(UsageError, match=r"'r' reaches nan|output 'y' of the float model holds NaN on a sample"):
+        run(folder, "--set", "quantsim.rules={op:Neg: {activations: uint8}}", "--set", positive)
+
+
 def test_random_data_is_named(folder: Path) -> None:
     assert "no calibration data is given" in run(folder, "--set", "quantsim.calibration.data=[]").replace("\n", " ")
 
@@ -203,11 +219,27 @@ def test_random_data_is_named(folder: Path) -> None:
         ("quantsim.rules={op:MatMul: {weights: int99}}", "found the format 'int99'"),
         ("quantsim.calibration.data=none/*.npz", "quantsim.calibration.data: no file matches"),
         ("quantsim.profile=npu", "profile"),
+        (
+            "quantsim.profile={aimet_config: a.json, weight_bits: 1}",
+            "profile.weight_bits: found 1, expected 2 or more$",
+        ),
+        ("quantsim.rules={op:MatMul: {}}", "op:MatMul: found a mapping, expected weights, activations, or both"),
+        (
+            "quantsim.rules={'module:a.*': {weights: int8}}",
+            "'module:a.*' matches no tensor; no module of the model has",
+        ),
+        ("quantsim.suggest={}", "quantsim.suggest: found .* expected one target: sqnr_db or size"),
+        ("quantsim.calibration.percentile=99", "found percentile with the method minmax, expected it with percentile"),
+        ("quantsim.calibration={method: percentile, percentile: 101}", "found 101, expected less than or equal to 100"),
+        ("quantsim.calibration.data={}/empty", "the folder '.*empty' holds no .npz file"),
+        ("quantsim.calibration.data={}/nan.npz", r"data: nan.npz: 'x' holds NaN \(1 of 8 numbers\)"),
     ],
 )
 def test_mistakes_are_named(folder: Path, setting: str, message: str) -> None:
+    (folder / "empty").mkdir()
+    np.savez(folder / "nan.npz", x=np.array([[1, 2, 3, np.nan], [1, 2, 3, 4]], np.float32))
     with pytest.raises(UsageError, match=message):
-        run(folder, "--set", setting)
+        run(folder, "--set", setting.replace("{}/", f"{folder}/"))
 
 
 def test_a_suggestion_is_printed_and_kept(folder: Path) -> None:
