@@ -72,7 +72,7 @@ class RunConsole:
             disable=quiet or not self._console.is_terminal,
         )
         self._task = self._bar.add_task("", total=None, part="")
-        self._optimized: events.Optimized | None = None
+        self._optimized: events.PassesEnded | None = None
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -88,7 +88,7 @@ class RunConsole:
                 self._bar.reset(self._task, description=name, total=None, part="")
             case events.Progress(_, part, done, total):
                 self._bar.update(self._task, completed=done, total=total, part=part)
-            case events.Optimized():
+            case events.PassesEnded():
                 self._optimized = event
             case events.StageEnded() | events.PhaseEnded() | events.Note():
                 self.line(line_of(event))

@@ -16,8 +16,8 @@ __all__ = [
     "Event",
     "Note",
     "Observer",
-    "Optimized",
     "PassEnded",
+    "PassesEnded",
     "PhaseEnded",
     "Progress",
     "RunLog",
@@ -58,7 +58,7 @@ class PassEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Optimized:
+class PassesEnded:
     """All passes are done, or were taken from an earlier run."""
 
     passes: tuple[PassRow, ...]
@@ -81,7 +81,7 @@ class Note:
     text: str
 
 
-Event = StageStarted | StageEnded | Progress | PassEnded | Optimized | PhaseEnded | Note
+Event = StageStarted | StageEnded | Progress | PassEnded | PassesEnded | PhaseEnded | Note
 Observer = Callable[[Event], None]
 
 
@@ -112,7 +112,7 @@ def line_of(event: Event) -> str:
         case PassEnded(row):
             nodes = f"{row.nodes_before} → {plural(row.nodes_after, 'node')}"
             return f"pass {row.name}: {row.status}, {nodes}" + (f" ({row.reason})" if row.reason else "")
-        case Optimized(passes, structures):
+        case PassesEnded(passes, structures):
             kept = sum(verdict.kept for verdict in structures)
             return f"passes: {plural(len(passes), 'row')}, {kept} of {plural(len(structures), 'structure')} kept"
         case PhaseEnded(name, seconds, detail):

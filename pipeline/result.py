@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from passes.run.result import PassRow, StructureVerdict
-from pipeline.report import ExportReport, OptimizeReport, Report, RuntimeReport
+from pipeline.report import ExportReport, PassesReport, Report, RuntimeReport
 
 if TYPE_CHECKING:
     import onnx
@@ -29,7 +29,7 @@ class RunResult:
 
     folder: Path
     export: ExportReport
-    optimize: OptimizeReport
+    optimize: PassesReport
     runtime: RuntimeReport
     report: Report
     cached: tuple[str, ...]

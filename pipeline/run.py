@@ -19,13 +19,13 @@ from passes.suggest import bytes_text, plural
 from passes.worker.platforms import missing_here
 from pipeline.config import RunConfig
 from pipeline.errors import UsageError
-from pipeline.events import Event, Note, Observer, Optimized, RunLog, StageEnded, StageStarted
+from pipeline.events import Event, Note, Observer, PassesEnded, RunLog, StageEnded, StageStarted
 from pipeline.export.source import Source, TorchSource
-from pipeline.report import BackendReport, ExportReport, OptimizeReport, Report, RuntimeReport
+from pipeline.report import BackendReport, ExportReport, PassesReport, Report, RuntimeReport
 from pipeline.result import RunResult
 from pipeline.stages.check import check_settings, default_folder, remember_settings
 from pipeline.stages.export import export_and_compare, exported_files, exported_path, refuse_wrong_export
-from pipeline.stages.passes import optimize, refuse_reverts
+from pipeline.stages.passes import refuse_reverts, run_passes
 from pipeline.stages.report import (
     Findings,
     has_good_report,
@@ -45,7 +45,7 @@ from pipeline.workspace import Workspace, key_of
 
 __all__ = ["Pipeline"]
 
-Record = TypeVar("Record", ExportReport, OptimizeReport, RuntimeReport)
+Record = TypeVar("Record", ExportReport, PassesReport, RuntimeReport)
 
 
 class Pipeline:
@@ -182,12 +182,12 @@ class _Run:
         self._send_notes((*report.limits, *report.not_compared))
         return report
 
-    def passes(self, source: Source, references: References, exported: ExportReport) -> OptimizeReport:
+    def passes(self, source: Source, references: References, exported: ExportReport) -> PassesReport:
         path, wishes = exported_path(self.config, source, self.workspace), self.config.passes
 
-        def make() -> OptimizeReport:
+        def make() -> PassesReport:
             computed_in, begin = exported.computed_in, self._begin_results
-            report = optimize(self.config, path, references, self.workspace, self._send, computed_in, begin)
+            report = run_passes(self.config, path, references, self.workspace, self._send, computed_in, begin)
             restore_quantization(self.simulated, self.workspace)
             # The exported model is another file now where it shares weights with the final one.
             self.findings.export = replace(exported, files=exported_files(path, self.workspace))
@@ -198,8 +198,8 @@ class _Run:
             self._depends_on(wishes, code_digest(names_of(wishes.recipe)), quarantined_by_entry(wishes.skip))
             if wishes.encodings is not None:
                 self._depends_on(digest_of_file(Path(wishes.encodings)))
-            report = self._load_or_make(outcome, OptimizeReport, make)
-            self._send(Optimized(report.passes, report.structures))
+            report = self._load_or_make(outcome, PassesReport, make)
+            self._send(PassesEnded(report.passes, report.structures))
             outcome.detail = f"{plural(len(report.passes), 'step')}, {plural(report.nodes, 'node')} left"
             refuse_reverts(self.config, report)
         return report

@@ -55,7 +55,7 @@ def optimize(
     from pipeline.config import read_recipe
     from pipeline.config.paths import describe_absence
     from pipeline.console import RunConsole
-    from pipeline.events import Optimized, PassEnded, Progress, StageStarted
+    from pipeline.events import PassEnded, PassesEnded, Progress, StageStarted
 
     if not model.is_file():
         raise UsageError(f"{model}: {describe_absence(model)}; expected an ONNX file")
@@ -89,7 +89,7 @@ def optimize(
         )
         with write_errors(out):
             save(run.model, out, check=check, referring=bool(run.model.unread()))
-    screen.show(Optimized(run.rows, run.structures))
+    screen.show(PassesEnded(run.rows, run.structures))
     screen.show_passes()
     screen.line(f"model: {out}, {plural(len(run.model.proto.graph.node), 'node')}")
     if run.encodings is not None and version is not None:

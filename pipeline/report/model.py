@@ -32,7 +32,7 @@ __all__ = [
     "ExportReport",
     "Mark",
     "NodeRow",
-    "OptimizeReport",
+    "PassesReport",
     "Pictures",
     "Report",
     "RuntimeReport",
@@ -185,7 +185,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizeReport:
+class PassesReport:
     passes: tuple[PassRow, ...]
     structures: tuple[StructureVerdict, ...]
     sensitivity: Sensitivity

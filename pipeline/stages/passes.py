@@ -42,13 +42,13 @@ from passes.weights.weight_stacks import collapse
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed
 from pipeline.events import Note, Observer, PassEnded, Progress
-from pipeline.report import DIFFS, SOURCE, Mark, OptimizeReport, Pictures, diff_folder
+from pipeline.report import DIFFS, SOURCE, Mark, PassesReport, Pictures, diff_folder
 from pipeline.stages.pictures import BrokenStructures, take_pictures
 from pipeline.stages.weight_free import final_path, leaves_unread, link_to, shards_folder, why_not_compared
 from pipeline.verify.references import References
 from pipeline.workspace import REPRODUCERS, Workspace, stamp
 
-__all__ = ["optimize", "refuse_reverts"]
+__all__ = ["refuse_reverts", "run_passes"]
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ MOST_COMPARED: Final = 2**27
 """Bytes of a model up to which layers are compared: two more runs of a larger one take seconds (ViT-base)."""
 
 
-def optimize(
+def run_passes(
     config: RunConfig,
     exported: Path,
     references: References,
@@ -67,7 +67,7 @@ def optimize(
     observer: Observer,
     computed_in: Collection[str] = (),
     begin: Callable[[], object] = lambda: None,
-) -> OptimizeReport:
+) -> PassesReport:
     """Run every pass alone, with a proof after every change.
 
     Args:
@@ -110,7 +110,7 @@ def optimize(
     for text in (*_notes(run, run.model.proto), *_contrib_notes(config, run.model.proto)):
         observer(Note(text))
     files = [path, *sorted(path.parent.glob(f"{path.name}.*.data")), *_save_encodings(run, version, workspace)]
-    return OptimizeReport(
+    return PassesReport(
         passes=run.rows,
         structures=run.structures,
         sensitivity=run.power,
@@ -274,7 +274,7 @@ def _check(path: Path) -> None:
         ) from error
 
 
-def refuse_reverts(config: RunConfig, report: OptimizeReport) -> None:
+def refuse_reverts(config: RunConfig, report: PassesReport) -> None:
     """Raise CheckFailed under `strict` when a step was reverted or failed."""
     bad = [row for row in report.passes if row.status.counts_as_reverted]
     if config.passes.strict and bad:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.config import RunConfig
-from pipeline.report import ExportReport, OptimizeReport, Pictures, Report, RuntimeReport, report_json
+from pipeline.report import ExportReport, PassesReport, Pictures, Report, RuntimeReport, report_json
 from pipeline.report.html import page_of, render
 from pipeline.report.quantization import Quantization
 from pipeline.stages.weight_free import why_not_compared, written_path
@@ -39,7 +39,7 @@ class Findings:
     """The results of the stages so far, each under the stage's name."""
 
     export: ExportReport | None = None
-    passes: OptimizeReport | None = None
+    passes: PassesReport | None = None
     runtime: RuntimeReport | None = None
     cached: list[str] = field(default_factory=list)
     """Stages that were taken from an earlier run."""

@@ -23,7 +23,7 @@ from passes.proof.numbers import Errors
 from passes.run.result import PassRow, Status, StructureVerdict
 from pipeline.cli import COMMANDS, _exit_code, _was_interrupted, app, load_command
 from pipeline.console import RunConsole
-from pipeline.events import Optimized
+from pipeline.events import PassesEnded
 from tests.support.paths import EXAMPLES, ROOT
 from tests.support.run_fixtures import FACTORIES
 
@@ -297,7 +297,7 @@ def test_at_80_columns_no_name_is_cut() -> None:
     verdicts = tuple(StructureVerdict("qkv", f"layer.{n}", "", n == 0, "onnxsim/fuse_qkv") for n in range(6))
     console = Console(file=StringIO(), force_terminal=True, width=80, color_system=None)
     screen = RunConsole(console, keep=["gelu"])
-    screen.show(Optimized(rows, verdicts))
+    screen.show(PassesEnded(rows, verdicts))
     screen.show_passes(Path("runs/a"))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     table = lines[: lines.index("2 steps had nothing to do, fuse_qkv was skipped (--verbose shows all)")]
