@@ -82,11 +82,11 @@ class Capture:
         self._copied = self._feed.copied
         self._has_states = bool(session.states.tensors)
         segments = split_steps(memory.bound.program, memory.bound.steps, len(further))
-        self.report = self._describe(key, segments)
         before = session.snapshot()
         self.warm_up_seconds = self._warm_up([*launches, *further], segments, before)
         """What the warm-up took, with taking back what it changed."""
         self._record([*launches, *further], segments, before)
+        self.report = self._describe(key, segments)
 
     @property
     def key(self) -> CaptureKey:
@@ -189,17 +189,19 @@ class Capture:
             CallLoop(launches[segment.first : segment.last]) for segment in segments
         )
         with self._going_back_to(before):
-            self._recorder.warm_up(self._replay_eagerly)
+            self._recorder.warm_up(self._replay_parts)
             self._memory.check_shapes(self._slots)
         return time.perf_counter() - begun
 
     def _record(self, launches: Sequence[Launch], segments: Sequence[CaptureSegment], before: Snapshot) -> None:
         """Record each segment that can be captured, then go back to `before`; the others stay loops of launches."""
-        with self._going_back_to(before), InferenceMode(True):
-            self._parts = tuple(
-                self._recorder.record(launches[segment.first : segment.last]) if segment.is_captured else part
-                for segment, part in zip(segments, self._parts, strict=True)
-            )
+        with self._going_back_to(before):
+            with InferenceMode(True):
+                self._parts = tuple(
+                    self._recorder.record(launches[segment.first : segment.last]) if segment.is_captured else part
+                    for segment, part in zip(segments, self._parts, strict=True)
+                )
+            self._recorder.settle(self._replay_parts)
 
     @contextmanager
     def _going_back_to(self, before: Snapshot) -> Iterator[None]:
@@ -209,7 +211,7 @@ class Capture:
         finally:
             self._session.restore(before)
 
-    def _replay_eagerly(self) -> None:
+    def _replay_parts(self) -> None:
         part: Recording | None = None
         try:
             with InferenceMode(True):
@@ -260,10 +262,17 @@ class Capture:
         return [*saves, *writes]
 
     def _describe(self, key: CaptureKey, segments: tuple[CaptureSegment, ...]) -> CaptureReport:
-        names = self._feed.names
-        return CaptureReport(
-            key, segments, names(Treatment.STATIC), names(Treatment.COPIED), names(Treatment.LIVE), self._feed.nbytes
+        static, copied, live = map(self._feed.names, (Treatment.STATIC, Treatment.COPIED, Treatment.LIVE))
+        by_python = tuple(
+            f"{self._place_of(segment.first + at)}: {reason}"
+            for segment, part in zip(segments, self._parts, strict=True)
+            for at, reason in sorted(part.reasons.items())
         )
+        return CaptureReport(key, segments, static, copied, live, self._feed.nbytes, by_python)
+
+    def _place_of(self, launch: int) -> str:
+        bound = self._memory.bound
+        return bound.program.place_of(bound.steps[launch]) if launch < len(bound.steps) else "an output or a state"
 
 
 def _describe_fed(fed: FedTensor) -> str:
