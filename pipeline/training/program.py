@@ -68,6 +68,7 @@ class TrainProgram:
         self._rates = learning_rates(sources.optimizer)
         """As they were last read."""
         self._loss = graph.values[graph.outputs[0]].name
+        self._names = frozenset(layout.names)
         self._warned: set[str] = set()
         vars(sources.optimizer)["_opt_called"] = True  # else torch's schedulers warn that no step was done
 
@@ -81,7 +82,7 @@ class TrainProgram:
             NotFinite: the loss is not finite; nothing has changed.
         """
         feed = self._layout.tensors(batch)
-        if feed.keys() != set(self._layout.names):
+        if self._layout.by_name and feed.keys() != self._names:
             feed = self._without_states(feed)
         self._follow_schedule()
         loss = self._compiled.replay(feed)[self._loss]

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pipeline.ir import Graph
+from pipeline.lowering.fusion import fuse_train_step
 from pipeline.runtime import CompiledProgram, compile_graph
 from pipeline.training.batch import Batch, LossFunction
 from pipeline.training.graph import LARGE, MAX_NORM, STEP, make_graph, moment_name, rate_name, stored_name
@@ -64,7 +65,9 @@ def record_step(
     stored = _stored(module, traced)
     weights = {**stored, **_initial(settings, stored, graph, max_norm)}
     compiled = timed(
-        "Compile", lambda: compile_graph(graph, weights), lambda made: f"arena of {made.plan.arena_bytes} bytes"
+        "Compile",
+        lambda: compile_graph(fuse_train_step(graph), weights),
+        lambda made: f"arena of {made.plan.arena_bytes} bytes",
     )
     feed = {
         name: tensor.detach() for name, tensor in traced.layout.tensors(batch).items() if name in traced.layout.names
