@@ -80,8 +80,8 @@ class Capture:
         self._copied = self._feed.copied
         self._has_states = bool(session.states.tensors)
         segments = split_steps(memory.bound.program, memory.bound.steps, len(further))
-        self.report = self._describe(key, segments)
         self._record([*launches, *further], segments)
+        self.report = self._describe(key, segments)
 
     @property
     def key(self) -> CaptureKey:
@@ -184,17 +184,18 @@ class Capture:
         )
         before = self._session.snapshot()
         try:
-            recorder.warm_up(self._replay_eagerly)
+            recorder.warm_up(self._replay_parts)
             self._memory.check_shapes(self._slots)
             with InferenceMode(True):
                 self._parts = tuple(
                     recorder.record(launches[segment.first : segment.last]) if segment.is_captured else part
                     for segment, part in zip(segments, self._parts, strict=True)
                 )
+            recorder.settle(self._replay_parts)
         finally:
             self._session.restore(before)
 
-    def _replay_eagerly(self) -> None:
+    def _replay_parts(self) -> None:
         part: Recording | None = None
         try:
             with InferenceMode(True):
@@ -245,10 +246,17 @@ class Capture:
         return [*saves, *writes]
 
     def _describe(self, key: CaptureKey, segments: tuple[CaptureSegment, ...]) -> CaptureReport:
-        names = self._feed.names
-        return CaptureReport(
-            key, segments, names(Treatment.STATIC), names(Treatment.COPIED), names(Treatment.LIVE), self._feed.nbytes
+        static, copied, live = map(self._feed.names, (Treatment.STATIC, Treatment.COPIED, Treatment.LIVE))
+        by_python = tuple(
+            f"{self._place_of(segment.first + at)}: {reason}"
+            for segment, part in zip(segments, self._parts, strict=True)
+            for at, reason in sorted(part.reasons.items())
         )
+        return CaptureReport(key, segments, static, copied, live, self._feed.nbytes, by_python)
+
+    def _place_of(self, launch: int) -> str:
+        bound = self._memory.bound
+        return bound.program.place_of(bound.steps[launch]) if launch < len(bound.steps) else "an output or a state"
 
 
 def _describe_fed(fed: FedTensor) -> str:

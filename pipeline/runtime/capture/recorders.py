@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import length_hint
 from typing import Protocol
 
 import torch
 
+from pipeline.runtime.capture.call_graphs import LEAST_CALLS, SETTLING_RUNS, CallGraph
+from pipeline.runtime.capture.operator_calls import NotOperators, OperatorCall, read_operator_calls
 from pipeline.runtime.kernels import Launch
 
-__all__ = ["RECORDERS", "CpuRecorder", "CudaRecorder", "Recorder", "Recording"]
+__all__ = ["RECORDERS", "CpuRecorder", "CudaRecorder", "LoopRecorder", "Recorder", "Recording"]
 
 
 class Recording(Protocol):
@@ -18,6 +20,11 @@ class Recording(Protocol):
 
     begun: int
     """How many of its launches the last replay began, where that one failed."""
+
+    @property
+    def reasons(self) -> Mapping[int, str]:
+        """Why a launch is called from Python, by its number, where the others are not."""
+        ...
 
     def replay(self) -> None:
         """Run all of them again, on the same operands."""
@@ -35,6 +42,10 @@ class Recorder(Protocol):
         """Record launches that were warmed up."""
         ...
 
+    def settle(self, replay: Callable[[], None]) -> None:
+        """Call `replay`, which replays all that was recorded, until nothing is compiled any more."""
+        ...
+
 
 class CallLoop:
     """Bound calls, replayed by a loop: kernels and arguments were resolved when they were bound."""
@@ -42,6 +53,7 @@ class CallLoop:
     def __init__(self, launches: Sequence[Launch]) -> None:
         self._launches = tuple(launches)
         self.begun = 0
+        self.reasons: Mapping[int, str] = {}
 
     def replay(self) -> None:
         rest = iter(self._launches)
@@ -53,14 +65,108 @@ class CallLoop:
             raise
 
 
-class CpuRecorder:
+class GraphedLoop:
+    """Bound calls, of which those that are operators, several in a row, are walked by C++.
+
+    Where a graph fails, its launches are called once more, one by one, to find the one to blame.
+    """
+
+    def __init__(self, launches: Sequence[Launch]) -> None:
+        self._launches = tuple(launches)
+        self.begun = 0
+        self.reasons: dict[int, str] = {}
+        self._graphs: dict[int, tuple[int, CallGraph]] = {}
+        """By the number of its first launch: the end, and the graph."""
+        for first, last, calls in self._runs_of_operators():
+            try:
+                self._graphs[first] = last, CallGraph(calls)
+            except NotOperators as reason:
+                self.reasons[first] = str(reason)
+        self._pieces = self._join()
+
+    def replay(self) -> None:
+        rest = iter(self._pieces)
+        try:
+            for _, piece in rest:
+                piece()
+        except BaseException:
+            first = self._pieces[len(self._pieces) - length_hint(rest) - 1][0]
+            self._call_to_the_failing_one(first, self._graphs[first][0] if first in self._graphs else first)
+            raise
+
+    @property
+    def has_graphs(self) -> bool:
+        return bool(self._graphs)
+
+    def drop_rewritten(self) -> None:
+        """Call the launches of a graph one by one that the executor did not leave as it was."""
+        for first, (_, graph) in list(self._graphs.items()):
+            if not graph.is_as_built():
+                del self._graphs[first]
+                self.reasons[first] = "TorchScript rewrites the graph that begins here"
+        self._pieces = self._join()
+
+    def _call_to_the_failing_one(self, first: int, last: int) -> None:
+        """Its error, which says what TorchScript's says without a trace of its interpreter."""
+        self.begun = first + 1
+        for at in range(first, last):
+            self.begun = at + 1
+            self._launches[at]()
+
+    def _runs_of_operators(self) -> Iterator[tuple[int, int, list[OperatorCall]]]:
+        """First, end and calls of each run of launches that is worth a graph."""
+        first, calls = 0, list[OperatorCall]()
+        for at, launch in enumerate((*self._launches, None)):
+            try:
+                if launch is not None:
+                    calls += read_operator_calls(launch)
+                    continue
+            except NotOperators as reason:
+                self.reasons[at] = str(reason)
+            if len(calls) >= LEAST_CALLS:
+                yield first, at, calls
+            first, calls = at + 1, []
+
+    def _join(self) -> tuple[tuple[int, Launch], ...]:
+        """The number of its first launch, and what to call, in order."""
+        pieces, at = list[tuple[int, Launch]](), 0
+        while at < len(self._launches):
+            last, graph = self._graphs.get(at, (at + 1, None))
+            pieces.append((at, self._launches[at] if graph is None else graph.run))
+            at = last
+        return tuple(pieces)
+
+
+class LoopRecorder:
     """Records launches as bound calls."""
 
     def warm_up(self, run: Callable[[], None]) -> None:
         run()
 
-    def record(self, launches: Sequence[Launch]) -> CallLoop:
+    def record(self, launches: Sequence[Launch]) -> Recording:
         return CallLoop(launches)
+
+    def settle(self, replay: Callable[[], None]) -> None:
+        """Nothing is left to do."""
+
+
+class CpuRecorder(LoopRecorder):
+    """Records launches as bound calls, and rows of operators among them as graphs that C++ walks."""
+
+    def __init__(self) -> None:
+        self._recorded: list[GraphedLoop] = []
+
+    def record(self, launches: Sequence[Launch]) -> Recording:
+        recording = GraphedLoop(launches)
+        self._recorded.append(recording)
+        return recording
+
+    def settle(self, replay: Callable[[], None]) -> None:
+        """Let the executor compile the graphs, and look at what it made of them."""
+        for _ in range(SETTLING_RUNS if any(recording.has_graphs for recording in self._recorded) else 0):
+            replay()
+        for recording in self._recorded:
+            recording.drop_rewritten()
 
 
 class GraphReplay:
@@ -69,6 +175,7 @@ class GraphReplay:
     def __init__(self, graph: torch.cuda.CUDAGraph, launches: Sequence[Launch]) -> None:
         self._graph, self._launches = graph, tuple(launches)
         self.begun = len(self._launches)
+        self.reasons: Mapping[int, str] = {}
 
     def replay(self) -> None:
         self._graph.replay()
@@ -102,6 +209,9 @@ class CudaRecorder:
             for launch in launches:
                 launch()
         return GraphReplay(graph, launches)
+
+    def settle(self, replay: Callable[[], None]) -> None:
+        """A CUDA graph is compiled when it is recorded."""
 
 
 RECORDERS: Mapping[str, Callable[[], Recorder]] = {"cpu": CpuRecorder, "cuda": CudaRecorder}

@@ -78,6 +78,8 @@ class CaptureReport:
     """Names of the values that a replay copies where its feed has them: states that advance by themselves."""
     buffer_bytes: int
     """Bytes that this capture holds for itself; arena, states and weights are shared with the runs of its context."""
+    by_python: tuple[str, ...] = ()
+    """Captured calls that no graph of the recorder holds, so that Python makes each of them, with the reason."""
 
     @property
     def eager(self) -> tuple[CaptureSegment, ...]:
@@ -95,6 +97,7 @@ class CaptureReport:
                 f"captured for {key.mode}: {plural(len(self.segments) - len(self.eager), 'captured segment')}, "
                 f"{plural(len(self.eager), 'eager call')}, {self.buffer_bytes} bytes of buffers",
                 *(f"  {segment}" for segment in self.segments),
+                *(f"  by Python: {call}" for call in self.by_python),
             ]
         )
 

@@ -12,6 +12,7 @@ from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
 from pipeline.runtime.kernels.conv import pad_sides
+from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.linear import multiply
 from pipeline.runtime.kernels.packing import (
     ACTIVATED_FROM,
@@ -147,15 +148,6 @@ def attention(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
 
 def _attend_into(out: torch.Tensor, query: Any, key: Any, value: Any, mask: Any, scale: float) -> None:
     out.copy_(nn.scaled_dot_product_attention(query, key, value, mask, 0.0, False, scale=scale))
-
-
-def in_turn(first: Launch, second: Launch | None) -> Launch:
-    return first if second is None else partial(_call_both, first, second)
-
-
-def _call_both(first: Launch, second: Launch) -> None:
-    first()
-    second()
 
 
 def activate(attrs: Attrs, out: torch.Tensor) -> Launch | None:

@@ -13,6 +13,7 @@ import torch
 
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
+from pipeline.runtime.kernels.launches import in_turn
 
 __all__ = ["KERNELS"]
 
@@ -71,22 +72,18 @@ def adam(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
 
 def not_finite(ins: Ins, outs: Outs, _: Attrs) -> Launch:
     """1 for an infinite number or NaN, else 0: x - x is 0 for a finite x, and else NaN, which differs from itself."""
-    return partial(_compare_difference, ins[0].reshape(()), torch.empty_like(ins[0].reshape(())), outs[0])
-
-
-def _compare_difference(x: torch.Tensor, difference: torch.Tensor, out: torch.Tensor) -> None:
-    torch.sub(x, x, out=difference)
-    torch.ne(difference, difference, out=out)
+    x = ins[0].reshape(())
+    difference = torch.empty_like(x)
+    return in_turn(partial(torch.sub, x, x, out=difference), partial(torch.ne, difference, difference, out=outs[0]))
 
 
 def count_step(ins: Ins, outs: Outs, _: Attrs) -> Launch:
     """step + 1 - skip."""
-    return partial(_add_and_subtract, ins[0], torch.ones_like(ins[0]), ins[1], outs[0])
-
-
-def _add_and_subtract(step: torch.Tensor, one: torch.Tensor, skip: torch.Tensor, out: torch.Tensor) -> None:
-    torch.add(step, one, out=out)
-    torch.sub(out, skip, out=out)
+    (step, skip), out = ins, outs[0]
+    return in_turn(
+        partial(torch.add, step, torch.ones_like(step), out=out),
+        partial(torch.sub, out, skip, out=out),
+    )
 
 
 def _groups(tensors: Sequence[torch.Tensor], count: int) -> list[list[torch.Tensor]]:
@@ -110,13 +107,7 @@ def _prepare(operands: Ins, outs: Outs, count: int) -> tuple[list[torch.Tensor],
 
 
 def _after(copies: Sequence[Pair], update: Launch) -> Launch:
-    return partial(_copy_and_update, list(copies), update) if copies else update
-
-
-def _copy_and_update(copies: Sequence[Pair], update: Launch) -> None:
-    for target, source in copies:
-        target.copy_(source)
-    update()
+    return in_turn(*(partial(target.copy_, source) for target, source in copies), update)
 
 
 ROWS = torch.contiguous_format

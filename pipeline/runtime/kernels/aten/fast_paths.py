@@ -15,8 +15,8 @@ import torch
 
 from pipeline.errors import Unsupported
 from pipeline.runtime.kernels.aten.call import AtenCall
-from pipeline.runtime.kernels.aten.out_variants import copy_result
 from pipeline.runtime.kernels.base import Launch, Outs
+from pipeline.runtime.kernels.launches import copy_result
 from pipeline.runtime.torch_args import CPU_FALLBACKS
 
 __all__ = ["FAST_PATHS"]

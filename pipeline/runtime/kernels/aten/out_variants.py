@@ -2,74 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from functools import cache, partial
-from typing import Any
+from functools import cache
 
 import torch
 
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.base import Launch, Outs
-from pipeline.runtime.run_errors import ResultMismatch
-from pipeline.runtime.torch_args import tensors_in
+from pipeline.runtime.kernels.launches import OverloadCall, copy_result
 
-__all__ = ["copy_result", "make_and_copy", "write_out"]
+__all__ = ["make_and_copy", "write_out"]
 
 
 def write_out(call: AtenCall, outs: Outs) -> Launch:
-    """Any operator, written into `outs`. Launches hold the function behind an OpOverload: 0.5 µs less a call."""
+    """Any operator, written into `outs`."""
     variant = _out_variant(call.operator)
     if variant is None or call.kind in FUNCTIONAL:
         return make_and_copy(call, outs)
     overload, names = variant
     if len(names) != len(outs):  # some results are None, as those that a mask of `…_backward` leaves out
         return make_and_copy(call, outs)
-    return partial(overload._op, *call.args, **call.kwargs, **dict(zip(names, outs, strict=True)))
+    return OverloadCall.of(overload, *call.args, **call.kwargs, **dict(zip(names, outs, strict=True)))
 
 
 def make_and_copy(call: AtenCall, outs: Outs) -> Launch:
     """Run the operator and copy its results into `outs`."""
-    return copy_result(partial(call.operator._op, *call.args, **call.kwargs), outs, call.unread)
-
-
-def copy_result(make: Callable[[], Any], outs: Outs, unread: Collection[int]) -> Launch:
-    """Copy the results of `make` into `outs`, except those that nobody reads."""
-    if len(outs) != 1:
-        return partial(_copy_all, make, outs, unread)
-    return partial(_copy_one, make, outs[0])
-
-
-def _copy_one(make: Callable[[], Any], out: torch.Tensor) -> None:
-    result = make()
-    if type(result) is not torch.Tensor:
-        (result,) = tensors_in(result)
-    if result.shape != out.shape or result.dtype is not out.dtype:
-        raise _misfit(result, out)
-    out.copy_(result)
-
-
-def _copy_all(make: Callable[[], Any], outs: Outs, unread: Collection[int]) -> None:
-    """Results that nobody reads are skipped: some (offsets that only a gradient needs) have other sizes in traces."""
-    for at, (result, out) in enumerate(zip(tensors_in(make()), outs, strict=True)):
-        if at in unread:
-            continue
-        if result.shape != out.shape or not _holds(out.dtype, result.dtype):
-            raise _misfit(result, out)
-        out.copy_(result)
-
-
-def _holds(wide: torch.dtype, dtype: torch.dtype) -> bool:
-    """Whether `wide` is `dtype` or a wider float: only traces have float32 statistics of a half batch_norm."""
-    floating = wide.is_floating_point and dtype.is_floating_point
-    return dtype is wide or (floating and torch.promote_types(wide, dtype) is wide)
-
-
-def _misfit(result: torch.Tensor, out: torch.Tensor) -> ResultMismatch:
-    return ResultMismatch(
-        f"it made {result.dtype}{list(result.shape)}, and the graph says {out.dtype}{list(out.shape)}; "
-        "a trace on another device than the CPU may differ there, and torch before 2.13 gives the states of an LSTM "
-        "one dim more than they have: trace the model on the CPU, or with a newer torch"
-    )
+    return copy_result(OverloadCall.of(call.operator, *call.args, **call.kwargs), outs, call.unread)
 
 
 @cache
