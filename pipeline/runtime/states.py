@@ -156,6 +156,8 @@ class States:
             UsageError: a state has no value yet.
             LostStates: a state has no value any more (a UsageError too).
         """
+        if not self._table.lost and not self._table.missing:  # at each run
+            return
         self._refuse_lost()
         missing = self._table.missing & self.names
         if missing:

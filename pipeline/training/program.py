@@ -62,6 +62,7 @@ class TrainProgram:
         self._rates = learning_rates(sources.optimizer)
         """As they were last read."""
         self._loss = graph.values[graph.outputs[0]].name
+        self._names = frozenset(layout.names)
         self._warned: set[str] = set()
         vars(sources.optimizer)["_opt_called"] = True  # else torch's schedulers warn that no step was done
 
@@ -76,7 +77,7 @@ class TrainProgram:
         """
         start = time.perf_counter()
         feed = self._layout.tensors(batch)
-        if feed.keys() != set(self._layout.names):
+        if self._layout.by_name and feed.keys() != self._names:
             feed = self._without_states(feed)
         self._follow_schedule()
         loss = self._compiled.replay(feed)[self._loss]

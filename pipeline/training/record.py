@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from passes.suggest import plural
 from pipeline.events import Observer
 from pipeline.ir import Graph
+from pipeline.lowering.fusion import fuse_train_step
 from pipeline.runtime import Capture, CompiledProgram, compile_graph
 from pipeline.training.batch import Batch, LossFunction
 from pipeline.training.graph import LARGE, MAX_NORM, STEP, make_graph, moment_name, rate_name, stored_name
@@ -60,7 +61,7 @@ def record_step(
     def compile_step() -> tuple[Graph, CompiledProgram]:
         settings = read_optimizer(optimizer, module, traced.params)
         graph = make_graph(traced, settings, large=large)
-        return graph, compile_graph(graph, {**stored, **_initial(settings, stored, graph, max_norm)})
+        return graph, compile_graph(fuse_train_step(graph), {**stored, **_initial(settings, stored, graph, max_norm)})
 
     graph, compiled = recorder.run(
         "Compile", compile_step, lambda made: f"{len(made[0].ops)} ops, arena of {made[1].plan.arena_bytes} bytes"

@@ -14,10 +14,13 @@ from pipeline.ir.graph import Graph
 from pipeline.lowering.aten import AS_STRIDED
 from pipeline.lowering.fusion.attention import fuse_attention
 from pipeline.lowering.fusion.constants import take_constant_places
+from pipeline.lowering.fusion.gradients import add_biases_in_products, join_parts, scale_before_spreading
+from pipeline.lowering.fusion.images import store_images_by_channel
 from pipeline.lowering.fusion.layout import keep_channels_last
+from pipeline.lowering.fusion.orders import store_as_copied
 from pipeline.lowering.fusion.pointwise import fuse_convolutions, fuse_products
 
-__all__ = ["FUSIONS", "fuse"]
+__all__ = ["FUSIONS", "TRAIN_PASSES", "fuse", "fuse_train_step"]
 
 FUSIONS: Mapping[str, Callable[[Graph], Graph]] = {
     "select": take_constant_places,
@@ -27,6 +30,15 @@ FUSIONS: Mapping[str, Callable[[Graph], Graph]] = {
     "channels-last": keep_channels_last,
 }
 """By name, in the order in which they run."""
+
+TRAIN_PASSES: Mapping[str, Callable[[Graph], Graph]] = {
+    "parts": join_parts,
+    "spread": scale_before_spreading,
+    "bias": add_biases_in_products,
+    "images": store_images_by_channel,
+    "order": store_as_copied,
+}
+"""Passes on train steps, by name, in the order in which they run."""
 
 
 def fuse(graph: Graph, names: Collection[str] = tuple(FUSIONS)) -> Graph:
@@ -47,4 +59,13 @@ def fuse(graph: Graph, names: Collection[str] = tuple(FUSIONS)) -> Graph:
     for name, apply in FUSIONS.items():
         if name in names:
             graph = apply(graph)
+    return graph
+
+
+def fuse_train_step(graph: Graph) -> Graph:
+    """`graph`, a train step, after all of `TRAIN_PASSES`; as it is where it counts through memory (see `fuse`)."""
+    if any(op.kind == AS_STRIDED for op in graph.ops):
+        return graph
+    for apply in TRAIN_PASSES.values():
+        graph = apply(graph)
     return graph

@@ -59,6 +59,8 @@ class Rewrite:
         self.graph = graph
         self._decls = [ValueDecl(value.name, value.spec, value.role, value.strides) for value in graph.values]
         self._new: dict[int, list[NewOp]] = {}
+        self._is_stored_anew = False
+        """Whether a value has other strides than before."""
 
     def __contains__(self, op: Op) -> bool:
         """Whether `op` is replaced."""
@@ -71,6 +73,11 @@ class Rewrite:
             name += "'"
         self._decls.append(ValueDecl(name, spec, Role.TMP))
         return len(self._decls) - 1
+
+    def store(self, vid: int, strides: Sequence[int]) -> None:
+        """Give a value other strides: its place in memory, not its elements."""
+        self._is_stored_anew |= self._decls[vid].strides != tuple(strides)
+        self._decls[vid] = replace(self._decls[vid], strides=tuple(strides))
 
     def replace(
         self,
@@ -88,7 +95,7 @@ class Rewrite:
     def build(self) -> Graph:
         """The graph with the replacements; what only the replaced ops read is dropped with them."""
         graph = self.graph
-        if not self._new:
+        if not self._new and not self._is_stored_anew:
             return graph
         ops: list[Op] = []
         for op in graph.ops:

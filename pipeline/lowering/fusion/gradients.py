@@ -1,0 +1,193 @@
+"""Passes on the graphs that autograd records: what it writes with many operators is written with few.
+
+Autograd knows one operator at a time. The gradient of a tensor that was taken apart comes as a sum of tensors that are
+zero everywhere but in one part; the gradient of a mean is divided after it was spread; a product whose bias was added
+behind a view is a product and a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pipeline.ir.graph import Attr, Graph, InputRef, Op, TensorSpec, TorchConst
+from pipeline.lowering.fusion.readers import read_sum
+from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
+
+__all__ = ["add_biases_in_products", "join_parts", "scale_before_spreading"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A gradient of the places `start` to `stop` of an axis; the tensor is zero at all others."""
+
+    op: Op
+    axis: int
+    start: int
+    stop: int
+    is_select: bool
+    """Whether the gradient lacks the axis."""
+
+
+def join_parts(graph: Graph) -> Graph:
+    """`parts`: a sum of gradients of parts that fill the whole tensor becomes their concatenation."""
+    rewrite = Rewrite(graph)
+    for op in graph.ops:
+        if read_sum(op) is None or _is_inner_sum(graph, op):
+            continue
+        parts = _parts_of(graph, op)
+        if parts is None or not _fill(parts, graph.values[op.outputs[0]].spec):
+            continue
+        ordered = sorted(parts, key=lambda part: part.start)
+        inputs = [_with_axis(rewrite, op, part) if part.is_select else part.op.inputs[0] for part in ordered]
+        attrs: dict[str, Attr] = {"tensors": tuple(map(InputRef, range(len(inputs)))), "dim": ordered[0].axis}
+        rewrite.replace(op, "aten.cat.default", inputs, op.outputs, attrs)
+    return rewrite.build()
+
+
+def _is_inner_sum(graph: Graph, op: Op) -> bool:
+    """Whether another sum of the same shape alone reads `op`, so that it is looked at there."""
+    reader = only_user(graph, op.outputs[0])
+    return reader is not None and read_sum(reader) is not None and _keeps_shape(graph, reader)
+
+
+def _keeps_shape(graph: Graph, op: Op) -> bool:
+    out = graph.values[op.outputs[0]].spec
+    return all(graph.values[vid].spec == out for vid in op.inputs)
+
+
+def _parts_of(graph: Graph, total: Op) -> list[Part] | None:
+    """The terms of a sum of sums; None where one is no gradient of a part, or others read it too."""
+    parts: list[Part] = []
+    todo = [total]
+    while todo:
+        op = todo.pop()
+        terms = read_sum(op)
+        if terms is None:
+            part = _read_part(graph, op)
+            if part is None:
+                return None
+            parts.append(part)
+            continue
+        makers = [producer(graph, vid) for vid in terms]
+        if not _keeps_shape(graph, op) or any(only_user(graph, vid) is None for vid in terms):
+            return None
+        todo += [maker for maker in makers if maker is not None]
+        if None in makers:
+            return None
+    return parts
+
+
+def _read_part(graph: Graph, op: Op) -> Part | None:
+    if op.kind not in ("aten.select_backward.default", "aten.slice_backward.default"):
+        return None
+    whole, axis = graph.values[op.outputs[0]].spec, op.attrs["dim"]
+    if not whole.is_static or not isinstance(axis, int) or op.attrs.get("step", 1) != 1:
+        return None
+    axis %= whole.rank
+    size = whole.sizes[axis]
+    if op.kind == "aten.select_backward.default":
+        index = op.attrs["index"]
+        return Part(op, axis, index % size, index % size + 1, is_select=True) if isinstance(index, int) else None
+    start, end = op.attrs["start"], op.attrs["end"]
+    if not isinstance(start, int) or not isinstance(end, int):
+        return None
+    taken = range(*slice(start, end).indices(size))
+    return Part(op, axis, taken.start, taken.stop, is_select=False) if taken else None
+
+
+def _fill(parts: list[Part], whole: TensorSpec) -> bool:
+    """Whether the parts, of one axis, lie beside each other and leave nothing out."""
+    if len(parts) < 2 or len({part.axis for part in parts}) > 1:
+        return False
+    ends = sorted((part.start, part.stop) for part in parts)
+    meet = all(left[1] == right[0] for left, right in pairwise(ends))
+    return meet and ends[0][0] == 0 and ends[-1][1] == whole.sizes[parts[0].axis]
+
+
+def _with_axis(rewrite: Rewrite, op: Op, part: Part) -> int:
+    """The gradient of a selected place with the axis that selecting took away; a view."""
+    graph, source = rewrite.graph, part.op.inputs[0]
+    spec = graph.values[source].spec
+    shape = (*spec.shape[: part.axis], 1, *spec.shape[part.axis :])
+    wide = rewrite.declare(f"{graph.values[source].name} in place", TensorSpec(shape, spec.dtype, spec.device))
+    rewrite.replace(op, "aten.unsqueeze.default", [source], [wide], {"self": InputRef(0), "dim": part.axis})
+    return wide
+
+
+def scale_before_spreading(graph: Graph) -> Graph:
+    """`spread`: what is spread by `expand` and then divided by a number is divided first."""
+    rewrite = Rewrite(graph)
+    for op in graph.ops:
+        if op.kind not in ("aten.div.Scalar", "aten.mul.Scalar"):
+            continue
+        spread = producer(graph, op.inputs[0])
+        if spread is None or spread.kind != "aten.expand.default" or only_user(graph, op.inputs[0]) is not op:
+            continue
+        small, large = graph.values[spread.inputs[0]], graph.values[op.outputs[0]]
+        if small.spec.dtype != large.spec.dtype or small.spec.numel == large.spec.numel:
+            continue
+        scaled = rewrite.declare(f"{large.name} before it is spread", small.spec)
+        rewrite.replace(op, op.kind, spread.inputs, [scaled], op.attrs)
+        if all(graph.ops[oid].kind in READ_SPREAD for oid in large.users):
+            rewrite.replace(op, spread.kind, [scaled], op.outputs, spread.attrs)
+            continue
+        wide = rewrite.declare(f"{large.name} spread", large.spec)
+        rewrite.replace(op, spread.kind, [scaled], [wide], spread.attrs)
+        rewrite.replace(op, "aten.clone.default", [wide], op.outputs, {"self": InputRef(0), "memory_format": ROWS})
+    return rewrite.build()
+
+
+READ_SPREAD = frozenset({"aten.threshold_backward.default", "aten.add.Tensor", "aten.mul.Tensor"})
+"""Operators that read a spread operand as fast as one in rows; others copy it first."""
+
+ROWS = TorchConst("memory_format", "contiguous_format")
+
+
+def add_biases_in_products(graph: Graph) -> Graph:
+    """`bias`: a product of matrices and the sum of its rows with a bias become one call."""
+    rewrite = Rewrite(graph)
+    for op in graph.ops:
+        terms = read_sum(op)
+        if terms is None:
+            continue
+        for rows, bias in (terms, terms[::-1]):
+            product = _product_behind_views(graph, rows)
+            if product is None or graph.values[bias].spec.shape != graph.values[product.outputs[0]].spec.shape[1:]:
+                continue
+            out = graph.values[op.outputs[0]]
+            if out.spec != graph.values[rows].spec or graph.values[bias].spec.dtype != out.spec.dtype:
+                continue
+            made = graph.values[product.outputs[0]]
+            total = rewrite.declare(f"{made.name} with bias", made.spec)
+            inputs = (bias, *product.inputs)
+            rewrite.replace(op, "aten.addmm.default", inputs, [total], ADDMM)
+            rewrite.replace(op, "aten.view.default", [total], op.outputs, {"self": InputRef(0), "size": out.spec.shape})
+            break
+    return rewrite.build()
+
+
+ADDMM: dict[str, Attr] = {"self": InputRef(0), "mat1": InputRef(1), "mat2": InputRef(2)}
+
+
+def _product_behind_views(graph: Graph, vid: int) -> Op | None:
+    """The `mm` whose rows `vid` holds, grouped by views that nothing else reads."""
+    columns = graph.values[vid].spec.shape[-1:]
+    for op in _sources(graph, vid):
+        out = graph.values[op.outputs[0]]
+        if out.spec.shape[-1:] != columns or only_user(graph, out.vid) is None:
+            return None
+        if op.kind == "aten.mm.default":
+            return op
+        if op.kind not in ("aten.view.default", "aten._unsafe_view.default"):
+            return None
+    return None
+
+
+def _sources(graph: Graph, vid: int) -> Iterator[Op]:
+    """What makes `vid`, what makes the first operand of that, and so on."""
+    op = producer(graph, vid)
+    while op is not None:
+        yield op
+        op = producer(graph, op.inputs[0]) if op.inputs else None
