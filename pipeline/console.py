@@ -90,7 +90,7 @@ class RunConsole:
                 self._bar.update(self._task, completed=done, total=total, part=part)
             case events.Optimized():
                 self._optimized = event
-            case events.StageEnded() | events.Note():
+            case events.StageEnded() | events.PhaseEnded() | events.EpochEnded() | events.Note():
                 self.line(line_of(event))
             case events.PassEnded(row) if self._verbose and row.status.counts_as_reverted:
                 self.line(line_of(event), STYLES[row.status])

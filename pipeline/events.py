@@ -13,11 +13,13 @@ from passes import PassRow, StructureVerdict
 from passes.suggest import plural
 
 __all__ = [
+    "EpochEnded",
     "Event",
     "Note",
     "Observer",
     "Optimized",
     "PassEnded",
+    "PhaseEnded",
     "Progress",
     "RunLog",
     "StageEnded",
@@ -65,13 +67,33 @@ class Optimized:
 
 
 @dataclass(frozen=True, slots=True)
+class PhaseEnded:
+    """A phase of a train step is done: Trace, Compile, Warmup or Capture; Replay is done where a training ends."""
+
+    name: str
+    seconds: float
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """An epoch of a training is done. `loss` is the mean of its steps, `step` counts those of all epochs."""
+
+    epoch: int
+    epochs: int
+    step: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Information for the user that does not stop the run."""
 
     text: str
 
 
-Event = StageStarted | StageEnded | Progress | PassEnded | Optimized | Note
+Event = StageStarted | StageEnded | Progress | PassEnded | Optimized | PhaseEnded | EpochEnded | Note
 Observer = Callable[[Event], None]
 
 
@@ -105,5 +127,9 @@ def line_of(event: Event) -> str:
         case Optimized(passes, structures):
             kept = sum(verdict.kept for verdict in structures)
             return f"passes: {plural(len(passes), 'row')}, {kept} of {plural(len(structures), 'structure')} kept"
+        case PhaseEnded(name, seconds, detail):
+            return f"phase {name}: {seconds:.3f} s" + (f" ({detail})" if detail else "")
+        case EpochEnded(epoch, epochs, step, loss, seconds):
+            return f"epoch {epoch} of {epochs}: mean loss {loss:.4f}, {plural(step, 'step')} done, {seconds:.1f} s"
         case Note(text):
             return f"note: {text}"
