@@ -210,10 +210,17 @@ class TrainingLoop:
         start = time.perf_counter()
         loss = self._program.step(self._prepare(batch)).item()
         self._seconds += time.perf_counter() - start
-        if self._scheduler is not None:
-            self._scheduler.step()
         self._done += 1
         self._records.append(StepRecord(self._done, loss, self._seconds))
+        self._advance_schedule()
+
+    def _advance_schedule(self) -> None:
+        if self._scheduler is None:
+            return
+        try:
+            self._scheduler.step()
+        except ValueError as error:  # one that ends, such as OneCycleLR
+            raise UsageError(f"the schedule refuses step {self._done}: {error}") from None
 
     def _show(self, epoch: int, epochs: int) -> None:
         now = time.perf_counter()
@@ -249,9 +256,8 @@ class TrainingLoop:
         self._done, self._ahead = self._done + ahead, ahead
         self._records = [record for record in _read_history(path) if record.step <= self._done]
         self._seconds = self._records[-1].seconds if self._records else 0.0
-        if self._scheduler is not None:
-            for _ in range(ahead):
-                self._scheduler.step()
+        for _ in range(ahead):
+            self._advance_schedule()
         self._follow_optimizer()
         self._resumed = self._program.snapshot()
 
