@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -45,6 +46,33 @@ def mean_loss(logits: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten())
 
 
+def read_text(path: Path) -> tuple[torch.Tensor, list[str]]:
+    """The text as numbers of its characters, and these."""
+    text = path.read_text(encoding="utf-8")
+    names = sorted(set(text))
+    return torch.tensor([names.index(character) for character in text]), names
+
+
+def make() -> nn.Module:
+    """The model for the characters of the licence: `model.factory` of configs/characters_gpt.yaml."""
+    return CharacterGPT(len(read_text(TEXT)[1]))
+
+
+def batches(epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches without an end: `train.batches` of configs/characters_gpt.yaml."""
+    data, _ = read_text(TEXT)
+    draw = torch.Generator().manual_seed(epoch)
+    while True:
+        yield draw_batch(data, draw)
+
+
+def draw_batch(data: torch.Tensor, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pieces of the text, and the characters that follow theirs."""
+    starts = torch.randint(len(data) - PLACES - 1, (BATCH,), generator=draw)
+    rows = starts[:, None] + torch.arange(PLACES + 1)
+    return data[rows[:, :-1]], data[rows[:, 1:]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", type=Path, default=TEXT)
@@ -52,25 +80,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4000, help="the most steps")
     parser.add_argument("--save", type=Path, help="a safetensors file for the states")
     options = parser.parse_args()
-    text = options.text.read_text(encoding="utf-8")
-    names = sorted(set(text))
-    data = torch.tensor([names.index(character) for character in text])
+    data, names = read_text(options.text)
     torch.manual_seed(0)
     module = CharacterGPT(len(names)).train()
     draw = torch.Generator().manual_seed(0)
 
-    def batch() -> tuple[torch.Tensor, torch.Tensor]:
-        starts = torch.randint(len(data) - PLACES - 1, (BATCH,), generator=draw)
-        rows = starts[:, None] + torch.arange(PLACES + 1)
-        return data[rows[:, :-1]], data[rows[:, 1:]]
-
-    program = record_step(module, mean_loss, AdamW(module.parameters(), lr=1e-3), batch(), max_norm=1.0)
+    optimizer = AdamW(module.parameters(), lr=1e-3)
+    program = record_step(module, mean_loss, optimizer, draw_batch(data, draw), max_norm=1.0)
     if options.save and options.save.exists():
         program.load(options.save)
     losses: list[float] = []
     start = time.perf_counter()
     while program.steps_done < options.steps and not (len(losses) >= 50 and sum(losses[-50:]) / 50 < options.until):
-        losses.append(program.step(batch()).item())
+        losses.append(program.step(draw_batch(data, draw)).item())
         if len(losses) % 100 == 0:
             print(
                 f"step {program.steps_done}: {sum(losses[-50:]) / 50:.3f}, {time.perf_counter() - start:.0f} s",

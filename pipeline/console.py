@@ -72,7 +72,7 @@ class RunConsole:
             disable=quiet or not self._console.is_terminal,
         )
         self._task = self._bar.add_task("", total=None, part="")
-        self._optimized: events.PassesEnded | None = None
+        self._passes_ended: events.PassesEnded | None = None
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -89,8 +89,8 @@ class RunConsole:
             case events.Progress(_, part, done, total):
                 self._bar.update(self._task, completed=done, total=total, part=part)
             case events.PassesEnded():
-                self._optimized = event
-            case events.StageEnded() | events.PhaseEnded() | events.Note():
+                self._passes_ended = event
+            case events.StageEnded() | events.PhaseEnded() | events.EpochEnded() | events.Note():
                 self.line(line_of(event))
             case events.PassEnded(row) if self._verbose and row.status.counts_as_reverted:
                 self.line(line_of(event), STYLES[row.status])
@@ -103,9 +103,9 @@ class RunConsole:
 
     def show_passes(self, folder: Path | None = None) -> None:
         """Print what the passes did and which structures are left; of a failed run, as far as it came."""
-        if self._optimized is None:
+        if self._passes_ended is None:
             return
-        rows, structures = self._optimized.passes, self._optimized.structures
+        rows, structures = self._passes_ended.passes, self._passes_ended.structures
         shown = [row for row in rows if self._verbose or row.changed or row.status.counts_as_reverted]
         width = self._console.width if self._console.is_terminal else LOG_WIDTH
         for line in _table(shown, width, wraps=self._console.is_terminal):

@@ -13,6 +13,7 @@ from passes import PassRow, StructureVerdict
 from passes.suggest import plural
 
 __all__ = [
+    "EpochEnded",
     "Event",
     "Note",
     "Observer",
@@ -75,13 +76,24 @@ class PhaseEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """An epoch of a training is done. `loss` is the mean of its steps, `step` counts those of all epochs."""
+
+    epoch: int
+    epochs: int
+    step: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Information for the user that does not stop the run."""
 
     text: str
 
 
-Event = StageStarted | StageEnded | Progress | PassEnded | PassesEnded | PhaseEnded | Note
+Event = StageStarted | StageEnded | Progress | PassEnded | PassesEnded | PhaseEnded | EpochEnded | Note
 Observer = Callable[[Event], None]
 
 
@@ -117,5 +129,7 @@ def line_of(event: Event) -> str:
             return f"passes: {plural(len(passes), 'row')}, {kept} of {plural(len(structures), 'structure')} kept"
         case PhaseEnded(name, seconds, detail):
             return f"phase {name}: {seconds:.3f} s" + (f" ({detail})" if detail else "")
+        case EpochEnded(epoch, epochs, step, loss, seconds):
+            return f"epoch {epoch} of {epochs}: mean loss {loss:.4f}, {plural(step, 'step')} done, {seconds:.1f} s"
         case Note(text):
             return f"note: {text}"

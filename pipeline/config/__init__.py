@@ -17,6 +17,7 @@ from pipeline.config.sections import (
     TransformersConfig,
     VerifyConfig,
 )
+from pipeline.config.train import OptimizerConfig, ScheduleConfig, TrainConfig
 
 __all__ = [
     "DEFAULT_SIZES",
@@ -28,12 +29,15 @@ __all__ = [
     "FormatsConfig",
     "InputConfig",
     "ModelConfig",
+    "OptimizerConfig",
     "PassesConfig",
     "QuantSimConfig",
     "RunConfig",
     "RuntimeConfig",
+    "ScheduleConfig",
     "SuggestConfig",
     "ToleranceConfig",
+    "TrainConfig",
     "TransformersConfig",
     "VerifyConfig",
     "check_passes",

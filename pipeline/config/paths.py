@@ -164,5 +164,8 @@ PATHS: dict[KeyPath, Callable[[str, Path], str]] = {
     ("verify", "inputs"): _anchor_data,
     ("quantsim", "calibration", "data"): _anchor_data,
     ("quantsim", "encodings_from"): _anchor_file,
+    ("train", "batches"): _anchor_factory,
+    ("train", "loss"): _anchor_factory,
+    ("train", "evaluate"): _anchor_factory,
     ("quantsim", "profile", "aimet_config"): _anchor_file,
 }

@@ -31,6 +31,7 @@ from pipeline.config.sections import (
     Section,
     VerifyConfig,
 )
+from pipeline.config.train import TrainConfig
 from pipeline.config.yaml_source import Document, Marks, describe
 from pipeline.errors import ConfigError
 
@@ -53,6 +54,7 @@ class RunConfig(Section):
     verify: VerifyConfig = Field(default_factory=VerifyConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
     quantsim: QuantSimConfig | None = None
+    train: TrainConfig | None = None
     report: Section = Field(default_factory=Section)  # reserved: no keys yet
 
     @model_validator(mode="before")

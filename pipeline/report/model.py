@@ -20,6 +20,7 @@ from passes.proof.types import Sensitivity
 from passes.provenance.names import NameMap
 from passes.run.result import PassRow, StructureVerdict
 from passes.suggest import plural
+from pipeline.report.training import TrainingReport
 
 __all__ = [
     "DIFFS",
@@ -282,6 +283,8 @@ class Report:
     """The final model against the export, on the first draw, where a layer ends."""
     names: NameMap | None = None
     """Names of the export that are others in the final model; None where no passes ran."""
+    training: TrainingReport | None = None
+    """What `onnxline train` did; None in the report of a run."""
     format_version: int = field(default=REPORT_VERSION)
 
 

@@ -49,8 +49,16 @@ def headline_of(report: Report, timeline: Timeline) -> Headline:
     else:
         tone, verdict = "good", "done"
     text = " ".join(_sentences(report, len(reverted)))
-    cards = (*_structures(report), *_error(report), *_sizes(report, timeline), *_passes(report), *_time(report))
+    cards = (
+        *_training(report),
+        *_structures(report),
+        *_error(report),
+        *_sizes(report, timeline),
+        *_passes(report),
+        *_time(report),
+    )
     word = "✓ proven by structure" if report.not_compared and tone == "good" else TITLES[tone]
+    word = "✓ trained" if report.training is not None and tone == "good" else word
     return Headline(report.name, tone, verdict, text, report.failure, cards, f"{word} · {report.name}")
 
 
@@ -60,6 +68,9 @@ TITLES: Final = {"good": "✓ proven", "warn": "△ proven, with losses", "bad":
 def _sentences(report: Report, reverted: int) -> Iterator[str]:
     if report.export and report.export.weights.startswith("random"):
         yield f"This is no trained model: its weights are {report.export.weights}."
+    if report.training is not None:
+        yield "A training by recorded steps: forward, backward and update are one program."
+        return
     if not report.passes:
         yield "No pass has run." if not report.export else "The model was exported; no pass has come to an end."
         return
@@ -76,6 +87,17 @@ def _sentences(report: Report, reverted: int) -> Iterator[str]:
             yield f"On the backend {backend.name} the model is not one plan of our own kernels ({backend.remark})."
     if reverted:
         yield f"{plural(reverted, 'step')} did not stand and {'was' if reverted == 1 else 'were'} taken back."
+
+
+def _training(report: Report) -> Iterator[Card]:
+    training = report.training
+    if training is None:
+        return
+    yield Card("steps", f"{training.steps:,}", f"{training.parameters:,} trained numbers")
+    if training.last_loss is not None:
+        yield Card("loss", f"{training.last_loss:.4f}", "mean of the last 50 steps")
+    for name, value in training.metrics.items():
+        yield Card(name, f"{value:.4g}", "of the trained model")
 
 
 def _structures(report: Report) -> Iterator[Card]:

@@ -25,6 +25,7 @@ from pipeline.report.html.names import NameTable, name_tables
 from pipeline.report.html.number_text import error_text, seconds_text, worst_of
 from pipeline.report.html.quantization import QuantizationView, quantization_view
 from pipeline.report.html.timeline import Timeline, timeline_of
+from pipeline.report.html.training import TrainingView, training_view
 from pipeline.report.model import NodeRow, Pictures, Report
 from pipeline.report.quantization import Quantization
 
@@ -48,6 +49,7 @@ class Page:
     memory: Markup | None
     """The arena over time as a picture; None where the run has no plan."""
     names: tuple[NameTable, ...] = ()
+    training: TrainingView | None = None
 
 
 def page_of(report: Report, pictures: Pictures, folder: Path, quantization: Quantization | None = None) -> Page:
@@ -79,6 +81,7 @@ def page_of(report: Report, pictures: Pictures, folder: Path, quantization: Quan
         layers=layer_plot(report.layers),
         quantization=quantization_view(quantization),
         names=name_tables(report.names),
+        training=training_view(report.training),
         memory=_memory(report, folder),
     )
 

@@ -1,0 +1,280 @@
+"""`ModelBuilder`, to which modules emit, and `IRTensor`, which stands for a value of its graph.
+
+An IRTensor has a shape and a dtype and no numbers: `x + 1` adds an op to the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import torch
+
+from pipeline.authoring.storage import Parameter, StoredTensor
+from pipeline.errors import Unsupported, UsageError
+from pipeline.importers.from_torch.tensors import TensorPayload
+from pipeline.ir import Attr, Builder, Graph, TensorSpec
+from pipeline.ir.builder import GraphFacts, assemble
+from pipeline.lowering import EMITTERS
+from pipeline.runtime.tensors import dtype_name, torch_dtype
+
+__all__ = ["DTYPES", "FLOATS", "IRTensor", "ModelBuilder", "Operand", "builder_of", "check_dtype", "emit_binary"]
+
+FLOATS: Final = ("float32", "float64")
+"""The dtypes that layers compute in."""
+
+DTYPES: Final = (*FLOATS, "int64", "int32", "bool")
+
+
+def check_dtype(dtype: str, allowed: Sequence[str], what: str) -> str:
+    """`dtype`, if it is one of `allowed`.
+
+    Raises:
+        Unsupported: it is another one.
+    """
+    if dtype not in allowed:
+        raise Unsupported(f"{what} has the dtype {dtype}, which is not handled; expected one of {', '.join(allowed)}")
+    return dtype
+
+
+class ModelBuilder(Builder):
+    """A Builder that knows parameters, modules and the mode.
+
+    training: whether modules emit what they do in training: Dropout draws, BatchNorm normalises by its batch.
+    """
+
+    def __init__(self, name: str = "model", *, training: bool = False) -> None:
+        super().__init__(name, EMITTERS)
+        self.training = training
+        self._names: dict[StoredTensor, tuple[str, ...]] = {}
+        self._paths: dict[object, str] = {}
+        self._tensors: dict[StoredTensor, IRTensor] = {}
+        self._updates: dict[int, int] = {}
+        self._scopes: list[tuple[str, str]] = []
+        self._used: dict[str, int] = {}
+
+    def add_input(self, name: str, spec: TensorSpec) -> IRTensor:
+        """Declare the next input of the graph."""
+        check_dtype(spec.dtype, DTYPES, f"input {name!r}")
+        return IRTensor(self, self.input(self.unique_name(name), spec))
+
+    def register(self, paths: Mapping[object, str], names: Mapping[StoredTensor, tuple[str, ...]]) -> None:
+        """Give modules their paths, and parameters and buffers their names: those of a state dict, the own first."""
+        self._paths |= paths
+        self._names |= names
+
+    def path_of(self, module: object) -> str | None:
+        """Where a module is in the model; None for one that was not registered."""
+        return self._paths.get(module)
+
+    @property
+    def is_within(self) -> bool:
+        """Whether a module is emitting."""
+        return bool(self._scopes)
+
+    def read(self, stored: StoredTensor) -> IRTensor:
+        """The value of a parameter or a buffer, which is declared when it is first read.
+
+        Raises:
+            UsageError: no module of the model holds it.
+        """
+        if stored not in self._tensors:
+            self._tensors[stored] = self._declare(stored)
+        return self._tensors[stored]
+
+    def update(self, stored: StoredTensor, after: IRTensor) -> None:
+        """`stored` has the value of `after` when a step is done."""
+        self._updates[self.read(stored).vid] = after.vid
+
+    def constant(self, data: torch.Tensor) -> IRTensor:
+        """A constant of the graph."""
+        return IRTensor(self, self.const(self._name_of("const"), _spec_of(data), TensorPayload(data)))
+
+    def emit_one(
+        self, kind: str, inputs: Sequence[IRTensor], spec: TensorSpec, attrs: Mapping[str, Attr] | None = None
+    ) -> IRTensor:
+        """Add an op with one result, named by the module that emits it."""
+        name = self._name_of(kind.lower())
+        return self._emit(kind, inputs, [(name, spec)], attrs, name)[0]
+
+    def emit_several(
+        self,
+        kind: str,
+        inputs: Sequence[IRTensor],
+        outputs: Mapping[str, TensorSpec],
+        attrs: Mapping[str, Attr] | None = None,
+    ) -> tuple[IRTensor, ...]:
+        """Add an op with several results: how each is called in its module, and what it looks like."""
+        declared = [(self._name_of(name), spec) for name, spec in outputs.items()]
+        return self._emit(kind, inputs, declared, attrs, declared[0][0])
+
+    def _emit(
+        self,
+        kind: str,
+        inputs: Sequence[IRTensor],
+        outputs: Sequence[tuple[str, TensorSpec]],
+        attrs: Mapping[str, Attr] | None,
+        name: str,
+    ) -> tuple[IRTensor, ...]:
+        strangers = [tensor for tensor in inputs if tensor.builder is not self]
+        if strangers:
+            raise self.refusal(f"{kind} reads a tensor of another graph, {strangers[0].builder.name!r}")
+        path = self._scopes[-1][0] if self._scopes else ""
+        vids = self.emit(kind, [tensor.vid for tensor in inputs], outputs, attrs, name=name, origin=path)
+        return tuple(IRTensor(self, vid) for vid in vids)
+
+    def _name_of(self, label: str) -> str:
+        path = self._scopes[-1][0] if self._scopes else ""
+        return self.unique_name(f"{path}.{label}" if path else label)
+
+    @contextmanager
+    def within(self, path: str, title: str) -> Iterator[None]:
+        """What is emitted meanwhile belongs to the module `title` at `path`, in names and in messages."""
+        self._scopes.append((path, title))
+        try:
+            yield
+        finally:
+            self._scopes.pop()
+
+    def refusal(self, problem: str) -> UsageError:
+        """The error for what a module cannot take: its place in the model, and the problem."""
+        if not self._scopes:
+            return UsageError(problem)
+        path, title = self._scopes[-1]
+        return UsageError(f"layer {path!r}, {title}: {problem}" if path else f"{title}: {problem}")
+
+    def build(self, outputs: Sequence[int]) -> Graph:
+        """Freeze what was added, with the updates of buffers and the names of tied weights."""
+        sources = {
+            tensor.vid: self._names[stored] for stored, tensor in self._tensors.items() if len(self._names[stored]) > 1
+        }
+        facts = GraphFacts(updates=dict(self._updates), sources=sources)
+        return assemble(self.name, self._values, self._ops, self._inputs, outputs, self._payloads, facts)
+
+    def _declare(self, stored: StoredTensor) -> IRTensor:
+        names = self._names.get(stored)
+        if names is None:
+            raise self.refusal(
+                f"a parameter or buffer of shape {list(stored.data.shape)} is read that no module of the model holds; "
+                "expected it as an attribute of a Module, or in a list that is one"
+            )
+        declare = self.param if isinstance(stored, Parameter) else self.state if self.training else self.const
+        vid = declare(self.unique_name(names[0]), _spec_of(stored.data), TensorPayload(stored.data))
+        return IRTensor(self, vid)
+
+    def unique_name(self, name: str) -> str:
+        """`name`, or with a number behind it where it was given before."""
+        count = self._used.get(name, 0)
+        self._used[name] = count + 1
+        return name if not count else self.unique_name(f"{name}_{count}")
+
+
+def _spec_of(data: torch.Tensor) -> TensorSpec:
+    return TensorSpec(tuple(data.shape), dtype_name(data.dtype))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IRTensor:
+    """A value of a graph that is being built. It computes with tensors, parameters, buffers and numbers."""
+
+    builder: ModelBuilder
+    vid: int
+
+    @property
+    def spec(self) -> TensorSpec:
+        return self.builder.spec(self.vid)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.spec.sizes
+
+    @property
+    def dtype(self) -> str:
+        return self.spec.dtype
+
+    @property
+    def rank(self) -> int:
+        return self.spec.rank
+
+    def __add__(self, other: Operand) -> IRTensor:
+        return emit_binary("Add", self, other)
+
+    def __radd__(self, other: Operand) -> IRTensor:
+        return emit_binary("Add", other, self)
+
+    def __sub__(self, other: Operand) -> IRTensor:
+        return emit_binary("Sub", self, other)
+
+    def __rsub__(self, other: Operand) -> IRTensor:
+        return emit_binary("Sub", other, self)
+
+    def __mul__(self, other: Operand) -> IRTensor:
+        return emit_binary("Mul", self, other)
+
+    def __rmul__(self, other: Operand) -> IRTensor:
+        return emit_binary("Mul", other, self)
+
+    def __truediv__(self, other: Operand) -> IRTensor:
+        return emit_binary("Div", self, other)
+
+    def __rtruediv__(self, other: Operand) -> IRTensor:
+        return emit_binary("Div", other, self)
+
+    def __neg__(self) -> IRTensor:
+        return self.builder.emit_one("Neg", [self], self.spec)
+
+    def __bool__(self) -> bool:
+        raise self.builder.refusal(
+            "an IR tensor has no numbers, so Python cannot decide by it; expected a decision by shapes or settings"
+        )
+
+
+Operand: TypeAlias = IRTensor | StoredTensor | float
+"""What an elementwise operation takes: a number has the dtype of the tensor beside it."""
+
+
+def builder_of(*operands: Operand) -> ModelBuilder:
+    """The builder of the first IR tensor.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for operand in operands:
+        if isinstance(operand, IRTensor):
+            return operand.builder
+    found = ", ".join(type(operand).__name__ for operand in operands)
+    raise UsageError(f"found {found}, expected an IR tensor among them: what a Module's forward is called with")
+
+
+def emit_binary(kind: str, left: Operand, right: Operand) -> IRTensor:
+    """An elementwise op of two operands, which are broadcast to one shape."""
+    builder = builder_of(left, right)
+    like = next(operand for operand in (left, right) if isinstance(operand, IRTensor))
+    a, b = (_as_tensor(builder, operand, like) for operand in (left, right))
+    if a.dtype != b.dtype:
+        raise builder.refusal(f"{kind} found {a.dtype} and {b.dtype}, expected one dtype: cast() one of them")
+    return builder.emit_one(kind, [a, b], TensorSpec(_broadcast(builder, kind, a.shape, b.shape), a.dtype))
+
+
+def _as_tensor(builder: ModelBuilder, operand: Operand, like: IRTensor) -> IRTensor:
+    if isinstance(operand, IRTensor):
+        return operand
+    if isinstance(operand, StoredTensor):
+        return builder.read(operand)
+    if isinstance(operand, float) and like.dtype not in FLOATS and not operand.is_integer():
+        raise builder.refusal(
+            f"found the number {operand} beside {like.dtype}, expected a whole one: cast() the tensor"
+        )
+    if not isinstance(operand, int | float) or not math.isfinite(operand):
+        raise builder.refusal(f"found {operand!r}, expected an IR tensor, a parameter or a finite number")
+    return builder.constant(torch.tensor(operand, dtype=torch_dtype(like.dtype)))
+
+
+def _broadcast(builder: ModelBuilder, kind: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    try:
+        return tuple(torch.broadcast_shapes(a, b))
+    except RuntimeError:
+        raise builder.refusal(f"{kind} found the shapes {list(a)} and {list(b)}, which do not broadcast") from None

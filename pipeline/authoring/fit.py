@@ -1,0 +1,315 @@
+"""The loop over a program's steps: it counts, records the losses, follows a schedule, saves, stops and goes on.
+
+Ctrl-C is seen between two steps: the step at hand is finished, the states are saved, and KeyboardInterrupt is raised.
+To go on, the loop asks for the same batches again and leaves out those that were trained on, so batches have to come
+in the same order each time: draw them by a generator of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from types import FrameType
+from typing import Any, Final, TypeAlias
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from passes.suggest import plural
+from passes.weights.files import replace_when_done
+from pipeline.errors import UsageError
+from pipeline.events import EpochEnded, Observer, PhaseEnded, Progress
+from pipeline.training import NotFinite, Phase, Snapshot, TrainProgram
+from pipeline.training.batch import Batch
+
+__all__ = ["Batches", "FitLimits", "History", "Schedule", "StepRecord", "TrainingLoop"]
+
+Batches: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
+"""The batches of one epoch, which can be iterated again; or a function from the epoch, counted from 0, to them."""
+
+Schedule: TypeAlias = Callable[[Optimizer], LRScheduler]
+"""Makes a scheduler of torch, which takes a step after each step of the training."""
+
+WINDOW: Final = 50
+"""Steps of which `until` looks at the mean loss."""
+
+SECONDS: Final = 0.1
+"""Between two updates of the progress bar."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A step that was done: its number from 1, its loss before the update, and the seconds of training until then."""
+
+    step: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The steps of a training, also those before it was stopped and taken up again, and the phases of its program."""
+
+    records: tuple[StepRecord, ...] = ()
+    phases: tuple[Phase, ...] = ()
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        return tuple(record.loss for record in self.records)
+
+    @property
+    def last_loss(self) -> float:
+        """The mean loss of the last 50 steps.
+
+        Raises:
+            UsageError: no step was done.
+        """
+        if not self.records:
+            raise UsageError("the history has no step; expected a training that did one")
+        return fmean(self.losses[-WINDOW:])
+
+
+@dataclass(frozen=True, slots=True)
+class FitLimits:
+    """When a training ends: after epochs, after steps, or when the mean loss of the last 50 steps is below `until`."""
+
+    epochs: int = 1
+    steps: int | None = None
+    until: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("epochs", self.epochs), ("steps", self.steps)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise UsageError(f"fit: found {name}={value!r}, expected a whole number above zero")
+
+    def are_reached(self, steps: int, records: Sequence[StepRecord]) -> bool:
+        """Whether a training of so many steps, with these records, ends."""
+        if self.steps is not None and steps >= self.steps:
+            return True
+        if self.until is None or len(records) < WINDOW:
+            return False
+        return fmean(record.loss for record in records[-WINDOW:]) < self.until
+
+
+class TrainingLoop:
+    """A training with `program`, of which there may be several calls of `run` in a row."""
+
+    def __init__(
+        self,
+        program: TrainProgram,
+        schedule: Schedule | None = None,
+        prepare: Callable[[Any], Batch] = lambda batch: batch,
+    ) -> None:
+        """`prepare` makes of a batch what the program takes."""
+        self._program, self._prepare = program, prepare
+        self.observer: Observer = lambda _: None
+        """Is called with the events of the next `run`."""
+        self._scheduler = None if schedule is None else schedule(program.optimizer)
+        self._records: list[StepRecord] = []
+        self._done = 0
+        self._ahead = 0
+        """Batches that are left out, since they were trained on before the training was stopped."""
+        self._resumed: Snapshot | None = None
+        self._seconds, self._shown = 0.0, 0.0
+
+    @property
+    def history(self) -> History:
+        """The steps so far, of all calls."""
+        before = tuple(phase for phase in self._program.phases if phase.name != "Replay")
+        return History(tuple(self._records), (*before, self._replay))
+
+    def run(
+        self,
+        batches: Batches,
+        limits: FitLimits,
+        path: Path | None = None,
+        *,
+        resume: bool = False,
+        save_every: int | None = None,
+    ) -> History:
+        """Train until a limit is reached.
+
+        path: the states are saved there when the training ends or is stopped, after each epoch, and, with
+            `save_every`, after so many steps; its history lies beside it.
+        resume: go on from `path`, if there is such a file.
+
+        Raises:
+            UsageError: the batches do not fit, or come once although there are more epochs.
+            NotFinite: the loss of a step is not finite; the last good states are saved.
+            KeyboardInterrupt: after Ctrl-C; the states are saved.
+        """
+        _refuse_batches(batches, limits.epochs)
+        first, first_record = self._done, len(self._records)
+        if path is not None and resume:
+            self._take_up(path)
+        with _interrupts() as interrupt:
+
+            def is_over() -> bool:
+                return interrupt.is_set() or limits.are_reached(self._done - first, self._records[first_record:])
+
+            try:
+                for epoch in range(limits.epochs):
+                    if not is_over():
+                        self._run_epoch(batches, epoch, limits.epochs, is_over, path, save_every)
+            except NotFinite:
+                self._save(path)
+                raise
+            self._save(path)
+        self.observer(PhaseEnded(self._replay.name, self._replay.seconds, self._replay.detail))
+        if interrupt.is_set():
+            raise KeyboardInterrupt
+        return self.history
+
+    def _run_epoch(
+        self,
+        batches: Batches,
+        epoch: int,
+        epochs: int,
+        is_over: Callable[[], bool],
+        path: Path | None,
+        save_every: int | None,
+    ) -> None:
+        begun, first = time.perf_counter(), len(self._records)
+        for batch in self._batches_of(batches, epoch):
+            if is_over():
+                return
+            self._step(batch)
+            self._show(epoch, epochs)
+            if save_every is not None and self._done % save_every == 0:
+                self._save(path)
+        if len(self._records) > first:
+            losses = [record.loss for record in self._records[first:]]
+            self.observer(EpochEnded(epoch + 1, epochs, self._done, fmean(losses), time.perf_counter() - begun))
+            if epoch + 1 < epochs:  # the last states of all are saved by the caller
+                self._save(path)
+
+    def _batches_of(self, batches: Batches, epoch: int) -> Iterator[Any]:
+        """The batches of an epoch that were not trained on before."""
+        given = iter(batches(epoch) if callable(batches) else batches)
+        left_out = 0
+        while self._ahead and next(given, None) is not None:
+            self._ahead, left_out = self._ahead - 1, left_out + 1
+        if not self._ahead and self._resumed is not None:  # drawing the batches again may have drawn torch's numbers
+            self._program.restore(self._resumed)
+            self._resumed = None
+        is_empty = not left_out
+        for batch in given:
+            is_empty = False
+            yield batch
+        if is_empty:
+            raise UsageError(f"fit: epoch {epoch + 1} has no batch; expected one at least")
+
+    def _step(self, batch: Any) -> None:
+        start = time.perf_counter()
+        loss = self._program.step(self._prepare(batch)).item()
+        self._seconds += time.perf_counter() - start
+        self._done += 1
+        self._records.append(StepRecord(self._done, loss, self._seconds))
+        self._advance_schedule()
+
+    def _advance_schedule(self) -> None:
+        if self._scheduler is None:
+            return
+        try:
+            self._scheduler.step()
+        except ValueError as error:  # one that ends, such as OneCycleLR
+            raise UsageError(f"the schedule refuses step {self._done}: {error}") from None
+
+    def _show(self, epoch: int, epochs: int) -> None:
+        now = time.perf_counter()
+        if now - self._shown > SECONDS:
+            self._shown = now
+            part = f"epoch {epoch + 1} of {epochs}, step {self._done}, loss {self._records[-1].loss:.4f}"
+            self.observer(Progress("Replay", part, epoch, epochs))
+
+    @property
+    def _replay(self) -> Phase:
+        return Phase("Replay", self._seconds, plural(self._done, "step"))
+
+    def _save(self, path: Path | None) -> None:
+        """Write the history, then the states: a history that is longer than the states is cut when it is read."""
+        if path is None:
+            return
+        rows = [[record.step, record.loss, record.seconds] for record in self._records]
+        if not path.parent.is_dir():
+            raise UsageError(f"{path.parent} is no folder; make it before saving to {path.name}")
+        with replace_when_done(_history_path(path)) as temporary:
+            Path(temporary).write_text(json.dumps(rows) + "\n", encoding="utf-8")
+        self._program.save(path)
+
+    def _take_up(self, path: Path) -> None:
+        """Go back to the states in `path`, and leave out the batches of the steps that they are ahead."""
+        before = self._program.steps_done
+        if not path.exists():
+            return
+        self._program.load(path)
+        ahead = self._program.steps_done - before
+        if ahead < 0:
+            raise UsageError(f"{path} is of step {before + ahead}, behind the program, which did {before}; begin anew")
+        self._done, self._ahead = self._done + ahead, ahead
+        self._records = [record for record in _read_history(path) if record.step <= self._done]
+        self._seconds = self._records[-1].seconds if self._records else 0.0
+        for _ in range(ahead):
+            self._advance_schedule()
+        self._follow_optimizer()
+        self._resumed = self._program.snapshot()
+
+    def _follow_optimizer(self) -> None:
+        """Give the program the learning rates of its optimizer, and not those of the step that was saved last."""
+        found = self._program.state_dict()["optimizer"]
+        for group, own in zip(found["param_groups"], self._program.optimizer.param_groups, strict=True):
+            group["lr"] = float(own["lr"])
+        self._program.load_state_dict({"optimizer": found})
+
+
+def _refuse_batches(batches: object, epochs: int) -> None:
+    if callable(batches):
+        return
+    if not isinstance(batches, Iterable):
+        raise UsageError(
+            f"fit: found {type(batches).__name__}, expected batches, or a function from an epoch to batches"
+        )
+    if isinstance(batches, Iterator) and epochs > 1:
+        raise UsageError(
+            f"fit: found an iterator, which gives its batches once, for {epochs} epochs; expected a list, a "
+            "DataLoader, or a function from the number of an epoch to its batches"
+        )
+
+
+def _history_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.history.json")
+
+
+def _read_history(path: Path) -> list[StepRecord]:
+    """The history beside the states; empty where there is none."""
+    file = _history_path(path)
+    if not file.is_file():
+        return []
+    return [StepRecord(int(step), float(loss), float(seconds)) for step, loss, seconds in json.loads(file.read_text())]
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Set after the first Ctrl-C; the second one stops at once. Elsewhere than in the main thread there is none."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def remember(_: int, __: FrameType | None) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,369 @@
+"""`Model`: layers that are put together, compiled to a train step, and trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self, TypeAlias
+
+import torch
+
+from pipeline.authoring.builder import FLOATS, IRTensor, ModelBuilder
+from pipeline.authoring.fit import Batches, FitLimits, History, Schedule, TrainingLoop
+from pipeline.authoring.losses import LossModule
+from pipeline.authoring.module import Module, Sequential, check_module
+from pipeline.authoring.optimizers import OptimizerSpec
+from pipeline.console import RunConsole
+from pipeline.errors import UsageError
+from pipeline.events import Observer, PhaseEnded
+from pipeline.ir import Graph, TensorSpec, check
+from pipeline.runtime import CompiledProgram, compile_graph
+from pipeline.runtime.tensors import dtype_name, torch_dtype
+from pipeline.training import GraphModule, Phase, TrainProgram, as_module, record_step
+
+__all__ = ["Evaluation", "Loss", "Model"]
+
+Loss: TypeAlias = Module | Callable[[IRTensor, IRTensor], IRTensor]
+"""A module, or a function of IR tensors: (output, target) → one number."""
+
+Metric: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float]
+"""(output, target) → a number for a batch; the evaluation has the mean over all samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The mean loss and the means of the metrics over all samples."""
+
+    loss: float
+    samples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Model:
+    """A model by hand: its inputs, and the layers behind them.
+
+        model = Model((64, 64))                      # batches of 64 samples with 64 numbers each
+        model.add(Linear(64, 128)).add(ReLU()).add(Linear(128, 10))
+        model.compile(Adam(lr=1e-3), CrossEntropyLoss())
+        history = model.fit(batches, epochs=3)
+
+    inputs: the shape of each input, of float32, or its TensorSpec; the first size is that of the batch.
+    module: the whole model, where it is no row of layers.
+    """
+
+    def __init__(self, *inputs: Sequence[int] | TensorSpec, module: Module | None = None, name: str = "model") -> None:
+        if not inputs:
+            raise UsageError("Model: found no input, expected the shape of one at least: Model((64, 784))")
+        self.name = name
+        self.inputs = tuple(item if isinstance(item, TensorSpec) else _spec_of(item) for item in inputs)
+        if module is not None:
+            check_module(module)
+        self.module = Sequential() if module is None else module
+        self._grows = module is None
+        self._program: TrainProgram | None = None
+        self._loop: TrainingLoop | None = None
+        self._loss: Loss | None = None
+        self._compiled: dict[tuple[object, ...], CompiledProgram] = {}
+
+    def add(self, layer: Module) -> Self:
+        """Put a layer behind the others; its shapes are checked at once.
+
+        Raises:
+            UsageError: it is no layer, or does not fit behind the one before.
+        """
+        if not isinstance(self.module, Sequential) or not self._grows:
+            raise UsageError("add: the model was made of a module of its own; expected Model(shape) without module=")
+        if self._program is not None:
+            raise UsageError("add: the model is compiled; expected all layers before compile()")
+        check_module(layer)
+        extended = Sequential(*self.module, layer)
+        self._emit(extended, training=False)
+        self.module = extended
+        return self
+
+    def graph(self, *, training: bool = False, batch: int | None = None) -> Graph:
+        """The Graph that the layers emit: for inference, or, with `training`, as they compute in training.
+
+        batch: another number of samples than that of the inputs.
+
+        Raises:
+            UsageError: there is no layer, or one does not fit.
+        """
+        builder, output = self._emit(self.module, training=training, batch=batch)
+        return _checked(builder.build([output.vid]))
+
+    def compile(
+        self,
+        optimizer: OptimizerSpec,
+        loss: Loss,
+        *,
+        schedule: Schedule | None = None,
+        max_norm: float | None = None,
+        target: TensorSpec | None = None,
+        quiet: bool = False,
+        observer: Observer | None = None,
+    ) -> Self:
+        """Make the train step: Trace → Compile → Warmup → Capture. `fit` replays it.
+
+        schedule: makes a scheduler of torch.optim.lr_scheduler of the optimizer.
+        max_norm: clip the norm of all gradients.
+        target: what targets look like, where the loss does not say it; by default like the output.
+        quiet: print no line for each phase.
+
+        Raises:
+            UsageError: there is no layer, or the loss is no single number that depends on a parameter.
+            Unsupported: something that the runtime cannot train.
+        """
+        if not isinstance(optimizer, OptimizerSpec):
+            raise UsageError(f"compile: found {_kind_of(optimizer)} as optimizer, expected SGD(), Adam() or AdamW()")
+        step = self.step_graph(loss, training=True, target=target)
+        module = as_module(step).train()
+        feed = {step.values[vid].name: _zeros(step.values[vid].spec) for vid in step.inputs}
+        made = optimizer.make(module.parameters())
+        self._program = record_step(module, lambda output, _: output, made, feed, max_norm=max_norm)
+        self._loss, self._loop = loss, TrainingLoop(self._program, schedule, self._name_tensors)
+        show = observer or RunConsole(quiet=quiet).show
+        for phase in self.phases[:-1]:
+            show(PhaseEnded(phase.name, phase.seconds, phase.detail))
+        return self
+
+    def fit(
+        self,
+        batches: Batches,
+        epochs: int = 1,
+        *,
+        steps: int | None = None,
+        until: float | None = None,
+        path: str | Path | None = None,
+        resume: bool = False,
+        save_every: int | None = None,
+        quiet: bool = False,
+        observer: Observer | None = None,
+    ) -> History:
+        """Train on `batches`, each `(*inputs, target)`: a list, a DataLoader, or a function from an epoch to batches.
+
+        steps: the most steps. until: stop when the mean loss of the last 50 steps is below it.
+        path: a file for the states, which are whole at every moment, also after Ctrl-C; `resume` goes on from there.
+        save_every: save after so many steps, beside after each epoch.
+        quiet: show no progress. observer: is called with the events instead.
+
+        Raises:
+            UsageError: the model is not compiled, or a batch does not fit.
+            NotFinite: the loss of a step is not finite; the states are those before it.
+            KeyboardInterrupt: after Ctrl-C, when the states are saved.
+        """
+        if self._loop is None:
+            raise UsageError("fit: the model is not compiled; call compile(optimizer, loss) before")
+        limits = FitLimits(epochs, steps, until)
+        screen = RunConsole(quiet=quiet or observer is not None)
+        self._loop.observer = observer or screen.show
+        with screen:
+            try:
+                return self._loop.run(
+                    batches, limits, None if path is None else Path(path), resume=resume, save_every=save_every
+                )
+            finally:
+                self._take_numbers()
+
+    def evaluate(self, batches: Iterable[Sequence[torch.Tensor]], **metrics: Metric) -> Evaluation:
+        """The loss of the model as it is at inference, and metrics by name, over all samples of the batches.
+
+        Raises:
+            UsageError: the model is not compiled, there is no batch, or one does not fit.
+        """
+        if self._loss is None:
+            raise UsageError("evaluate: the model is not compiled; call compile(optimizer, loss) before")
+        rows = [self._evaluate_batch(batch, metrics) for batch in batches]
+        samples = sum(size for size, _ in rows)
+        if not samples:
+            raise UsageError("evaluate: found no batch, expected one at least")
+        names = ("loss", *metrics)
+        means = {name: sum(size * found[name] for size, found in rows) / samples for name in names}
+        return Evaluation(means.pop("loss"), samples, means)
+
+    def predict(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The output for inputs of any number of samples, by the planned runtime."""
+        names = _input_names(len(self.inputs))
+        if len(inputs) != len(names):
+            raise UsageError(f"predict: found {len(inputs)} tensors, expected {len(names)} ({', '.join(names)})")
+        batch = _check_inputs(inputs, self.inputs)
+        program = self._program_for(("predict", batch), lambda: self.graph(batch=batch))
+        return next(iter(program.run(dict(zip(names, inputs, strict=True))).values()))
+
+    def step_graph(
+        self,
+        loss: Loss,
+        *,
+        training: bool = False,
+        target: TensorSpec | None = None,
+        batch: int | None = None,
+        with_output: bool = False,
+    ) -> Graph:
+        """The Graph of the loss: inputs and target → the loss, and the output before it, `with_output`.
+
+        Raises:
+            UsageError: there is no layer, one does not fit, or the loss is no single number.
+        """
+        builder, output = self._emit(self.module, training=training, batch=batch)
+        if target is None:
+            target = loss.target_of(output.spec) if isinstance(loss, LossModule) else output.spec
+        wanted = builder.add_input("target", target)
+        module = _as_loss(loss)
+        module.register_in(builder, "loss")
+        value = module.emit(builder, output, wanted)
+        if value.rank or value.dtype not in FLOATS:
+            raise UsageError(
+                f"the loss is {value.dtype}{list(value.shape)}, expected a single floating-point number: "
+                "take its mean or its sum"
+            )
+        return _checked(builder.build([*([output.vid] if with_output else []), value.vid]))
+
+    @property
+    def program(self) -> TrainProgram:
+        """The train step.
+
+        Raises:
+            UsageError: the model is not compiled.
+        """
+        if self._program is None:
+            raise UsageError("program: the model is not compiled; call compile(optimizer, loss) before")
+        return self._program
+
+    @property
+    def history(self) -> History:
+        """The steps so far; of no model that is not compiled."""
+        return self._loop.history if self._loop is not None else History()
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Trace, Compile, Warmup, Capture and Replay, with what each took."""
+        return self.history.phases
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers by name, as torch's module of the same layers has them."""
+        return self.module.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take the numbers of a state dict; those of the optimizer stay.
+
+        Raises:
+            UsageError: a name, a shape or a dtype is another; nothing has changed.
+        """
+        self.module.load_state_dict(state)
+        self._compiled.clear()
+        if self._program is not None:
+            self._program.load_state_dict({"module": {**self._program.state_dict()["module"], **self.state_dict()}})
+
+    def to_torch(self, *, training: bool = False) -> GraphModule:
+        """A module of torch that computes the same, with copies of the numbers: for `record_step` and for an export."""
+        return as_module(self.graph(training=training)).train(training)
+
+    def _emit(self, module: Module, *, training: bool, batch: int | None = None) -> tuple[ModelBuilder, IRTensor]:
+        builder = ModelBuilder(self.name, training=training)
+        module.register_in(builder)
+        specs = self.inputs if batch is None else [_with_batch(spec, batch) for spec in self.inputs]
+        inputs = [builder.add_input(name, spec) for name, spec in zip(_input_names(len(specs)), specs, strict=True)]
+        return builder, module.emit(builder, *inputs)
+
+    def _name_tensors(self, batch: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """The tensors of a batch `(*inputs, target)` by the names of the graph's inputs."""
+        names = [*_input_names(len(self.inputs)), "target"]
+        if not isinstance(batch, tuple | list) or len(batch) != len(names):
+            found = f"{len(batch)} tensors" if isinstance(batch, tuple | list) else _kind_of(batch)
+            raise UsageError(f"found a batch of {found}, expected ({', '.join(names)})")
+        return dict(zip(names, batch, strict=True))
+
+    def _take_numbers(self) -> None:
+        """Take parameters and buffers over from the program."""
+        found = self.program.state_dict()["module"]
+        self.module.load_state_dict({name: found[name] for name in self.module.state_dict()})
+        self._compiled.clear()
+
+    def _evaluate_batch(
+        self, batch: Sequence[torch.Tensor], metrics: Mapping[str, Metric]
+    ) -> tuple[int, dict[str, float]]:
+        """The number of samples, and the loss and the metrics of a batch."""
+        assert self._loss is not None
+        loss, feed = self._loss, self._name_tensors(batch)
+        size = _check_inputs(batch[:-1], self.inputs)
+        target = TensorSpec(tuple(batch[-1].shape), dtype_name(batch[-1].dtype))
+        program = self._program_for(
+            ("evaluate", size, target), lambda: self.step_graph(loss, target=target, batch=size, with_output=True)
+        )
+        output, value = program.run(feed).values()
+        found = {name: float(metric(output, batch[-1])) for name, metric in metrics.items()}
+        return size, {**found, "loss": float(value)}
+
+    def _program_for(self, key: tuple[object, ...], make: Callable[[], Graph]) -> CompiledProgram:
+        if key not in self._compiled:
+            self._compiled[key] = compile_graph(make())
+        return self._compiled[key]
+
+
+class FunctionLoss(Module):
+    """A loss that the user wrote as a function."""
+
+    def __init__(self, function: Callable[[IRTensor, IRTensor], IRTensor]) -> None:
+        self._function = function
+
+    def forward(self, output: IRTensor, target: IRTensor) -> IRTensor:
+        return self._function(output, target)
+
+    def describe(self) -> str:
+        return getattr(self._function, "__name__", "")
+
+
+def _as_loss(loss: Loss) -> Module:
+    if isinstance(loss, Module):
+        return loss
+    if isinstance(loss, torch.nn.Module | type) or not callable(loss):
+        raise UsageError(
+            f"found {_kind_of(loss)} as loss, expected MSELoss(), CrossEntropyLoss(), another Module, or a function "
+            "of IR tensors: (output, target)"
+        )
+    return FunctionLoss(loss)
+
+
+def _checked(graph: Graph) -> Graph:
+    check(graph, read_payloads=False)
+    return graph
+
+
+def _spec_of(shape: Sequence[int]) -> TensorSpec:
+    if (
+        not isinstance(shape, tuple | list)
+        or not shape
+        or not all(isinstance(size, int) and size > 0 for size in shape)
+    ):
+        raise UsageError(f"Model: found the input {shape!r}, expected sizes above zero, that of the batch first")
+    return TensorSpec(tuple(shape), "float32")
+
+
+def _with_batch(spec: TensorSpec, batch: int) -> TensorSpec:
+    return TensorSpec((batch, *spec.shape[1:]), spec.dtype, spec.device)
+
+
+def _check_inputs(tensors: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> int:
+    """The number of samples of inputs that fit."""
+    sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors}
+    for name, tensor, spec in zip(_input_names(len(specs)), tensors, specs, strict=True):
+        if tuple(tensor.shape[1:]) != spec.sizes[1:] or dtype_name(tensor.dtype) != spec.dtype or len(sizes) > 1:
+            expected = ", ".join(["batch", *map(str, spec.sizes[1:])])
+            raise UsageError(
+                f"{name!r} is {dtype_name(tensor.dtype)}{list(tensor.shape)}, expected {spec.dtype}[{expected}]"
+            )
+    return sizes.pop()
+
+
+def _input_names(count: int) -> list[str]:
+    return ["input"] if count == 1 else [f"input_{place}" for place in range(count)]
+
+
+def _zeros(spec: TensorSpec) -> torch.Tensor:
+    return torch.zeros(spec.sizes, dtype=torch_dtype(spec.dtype))
+
+
+def _kind_of(item: object) -> str:
+    kind = item if isinstance(item, type) else type(item)
+    return f"{'the class ' if isinstance(item, type) else ''}{kind.__module__}.{kind.__name__}"

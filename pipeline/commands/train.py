@@ -1,0 +1,48 @@
+"""`onnxline train CONFIG`: the module of a configuration, trained by recorded steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.commands.shared import Overrides, Quiet
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("train")(train)
+
+
+def train(
+    source: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="A configuration (.yaml) with the sections model and train.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the artifacts (default runs/NAME-train).")
+    ] = None,
+    overrides: Overrides = None,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Begin anew, also where a training was stopped that could go on.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train the module of a configuration, or go on where the training was stopped."""
+    from pipeline.config import RunConfig
+
+    config = RunConfig.from_yaml(source, overrides or ())
+    from pipeline.console import RunConsole
+    from pipeline.train_run import TrainRun, check_train
+
+    check_train(config)
+    screen = RunConsole(quiet=quiet)
+    with screen:
+        result = TrainRun(config, out, screen.show, anew=anew).run()
+    training = result.training
+    if training.last_loss is not None:
+        screen.line(f"loss: {training.last_loss:.4f} after {training.steps} steps")
+    for name, value in training.metrics.items():
+        screen.line(f"{name}: {value:.4g}")
+    screen.line(f"files: {result.folder}/ ({', '.join(result.files)})")

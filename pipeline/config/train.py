@@ -1,0 +1,83 @@
+"""The section `train:`: how `onnxline train` trains the module of `model.factory`, or an ONNX model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictBool, StrictStr, model_validator
+
+from pipeline.config.sections import Count, Fraction, Section
+
+__all__ = ["OptimizerConfig", "ScheduleConfig", "TrainConfig"]
+
+Rate = Annotated[float, Field(gt=0)]
+
+Reference = Annotated[StrictStr, Field(min_length=1)]
+"""`path/to/file.py:function` or `package.module:function`."""
+
+
+class OptimizerConfig(Section):
+    """An optimizer of torch. What is left out is as torch has it."""
+
+    name: Literal["sgd", "adam", "adamw"] = "adamw"
+    lr: Rate = 1e-3
+    weight_decay: Fraction | None = None
+    momentum: Fraction | None = None
+    nesterov: StrictBool | None = None
+    betas: tuple[Fraction, Fraction] | None = None
+    eps: Fraction | None = None
+    amsgrad: StrictBool | None = None
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> OptimizerConfig:
+        others = ("betas", "eps", "amsgrad") if self.name == "sgd" else ("momentum", "nesterov")
+        foreign = [name for name in others if getattr(self, name) is not None]
+        if foreign:
+            raise ValueError(f"found {foreign[0]!r}, which {self.name} does not have; leave it out")
+        return self
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that are given, by torch's names."""
+        return self.model_dump(exclude={"name"}, exclude_none=True)
+
+
+class ScheduleConfig(Section):
+    """How the learning rate goes: up and down again (one-cycle), or down (cosine), within so many steps."""
+
+    name: Literal["one-cycle", "cosine"]
+    steps: Count
+
+
+class TrainConfig(Section):
+    """What `onnxline train` does with the module.
+
+    batches: a function from the epoch, counted from 0, and `args` to batches `(*inputs, target)`; in the same order at
+        each call, so that a training that was stopped goes on as it would have.
+    loss: cross-entropy, mse, or a function of output and target.
+    epochs, steps, until: when the training ends: after so many, or when the mean loss of 50 steps is below `until`.
+    max_norm: the norm of all gradients is clipped to it.
+    save_every: the states are saved after so many steps, beside after each epoch.
+    evaluate: a function from the trained module and `args` to numbers by name, which the report shows.
+    """
+
+    batches: Reference
+    args: dict[str, Any] = Field(default_factory=dict)
+    loss: Reference = "cross-entropy"
+    label_smoothing: Annotated[float, Field(ge=0, le=1)] = 0.0
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig | None = None
+    epochs: Count = 1
+    steps: Count | None = None
+    until: float | None = None
+    max_norm: Rate | None = None
+    save_every: Count | None = None
+    evaluate: Reference | None = None
+
+    @model_validator(mode="after")
+    def _check_loss(self) -> TrainConfig:
+        if self.loss not in ("cross-entropy", "mse") and ":" not in self.loss:
+            raise ValueError(f"found loss {self.loss!r}, expected cross-entropy, mse, or path/to/file.py:function")
+        if self.label_smoothing and self.loss != "cross-entropy":
+            raise ValueError(f"found label_smoothing with the loss {self.loss!r}, expected it with cross-entropy only")
+        return self

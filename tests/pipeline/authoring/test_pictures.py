@@ -1,0 +1,136 @@
+"""What layers emit, as IR text: at inference, in training, and with the loss behind them."""
+
+from __future__ import annotations
+
+import re
+
+from pipeline.authoring import CrossEntropyLoss, IRTensor, Linear, Model, Module, MSELoss, ReLU, functional
+from pipeline.ir import Graph, from_text, to_text
+from tests.pipeline.authoring.authored_models import TWINS
+
+
+def picture(graph: Graph) -> str:
+    """The text without kernels: that emitters pack attributes has tests of its own."""
+    return re.sub(r' (node|kernel \d+) "[^"]*"( 0x\w*)?', "", to_text(graph))
+
+
+def test_a_linear_layer_is_one_product() -> None:
+    model = Model((8, 16), name="mlp").add(Linear(16, 32)).add(ReLU()).add(Linear(32, 10, bias=False))
+    assert (
+        picture(model.graph())
+        == """\
+graph "mlp" (%0 "input": float32[8, 16]) {
+  param %1 "0.weight": float32[32, 16]
+  param %2 "0.bias": float32[32]
+  param %5 "2.weight": float32[10, 32]
+
+  %3 "0.gemm": float32[8, 32] = Gemm(%0, %1, %2) {alpha: 1.0, beta: 1.0, trans_a: false, trans_b: true} @"0"
+  %4 "1.relu": float32[8, 32] = Relu(%3) @"1"
+  %6 "2.gemm": float32[8, 10] = Gemm(%4, %5) {alpha: 1.0, beta: 1.0, trans_a: false, trans_b: true} @"2"
+
+  return %6
+}
+"""
+    )
+
+
+def test_text_is_a_matrix_while_it_is_multiplied() -> None:
+    text = picture(Model((4, 7, 16), name="text").add(Linear(16, 3)).graph())
+    assert (
+        text
+        == """\
+graph "text" (%0 "input": float32[4, 7, 16]) {
+  param %1 "0.weight": float32[3, 16]
+  param %2 "0.bias": float32[3]
+
+  %3 "0.reshape": float32[28, 16] = Reshape(%0) {shape: [28, 16]} @"0"
+  %4 "0.gemm": float32[28, 3] = Gemm(%3, %1, %2) {alpha: 1.0, beta: 1.0, trans_a: false, trans_b: true} @"0"
+  %5 "0.reshape_1": float32[4, 7, 3] = Reshape(%4) {shape: [4, 7, 3]} @"0"
+
+  return %5
+}
+"""
+    )
+
+
+class Residual(Module):
+    def __init__(self, width: int) -> None:
+        self.up = Linear(width, 2 * width, bias=False)
+        self.down = Linear(2 * width, width, bias=False)
+
+    def forward(self, x: IRTensor) -> IRTensor:
+        return x + 0.5 * self.down(functional.gelu(self.up(x)))
+
+
+def test_a_module_of_the_user_gives_its_path_to_what_it_emits() -> None:
+    assert (
+        picture(Model((2, 4), module=Residual(4), name="block").graph())
+        == """\
+graph "block" (%0 "input": float32[2, 4]) {
+  param %1 "up.weight": float32[8, 4]
+  param %4 "down.weight": float32[4, 8]
+  const %6 "const": float32[]
+
+  %2 "up.gemm": float32[2, 8] = Gemm(%0, %1) {alpha: 1.0, beta: 1.0, trans_a: false, trans_b: true} @"up"
+  %3 "gelu": float32[2, 8] = Gelu(%2) {approximate: "none"}
+  %5 "down.gemm": float32[2, 4] = Gemm(%3, %4) {alpha: 1.0, beta: 1.0, trans_a: false, trans_b: true} @"down"
+  %7 "mul": float32[2, 4] = Mul(%6, %5)
+  %8 "add": float32[2, 4] = Add(%0, %7)
+
+  return %8
+}
+"""
+    )
+
+
+def test_statistics_move_in_training_alone() -> None:
+    twin = TWINS["cnn"]
+    model = Model(twin.spec, module=twin.make(), name="cnn")
+    assert "update" not in picture(model.graph())
+    training = picture(model.graph(training=True))
+    assert [line for line in training.splitlines() if '@"1"' in line or "update" in line or "state" in line] == [
+        '  state %6 "1.running_mean": float32[8]',
+        '  state %7 "1.running_var": float32[8]',
+        '  state %15 "1.num_batches_tracked": int64[]',
+        '  %8 "1.identity": float32[8] = Identity(%6) @"1"',
+        '  %9 "1.identity_1": float32[8] = Identity(%7) @"1"',
+        '  %10 "1.batchnormalization": float32[8, 8, 8, 8], %11 "1.saved_mean": float32[8], '
+        '%12 "1.saved_scale": float32[8], %13 "1.new_mean": float32[8], %14 "1.new_var": float32[8] = '
+        '"aten._native_batch_norm_legit_functional.default"(%3, %4, %5, %8, %9) '
+        "{input: $0, weight: $1, bias: $2, running_mean: $3, running_var: $4, training: true, momentum: 0.1, "
+        'eps: 1e-05} @"1"',
+        '  %17 "1.add": int64[] = Add(%15, %16) @"1"',
+        "  update %6 = %13",
+        "  update %7 = %14",
+        "  update %15 = %17",
+    ]
+
+
+def test_a_loss_is_part_of_the_graph() -> None:
+    model = Model((2, 3), name="loss").add(ReLU())
+    assert (
+        picture(model.step_graph(CrossEntropyLoss()))
+        == """\
+graph "loss" (%0 "input": float32[2, 3], %2 "target": int64[2]) {
+  %1 "0.relu": float32[2, 3] = Relu(%0) @"0"
+  %3 "loss.logsoftmax": float32[2, 3] = LogSoftmax(%1) {axis: 1} @"loss"
+  %4 "loss.reshape": int64[2, 1] = Reshape(%2) {shape: [2, 1]} @"loss"
+  %5 "loss.gatherelements": float32[2, 1] = GatherElements(%3, %4) {axis: 1} @"loss"
+  %6 "loss.reducemean": float32[] = ReduceMean(%5) {axes: [0, 1], keepdims: false} @"loss"
+  %7 "loss.neg": float32[] = Neg(%6) @"loss"
+
+  return %7
+}
+"""
+    )
+    assert picture(model.step_graph(MSELoss())).splitlines()[2:5] == [
+        '  %3 "loss.sub": float32[2, 3] = Sub(%1, %2) @"loss"',
+        '  %4 "loss.mul": float32[2, 3] = Mul(%3, %3) @"loss"',
+        '  %5 "loss.reducemean": float32[] = ReduceMean(%4) {axes: [0, 1], keepdims: false} @"loss"',
+    ]
+
+
+def test_the_text_of_an_authored_graph_is_read_back() -> None:
+    twin = TWINS["cnn"]
+    graph = Model(twin.spec, module=twin.make()).graph(training=True)
+    assert to_text(from_text(to_text(graph))) == to_text(graph)

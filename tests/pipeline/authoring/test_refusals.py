@@ -1,0 +1,305 @@
+"""One sentence for each mistake: the layer, what was found, and what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.authoring import (
+    SGD,
+    Adam,
+    BatchNorm2d,
+    Buffer,
+    Conv2d,
+    CrossEntropyLoss,
+    Dropout,
+    Embedding,
+    FitLimits,
+    IRTensor,
+    LayerNorm,
+    Linear,
+    MaxPool2d,
+    Model,
+    Module,
+    MSELoss,
+    Parameter,
+    ReLU,
+    functional,
+)
+from pipeline.errors import UsageError
+from pipeline.ir import TensorSpec
+
+
+def small() -> Model:
+    return Model((8, 16)).add(Linear(16, 4))
+
+
+def compiled() -> Model:
+    return small().compile(SGD(lr=0.1), MSELoss(), quiet=True)
+
+
+class Misplaced(Module):
+    """Its parameter is in a dict, where nobody looks for it."""
+
+    def __init__(self) -> None:
+        self.held = {"weight": Parameter(torch.ones(4))}
+
+    def forward(self, x: IRTensor) -> IRTensor:
+        return x * self.held["weight"]  # type: ignore[operator]
+
+
+class Undecided(Module):
+    def forward(self, x: IRTensor) -> IRTensor:
+        return x if x else -x
+
+
+class Forgetful(Module):
+    def forward(self, x: IRTensor) -> None:
+        functional.relu(x)
+
+
+class Empty(Module):
+    pass
+
+
+MODELS: dict[str, tuple[Callable[[], Any], str]] = {
+    "features": (
+        lambda: Model((8, 16)).add(Linear(16, 32)).add(ReLU()).add(Linear(30, 10)),
+        "layer '2', Linear(30, 10): found float32[8, 32], expected [..., 30]",
+    ),
+    "channels": (
+        lambda: Model((8, 1, 4, 4)).add(Conv2d(3, 4, 3)),
+        "layer '0', Conv2d(3, 4, 3): found float32[8, 1, 4, 4], expected [batch, 3, height, width]",
+    ),
+    "a kernel that is too large": (
+        lambda: Model((8, 1, 4, 4)).add(Conv2d(1, 4, 5)),
+        "layer '0', Conv2d(1, 4, 5): found float32[8, 1, 4, 4], expected at least [5, 5] of height and width with the "
+        "padding",
+    ),
+    "a norm of another size": (
+        lambda: Model((8, 16)).add(LayerNorm(15)),
+        "layer '0', LayerNorm(15): found float32[8, 16], expected [..., 15]",
+    ),
+    "a norm of images": (
+        lambda: Model((8, 16)).add(BatchNorm2d(16)),
+        "layer '0', BatchNorm2d(16): found float32[8, 16], expected [batch, 16, height, width]",
+    ),
+    "floats as rows of a table": (
+        lambda: Model((8, 16)).add(Embedding(4, 2)),
+        "layer '0', Embedding(4, 2): found float32[8, 16], expected the dtype int64 or int32",
+    ),
+    "a dtype between layers": (
+        lambda: Model((8, 16)).add(Linear(16, 4, dtype="float64")),
+        "layer '0', Linear(16, 4): found float32[8, 16], expected the dtype float64",
+    ),
+    "a dtype that is not handled": (
+        lambda: Linear(16, 4, dtype="float16"),
+        "Linear has the dtype float16, which is not handled; expected one of float32, float64",
+    ),
+    "an input of such a dtype": (
+        lambda: Model(TensorSpec((8, 16), "complex64")).add(ReLU()),
+        "input 'input' has the dtype complex64, which is not handled; expected one of float32, float64, int64, int32, "
+        "bool",
+    ),
+    "pads of a pool": (
+        lambda: Model((8, 1, 4, 4)).add(MaxPool2d(2, padding=2)),
+        "layer '0', MaxPool2d(2): max_pool2d found padding=2, expected at most half of kernel_size=2",
+    ),
+    "padding by name": (
+        lambda: Conv2d(1, 4, 3, padding="same"),  # type: ignore[arg-type]
+        "Conv2d: found padding='same', expected a whole number or a pair of them",
+    ),
+    "groups": (
+        lambda: Conv2d(3, 4, 3, groups=2),
+        "Conv2d: found groups=2 for 3 and 4 channels, expected a divisor of both",
+    ),
+    "a size": (lambda: Linear(0, 4), "Linear: found the size 0, expected a whole number above zero"),
+    "a share": (lambda: Dropout(1.0), "Dropout: found p=1.0, expected 0 ≤ p < 1"),
+    "a layer of torch": (
+        lambda: Model((8, 16)).add(nn.Linear(16, 4)),  # type: ignore[arg-type]
+        "found torch.nn.modules.linear.Linear, expected a layer such as Linear(64, 10), or another Module of "
+        "pipeline.authoring; record_step trains a module of torch",
+    ),
+    "a class": (
+        lambda: Model((8, 16)).add(ReLU),  # type: ignore[arg-type]
+        "found the class ReLU, which is not called, expected a layer such as Linear(64, 10), or another Module of "
+        "pipeline.authoring",
+    ),
+    "no input": (Model, "Model: found no input, expected the shape of one at least: Model((64, 784))"),
+    "no shape": (lambda: Model(16), "Model: found the input 16, expected sizes above zero, that of the batch first"),  # type: ignore[arg-type]
+    "compile before add": (
+        lambda: Model((8, 16)).compile(Adam(), MSELoss()),
+        "the model has no layer; expected add(layer) before it is used",
+    ),
+    "fit before compile": (
+        lambda: small().fit([]),
+        "fit: the model is not compiled; call compile(optimizer, loss) before",
+    ),
+    "evaluate before compile": (
+        lambda: small().evaluate([]),
+        "evaluate: the model is not compiled; call compile(optimizer, loss) before",
+    ),
+    "add after compile": (
+        lambda: compiled().add(ReLU()),
+        "add: the model is compiled; expected all layers before compile()",
+    ),
+    "a loss of many numbers": (
+        lambda: small().compile(Adam(), lambda output, target: output - target),
+        "the loss is float32[8, 4], expected a single floating-point number: take its mean or its sum",
+    ),
+    "a loss of torch": (
+        lambda: small().compile(Adam(), nn.MSELoss()),  # type: ignore[arg-type]
+        "found torch.nn.modules.loss.MSELoss as loss, expected MSELoss(), CrossEntropyLoss(), another Module, or a "
+        "function of IR tensors: (output, target)",
+    ),
+    "an optimizer by name": (
+        lambda: small().compile("adam", MSELoss()),  # type: ignore[arg-type]
+        "compile: found builtins.str as optimizer, expected SGD(), Adam() or AdamW()",
+    ),
+    "a setting of an optimizer": (
+        lambda: small().compile(SGD(lr=-1), MSELoss()),
+        "SGD(lr=-1, momentum=0.0, weight_decay=0.0, nesterov=False): Invalid learning rate: -1",
+    ),
+    "classes of another shape": (
+        lambda: small().compile(Adam(), CrossEntropyLoss(), target=TensorSpec((8, 4), "float32")),
+        "layer 'loss', CrossEntropyLoss(): found float32[8, 4], expected [8] beside the logits [8, 4]",
+    ),
+    "a parameter in a dict": (
+        lambda: Model((2, 4), module=Misplaced()).graph(),
+        "Misplaced(): a parameter or buffer of shape [4] is read that no module of the model holds; expected it as an "
+        "attribute of a Module, or in a list that is one",
+    ),
+    "a decision by numbers": (
+        lambda: Model((2, 4), module=Undecided()).graph(),
+        "Undecided(): an IR tensor has no numbers, so Python cannot decide by it; expected a decision by shapes or "
+        "settings",
+    ),
+    "nothing returned": (
+        lambda: Model((2, 4), module=Forgetful()).graph(),  # type: ignore[arg-type]
+        "Forgetful(): forward returned NoneType, expected an IR tensor",
+    ),
+    "no forward": (
+        lambda: Model((2, 4), module=Empty()).graph(),
+        "Empty has no forward; expected one that takes and returns IR tensors",
+    ),
+    "no tensor": (
+        lambda: functional.add(1, 2),
+        "found int, int, expected an IR tensor among them: what a Module's forward is called with",
+    ),
+    "a batch of one tensor": (
+        lambda: compiled().fit([[torch.ones(8, 16)]]),
+        "found a batch of 1 tensors, expected (input, target)",
+    ),
+    "a batch of another size": (
+        lambda: compiled().fit([(torch.ones(3, 16), torch.ones(8, 4))], quiet=True),
+        "input 'input' is float32[3, 16] on cpu; expected float32[8, 16] on cpu: convert it, or compile the graph for this "
+        "signature",
+    ),
+    "no batch": (lambda: compiled().fit([], quiet=True), "fit: epoch 1 has no batch; expected one at least"),
+    "an iterator for two epochs": (
+        lambda: compiled().fit(iter([]), epochs=2),
+        "fit: found an iterator, which gives its batches once, for 2 epochs; expected a list, a DataLoader, or a function "
+        "from the number of an epoch to its batches",
+    ),
+    "no epoch": (lambda: FitLimits(epochs=0), "fit: found epochs=0, expected a whole number above zero"),
+    "a sample of another shape": (
+        lambda: small().predict(torch.ones(3, 15)),
+        "'input' is float32[3, 15], expected float32[batch, 16]",
+    ),
+    "two tensors for one input": (
+        lambda: small().predict(torch.ones(3, 16), torch.ones(3, 16)),
+        "predict: found 2 tensors, expected 1 (input)",
+    ),
+    "a name of a state dict": (
+        lambda: small().load_state_dict({"weight": torch.ones(4, 16)}),
+        "load_state_dict: the state dict lacks '0.weight'; did you mean 'weight'?",
+    ),
+    "a shape of a state dict": (
+        lambda: small().load_state_dict({"0.weight": torch.ones(4, 15), "0.bias": torch.ones(4)}),
+        "load_state_dict: '0.weight' is float32[4, 15], expected float32[4, 16]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_mistake_is_one_sentence(name: str) -> None:
+    make, message = MODELS[name]
+    with pytest.raises(UsageError) as raised:
+        make()
+    assert str(raised.value) == message
+
+
+def test_what_was_refused_is_not_added() -> None:
+    model = small()
+    with pytest.raises(UsageError):
+        model.add(Linear(5, 5))
+    assert model.add(ReLU()).predict(torch.ones(1, 16)).shape == (1, 4)
+
+
+OPERATIONS: dict[str, tuple[Callable[[IRTensor], object], str]] = {
+    "shapes": (
+        lambda x: x + functional.reshape(x, (3, 2)),
+        "Add found the shapes [2, 3] and [3, 2], which do not broadcast",
+    ),
+    "dtypes": (
+        lambda x: x + functional.cast(x, "float64"),
+        "Add found float32 and float64, expected one dtype: cast() one of them",
+    ),
+    "a fraction": (
+        lambda x: functional.cast(x, "int64") * 0.5,
+        "found the number 0.5 beside int64, expected a whole one: cast() the tensor",
+    ),
+    "infinity": (lambda x: x * float("inf"), "found inf, expected an IR tensor, a parameter or a finite number"),
+    "matmul": (
+        lambda x: functional.matmul(x, x),
+        "matmul found float32[2, 3] and float32[2, 3], expected [..., m, k] and [..., k, n] of one dtype",
+    ),
+    "reshape": (
+        lambda x: functional.reshape(x, (4, -1)),
+        "reshape found [2, 3], of 6 elements, expected those of [4, -1]",
+    ),
+    "an axis": (lambda x: functional.softmax(x, 2), "found axis 2 of float32[2, 3], expected -2 to 1"),
+    "permute": (
+        lambda x: functional.permute(x, (0, 0)),
+        "permute found dims=[0, 0], expected each axis of [2, 3] once",
+    ),
+    "flatten": (lambda x: functional.flatten(x, 1, 0), "flatten found start_dim=1 behind end_dim=0 in [2, 3]"),
+    "concat": (
+        lambda x: functional.concat([x, functional.reshape(x, (3, 2))]),
+        "concat found float32[2, 3], float32[3, 2], expected one dtype, and sizes that differ along axis 0 alone",
+    ),
+    "narrow": (lambda x: functional.narrow(x, 1, 2, 2), "narrow found 2 to 4 along axis 1 of [2, 3]"),
+    "gelu": (lambda x: functional.gelu(x, "fast"), "gelu found approximate='fast', expected 'none' or 'tanh'"),
+    "relu of whole numbers": (
+        lambda x: functional.relu(functional.cast(x, "int64")),
+        "found int64[2, 3], expected the dtype float32 or float64",
+    ),
+    "logits": (
+        lambda x: functional.cross_entropy(functional.sum(x, 0), x),
+        "cross_entropy found logits float32[3], expected [batch, classes, ...]",
+    ),
+    "batch_norm in training": (
+        lambda x: functional.batch_norm(
+            functional.reshape(x, (1, 6)), Buffer(torch.ones(6)), Buffer(torch.ones(6)), x, x
+        ),
+        "a parameter or buffer of shape [6] is read that no module of the model holds; expected it as an attribute of a "
+        "Module, or in a list that is one",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_says_what_it_found(name: str) -> None:
+    use, message = OPERATIONS[name]
+
+    class Operation(Module):
+        def forward(self, x: IRTensor) -> IRTensor:
+            return use(x)  # type: ignore[return-value]
+
+    with pytest.raises(UsageError) as raised:
+        Model((2, 3), module=Operation()).graph()
+    assert str(raised.value) == f"Operation(): {message}"
