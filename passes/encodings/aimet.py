@@ -37,6 +37,11 @@ def to_aimet(encodings: Mapping[str, Encoding], parameters: Collection[str], ver
     Raises:
         UsageError: the version cannot express an encoding.
     """
+    narrow = next((name for name, encoding in encodings.items() if encoding.precision.float_type), None)
+    if narrow is not None:
+        raise UsageError(
+            f"encodings: {narrow!r} is {encodings[narrow].precision}, which AIMET's files have no form for"
+        )
     if version in ("2.0.0", "2.1.0"):
         rows = [_with_onnx_keys(name, encoding) for name, encoding in encodings.items()]
         return {"encodings": rows, "producer": PRODUCER, "version": version}
@@ -88,7 +93,7 @@ def from_aimet(data: Mapping[str, Any]) -> dict[str, Encoding]:
             f"encodings: found the version {version!r}, expected one of {', '.join(get_args(AimetVersion))}"
         )
     try:
-        found = _read_sections(data, version)
+        found = _read_sections(data, str(version))
     except KeyError as error:
         raise UsageError(
             f"encodings: an entry of the file lacks the key {error}, which version {version} has"

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
 
-__all__ = ["BIAS", "Encoding", "Granularity", "NoEncoding", "Precision", "encode_bias"]
+__all__ = ["BIAS", "FLOAT_NAMES", "Encoding", "FloatType", "Granularity", "NoEncoding", "Precision", "encode_bias"]
 
 Granularity = Literal["tensor", "channel", "block"]
+
+FloatType = Literal["FLOAT8E4M3FN", "FLOAT8E5M2"]
+
+GREATEST: Final[Mapping[FloatType, int]] = {"FLOAT8E4M3FN": 448, "FLOAT8E5M2": 57344}
+"""The greatest finite number of each type of floats."""
+
+FLOAT_NAMES: Final[Mapping[FloatType, str]] = {"FLOAT8E4M3FN": "fp8e4m3", "FLOAT8E5M2": "fp8e5m2"}
+"""How a configuration calls it."""
 
 
 class NoEncoding(Exception):
@@ -19,10 +27,10 @@ class NoEncoding(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """An integer format.
+    """A format of whole numbers, or of floats of 8 bits.
 
     A symmetric one has its zero point in the middle; then a signed format leaves its lowest number unused, as
-    onnxruntime does, so that -x and x are equally exact.
+    onnxruntime does, so that -x and x are equally exact. Floats are symmetric.
     """
 
     bits: int
@@ -31,13 +39,19 @@ class Precision:
     granularity: Granularity = "tensor"
     block: int = 0
     """Elements that share a scale, where `granularity` is "block"."""
+    float_type: FloatType | None = None
+    """The ONNX dtype of floats; None for whole numbers."""
 
     @property
     def lowest(self) -> int:
+        if self.float_type:
+            return -self.highest
         return -(2 ** (self.bits - 1)) + self.symmetric if self.signed else 0
 
     @property
     def highest(self) -> int:
+        if self.float_type:
+            return GREATEST[self.float_type]
         return 2 ** (self.bits - 1) - 1 if self.signed else 2**self.bits - 1
 
     @property
@@ -48,7 +62,7 @@ class Precision:
     @property
     def onnx_name(self) -> str:
         """The ONNX dtype that holds these numbers, as `TensorProto.DataType` names it."""
-        return f"{'' if self.signed else 'U'}INT{self.stored_bits}"
+        return self.float_type or f"{'' if self.signed else 'U'}INT{self.stored_bits}"
 
     @property
     def fills_its_type(self) -> bool:
@@ -57,11 +71,13 @@ class Precision:
 
     def per_tensor(self) -> Precision:
         """The same numbers with one scale for the whole tensor."""
-        return Precision(self.bits, self.signed, self.symmetric)
+        return replace(self, granularity="tensor", block=0)
 
     def __str__(self) -> str:
         size = {"tensor": "", "channel": "/channel", "block": f"/block{self.block}"}[self.granularity]
         usual = self.symmetric == self.signed
+        if self.float_type:
+            return f"{FLOAT_NAMES[self.float_type]}{size}"
         return f"{'' if self.signed else 'u'}int{self.bits}{size}" + (
             "" if usual else "/symmetric" if self.symmetric else "/asymmetric"
         )

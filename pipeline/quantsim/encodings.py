@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
+from onnx import TensorProto, helper
 
 from passes.encodings.encoding import Encoding, Precision, encode_bias
 from passes.weights.detached import DetachedModel
@@ -71,8 +72,13 @@ def encode_weight(array: np.ndarray, precision: Precision, axis: int | None) -> 
 
 
 def quantize(array: np.ndarray, encoding: Encoding) -> np.ndarray:
-    """The numbers of `array` in the format of `encoding`, as int64; ties go to the even number, as ONNX has it."""
+    """The numbers of `array` in the format of `encoding`, as int64; ties go to the even number, as ONNX has it. Floats
+    of few bits come as float32."""
     scale, zero = (encoding.spread(array, values) for values in (encoding.scale, encoding.zero_point))
+    if encoding.precision.float_type:
+        limited = np.clip(array.astype(np.float32) / scale, encoding.precision.lowest, encoding.precision.highest)
+        dtype = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(encoding.precision.float_type))
+        return limited.astype(dtype).astype(np.float32)
     numbers = np.rint(array.astype(np.float32) / scale).astype(np.int64) + zero
     return np.clip(numbers, encoding.precision.lowest, encoding.precision.highest)
 

@@ -101,6 +101,11 @@ def least_error_range(histograms: Iterable[Histogram], precision: Precision) -> 
     Each side is searched for the other's best, in turn, until neither moves, and both together where the format is
     symmetric; so the result is never worse than the observed range, from which the search starts.
     """
+    if precision.float_type:
+        raise UsageError(
+            f"calibration: mse searches among whole numbers, and {precision} has none; set quantsim.calibration.method "
+            "to minmax, percentile or entropy"
+        )
     known = list(histograms)
     counts = np.concatenate([histogram[0] for histogram in known])
     lows = np.concatenate([histogram[1][:-1] for histogram in known]).astype(np.float64)

@@ -171,6 +171,8 @@ def _decide_bias(placed: PlacedSite, decided: Mapping[str, PlacedSite]) -> Place
     factors = [decided.get(name) for name in site.bias_of]
     if any(factor is None or factor.precision is None for factor in factors):
         return PlacedSite(site, None, placed.rule, f"{' and '.join(site.bias_of)} are not both quantized")
+    if any(factor is not None and factor.precision is not None and factor.precision.float_type for factor in factors):
+        return PlacedSite(site, None, placed.rule, "its products are those of floats, which are added in float")
     weight = factors[1]
     if weight is not None and weight.precision is not None and weight.precision.granularity == "block":
         return PlacedSite(site, None, placed.rule, f"the weight {site.bias_of[1]} has a scale for each block")

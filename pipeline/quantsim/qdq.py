@@ -18,6 +18,9 @@ __all__ = ["DEQUANTIZED", "insert_qdq", "quantize_nodes", "rename_values"]
 NARROW_FROM: Final = 21
 """The opset from which on QuantizeLinear takes 4 and 16 bits, and blocks."""
 
+FLOATS_FROM: Final = 19
+"""The opset from which on it takes floats of 8 bits."""
+
 DEQUANTIZED: Final = "_dequantized"
 """What follows the name of a tensor in the name of its value behind both operators."""
 
@@ -156,10 +159,11 @@ def _check_opset(proto: onnx.ModelProto, encodings: Mapping[str, Encoding]) -> N
         precision = encoding.precision
         needs = "" if precision.stored_bits in (8, 32) else f"{precision.stored_bits} bits"
         needs = needs or ("a scale for each block" if precision.granularity == "block" else "")
-        if opset < NARROW_FROM and needs:
+        first = NARROW_FROM if needs else FLOATS_FROM if precision.float_type else 0
+        if opset < first:
             raise UsageError(
-                f"quantsim: {name!r} is to have {needs}, for which QuantizeLinear needs opset {NARROW_FROM}, and the "
-                f"model has {opset}; set export.opset to {NARROW_FROM}, or put convert-opset into the recipe"
+                f"quantsim: {name!r} is to have {needs or precision}, for which QuantizeLinear needs opset {first}, "
+                f"and the model has {opset}; set export.opset to {first}, or put convert-opset into the recipe"
             )
 
 

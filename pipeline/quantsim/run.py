@@ -332,7 +332,11 @@ class _Simulation:
     ) -> tuple[str, ...]:
         save(quantized, self._workspace.folder / QUANTIZED_MODEL)
         constants = {tensor.name for tensor in self._model.proto.graph.initializer}
-        self._workspace.write_text(ENCODINGS, aimet_text(encodings, constants, self._settings.encodings))
+        whole = {name: encoding for name, encoding in encodings.items() if not encoding.precision.float_type}
+        if len(whole) < len(encodings):
+            count = plural(len(encodings) - len(whole), "tensor")
+            self._send(Note(f"quantsim: {ENCODINGS} leaves {count} out: AIMET's files have no floats of 8 bits"))
+        self._workspace.write_text(ENCODINGS, aimet_text(whole, constants, self._settings.encodings))
         self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
         return QUANTIZED_MODEL, ENCODINGS, QUANTIZATION_REPORT
 

@@ -50,6 +50,11 @@ class TorchRun:
             raise Unsupported(f"torch has no function for {', '.join(sorted(missing))}", sorted(missing))
         made = {name for node in self._nodes for name in node.output}
         stored = {tensor.name: tensor for tensor in graph.initializer}
+        quantizers = (node for node in self._nodes if node.op_type in QUANTIZERS)
+        types = {stored[name].data_type for node in quantizers for name in node.input[::2] if name in stored}
+        strange = sorted(TensorProto.DataType.Name(one).lower() for one in types - KNOWN_TYPES)
+        if strange:
+            raise Unsupported(f"torchao has no quantizers for {', '.join(strange)}", strange)
         inputs = {info.name for info in graph.input}
         read = {name for node in self._nodes for name in node.input if name}
         self._model, self._stored = model, {name: stored[name] for name in read & stored.keys()}
@@ -112,5 +117,8 @@ WIDTHS: Final[Mapping[int, tuple[int, bool]]] = {
     TensorProto.INT4: (4, True), TensorProto.UINT4: (4, False), TensorProto.INT8: (8, True),
     TensorProto.UINT8: (8, False), TensorProto.INT16: (16, True), TensorProto.UINT16: (16, False),
 }  # fmt: skip
+
+KNOWN_TYPES: Final = frozenset({*WIDTHS, TensorProto.INT32, TensorProto.FLOAT})
+"""Of weights and zero points; INT32 is that of biases."""
 
 LEAST, MOST = -(2**31), 2**31 - 1

@@ -13,7 +13,7 @@ from onnxruntime.quantization.quant_utils import compute_scale_zp, compute_scale
 from pipeline.config.precision import Precision, parse_precision
 from pipeline.quantsim.encodings import Encoding, encode_range, encode_weight, quantize
 
-NARROW_FLOATS = ("fp8", "fp4/block16", "fp16", "float8e4m3fn", "float4e2m1", "nvfp4", "mxfp4", "e5m2", "bfloat16")
+NARROW_FLOATS = ("fp8", "fp4/block16", "fp16", "float8e4m3fnuz", "float4e2m1", "nvfp4", "mxfp4", "e5m2", "bfloat16")
 
 TYPES = {
     "uint8": TensorProto.UINT8,
@@ -91,8 +91,12 @@ def test_formats(text: str, lowest: int, highest: int, stored: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        *((text, f"found the format '{text}': floats of .* are not simulated") for text in NARROW_FLOATS),
+        *(
+            (text, f"found the format '{text}': of floats .* only fp8e4m3 and fp8e5m2 are simulated")
+            for text in NARROW_FLOATS
+        ),
         ("int32", "found the format 'int32', expected int2 to int16"),
+        ("fp8e4m3/asymmetric", "floats have no zero point, so they are symmetric"),
         ("int8/row", "found 'row' in the format 'int8/row', expected tensor, channel, block32"),
         ("int8/block1", "found 'block1'"),
     ],
@@ -100,6 +104,20 @@ def test_formats(text: str, lowest: int, highest: int, stored: str) -> None:
 def test_a_format_that_is_none_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_precision(text)
+
+
+@pytest.mark.parametrize("text", ["fp8e4m3", "fp8e5m2/channel"])
+def test_floats_of_8_bits_reach_as_far_as_the_weight_and_keep_their_digits(text: str) -> None:
+    weight = np.array([[1.0, -2.0, 0.001], [30.0, 7.3, -0.02]], np.float32)
+    precision = precision_of(text)
+    assert str(precision) == text
+    encoding = encode_weight(weight, precision, 0)
+    assert not encoding.zero_point.any()
+    numbers = quantize(weight, encoding)
+    assert np.abs(numbers).max() == precision.highest
+    digits = 2**-4 if "e4m3" in text else 2**-3  # half a unit in the last place
+    values = numbers * encoding.spread(weight, encoding.scale)
+    np.testing.assert_allclose(values, weight, rtol=digits * 1.001, atol=float(encoding.scale.max()) * 2**-10)
 
 
 def test_a_range_of_zeros_has_a_scale() -> None:

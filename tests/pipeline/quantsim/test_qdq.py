@@ -48,6 +48,26 @@ def test_every_tensor_is_quantized_where_it_is_made() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("weights", "activations"), [("fp8e4m3/channel", "fp8e4m3"), ("fp8e5m2", "fp8e5m2"), ("fp8e4m3/block2", "uint8")]
+)
+def test_floats_of_8_bits_are_computed_as_the_reference_evaluator_does(weights: str, activations: str) -> None:
+    quantized = quantize_mlp(rule("op:*", weights, activations))
+    lines = nodes_of(quantized)
+    assert "h = Gemm (x_dequantized, first_dequantized, bias)" in lines  # sums of floats have no whole bias
+    x = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
+    expected = ReferenceEvaluator(attach(quantized)).run(None, {"x": x})[0]
+    np.testing.assert_array_equal(Session.of(quantized).run({"x": x})["y"], expected)
+
+
+def test_floats_of_8_bits_need_opset_19() -> None:
+    model = mlp()
+    model.proto.opset_import[0].version = 18
+    encodings = encode(place(model, [rule("op:*", "fp8e4m3", None)]), RANGES, model)
+    with pytest.raises(UsageError, match="'first' is to have fp8e4m3, for which QuantizeLinear needs opset 19"):
+        insert_qdq(model, encodings)
+
+
 def test_a_weight_behind_a_transpose_is_stored_in_whole_numbers() -> None:
     model = model_of(
         "g (float[2, 4] x) => (float[2, 3] y) { t = Transpose(w) y = MatMul(x, t) }", w=np.ones((3, 4), np.float32)

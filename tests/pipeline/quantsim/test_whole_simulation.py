@@ -192,6 +192,15 @@ def test_sizes_are_those_of_the_stored_numbers(folder: Path) -> None:
     assert report["quantized_weight_bytes"] == weights + biases + blocks + 2 * 8
 
 
+def test_floats_of_8_bits_are_simulated_and_left_out_of_the_encodings(folder: Path) -> None:
+    printed = run(folder, "--set", "quantsim.rules={op:*: {weights: fp8e4m3/channel, activations: fp8e4m3}}")
+    assert "model.encodings leaves" in " ".join(printed.split())
+    report = json.loads((folder / "out" / "quantsim.json").read_text())
+    assert {row["precision"] for row in report["rows"]} == {"fp8e4m3"}
+    assert report["outputs"]["y"]["sqnr_db"] > 15
+    assert from_aimet(json.loads((folder / "out" / "model.encodings").read_text())) == {}
+
+
 def test_a_folder_of_samples_is_taken_whole(folder: Path) -> None:
     run(folder, "--set", f"quantsim.calibration.data={folder}/data")
     whole = (folder / "out" / "model.encodings").read_text()
