@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
 
 from pipeline.errors import SourceError, Unsupported
@@ -32,6 +33,8 @@ def not_dense(tensor: torch.Tensor) -> str:
 
     Check this before reading the shape: a nested tensor has none.
     """
+    if is_functorch_wrapped_tensor(tensor):
+        return "a wrapper of torch.func (vmap, grad, jvp), expected a plain tensor: make the call outside of it"
     if tensor.is_nested:
         return "a nested tensor, expected a dense one: call torch.nested.to_padded_tensor"
     if tensor.is_quantized:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
 
 from passes.suggest import plural
 from pipeline.errors import InternalError, UsageError
-from pipeline.ir.graph import Graph, Role, TensorSpec, Value
+from pipeline.ir.graph import DTYPE_BITS, Graph, Role, TensorSpec, Value
 from pipeline.ir.json import digest_graph
 from pipeline.lowering import KernelCall, Kind, Layout, lower, unpack
 from pipeline.lowering.layout import traced_strides
@@ -127,10 +129,11 @@ def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
     """Decide aliases and arena offsets for `calls`, the result of `lower(graph)`.
 
     Raises:
-        UsageError: a dimension is still a name; a plan is made for concrete sizes.
+        UsageError: a dimension is still a name, or a value is larger than any memory.
         InternalError: the calls are not those of the graph.
     """
     refuse_named_dims(graph)
+    _refuse_endless_values(graph)
     if len(calls) != len(graph.ops):
         raise InternalError(
             f"{plural(len(calls), 'call')} for {plural(len(graph.ops), 'op')} of graph {graph.name!r}; lower it again"
@@ -195,6 +198,25 @@ def _feed_signature(graph: Graph, layouts: Mapping[int, Layout]) -> FeedSignatur
 
 
 SHOWN = 3
+
+
+def _refuse_endless_values(graph: Graph) -> None:
+    """Check that the bytes of every value can be addressed.
+
+    Raises:
+        UsageError: a value has 2⁶³ bytes or more; a size of 0 does not help, since strides are counted without it.
+    """
+    for value in graph.values:
+        extent = math.prod(max(size, 1) for size in value.spec.sizes) * DTYPE_BITS[value.spec.dtype] // 8
+        if extent >= ADDRESSES:
+            shown = "×".join(f"{size}" if size < ADDRESSES else "…" for size in value.spec.sizes)
+            raise UsageError(
+                f"graph {graph.name!r}: {value.name!r} is {value.spec.dtype}[{shown}], and no machine can address so "
+                "many bytes; look at the sizes in the file that the graph was read from"
+            )
+
+
+ADDRESSES: Final = 2**63
 
 
 def refuse_named_dims(graph: Graph) -> None:

@@ -27,6 +27,7 @@ from pipeline.runtime.context import Context
 from pipeline.runtime.fold import fold_constants
 from pipeline.runtime.program import BoundProgram, UnboundProgram
 from pipeline.runtime.slots import Feed
+from pipeline.runtime.torch_state import plain_state
 from pipeline.runtime.weights import Weights, with_weights
 
 __all__ = ["CompiledProgram", "bind_graph", "compile_graph"]
@@ -233,8 +234,9 @@ def bind_graph(graph: Graph, weights: Weights | None = None) -> BoundProgram:
         raise UsageError(f"compile_graph: found {type(graph).__name__}, expected a Graph, as from_onnx makes")
     check(graph, read_payloads=False)  # binding names bytes that do not fit
     refuse_named_dims(graph)
-    graph = with_kernels(in_traced_order(fold_constants(with_weights(graph, weights or {}))))
-    plan = make_plan(graph, lower(graph))
-    check_plan(plan)
-    check_against(graph, plan)
-    return UnboundProgram.resolve(plan, graph).bind(graph)
+    with plain_state():
+        graph = with_kernels(in_traced_order(fold_constants(with_weights(graph, weights or {}))))
+        plan = make_plan(graph, lower(graph))
+        check_plan(plan)
+        check_against(graph, plan)
+        return UnboundProgram.resolve(plan, graph).bind(graph)

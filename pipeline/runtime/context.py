@@ -16,6 +16,7 @@ from pipeline.runtime.program import BoundProgram
 from pipeline.runtime.slots import Feed, bind_arena, placeholders, refuse_names
 from pipeline.runtime.states import States, StateTable
 from pipeline.runtime.tensors import empty_strided, torch_dtype
+from pipeline.runtime.torch_state import plain_state
 
 __all__ = ["Context", "runner_of_body"]
 
@@ -42,7 +43,7 @@ class Context:
         self.bound = bound
         self.plan = plan = bound.plan
         # Slots are written to in every mode, so they must not become inference tensors of a caller in that mode.
-        with torch.inference_mode(mode=False), torch.no_grad():
+        with plain_state(), torch.inference_mode(mode=False), torch.no_grad():
             self.states = States(plan, bound.weights, table)
             fed = _fed_entries(plan)
             pointed = [vid for vid, entry in fed.items() if not _is_copied(plan, vid, entry)]
@@ -86,19 +87,24 @@ class Context:
             SourceError: an op made another dtype or shape than the graph says.
             InternalError: a kernel failed.
         """
-        found = self._run(feed, self.plan.outputs, copy=copy)
+        with plain_state():
+            found = self._run(feed, self.plan.outputs, copy=copy)
         return {self.plan.slots[vid].name: tensor for vid, tensor in found.items()}
 
     def run_updating(self, feed: Feed, *, copy: bool = True) -> tuple[Tensors, Tensors]:
         """Outputs, and the values after the run of the inputs that the graph updates; see `run`."""
         plan, slots = self.plan, self.plan.slots
         updated = {vid: after for vid, after in plan.updates.items() if vid not in self.states.tensors}
-        found = self._run(feed, (*plan.outputs, *updated.values()), copy=copy)
+        with plain_state():
+            found = self._run(feed, (*plan.outputs, *updated.values()), copy=copy)
         outputs = {slots[vid].name: found[vid] for vid in plan.outputs}
         return outputs, {slots[vid].name: found[after] for vid, after in updated.items()}
 
     def apply(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Outputs for inputs, both in order, of a plan without fed weights; the next call may change them."""
+        """Outputs for inputs, both in order, of a plan without fed weights; the next call may change them.
+
+        This runs a body, so autocast stays on where the operator around the body switched it on.
+        """
         names = [self.plan.slots[vid].name for vid in self.plan.inputs]
         found = self._run(dict(zip(names, tensors, strict=True)), self.plan.outputs, copy=False)
         return [found[vid] for vid in self.plan.outputs]

@@ -18,6 +18,7 @@ from pipeline.runtime import higher_order
 from pipeline.runtime.run_errors import data_error, is_data_error, place_of
 from pipeline.runtime.tensors import as_tensor, dtype_name, resolve_views
 from pipeline.runtime.torch_args import CPU_FALLBACKS, argument, find_operator, tensors_in
+from pipeline.runtime.torch_state import plain_state
 
 __all__ = ["EagerResult", "Observer", "Own", "apply", "as_traced", "run_eager"]
 
@@ -54,8 +55,8 @@ def run_eager(
     if dim_names(graph):
         named = {graph.values[vid].name for vid in graph.inputs}
         graph = bind_dims(graph, dims_of(graph, {name: tensors[name].shape for name in tensors.keys() & named}))
-    slots = dict(_bind_inputs(graph, tensors, check=check))
-    with torch.no_grad():
+    with plain_state(), torch.no_grad():
+        slots = dict(_bind_inputs(graph, tensors, check=check))
         results, after = _run(graph, slots, own or {}, observe)
     names = [value.name for value in graph.values]
     return EagerResult(

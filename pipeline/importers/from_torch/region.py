@@ -167,7 +167,7 @@ class Region:
         if any(name.endswith("_storage_offset") for name in node.kwargs):
             _refuse_other_orders(node)
         arguments = Arguments(self.meaning)
-        attrs = arguments.read(node, operator)
+        attrs = {**arguments.read(node, operator), **_default_dtype(node, operator)}
         name = self._names.new(operator.base)
         outputs, meaning = self._results(name, value)
         self._ops.append(
@@ -237,6 +237,35 @@ class Region:
     def _stub(self, name: str, tensor: torch.Tensor, role: Role) -> int:
         self._stubs.append(self._tensors.stub(name, tensor, role))
         return len(self._stubs) - 1
+
+
+def _default_dtype(node: Node, operator: Operator) -> dict[str, Attr]:
+    """The dtype of a floating result of no floating operand, which is torch's default dtype in the trace.
+
+    Where that is not float32, the call says it: a run knows no default dtype but float32.
+
+    Raises:
+        Unsupported: the operator cannot say it.
+    """
+    result = node.meta.get("val")
+    if not isinstance(result, torch.Tensor) or not result.is_floating_point() or result.dtype is torch.float32:
+        return {}
+    operands = [one.meta.get("val") for one in node.all_input_nodes]
+    says = node.kwargs.get("dtype") is not None or any(isinstance(arg, torch.dtype) for arg in node.args)
+    if says or not operator.kind.startswith("aten.") or any(map(_is_inexact, operands)):
+        return {}
+    if "dtype" in operator.arguments:
+        return {"dtype": TorchConst("dtype", str(result.dtype).removeprefix("torch."))}
+    raise Unsupported(
+        f"its result is {result.dtype} because that was torch's default dtype in the trace, and a graph is run with "
+        "float32 as default: give the operands or the operator a dtype"
+    )
+
+
+def _is_inexact(value: object) -> bool:
+    """Whether a value, or one in a list of results, is floating point or complex."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(part, torch.Tensor) and (part.is_floating_point() or part.is_complex()) for part in parts)
 
 
 def _refuse_other_orders(node: Node) -> None:

@@ -50,9 +50,10 @@ class Tensors:
         Raises:
             Unsupported: a dtype that the IR has not, or a tensor that is not strided.
         """
+        dense = tensor.layout is torch.strided  # a sparse tensor may have no strides
         key = (
             (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-            if has_fixed_sizes(tensor.shape)
+            if dense and has_fixed_sizes(tensor.shape)
             else (id(tensor),)
         )
         described = self._seen.get(key)

@@ -15,6 +15,7 @@ from pipeline.runtime.capture.feed_buffers import as_tensors, copied_names
 from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, plan_key, signature_of
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
 from pipeline.runtime.slots import Feed
+from pipeline.runtime.torch_state import plain_state
 
 __all__ = ["MOST_CAPTURES", "Captures", "MemorySource", "OneMemory"]
 
@@ -111,7 +112,10 @@ class Captures:
             DataError: an index in it is out of range (a UsageError too).
             InternalError: a kernel failed.
         """
-        feed = as_tensors(feed)
+        with plain_state():
+            return self._capture(as_tensors(feed), policy)
+
+    def _capture(self, feed: Feed, policy: CapturePolicy) -> Capture:
         self._use(policy, feed)
         capture = self._known(feed)
         if capture is None:
@@ -151,15 +155,16 @@ class Captures:
 
         With `changed`, the capture that was replayed last is replayed again.
         """
-        if changed is not None:
-            return self._last_capture().replay(feed, copy=copy, changed=changed, restore=restore)
-        if policy is not self._policy:
-            self._use(policy, feed)
-        try:
-            capture = self.find(feed)
-        except KeyError:  # a new signature, or something that is no tensor
-            return self._replay_new(as_tensors(feed), copy=copy, restore=restore)
-        return capture.replay_fitting(feed, copy=copy, restore=restore)
+        with plain_state():
+            if changed is not None:
+                return self._last_capture().replay(feed, copy=copy, changed=changed, restore=restore)
+            if policy is not self._policy:
+                self._use(policy, feed)
+            try:
+                capture = self.find(feed)
+            except KeyError:  # a new signature, or something that is no tensor
+                return self._replay_new(as_tensors(feed), copy=copy, restore=restore)
+            return capture.replay_fitting(feed, copy=copy, restore=restore)
 
     def snapshot(self) -> Snapshot:
         """Copies of the states and generators that replays change.

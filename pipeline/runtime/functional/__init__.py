@@ -12,6 +12,7 @@ import torch
 from pipeline.errors import Unsupported
 from pipeline.ir import Graph, Op
 from pipeline.lowering import Kind
+from pipeline.lowering.aten import TYPED
 from pipeline.lowering.tables import join
 from pipeline.runtime.functional import conv, elementwise, fallback, index, linear, random, recurrent, reduce, shape
 from pipeline.runtime.functional.base import Form
@@ -36,8 +37,9 @@ REFUSED: Mapping[Kind, str] = {
     Kind.LinearPointwise: FUSED,
     Kind.ConvPointwise: FUSED,
     Kind.ScaledDotProductAttention: FUSED,
-    Kind.Aten: "the ops of torch's graphs are run by torch's own operators",
-    Kind.HigherOrder: "the ops of torch's graphs are run by torch's own operators",
+    **dict.fromkeys(
+        (Kind.Aten, Kind.HigherOrder, *TYPED), "the ops of torch's graphs are run by torch's own operators"
+    ),
 }
 """kind → why it has no form."""
 

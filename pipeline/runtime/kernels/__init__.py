@@ -50,7 +50,7 @@ PACKERS: Mapping[Kind, Packer] = join(family.PACKERS for family in (linear, conv
 
 def bind_attrs(kind: Kind, attrs: Attrs) -> Bind:
     """The kernel of `kind` with its attributes bound, and what follows from them decided."""
-    if kind is Kind.Aten:
-        return aten.bind_attrs(attrs)
+    if kind in aten.CALLS:
+        return aten.bind_attrs(kind, attrs)
     kernel = KERNELS[kind]
     return lambda ins, outs: kernel(ins, outs, attrs)

@@ -134,8 +134,10 @@ def arguments_of(
     With `strict` they and the model have to be on meta.
 
     Raises:
-        ExportError: they are no arguments, or not dense, or not on meta; or the model is no module of Python.
+        ExportError: they are no arguments, or not dense, or not on meta; the model is no module of Python; or autocast
+            is on around the call.
     """
+    _refuse_autocast()
     _refuse_scripted(a_module(model, ExportError))
     register_caches(model)
     args = arguments("example_inputs", example_inputs, ExportError)
@@ -145,6 +147,18 @@ def arguments_of(
         validate_meta_device(model)
         validate_inputs_meta(*given)
     return separate_memory(model, given)
+
+
+def _refuse_autocast() -> None:
+    """
+    Raises:
+        ExportError: autocast is on around the caller; a trace has none of its casts.
+    """
+    if torch.is_autocast_enabled("cpu"):
+        raise ExportError(
+            "autocast is on around the extraction, and a graph has only what the model itself does: "
+            "put `with torch.autocast(...)` into the model's forward, or extract outside of it"
+        )
 
 
 def _refuse_scripted(model: nn.Module) -> None:

@@ -83,7 +83,10 @@ def _extract_deduplicated(
     def trace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
         return graph_of(export_program(module, args, kwargs), name, functionalize, {}, **known)
 
-    found = deduplicate_layers(model, args, kwargs, trace, **known)
+    try:
+        found = deduplicate_layers(model, args, kwargs, trace, **known)
+    except Unsupported as error:
+        raise ConversionError(str(error)) from error
     if isinstance(found, TracedWhole):
         if found.run is not None:
             warn(found.reason)

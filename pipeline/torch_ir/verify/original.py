@@ -47,7 +47,7 @@ def answer_of(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]
     leaves, spec = pytree.tree_flatten(copy_arguments((tuple(inputs), dict(kwargs))))
     args, named = pytree.tree_unflatten(leaves, spec)
     try:
-        with torch.no_grad(), same_randomness():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), same_randomness():
             result = own(*args, **named)
     except Exception as error:  # of whatever the model does
         raise ExecutionError(

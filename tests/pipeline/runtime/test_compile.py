@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.errors import Unsupported
+from pipeline.errors import Unsupported, UsageError
 from pipeline.importers import from_onnx
 from pipeline.ir import Builder, TensorSpec
 from pipeline.lowering import EMITTERS, with_kernels
@@ -40,3 +40,13 @@ def test_an_unknown_kind_is_still_listed() -> None:
     (value,) = builder.emit("Frobnicate", [builder.input("x", spec)], [("y", spec)])
     with pytest.raises(Unsupported, match="Frobnicate"):
         compile_graph(builder.build([value]))
+
+
+@pytest.mark.parametrize("shape", [(2**31, 2**31), (0, 2**62, 2**62), (10**30,)])
+def test_sizes_that_no_machine_has_are_refused(shape: tuple[int, ...]) -> None:
+    """As a file may claim them; without elements they are no better, since strides are counted without the 0."""
+    builder = Builder("g", EMITTERS)
+    spec = TensorSpec(shape, "float32")
+    (y,) = builder.emit("Relu", [builder.input("x", spec)], [("y", spec)])
+    with pytest.raises(UsageError, match=r"'x' is float32\[.*\], and no machine can address so many bytes"):
+        compile_graph(builder.build([y]))

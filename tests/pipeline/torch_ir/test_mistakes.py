@@ -347,6 +347,44 @@ def test_a_trace_where_autocast_does_nothing_is_refused() -> None:
     assert execute_ir(ir, (X,))[0].dtype is torch.bfloat16
 
 
+def test_autocast_around_an_extraction_is_refused() -> None:
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(ExportError, match="autocast is on around the extraction"),
+    ):
+        extract_ir(nn.Linear(4, 4), (X,), strict=False)
+
+
+def test_the_default_dtype_of_a_trace_is_written_down_or_refused() -> None:
+    """A graph is run with float32 as default, whatever it was in the trace."""
+    filled, divided = Calls(lambda x: torch.full((4,), 0.1) + x), Calls(lambda x: torch.arange(4) / 3 + x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        ir, expected = extract_ir(filled, (X,), strict=False), filled(X)
+        with pytest.raises(
+            ConversionError, match=r"its result is torch.float64 because that was torch's default dtype"
+        ):
+            extract_ir(divided, (X,), strict=False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(execute_ir(ir, (X,))[0], expected)
+    assert expected.dtype is torch.float64
+
+
+def test_a_sparse_buffer_without_strides_is_named() -> None:
+    model = Calls(lambda x: model.weight @ x)
+    model.register_buffer("weight", torch.eye(4).to_sparse_csr())
+    with pytest.raises(ConversionError, match=r"value 'b_weight' is torch.float32 and torch.sparse_csr"):
+        extract_ir(model, (torch.ones(4, 4),), strict=False)
+
+
+def test_a_tensor_inside_of_vmap_is_named() -> None:
+    with pytest.raises(
+        ExportError, match=r"argument 0 is a wrapper of torch.func \(vmap, grad, jvp\), expected a plain"
+    ):
+        torch.vmap(lambda x: extract_ir(Calls(torch.relu), (x,), strict=False))(X)
+
+
 def test_a_warning_points_to_the_line_that_asked_for_what_it_speaks_of() -> None:
     """Python shows equal words of one line once; so each of these lines has its own."""
     with torch.device("meta"):

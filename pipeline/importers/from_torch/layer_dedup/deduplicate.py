@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.layer_dedup.layer_runs import TRACED, LayerRun, NotRepeatable, runs_in
 from pipeline.importers.from_torch.layer_dedup.meta_trace import Call, MetaTrace
 from pipeline.importers.from_torch.layer_dedup.proof import Proof, match_outputs, prove_equal_units
@@ -82,8 +83,30 @@ def deduplicate_layers(
         return alone
     found, left = _Deduplicator(trace, tied or {}, constants or {}).first_of(runs, whole)
     if found is None:
+        _refuse_counter(whole, runs)
         return TracedWhole(_explain_whole(module, *left), runs[0])
     return replace(found, left=left)
+
+
+def _refuse_counter(whole: TracedModule, runs: Sequence[LayerRun]) -> None:
+    """Refuse a model that counts its runs outside of its modules: the one on meta would shift the numbers of the trace.
+
+    Raises:
+        Unsupported: a second run makes calls with other numbers.
+    """
+    try:
+        again = trace_module(whole.module, whole.call, runs).walk.events
+    except NotRepeatable:
+        return
+    for first, second in zip(whole.walk.events, again, strict=False):
+        if first.numbers() != second.numbers():
+            found = [", ".join(event.numbers()) for event in (first, second)]
+            raise Unsupported(
+                f"{type(whole.module).__name__} computes something else each time that it runs: "
+                f"{first.origin or 'it'} calls {first.name} with {found[0]}, and with {found[1]} in a second run; "
+                "equal layers are found by a further run, so keep such a counter in the module, or extract "
+                "without stamp=True"
+            )
 
 
 def _explain_whole(module: nn.Module, *reasons: object) -> str:

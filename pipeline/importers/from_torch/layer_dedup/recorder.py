@@ -6,7 +6,7 @@ Results of operators on meta are cached: equal layers make the same calls again 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -81,6 +81,18 @@ class Event:
     @property
     def name(self) -> str:
         return str(getattr(self.function, "__qualname__", None) or self.function)
+
+    def numbers(self) -> list[str]:
+        """The numbers among its arguments, in order, as text."""
+        return [text for part in self.form for text in _numbers_in(part)]
+
+
+def _numbers_in(form: Any) -> Iterator[str]:
+    if isinstance(form, tuple) and len(form) == 2 and form[0] in NUMBERS:
+        yield form[1]
+    elif isinstance(form, tuple):
+        for part in form:
+            yield from _numbers_in(part)
 
 
 class CallRecorder:

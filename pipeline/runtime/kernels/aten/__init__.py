@@ -7,25 +7,28 @@ ways, `packed.py` those with packed weights; `regions.py` runs operators that ha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import Kind
+from pipeline.lowering.aten import TYPED, untyped_call
 from pipeline.runtime.kernels.aten.call import read_call
 from pipeline.runtime.kernels.aten.fast_paths import FAST_PATHS
 from pipeline.runtime.kernels.aten.out_variants import make_and_copy, write_out
-from pipeline.runtime.kernels.aten.packed import launch_packed, pack_call
+from pipeline.runtime.kernels.aten.packed import launch_packed, may_pack, pack_call
 from pipeline.runtime.kernels.aten.regions import higher_order
 from pipeline.runtime.kernels.base import Attrs, Bind, Ins, Kernel, Launch, Outs
 from pipeline.runtime.kernels.packing import PackedWeight, Packer, Stored
 
-__all__ = ["KERNELS", "PACKERS", "bind_attrs"]
+__all__ = ["CALLS", "KERNELS", "PACKERS", "bind_attrs"]
 
 
-def bind_attrs(attrs: Attrs) -> Bind:
-    """The kernel Aten with its call parsed, so that rebinding to other tensors at each run is cheap.
+def bind_attrs(kind: Kind, attrs: Attrs) -> Bind:
+    """The kernel of a call with its arguments decoded, so that rebinding to other tensors at each run is cheap.
 
     `functional` is for autocast: torch casts an operator's inputs only where it allocates the result itself.
     """
+    attrs = _as_call(kind, attrs)
     template, orders = read_call(attrs), attrs["orders"]
     fast_path = make_and_copy if attrs.get("functional") else FAST_PATHS.get(template.kind, write_out)
 
@@ -41,15 +44,26 @@ def bind_attrs(attrs: Attrs) -> Bind:
     return bind
 
 
-def aten(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    return bind_attrs(attrs)(ins, outs)
+def _as_call(kind: Kind, attrs: Attrs) -> Attrs:
+    """The attributes with the operator and its arguments by name, as those of the kind Aten are."""
+    return {**attrs, **untyped_call(kind, attrs)} if kind in TYPED else attrs
 
 
-def pack_aten(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:
+def launch_call(kind: Kind, ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    return bind_attrs(kind, attrs)(ins, outs)
+
+
+def pack_weight(kind: Kind, attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:
     """Nothing is packed for autocast, which casts operands of torch's own operators."""
-    return None if attrs.get("functional") else pack_call(read_call(attrs), specs, stored)
+    return None if attrs.get("functional") else pack_call(read_call(_as_call(kind, attrs)), specs, stored)
 
 
-KERNELS: dict[Kind, Kernel] = {Kind.Aten: aten, Kind.HigherOrder: higher_order}
+CALLS = (Kind.Aten, *TYPED)
+"""The kinds whose kernel is an operator of torch with its arguments."""
 
-PACKERS: dict[Kind, Packer] = {Kind.Aten: pack_aten}
+KERNELS: dict[Kind, Kernel] = {
+    **{kind: partial(launch_call, kind) for kind in CALLS},
+    Kind.HigherOrder: higher_order,
+}
+
+PACKERS: dict[Kind, Packer] = {kind: partial(pack_weight, kind) for kind in CALLS if may_pack(kind)}

@@ -9,6 +9,8 @@ import torch
 
 from pipeline.ir import InputRef
 from pipeline.ir.graph import TensorSpec
+from pipeline.lowering import Kind
+from pipeline.lowering.aten import TYPED
 from pipeline.runtime.kernels.aten.call import AtenCall, CallTemplate
 from pipeline.runtime.kernels.base import Launch
 from pipeline.runtime.kernels.packing import (
@@ -21,9 +23,16 @@ from pipeline.runtime.kernels.packing import (
     pack_product,
 )
 
-__all__ = ["launch_packed", "pack_call"]
+__all__ = ["launch_packed", "may_pack", "pack_call"]
 
 Given = Mapping[str, Any]
+
+
+def may_pack(kind: Kind) -> bool:
+    """Whether calls of this kind may have a weight to pack."""
+    return kind is Kind.Aten or any(
+        name in PRODUCTS or name in CONVOLUTIONS for name in TYPED[kind].signature.operators
+    )
 
 
 def pack_call(template: CallTemplate, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:

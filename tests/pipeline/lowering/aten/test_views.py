@@ -9,12 +9,18 @@ import pytest
 import torch
 
 from pipeline.errors import Unsupported
+from pipeline.ir import Graph
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.aten import in_traced_order
 from pipeline.planning import make_plan
 from pipeline.planning.check import violations
 from pipeline.runtime import compile_graph
 from tests.support.torch_programs import Calls, graph_of
+
+
+def kinds_of_steps(graph: Graph) -> list[str]:
+    """The kinds of the calls that do work, in order."""
+    return [step.kind.name for step in compile_graph(graph).context.bound.steps]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +42,7 @@ from tests.support.torch_programs import Calls, graph_of
 def test_a_move_is_free(moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """What is left is the exponential before it and the one behind it."""
     graph = graph_of(Calls([lambda x: moved(x.exp()).exp()]), [torch.randn(2, 3, 4)])
-    assert [step.attrs["op"] for step in compile_graph(graph).context.bound.steps] == ["aten.exp.default"] * 2
+    assert kinds_of_steps(graph) == ["AtenExp"] * 2
 
 
 def test_attention_is_left_where_it_writes() -> None:
@@ -47,8 +53,7 @@ def test_attention_is_left_where_it_writes() -> None:
         return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).reshape(1, 8, 32)
 
     graph = graph_of(Calls([lambda x: attend(x).exp()]), [torch.randn(1, 8, 32)])
-    steps = [step.attrs["op"] for step in compile_graph(graph).context.bound.steps]
-    assert steps == ["aten.scaled_dot_product_attention.default", "aten.exp.default"]
+    assert kinds_of_steps(graph) == ["AtenScaledDotProductAttention", "AtenExp"]
 
 
 def test_what_constants_alone_decide_is_decided_before_the_run() -> None:
@@ -57,8 +62,7 @@ def test_what_constants_alone_decide_is_decided_before_the_run() -> None:
         return x.masked_fill(at[None] > at[:, None], 0.0)
 
     graph = graph_of(Calls([masked, lambda x: x + torch.rand(4)]), [torch.randn(4, 4)])
-    steps = [step.attrs["op"] for step in compile_graph(graph).context.bound.steps]
-    assert steps == ["aten.masked_fill.Scalar", "aten.rand.default", "aten.add.Tensor"]
+    assert kinds_of_steps(graph) == ["AtenMaskedFill", "Aten", "AtenAdd"]
 
 
 @pytest.mark.parametrize("cut", [lambda x: x[1:], lambda x: x[1:].view(1, 3), lambda x: x.chunk(2)[1].unsqueeze(0)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.lowering import Kind
+from pipeline.lowering.aten import TYPED
 from pipeline.lowering.tables import FAMILIES as ROW_FAMILIES
 from pipeline.lowering.tables import KINDS
 from pipeline.planning.check.view_semantics import VIEW_INDEX
@@ -25,6 +26,10 @@ NO_CASE: dict[str, str] = {
     **dict.fromkeys(
         ("Select", "Unbind", "Diagonal", "Unfold", "Contiguous", "Aten", "HigherOrder"),
         "only torch's graphs have it; runtime/kernels/aten compares it with torch",
+    ),
+    **dict.fromkeys(
+        (kind.name for kind in TYPED),
+        "it is a call of one operator of torch; runtime/kernels/aten/test_typed.py has a case of each",
     ),
     "OnnxNode": "it holds any node; test_fallback.py compares some with ONNX's evaluator",
     **dict.fromkeys(

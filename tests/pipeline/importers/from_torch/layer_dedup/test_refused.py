@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pipeline.errors import Unsupported
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.layer_dedup import DeduplicatedGraph, deduplicate_layers, proof
 from pipeline.ir import Graph, to_text
@@ -48,6 +49,16 @@ def test_another_scalar() -> None:
 )
 def test_the_index_of_the_layer_as_data(does: Any) -> None:
     assert "does not do as layers.1 does" in why_whole(Stack(5, does), (x(),))
+
+
+def test_a_counter_outside_of_the_module_is_refused() -> None:
+    """The run on meta counts too, so the trace that follows would have the numbers 6 to 10 in place of 1 to 5."""
+    calls = iter(range(1, 100))
+    with pytest.raises(
+        Unsupported,
+        match=r"Stack computes something else each time that it runs: layers.0 calls TensorBase.mul with 1, and with 6",
+    ):
+        why_whole(Stack(5, lambda layer, x: layer.fc(x) * next(calls)), (x(),))
 
 
 def test_weights_shared_by_two() -> None:

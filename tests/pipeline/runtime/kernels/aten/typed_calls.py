@@ -1,0 +1,431 @@
+"""One call of each operator of torch that has a kind of its own: operands, and the fields that the call becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional as f
+
+__all__ = ["CASES", "Function", "X"]
+
+aten = torch.ops.aten
+
+X = torch.linspace(-2, 2, 24).reshape(2, 3, 4)
+Y = torch.linspace(3, -1, 24).reshape(2, 3, 4)
+M = torch.linspace(-1, 1, 16).reshape(4, 4)
+I = torch.tensor([[2, 0, 1], [1, 1, 0]])  # noqa: E741 - as the arguments of the functions below
+B = X > 0
+P = torch.linspace(-1, 1, 2 * 4 * 6 * 6).reshape(2, 4, 6, 6)
+K = torch.linspace(-1, 1, 4 * 4 * 9).reshape(4, 4, 3, 3)
+V = torch.linspace(0.5, 1.5, 4)
+
+Function = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
+
+CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
+    "AtenLinear": (
+        lambda x, m, v: f.linear(x, m, v),
+        (
+            X,
+            M,
+            V,
+        ),
+        "has_bias=True",
+    ),
+    "AtenMatMul": (
+        lambda x, m: x @ m,
+        (
+            X,
+            M,
+        ),
+        "",
+    ),
+    "AtenMm": (
+        lambda a, b: torch.mm(a, b),
+        (
+            X[0],
+            M,
+        ),
+        "",
+    ),
+    "AtenBmm": (
+        lambda x, y: torch.bmm(x, y.mT),
+        (
+            X,
+            Y,
+        ),
+        "",
+    ),
+    "AtenAddmm": (
+        lambda v, a, b: torch.addmm(v, a, b, alpha=0.5),
+        (
+            V,
+            X[0],
+            M,
+        ),
+        "beta=1 alpha=0.5",
+    ),
+    "AtenBaddbmm": (
+        lambda c, x, y: torch.baddbmm(c, x, y.mT, beta=0.5, alpha=2),
+        (
+            X[:, :, :3].contiguous(),
+            X,
+            Y,
+        ),
+        "beta=0.5 alpha=2",
+    ),
+    "AtenEinsum": (
+        lambda x, y: torch.einsum("bij,bkj->bik", x, y),
+        (
+            X,
+            Y,
+        ),
+        "equation='bij,bkj->bik' tensors=2",
+    ),
+    "AtenScaledDotProductAttention": (
+        lambda x, y: aten.scaled_dot_product_attention(x, y, y, None, 0.0, True, scale=0.5),
+        (
+            X,
+            Y,
+        ),
+        "has_attn_mask=False is_causal=True has_scale=True scale=0.5 enable_gqa=False",
+    ),
+    "AtenConv1d": (
+        lambda p, k: f.conv1d(p, k, stride=2, padding=1),
+        (
+            P[:, :, 0].contiguous(),
+            K[..., 0].contiguous(),
+        ),
+        "has_bias=False stride=(2,) padding=(1,) dilation=(1,) groups=1",
+    ),
+    "AtenConv2d": (
+        lambda p, k, v: f.conv2d(p, k, v, padding=(1, 0), dilation=2),
+        (
+            P,
+            K,
+            V,
+        ),
+        "has_bias=True stride=(1, 1) padding=(1, 0) dilation=(2, 2) groups=1",
+    ),
+    "AtenConv2dPadding": (
+        lambda p, k: f.conv2d(p, k, padding="same"),
+        (
+            P,
+            K,
+        ),
+        "has_bias=False stride=(1, 1) padding='same' dilation=(1,) groups=1",
+    ),
+    "AtenConvTranspose2d": (
+        lambda p, k: f.conv_transpose2d(p, k, stride=2, output_padding=1),
+        (
+            P,
+            K,
+        ),
+        "has_bias=False stride=(2, 2) padding=(0, 0) output_padding=(1, 1) groups=1 dilation=(1,)",
+    ),
+    "AtenMaxPool2d": (
+        lambda p: f.max_pool2d(p, 3, 2, 1, ceil_mode=True),
+        (P,),
+        "kernel_size=(3, 3) stride=(2, 2) padding=(1, 1) dilation=(1, 1) ceil_mode=True",
+    ),
+    "AtenAvgPool2d": (
+        lambda p: f.avg_pool2d(p, 2, padding=1, count_include_pad=False),
+        (P,),
+        "kernel_size=(2, 2) stride=() padding=(1, 1) ceil_mode=False count_include_pad=False has_divisor_override=False divisor_override=0",
+    ),
+    "AtenAdaptiveAvgPool1d": (lambda x: f.adaptive_avg_pool1d(x, 2), (X,), "output_size=(2,)"),
+    "AtenAdaptiveAvgPool2d": (lambda p: f.adaptive_avg_pool2d(p, (2, 3)), (P,), "output_size=(2, 3)"),
+    "AtenUpsampleBilinear2d": (
+        lambda p: f.interpolate(p, size=(9, 4), mode="bilinear", align_corners=True),
+        (P,),
+        "has_output_size=True output_size=(9, 4) align_corners=True has_scale_factors=False scale_factors=()",
+    ),
+    "AtenUpsampleLinear1d": (
+        lambda x: f.interpolate(x, scale_factor=2.0, mode="linear"),
+        (X,),
+        "has_output_size=False output_size=() align_corners=False has_scale_factors=True scale_factors=(2.0,)",
+    ),
+    "AtenGridSampler": (
+        lambda p, g: f.grid_sample(p, g, mode="nearest", padding_mode="border", align_corners=True),
+        (
+            P,
+            P[..., :2].contiguous(),
+        ),
+        "interpolation_mode=1 padding_mode=1 align_corners=True",
+    ),
+    "AtenIm2col": (
+        lambda p: f.unfold(p, 3, stride=2),
+        (P,),
+        "kernel_size=(3, 3) dilation=(1, 1) padding=(0, 0) stride=(2, 2)",
+    ),
+    "AtenLayerNorm": (
+        lambda x, v: f.layer_norm(x, (4,), v, v, 1e-6),
+        (
+            X,
+            V,
+        ),
+        "normalized_shape=(4,) has_weight=True has_bias=True eps=1e-06",
+    ),
+    "AtenGroupNorm": (
+        lambda p, v: f.group_norm(p, 2, v, v),
+        (
+            P,
+            V,
+        ),
+        "num_groups=2 has_weight=True has_bias=True eps=1e-05",
+    ),
+    "AtenBatchNorm": (
+        lambda p, v: f.batch_norm(p, v, v, v, v),
+        (
+            P,
+            V,
+        ),
+        "momentum=0.1 eps=1e-05",
+    ),
+    "AtenRmsNorm": (
+        lambda x, v: f.rms_norm(x, (4,), v),
+        (
+            X,
+            V,
+        ),
+        "normalized_shape=(4,) has_weight=True has_eps=False eps=0.0",
+    ),
+    "AtenSoftmax": (lambda x: x.softmax(1, dtype=torch.float64), (X,), "dim=1 dtype='float64'"),
+    "AtenLogSoftmax": (lambda x: x.log_softmax(-1), (X,), "dim=-1 dtype=''"),
+    "AtenAdd": (
+        lambda x, y: torch.add(x, y, alpha=0.3),
+        (
+            X,
+            Y,
+        ),
+        "tensor_other=True other=0 alpha=0.3",
+    ),
+    "AtenSub": (lambda x: x - 2, (X,), "tensor_other=False other=2 alpha=1"),
+    "AtenMul": (
+        lambda x, y: x * y,
+        (
+            X,
+            Y,
+        ),
+        "tensor_other=True other=0",
+    ),
+    "AtenDiv": (lambda x: x / 3.0, (X,), "tensor_other=False other=3.0"),
+    "AtenPow": (lambda x: x**2, (X,), "tensor_exponent=False exponent=2"),
+    "AtenMaximum": (
+        lambda x, y: torch.maximum(x, y),
+        (
+            X,
+            Y,
+        ),
+        "",
+    ),
+    "AtenMinimum": (
+        lambda x, y: torch.minimum(x, y),
+        (
+            X,
+            Y,
+        ),
+        "",
+    ),
+    "AtenRsub": (lambda x: torch.rsub(x, 1.5), (X,), "other=1.5 alpha=1"),
+    "AtenRemainder": (lambda i: i % 2, (I,), "tensor_other=False other=2"),
+    "AtenAnd": (lambda b: b & b.flip(1), (B,), "tensor_other=True other=0"),
+    "AtenOr": (lambda i: torch.bitwise_or(i, 1), (I,), "tensor_other=False other=1"),
+    "AtenLogicalAnd": (
+        lambda x, y: torch.logical_and(x, y),
+        (
+            X,
+            Y,
+        ),
+        "",
+    ),
+    "AtenEq": (lambda i: i == 1, (I,), "tensor_other=False other=1"),
+    "AtenNe": (
+        lambda x, y: x != y,
+        (
+            X,
+            Y,
+        ),
+        "tensor_other=True other=0",
+    ),
+    "AtenLt": (lambda x: x < 0.5, (X,), "tensor_other=False other=0.5"),
+    "AtenLe": (
+        lambda x, y: x <= y,
+        (
+            X,
+            Y,
+        ),
+        "tensor_other=True other=0",
+    ),
+    "AtenGt": (lambda x: x > 0, (X,), "tensor_other=False other=0"),
+    "AtenGe": (
+        lambda x, y: x >= y,
+        (
+            X,
+            Y,
+        ),
+        "tensor_other=True other=0",
+    ),
+    "AtenWhere": (
+        lambda b, x: torch.where(b, x, 0.5),
+        (
+            B,
+            X,
+        ),
+        "tensor_self=True self=0 tensor_other=False other=0.5",
+    ),
+    "AtenMaskedFill": (
+        lambda x, b: x.masked_fill(b, -1.0),
+        (
+            X,
+            B,
+        ),
+        "value=-1.0",
+    ),
+    "AtenNeg": (lambda x: -x, (X,), ""),
+    "AtenAbs": (lambda x: x.abs(), (X,), ""),
+    "AtenSqrt": (lambda v: v.sqrt(), (V,), ""),
+    "AtenRsqrt": (lambda v: v.rsqrt(), (V,), ""),
+    "AtenReciprocal": (lambda v: v.reciprocal(), (V,), ""),
+    "AtenSquare": (lambda x: x.square(), (X,), ""),
+    "AtenExp": (lambda x: x.exp(), (X,), ""),
+    "AtenLog": (lambda v: v.log(), (V,), ""),
+    "AtenSin": (lambda x: x.sin(), (X,), ""),
+    "AtenCos": (lambda x: x.cos(), (X,), ""),
+    "AtenErf": (lambda x: x.erf(), (X,), ""),
+    "AtenTanh": (lambda x: x.tanh(), (X,), ""),
+    "AtenSigmoid": (lambda x: x.sigmoid(), (X,), ""),
+    "AtenRelu": (lambda x: x.relu(), (X,), ""),
+    "AtenSilu": (lambda x: f.silu(x), (X,), ""),
+    "AtenHardswish": (lambda x: f.hardswish(x), (X,), ""),
+    "AtenFloor": (lambda x: x.floor(), (X,), ""),
+    "AtenLogicalNot": (lambda b: b.logical_not(), (B,), ""),
+    "AtenBitwiseNot": (lambda i: ~i, (I,), ""),
+    "AtenGelu": (lambda x: f.gelu(x, approximate="tanh"), (X,), "approximate='tanh'"),
+    "AtenSoftplus": (lambda x: f.softplus(x, beta=2), (X,), "beta=2 threshold=20"),
+    "AtenLeakyRelu": (lambda x: f.leaky_relu(x, 0.2), (X,), "negative_slope=0.2"),
+    "AtenHardtanh": (lambda x: f.hardtanh(x, -0.5, 0.5), (X,), "min_val=-0.5 max_val=0.5"),
+    "AtenClamp": (lambda x: x.clamp(max=1), (X,), "has_min=False min=0 has_max=True max=1"),
+    "AtenClampMin": (lambda x: aten.clamp_min(x, -0.5), (X,), "min=-0.5"),
+    "AtenClampMax": (lambda x: aten.clamp_max(x, 0.5), (X,), "max=0.5"),
+    "AtenGlu": (lambda x: f.glu(x), (X,), "dim=-1"),
+    "AtenSum": (lambda x: x.sum((0, -1), keepdim=True), (X,), "has_dim=True dim=(0, -1) keepdim=True dtype=''"),
+    "AtenMean": (lambda x: x.mean(1), (X,), "has_dim=True dim=(1,) keepdim=False dtype=''"),
+    "AtenAmax": (lambda x: x.amax((0, 1)), (X,), "dim=(0, 1) keepdim=False"),
+    "AtenMaxDim": (lambda x: x.max(1), (X,), "dim=1 keepdim=False"),
+    "AtenArgmax": (lambda x: x.argmax(-1), (X,), "has_dim=True dim=-1 keepdim=False"),
+    "AtenCumsum": (lambda x: x.cumsum(1), (X,), "dim=1 dtype=''"),
+    "AtenVectorNorm": (
+        lambda x: torch.linalg.vector_norm(x, 3, dim=1),
+        (X,),
+        "ord=3 has_dim=True dim=(1,) keepdim=False dtype=''",
+    ),
+    "AtenTopk": (lambda x: x.topk(2), (X,), "k=2 dim=-1 largest=True sorted=True"),
+    "AtenCat": (
+        lambda x, y: torch.cat([x, y], 1),
+        (
+            X,
+            Y,
+        ),
+        "tensors=2 dim=1",
+    ),
+    "AtenStack": (
+        lambda x, y: torch.stack([x, y], -1),
+        (
+            X,
+            Y,
+        ),
+        "tensors=2 dim=-1",
+    ),
+    "AtenPad": (
+        lambda x: f.pad(x, (1, -1, 0, 2), value=-1.0),
+        (X,),
+        "pad=(1, -1, 0, 2) mode='constant' has_value=True value=-1.0",
+    ),
+    "AtenRepeat": (lambda x: x.repeat(1, 2, 1), (X,), "repeats=(1, 2, 1)"),
+    "AtenRepeatInterleave": (lambda x: x.repeat_interleave(2, dim=1), (X,), "repeats=2 has_dim=True dim=1"),
+    "AtenRoll": (lambda x: x.roll(1, 2), (X,), "shifts=(1,) dims=(2,)"),
+    "AtenEmbedding": (
+        lambda i, m: f.embedding(i, m),
+        (
+            I,
+            M,
+        ),
+        "",
+    ),
+    "AtenIndex": (
+        lambda i, x: x[:, i],
+        (
+            I,
+            X,
+        ),
+        "indices=(0, 1)",
+    ),
+    "AtenIndexSelect": (
+        lambda i, x: x.index_select(1, i[0]),
+        (
+            I,
+            X,
+        ),
+        "dim=1",
+    ),
+    "AtenGather": (
+        lambda i, x: x[:, 0].gather(1, i),
+        (
+            I,
+            X,
+        ),
+        "dim=1",
+    ),
+    "AtenIndexCopy": (
+        lambda i, x: x.index_copy(2, i[0], x[:, :, :3] * 2),
+        (
+            I,
+            X,
+        ),
+        "dim=2",
+    ),
+    "AtenScatter": (
+        lambda i, x: (x[:, 0] + 0).scatter(1, i, x[:, 1, 1:]),
+        (
+            I,
+            X,
+        ),
+        "dim=1",
+    ),
+    "AtenScatterValue": (
+        lambda i, x: (x[:, 0] + 0).scatter(1, i, 0.5),
+        (
+            I,
+            X,
+        ),
+        "dim=1 value=0.5",
+    ),
+    "AtenCopy": (
+        lambda x, y: aten.copy(x, y),
+        (
+            X,
+            Y,
+        ),
+        "",
+    ),
+    "AtenSliceScatter": (
+        lambda x, y: x.slice_scatter(y[:, :2], 1, 1, 3),
+        (
+            X,
+            Y,
+        ),
+        "dim=1 has_start=True start=1 has_end=True end=3 step=1",
+    ),
+    "AtenSelectScatter": (
+        lambda x, y: x.select_scatter(y[:, 0], 1, 2),
+        (
+            X,
+            Y,
+        ),
+        "dim=1 index=2",
+    ),
+    "AtenZerosLike": (lambda x: torch.zeros_like(x), (X,), "dtype=''"),
+    "AtenOnesLike": (lambda x: torch.ones_like(x, dtype=torch.int64), (X,), "dtype='int64'"),
+}
+"""kind → a function of these operands, and the fields of its call."""
