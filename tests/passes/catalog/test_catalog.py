@@ -79,7 +79,7 @@ def test_what_a_pass_destroys_is_listed_wherever_it_runs(rows: tuple[CatalogEntr
     assert "qkv" in named(rows, "onnxsim/fuse_qkv").destroys
 
 
-COMPOSITE = ("onnxsim", "onnxslim", "onnxruntime", "onnxruntime_fusions", "onnxscript", "onnxscript_rewrites")
+COMPOSITE = tuple(name for name, step_type in OWN_STEPS.items() if step_type.is_composite)
 
 
 @pytest.mark.parametrize("step", COMPOSITE)
