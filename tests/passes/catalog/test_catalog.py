@@ -90,7 +90,6 @@ def test_a_composite_step_destroys_what_the_passes_inside_of_it_destroy(
         pytest.skip(f"{step} is not installed")
     inside = {kind for row in rows if row.name.startswith(f"{step}/") for kind in row.destroys if row.runs == "default"}
     assert set(named(rows, step).destroys) == inside
-    assert inside, "there is no composite step that is known to destroy nothing"
 
 
 @dataclass(frozen=True)
