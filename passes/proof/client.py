@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
+from weakref import WeakMethod, WeakSet
 
 from passes.context import PassContext
 from passes.errors import StepCrashed, StepTimedOut
@@ -31,6 +32,10 @@ Question = Callable[..., Any]
 """A method of the server, or the class itself, which makes a new one."""
 
 
+CLIENTS: Final = "proof clients"
+"""The clients of a context that still exist; the worker drops the servers of the others."""
+
+
 @dataclass(frozen=True, slots=True)
 class _PendingQuestion:
     """A question that waits for its answer, which `on_answer` takes."""
@@ -47,7 +52,8 @@ class ProofClient:
     Args:
         references: the draws, with what is expected of them.
         tolerances: by dtype, in place of the documented ones.
-        restore: sends a new server what the last one knew.
+        restore: a method that sends a new server what the last one knew. Its object owns the client, and is not kept
+            alive by it.
     """
 
     def __init__(
@@ -59,10 +65,12 @@ class ProofClient:
     ) -> None:
         self._references = references
         self._tolerances = dict(tolerances)
-        self._restore = restore
+        self._restore = WeakMethod(restore)
         self._worker = context.proofs
         self._spill = context.spill
         self._owner = uuid4().hex
+        self._clients: WeakSet[ProofClient] = context.cache.setdefault(CLIENTS, WeakSet())
+        self._clients.add(self)
         self._generation = 0
         """The generation of the worker process that has the server; 0 for none."""
         self._pending: _PendingQuestion | None = None
@@ -157,8 +165,11 @@ class ProofClient:
         try:
             feeds = [dict(reference.feeds) for reference in self._references]
             expected = [dict(reference.outputs) for reference in self._references]
-            self._ask(ProofServer, feeds=feeds, expected=expected, tolerances=self._tolerances)
-            self._restore()
+            owners = frozenset(client._owner for client in self._clients)
+            self._ask(ProofServer, owners=owners, feeds=feeds, expected=expected, tolerances=self._tolerances)
+            restore = self._restore()
+            assert restore is not None, "a question is asked by the object that owns this client"
+            restore()
         except BaseException:  # a server that was set up in part would find no fault
             self._generation = 0
             raise

@@ -246,6 +246,7 @@ class NumericProver:
                 "check the weights and the input ranges"
             )
         self._watched = model
+        self._begin_baseline = lambda _: None  # it refers to this prover, which would outlive its run
         if self._plan is not None:
             self._take_draws(self._plan, baseline)
         self._readings = baseline.readings

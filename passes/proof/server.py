@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -29,10 +29,13 @@ from passes.weights.sessions import Session
 from passes.weights.sharing import MappedModel
 from passes.weights.stand_ins import Weight
 
-__all__ = ["KEEP_BYTES", "ProofServer", "ask", "run_and_choose"]
+__all__ = ["KEEP_BYTES", "SERVERS", "ProofServer", "ask", "run_and_choose"]
 
 KEEP_BYTES = 2**18
 """Values larger than this are not held from one run to the next, unless they are at a kept structure."""
+
+SERVERS: Final = "proof servers"
+"""The key on the worker's desk of the servers by their owners."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -250,11 +253,17 @@ def _type_inputs(graph: onnx.GraphProto, fed: Arrays) -> None:
 
 
 def ask(desk: dict[str, Any], owner: str, question: Callable[..., Any], **arguments: Any) -> Any:
-    """Call one method of the server of `owner`; the class itself makes a new server. `desk` is the worker's state."""
+    """Call one method of the server of `owner`; the class itself makes a new server. `desk` is the worker's state.
+
+    With a new server come the `owners` that still exist; what is held for others goes.
+    """
+    servers: dict[str, ProofServer] = desk.setdefault(SERVERS, {})
     if question is ProofServer:
-        desk[owner] = ProofServer(**arguments)
+        for gone in servers.keys() - arguments.pop("owners"):
+            del servers[gone]
+        servers[owner] = ProofServer(**arguments)
         return None
-    return question(desk[owner], **arguments)
+    return question(servers[owner], **arguments)
 
 
 def run_and_choose(

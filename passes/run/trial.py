@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from onnx import ValueInfoProto
 
@@ -27,7 +28,13 @@ from passes.run.tracked import Lost, TrackedStructures
 from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Attempt", "NarrowedStep", "Trial"]
+__all__ = ["MOST_PROBES", "PROBES", "Attempt", "NarrowedStep", "Trial"]
+
+PROBES: Final = "pin_probe"
+"""The key of the probes that a context remembers."""
+
+MOST_PROBES: Final = 4
+"""Probes that a context remembers: steps in a row have the same one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +131,12 @@ class Trial:
         probe = build_pin_probe(subject.model, self.watched.pins(subject.made), self.watched.relaxed_pins(subject.made))
         if probe is None:
             return None
-        known: dict[str, DetachedModel] = self.context.cache.setdefault("pin_probe", {})
-        return known.setdefault(canonical_digest(probe), probe)
+        known: dict[str, DetachedModel] = self.context.cache.setdefault(PROBES, {})
+        digest = canonical_digest(probe)
+        known[digest] = probe = known.pop(digest, probe)  # the last one now
+        for forgotten in list(known)[:-MOST_PROBES]:
+            del known[forgotten]
+        return probe
 
     def _gains_nothing(self, step: Step, subject: AnalyzedModel) -> bool:
         """Whether `step` is known to do nothing more to `subject` with relaxed pins."""

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from passes.context import PassContext
+from passes.context import PassContext, open_context
 from passes.errors import ModelError, StepFailed
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
@@ -16,6 +16,7 @@ from passes.proof.types import Sensitivity
 from passes.run.tracked import find_structures
 from passes.structures import STRUCTURES
 from tests.support.onnx_models import attention, detached, matrix, model_of
+from tests.support.worker_faults import owners_of_servers
 
 
 def prover_of(model: onnx.ModelProto, context: PassContext) -> NumericProver:
@@ -105,6 +106,18 @@ def test_a_proof_worker_that_has_died_gets_the_references_again(context: PassCon
     assert prover.measure(detached(with_weight("wo", 1.01))).why.startswith("y: max abs error")
     context.proofs.close()
     assert prover.run(detached(attention())).why == ""
+
+
+def test_a_proof_worker_holds_nothing_for_provers_that_are_gone() -> None:
+    """Whoever proves many models in one context would otherwise fill it with their inputs and values."""
+    model = detached(attention())
+    with open_context() as context:
+        for _ in range(3):
+            prover = prover_of(attention(), context)
+            assert prover.measure(model).why == ""
+        other = prover_of(attention(), context)
+        assert other.measure(model).why == prover.measure(model).why == ""
+        assert len(context.proofs.ask(owners_of_servers)) == 2
 
 
 RESIZED = """

@@ -21,9 +21,10 @@ from passes.proof.numeric import NumericProver
 from passes.proof.types import Measurement
 from passes.run.result import PassRow, PassRun
 from passes.run.runner import run_passes
+from passes.run.trial import MOST_PROBES, PROBES
 from passes.step import CompositeStep, PassResult, Step
 from passes.weights.detached import DetachedModel
-from tests.support.onnx_models import attention, detached, matrix, model_of
+from tests.support.onnx_models import attention, biased_attention, detached, matrix, model_of
 from tests.support.pass_runs import ops, row
 
 
@@ -38,6 +39,13 @@ def test_unchanged_outputs_are_the_reference_for_every_change(context: PassConte
     )
     assert all(row.status is Status.RAN for row in run.rows), [row for row in run.rows if row.reason]
     assert all(errors.ok for row in run.rows for errors in row.errors.values())
+
+
+def test_a_context_remembers_the_pin_probes_of_the_last_models_alone(context: PassContext) -> None:
+    for width in range(8, 8 * (MOST_PROBES + 3), 8):
+        run = passes.optimize(biased_attention(width), recipe=["onnxsim"], keep=["qkv"], context=context)
+        assert run.structures[0].kept
+    assert len(context.cache[PROBES]) == MOST_PROBES
 
 
 def test_metadata_is_carried_and_authors_are_named(context: PassContext) -> None:
