@@ -58,8 +58,8 @@ class Undecided(Module):
 
 
 class Forgetful(Module):
-    def forward(self, x: IRTensor) -> None:
-        functional.relu(x)
+    def forward(self, x: IRTensor) -> IRTensor:
+        return functional.relu(x).shape  # type: ignore[return-value]
 
 
 class Empty(Module):
@@ -178,9 +178,9 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         "Undecided(): an IR tensor has no numbers, so Python cannot decide by it; expected a decision by shapes or "
         "settings",
     ),
-    "nothing returned": (
+    "a shape returned": (
         lambda: Model((2, 4), module=Forgetful()).graph(),  # type: ignore[arg-type]
-        "Forgetful(): forward returned NoneType, expected an IR tensor",
+        "Forgetful(): forward returned tuple, expected an IR tensor",
     ),
     "no forward": (
         lambda: Model((2, 4), module=Empty()).graph(),
