@@ -86,11 +86,13 @@ class RunConsole:
         match event:
             case events.StageStarted(name):
                 self._bar.reset(self._task, description=name, total=None, part="")
+            case events.EpochEnded():
+                self.line(line_of(event))
             case events.Progress(_, part, done, total):
                 self._bar.update(self._task, completed=done, total=total, part=part)
             case events.PassesEnded():
                 self._passes_ended = event
-            case events.StageEnded() | events.PhaseEnded() | events.EpochEnded() | events.Note():
+            case events.StageEnded() | events.PhaseEnded() | events.Note():
                 self.line(line_of(event))
             case events.PassEnded(row) if self._verbose and row.status.counts_as_reverted:
                 self.line(line_of(event), STYLES[row.status])

@@ -54,6 +54,17 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """An epoch of a training is done. `loss` is the mean of its steps, `step` counts those of all epochs."""
+
+    epoch: int
+    epochs: int
+    step: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class PassEnded:
     row: PassRow
 
@@ -73,17 +84,6 @@ class PhaseEnded:
     name: str
     seconds: float
     detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class EpochEnded:
-    """An epoch of a training is done. `loss` is the mean of its steps, `step` counts those of all epochs."""
-
-    epoch: int
-    epochs: int
-    step: int
-    loss: float
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,8 @@ def line_of(event: Event) -> str:
             return f"{name}: {how}" + (f" ({detail})" if detail else "")
         case Progress(stage, part, done, total):
             return f"{stage}: {part} ({done + 1} of {total})"
+        case EpochEnded(epoch, epochs, step, loss, seconds):
+            return f"epoch {epoch} of {epochs}: mean loss {loss:.4f}, {plural(step, 'step')} done, {seconds:.1f} s"
         case PassEnded(row):
             nodes = f"{row.nodes_before} → {plural(row.nodes_after, 'node')}"
             return f"pass {row.name}: {row.status}, {nodes}" + (f" ({row.reason})" if row.reason else "")
@@ -129,7 +131,5 @@ def line_of(event: Event) -> str:
             return f"passes: {plural(len(passes), 'row')}, {kept} of {plural(len(structures), 'structure')} kept"
         case PhaseEnded(name, seconds, detail):
             return f"phase {name}: {seconds:.3f} s" + (f" ({detail})" if detail else "")
-        case EpochEnded(epoch, epochs, step, loss, seconds):
-            return f"epoch {epoch} of {epochs}: mean loss {loss:.4f}, {plural(step, 'step')} done, {seconds:.1f} s"
         case Note(text):
             return f"note: {text}"

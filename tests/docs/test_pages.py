@@ -32,6 +32,7 @@ from pipeline.planning import to_json as plan_to_json
 from pipeline.planning.binary import MAGIC, VERSION
 from pipeline.planning.json import FORMAT_VERSION as PLAN_VERSION
 from pipeline.report import REPORT_VERSION, BackendReport, ExportReport, Report, RuntimeReport
+from pipeline.report.training import TrainingReport
 from tests.support.pages import blocks, rows
 from tests.support.paths import ROOT
 
@@ -107,7 +108,9 @@ def test_every_structure_and_every_step_of_a_recipe() -> None:
     assert named == {"default", *OWN_STEPS}
 
 
-REPORTED = (Report, ExportReport, PassRow, StructureVerdict, Sensitivity, RuntimeReport, BackendReport, Errors)
+REPORTED = (
+    Report, ExportReport, PassRow, StructureVerdict, Sensitivity, RuntimeReport, BackendReport, Errors, TrainingReport,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", REPORTED, ids=lambda kind: kind.__name__)

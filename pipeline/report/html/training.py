@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
+from passes.suggest import milliseconds_text
 from pipeline.report.html.layers import HEIGHT, LEFT, RIGHT, Curve, Tick
 from pipeline.report.html.number_text import seconds_text
 from pipeline.report.training import TrainingReport
@@ -114,4 +115,4 @@ def _labels(steps: int) -> tuple[Tick, ...]:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else seconds_text(seconds)
+    return milliseconds_text(seconds) if seconds < 1 else seconds_text(seconds)

@@ -58,8 +58,8 @@ class Undecided(Module):
 
 
 class Forgetful(Module):
-    def forward(self, x: IRTensor) -> None:
-        functional.relu(x)
+    def forward(self, x: IRTensor) -> IRTensor:
+        return functional.relu(x).shape  # type: ignore[return-value]
 
 
 class Empty(Module):
@@ -178,9 +178,9 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         "Undecided(): an IR tensor has no numbers, so Python cannot decide by it; expected a decision by shapes or "
         "settings",
     ),
-    "nothing returned": (
+    "a shape returned": (
         lambda: Model((2, 4), module=Forgetful()).graph(),  # type: ignore[arg-type]
-        "Forgetful(): forward returned NoneType, expected an IR tensor",
+        "Forgetful(): forward returned tuple, expected an IR tensor",
     ),
     "no forward": (
         lambda: Model((2, 4), module=Empty()).graph(),
@@ -196,14 +196,14 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a batch of another size": (
         lambda: compiled().fit([(torch.ones(3, 16), torch.ones(8, 4))], quiet=True),
-        "input 'input' is float32[3, 16] on cpu; expected float32[8, 16] on cpu: convert it, or compile the graph for this "
-        "signature",
+        "input 'input' is float32[3, 16] on cpu; expected float32[8, 16] on cpu: convert it, or compile the graph for "
+        "this signature",
     ),
     "no batch": (lambda: compiled().fit([], quiet=True), "fit: epoch 1 has no batch; expected one at least"),
     "an iterator for two epochs": (
         lambda: compiled().fit(iter([]), epochs=2),
-        "fit: found an iterator, which gives its batches once, for 2 epochs; expected a list, a DataLoader, or a function "
-        "from the number of an epoch to its batches",
+        "fit: found an iterator, which gives its batches once, for 2 epochs; expected a list, a DataLoader, or a "
+        "function from the number of an epoch to its batches",
     ),
     "no epoch": (lambda: FitLimits(epochs=0), "fit: found epochs=0, expected a whole number above zero"),
     "a sample of another shape": (
@@ -286,8 +286,8 @@ OPERATIONS: dict[str, tuple[Callable[[IRTensor], object], str]] = {
         lambda x: functional.batch_norm(
             functional.reshape(x, (1, 6)), Buffer(torch.ones(6)), Buffer(torch.ones(6)), x, x
         ),
-        "a parameter or buffer of shape [6] is read that no module of the model holds; expected it as an attribute of a "
-        "Module, or in a list that is one",
+        "a parameter or buffer of shape [6] is read that no module of the model holds; expected it as an attribute of "
+        "a Module, or in a list that is one",
     ),
 }
 

@@ -1,0 +1,238 @@
+"""A model by hand learns what the same layers of torch do, step for step, and may be stopped and taken up again."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+
+from pipeline.authoring import (
+    SGD,
+    Adam,
+    AdamW,
+    CrossEntropyLoss,
+    Dropout,
+    IRTensor,
+    Linear,
+    Model,
+    MSELoss,
+    OptimizerSpec,
+    ReLU,
+    functional,
+)
+from pipeline.console import RunConsole
+from pipeline.errors import UsageError
+from pipeline.events import EpochEnded, Event, PhaseEnded, Progress
+from pipeline.training import NotFinite
+from tests.pipeline.authoring.authored_models import MLP, TWINS, batches_of
+
+STEPS = 100
+TOLERANCE = 1e-4
+"""Of float32 losses, relative: sums run in another order, and Adam divides by small roots. Seen: up to 5e-7."""
+
+OPTIMIZERS: dict[str, OptimizerSpec] = {
+    "SGD": SGD(lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "Adam": Adam(lr=1e-3, amsgrad=True),
+    "AdamW": AdamW(lr=3e-3, betas=(0.8, 0.99)),
+}
+
+
+@pytest.mark.parametrize(("name", "optimizer"), [*(("mlp", one) for one in OPTIMIZERS), ("cnn", "AdamW")])
+def test_the_steps_are_those_of_torch(name: str, optimizer: str) -> None:
+    twin, batches = TWINS[name], batches_of(TWINS[name], STEPS)
+    model = Model(twin.spec, module=twin.make())
+    model.compile(OPTIMIZERS[optimizer], CrossEntropyLoss(label_smoothing=0.1), quiet=True)
+    ours = model.fit(batches, quiet=True).losses
+    module = twin.make_torch().train()
+    theirs = train_with_torch(module, OPTIMIZERS[optimizer], nn.CrossEntropyLoss(label_smoothing=0.1), batches)
+    assert ours == pytest.approx(theirs, rel=TOLERANCE)
+    assert len(set(theirs)) == STEPS  # the loss moves
+    for key, tensor in module.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[key], tensor, rtol=1e-3, atol=1e-4)
+    module.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model.predict(batches[0][0]), module.eval()(batches[0][0]), rtol=1e-5, atol=1e-5)
+
+
+def train_with_torch(
+    module: nn.Module, spec: OptimizerSpec, loss: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]]
+) -> list[float]:
+    optimizer, losses = spec.make(module.parameters()), []
+    for x, y in batches:
+        optimizer.zero_grad()
+        value = loss(module(x), y)
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    return losses
+
+
+def test_squared_errors_and_a_loss_by_hand_are_those_of_torch() -> None:
+    def squares(output: IRTensor, target: IRTensor) -> IRTensor:
+        return functional.mean((output - target) * (output - target))
+
+    batches = [(MLP.batch(number), torch.randn(8, 10)) for number in range(20)]
+    found = []
+    for loss in (MSELoss(), squares):
+        model = Model(MLP.spec, module=MLP.make()).compile(SGD(lr=0.1), loss, quiet=True)
+        found.append(model.fit(batches, quiet=True).losses)
+    expected = train_with_torch(MLP.make_torch(), SGD(lr=0.1), nn.MSELoss(), batches)
+    assert found[0] == pytest.approx(expected, rel=TOLERANCE)
+    assert found[0] == found[1]
+
+
+def make_model() -> Model:
+    """With dropout, so that random numbers belong to what a training has to go on with."""
+    torch.manual_seed(0)
+    model = Model((8, 16)).add(Linear(16, 32)).add(ReLU()).add(Dropout(0.2)).add(Linear(32, 10))
+    return model.compile(Adam(lr=1e-2), CrossEntropyLoss(), schedule=one_cycle, quiet=True)
+
+
+def one_cycle(optimizer: torch.optim.Optimizer) -> LRScheduler:
+    return OneCycleLR(optimizer, max_lr=1e-2, total_steps=20, cycle_momentum=False)
+
+
+def batches_by_epoch(epoch: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return batches_of(MLP, 5 * (epoch + 1))[5 * epoch :]
+
+
+def train_whole() -> tuple[Model, tuple[float, ...]]:
+    model = make_model()
+    torch.manual_seed(3)
+    return model, model.fit(batches_by_epoch, 4, quiet=True).losses
+
+
+class Interrupting:
+    """Batches, before one of which somebody presses Ctrl-C."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def __call__(self, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for batch in batches_by_epoch(epoch):
+            if not self.left:
+                os.kill(os.getpid(), signal.SIGINT)
+            self.left -= 1
+            yield batch
+
+
+@pytest.mark.parametrize("after", [2, 5, 13])
+def test_a_training_that_was_stopped_goes_on_to_the_same_bits(after: int, tmp_path: Path) -> None:
+    whole, losses = train_whole()
+    path, handler = tmp_path / "states.safetensors", signal.getsignal(signal.SIGINT)
+    stopped = make_model()
+    torch.manual_seed(3)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.fit(Interrupting(after), 4, path=path, quiet=True)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert stopped.history.losses == losses[:after]
+    again = make_model()
+    history = again.fit(batches_by_epoch, 4, path=path, resume=True, quiet=True)
+    assert history.losses == losses
+    assert [record.step for record in history.records] == list(range(1, 21))
+    assert all(torch.equal(value, whole.state_dict()[key]) for key, value in again.state_dict().items())
+
+
+def test_what_is_finished_is_not_trained_on_again(tmp_path: Path) -> None:
+    path = tmp_path / "states.safetensors"
+    first = make_model()
+    first.fit(batches_by_epoch, 4, path=path, quiet=True)
+    again = make_model()
+    assert again.fit(batches_by_epoch, 4, path=path, resume=True, quiet=True).losses == first.history.losses
+    assert again.program.steps_done == 20
+
+
+def test_a_history_that_is_ahead_of_the_states_is_cut(tmp_path: Path) -> None:
+    """As after kill -9 between the two writes."""
+    path = tmp_path / "states.safetensors"
+    make_model().fit(batches_by_epoch, 2, path=path, quiet=True)
+    file = tmp_path / "states.safetensors.history.json"
+    file.write_text(json.dumps([*json.loads(file.read_text()), [11, 0.5, 9.0]]))
+    history = make_model().fit(batches_by_epoch, 4, path=path, resume=True, quiet=True)
+    assert [record.step for record in history.records] == list(range(1, 21))
+    assert history.records[10].loss != 0.5
+
+
+def test_limits_end_a_training() -> None:
+    model = make_model()
+    assert len(model.fit(batches_by_epoch, 4, steps=7, quiet=True).records) == 7
+    model = Model((8, 16)).add(Linear(16, 10)).compile(SGD(lr=0.0), CrossEntropyLoss(), quiet=True)
+    history = model.fit(batches_of(MLP, 60), until=100.0, quiet=True)
+    assert len(history.records) == 50  # as soon as there is a mean of 50 steps
+    assert history.last_loss < 100
+
+
+def test_a_schedule_that_ends_too_early_is_said() -> None:
+    with pytest.raises(UsageError, match=r"^the schedule refuses step 21: "):
+        make_model().fit(batches_by_epoch, 5, quiet=True)
+
+
+def test_the_last_good_states_are_kept_where_the_loss_is_not_finite(tmp_path: Path) -> None:
+    batches = batches_of(MLP, 3)
+    batches[2][0].fill_(float("nan"))
+    path, model = tmp_path / "states.safetensors", make_model()
+    with pytest.raises(NotFinite, match="step 3"):
+        model.fit(batches, path=path, quiet=True)
+    again = make_model()
+    again.program.load(path)
+    assert again.program.steps_done == 2
+    assert all(torch.isfinite(value).all() for value in model.state_dict().values())
+
+
+def test_the_phases_are_seen() -> None:
+    events: list[Event] = []
+    model = Model((8, 16)).add(Linear(16, 10))
+    model.compile(SGD(lr=0.1), CrossEntropyLoss(), observer=events.append)
+    model.fit(batches_of(MLP, 3), 2, observer=events.append)
+    names = [event.name for event in events if isinstance(event, PhaseEnded)]
+    assert names == [phase.name for phase in model.phases]
+    assert (names[:2], names[-2:]) == (["Trace", "Compile"], ["Capture", "Replay"])
+    assert all(phase.seconds > 0 for phase in model.phases)
+    assert [(event.epoch, event.step) for event in events if isinstance(event, EpochEnded)] == [(1, 3), (2, 6)]
+    assert isinstance(events[names.index("Capture") + 1], Progress)
+
+
+def test_a_file_gets_plain_lines() -> None:
+    file = io.StringIO()
+    screen = RunConsole(Console(file=file))
+    model = Model((8, 16)).add(Linear(16, 10)).compile(SGD(lr=0.1), CrossEntropyLoss(), observer=screen.show)
+    model.fit(batches_of(MLP, 3), 2, observer=screen.show)
+    lines = file.getvalue().splitlines()
+    assert lines[0].startswith("phase Trace: ")
+    assert [line.split(": mean loss")[0] for line in lines if line.startswith("epoch")] == [
+        "epoch 1 of 2",
+        "epoch 2 of 2",
+    ]
+    assert lines[-1].startswith("phase Replay: ")
+
+
+def test_an_evaluation_is_the_mean_over_all_samples() -> None:
+    model = Model((8, 16), module=MLP.make()).compile(SGD(lr=0.1), CrossEntropyLoss(), quiet=True)
+    batches = batches_of(MLP, 2)
+    batches.append((batches[0][0][:3], batches[0][1][:3]))
+    found = model.evaluate(batches, accuracy=lambda output, target: (output.argmax(1) == target).float().mean())
+    x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    output = MLP.make_torch()(x)
+    assert found.samples == 19
+    assert found.loss == pytest.approx(nn.functional.cross_entropy(output, y).item(), rel=1e-5)
+    assert found.metrics["accuracy"] == pytest.approx((output.argmax(1) == y).float().mean().item())
+
+
+def test_a_state_dict_may_be_loaded_after_compile() -> None:
+    model, other = make_model(), make_model()
+    before = model.predict(MLP.batch())
+    model.fit(batches_by_epoch, quiet=True)
+    assert not torch.equal(model.predict(MLP.batch()), before)
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(model.predict(MLP.batch()), before)
+    torch.manual_seed(3)
+    found = model.program.state_dict()["module"]
+    assert all(torch.equal(found[key], value) for key, value in other.state_dict().items())

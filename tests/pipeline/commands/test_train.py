@@ -1,0 +1,199 @@
+"""`onnxline train`: a training from a configuration, its files, its report, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import yaml
+from typer.testing import CliRunner, Result
+
+from pipeline.cli import app
+from pipeline.config import RunConfig
+from pipeline.errors import ConfigError, SourceError, UsageError
+from pipeline.events import Event, PhaseEnded
+from pipeline.train_run import TrainRun
+from pipeline.training import NotFinite
+from tests.support.paths import ROOT
+
+CODE = """
+import os, signal
+import torch
+from torch import nn
+from pipeline.authoring import Linear, Model, ReLU
+
+
+def make(width=8):
+    return nn.Sequential(nn.Linear(4, width), nn.Dropout(0.1), nn.ReLU(), nn.Linear(width, 3))
+
+
+def make_by_hand():
+    return Model((6, 4)).add(Linear(4, 8)).add(ReLU()).add(Linear(8, 3))
+
+
+def make_nothing():
+    return None
+
+
+def batches(epoch, count=4, interrupt=None):
+    draw = torch.Generator().manual_seed(epoch)
+    for number in range(count):
+        if interrupt is not None and os.path.exists(interrupt) and (epoch, number) == (1, 2):
+            os.remove(interrupt)
+            os.kill(os.getpid(), signal.SIGINT)
+        x = torch.randn(6, 4, generator=draw)
+        yield x, x.argmax(1) % 3
+
+
+def broken(epoch):
+    yield torch.full((6, 4), float("nan")), torch.zeros(6, dtype=torch.int64)
+
+
+def evaluate(module, **args):
+    x = torch.randn(50, 4, generator=torch.Generator().manual_seed(99))
+    return {"accuracy": (module(x).argmax(1) == x.argmax(1) % 3).float().mean()}
+
+
+def half(output, target):
+    return torch.nn.functional.cross_entropy(output, target) / 2
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "net.py").write_text(CODE)
+    return tmp_path
+
+
+def settings(folder: Path, make: str = "make", **train: Any) -> Path:
+    data = {
+        "name": "small",
+        "model": {"factory": f"net.py:{make}"},
+        "train": {"batches": "net.py:batches", "epochs": 3, "optimizer": {"name": "adam", "lr": 0.01}, **train},
+    }
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["train", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("make", ["make", "make_by_hand"])
+def test_a_training_has_a_report_with_its_losses_and_phases(folder: Path, make: str) -> None:
+    result = call(settings(folder, make, evaluate="net.py:evaluate"), "--out", folder / "out")
+    assert result.exit_code == 0, result.output
+    assert "epoch 3 of 3: mean loss" in result.output
+    assert "accuracy: 0." in result.output
+    report = json.loads((folder / "out" / "report.json").read_text())
+    training = report["training"]
+    assert (report["exit_code"], report["failure"], training["steps"]) == (0, "", 12)
+    assert [point["step"] for point in training["losses"]] == list(range(1, 13))
+    names = [phase["name"] for phase in training["phases"]]
+    assert (names[0], names[-1]) == ("Trace", "Replay")
+    assert list(report["seconds"]) == names
+    assert training["optimizer"] == "adam(lr=0.01)"
+    assert set(training["metrics"]) == {"accuracy"}
+    assert 'id="training"' in (folder / "out" / "report.html").read_text()
+    assert "phase Trace: " in (folder / "out" / "log.txt").read_text()
+    assert "0.weight" in safetensors.torch.load_file(folder / "out" / "weights.safetensors")
+
+
+def run(path: Path, out: Path, *overrides: str, anew: bool = False) -> tuple[list[float], list[Event]]:
+    events: list[Event] = []
+    result = TrainRun(RunConfig.from_yaml(path, overrides), out, events.append, anew=anew).run()
+    return list(result.history.losses), events
+
+
+def test_a_training_that_was_stopped_goes_on(folder: Path) -> None:
+    path = settings(folder, args={"interrupt": str(folder / "stop")}, schedule={"name": "cosine", "steps": 12})
+    losses, events = run(path, folder / "whole")
+    assert [event.name for event in events if isinstance(event, PhaseEnded)][-1] == "Replay"
+    (folder / "stop").touch()
+    with pytest.raises(KeyboardInterrupt):
+        run(path, folder / "stopped")
+    report = json.loads((folder / "stopped" / "report.json").read_text())
+    assert (report["exit_code"], report["failure"], report["training"]["steps"]) == (130, "stopped", 6)
+    again, _ = run(path, folder / "stopped")
+    assert again == losses
+    whole, stopped = (
+        safetensors.torch.load_file(folder / name / "weights.safetensors") for name in ("whole", "stopped")
+    )
+    assert all(torch.equal(whole[name], stopped[name]) for name in whole)
+
+
+def test_other_settings_begin_anew(folder: Path) -> None:
+    path, out = settings(folder), folder / "out"
+    losses, _ = run(path, out)
+    other, _ = run(path, out, "train.optimizer.lr=0.02")
+    assert other[0] == losses[0]
+    assert other[1] != losses[1]
+    again, _ = run(path, out, anew=True)
+    assert again == losses
+
+
+def test_a_loss_of_ones_own_and_a_limit(folder: Path) -> None:
+    losses, _ = run(settings(folder), folder / "one")
+    halves, _ = run(settings(folder, loss="net.py:half", steps=5), folder / "two")
+    assert len(halves) == 5
+    assert halves[0] == pytest.approx(losses[0] / 2)
+
+
+def test_a_loss_that_is_not_finite_is_exit_code_1(folder: Path) -> None:
+    with pytest.raises(NotFinite, match="step 1: the loss is nan") as raised:
+        run(settings(folder, batches="net.py:broken"), folder / "out")
+    assert raised.value.exit_code == 1
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no function": ({"batches": "net.py:batch"}, "make", "no function 'batch' there"),
+    "no module": ({}, "make_nothing", "returns None (is a `return` missing?)"),
+    "a loss by name": ({"loss": "hinge"}, "make", "found loss 'hinge', expected cross-entropy, mse, or"),
+    "smoothing of squares": (
+        {"loss": "mse", "label_smoothing": 0.1},
+        "make",
+        "found label_smoothing with the loss 'mse', expected it with cross-entropy only",
+    ),
+    "momentum of adam": (
+        {"optimizer": {"name": "adam", "momentum": 0.9}},
+        "make",
+        "found 'momentum', which adam does not have; leave it out",
+    ),
+    "no epoch": ({"epochs": 0}, "make", "train.epochs"),
+    "no batch": ({"args": {"count": 0}}, "make", "gives no batch in the first epoch"),
+    "an unknown key": ({"epoch": 3}, "make", "epochs"),
+    "a schedule that ends": ({"schedule": {"name": "one-cycle", "steps": 5}}, "make", "the schedule refuses step 6"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_exit_code_2(folder: Path, name: str) -> None:
+    train, make, message = MISTAKES[name]
+    with pytest.raises((ConfigError, SourceError, UsageError)) as raised:
+        run(settings(folder, make, **train), folder / "out")
+    assert message in str(raised.value)
+    assert raised.value.exit_code == 2
+
+
+def test_a_configuration_without_the_section_is_refused(folder: Path) -> None:
+    path = folder / "plain.yaml"
+    path.write_text(yaml.safe_dump({"model": {"factory": "net.py:make"}}))
+    with pytest.raises(ConfigError, match="the configuration has no section 'train'"):
+        TrainRun(RunConfig.from_yaml(path))
+    path.write_text(
+        yaml.safe_dump({"model": {"transformers": {"class": "ViTModel"}}, "train": {"batches": "net.py:batches"}})
+    )
+    with pytest.raises(ConfigError, match=r"found model\.transformers, expected model\.factory or model\.onnx"):
+        TrainRun(RunConfig.from_yaml(path))
+
+
+@pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn", "characters_gpt"])
+def test_the_shipped_configurations_train(name: str, tmp_path: Path) -> None:
+    losses, _ = run(ROOT / "configs" / f"{name}.yaml", tmp_path / "out", "train.epochs=1", "train.steps=3")
+    assert len(losses) == 3
+    assert losses[-1] < losses[0] + 0.1
