@@ -67,7 +67,7 @@ class Runs:
             if result.changed:
                 keep_signature(model, result.model, narrows=step.narrows)
         except StepFailed as failure:
-            return StepOutcome(model, False, failure)
+            return StepOutcome(model, False, failure.with_traceback(None))  # its frames hold models
         return StepOutcome(result.model, result.changed)
 
 

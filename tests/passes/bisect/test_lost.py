@@ -20,6 +20,7 @@ from passes.structures import structure_of
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
 from tests.support.onnx_models import attention, biased_attention, detached, matrix, merged_attention, model_of, vector
+from tests.support.pass_runs import models_left_by
 from tests.support.paths import EXAMPLES
 
 WIDTH = 32
@@ -29,6 +30,12 @@ def find(
     model: DetachedModel, recipe: list[RecipeItem], context: PassContext, *, lost: str = "qkv", **more: Any
 ) -> Bisection:
     return bisect(model, steps_of(recipe), Loss.of(lost, model), context, **more)
+
+
+def test_a_search_leaves_no_model_to_the_collector(context: PassContext) -> None:
+    """Failures of steps, which it keeps, have no frames any more."""
+    model = detached(attention())
+    assert models_left_by(lambda: find(model, ["default"], context)) == 0
 
 
 def ops(model: onnx.ModelProto) -> list[str]:

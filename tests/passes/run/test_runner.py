@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import onnx
+import pytest
 from onnx import numpy_helper
 
 import passes
@@ -25,7 +27,7 @@ from passes.run.trial import MOST_PROBES, PROBES
 from passes.step import CompositeStep, PassResult, Step
 from passes.weights.detached import DetachedModel
 from tests.support.onnx_models import attention, biased_attention, detached, matrix, model_of
-from tests.support.pass_runs import ops, row
+from tests.support.pass_runs import models_left_by, ops, row
 
 
 def test_a_pass_that_does_nothing_has_not_changed_the_model(context: PassContext) -> None:
@@ -46,6 +48,12 @@ def test_a_context_remembers_the_pin_probes_of_the_last_models_alone(context: Pa
         run = passes.optimize(biased_attention(width), recipe=["onnxsim"], keep=["qkv"], context=context)
         assert run.structures[0].kept
     assert len(context.cache[PROBES]) == MOST_PROBES
+
+
+@pytest.mark.parametrize("recipe", ["default", "onnxsim", "split-qkv"])
+def test_a_run_leaves_no_model_to_the_collector(recipe: str, context: PassContext) -> None:
+    run = partial(passes.optimize, biased_attention(), recipe=[recipe], keep=["qkv?"], context=context)
+    assert models_left_by(run) == 0
 
 
 def test_metadata_is_carried_and_authors_are_named(context: PassContext) -> None:
