@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,7 +17,13 @@ from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise
 from pipeline.quantsim.sizes import weight_bytes
 from pipeline.quantsim.suggest import Suggestion, suggestion_text
-from pipeline.report.quantization import Quantization, QuantizedLayer, QuantizedOutput, QuantizedTensor
+from pipeline.report.quantization import (
+    Quantization,
+    QuantizedLayer,
+    QuantizedOutput,
+    QuantizedStructure,
+    QuantizedTensor,
+)
 
 __all__ = [
     "FORMAT_VERSION",
@@ -59,6 +65,7 @@ class QuantSimReport:
 
     rules: tuple[RuleMatches, ...]
     rows: tuple[TensorRow, ...]
+    structures: tuple[QuantizedStructure, ...]
     layers: tuple[QuantizedLayer, ...]
     not_estimated: str
     left_in_float: tuple[FloatTensor, ...]
@@ -89,6 +96,7 @@ def make_report(
     return QuantSimReport(
         rules=placement.rules,
         rows=tuple(sorted(rows, key=lambda row: row.local_db)),
+        structures=tuple(sorted(_structure_rows(model, rows), key=lambda row: row.total_db)),
         layers=tuple(_layer_rows(sensitivity, placed, parts)),
         not_estimated=not_estimated,
         left_in_float=tuple(
@@ -114,6 +122,7 @@ def page_data(report: QuantSimReport) -> Quantization:
     in_order = sorted(report.rows, key=lambda row: row.place)
     return Quantization(
         tensors=tuple(in_order),
+        structures=report.structures,
         layers=report.layers,
         outputs=tuple(
             QuantizedOutput(name, found.sqnr_db, found.max_abs, devices[name].sqnr_db if name in devices else None)
@@ -153,6 +162,19 @@ def _layer_rows(
         site = placed[name].site
         module = site.modules[-1] if site.modules else ""
         yield QuantizedLayer(name, site.op, module, parts.get(name, ""), sensitivity[name], powers[name] / whole)
+
+
+def _structure_rows(model: DetachedModel, rows: Sequence[TensorRow]) -> Iterator[QuantizedStructure]:
+    """A row for each structure whose result was measured; Q, K and V have rows of their own."""
+    known = {row.tensor: row for row in rows}
+    for kind, structure in STRUCTURES.items():
+        for instance in structure.find(model).instances:
+            if instance.core is None or instance.core.value not in known:
+                continue
+            result = known[instance.core.value]
+            steps = [known[name] for name in (site.tight.name for site in instance.pins) if name in known]
+            worst = min([result, *steps], key=lambda row: row.local_db)
+            yield QuantizedStructure(kind, instance.name, result.tensor, worst.tensor, worst.local_db, result.total_db)
 
 
 def _row(placed: PlacedSite, part: str, noise: Noise, place: int) -> TensorRow:

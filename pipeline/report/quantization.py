@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-__all__ = ["Quantization", "QuantizedLayer", "QuantizedOutput", "QuantizedTensor"]
+__all__ = ["Quantization", "QuantizedLayer", "QuantizedOutput", "QuantizedStructure", "QuantizedTensor"]
 
 
 class _Ratios:
@@ -44,6 +44,20 @@ class QuantizedLayer(_Ratios):
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizedStructure(_Ratios):
+    """A structure with a result of its own, such as an attention or a GELU: the ratio of its worst step alone, and that
+    of its result in the quantized model. Worst result first."""
+
+    kind: str
+    name: str
+    result: str
+    worst: str
+    """The tensor that its worst step makes."""
+    local_db: float
+    total_db: float
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizedOutput(_Ratios):
     """An output by the specification of the operators, and as onnxruntime runs it with all optimizations."""
 
@@ -68,5 +82,6 @@ class Quantization:
     found: int
     not_estimated: str = ""
     not_measured: str = ""
+    structures: tuple[QuantizedStructure, ...] = ()
     suggestion: str = ""
     """A sentence, and rules in YAML on the lines after it; empty where none was asked for."""

@@ -10,7 +10,7 @@ from typing import Final
 from passes.suggest import bytes_text, plural
 from pipeline.report.html.headline import Card
 from pipeline.report.html.layers import Curve, ratio_curve
-from pipeline.report.quantization import Quantization, QuantizedLayer, QuantizedTensor
+from pipeline.report.quantization import Quantization, QuantizedLayer, QuantizedStructure, QuantizedTensor
 
 __all__ = ["QuantizationView", "quantization_view"]
 
@@ -48,6 +48,17 @@ class PartCell:
 
 
 @dataclass(frozen=True, slots=True)
+class StructureCells:
+    """`worst` is the tensor that the structure's worst step makes, `alone` what that step leaves."""
+
+    kind: str
+    name: str
+    worst: str
+    alone: str
+    in_all: str
+
+
+@dataclass(frozen=True, slots=True)
 class TensorCells:
     name: str
     op: str
@@ -65,6 +76,7 @@ class QuantizationView:
     bars: tuple[Bar, ...]
     more_layers: int
     parts: tuple[PartRow, ...]
+    structures: tuple[StructureCells, ...]
     curves: tuple[Curve, ...]
     tensors: tuple[TensorCells, ...]
     left_in_float: tuple[tuple[str, int], ...]
@@ -84,6 +96,7 @@ def quantization_view(data: Quantization | None) -> QuantizationView | None:
         bars=tuple(_bars(data.layers)),
         more_layers=max(len(data.layers) - MOST_LAYERS, 0),
         parts=tuple(_parts(data)),
+        structures=tuple(map(_structure, data.structures)),
         curves=_curves(known),
         tensors=tuple(
             TensorCells(_label(row.module, row.tensor), row.op, row.precision, _db(row.local_db), _db(row.total_db))
@@ -182,6 +195,10 @@ def _parts(data: Quantization) -> Iterable[PartRow]:
         )
         rows.setdefault(structure, []).append(cell)
     return (PartRow(structure, tuple(cells)) for structure, cells in rows.items())
+
+
+def _structure(row: QuantizedStructure) -> StructureCells:
+    return StructureCells(row.kind, row.name, row.worst, _db(row.local_db), _db(row.total_db))
 
 
 def _curves(tensors: Sequence[QuantizedTensor]) -> tuple[Curve, ...]:

@@ -105,5 +105,5 @@ def test_a_size_is_met_by_the_layers_that_add_least() -> None:
 
 def test_one_target_is_given() -> None:
     for entry in ({}, {"sqnr_db": 30, "size": 0.2}):
-        with pytest.raises(ValidationError, match="one target, sqnr_db or size"):
+        with pytest.raises(ValidationError, match="one target: sqnr_db or size"):
             SuggestConfig.model_validate(entry)

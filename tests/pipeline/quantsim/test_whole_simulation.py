@@ -20,6 +20,7 @@ from passes.weights.detached import attach
 from pipeline.cli import app
 from pipeline.errors import CheckFailed, UsageError
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of
+from tests.support.onnx_models import biased_attention
 
 CONFIG = """
 model: {onnx: mlp.onnx}
@@ -190,6 +191,19 @@ def test_sizes_are_those_of_the_stored_numbers(folder: Path) -> None:
     biases = 4 * bias + 8 * (4 + 4)  # int32
     blocks = second // 2 + 6 * 4 + 6 // 2  # int4, two blocks for each of 3 channels
     assert report["quantized_weight_bytes"] == weights + biases + blocks + 2 * 8
+
+
+def test_structures_have_rows_of_their_own(folder: Path) -> None:
+    model = biased_attention()
+    model.opset_import[0].version, model.ir_version = 21, 10
+    onnx.save(model, folder / "mlp.onnx")
+    run(folder, "--set", "quantsim.rules={op:*: {activations: uint8}}", "--set", "quantsim.calibration.data=[]")
+    report = json.loads((folder / "out" / "quantsim.json").read_text())
+    (row,) = report["structures"]
+    steps = {tensor["tensor"]: tensor["local_db"] for tensor in report["rows"]}
+    assert row["kind"] == "attention"
+    assert row["local_db"] == steps[row["worst"]]
+    assert "Structures by their results, worst first (1)" in (folder / "out" / "report.html").read_text()
 
 
 def test_floats_of_8_bits_are_simulated_and_left_out_of_the_encodings(folder: Path) -> None:

@@ -9,7 +9,13 @@ from pathlib import Path
 from pipeline.report import Mark
 from pipeline.report.html import page_of, render
 from pipeline.report.html.quantization import quantization_view
-from pipeline.report.quantization import Quantization, QuantizedLayer, QuantizedOutput, QuantizedTensor
+from pipeline.report.quantization import (
+    Quantization,
+    QuantizedLayer,
+    QuantizedOutput,
+    QuantizedStructure,
+    QuantizedTensor,
+)
 from pipeline.stages.report import save_quantization, write_page
 from pipeline.workspace import Workspace
 from tests.pipeline.report.sample_report import html_of, pictures, report
@@ -26,6 +32,7 @@ FOUND = Quantization(
         QuantizedLayer("e", "Gemm", "", "", 35.0, 0.05),
     ),
     outputs=(QuantizedOutput("y", 17.5, 0.25, 17.0),),
+    structures=(QuantizedStructure("gelu", "layers.0.act", "y", "s", 12.0, math.inf),),
     left_in_float={"the rule 'op:Relu' says float": 2},
     weight_bytes=4 << 20,
     quantized_weight_bytes=1 << 20,
@@ -46,6 +53,13 @@ def test_the_layers_that_make_most_of_the_noise_are_named() -> None:
         ("e", "Gemm", "5%", 8.33),
     ]
     assert [card.value for card in view.cards] == ["17.5 dB", "4.0 → 1.0 MiB", "7 of 9"]
+
+
+def test_a_structure_has_its_worst_step_and_its_result() -> None:
+    view = quantization_view(FOUND)
+    assert view is not None
+    (row,) = view.structures
+    assert (row.kind, row.name, row.worst, row.alone, row.in_all) == ("gelu", "layers.0.act", "s", "12.0 dB", "exact")
 
 
 def test_a_step_that_is_no_layer_is_named_where_layers_do_not_explain_the_noise() -> None:
