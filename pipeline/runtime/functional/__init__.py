@@ -37,6 +37,7 @@ REFUSED: Mapping[Kind, str] = {
     Kind.LinearPointwise: FUSED,
     Kind.ConvPointwise: FUSED,
     Kind.ScaledDotProductAttention: FUSED,
+    Kind.SmallAttention: FUSED,
     **dict.fromkeys(
         (Kind.Aten, Kind.HigherOrder, *TYPED), "the ops of torch's graphs are run by torch's own operators"
     ),

@@ -18,7 +18,7 @@ from pipeline.runtime.kernels.aten.out_variants import make_and_copy, write_out
 from pipeline.runtime.kernels.aten.packed import launch_packed, may_pack, pack_call
 from pipeline.runtime.kernels.aten.regions import higher_order
 from pipeline.runtime.kernels.base import Attrs, Bind, Ins, Kernel, Launch, Outs
-from pipeline.runtime.kernels.packing import PackedWeight, Packer, Stored
+from pipeline.runtime.kernels.packing import PackedWeight, Packer, ProductWeight, Stored
 
 __all__ = ["CALLS", "KERNELS", "PACKERS", "bind_attrs"]
 
@@ -53,7 +53,7 @@ def launch_call(kind: Kind, ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     return bind_attrs(kind, attrs)(ins, outs)
 
 
-def pack_weight(kind: Kind, attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:
+def pack_weight(kind: Kind, attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> ProductWeight | None:
     """Nothing is packed for autocast, which casts operands of torch's own operators."""
     return None if attrs.get("functional") else pack_call(read_call(_as_call(kind, attrs)), specs, stored)
 
