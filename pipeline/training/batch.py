@@ -20,6 +20,8 @@ Batch: TypeAlias = Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 LossFunction: TypeAlias = Callable[..., torch.Tensor]
 """`loss(output, target)` for a batch that is a sequence; `loss(output, batch)` for one that is a mapping."""
 
+SEQUENCES = (tuple, list)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
@@ -44,7 +46,7 @@ class BatchLayout:
             taken = _parameters_of(module)
             names = tuple(batch)
             return cls(names, True, names if taken is None else tuple(name for name in names if name in taken))
-        if not isinstance(batch, tuple | list) or len(batch) < 2:
+        if not isinstance(batch, SEQUENCES) or len(batch) < 2:
             raise UsageError(
                 f"the batch is a {type(batch).__name__}; expected `(*inputs, target)`, or a mapping of names to tensors"
             )
@@ -62,7 +64,7 @@ class BatchLayout:
         if self.by_name:
             if isinstance(batch, Mapping):
                 return dict(batch)
-        elif isinstance(batch, tuple | list) and len(batch) == len(self.names):
+        elif isinstance(batch, SEQUENCES) and len(batch) == len(self.names):
             return dict(zip(self.names, batch, strict=True))
         form = "a mapping of names to tensors" if self.by_name else f"{len(self.names)} tensors, the target last"
         raise UsageError(f"the batch is not like the example batch, which is {form} ({', '.join(self.names)})")

@@ -114,12 +114,13 @@ class _StepFunction:
             value = self.layout.loss(call, self.loss, tensors[first : first + len(self.layout.names)])
             _refuse_other_losses(value)
             value = value.reshape(())
+            found = value.detach()  # in front of the backward operators, so that updates may stand among these
             one = torch.ones((), dtype=value.dtype)  # a constant, unlike the ones_like that autograd would call
             gradients = list(torch.autograd.grad(value, tensors[: self.trained], one, allow_unused=True))
         norm = None
         if self.clips:
             norm, gradients = _clip(gradients, tensors[-1])
-        return [value.detach(), norm, *gradients, *(stored[name] for name, _ in self.module.named_buffers())]
+        return [found, norm, *gradients, *(stored[name] for name, _ in self.module.named_buffers())]
 
 
 def _clip(

@@ -14,7 +14,12 @@ from pipeline.ir.graph import Graph
 from pipeline.lowering.aten import AS_STRIDED
 from pipeline.lowering.fusion.attention import fuse_attention
 from pipeline.lowering.fusion.constants import take_constant_places
-from pipeline.lowering.fusion.gradients import add_biases_in_products, join_parts, scale_before_spreading
+from pipeline.lowering.fusion.gradients import (
+    add_biases_in_products,
+    join_parts,
+    scale_before_spreading,
+    sum_rows_by_product,
+)
 from pipeline.lowering.fusion.images import store_images_by_channel
 from pipeline.lowering.fusion.layout import keep_channels_last
 from pipeline.lowering.fusion.orders import store_as_copied
@@ -35,6 +40,7 @@ TRAIN_PASSES: Mapping[str, Callable[[Graph], Graph]] = {
     "parts": join_parts,
     "spread": scale_before_spreading,
     "bias": add_biases_in_products,
+    "sums": sum_rows_by_product,
     "images": store_images_by_channel,
     "order": store_as_copied,
 }

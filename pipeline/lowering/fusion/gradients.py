@@ -15,7 +15,7 @@ from pipeline.ir.graph import Attr, Graph, InputRef, Op, TensorSpec, TorchConst
 from pipeline.lowering.fusion.readers import read_sum
 from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
 
-__all__ = ["add_biases_in_products", "join_parts", "scale_before_spreading"]
+__all__ = ["add_biases_in_products", "join_parts", "scale_before_spreading", "sum_rows_by_product"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +191,41 @@ def _sources(graph: Graph, vid: int) -> Iterator[Op]:
     while op is not None:
         yield op
         op = producer(graph, op.inputs[0]) if op.inputs else None
+
+
+def sum_rows_by_product(graph: Graph) -> Graph:
+    """`sums`: the sum of a few rows, such as the gradient of a bias, is a product with ones, which begins sooner."""
+    rewrite = Rewrite(graph)
+    ones: dict[tuple[int, str], int] = {}
+    for op in graph.ops:
+        if not _sums_few_rows(graph, op):
+            continue
+        matrix, out = graph.values[op.inputs[0]].spec, graph.values[op.outputs[0]]
+        rows, columns = matrix.sizes
+        key = rows, matrix.dtype
+        if key not in ones:
+            ones[key] = rewrite.declare(f"{rows} ones", TensorSpec((rows,), matrix.dtype, matrix.device))
+            attrs: dict[str, Attr] = {"size": (rows,), "dtype": TorchConst("dtype", matrix.dtype), "device": CPU}
+            rewrite.replace(op, "aten.ones.default", (), [ones[key]], attrs)
+        turned, total = (
+            rewrite.declare(f"{out.name} {what}", TensorSpec(shape, matrix.dtype, matrix.device))
+            for what, shape in (("turned", (columns, rows)), ("in one axis", (columns,)))
+        )
+        rewrite.replace(op, "aten.t.default", op.inputs, [turned], {"self": InputRef(0)})
+        rewrite.replace(op, "aten.mv.default", [turned, ones[key]], [total], {"self": InputRef(0), "vec": InputRef(1)})
+        rewrite.replace(op, "aten.view.default", [total], op.outputs, {"self": InputRef(0), "size": out.spec.shape})
+    return rewrite.build()
+
+
+FEW_ROWS = 64
+"""A product adds row after row; torch's sum is more exact where there are many."""
+
+CPU = TorchConst("device", "cpu")
+
+
+def _sums_few_rows(graph: Graph, op: Op) -> bool:
+    if op.kind != "aten.sum.dim_IntList" or op.attrs["dim"] not in ((0,), (-2,)) or op.attrs.get("dtype") is not None:
+        return False
+    spec = graph.values[op.inputs[0]].spec
+    is_matrix = spec.rank == 2 and spec.is_static and spec.device == "cpu"
+    return is_matrix and spec.dtype in ("float32", "float64") and 0 < spec.sizes[0] <= FEW_ROWS and spec.sizes[1] > 0

@@ -24,7 +24,7 @@ MOST_AXES = 6
 def store_as_copied(graph: Graph) -> Graph:
     """`order`: a result that is only moved and then copied row by row is stored in the order of the copy.
 
-    The copies on the way become views, and so does the last one.
+    Then the last copy is a view, and those on the way are left out.
     """
     rewrite = Rewrite(graph)
     chosen: set[int] = set()
@@ -41,10 +41,19 @@ def store_as_copied(graph: Graph) -> Graph:
             continue
         chosen.add(source)
         rewrite.store(source, layout.strides)
-        for copy in way:
-            if _is_copy(graph, copy):
-                rewrite.replace(copy, "aten.alias.default", copy.inputs, copy.outputs, {"self": InputRef(0)})
+        if any(_is_copy(graph, inner) for inner in way[:-1]):
+            for inner in way[:-1]:
+                _leave_out_copy(rewrite, inner)
     return rewrite.build()
+
+
+def _leave_out_copy(rewrite: Rewrite, op: Op) -> None:
+    """Replace a copy by its operand, and a view that counts on the copy by one that takes any order."""
+    if _is_copy(rewrite.graph, op):
+        rewrite.replace(op, "aten.alias.default", op.inputs, op.outputs, {"self": InputRef(0)})
+    elif op.kind in ("aten.view.default", "aten._unsafe_view.default"):
+        shape = rewrite.graph.values[op.outputs[0]].spec.shape
+        rewrite.replace(op, "aten.reshape.default", op.inputs, op.outputs, {"self": InputRef(0), "shape": shape})
 
 
 def _way_to(graph: Graph, copy: Op) -> tuple[Op, ...]:

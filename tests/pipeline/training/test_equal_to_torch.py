@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
+from pipeline.ir import Graph
+from pipeline.lowering import lower, with_kernels
+from pipeline.lowering.aten import in_traced_order
+from pipeline.planning import make_plan
 from pipeline.training import record_step
-from tests.pipeline.training.steps import LOSS, MODELS, MakeOptimizer, record, seeded, step_of_torch
+from tests.pipeline.training.steps import LOSS, MODELS, MakeOptimizer, Model, record, seeded, step_of_torch
 
 STEPS = 100
 TOLERANCE = 1e-4
@@ -50,6 +55,22 @@ def test_early_updates_change_nothing(large: int) -> None:
     ours = [program.step(MODELS["mlp"].batch(number)).item() for number in range(20)]
     theirs = [step_of_torch(module, twin, MODELS["mlp"].batch(number)) for number in range(20)]
     assert ours == pytest.approx(theirs, rel=TOLERANCE)
+
+
+def test_the_memory_of_a_gradient_is_free_after_its_update() -> None:
+    """A layer has 4 KiB, its activations half of one."""
+    deep = Model(lambda: nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(12))), (4, 32), classes=32)
+    early, late, clipped = (
+        live_bytes(record(deep, OPTIMIZERS["Adam"], **options)[0].graph)
+        for options in ({"large": 0}, {"large": 2**30}, {"large": 0, "max_norm": 1.0})
+    )
+    assert late - early > 9 * 4096
+    assert clipped - early > 9 * 4096  # the norm needs all gradients
+
+
+def live_bytes(graph: Graph) -> int:
+    lowered = with_kernels(in_traced_order(graph))
+    return make_plan(lowered, lower(lowered)).live_bytes
 
 
 def test_gradients_are_clipped() -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.lowering.fusion.gradients import add_biases_in_products, join_parts, scale_before_spreading
+from pipeline.lowering.fusion.gradients import (
+    add_biases_in_products,
+    join_parts,
+    scale_before_spreading,
+    sum_rows_by_product,
+)
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
 
 PARTS = """
@@ -175,3 +180,45 @@ def test_a_bias_is_added_by_the_product() -> None:
 )
 def test_other_products_stay(old: str, new: str) -> None:
     assert_stays(add_biases_in_products, BIAS.replace(old, new))
+
+
+SUMS = """
+graph "bias" (%0 "rows": float32[8, 5]) {
+  %1 "sum": float32[1, 5] = "aten.sum.dim_IntList"(%0) {self: $0, dim: [0], keepdim: true}
+  %2 "y": float32[5] = "aten.view.default"(%1) {self: $0, size: [5]}
+
+  return %2
+}
+"""
+
+
+def test_the_gradient_of_a_bias_is_a_product_with_ones() -> None:
+    assert_becomes(
+        sum_rows_by_product,
+        SUMS,
+        """
+        graph "bias" (%0 "rows": float32[8, 5]) {
+          %3 "8 ones": float32[8] = "aten.ones.default"() {
+            size: [8], dtype: word("dtype", "float32"), device: word("device", "cpu")
+          }
+          %4 "sum turned": float32[5, 8] = "aten.t.default"(%0) {self: $0}
+          %5 "sum in one axis": float32[5] = "aten.mv.default"(%4, %3) {self: $0, vec: $1}
+          %1 "sum": float32[1, 5] = "aten.view.default"(%5) {self: $0, size: [1, 5]}
+          %2 "y": float32[5] = "aten.view.default"(%1) {self: $0, size: [5]}
+
+          return %2
+        }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[8, 5]", "[65, 5]"),
+        ("float32", "float16"),
+        ("keepdim: true", 'keepdim: true, dtype: word("dtype", "float64")'),
+    ],
+)
+def test_other_sums_are_no_products(old: str, new: str) -> None:
+    assert_stays(sum_rows_by_product, SUMS.replace(old, new))
