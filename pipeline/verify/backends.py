@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,7 +102,7 @@ class GraphModel:
         return bind_dims(self._graph, dims_of(self._graph, shapes)) if dim_names(self._graph) else self._graph
 
 
-class Backend:
+class Backend(ABC):
     """One model on one backend, to be run on many draws."""
 
     def __init__(self, model: RunnableModel, fusions: Collection[str] = ()) -> None:
@@ -117,6 +118,7 @@ class Backend:
         """How many plans and steps between them there are; 0 where the model is run as a whole."""
         return 0
 
+    @abstractmethod
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         """Outputs by name.
 
@@ -124,24 +126,23 @@ class Backend:
             Unsupported: the backend cannot take the model.
             StepFailed: it fails on these inputs.
         """
-        raise NotImplementedError
 
     def compile_whole(self, shapes: Shapes) -> tuple[Graph, CompiledProgram] | None:
         """The graph and its plan, for a backend that makes one; None where there is no plan of the whole model."""
         del shapes
         return None
 
+    @abstractmethod
     def value_names(self, shapes: Shapes) -> tuple[str, ...]:
         """The values that `walk` can give, in the order in which they are computed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def walk(self, feeds: Feeds, wanted: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
         """The values called `wanted`, in the order of `value_names`; what is not asked for is not computed.
 
         Raises:
             Unsupported: the backend cannot take the model, or takes it in segments.
         """
-        raise NotImplementedError
 
 
 class OnnxRuntime(Backend):
