@@ -54,6 +54,10 @@ COMMANDS: Final = {
         "Try every pass on many small models, and say what it breaks: is this release of an optimizer safe?",
     ),
     "plan": ("plan", "What a plan decided: calls, places, memory over time; and a run of it, launch by launch."),
+    "debug": (
+        "debug",
+        "Find out why a model computes something else than it should: where two backends part.",
+    ),
     "ir": ("ir", "A model as a graph of aten operations in JSON, without its weights."),
     "schema": ("configuration", "Write the JSON Schema of a configuration, for editors."),
 }

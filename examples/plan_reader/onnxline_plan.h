@@ -1,4 +1,4 @@
-/* Reads plan.bin of onnxline, version 1. docs/reference/plan-format.md describes every field.
+/* Reads plan.bin of onnxline, version 2. docs/reference/plan-format.md describes every field.
  *
  * All numbers are little-endian. A reader that would go beyond the end sets `failed`, and gives zeros from then on, so
  * it is enough to ask once at the end. The names of kinds are in pipeline/lowering/kinds.py; a number never changes. */
@@ -7,11 +7,12 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define ONNXLINE_PLAN_MAGIC "ONNXLPLN"
-#define ONNXLINE_PLAN_VERSION 1u
+#define ONNXLINE_PLAN_VERSION 2u
 #define ONNXLINE_PLAN_HEADER 64u
 #define ONNXLINE_CHECKED_FROM 16u  /* first byte that the checksum covers */
 #define ONNXLINE_UNBOUNDED UINT64_MAX /* size of a region that is as large as it has to be */
@@ -103,6 +104,27 @@ static inline const char *onnxline_open(onnxline_reader *reader, const uint8_t *
     for (uint32_t at = 0; at < count; ++at) reader->texts[at] = onnxline_blob(reader);
     reader->text_count = count;
     return reader->failed ? "the table of texts is cut" : NULL;
+}
+
+/* Pass over the memory map behind the calls of a plan: regions, pins, and who lies where from which call to which. */
+static inline void onnxline_skip_memory(onnxline_reader *reader) {
+    uint32_t regions = onnxline_u32(reader);
+    for (uint32_t left = regions; left && !reader->failed; --left) { onnxline_text(reader); onnxline_u64(reader); }
+    for (uint32_t left = regions ? onnxline_u32(reader) : 0; left && !reader->failed; --left) onnxline_u32(reader);
+    for (uint32_t left = regions ? onnxline_u32(reader) : 0; left && !reader->failed; --left)
+        for (int field = 0; field < 6; ++field) onnxline_u32(reader); /* vid, region, an offset of two, first and last call */
+}
+
+/* A whole file; NULL where it cannot be read. Free it in the end. */
+static inline uint8_t *onnxline_load(const char *path, size_t *size) {
+    FILE *file = fopen(path, "rb");
+    if (!file) return NULL;
+    long end = fseek(file, 0, SEEK_END) ? -1 : ftell(file);
+    rewind(file);
+    uint8_t *data = end < 0 ? NULL : (uint8_t *)malloc((size_t)end + 1);
+    *size = data ? fread(data, 1, (size_t)end, file) : 0;
+    fclose(file);
+    return data;
 }
 
 #endif

@@ -46,10 +46,15 @@ def show(
         list[str] | None, typer.Option("--pin", metavar="VALUE=REGION", help="Hold a value there; may be repeated.")
     ] = None,
     entry: Annotated[str | None, typer.Option(metavar="NAME", help="The entry point, where there are several.")] = None,
+    with_weights: Annotated[
+        bool, typer.Option("--check-weights", help="Check that the weights have the bytes that the plan was made with.")
+    ] = False,
 ) -> None:
     """Print what a plan holds: its calls, its arena against the bound, and who lives where at the peak."""
     from pipeline.planning import map_memory, parse_regions
 
+    if with_weights:
+        typer.echo(_check_weights(path))
     if pins and regions is None:
         raise UsageError("--pin holds a value in a region, and no regions were given; add --regions")
     plan = _choose_entry(_read_entries(path), entry)
@@ -70,17 +75,21 @@ def trace(
     runs: Annotated[int, typer.Option(min=1, help="How many runs, after one that is not counted.")] = 3,
 ) -> None:
     """Run the final model of RUN on random inputs, and write the time of each launch in Chrome's trace format."""
-
     if not (folder / "model.onnx").is_file():
         raise UsageError(f"{folder} has no model.onnx; expected the folder of a run")
     plan: ExecutionPlan = _choose_entry(_read_entries(folder), None)
+    from pipeline.config import RunConfig
     from pipeline.importers import from_onnx
     from pipeline.lowering import EMITTERS
+    from pipeline.lowering.fusion import fuse
     from pipeline.runtime import compile_graph
     from pipeline.runtime.trace import random_feed, to_chrome_trace, trace_runs
 
     shapes = {plan.slots[vid].name: plan.slots[vid].spec.sizes for vid in plan.inputs}
-    program = compile_graph(from_onnx(folder / "model.onnx", shapes=shapes, emitters=EMITTERS))
+    settings = folder / "run.yaml"
+    fusions = RunConfig.from_yaml(settings).runtime.chosen_fusions if settings.is_file() else ()
+    graph = from_onnx(folder / "model.onnx", shapes=shapes, emitters=EMITTERS, fallback=True)
+    program = compile_graph(fuse(graph, fusions))
     bound = program.context.bound
     times = trace_runs(bound, random_feed(program.feed_signature), runs=runs)
     with disk_errors(out.parent), replace_when_done(out) as temporary:
@@ -102,7 +111,8 @@ def _read_entries(path: Path) -> dict[str, ExecutionPlan]:
     from pipeline.planning import decode_plans, from_json
 
     if path.is_dir():
-        found = [path / name for name in ("plan.bin", "plan.json") if (path / name).is_file()]
+        # plan.json first: this release may not read a plan.bin that an earlier one has written.
+        found = [path / name for name in ("plan.json", "plan.bin") if (path / name).is_file()]
         if not found:
             raise UsageError(
                 f"{path} has neither plan.bin nor plan.json; a run writes them when `plan` is among its backends and "
@@ -119,6 +129,25 @@ def _read_entries(path: Path) -> dict[str, ExecutionPlan]:
         return {"main": from_json(json.loads(data))}
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{path}: it is not JSON: {error}") from error
+
+
+def _check_weights(path: Path) -> str:
+    """A line on the weights of a plan.bin, whose bytes are as they should be.
+
+    Raises:
+        SourceError: a weight has other bytes, or its file is not there.
+        UsageError: a plan.json, which does not say where the weights are.
+    """
+    from pipeline.planning import check_weights, decode_plans
+
+    file = path / "plan.bin" if path.is_dir() else path
+    if file.suffix == ".json" or not file.is_file():
+        raise UsageError(f"--check-weights: found {path}, expected a plan.bin, which says where the weights are")
+    with disk_errors(file):
+        content = decode_plans(file.read_bytes())
+    check_weights(content, file.parent)
+    nbytes = sum(stored.nbytes or len(stored.data) for stored in content.weights.values())
+    return f"weights: {len(content.weights)}, {bytes_text(nbytes)}, with the bytes that the plan was made with"
 
 
 def _choose_entry(entries: dict[str, ExecutionPlan], name: str | None) -> ExecutionPlan:
@@ -151,8 +180,8 @@ def _lines(plan: ExecutionPlan) -> Iterator[str]:
     )
     yield f"plan of graph {plan.graph_name!r}, digest {plan.graph_digest[:12] or 'none'}"
     yield f"calls: {len(plan.calls)}, of which {free} are views and do nothing: {_counts(kinds)}"
-    fallbacks = plan.fallbacks()
-    yield f"called by name (Aten): {sum(fallbacks.values())}{': ' if fallbacks else ''}{_counts(Counter(fallbacks))}"
+    generic = plan.generic_calls()
+    yield f"called by name (Aten): {sum(generic.values())}{': ' if generic else ''}{_counts(Counter(generic))}"
     ratio = plan.arena_bytes / plan.live_bytes if plan.live_bytes else 1
     bound = f"at least {bytes_text(plan.live_bytes)} are alive at once ({ratio:.3f} x)"
     yield f"arena: {bytes_text(plan.arena_bytes)}, {bound}; {plural(len(plan.alias), 'alias', 'aliases')}"

@@ -332,6 +332,7 @@ class RuntimeConfig(Section):
     """Which backends run the final model.
 
     backends: where nothing is said, onnxruntime, and `plan` if it can take the model. Who names `plan` needs it.
+        `torch` runs the final model op by op with torch's operators.
     regions: memories of a machine from the fastest to the slowest, such as `sram:2MiB,dram`; the plan then has a memory
         map, which says what is in which of them during which calls.
     pins: {name of a value: name of the region that holds it as long as it lives}.
@@ -370,7 +371,9 @@ class RuntimeConfig(Section):
     def chosen_fusions(self) -> tuple[Fusion, ...]:
         return get_args(Fusion) if self.fusions == "all" else self.fusions
 
-    @property
-    def needs_plan(self) -> bool:
-        """Whether a model that `plan` cannot take is an error: only where somebody asked for `plan` by its name."""
-        return self.backends is not None and "plan" in self.backends
+    def requires(self, backend: str) -> bool:
+        """Whether a model that `backend` cannot take is an error: of `plan` only where somebody named it.
+
+        `torch` never fails a run by what it lacks: configurations that name it are older than this backend.
+        """
+        return backend == "onnxruntime" or (backend == "plan" and self.backends is not None)

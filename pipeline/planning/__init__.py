@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.planning.binary import PlanFile, StoredBytes, decode_plans, encode_plans
+from pipeline.planning.binary import PlanFile, StoredBytes, check_weights, decode_plans, encode_plans
 from pipeline.planning.check import check_against, check_plan
 from pipeline.planning.json import from_json, to_json
 from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Move, Residence, parse_regions
@@ -25,6 +25,7 @@ __all__ = [
     "alive_bytes",
     "check_against",
     "check_plan",
+    "check_weights",
     "decode_plans",
     "encode_plans",
     "from_json",

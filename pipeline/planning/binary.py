@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from pipeline.errors import SourceError
@@ -20,11 +21,11 @@ from pipeline.planning.json import read_sound
 from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot
 
-__all__ = ["MAGIC", "VERSION", "PlanFile", "StoredBytes", "decode_plans", "encode_plans"]
+__all__ = ["MAGIC", "VERSION", "PlanFile", "StoredBytes", "check_weights", "decode_plans", "encode_plans"]
 
 MAGIC: Final = b"ONNXLPLN"
-VERSION: Final = 1
-"""Grows with every change of the layout."""
+VERSION: Final = 2
+"""Grows with every change of the layout. Version 1 had no checksums of weights."""
 
 HEADER: Final = struct.Struct("<8sIIQIIII24x")
 """Magic, version, CRC-32 of what follows it, bytes of the file, counts of texts, entries and weights, alignment."""
@@ -39,6 +40,9 @@ EXTERNAL, ALIAS, ARENA = range(3)
 """Where the storage of a value comes from."""
 
 HAS_STRIDES, HAS_LAYOUT = 1, 2
+
+BLOCK: Final = 2**20
+"""Bytes of a weight that are read at once."""
 
 UNBOUNDED: Final = 2**64 - 1
 """The size of a region that is as large as it has to be."""
@@ -55,6 +59,8 @@ class StoredBytes:
     file: str = ""
     offset: int = 0
     nbytes: int = 0
+    crc32: int = 0
+    """Of these bytes, as zlib counts it: it tells a wrong file, and is no protection against forgery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ def encode_plans(content: PlanFile) -> bytes:
     for name, stored in content.weights.items():
         writer.text(name)
         writer.text(stored.file)
-        writer.pack("QQ", stored.offset, stored.nbytes)
+        writer.pack("QQI", stored.offset, stored.nbytes, stored.crc32)
         writer.blob(stored.data)
     texts = b"".join(struct.pack("<I", len(text)) + text for text in writer.texts)
     body = texts + b"".join(writer.parts)
@@ -108,6 +114,36 @@ def decode_plans(data: bytes) -> PlanFile:
     if zlib.crc32(memoryview(data)[CHECKED_FROM:]) != checksum:
         raise SourceError("plan.bin: its checksum does not fit; it was changed after it was written")
     return read_sound("plan.bin", data, lambda raw: _read_file(raw, texts, entries, weights), _refuse_other, _plans_of)
+
+
+def check_weights(content: PlanFile, folder: Path) -> None:
+    """Check that the weights of a plan in `folder` have the bytes that they had when the plan was made.
+
+    Raises:
+        SourceError: a file is not there or too short, or has other bytes.
+    """
+    for name, stored in content.weights.items():
+        try:
+            crc32 = _checksum(stored, folder)
+        except OSError as error:
+            raise SourceError(f"plan.bin: weight {name!r} is in {stored.file}: {error.strerror}") from error
+        if crc32 != stored.crc32:
+            place = f"{stored.nbytes} bytes from {stored.offset} of {stored.file}" if stored.file else "the plan itself"
+            raise SourceError(
+                f"plan.bin: weight {name!r} ({place}) has not the bytes that the plan was made with; "
+                "use the weights file of this plan, or make the plan again"
+            )
+
+
+def _checksum(stored: StoredBytes, folder: Path) -> int:
+    if not stored.file:
+        return zlib.crc32(stored.data)
+    crc32, left = 0, stored.nbytes
+    with (folder / stored.file).open("rb") as file:
+        file.seek(stored.offset)
+        while block := file.read(min(left, BLOCK)):
+            crc32, left = zlib.crc32(block, crc32), left - len(block)
+    return crc32 if not left else -1
 
 
 def _plans_of(content: PlanFile) -> list[ExecutionPlan]:
@@ -183,8 +219,8 @@ def _read_file(data: bytes, texts: int, entries: int, weights: int) -> PlanFile:
     stored = {}
     for _ in range(weights):
         name, file = reader.text(), reader.text()
-        offset, nbytes = reader.unpack("QQ")
-        stored[name] = StoredBytes(reader.blob(), file, offset, nbytes)
+        offset, nbytes, crc32 = reader.unpack("QQI")
+        stored[name] = StoredBytes(reader.blob(), file, offset, nbytes, crc32)
     reader.end()
     return PlanFile(plans, stored)
 

@@ -113,7 +113,7 @@ class ExecutionPlan:
         """Strides of `vid` in elements; None for row-major from the first element of the storage."""
         return self.layouts[vid].strides if vid in self.layouts else None
 
-    def fallbacks(self) -> dict[str, int]:
+    def generic_calls(self) -> dict[str, int]:
         """How often the plan and its bodies call each operator of torch by name, the most frequent first."""
         by_name = Counter(
             str(unpack(call.attr_schema, call.attr_blob)["op"])
@@ -121,7 +121,7 @@ class ExecutionPlan:
             if call.kind_id in (Kind.Aten, Kind.HigherOrder)
         )
         for body in (body for bodies in self.bodies.values() for body in bodies):
-            by_name.update(body.fallbacks())
+            by_name.update(body.generic_calls())
         return dict(by_name.most_common())
 
 

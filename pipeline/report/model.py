@@ -251,9 +251,11 @@ class RuntimeReport:
     arena_bytes: int = 0
     aliases: int = 0
     fallbacks: Mapping[str, int] = field(default_factory=dict)
-    """Operators of torch that the plan calls by name, since no kernel kind stands for them, and how often."""
+    """An older name of `generic_calls`, which scripts may read."""
     files: tuple[tuple[str, int, int], ...] = ()
     packed_bytes: int = 0
+    generic_calls: Mapping[str, int] = field(default_factory=dict)
+    """Operators of torch that the plan calls by name, since no kernel kind stands for them, and how often."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pipeline.runtime.capture import Capture, CaptureReport, CaptureWarning, Snapshot
 from pipeline.runtime.compile import CompiledProgram, compile_graph
 from pipeline.runtime.entries import CompiledEntries, compile_graphs
-from pipeline.runtime.open_dims import ProgramCache, compile_open_graph
-from pipeline.runtime.sized import SizedProgram
+from pipeline.runtime.open_dims import SizedProgram, compile_open_graph
 
 __all__ = [
     "Capture",
@@ -14,7 +13,6 @@ __all__ = [
     "CaptureWarning",
     "CompiledEntries",
     "CompiledProgram",
-    "ProgramCache",
     "SizedProgram",
     "Snapshot",
     "compile_graph",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import nullcontext
 
 import torch
 
@@ -22,7 +20,7 @@ from pipeline.planning import (
     make_plan,
     refuse_named_dims,
 )
-from pipeline.runtime.capture import Capture, CapturePolicy, Snapshot
+from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.context import Context
 from pipeline.runtime.fold import fold_constants
 from pipeline.runtime.program import BoundProgram, UnboundProgram
@@ -33,7 +31,7 @@ from pipeline.runtime.weights import Weights, with_weights
 __all__ = ["CompiledProgram", "bind_graph", "compile_graph"]
 
 
-class CompiledProgram:
+class CompiledProgram(Replayable):
     """A plan with its weights, ready to run from any thread.
 
     Threads share plan and weights. Without states each thread has a context of its own, so threads do not wait for one
@@ -46,8 +44,7 @@ class CompiledProgram:
         """The context that was made to compile, until a thread takes it."""
         self._own = threading.local()
         self._shared = self._first[0] if self._first[0].states.tensors else None
-        self._turn = threading.RLock() if self._shared else nullcontext()
-        self._policy = CapturePolicy.of()
+        super().__init__(threading.RLock() if self._shared else None)
 
     @property
     def plan(self) -> ExecutionPlan:
@@ -71,86 +68,28 @@ class CompiledProgram:
             DataError: an index in the feed is out of range (a UsageError too).
             InternalError: a kernel failed.
         """
-        with self._turn:
+        with self._turn():
             return self.context.run(feed, copy=copy)
 
     def run_updating(self, feed: Feed, *, copy: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Outputs as from `run`, and {updated input: its value after the run}; the caller's tensors are not changed."""
-        with self._turn:
+        with self._turn():
             return self.context.run_updating(feed, copy=copy)
 
-    def capture(
-        self,
-        feed: Feed,
-        *,
-        mode: str = "inference",
-        static_roles: Iterable[str] | None = None,
-        copy_roles: Iterable[str] | None = None,
-    ) -> Capture:
-        """Record the launches for feeds with this signature, or give the record that there is.
+    @property
+    def captures(self) -> Captures:
+        return self.context.captures
 
-        No step is taken: states and random numbers are afterwards what they were. Later calls of `replay` have the mode
-        and the roles of the last `capture`. A value of a static role stays as it was first given, one of a copied role
-        comes with every feed, one of another role comes where the feed has it.
+    def check_weights(self) -> None:
+        """Check that the tensors given as weights still have the memory that was bound when the graph was compiled.
 
-        `mode`: "inference" (params and constants are static), or "train" (states too: what a feed has for them is
-        ignored). Inputs are copied in both. `static_roles` and `copy_roles` are in place of these.
+        Each capture does. A run or a replay does not, since that would cost about 1 µs for each weight: it computes
+        with the memory that was bound, which torch refuses to free or to resize once there is a capture.
 
         Raises:
-            UsageError: the feed does not fit the plan, a state has no value, or there is no such mode or role.
-            DataError: an index in the feed is out of range (a UsageError too).
-            InternalError: a kernel failed.
+            UsageError: one was given other memory since, as `.data = …` and `module.to(…)` do.
         """
-        self._policy = CapturePolicy.of(mode, static_roles, copy_roles)
-        with self._turn:
-            return self.context.captures.capture(feed, self._policy)
-
-    def replay(
-        self,
-        feed: Feed,
-        *,
-        copy: bool = True,
-        changed: Collection[str] | None = None,
-        restore: Snapshot | None = None,
-    ) -> Mapping[str, torch.Tensor]:
-        """Outputs by name as from `run`, by a captured record; a new signature is captured first.
-
-        Each replay advances states and random numbers. With `restore`, these are put back to a snapshot first, so that
-        equal feeds give equal outputs. With `copy=False` the outputs are views that the next replay overwrites.
-        `changed` names the inputs to copy; the others stay as they are, and the feed may leave them out.
-
-        Raises:
-            UsageError: as `capture`.
-            DataError: an index in the feed is out of range (a UsageError too).
-            InternalError: a kernel failed.
-        """
-        if self._shared is None:
-            return self.context.captures.replay(feed, self._policy, copy=copy, changed=changed, restore=restore)
-        with self._turn:
-            return self._shared.captures.replay(feed, self._policy, copy=copy, changed=changed, restore=restore)
-
-    def snapshot(self) -> Snapshot:
-        """Copies of states and random generators as they are; further replays do not change them.
-
-        Raises:
-            UsageError: a run failed while it wrote to some states; see `pipeline.runtime.states`.
-        """
-        with self._turn:
-            return self.context.captures.snapshot()
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go back to `snapshot`.
-
-        Raises:
-            UsageError: it is a snapshot of another program.
-        """
-        with self._turn:
-            self.context.captures.restore(snapshot)
-
-    def drop_captures(self) -> None:
-        """Give back what the captures of this thread hold; states keep their values."""
-        with self._turn:
-            self.context.captures.clear()
+        self._bound.refuse_moved_weights()
 
     @property
     def context(self) -> Context:
@@ -173,7 +112,7 @@ class CompiledProgram:
         Raises:
             UsageError: a run failed while it wrote to some; see `pipeline.runtime.states`.
         """
-        with self._turn:
+        with self._turn():
             return self.context.states.values()
 
     @property
@@ -198,12 +137,12 @@ class CompiledProgram:
         Raises:
             UsageError: no such state, or another shape or dtype.
         """
-        with self._turn:
+        with self._turn():
             self.context.states.give(states)
 
     def reset_states(self) -> None:
         """Set every state back to its value when the graph was compiled."""
-        with self._turn:
+        with self._turn():
             self.context.states.reset()
 
     def _take_first(self) -> Context | None:

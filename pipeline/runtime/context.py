@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -32,19 +32,25 @@ class Context:
     Args:
         table: states that are shared with contexts of other programs; without it the context has its own.
         arena: bytes that are shared with contexts that run by turns, at least `plan.arena_bytes`.
+        states: those of another plan of the same graph, at other sizes; they keep their values.
 
     Raises:
         InternalError: the shapes of a call do not fit its kernel.
     """
 
     def __init__(
-        self, bound: BoundProgram, *, table: StateTable | None = None, arena: torch.Tensor | None = None
+        self,
+        bound: BoundProgram,
+        *,
+        table: StateTable | None = None,
+        arena: torch.Tensor | None = None,
+        states: States | None = None,
     ) -> None:
         self.bound = bound
         self.plan = plan = bound.plan
         # Slots are written to in every mode, so they must not become inference tensors of a caller in that mode.
         with plain_state(), torch.inference_mode(mode=False), torch.no_grad():
-            self.states = States(plan, bound.weights, table)
+            self.states = States(plan, bound.weights, table) if states is None else states
             fed = _fed_entries(plan)
             pointed = [vid for vid, entry in fed.items() if not _is_copied(plan, vid, entry)]
             buffers = {
@@ -54,10 +60,10 @@ class Context:
             }
             homes = placeholders({vid: fed[vid] for vid in pointed})
             places = bind_arena(plan, torch.empty(plan.arena_bytes, dtype=torch.uint8) if arena is None else arena)
-            self._memory = ProgramMemory(bound, self.states, places, runner_of_body)
-            self._slots = self._memory.bind_slots({**buffers, **homes})
+            self.memory = ProgramMemory(bound, self.states, places, runner_of_body)
+            self._slots = self.memory.bind_slots({**buffers, **homes})
             self._steps = bound.steps
-            self._launches = [self._memory.bind_step(step, self._slots) for step in bound.steps]
+            self._launches = [self.memory.bind_step(step, self._slots) for step in bound.steps]
             pointers = self._pointers([*pointed, *_large_outputs(plan)])
         self._fed: list[FedSlot] = [
             CopiedSlot(entry, buffers[vid])
@@ -68,7 +74,7 @@ class Context:
         self._large = {vid: pointers[vid] for vid in _large_outputs(plan)}
         self._moving = {*self._large, *pointed}
         """Roots of the values whose slots are pointed at other memory."""
-        self.captures = Captures(OneMemory(self._memory))
+        self.captures = Captures(OneMemory(self.memory))
         """Replays continue the sequence of the runs: they have the same states, and the same arena."""
         self._inference = torch.inference_mode()
         self._shapes_checked = False
@@ -100,6 +106,30 @@ class Context:
         outputs = {slots[vid].name: found[vid] for vid in plan.outputs}
         return outputs, {slots[vid].name: found[after] for vid, after in updated.items()}
 
+    def walk(self, feed: Feed) -> Iterator[tuple[int, list[torch.Tensor]]]:
+        """One run, call by call: the index of each call of the plan, and copies of what it computed.
+
+        Raises:
+            UsageError, DataError, InternalError: as `run`.
+        """
+        steps = {step.index: at for at, step in enumerate(self._steps)}
+        given = self._accept(feed)
+        try:
+            for slot, tensor in zip(self._fed, given, strict=True):
+                slot.write(tensor)
+            for index, call in enumerate(self.plan.calls):
+                if index in steps:  # a call that only makes views has no launch
+                    self._launch_one(steps[index])
+                yield index, [self._slots[vid].clone() for vid in call.out_vids]
+            if self.states.tensors:
+                self.states.advance(self.plan, self._slots)
+        except BaseException:
+            self.states.lose(self.memory.written_states(self._steps))
+            raise
+        finally:
+            for slot in self._fed:
+                slot.release()
+
     def apply(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs for inputs, both in order, of a plan without fed weights; the next call may change them.
 
@@ -120,14 +150,14 @@ class Context:
                 new = self._point_at_new()
             self._launch()
             if not self._shapes_checked:
-                self._memory.check_shapes(self._slots)
+                self.memory.check_shapes(self._slots)
                 self._shapes_checked = True
             outputs = {vid: self._leaving(vid, new, copy=copy) for vid in wanted}
             if self.states.tensors:
-                self.states.advance(self._slots)
+                self.states.advance(self.plan, self._slots)
             return outputs
         except BaseException:
-            self.states.lose(self._memory.written_states(self._steps[: self._reached]))
+            self.states.lose(self.memory.written_states(self._steps[: self._reached]))
             raise
         finally:
             for slot in self._fed:
@@ -175,6 +205,13 @@ class Context:
             raise self.bound.program.failure(self._steps[at], error) from error
         finally:
             self._reached = at + 1
+
+    def _launch_one(self, at: int) -> None:
+        try:
+            with self._inference:
+                self._launches[at]()
+        except LAUNCH_ERRORS as error:
+            raise self.bound.program.failure(self._steps[at], error) from error
 
     def _point_at_new(self) -> dict[int, torch.Tensor]:
         """New memory for the caller by root, to which the large outputs are written."""

@@ -5,7 +5,7 @@ No plan, no emitters, no kernels. A value is freed after its last use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +17,10 @@ from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.runtime import higher_order
 from pipeline.runtime.run_errors import data_error, is_data_error, place_of
 from pipeline.runtime.tensors import as_tensor, dtype_name, resolve_views
-from pipeline.runtime.torch_args import CPU_FALLBACKS, argument, find_operator, tensors_in
+from pipeline.runtime.torch_args import CPU_SUBSTITUTES, argument, find_operator, tensors_in
 from pipeline.runtime.torch_state import plain_state
 
-__all__ = ["EagerResult", "Observer", "Own", "apply", "as_traced", "run_eager"]
+__all__ = ["EagerResult", "Observer", "Own", "apply", "as_traced", "run_eager", "walk_eager"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -52,17 +52,41 @@ def run_eager(
         DataError: an index in the inputs is out of range (a UsageError too).
         SourceError: an operator that torch does not know.
     """
-    if dim_names(graph):
-        named = {graph.values[vid].name for vid in graph.inputs}
-        graph = bind_dims(graph, dims_of(graph, {name: tensors[name].shape for name in tensors.keys() & named}))
+    graph, slots = _bind(graph, tensors, check=check)
     with plain_state(), torch.no_grad():
-        slots = dict(_bind_inputs(graph, tensors, check=check))
         results, after = _run(graph, slots, own or {}, observe)
     names = [value.name for value in graph.values]
     return EagerResult(
         {names[vid]: tensor for vid, tensor in zip(graph.outputs, results, strict=True)},
         {names[vid]: tensor for vid, tensor in zip(graph.updates, after, strict=True)},
     )
+
+
+def walk_eager(
+    graph: Graph, tensors: Tensors, *, own: Own | None = None
+) -> Iterator[tuple[Op, Sequence[torch.Tensor]]]:
+    """Every op of the graph with its results, in order, as `run_eager` computes them; not the ops of bodies.
+
+    Raises:
+        UsageError, DataError, SourceError: as `run_eager`.
+    """
+    graph, slots = _bind(graph, tensors, check=True)
+    steps = _apply_all(graph, slots, own or {})
+    while True:
+        with plain_state(), torch.no_grad():  # for each op alone, since the caller's code runs in between
+            step = next(steps, None)
+        if step is None:
+            return
+        yield step
+
+
+def _bind(graph: Graph, tensors: Tensors, *, check: bool) -> tuple[Graph, dict[int, torch.Tensor]]:
+    """The graph for the sizes of its inputs, and its slots before the first op."""
+    if dim_names(graph):
+        named = {graph.values[vid].name for vid in graph.inputs}
+        graph = bind_dims(graph, dims_of(graph, {name: tensors[name].shape for name in tensors.keys() & named}))
+    with plain_state():
+        return graph, dict(_bind_inputs(graph, tensors, check=check))
 
 
 def _bind_inputs(graph: Graph, tensors: Tensors, *, check: bool) -> dict[int, torch.Tensor]:
@@ -110,17 +134,23 @@ def _misfit(value: Value, tensor: torch.Tensor) -> str:
 def _run(
     graph: Graph, slots: dict[int, torch.Tensor], own: Own, observe: Observer | None = None
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Outputs, and the new values of updated states and inputs. Dead values are removed from `slots`."""
+    """Outputs, and the new values of updated states and inputs."""
+    for op, results in _apply_all(graph, slots, own):
+        if observe is not None:
+            observe(op, results)
+    return [slots[vid] for vid in graph.outputs], [slots[vid] for vid in graph.updates.values()]
+
+
+def _apply_all(graph: Graph, slots: dict[int, torch.Tensor], own: Own) -> Iterator[tuple[Op, Sequence[torch.Tensor]]]:
+    """Each op with its results, which go into `slots`; dead values are removed from there."""
     kept = {*graph.outputs, *graph.updates.values()}
     for op in graph.ops:
         results = _apply(graph, op, [slots[vid] for vid in op.inputs], own)
-        if observe is not None:
-            observe(op, results)
+        yield op, results
         slots.update(zip(op.outputs, results, strict=True))
         for vid in (*op.inputs, *op.outputs):
             if vid not in kept and _dies(graph.values[vid], op):
                 slots.pop(vid, None)
-    return [slots[vid] for vid in graph.outputs], [slots[vid] for vid in graph.updates.values()]
 
 
 def _apply(graph: Graph, op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
@@ -158,7 +188,7 @@ def _operator(kind: str, given: dict[str, Any]) -> Any:
         if parameter.kwarg_only or parameter.name not in given:
             break
         positional.append(given.pop(parameter.name))
-    return CPU_FALLBACKS.get(kind, operator)(*positional, **given)
+    return CPU_SUBSTITUTES.get(kind, operator)(*positional, **given)
 
 
 def _function(body: Graph, own: Own) -> Callable[..., tuple[torch.Tensor, ...]]:

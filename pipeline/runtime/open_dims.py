@@ -4,44 +4,74 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
-import numpy as np
 import torch
 
 from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.ir.expression import evaluate, names_in
-from pipeline.ir.graph import Dim, Graph
-from pipeline.runtime.compile import CompiledProgram, compile_graph
+from pipeline.ir.graph import Dim, Graph, Role
+from pipeline.ir.json import digest_graph
+from pipeline.runtime.binding import ProgramMemory
+from pipeline.runtime.capture import MOST_CAPTURES, Captures, Replayable
+from pipeline.runtime.capture.feed_buffers import as_tensors
+from pipeline.runtime.compile import bind_graph
+from pipeline.runtime.context import Context
+from pipeline.runtime.program import BoundProgram
 from pipeline.runtime.slots import Feed
-from pipeline.runtime.tensors import as_tensor
 from pipeline.runtime.weights import Weights, with_weights
 
-__all__ = ["MOST_PROGRAMS", "ProgramCache", "compile_open_graph"]
-
-MOST_PROGRAMS = 8
-"""Programs that are kept, unless the caller says otherwise."""
+__all__ = ["SizedProgram", "compile_open_graph"]
 
 Buckets = Mapping[str, Sequence[int]]
 
+SizeKey = tuple[tuple[str, int], ...]
 
-class ProgramCache:
-    """Programs by the sizes of the named dims; the one that was used longest ago makes room. Any thread may run it."""
+Kept = TypeVar("Kept")
 
-    def __init__(self, graph: Graph, limit: int, buckets: Buckets) -> None:
-        self._graph, self._limit = graph, limit
-        self._buckets = MappingProxyType({name: tuple(sorted(sizes)) for name, sizes in buckets.items()})
-        self._programs: OrderedDict[tuple[tuple[str, int], ...], CompiledProgram] = OrderedDict()
-        self._lock = threading.Lock()
+
+class SizedProgram(Replayable):
+    """A graph with named dims, run or replayed at any sizes: a plan, a context and a capture for each.
+
+    At most `limit` of each are kept; what was used longest ago gives its memory back. Threads share plans and weights.
+    Without states each thread has contexts and captures of its own; with states, of which all sizes have the same, the
+    threads take turns on one sequence of runs and replays.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        weights: Weights | None = None,
+        *,
+        limit: int = MOST_CAPTURES,
+        buckets: Buckets | None = None,
+    ) -> None:
+        """As `compile_open_graph`."""
+        self._graph = graph = with_weights(graph, weights or {})
+        _refuse_sized_states(graph)
+        _refuse_buckets(graph, buckets or {})
+        stateful = any(_is_state(graph, vid) for vid in graph.updates)
+        super().__init__(threading.RLock() if stateful else None)
+        self._buckets = MappingProxyType({name: tuple(sorted(sizes)) for name, sizes in (buckets or {}).items()})
+        self._plans: LastUsed[BoundProgram] = LastUsed(limit)
+        self._planning = threading.Lock()
+        self._limit, self._digest = limit, digest_graph(graph)
+        self._own = threading.local()
+        self._shared = self._new_sequence() if stateful else None
 
     @property
     def sizes(self) -> list[dict[str, int]]:
-        """The sizes for which a program is kept, that of the last run last."""
-        with self._lock:
-            return [dict(key) for key in self._programs]
+        """The sizes for which a plan is kept, those that were used last at the end."""
+        with self._planning:
+            return [dict(key) for key in self._plans.keys]
+
+    @property
+    def captures(self) -> Captures:
+        return self._sequence.captures
 
     def run(self, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
         """Outputs by name. With buckets the inputs are filled up with zeros, and the outputs cut again.
@@ -49,14 +79,32 @@ class ProgramCache:
         Raises:
             UsageError: shapes for which the graph does not hold, sizes above every bucket, or as `CompiledProgram.run`.
         """
-        tensors = {name: as_tensor(one) if isinstance(one, np.ndarray) else one for name, one in feed.items()}
+        tensors = as_tensors(feed)
         dims = dims_of(self._graph, {name: tuple(one.shape) for name, one in tensors.items()})
         planned = {name: self._bucket(name, size) for name, size in dims.items()}
-        program = self._program(planned)
-        if planned == dims:
-            return program.run(tensors, copy=copy)
-        outputs = program.run({name: self._fill(name, one, planned) for name, one in tensors.items()}, copy=copy)
+        with self._turn():
+            context = self._sequence.context_for(planned)
+            if planned == dims:
+                return context.run(tensors, copy=copy)
+            outputs = context.run({name: self._fill(name, one, planned) for name, one in tensors.items()}, copy=copy)
         return {name: self._cut(name, one, dims) for name, one in outputs.items()}
+
+    @property
+    def _sequence(self) -> SizedSequence:
+        if self._shared is not None:
+            return self._shared
+        try:
+            return self._own.sequence
+        except AttributeError:
+            self._own.sequence = self._new_sequence()
+            return self._own.sequence
+
+    def _new_sequence(self) -> SizedSequence:
+        return SizedSequence(self._graph, self._digest, self._limit, self._plan)
+
+    def _plan(self, dims: Mapping[str, int]) -> BoundProgram:
+        with self._planning:  # two threads that meet a new size make one plan
+            return self._plans.find_or_make(_key_of(dims), lambda: bind_graph(bind_dims(self._graph, dims)))
 
     def _bucket(self, name: str, size: int) -> int:
         """The size to plan for: the least bucket that holds `size`, or `size` itself where the dim has no buckets."""
@@ -66,17 +114,6 @@ class ProgramCache:
         if not fits:
             raise UsageError(f"{name} = {size} is above every bucket: {', '.join(map(str, self._buckets[name]))}")
         return fits[0]
-
-    def _program(self, dims: Mapping[str, int]) -> CompiledProgram:
-        key = tuple(sorted(dims.items()))
-        with self._lock:  # two threads that meet a new size make one plan
-            program = self._programs.pop(key, None)
-            if program is None:
-                while len(self._programs) >= self._limit:
-                    self._programs.popitem(last=False)
-                program = compile_graph(bind_dims(self._graph, dims))
-            self._programs[key] = program
-            return program
 
     def _fill(self, name: str, tensor: torch.Tensor, dims: Mapping[str, int]) -> torch.Tensor:
         """An input with zeros behind its elements, up to the planned sizes."""
@@ -91,41 +128,105 @@ class ProgramCache:
         return tensor[tuple(slice(size) for size in _sizes(self._graph.value(name).spec.shape, dims))]
 
 
-def compile_open_graph(
-    graph: Graph, weights: Weights | None = None, *, limit: int = MOST_PROGRAMS, buckets: Buckets | None = None
-) -> ProgramCache:
-    """Programs for `graph`, made when sizes are fed for the first time; at most `limit` are kept.
+class SizedSequence:
+    """One sequence of runs and replays over all sizes: contexts by sizes, which share their states."""
 
-    `weights` are bound to all programs without a copy. `buckets` are sizes by the name of a dim, to one of which a fed
-    size is rounded up. That is right only where elements behind the fed ones do not change the others, which nothing
-    checks: rows of a batch do not, positions of a sequence do without a mask.
+    def __init__(
+        self, graph: Graph, plan_key: str, limit: int, plan: Callable[[Mapping[str, int]], BoundProgram]
+    ) -> None:
+        self._graph, self._plan = graph, plan
+        self.plan_key = plan_key
+        self._inputs = [graph.values[vid].name for vid in graph.inputs]
+        self._contexts: LastUsed[Context] = LastUsed(limit)
+        self._latest: Context | None = None
+        self.captures = Captures(self, limit=limit)
+
+    def context_for(self, dims: Mapping[str, int]) -> Context:
+        bound = self._plan(dims)  # also where there is a context, so that plans and contexts are dropped in one order
+        states = self._latest.states if self._latest is not None else None
+        self._latest = self._contexts.find_or_make(_key_of(dims), lambda: Context(bound, states=states))
+        return self._latest
+
+    def memory_for(self, feed: Feed) -> ProgramMemory:
+        shapes = {name: tuple(getattr(feed[name], "shape", ())) for name in self._inputs if name in feed}
+        return self.context_for(dims_of(self._graph, shapes)).memory
+
+    def latest_memory(self) -> ProgramMemory:
+        if self._latest is None:
+            raise UsageError("nothing was run or captured yet, so there are no states; capture a feed first")
+        return self._latest.memory
+
+
+class LastUsed(Generic[Kept]):
+    """Things by sizes, at most `limit`; the one that was used longest ago makes room before another is made."""
+
+    def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise UsageError(f"limit={limit}; expected 1 or more sizes to keep")
+        self._limit = limit
+        self._kept: OrderedDict[SizeKey, Kept] = OrderedDict()
+
+    @property
+    def keys(self) -> list[SizeKey]:
+        return list(self._kept)
+
+    def find_or_make(self, key: SizeKey, make: Callable[[], Kept]) -> Kept:
+        found = self._kept.pop(key, None)
+        if found is None:
+            while len(self._kept) >= self._limit:
+                self._kept.popitem(last=False)
+            found = make()
+        self._kept[key] = found
+        return found
+
+
+def compile_open_graph(
+    graph: Graph, weights: Weights | None = None, *, limit: int = MOST_CAPTURES, buckets: Buckets | None = None
+) -> SizedProgram:
+    """A program for `graph` that plans when sizes are fed for the first time, and keeps the last `limit` plans.
+
+    `weights` are bound to all plans without a copy. `buckets` are sizes by the name of a dim, to one of which `run`
+    rounds a fed size up; replays are for the sizes that are fed. That is right only where elements behind the fed ones
+    do not change the others, which nothing checks: rows of a batch do not, positions of a sequence do without a mask.
 
     Raises:
-        UsageError: a graph with states, buckets of a dim that it does not have or that follows from others.
+        UsageError: a state with a named dim, so that its values at one size mean nothing at another; buckets of a dim
+            that the graph does not have or that follows from others; a limit below 1.
         SourceError: a weight does not fit its declaration.
     """
-    if graph.updates:
-        raise UsageError(
-            f"graph {graph.name!r} has states, and each size would have its own; compile it for one size, or run it by "
-            "`onnxline.execute_ir`"
-        )
-    if limit < 1:
-        raise UsageError(f"limit={limit}; expected 1 or more programs to keep")
+    return SizedProgram(graph, weights, limit=limit, buckets=buckets)
+
+
+def _refuse_sized_states(graph: Graph) -> None:
+    sized = [graph.values[vid] for vid in graph.updates if _is_state(graph, vid)]
+    named = [value.name for value in sized if not value.spec.is_static]
+    if named:
+        raise UsageError(f"the state {named[0]!r} has a named dim; bind it to a number first (`bind_dims`)")
+
+
+def _refuse_buckets(graph: Graph, buckets: Buckets) -> None:
     names = dim_names(graph)
-    for name, sizes in (buckets or {}).items():
+    for name, sizes in buckets.items():
         if name not in names:
             raise UsageError(f"graph {graph.name!r} has no dim {name!r}{nearest(name, names)}")
         if not sizes or min(sizes) < 1:
             raise UsageError(f"buckets of {name!r}: found {list(sizes)}, expected sizes of 1 or more")
     for vid in (*graph.inputs, *graph.outputs):
         for dim in graph.values[vid].spec.shape:
-            mixed = names_in(dim) & (buckets or {}).keys() if isinstance(dim, str) and not dim.isidentifier() else ()
+            mixed = names_in(dim) & buckets.keys() if isinstance(dim, str) and not dim.isidentifier() else ()
             if mixed:
                 raise UsageError(
                     f"{graph.values[vid].name!r} has the size {dim!r}, in which elements behind those of "
                     f"{', '.join(mixed)} are not at the end: leave out its buckets"
                 )
-    return ProgramCache(with_weights(graph, weights or {}), limit, buckets or {})
+
+
+def _is_state(graph: Graph, vid: int) -> bool:
+    return graph.values[vid].role is not Role.INPUT
+
+
+def _key_of(dims: Mapping[str, int]) -> SizeKey:
+    return tuple(sorted(dims.items()))
 
 
 def _sizes(shape: Sequence[Dim], dims: Mapping[str, int]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from pipeline.runtime.kernels import KERNELS, PACKERS, Attrs, Bind, ProductWeigh
 from pipeline.runtime.kernels.index import KERNELS as INDEXING
 from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error, place_of
 from pipeline.runtime.slots import bind_weights, refuse_foreign_devices
+from pipeline.runtime.weights import Lenders, lenders_of, refuse_moved
 
 __all__ = ["BoundProgram", "LaunchStep", "UnboundProgram", "View"]
 
@@ -98,7 +99,8 @@ class UnboundProgram:
             for at, several in self.bodies.items()
         }
         stored = self._stored(weights)
-        return BoundProgram(self, tuple(self._pack(step, stored) for step in self.steps), weights, bodies)
+        steps = tuple(self._pack(step, stored) for step in self.steps)
+        return BoundProgram(self, steps, weights, bodies, lenders_of(graph.payloads, weights))
 
     def _stored(self, weights: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """vid → tensor for the weights that no run can change, and for views of them."""
@@ -160,10 +162,19 @@ class BoundProgram:
     weights: Mapping[int, torch.Tensor]
     """By vid, over the model's own bytes; states among them are initial values."""
     bodies: Mapping[int, tuple[BoundProgram, ...]] = field(default_factory=dict)
+    lenders: Lenders = field(default_factory=dict)
 
     @property
     def plan(self) -> ExecutionPlan:
         return self.program.plan
+
+    def refuse_moved_weights(self) -> None:
+        """Check that the caller's tensors still have the memory that was bound; about 1 µs for each.
+
+        Raises:
+            UsageError: one was given other memory since.
+        """
+        refuse_moved(self.lenders, self.weights, {vid: self.plan.slots[vid].name for vid in self.lenders})
 
     @property
     def packed_bytes(self) -> int:

@@ -166,11 +166,11 @@ class States:
                 "(`weights`), by `give_states`, or once in the feed"
             )
 
-    def advance(self, slots: Sequence[torch.Tensor]) -> None:
-        """Store the new values after a run. Views of old states are cloned before any state is written."""
-        changed = [vid for vid in self.tensors if vid in self._plan.updates]
-        updates = self.updates_to_copy(self._plan)
-        new = [slots[after].clone() if self._plan.root(after) in self.tensors else slots[after] for _, after in updates]
+    def advance(self, plan: ExecutionPlan, slots: Sequence[torch.Tensor]) -> None:
+        """Store the new values after a run of `plan`. Views of old states are cloned before any state is written."""
+        changed = [vid for vid in self.tensors if vid in plan.updates]
+        updates = self.updates_to_copy(plan)
+        new = [slots[after].clone() if plan.root(after) in self.tensors else slots[after] for _, after in updates]
         self.lose(vid for vid, _ in updates)  # until all of them are written
         for (vid, _), value in zip(updates, new, strict=True):
             self.tensors[vid].copy_(value)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from passes.suggest import nearest
-from pipeline.errors import SourceError
+from pipeline.errors import SourceError, UsageError
 from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir.graph import Graph, Payload, Value
 from pipeline.runtime.tensors import as_tensor, dtype_name, with_strides
 
-__all__ = ["Weights", "stored_tensor", "with_stored", "with_weights"]
+__all__ = ["Weights", "lenders_of", "refuse_moved", "stored_tensor", "with_stored", "with_weights"]
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -23,6 +24,38 @@ def stored_tensor(payload: Payload, strides: Sequence[int] | None = None) -> tor
     if isinstance(payload, TensorPayload):
         return with_strides(payload.tensor.detach().to("cpu"), strides)
     return with_strides(as_tensor(payload.numpy()), strides)
+
+
+Lenders = Mapping[int, weakref.ref[torch.Tensor]]
+"""By vid, the caller's tensors whose memory the bound weights show; a program keeps the memory, not the tensors."""
+
+
+def lenders_of(payloads: Mapping[int, Payload], bound: Mapping[int, torch.Tensor]) -> Lenders:
+    """The tensors among `payloads` whose memory `bound` shows; what was copied when it was bound lends nothing."""
+    return {
+        vid: weakref.ref(payload.tensor)
+        for vid, payload in payloads.items()
+        if vid in bound and isinstance(payload, TensorPayload) and _same_storage(payload.tensor, bound[vid])
+    }
+
+
+def refuse_moved(lenders: Lenders, bound: Mapping[int, torch.Tensor], names: Mapping[int, str]) -> None:
+    """Check that the caller's tensors still have the memory that was bound.
+
+    Raises:
+        UsageError: one was given other memory, so that the program computes with numbers that its caller does not see.
+    """
+    for vid, lender in lenders.items():
+        tensor = lender()
+        if tensor is not None and not _same_storage(tensor, bound[vid]):
+            raise UsageError(
+                f"weight {names[vid]!r} was bound to the memory of a tensor that has other memory now (`.data` was "
+                "set, or the module was moved); compile the graph again with the weights as they are"
+            )
+
+
+def _same_storage(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def with_weights(graph: Graph, weights: Weights) -> Graph:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -75,15 +76,16 @@ def stored_bytes(graph: Graph, model: Path, folder: Path) -> dict[str, StoredByt
 def _locate_bytes(
     value: Value, payload: Payload, places: Mapping[str, Place], model: Path, folder: Path
 ) -> StoredBytes:
+    array = np.ascontiguousarray(payload.numpy())
+    crc32 = zlib.crc32(_raw(array).data)
     if isinstance(payload, FilePayload):
         place = payload.place
-        return StoredBytes(file=_from(folder, Path(place.path)), offset=place.offset, nbytes=place.nbytes)
-    array = np.ascontiguousarray(payload.numpy())
+        return StoredBytes(file=_from(folder, Path(place.path)), offset=place.offset, nbytes=place.nbytes, crc32=crc32)
     offset, nbytes = places.get(value.name, (0, 0))
     # A weight below the threshold that the file keeps in another field is not found, nor one that a pass has renamed.
     if nbytes == array.nbytes and np.array_equal(np.fromfile(model, np.uint8, nbytes, offset=offset), _raw(array)):
-        return StoredBytes(file=_from(folder, model), offset=offset, nbytes=nbytes)
-    return StoredBytes(data=_raw(array).tobytes())
+        return StoredBytes(file=_from(folder, model), offset=offset, nbytes=nbytes, crc32=crc32)
+    return StoredBytes(data=_raw(array).tobytes(), crc32=crc32)
 
 
 def _raw(array: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ from pipeline.report import BackendReport, ExportReport, RuntimeReport
 from pipeline.stages.export import key_of_parameter
 from pipeline.stages.plan_files import with_memory_map, write_plan_files
 from pipeline.stages.weight_free import written_path
-from pipeline.verify.backends import BACKENDS, Backend, Plan, shapes_of
+from pipeline.verify.backends import BACKENDS, Backend, OnnxFile, shapes_of
 from pipeline.verify.references import References
 from pipeline.workspace import Workspace, stamp
 
@@ -52,17 +52,16 @@ def run_backends(
 ) -> RuntimeReport:
     """Run and compare each backend; for `plan` write the IR and the plan for the first draw's shapes.
 
-    The `torch` backend is the reference itself, so it is not run again. A model that `plan` cannot take is reported,
-    and is an error only where the configuration names `plan`.
+    A model that a backend cannot take is reported, and is an error only where `RuntimeConfig.requires` says so.
 
     Raises:
         CheckFailed: onnxruntime fails, or exceeds its time limit, which follows from weights and inputs.
-        UsageError: the configuration names `plan`, which cannot take the model; `Unsupported` lists what it lacks.
+        UsageError: a backend that is required cannot take the model; `Unsupported` lists what it lacks.
     """
     remove_ir(workspace)
     path = written_path(workspace)
-    trainable = _trainable(path, exported.parameters, config.model.trainable)
-    names = [name for name in config.runtime.chosen if name in BACKENDS]
+    model = OnnxFile(path, _trainable(path, exported.parameters, config.model.trainable))
+    names = config.runtime.chosen
     reports: list[BackendReport] = []
     planned: dict[str, Any] = {}
 
@@ -73,22 +72,20 @@ def run_backends(
     for index, name in enumerate(names):
         observer(Progress("runtime", name, index, len(names)))
         try:
-            backend = BACKENDS[name](path, trainable, config.runtime.chosen_fusions)
-            if isinstance(backend, Plan):
-                planned = _write_ir(backend, references.draws[0], config.runtime, path, workspace)
+            backend = BACKENDS[name](model, config.runtime.chosen_fusions)
+            planned |= _write_ir(backend, references.draws[0], config.runtime, path, workspace)
             found = _run(name, backend, references.draws, judge)
-            if isinstance(backend, Plan):
-                found = replace(found, fallbacks=backend.fallbacks, segments=backend.segments)
-            reports.append(found)
+            reports.append(replace(found, fallbacks=backend.fallbacks, segments=backend.segments))
         except StepFailed as failure:
             raise CheckFailed(f"the final model does not run on {name}: {failure}") from failure
         except DataError:  # the input values are wrong, not the model
             raise
         except UsageError as refusal:
-            if name != "plan" or config.runtime.needs_plan:
+            if config.runtime.requires(name):
                 raise
-            remove_ir(workspace)
-            planned = {}
+            if name == "plan":
+                remove_ir(workspace)
+                planned = {}
             reports.append(_unsupported_report(name, refusal))
     return RuntimeReport(backends=tuple(reports), **planned)
 
@@ -137,11 +134,11 @@ def _time_runs(backend: Backend, reference: Reference) -> list[float]:
 
 
 def _write_ir(
-    backend: Plan, reference: Reference, config: RuntimeConfig, model: Path, workspace: Workspace
+    backend: Backend, reference: Reference, config: RuntimeConfig, model: Path, workspace: Workspace
 ) -> dict[str, Any]:
     """Write the IR and the plan for the shapes of `reference`; return the fields of the report that they fill.
 
-    A model that runs in segments has neither as a whole.
+    A model that runs in segments has neither as a whole, nor has a backend that makes no plan.
     """
     whole = backend.compile_whole(shapes_of(reference.feeds))
     if whole is None:
@@ -159,7 +156,8 @@ def _write_ir(
         "arena_bytes": plan.arena_bytes,
         "packed_bytes": program.packed_bytes,
         "aliases": len(plan.alias),
-        "fallbacks": plan.fallbacks(),
+        "generic_calls": plan.generic_calls(),
+        "fallbacks": plan.generic_calls(),
         "files": tuple((file.name, *stamp(file)) for file in files),
     }
 

@@ -1,8 +1,10 @@
-"""Every backend that can run a final model, in one table: `BACKENDS`."""
+"""Every backend that can run a model, in one table: `BACKENDS`. Each has the methods of `Backend`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -11,67 +13,236 @@ import numpy as np
 from passes.load import seconds_to_run
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sessions import Session
-from pipeline.errors import Unsupported
-from pipeline.ir import Graph
+from pipeline.errors import OnnxlineError, Unsupported, UsageError
+from pipeline.ir import Graph, Op
 from pipeline.lowering import EMITTERS, Kind
 from pipeline.lowering.fusion import fuse
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of which nothing has changed does not need it
+    import torch
+
     from pipeline.runtime import CompiledProgram
+    from pipeline.runtime.eager import Own
     from pipeline.segments import SegmentedModel
 
-__all__ = ["BACKENDS", "Backend", "Feeds", "Plan", "Shapes", "onnxruntime_runner"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Feeds",
+    "GraphModel",
+    "OnnxFile",
+    "RunnableModel",
+    "Shapes",
+    "onnxruntime_runner",
+    "shapes_of",
+]
 
 Feeds = Mapping[str, np.ndarray]
 Shapes = Mapping[str, Sequence[int]]
 Runner = Callable[[Feeds], dict[str, np.ndarray]]
 """Feeds by input name → outputs by output name."""
 
-
-class Backend(Protocol):
-    """One model that can be run on many draws."""
-
-    def run(self, feeds: Feeds) -> dict[str, np.ndarray]: ...
+VALUES_AT_ONCE: Final = 64
+"""Values that one session of onnxruntime returns beside the outputs; all of a large model would not fit into memory."""
 
 
-class OnnxRuntime:
+class RunnableModel(Protocol):
+    """What a backend runs."""
+
+    @property
+    def path(self) -> Path:
+        """The ONNX file.
+
+        Raises:
+            UsageError: there is none.
+        """
+        ...
+
+    def graph_for(self, shapes: Shapes) -> Graph:
+        """The graph for inputs of these shapes.
+
+        Raises:
+            Unsupported: an operator that cannot be imported; all are listed.
+        """
+        ...
+
+
+class OnnxFile:
+    """An ONNX file, and the initializers that are parameters, by name."""
+
+    def __init__(self, path: Path, trainable: frozenset[str] = frozenset()) -> None:
+        self.path, self._trainable = path, trainable
+        self._shapes: Shapes = {}
+        self._graph: Graph | None = None
+
+    def graph_for(self, shapes: Shapes) -> Graph:
+        from pipeline.importers import from_onnx
+
+        if self._graph is None or self._shapes != shapes:
+            self._graph = from_onnx(
+                self.path, shapes=shapes, emitters=EMITTERS, trainable=self._trainable, fallback=True
+            )
+            self._shapes = shapes
+        return self._graph
+
+
+class GraphModel:
+    """A graph with its weights."""
+
+    def __init__(self, graph: Graph, title: str) -> None:
+        self._graph, self._title = graph, title
+
+    @property
+    def path(self) -> Path:
+        raise UsageError(f"onnxruntime runs ONNX files, and {self._title} is none; name the ONNX file, or two others")
+
+    def graph_for(self, shapes: Shapes) -> Graph:
+        from pipeline.ir.bind import bind_dims, dim_names, dims_of
+
+        return bind_dims(self._graph, dims_of(self._graph, shapes)) if dim_names(self._graph) else self._graph
+
+
+class Backend(ABC):
+    """One model on one backend, to be run on many draws."""
+
+    def __init__(self, model: RunnableModel, fusions: Collection[str] = ()) -> None:
+        self._model, self._fusions = model, fusions
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """Operators that another runtime computes, each as often as the model has it; known after a run."""
+        return ()
+
+    @property
+    def segments(self) -> int:
+        """How many plans and steps between them there are; 0 where the model is run as a whole."""
+        return 0
+
+    @abstractmethod
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        """Outputs by name.
+
+        Raises:
+            Unsupported: the backend cannot take the model.
+            StepFailed: it fails on these inputs.
+        """
+
+    def compile_whole(self, shapes: Shapes) -> tuple[Graph, CompiledProgram] | None:
+        """The graph and its plan, for a backend that makes one; None where there is no plan of the whole model."""
+        del shapes
+        return None
+
+    @abstractmethod
+    def value_names(self, shapes: Shapes) -> tuple[str, ...]:
+        """The values that `walk` can give, in the order in which they are computed."""
+
+    @abstractmethod
+    def walk(self, feeds: Feeds, wanted: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
+        """The values called `wanted`, in the order of `value_names`; what is not asked for is not computed.
+
+        Raises:
+            Unsupported: the backend cannot take the model, or takes it in segments.
+        """
+
+
+class OnnxRuntime(Backend):
     """onnxruntime on the CPU, graph optimization off."""
 
-    def __init__(self, path: Path, trainable: frozenset[str], fusions: Collection[str] = ()) -> None:
-        del trainable, fusions
-        self._runner = onnxruntime_runner(read_model(path))
+    def __init__(self, model: RunnableModel, fusions: Collection[str] = ()) -> None:
+        super().__init__(model, fusions)
+        self._detached = read_model(model.path)
+        self._runner: Runner | None = None
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        self._runner = self._runner or onnxruntime_runner(self._detached)
         return self._runner(feeds)
 
+    def value_names(self, shapes: Shapes) -> tuple[str, ...]:
+        del shapes
+        return tuple(name for node in self._detached.proto.graph.node for name in node.output if name)
 
-class Plan:
+    def walk(self, feeds: Feeds, wanted: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
+        names = [name for name in self.value_names(shapes_of(feeds)) if name in wanted]
+        for first in range(0, len(names), VALUES_AT_ONCE):
+            group = names[first : first + VALUES_AT_ONCE]
+            found = onnxruntime_runner(self._detached, group)(feeds)
+            yield from ((name, found[name]) for name in group)
+
+
+class Torch(Backend):
+    """The graph op by op with torch's functional operators: no plan, no kernels of ours, no fusions.
+
+    Fallbacks are the only calls that it shares with `plan`.
+    """
+
+    def __init__(self, model: RunnableModel, fusions: Collection[str] = ()) -> None:
+        super().__init__(model, fusions)
+        self._graph: Graph | None = None
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        return fallbacks_of(self._graph)
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        from pipeline.runtime.eager import run_eager
+        from pipeline.runtime.tensors import as_tensor, to_numpy
+
+        graph = self._graph_for(shapes_of(feeds))
+        tensors = {name: as_tensor(array) for name, array in feeds.items()}
+        with _torch_refusals(), _own_random_numbers():
+            outputs = run_eager(graph, tensors, own=_operators(graph)).outputs
+        return {name: to_numpy(tensor) for name, tensor in outputs.items()}
+
+    def value_names(self, shapes: Shapes) -> tuple[str, ...]:
+        graph = self._graph_for(shapes)
+        return tuple(graph.values[vid].name for op in graph.ops for vid in op.outputs)
+
+    def walk(self, feeds: Feeds, wanted: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
+        from pipeline.runtime.eager import walk_eager
+        from pipeline.runtime.tensors import as_tensor, to_numpy
+
+        graph = self._graph_for(shapes_of(feeds))
+        tensors = {name: as_tensor(array) for name, array in feeds.items()}
+        steps = walk_eager(graph, tensors, own=_operators(graph))
+        while True:
+            with _torch_refusals(), _own_random_numbers():
+                step = next(steps, None)
+            if step is None:
+                return
+            op, results = step
+            for vid, result in zip(op.outputs, results, strict=True):
+                if (name := graph.values[vid].name) in wanted:
+                    yield name, to_numpy(result)
+
+    def _graph_for(self, shapes: Shapes) -> Graph:
+        self._graph = self._model.graph_for(shapes)
+        return self._graph
+
+
+class Plan(Backend):
     """Our own runtime: import the file, fuse, lower and plan it. A plan is for the shapes of one feed signature.
 
     A model whose shapes or course only a run tells has no plan as a whole, and runs in segments.
     """
 
-    def __init__(self, path: Path, trainable: frozenset[str], fusions: Collection[str] = ()) -> None:
-        self._path, self._trainable, self._fusions = path, trainable, fusions
+    def __init__(self, model: RunnableModel, fusions: Collection[str] = ()) -> None:
+        super().__init__(model, fusions)
         self._shapes: Shapes = {}
         self._compiled: tuple[Graph, CompiledProgram] | None = None
         self._segmented: SegmentedModel | None = None
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """Operators that another runtime computes, each as often as the model has it; known after a run."""
         if self._segmented is not None:
             return self._segmented.count().fallbacks
-        ops = self._compiled[0].ops if self._compiled else ()
-        return tuple(str(op.attrs["op"]) for op in ops if op.kind == Kind.OnnxNode.name)
+        return fallbacks_of(self._compiled[0] if self._compiled else None)
 
     @property
     def segments(self) -> int:
-        """How many plans and steps between them there are; 0 where the model is one plan."""
         return 0 if self._segmented is None else self._segmented.count().steps
 
     def compile_whole(self, shapes: Shapes) -> tuple[Graph, CompiledProgram] | None:
-        """As `compile_for`; None where the model has to run in segments.
+        """As `_compile_for`; None where the model has to run in segments.
 
         Raises:
             Unsupported: it cannot run in segments either.
@@ -80,28 +251,10 @@ class Plan:
 
         if self._segmented is None:
             try:
-                return self.compile_for(shapes)
+                return self._compile_for(shapes)
             except Unsupported:
-                self._segmented = SegmentedModel(self._path)
+                self._segmented = SegmentedModel(self._model.path)
         return None
-
-    def compile_for(self, shapes: Shapes) -> tuple[Graph, CompiledProgram]:
-        """The graph after the fusions and the program for inputs of these shapes; made again when the shapes change.
-
-        Raises:
-            Unsupported: an operator that cannot be imported or has no emitter; all are listed.
-        """
-        from pipeline.importers import from_onnx
-        from pipeline.runtime import compile_graph
-
-        if self._compiled is None or self._shapes != shapes:
-            self._compiled = None  # first, to free its storage
-            graph = from_onnx(  # import
-                self._path, shapes=shapes, emitters=EMITTERS, trainable=self._trainable, fallback=True
-            )
-            graph = fuse(graph, self._fusions)
-            self._shapes, self._compiled = shapes, (graph, compile_graph(graph))  # lower, plan, bind
-        return self._compiled
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         from pipeline.runtime.tensors import to_numpy
@@ -111,6 +264,79 @@ class Plan:
             assert self._segmented is not None
             return self._segmented.run(feeds)
         return {name: to_numpy(tensor) for name, tensor in whole[1].run(feeds).items()}
+
+    def value_names(self, shapes: Shapes) -> tuple[str, ...]:
+        plan = self._compile_for(shapes)[1].plan
+        read = {*plan.outputs, *plan.updates.values(), *(vid for call in plan.calls for vid in call.in_vids)}
+        # A kernel may leave out a result that nothing reads.
+        return tuple(plan.slots[vid].name for call in plan.calls for vid in call.out_vids if vid in read)
+
+    def walk(self, feeds: Feeds, wanted: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
+        from pipeline.runtime.tensors import to_numpy
+
+        _, program = self._compile_for(shapes_of(feeds))
+        plan = program.plan
+        for index, results in program.new_context().walk(feeds):
+            for vid, result in zip(plan.calls[index].out_vids, results, strict=True):
+                if (name := plan.slots[vid].name) in wanted:
+                    yield name, to_numpy(result)
+
+    def _compile_for(self, shapes: Shapes) -> tuple[Graph, CompiledProgram]:
+        """The graph after the fusions and the program for inputs of these shapes; made again when the shapes change.
+
+        Raises:
+            Unsupported: an operator that cannot be imported or has no emitter; all are listed.
+        """
+        from pipeline.runtime import compile_graph
+
+        if self._compiled is None or self._shapes != shapes:
+            self._compiled = None  # first, to free its storage
+            graph = fuse(self._model.graph_for(shapes), self._fusions)  # import
+            self._shapes, self._compiled = shapes, (graph, compile_graph(graph))  # lower, plan, bind
+        return self._compiled
+
+
+def fallbacks_of(graph: Graph | None) -> tuple[str, ...]:
+    """The operators of a graph that another runtime computes, each as often as the graph has it."""
+    return tuple(str(op.attrs["op"]) for op in graph.ops if op.kind == Kind.OnnxNode.name) if graph else ()
+
+
+def _operators(graph: Graph) -> Own:
+    """The functional forms of the kinds of `graph`; a fallback is computed by the runtime that `plan` uses for it."""
+    from pipeline.runtime.functional import functional_operators
+    from pipeline.runtime.kernels.fallback import KERNELS
+    from pipeline.runtime.tensors import torch_dtype
+
+    def run_elsewhere(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        import torch
+
+        specs = [graph.values[vid].spec for vid in op.outputs]
+        results = [torch.empty(spec.sizes, dtype=torch_dtype(spec.dtype)) for spec in specs]
+        KERNELS[Kind.OnnxNode](ins, results, dict(op.attrs))()
+        return results
+
+    return {**functional_operators(graph), Kind.OnnxNode.name: run_elsewhere}
+
+
+@contextmanager
+def _torch_refusals() -> Iterator[None]:
+    """Errors of torch's operators, such as a dtype that the CPU lacks, as `Unsupported`."""
+    try:
+        yield
+    except OnnxlineError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise Unsupported(f"torch's operators cannot run the model: {error}; run it by onnxruntime") from error
+
+
+@contextmanager
+def _own_random_numbers() -> Iterator[None]:
+    """Draw from a generator that begins anew, and leave that of the caller as it is."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
 
 
 def onnxruntime_runner(model: DetachedModel, extra_outputs: Sequence[str] = ()) -> Runner:
@@ -132,9 +358,5 @@ def shapes_of(feeds: Feeds) -> Shapes:
     return {name: array.shape for name, array in feeds.items()}
 
 
-BACKENDS: Final[Mapping[str, Callable[[Path, frozenset[str], Collection[str]], Backend]]] = {
-    "onnxruntime": OnnxRuntime,
-    "plan": Plan,
-}
-"""Name in `runtime.backends` → the backend, made of the final model, the names of its parameters, and the fusions of
-the IR. `torch` is the reference itself, so it is not run again."""
+BACKENDS: Final[Mapping[str, type[Backend]]] = {"torch": Torch, "onnxruntime": OnnxRuntime, "plan": Plan}
+"""Name in `runtime.backends` → the backend, made of a model and the fusions of the IR."""

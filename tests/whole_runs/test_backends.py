@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from pipeline import Pipeline, RunConfig
 from pipeline.baseline import read_baseline
 from pipeline.cli import app
-from pipeline.errors import Unsupported
+from pipeline.errors import CheckFailed, Unsupported
 from pipeline.lowering.fusion import FUSIONS
 
 MODELS = {
@@ -128,6 +128,45 @@ def test_a_plan_that_is_named_has_to_be_possible(tmp_path: Path, backends: str) 
     assert isinstance(shown.exception, Unsupported)
     assert read_report(config)["exit_code"] == 2
     assert "sparse" in read_report(config)["failure"]
+
+
+def test_torch_runs_the_final_model_op_by_op(tmp_path: Path) -> None:
+    text = """(float[1, 2, 5, 5] x, float[1, 18, 4, 4] d) => (float[1, 1, 4, 4] y) <float[1, 2, 3, 3] w = {
+        1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9}>
+        { c = DeformConv <kernel_shape = [3, 3], pads = [1, 0, 0, 1]> (x, w, d) y = Elu (c) }"""
+    config = config_of(tmp_path, "deform", text, runtime={"backends": ["torch"]})
+    shown = run(config)
+    assert shown.exit_code == 0, shown.output
+    (ran,) = read_report(config)["runtime"]["backends"]
+    assert (ran["name"], ran["status"], ran["fallbacks"]) == ("torch", "ran", ["DeformConv"])
+    assert ran["seconds"] > 0
+    assert ran["errors"]["y"]["excess"] < 1
+    assert not list((tmp_path / "out").glob("plan.*"))
+
+
+def test_a_wrong_result_of_torch_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a Relu in place of the form that torch's backend has for it."""
+    from pipeline.lowering import Kind
+    from pipeline.runtime import functional
+
+    forms = {**functional.FORMS, Kind.Relu: lambda ins, *_: ins[0].relu() / 2}
+    monkeypatch.setattr(functional, "FORMS", forms)
+    config = config_of(tmp_path, "halved", "(float[2] x) => (float[2] y) { e = Exp (x) y = Relu (e) }")
+    assert run(config, "--set", "runtime.backends=[onnxruntime, plan]").exit_code == 0
+    failed = run(config, "--set", "runtime.backends=[torch]")
+    assert isinstance(failed.exception, CheckFailed)
+    assert "torch: y: max abs error" in str(failed.exception)
+
+
+def test_what_torch_cannot_take_is_reported_and_no_error(tmp_path: Path) -> None:
+    """Also where somebody named it: it was free to name before it was a backend."""
+    config = config_of(tmp_path, "Loop", MODELS["Loop"], runtime={"backends": ["torch", "onnxruntime"]})
+    shown = run(config)
+    assert shown.exit_code == 0, shown.output
+    refused, ran = read_report(config)["runtime"]["backends"]
+    assert (refused["name"], refused["status"], refused["operators"]) == ("torch", "unsupported", ["Loop"])
+    assert (ran["name"], ran["status"]) == ("onnxruntime", "ran")
+    assert "torch: unsupported: Loop" in shown.output
 
 
 def test_naming_it_in_a_base_is_naming_it(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ key.py            what makes two captures the same    segments.py  what cannot b
 captures.py       captures by key, bounded            recorders.py one recorder for each kind of device
 capture.py        one capture: record and replay      session.py   states, generators, snapshots
 feed_buffers.py   what of a feed goes where           randomness.py  generators that go on from replay to replay
+replayable.py     the methods of a program
 """
 
 from pipeline.runtime.capture.capture import Capture, OutputViews
 from pipeline.runtime.capture.captures import MOST_CAPTURES, Captures, MemorySource, OneMemory
 from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor
 from pipeline.runtime.capture.randomness import RandomState
+from pipeline.runtime.capture.replayable import Replayable
 from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment
 from pipeline.runtime.capture.session import CaptureWarning, Snapshot
 
@@ -27,5 +29,6 @@ __all__ = [
     "OneMemory",
     "OutputViews",
     "RandomState",
+    "Replayable",
     "Snapshot",
 ]

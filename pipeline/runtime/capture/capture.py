@@ -68,6 +68,7 @@ class Capture:
             self._feed = FeedBuffers(memory, session, CapturePolicy(key.mode, key.static_roles, key.copy_roles))
             self._feed.fill(feed)
             session.states.refuse_missing()
+            memory.bound.refuse_moved_weights()
             for vid, weight in memory.bound.weights.items():
                 if vid not in session.states.tensors:  # those start from a copy
                     _pin(weight)

@@ -12,7 +12,7 @@ from pipeline.errors import UsageError
 from pipeline.runtime.binding import ProgramMemory
 from pipeline.runtime.capture.capture import Capture
 from pipeline.runtime.capture.feed_buffers import as_tensors, copied_names
-from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, plan_key, signature_of
+from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, signature_of
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.torch_state import plain_state
@@ -28,7 +28,7 @@ class MemorySource(Protocol):
 
     @property
     def plan_key(self) -> str:
-        """Stands for the plan, or for all plans that the source makes of one graph."""
+        """The digest of the graph, of which the source has the plan, or makes all plans."""
         ...
 
     def memory_for(self, feed: Feed) -> ProgramMemory:
@@ -53,12 +53,10 @@ class OneMemory:
 
     def __init__(self, memory: ProgramMemory) -> None:
         self._memory = memory
-        self._plan_key = ""
 
     @property
     def plan_key(self) -> str:
-        self._plan_key = self._plan_key or plan_key(self._memory.bound.plan)
-        return self._plan_key
+        return self._memory.bound.plan.graph_digest
 
     def memory_for(self, feed: Feed) -> ProgramMemory:
         return self._memory

@@ -5,7 +5,6 @@ The names and defaults are those of seed document 004, "CUDA Graph path".
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -16,9 +15,8 @@ import torch
 from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Role
-from pipeline.planning import ExecutionPlan
 
-__all__ = ["CaptureKey", "CapturePolicy", "FedTensor", "Treatment", "plan_key", "signature_of"]
+__all__ = ["CaptureKey", "CapturePolicy", "FedTensor", "Treatment", "signature_of"]
 
 
 class Treatment(Enum):
@@ -92,6 +90,7 @@ class CaptureKey(NamedTuple):
 
     mode: str
     plan_key: str
+    """The digest of the graph: a plan follows from it. It covers names, shapes and dtypes of params and states."""
     static_roles: tuple[str, ...]
     copy_roles: tuple[str, ...]
     feed_signature: tuple[FedTensor, ...]
@@ -111,11 +110,6 @@ def signature_of(names: Iterable[str], feed: Mapping[str, object]) -> tuple[FedT
             raise UsageError(f"{found}; expected a torch tensor or a numpy array")
         signature.append(FedTensor(name, fed.shape, fed.dtype, fed.device))
     return tuple(signature)
-
-
-def plan_key(plan: ExecutionPlan) -> str:
-    """A digest of everything in `plan`, the names, shapes and dtypes of params and states included."""
-    return hashlib.sha256(repr(plan).encode()).hexdigest()
 
 
 def _sorted_roles(option: str, roles: Iterable[str]) -> tuple[str, ...]:

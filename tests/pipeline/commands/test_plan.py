@@ -65,6 +65,20 @@ def test_show(folder: Path, name: str) -> None:
     ]
 
 
+def test_show_checks_weights_where_it_is_asked_to(folder: Path, tmp_path: Path) -> None:
+    first = call("show", folder, "--check-weights").splitlines()[0]
+    assert first == "weights: 1, 256 B, with the bytes that the plan was made with"
+    (tmp_path / "plan.bin").write_bytes((folder / "plan.bin").read_bytes())
+    (tmp_path / "model.onnx").write_bytes(
+        (folder / "model.onnx").read_bytes().replace(np.float32(1).tobytes(), b"\0\0\0\0")
+    )
+    assert call("show", tmp_path).startswith("plan of graph")
+    with pytest.raises(SourceError, match=r"weight 'w' .* has not the bytes"):
+        call("show", tmp_path, "--check-weights")
+    with pytest.raises(UsageError, match=r"expected a plan\.bin"):
+        call("show", folder / "plan.json", "--check-weights")
+
+
 def test_show_regions_and_pins(folder: Path) -> None:
     lines = call("show", folder, "--regions", "sram:256B,dram", "--pin", "h=dram").splitlines()
     assert lines[-2:] == [
@@ -97,6 +111,27 @@ def test_trace(folder: Path, tmp_path: Path) -> None:
     ends = [event["ts"] + event["dur"] for event in launches]
     assert all(end <= event["ts"] + 0.001 for end, event in zip(ends, launches[1:], strict=False))
     assert launches[0]["args"]["reads"] == ["x: float32[8, 8]", "w: float32[8, 8]"]
+
+
+def test_a_trace_runs_what_the_run_ran(tmp_path: Path) -> None:
+    """With its fusions, and with what another runtime computes."""
+    text = """<ir_version: 10, opset_import: ["": 20]> m
+        (float[1, 2, 5, 5] x, float[1, 18, 4, 4] d) => (float[1, 1, 4, 4] y)
+        <float[1, 2, 3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9}, float[4, 4] v = {
+            1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7}>
+        { c = DeformConv <kernel_shape = [3, 3], pads = [1, 0, 0, 1]> (x, w, d) p = MatMul (c, v) y = Relu (p) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    settings = {
+        "model": {"onnx": "m.onnx"},
+        "passes": {"recipe": []},
+        "runtime": {"backends": ["plan"], "fusions": "all"},
+    }
+    (tmp_path / "m.yaml").write_text(json.dumps(settings))
+    out = tmp_path / "out"
+    assert CliRunner().invoke(app, ["run", str(tmp_path / "m.yaml"), "--out", str(out), "-q"]).exit_code == 0
+    assert call("trace", out, "-o", tmp_path / "trace.json", "--runs", "1").startswith("2 launches in 1 run")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [event["name"] for event in events if event["ph"] == "X"] == ["DeformConv", "LinearPointwise"]
 
 
 @pytest.mark.parametrize(

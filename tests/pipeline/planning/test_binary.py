@@ -21,7 +21,7 @@ from tests.support.torch_programs import SmallDecoder, graph_of
 
 TEXTS = st.text(max_size=8)
 SIZES = st.integers(0, 2**64 - 1)
-STORED = st.builds(StoredBytes, st.binary(max_size=9), TEXTS, SIZES, SIZES)
+STORED = st.builds(StoredBytes, st.binary(max_size=9), TEXTS, SIZES, SIZES, st.integers(0, 2**32 - 1))
 
 
 def plan_graph(graph: Graph) -> ExecutionPlan:
@@ -93,7 +93,7 @@ def test_hostile_files_are_refused_in_one_sentence_or_are_other_plans(decoder: b
     [
         (b"", "does not begin as a plan does"),
         (b"PK" * 40, "does not begin as a plan does"),
-        (b"ONNXLPLN" + b"\2" + bytes(70), "found version 2, expected 1; make the plan again"),
+        (b"ONNXLPLN" + b"\1" + bytes(70), "found version 1, expected 2; make the plan again"),
     ],
 )
 def test_strangers_are_named(data: bytes, message: str) -> None:

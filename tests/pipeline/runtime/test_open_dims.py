@@ -7,7 +7,7 @@ import torch
 
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Graph
-from pipeline.runtime.open_dims import ProgramCache, compile_open_graph
+from pipeline.runtime.open_dims import SizedProgram, compile_open_graph
 from tests.support.torch_programs import graph_of
 
 
@@ -55,7 +55,7 @@ def dim_of(graph: Graph) -> str:
     return str(graph.values[graph.inputs[0]].spec.shape[0])
 
 
-def check_runs(cache: ProgramCache, graph: Graph, size: int) -> None:
+def check_runs(cache: SizedProgram, graph: Graph, size: int) -> None:
     x = torch.rand(size, 3)
     found = cache.run({"x": x})
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_weights_are_bound_without_a_copy(graph: Graph) -> None:
     cache = compile_open_graph(graph, weights)
     for size in (2, 3):
         cache.run({"x": torch.rand(size, 3)})
-    bound = [tensor for program in cache._programs.values() for tensor in program.context.bound.weights.values()]
+    bound = [tensor for program in cache._plans._kept.values() for tensor in program.weights.values()]
     assert len(bound) == 4
     assert {tensor.data_ptr() for tensor in bound} == {tensor.data_ptr() for tensor in weights.values()}
 
@@ -102,7 +102,12 @@ def test_mistakes_are_named(graph: Graph) -> None:
         compile_open_graph(graph, buckets={dim_of(graph): (0,)})
     with pytest.raises(UsageError, match="are not at the end: leave out its buckets"):
         compile_open_graph(graph, buckets={dim_of(graph): (4,)})
-    with pytest.raises(UsageError, match="limit=0; expected 1 or more"):
+    with pytest.raises(UsageError, match="limit=0; expected 1 or more sizes"):
         compile_open_graph(graph, limit=0)
-    with pytest.raises(UsageError, match="has states, and each size would have its own"):
-        compile_open_graph(open_graph(Counter()))
+
+
+def test_states_are_the_same_at_all_sizes() -> None:
+    cache = compile_open_graph(open_graph(Counter()), Counter().state_dict(), limit=2)
+    for run, size in enumerate([2, 3, 4, 2]):
+        (found,) = cache.run({"x": torch.zeros(size, 3)}).values()
+        assert torch.equal(found, torch.full((size, 3), run + 1.0))

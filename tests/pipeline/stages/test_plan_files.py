@@ -13,11 +13,11 @@ from onnx import TensorProto, helper, numpy_helper
 from pydantic import ValidationError
 
 from pipeline.config.sections import RuntimeConfig
-from pipeline.errors import UsageError
+from pipeline.errors import SourceError, UsageError
 from pipeline.importers import from_onnx
 from pipeline.ir.graph import Graph
 from pipeline.lowering import EMITTERS, lower
-from pipeline.planning import StoredBytes, decode_plans, from_json, make_plan
+from pipeline.planning import StoredBytes, check_weights, decode_plans, from_json, make_plan
 from pipeline.stages.plan_files import raw_data_places, stored_bytes, with_memory_map, write_plan_files
 from pipeline.workspace import Workspace
 
@@ -83,6 +83,30 @@ def test_both_files_hold_one_plan(model: Path) -> None:
     assert dict(content.entries) == {"main": plan}
     assert set(content.weights) == {"w", "b", "two"}
     assert plan.memory is not None
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_other_weights_are_refused(model: Path, external: bool) -> None:
+    """A model that was trained on beside an old plan: the same names, places and sizes, and one other number."""
+    if external:
+        onnx.save(onnx.load(model), model, save_as_external_data=True, location="model.data", size_threshold=0)
+    graph = graph_of(model)
+    _, path = write_plan_files(make_plan(graph, lower(graph)), graph, model, Workspace(model.parent))
+    content = decode_plans(path.read_bytes())
+    check_weights(content, model.parent)
+    file = model.parent / ("model.data" if external else "model.onnx")
+    data, place = bytearray(file.read_bytes()), content.weights["w"].offset
+    assert data[place + 4 : place + 8] == np.float32(1).tobytes()
+    data[place + 4 : place + 8] = np.float32(1.5).tobytes()
+    file.write_bytes(bytes(data))
+    with pytest.raises(SourceError, match=r"weight 'w' \(48 bytes from \d+ of model\.\w+\) has not the bytes"):
+        check_weights(content, model.parent)
+    file.write_bytes(bytes(data[: place + 8]))
+    with pytest.raises(SourceError, match="has not the bytes"):
+        check_weights(content, model.parent)
+    file.unlink()
+    with pytest.raises(SourceError, match="No such file"):
+        check_weights(content, model.parent)
 
 
 def test_a_pin_of_no_value_is_refused(model: Path) -> None:

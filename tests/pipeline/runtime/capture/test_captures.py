@@ -16,9 +16,8 @@ from pipeline.errors import UsageError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import EMITTERS
-from pipeline.runtime import compile_graph
+from pipeline.runtime import SizedProgram, compile_graph
 from pipeline.runtime.capture import CaptureKey, CaptureWarning, FedTensor
-from pipeline.runtime.sized import SizedProgram
 from tests.pipeline.runtime.capture.capture_programs import PAIR, negate, stored, sum_with
 
 WIDTH = 256
@@ -108,6 +107,10 @@ def test_every_size_is_captured_once_and_continues_the_same_states() -> None:
     at_six = program.snapshot()
     first = program.replay({"x": x})["y"]
     assert torch.equal(program.replay({"x": x}, restore=at_six)["y"], first)
+    for run, batch in enumerate([2, 4, 1]):  # runs and replays are one sequence
+        x = torch.randn(batch, WIDTH)
+        assert torch.equal(program.run({"x": x})["y"], torch.tanh(x * 2 + 7 + run))
+    assert torch.equal(program.replay({"x": x})["y"], torch.tanh(x * 2 + 10))
 
 
 def test_a_state_of_a_size_that_a_feed_decides_is_refused() -> None:
@@ -117,7 +120,7 @@ def test_a_state_of_a_size_that_a_feed_decides_is_refused() -> None:
     (after,) = builder.emit("Add", [x, cache], [("after", rows)])
     with pytest.raises(UsageError, match="the state 'cache' has a named dim"):
         SizedProgram(replace(builder.build([after]), updates={cache: after}))
-    with pytest.raises(UsageError, match="nothing was captured yet"):
+    with pytest.raises(UsageError, match="nothing was run or captured yet"):
         SizedProgram(sized_graph()).snapshot()
 
 
@@ -153,5 +156,5 @@ def test_dropped_captures_can_be_made_again() -> None:
 
 
 def test_a_limit_below_one_is_refused() -> None:
-    with pytest.raises(UsageError, match="a limit of 0 captures"):
-        SizedProgram(sized_graph(), limit=0).capture({"x": torch.zeros(1, WIDTH)})
+    with pytest.raises(UsageError, match="limit=0; expected 1 or more sizes to keep"):
+        SizedProgram(sized_graph(), limit=0)

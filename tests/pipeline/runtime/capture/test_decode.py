@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 from torch import nn
 
 from pipeline.errors import UsageError
@@ -19,7 +21,7 @@ PLACES, WIDTH, WORDS = 6, 8, 11
 
 
 class Decoder(nn.Module):
-    """One layer of attention over what is cached, written by `way`: index_copy, a slice, or a scatter."""
+    """One layer of attention over what is cached, written by `way`: index_copy, slices, or a scatter."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -38,6 +40,9 @@ class Decoder(nn.Module):
                     cache.index_copy_(1, at, new)
                 case "scatter":
                     cache.scatter_(1, at.view(1, 1, 1).expand(1, 1, WIDTH), new)
+                case "first row":  # a ring that turns, so that the newest is always in the same place
+                    cache.copy_(cache.roll(1, 1))
+                    cache[:, :1] = new
                 case "slice":  # the newest in front
                     cache.copy_(torch.cat([new, cache[:, :-1]], 1))
         seen = (torch.arange(PLACES) <= at)[None]
@@ -52,7 +57,10 @@ def caches_in_place(program: CompiledProgram) -> list[bool]:
     return [plan.root(after) == vid for vid, after in plan.updates.items()]
 
 
-@pytest.mark.parametrize(("way", "in_place"), [("index_copy", True), ("scatter", True), ("slice", False)])
+WAYS = [("index_copy", True), ("scatter", True), ("first row", True), ("slice", False)]
+
+
+@pytest.mark.parametrize(("way", "in_place"), WAYS)
 @pytest.mark.parametrize("mode", ["inference", "train"])
 def test_tokens_are_those_of_torch(way: str, in_place: bool, mode: str) -> None:
     torch.manual_seed(0)
@@ -102,6 +110,58 @@ def test_a_cache_that_onnx_takes_and_gives_back_is_written_where_it_lies() -> No
         assert found["y"].tolist() == [[sum(range(at + 2))] * 2]
     assert program.states()["past"][0, :, 0].tolist() == [1, 2, 3, 4, 5, 6]
     assert program.context.states.tensors[program.plan.slots[0].vid].data_ptr() == address
+
+
+TENSOR_SCATTER = """<ir_version: 11, opset_import: ["": 24]> decode
+    (float[1,2,1,4] q, float[1,2,1,4] k, float[1,2,1,4] v, int64[1] at, float[1,6] mask,
+     float[1,2,6,4] keys, float[1,2,6,4] values)
+    => (float[1,2,1,4] y, float[1,2,6,4] next_keys, float[1,2,6,4] next_values) {
+        next_keys = TensorScatter (keys, k, at)
+        next_values = TensorScatter (values, v, at)
+        turned = Transpose <perm = [0, 1, 3, 2]> (next_keys)
+        scores = MatMul (q, turned)
+        masked = Add (scores, mask)
+        shares = Softmax (masked)
+        y = MatMul (shares, next_values)
+    }"""
+
+PAST_AND_PRESENT = """<ir_version: 10, opset_import: ["": 23]> decode
+    (float[1,2,1,4] q, float[1,2,1,4] k, float[1,2,1,4] v, float[1,2,6,4] keys, float[1,2,6,4] values)
+    => (float[1,2,1,4] y, float[1,2,6,4] next_keys, float[1,2,6,4] next_values)
+    <int64[1] one = {1}, int64[1] end = {7}, int64[1] axis = {2}> {
+        y, present_keys, present_values = Attention (q, k, v, , keys, values)
+        next_keys = Slice (present_keys, one, end, axis)
+        next_values = Slice (present_values, one, end, axis)
+    }"""
+
+
+@pytest.mark.parametrize(("text", "in_place"), [(TENSOR_SCATTER, True), (PAST_AND_PRESENT, False)])
+@pytest.mark.parametrize("mode", ["inference", "train"])
+def test_replays_with_a_cache_of_onnx_are_the_steps_of_its_reference(text: str, in_place: bool, mode: str) -> None:
+    """ONNX's reference evaluator takes one step after another, and gets each new cache back as the old one."""
+    model = onnx.parser.parse_model(text)
+    onnx.checker.check_model(model)
+    program = compile_graph(
+        as_states(from_onnx(model, emitters=EMITTERS), {"keys": "next_keys", "values": "next_values"})
+    )
+    assert caches_in_place(program) == [in_place] * 2
+    caches = {name: np.zeros((1, 2, 6, 4), np.float32) for name in ("keys", "values")}
+    program.give_states({name: torch.from_numpy(cache) for name, cache in caches.items()})
+    evaluator, draw = ReferenceEvaluator(model), np.random.default_rng(0)
+    for step in range(5):
+        feed = {name: draw.normal(size=(1, 2, 1, 4)).astype(np.float32) for name in "qkv"}
+        if in_place:
+            feed |= {
+                "at": np.array([step]),
+                "mask": np.where(np.arange(6) <= step, 0, -np.inf).astype(np.float32)[None],
+            }
+        y, caches["keys"], caches["values"] = evaluator.run(None, {**feed, **caches})
+        if step == 0:
+            program.capture(feed, mode=mode)
+        found = program.replay(feed)
+        np.testing.assert_allclose(found["y"].numpy(), y, rtol=1e-5, atol=1e-6)
+    for name, cache in program.states().items():
+        np.testing.assert_array_equal(cache.numpy(), caches[name])
 
 
 def test_inputs_that_cannot_be_states_are_refused() -> None:

@@ -76,6 +76,26 @@ def test_the_storage_of_a_bound_weight_cannot_be_freed() -> None:
     assert program.replay({"x": torch.ones(2)})["y"].tolist() == [11, 21]
 
 
+def test_a_bound_weight_that_was_given_other_memory_is_an_error_at_the_next_capture() -> None:
+    """It would compute with the old numbers, and nobody could see them any more."""
+    builder, w = Builder("sum", EMITTERS), torch.nn.Parameter(torch.tensor([10.0, 20.0]))
+    x, param = builder.input("x", PAIR), builder.param("w", PAIR)
+    graph = builder.build(builder.emit("Add", [x, param], [("y", PAIR)]))
+    program, other = compile_graph(graph, {"w": w}), compile_graph(graph, {"w": w.data.clone()})
+    program.check_weights()
+    w.data = torch.tensor([30.0, 40.0])
+    for call in (program.check_weights, lambda: program.capture({"x": torch.ones(2)})):
+        with pytest.raises(UsageError, match="weight 'w' was bound to the memory of a tensor that has other memory"):
+            call()
+    other.check_weights()
+    assert other.replay({"x": torch.ones(2)})["y"].tolist() == [11, 21]
+    again = compile_graph(graph, {"w": w})
+    del w  # a tensor that is gone cannot be moved; the program has its memory
+    gc.collect()
+    again.check_weights()
+    assert again.replay({"x": torch.ones(2)})["y"].tolist() == [31, 41]
+
+
 class Exchange(torch.nn.Module):
     """Outputs that are inputs, a weight, a state, and a view of a transposed result."""
 

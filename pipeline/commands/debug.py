@@ -1,0 +1,326 @@
+"""`onnxline debug compare A B MODEL`: walks two backends over one model, and names the values in which they part."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, get_args
+
+import typer
+
+from passes.errors import StepFailed
+from passes.proof.numbers import TOLERANCES, Tolerance
+from passes.suggest import nearest, plural
+from pipeline.commands.shared import Json, Overrides, print_styled
+from pipeline.errors import SourceError, UsageError
+from pipeline.workspace import disk_errors
+
+if TYPE_CHECKING:  # torch takes seconds to import, and a misspelt name does not need it
+    import numpy as np
+
+    from pipeline.config import RunConfig
+    from pipeline.export.inputs import InputSpec
+    from pipeline.ir import Graph
+    from pipeline.verify.backends import RunnableModel
+    from pipeline.verify.divergence import BackendComparison, Divergence, InputValue, ValueStatistics
+
+__all__ = ["FORMAT_VERSION", "register"]
+
+FORMAT_VERSION: Final = 1
+"""Version of the output of `--json`."""
+
+DIFFERENT: Final = 1
+"""Exit code when a value differs."""
+
+MOST: Final = 20
+"""Values that are written out by default."""
+
+IR_ENDINGS: Final = (".json", ".json.zst")
+
+STYLES: Final = {"no difference": "green", "  ": "", "": "bold"}
+"""How a line begins → its style on a terminal."""
+
+BackendName = Annotated[str, typer.Argument(metavar="A", help="A backend: torch (op by op), plan or onnxruntime.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Find out why a model computes something else than it should: where two backends part.")
+    group.command("compare")(compare)
+    app.add_typer(group, name="debug")
+
+
+def compare(
+    first: BackendName,
+    second: Annotated[str, typer.Argument(metavar="B", help="The backend that is compared with it.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="An ONNX file, the folder of a run, a configuration that was run, or an IR (ir.json).",
+        ),
+    ],
+    first_divergence: Annotated[
+        bool, typer.Option("--first-divergence", help="Stop at the first value that differs, and show it in full.")
+    ] = False,
+    inputs: Annotated[
+        Path | None, typer.Option(metavar="FILE.npz", help="An array for each input (default: they are drawn).")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Of the drawn inputs (default: that of the configuration, 0)."),
+    ] = None,
+    rtol: Annotated[float | None, typer.Option(metavar="TOL", min=0, help="Default: by dtype.")] = None,
+    atol: Annotated[float | None, typer.Option(metavar="TOL", min=0, help="Default: by dtype.")] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="For an IR: .safetensors, .pt, .pth, .bin, an .index.json, or a folder."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the configuration's run (default runs/NAME).")
+    ] = None,
+    overrides: Overrides = None,
+    most: Annotated[int | None, typer.Option(metavar="N", min=1, help="Values to write out (default 20).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run MODEL on the backends A and B with the same inputs, and compare every value; exit code 1 if any differs.
+
+    An element may differ by atol + rtol × the scale of its tensor; both follow from the dtype where they are not given.
+    """
+    _check_backends(first, second)
+    if inputs is not None and seed is not None:
+        raise UsageError("--inputs gives the numbers, so --seed has no effect; leave one of them out")
+    if first_divergence and most is not None:
+        raise UsageError("--first-divergence shows one value, so --most has no effect; leave one of them out")
+    subject = (
+        _open_ir(Path(model), weights) if model.endswith(IR_ENDINGS) else _open_model(model, overrides, out, weights)
+    )
+    feeds = subject.feeds(inputs, seed)
+    from pipeline.verify.backends import BACKENDS, shapes_of
+    from pipeline.verify.divergence import compare_backends
+
+    tolerances = {**subject.tolerances, **_tolerances(rtol, atol)}
+    try:
+        one, other = (BACKENDS[name](subject.model, subject.fusions) for name in (first, second))
+        graph = subject.model.graph_for(shapes_of(feeds))
+        found = compare_backends(one, other, graph, feeds, tolerances, first_only=first_divergence)
+    except StepFailed as failure:
+        raise UsageError(f"onnxruntime does not run the model on these inputs: {failure}") from failure
+    if as_json:
+        typer.echo(json.dumps(_as_data(first, second, found), indent=2, ensure_ascii=False))
+    else:
+        shown = "\n".join(_lines(first, second, found, 1 if first_divergence else most or MOST))
+        print_styled(shown + "\n", STYLES)
+    if found.divergences:
+        raise typer.Exit(DIFFERENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is compared: a model, and how its inputs are drawn."""
+
+    model: RunnableModel
+    inputs: tuple[InputSpec, ...]
+    sizes: Mapping[str, int]
+    """Of named dims; one that is not here is drawn as the first of the default sizes."""
+    config: RunConfig | None = None
+
+    @property
+    def fusions(self) -> Sequence[str]:
+        return self.config.runtime.chosen_fusions if self.config is not None else ()
+
+    @property
+    def tolerances(self) -> Mapping[str, Tolerance]:
+        return self.config.verify.compared_within if self.config is not None else {}
+
+    def feeds(self, file: Path | None, seed: int | None) -> Mapping[str, np.ndarray]:
+        """The inputs from a file, or the configuration's own first ones, or drawn ones.
+
+        Raises:
+            SourceError: a file cannot be read, or its arrays do not fit the inputs.
+        """
+        from pipeline.config import DEFAULT_SIZES
+        from pipeline.export.inputs import draw_inputs, named_dims
+        from pipeline.verify.user_inputs import read_inputs, read_samples
+
+        if file is not None:
+            return next(iter(read_samples([str(file)], self.inputs, "--inputs")))[1]
+        if seed is None and self.config is not None and self.config.verify.inputs:
+            return read_inputs(self.config.verify, self.inputs).draws[0].feeds
+        if seed is None:
+            seed = self.config.verify.seed if self.config is not None else 0
+        sizes = {dim: self.sizes.get(dim, DEFAULT_SIZES[0]) for dim in named_dims(self.inputs)}
+        return draw_inputs(self.inputs, sizes, seed)
+
+
+def _check_backends(first: str, second: str) -> None:
+    from pipeline.config import Backend
+
+    known = get_args(Backend)
+    for name in (first, second):
+        if name not in known:
+            raise UsageError(f"no backend {name!r}{nearest(name, known)}; backends: {', '.join(known)}")
+    if first == second:
+        raise UsageError(f"found {first} twice, which cannot differ from itself; expected two backends")
+
+
+def _open_model(text: str, overrides: Sequence[str] | None, out: Path | None, weights: Path | None) -> Subject:
+    """An ONNX file by itself, or the final model of a run with the inputs that its configuration describes."""
+    from passes.why import file_of
+    from pipeline.config import RunConfig
+    from pipeline.export.load import read_onnx_file
+    from pipeline.stages.check import default_folder
+    from pipeline.verify.backends import OnnxFile
+
+    if weights is not None:
+        raise UsageError("--weights is for an IR; an ONNX file has its own")
+    path = Path(text)
+    if path.is_dir():
+        path, settings = file_of(path), path / "run.yaml"
+        config = RunConfig.from_source(settings if settings.is_file() else path, overrides or ())
+    else:
+        config = RunConfig.from_source(text, overrides or ())
+        path = path if path.suffix == ".onnx" else default_folder(config, out) / "model.onnx"
+    if not path.is_file():
+        raise UsageError(f"{text}: there is no {path}; expected an ONNX file, or the model.onnx that a run writes")
+    declared = config.model.model_copy(
+        update={"onnx": str(path), "factory": None, "transformers": None, "inputs": {}, "dims": {}}
+    )
+    names = {spec.name for spec in read_onnx_file(str(path), declared).inputs}
+    own = {name: entry for name, entry in config.model.inputs.items() if name in names}
+    source = read_onnx_file(str(path), declared.model_copy(update={"inputs": own}))
+    sizes = {dim: several[0] for dim, several in config.model.dims.items()}
+    return Subject(OnnxFile(path), source.inputs, sizes, config)
+
+
+def _open_ir(path: Path, weights: Path | None) -> Subject:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}; expected an IR, as `onnxline ir extract` or a run writes it")
+    from pipeline.config import InputConfig
+    from pipeline.export.inputs import input_spec
+    from pipeline.runtime.weights import with_weights
+    from pipeline.torch_ir import load_weights
+    from pipeline.verify.backends import GraphModel
+
+    graph = _read_graph(path)
+    names = {name for several in graph.weight_names().values() for name in several}
+    state = load_weights(weights) if weights is not None else {}
+    graph = with_weights(graph, {name: tensor for name, tensor in state.items() if name in names})
+    missing = [
+        graph.values[vid].name
+        for vid in graph.weight_names()
+        if vid not in graph.payloads and (graph.values[vid].users or vid in graph.outputs)
+    ]
+    if missing:
+        raise UsageError(
+            f"{path} holds no numbers for {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; name a file "
+            "of its weights by --weights, or compare the ONNX file that it was made of"
+        )
+    values = [graph.values[vid] for vid in graph.inputs]
+    inputs = tuple(input_spec(value.name, InputConfig(), value.spec.shape, value.spec.dtype) for value in values)
+    return Subject(GraphModel(graph, str(path)), inputs, {})
+
+
+def _read_graph(path: Path) -> Graph:
+    """The graph of an `ir.json` of a run, or of a file of `ir extract` or pytorch-ir."""
+    if path.suffix == ".json":
+        from pipeline.ir.json import from_json
+
+        with disk_errors(path):
+            text = path.read_bytes()
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"{path}: it is not JSON: {error}") from error
+        if isinstance(data, dict) and "tensors" in data:
+            return from_json(data)
+    from pipeline.torch_ir import load_ir
+
+    return load_ir(path).graph
+
+
+def _tolerances(rtol: float | None, atol: float | None) -> dict[str, Tolerance]:
+    """The given tolerances for every floating type; empty where none is given."""
+    if rtol is None and atol is None:
+        return {}
+    return {
+        dtype: Tolerance(own.atol if atol is None else atol, own.rtol if rtol is None else rtol)
+        for dtype, own in TOLERANCES.items()
+    }
+
+
+def _lines(first: str, second: str, found: BackendComparison, most: int) -> Iterator[str]:
+    for divergence in found.divergences[:most]:
+        yield from _divergence_lines(first, second, divergence)
+    if len(found.divergences) > most:
+        yield f"and {plural(len(found.divergences) - most, 'value')} more (--most shows them)"
+    alone = [
+        f"{len(names)} only {name} has"
+        for name, names in ((first, found.only_first), (second, found.only_second))
+        if names
+    ]
+    rest = f"; of the others {' and '.join(alone)}" if alone else ""
+    if found.divergences:
+        yield f"{plural(found.compared, 'value')} compared, {len(found.divergences)} of them differ{rest}"
+        return
+    value, share = found.worst
+    near = f"; {value} comes nearest to its limit, by {share:.2%}" if value else ""
+    yield f"no difference: {first} and {second} agree on {plural(found.compared, 'value')}{near}{rest}"
+
+
+def _divergence_lines(first: str, second: str, found: Divergence) -> Iterator[str]:
+    node = f" {found.node}" if found.node else ""
+    yield f"{found.value}: {found.type}, made by {found.kind}{node}{f' ({found.line})' if found.line else ''}"
+    if found.worst is not None:
+        at = f" at {list(found.worst.index)}" if found.worst.index else ""
+        yield (
+            f"  largest difference {found.errors.max_abs:.3g}{at}: {found.worst.first} by {first}, "
+            f"{found.worst.second} by {second}"
+        )
+    yield f"  {found.errors.why}"
+    width = max(len(first), len(second))
+    yield f"  {first:<{width}}  {_statistics_text(found.first)}"
+    yield f"  {second:<{width}}  {_statistics_text(found.second)}"
+    if found.inputs:
+        yield "  it reads"
+    for entry in found.inputs:
+        yield f"    {_input_text(entry)}"
+
+
+def _input_text(entry: InputValue) -> str:
+    numbers = _statistics_text(entry.statistics) if entry.statistics is not None else "not a value of its own on both"
+    known = entry.largest_difference
+    differs = "" if known is None else f", largest difference {known:.3g}" if known else ", equal on both"
+    return f"{entry.role} {entry.name}: {entry.type}, {numbers}{differs}"
+
+
+def _statistics_text(found: ValueStatistics) -> str:
+    parts = [
+        f"least {found.least:.6g}",
+        f"largest {found.largest:.6g}",
+        f"mean {found.mean:.6g}",
+        f"deviation {found.deviation:.6g}",
+    ]
+    parts += [f"{found.nan} NaN"] * bool(found.nan) + [f"{found.infinite} infinite"] * bool(found.infinite)
+    return "  ".join(parts) if found.elements else "no element"
+
+
+def _as_data(first: str, second: str, found: BackendComparison) -> dict[str, object]:
+    data = dataclasses.asdict(found)
+    for divergence in data["divergences"]:  # JSON has no infinity
+        divergence["errors"] = {
+            key: number if not isinstance(number, float) or abs(number) < float("inf") else str(number)
+            for key, number in divergence["errors"].items()
+        }
+        for entry in divergence["inputs"]:
+            if entry["largest_difference"] == float("inf"):
+                entry["largest_difference"] = "inf"
+    value, share = data.pop("worst")
+    return {
+        "format_version": FORMAT_VERSION,
+        "backends": [first, second],
+        **data,
+        "nearest_to_limit": {"value": value, "share": share},
+    }
