@@ -28,7 +28,7 @@ from typing import Any, Final
 from pipeline.ir.graph import Attr, InputRef, TorchConst
 from pipeline.lowering.attrs import Packed
 
-__all__ = ["Argument", "CallSignature"]
+__all__ = ["SignatureArgument", "OperatorSignature"]
 
 ARGUMENT: Final = re.compile(r"(\S+) (\w+)(?:=(.+))?")
 
@@ -43,7 +43,7 @@ class OtherCallError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class SignatureArgument:
     """One argument of a signature."""
 
     code: str
@@ -51,7 +51,7 @@ class Argument:
     default: Any = REQUIRED
 
     @classmethod
-    def parse(cls, text: str) -> Argument:
+    def parse(cls, text: str) -> SignatureArgument:
         """The argument of a text such as `n alpha=1`."""
         code, name, default = ARGUMENT.fullmatch(text).groups()  # type: ignore[union-attr]
         if default is None:
@@ -147,7 +147,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class CallSignature:
+class OperatorSignature:
     """The operators that one kind of kernel stands for, and their arguments.
 
     Several operators differ only in which arguments are tensors and which are numbers, as `eq.Tensor` and `eq.Scalar`:
@@ -155,14 +155,14 @@ class CallSignature:
     """
 
     operators: tuple[str, ...]
-    arguments: tuple[Argument, ...]
+    arguments: tuple[SignatureArgument, ...]
 
     @classmethod
-    def parse(cls, text: str) -> CallSignature:
+    def parse(cls, text: str) -> OperatorSignature:
         """The signature of a text such as `eq.Tensor|Scalar(T self, T|n other)`."""
         head, _, rest = text.partition("(")
         name, _, overloads = head.partition(".")
-        arguments = tuple(Argument.parse(part) for part in rest.removesuffix(")").split(", "))
+        arguments = tuple(SignatureArgument.parse(part) for part in rest.removesuffix(")").split(", "))
         return cls(tuple(f"aten.{name}.{overload}" for overload in overloads.split("|")), arguments)
 
     def layout(self) -> str:

@@ -131,7 +131,8 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
     "AtenAvgPool2d": (
         lambda p: f.avg_pool2d(p, 2, padding=1, count_include_pad=False),
         (P,),
-        "kernel_size=(2, 2) stride=() padding=(1, 1) ceil_mode=False count_include_pad=False has_divisor_override=False divisor_override=0",
+        "kernel_size=(2, 2) stride=() padding=(1, 1) ceil_mode=False count_include_pad=False "
+        "has_divisor_override=False divisor_override=0",
     ),
     "AtenAdaptiveAvgPool1d": (lambda x: f.adaptive_avg_pool1d(x, 2), (X,), "output_size=(2,)"),
     "AtenAdaptiveAvgPool2d": (lambda p: f.adaptive_avg_pool2d(p, (2, 3)), (P,), "output_size=(2, 3)"),
