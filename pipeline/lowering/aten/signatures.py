@@ -28,7 +28,7 @@ from typing import Any, Final
 from pipeline.ir.graph import Attr, InputRef, TorchConst
 from pipeline.lowering.attrs import Packed
 
-__all__ = ["SignatureArgument", "OperatorSignature"]
+__all__ = ["OperatorSignature", "SignatureArgument"]
 
 ARGUMENT: Final = re.compile(r"(\S+) (\w+)(?:=(.+))?")
 

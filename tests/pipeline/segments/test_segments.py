@@ -67,7 +67,7 @@ BACKWARDS = """g (float[n, t, 2] x, int64[n] sizes, float[2, 3] w, float[3, 3] r
   back = ReverseSequence <time_axis = 0, batch_axis = 1> (all, sizes)
   y = Transpose <perm = [1, 0, 2]> (back)
 }"""
-"""The backward half of a recurrent layer as tf2onnx writes it: no count of rounds, and a body that reads from outside."""
+"""The backward half of a recurrent layer as tf2onnx writes it: no count of rounds, a body that reads from outside."""
 
 
 def model(text: str) -> onnx.ModelProto:
