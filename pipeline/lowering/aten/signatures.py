@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pipeline.errors import InternalError
 from pipeline.ir.graph import Attr, InputRef, TorchConst
 from pipeline.lowering.attrs import Packed
 
@@ -34,6 +35,8 @@ ARGUMENT: Final = re.compile(r"(\S+) (\w+)(?:=(.+))?")
 
 REQUIRED: Final = object()
 """Stands for a default where there is none."""
+
+MOST_OPERANDS: Final = 2**20
 
 Fields = dict[str, Packed]
 
@@ -126,7 +129,11 @@ class SignatureArgument:
         return {f"has_{name}": item is not None, name: absent if item is None else _typed(self.packed_code, item)}
 
     def unpack(self, fields: Mapping[str, Any], operands: Iterator[int]) -> Attr:
-        """The argument that `pack` was given; `operands` counts those before it."""
+        """The argument that `pack` was given; `operands` counts those before it.
+
+        Raises:
+            InternalError: more operands than any call has, as a damaged plan may say.
+        """
         name = self.name
         match self.code:
             case "-" | "=":
@@ -136,6 +143,8 @@ class SignatureArgument:
             case "T?":
                 return InputRef(next(operands)) if fields[f"has_{name}"] else None
             case "T[]":
+                if fields[name] > MOST_OPERANDS:
+                    raise InternalError(f"{name} has {fields[name]} operands; no call has more than {MOST_OPERANDS}")
                 return tuple(InputRef(next(operands)) for _ in range(fields[name]))
             case "T?[]":
                 return tuple(InputRef(next(operands)) if mark else None for mark in fields[name])

@@ -113,7 +113,7 @@ SIGNATURES: Final[Mapping[Kind, str]] = {
     Kind.AtenHardtanh: "hardtanh.default(T self, n min_val=-1, n max_val=1)",
     Kind.AtenClamp: "clamp.default(T self, n? min=None, n? max=None)",
     Kind.AtenClampMin: "clamp_min.default(T self, n min)",
-    Kind.AtenClampMax: "clamp_max.default(T self, n max)",
+    Kind.AtenTypeAs: "type_as.default(T self, T other)",
     Kind.AtenGlu: "glu.default(T self, i dim=-1)",
     # along axes
     Kind.AtenSum: "sum.dim_IntList(T self, i[]? dim, ? keepdim=False, dtype? dtype)",

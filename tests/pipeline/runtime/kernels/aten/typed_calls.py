@@ -308,7 +308,7 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
     "AtenHardtanh": (lambda x: f.hardtanh(x, -0.5, 0.5), (X,), "min_val=-0.5 max_val=0.5"),
     "AtenClamp": (lambda x: x.clamp(max=1), (X,), "has_min=False min=0 has_max=True max=1"),
     "AtenClampMin": (lambda x: aten.clamp_min(x, -0.5), (X,), "min=-0.5"),
-    "AtenClampMax": (lambda x: aten.clamp_max(x, 0.5), (X,), "max=0.5"),
+    "AtenTypeAs": (lambda x, i: x.type_as(i), (X, I), ""),
     "AtenGlu": (lambda x: f.glu(x), (X,), "dim=-1"),
     "AtenSum": (lambda x: x.sum((0, -1), keepdim=True), (X,), "has_dim=True dim=(0, -1) keepdim=True dtype=''"),
     "AtenMean": (lambda x: x.mean(1), (X,), "has_dim=True dim=(1,) keepdim=False dtype=''"),
