@@ -98,7 +98,17 @@ def config_rows(runs: Path) -> Iterator[Row]:
 
 
 def family_rows(names: Sequence[str]) -> Iterator[Row]:
-    """The families that can be traced and planned; why another cannot goes to stderr."""
+    """The families that can be traced and planned."""
+    for name, graph in family_graphs(names):
+        try:
+            yield plan_row(name, graph)
+        except Exception as error:  # a table of what can be measured, with the reason of what cannot
+            print(f"{name}: {message_with_notes(error).splitlines()[0]}", file=sys.stderr)
+
+
+def family_graphs(names: Sequence[str]) -> Iterator[tuple[str, Graph]]:
+    """Name and lowered graph of the families that can be traced, or of those among `names`; why another cannot goes to
+    stderr."""
     table = families()
     for name in names or table:
         try:
@@ -106,9 +116,11 @@ def family_rows(names: Sequence[str]) -> Iterator[Row]:
             if not isinstance(source, TorchSource):
                 raise TypeError(f"found {type(source).__name__}, expected a model of torch")
             graph = from_torch(functionalize_program(trace_module(source)))
-            yield plan_row(name, with_kernels(in_traced_order(fold_constants(graph))))
+            graph = with_kernels(in_traced_order(fold_constants(graph)))
         except Exception as error:  # a table of what can be measured, with the reason of what cannot
             print(f"{name}: {message_with_notes(error).splitlines()[0]}", file=sys.stderr)
+        else:
+            yield name, graph
 
 
 def depth_row(ops: int) -> Row:

@@ -230,7 +230,7 @@ class Kind(IntEnum):
     AtenHardtanh = 1869
     AtenClamp = 1870
     AtenClampMin = 1871
-    AtenClampMax = 1872
+    AtenTypeAs = 1872
     AtenGlu = 1873
     AtenSum = 1874
     AtenMean = 1875

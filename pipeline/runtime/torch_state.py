@@ -1,7 +1,8 @@
 """Shield a run from what the caller's thread has switched on in torch: a graph says all that decides its numbers.
 
-Autocast casts the operands of operators, torch's default dtype is what integers divide to, and a mode such as
-`torch.device("meta")` sees every call. A region of autocast inside a graph is an op of it, and works all the same.
+Autocast casts the operands of operators, torch's default dtype is what integers divide to, and a default device is
+where new tensors are made. A region of autocast inside a graph is an op of it, and works all the same. Other modes of
+torch are left on: a tracer has to see what is run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 __all__ = ["plain_state"]
 
@@ -21,16 +24,21 @@ def plain_state() -> AbstractContextManager[None]:
     if (
         torch.get_default_dtype() is torch.float32
         and not torch.is_autocast_enabled("cpu")
-        and not torch._C._len_torch_function_stack()
+        and not (torch._C._len_torch_function_stack() and _has_default_device())
         and not FLOAT32.users
     ):
         return PLAIN
     return _shield()
 
 
+def _has_default_device() -> bool:
+    return any(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+
+
 @contextmanager
 def _shield() -> Iterator[None]:
-    with FLOAT32, torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunction():
+    device = torch.device("cpu") if _has_default_device() else PLAIN
+    with FLOAT32, torch.autocast("cpu", enabled=False), device:
         yield
 
 

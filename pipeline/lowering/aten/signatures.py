@@ -25,15 +25,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pipeline.errors import InternalError
 from pipeline.ir.graph import Attr, InputRef, TorchConst
 from pipeline.lowering.attrs import Packed
 
-__all__ = ["Argument", "CallSignature"]
+__all__ = ["OperatorSignature", "SignatureArgument"]
 
 ARGUMENT: Final = re.compile(r"(\S+) (\w+)(?:=(.+))?")
 
 REQUIRED: Final = object()
 """Stands for a default where there is none."""
+
+MOST_OPERANDS: Final = 2**20
 
 Fields = dict[str, Packed]
 
@@ -43,7 +46,7 @@ class OtherCallError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class SignatureArgument:
     """One argument of a signature."""
 
     code: str
@@ -51,7 +54,7 @@ class Argument:
     default: Any = REQUIRED
 
     @classmethod
-    def parse(cls, text: str) -> Argument:
+    def parse(cls, text: str) -> SignatureArgument:
         """The argument of a text such as `n alpha=1`."""
         code, name, default = ARGUMENT.fullmatch(text).groups()  # type: ignore[union-attr]
         if default is None:
@@ -126,7 +129,11 @@ class Argument:
         return {f"has_{name}": item is not None, name: absent if item is None else _typed(self.packed_code, item)}
 
     def unpack(self, fields: Mapping[str, Any], operands: Iterator[int]) -> Attr:
-        """The argument that `pack` was given; `operands` counts those before it."""
+        """The argument that `pack` was given; `operands` counts those before it.
+
+        Raises:
+            InternalError: more operands than any call has, as a damaged plan may say.
+        """
         name = self.name
         match self.code:
             case "-" | "=":
@@ -136,6 +143,8 @@ class Argument:
             case "T?":
                 return InputRef(next(operands)) if fields[f"has_{name}"] else None
             case "T[]":
+                if fields[name] > MOST_OPERANDS:
+                    raise InternalError(f"{name} has {fields[name]} operands; no call has more than {MOST_OPERANDS}")
                 return tuple(InputRef(next(operands)) for _ in range(fields[name]))
             case "T?[]":
                 return tuple(InputRef(next(operands)) if mark else None for mark in fields[name])
@@ -147,7 +156,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class CallSignature:
+class OperatorSignature:
     """The operators that one kind of kernel stands for, and their arguments.
 
     Several operators differ only in which arguments are tensors and which are numbers, as `eq.Tensor` and `eq.Scalar`:
@@ -155,14 +164,14 @@ class CallSignature:
     """
 
     operators: tuple[str, ...]
-    arguments: tuple[Argument, ...]
+    arguments: tuple[SignatureArgument, ...]
 
     @classmethod
-    def parse(cls, text: str) -> CallSignature:
+    def parse(cls, text: str) -> OperatorSignature:
         """The signature of a text such as `eq.Tensor|Scalar(T self, T|n other)`."""
         head, _, rest = text.partition("(")
         name, _, overloads = head.partition(".")
-        arguments = tuple(Argument.parse(part) for part in rest.removesuffix(")").split(", "))
+        arguments = tuple(SignatureArgument.parse(part) for part in rest.removesuffix(")").split(", "))
         return cls(tuple(f"aten.{name}.{overload}" for overload in overloads.split("|")), arguments)
 
     def layout(self) -> str:

@@ -18,7 +18,7 @@ from pipeline.ir.graph import Attr, KernelSpec
 from pipeline.lowering import elementwise
 from pipeline.lowering.aten.inplace import CHANGED, POINTWISE
 from pipeline.lowering.aten.order import ORDERS
-from pipeline.lowering.aten.signatures import CallSignature
+from pipeline.lowering.aten.signatures import OperatorSignature
 from pipeline.lowering.emitter_factory import Check, KernelKind, OpCall, Specs, kind, signature
 from pipeline.lowering.kinds import Kind
 
@@ -113,7 +113,7 @@ SIGNATURES: Final[Mapping[Kind, str]] = {
     Kind.AtenHardtanh: "hardtanh.default(T self, n min_val=-1, n max_val=1)",
     Kind.AtenClamp: "clamp.default(T self, n? min=None, n? max=None)",
     Kind.AtenClampMin: "clamp_min.default(T self, n min)",
-    Kind.AtenClampMax: "clamp_max.default(T self, n max)",
+    Kind.AtenTypeAs: "type_as.default(T self, T other)",
     Kind.AtenGlu: "glu.default(T self, i dim=-1)",
     # along axes
     Kind.AtenSum: "sum.dim_IntList(T self, i[]? dim, ? keepdim=False, dtype? dtype)",
@@ -176,25 +176,25 @@ class TypedCall:
     """A kind of kernel for calls of one signature."""
 
     row: KernelKind
-    signature: CallSignature
+    signature: OperatorSignature
 
     @classmethod
     def of(cls, number: Kind, text: str) -> TypedCall:
-        calls = CallSignature.parse(text)
+        calls = OperatorSignature.parse(text)
         results = 2 if number in TWO_RESULTS else 1
         layout = ",".join(filter(None, (calls.layout(), "order=i[]" if results == 1 else "")))
         values = signature(_has_its_operands(calls), inputs=(0, None), outputs=results)
         return cls(kind(number, values, layout, inplace=_inplace(calls)), calls)
 
 
-def _inplace(calls: CallSignature) -> tuple[int, ...]:
+def _inplace(calls: OperatorSignature) -> tuple[int, ...]:
     """The operands that `inplace_of` allows; a call with fewer operands has fewer."""
     if calls.operators[0] in POINTWISE:
         return tuple(range(sum(argument.code in ("T", "T?", "T|n") for argument in calls.arguments)))
     return (0,) if calls.operators[0] in CHANGED else ()
 
 
-def _has_its_operands(calls: CallSignature) -> Check:
+def _has_its_operands(calls: OperatorSignature) -> Check:
     def check(call: OpCall) -> str | None:
         wanted = calls.count_operands(call.attrs)
         return None if len(call.ins) == wanted else f"{len(call.ins)} operands; expected {wanted} by its fields"

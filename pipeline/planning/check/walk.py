@@ -180,7 +180,8 @@ class _Memory:
 
 def _turns_axes(call: KernelCall) -> bool:
     """Whether the kernel permutes the axes of a result, so that an operand has other strides."""
-    return any(unpack(call.attr_schema, call.attr_blob).get("orders", ()))
+    fields = unpack(call.attr_schema, call.attr_blob)
+    return any(fields.get("orders", ())) or bool(fields.get("order", ()))
 
 
 def _kind(call: KernelCall) -> str:

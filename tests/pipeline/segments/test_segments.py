@@ -48,6 +48,28 @@ SEQUENCE = """g (float[2] a, float[2] b) => (float[2] y) {
 }"""
 
 
+BACKWARDS = """g (float[n, t, 2] x, int64[n] sizes, float[2, 3] w, float[3, 3] r) => (float[n, t2, 3] y) {
+  steps = Transpose <perm = [1, 0, 2]> (x)
+  turned = ReverseSequence <time_axis = 0, batch_axis = 1> (steps, sizes)
+  shape = Shape(turned) zero = Constant <value = int64 {0}> () one = Constant <value = int64 {1}> ()
+  time = Gather(shape, zero) batch = Gather(shape, one)
+  axis = Constant <value_ints = [0]> () width = Constant <value_ints = [3]> ()
+  rows = Unsqueeze(batch, axis) size = Concat <axis = 0> (rows, width)
+  start = ConstantOfShape(size)
+  more = Less(zero, time)
+  at, state, all = Loop ("", more, zero, start) <
+    body = b (int64 i, bool c, int64 at0, float[p, 3] h) => (bool c2, int64 at2, float[p, 3] h2, float[p, 3] out) {
+      at2 = Add(at0, one)
+      step = Gather(turned, at0) a = MatMul(step, w) e = MatMul(h, r) u = Add(a, e) h2 = Tanh(u) out = Identity(h2)
+      c_at = Cast <to = 1> (at2) c_time = Cast <to = 1> (time) c2 = Less(c_at, c_time)
+    }
+  >
+  back = ReverseSequence <time_axis = 0, batch_axis = 1> (all, sizes)
+  y = Transpose <perm = [1, 0, 2]> (back)
+}"""
+"""The backward half of a recurrent layer as tf2onnx writes it: no count of rounds, a body that reads from outside."""
+
+
 def model(text: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(HEAD + text)
 
@@ -65,8 +87,15 @@ def f32(*shape: int) -> np.ndarray:
         (NONZERO, [{"x": np.maximum(f32(n, 3), 0)} for n in (2, 4, 2)]),
         (SIZES, [{"x": f32(2, 6), "s": np.array(s)} for s in ([3, 4], [12], [4, 3])]),
         (SEQUENCE, [{"a": f32(2), "b": f32(2) + 1}]),
+        (
+            BACKWARDS,
+            [
+                {"x": f32(n, t, 2), "sizes": np.array(sizes), "w": f32(2, 3), "r": f32(3, 3)}
+                for n, t, sizes in ((2, 4, [4, 2]), (1, 3, [3]), (3, 4, [1, 4, 2]))
+            ],
+        ),
     ],
-    ids=["If", "Loop", "Scan", "NonZero", "Reshape", "sequence"],
+    ids=["If", "Loop", "Scan", "NonZero", "Reshape", "sequence", "a tf2onnx layer"],
 )
 def test_like_onnxruntime(text: str, feeds: list[dict[str, Any]]) -> None:
     segmented, session = SegmentedModel(model(text)), onnxruntime.InferenceSession(model(text).SerializeToString())

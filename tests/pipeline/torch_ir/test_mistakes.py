@@ -371,6 +371,7 @@ def test_the_default_dtype_of_a_trace_is_written_down_or_refused() -> None:
     assert expected.dtype is torch.float64
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_a_sparse_buffer_without_strides_is_named() -> None:
     model = Calls(lambda x: model.weight @ x)
     model.register_buffer("weight", torch.eye(4).to_sparse_csr())

@@ -131,7 +131,8 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
     "AtenAvgPool2d": (
         lambda p: f.avg_pool2d(p, 2, padding=1, count_include_pad=False),
         (P,),
-        "kernel_size=(2, 2) stride=() padding=(1, 1) ceil_mode=False count_include_pad=False has_divisor_override=False divisor_override=0",
+        "kernel_size=(2, 2) stride=() padding=(1, 1) ceil_mode=False count_include_pad=False "
+        "has_divisor_override=False divisor_override=0",
     ),
     "AtenAdaptiveAvgPool1d": (lambda x: f.adaptive_avg_pool1d(x, 2), (X,), "output_size=(2,)"),
     "AtenAdaptiveAvgPool2d": (lambda p: f.adaptive_avg_pool2d(p, (2, 3)), (P,), "output_size=(2, 3)"),
@@ -307,7 +308,7 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
     "AtenHardtanh": (lambda x: f.hardtanh(x, -0.5, 0.5), (X,), "min_val=-0.5 max_val=0.5"),
     "AtenClamp": (lambda x: x.clamp(max=1), (X,), "has_min=False min=0 has_max=True max=1"),
     "AtenClampMin": (lambda x: aten.clamp_min(x, -0.5), (X,), "min=-0.5"),
-    "AtenClampMax": (lambda x: aten.clamp_max(x, 0.5), (X,), "max=0.5"),
+    "AtenTypeAs": (lambda x, i: x.type_as(i), (X, I), ""),
     "AtenGlu": (lambda x: f.glu(x), (X,), "dim=-1"),
     "AtenSum": (lambda x: x.sum((0, -1), keepdim=True), (X,), "has_dim=True dim=(0, -1) keepdim=True dtype=''"),
     "AtenMean": (lambda x: x.mean(1), (X,), "has_dim=True dim=(1,) keepdim=False dtype=''"),
