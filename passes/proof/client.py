@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 from uuid import uuid4
-from weakref import WeakMethod, WeakSet
+from weakref import WeakMethod
 
 from passes.context import PassContext
 from passes.errors import StepCrashed, StepTimedOut
@@ -30,10 +30,6 @@ __all__ = ["ProofClient", "choose_in_worker"]
 
 Question = Callable[..., Any]
 """A method of the server, or the class itself, which makes a new one."""
-
-
-CLIENTS: Final = "proof clients"
-"""The clients of a context that still exist; the worker drops the servers of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +65,7 @@ class ProofClient:
         self._worker = context.proofs
         self._spill = context.spill
         self._owner = uuid4().hex
-        self._clients: WeakSet[ProofClient] = context.cache.setdefault(CLIENTS, WeakSet())
-        self._clients.add(self)
+        self._worker.owners.add(self)
         self._generation = 0
         """The generation of the worker process that has the server; 0 for none."""
         self._pending: _PendingQuestion | None = None
@@ -165,7 +160,7 @@ class ProofClient:
         try:
             feeds = [dict(reference.feeds) for reference in self._references]
             expected = [dict(reference.outputs) for reference in self._references]
-            owners = frozenset(client._owner for client in self._clients)
+            owners = frozenset(client._owner for client in self._worker.owners)
             self._ask(ProofServer, owners=owners, feeds=feeds, expected=expected, tolerances=self._tolerances)
             restore = self._restore()
             assert restore is not None, "a question is asked by the object that owns this client"

@@ -18,6 +18,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import IO, Any, Final, Self, TypeVar
+from weakref import WeakSet
 
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
 from passes.worker.own_names import FILE as OWN_NAMES
@@ -81,6 +82,8 @@ class Worker:
         self._lifeline: Connection | None = None
         """Held open for as long as we live; the process ends when it closes, whatever native code it is in."""
         self._stderr: IO[bytes] | None = None
+        self.owners: WeakSet[Any] = WeakSet()
+        """The objects for which the process holds something, as long as they exist."""
         self.generation = 0
         """Number of processes started so far; a new one has nothing of what an earlier one was sent."""
         self.was_killed = False

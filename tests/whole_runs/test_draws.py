@@ -148,3 +148,16 @@ def test_an_export_that_differs_by_ties_says_so(tmp_path: Path) -> None:
     settings = config("best", {"x": {"shape": [1, 84]}}, export={"output_names": ["y"]})
     with pytest.raises(CheckFailed, match=r"what torch computes \(y: .*the TopK '.*' chooses among equal values"):
         run(settings, tmp_path / "out")
+
+
+def test_outputs_without_numbers_are_said_to_be_compared_by_shape_alone(tmp_path: Path, context: PassContext) -> None:
+    onnx.save(
+        model_of("g (float[2] x) => (float[0] y) { y = Slice (x, zero, zero) }", zero=np.zeros(1, np.int64)),
+        tmp_path / "m.onnx",
+    )
+    settings = RunConfig.from_mapping({"model": {"onnx": "m.onnx"}}, tmp_path)
+    source = open_source(settings)
+    references = compute_references(source, plan_draws(source, settings.model, settings.verify), context)
+    assert (
+        "no number: every output is empty on every draw, so only shapes and dtypes are compared" in references.skipped
+    )

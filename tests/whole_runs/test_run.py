@@ -276,3 +276,14 @@ def test_what_torch_writes_as_sequences_is_taken_apart_or_named(config_file, tmp
     assert Note(note) in events
     _, events = run(path, tmp_path / "out", "passes.recipe=[default]")
     assert Note(note) in events, "and is said again where nothing is done again"
+
+
+@pytest.mark.parametrize(("contrib", "count"), [("refuse", 1), ("keep", 0)])
+def test_operators_that_onnx_lacks_are_named_where_they_are_refused(contrib: str, count: int, tmp_path: Path) -> None:
+    header = '<ir_version: 9, opset_import: ["": 20, "com.microsoft": 1]>'
+    body = "g (float[2, 8] x) => (float[2, 8] y) { a = com.microsoft.Gelu (x) y = Relu (a) }"
+    onnx.save(onnx.parser.parse_model(header + body), tmp_path / "gelu.onnx")
+    settings = {"model": {"onnx": "gelu.onnx"}, "passes": {"recipe": [], "contrib": contrib}}
+    notes = Pipeline(RunConfig.from_mapping(settings, tmp_path), tmp_path / "out").run().report.notes
+    left = [note for note in notes if note.startswith("passes.contrib: com.microsoft::Gelu 'a' is left of the source")]
+    assert len(left) == count

@@ -190,7 +190,7 @@ def output_labels(outputs: Sequence[str], resolved: Resolved) -> dict[str, str]:
     labels: dict[str, str] = {}
     for name in outputs:
         root = resolved.root(name)
-        if root != name and root in computed:
+        if root in computed:
             labels.setdefault(root, name)
     return labels
 

@@ -115,7 +115,7 @@ def test_a_proof_worker_holds_nothing_for_provers_that_are_gone() -> None:
         for _ in range(3):
             prover = prover_of(attention(), context)
             assert prover.measure(model).why == ""
-        other = prover_of(attention(), context)
+        other = prover_of(attention(), PassContext(context.worker, context.folder, context.proofs))
         assert other.measure(model).why == prover.measure(model).why == ""
         assert len(context.proofs.ask(owners_of_servers)) == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,13 @@ def test_the_callers_emitters_make_the_kernels() -> None:
     kernel = KernelSpec(7, "relu", b"")
     graph = graph_from(MLP, emitters={"Relu": lambda attrs, inputs, outputs: kernel})
     assert [op.kernel for op in graph.ops] == [None, None, kernel]
+
+
+def test_a_graph_is_checked_before_it_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Graph] = []
+    module = importlib.import_module("pipeline.importers.from_onnx.model")
+    monkeypatch.setattr(module, "check", lambda graph, **_: checked.append(graph))
+    assert [graph_from(MLP)] == checked
 
 
 # ── names and aliases ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -193,6 +193,12 @@ class Odd(dict[str, Any]):
     __hash__ = None
 
 
+class Shelf(dict[str, Any]):
+    """A container with attributes of its own."""
+
+    label = "before"
+
+
 class Noting(nn.Module):
     """Counts, collects and throws away, in other places than its attributes."""
 
@@ -202,6 +208,8 @@ class Noting(nn.Module):
         self.notes: dict[str, Any] = {"gone": 1, "step": 0, "names": ["first"]}
         self.last, self.order = deque([1, 2], maxlen=2), OrderedDict(a=1, b=2)
         self.odd, self.seen = Odd(a=1), {1}
+        self.shelf = Shelf(a=1)
+        self.shelf.label = "own"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.notes["step"] += 1
@@ -211,19 +219,20 @@ class Noting(nn.Module):
         self.order.move_to_end("a")
         dict.update(self.odd, a=2, b=3)
         self.seen.add(2)
+        self.shelf.label = "after"
         return self.linear(x) + self.notes["step"]
 
-    def told(self) -> str:
-        return str((self.notes, self.last, list(self.order), dict.__repr__(self.odd), self.seen))
+    def state_text(self) -> str:
+        return str((self.notes, self.last, [*self.order], dict.__repr__(self.odd), self.seen, self.shelf.label))
 
 
 @pytest.mark.parametrize("stamp", [False, True])
 @pytest.mark.filterwarnings("ignore:Sequential is traced whole")
 def test_numbers_and_names_are_as_before_too(stamp: bool) -> None:
     model, x = stack_layers(Noting), torch.randn(3, 4)
-    before = [layer.told() for layer in model]
+    before = [layer.state_text() for layer in model]
     ir = extract_ir(model, (x,), strict=False, stamp=stamp)
-    assert [layer.told() for layer in model] == before
+    assert [layer.state_text() for layer in model] == before
     assert torch.equal(execute_ir(ir, (x,), weights=model.state_dict())[0], model(x))
 
 
