@@ -1,15 +1,17 @@
-"""Recorded train steps beside eager torch, eager torch with the fused Adam, and torch.compile of the step.
+"""Recorded train steps beside eager torch, eager torch with the fused Adam, torch.compile and AOTInductor.
 
-    python -m benchmarks.train_steps [--rounds 11] [--compile] [--only NAMES]
+    python -m benchmarks.train_steps [--rounds 11] [--peers] [--only NAMES]
 
 One process, one thread, float32. The sides take turns, and every other round turns the order around: a busy machine
 then slows all of them alike. A row holds the median of a side in µs, and the median of its speed-up over eager torch
-with the default Adam in the same round. Each side begins with the same weights.
+with the default Adam in the same round. Each side begins with the same weights, and its first losses have to be those
+of eager torch. `--peers` compiles for minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -20,9 +22,12 @@ from torch import nn
 from torch.optim import Adam
 
 from benchmarks.measure import machine, versions_line
+from benchmarks.train_peers import find_obstacle, make_aot_step, make_compiled_step
 from pipeline.training import record_step
 
-EAGER, FUSED, COMPILED, OURS = "eager", "fused Adam", "torch.compile", "recorded"
+EAGER, FUSED, COMPILED, AOT, OURS = "eager", "fused Adam", "torch.compile, one graph", "AOTInductor", "recorded"
+
+PEERS = {COMPILED: make_compiled_step, AOT: make_aot_step}
 
 SLICE_S = 0.03
 """Seconds of one turn."""
@@ -78,8 +83,8 @@ CASES = (
 )
 
 
-def sides(case: Case, *, compiles: bool) -> dict[str, Callable[[], object]]:
-    """A step of each side."""
+def sides(case: Case, *, peers: bool) -> dict[str, Callable[[], object]]:
+    """A step of each side, which returns the loss."""
     torch.manual_seed(0)
     batch = (torch.randn(case.shape), torch.randint(0, 10, case.shape[:1]))
     first = case.make()
@@ -89,11 +94,13 @@ def sides(case: Case, *, compiles: bool) -> dict[str, Callable[[], object]]:
         module.load_state_dict(first.state_dict())
         return module
 
-    def eager(module: nn.Module, optimizer: Adam) -> Callable[[], None]:
-        def step() -> None:
+    def eager(module: nn.Module, optimizer: Adam) -> Callable[[], object]:
+        def step() -> torch.Tensor:
             optimizer.zero_grad()
-            LOSS(module(batch[0]), batch[1]).backward()
+            loss = LOSS(module(batch[0]), batch[1])
+            loss.backward()
             optimizer.step()
+            return loss.detach()
 
         return step
 
@@ -101,9 +108,9 @@ def sides(case: Case, *, compiles: bool) -> dict[str, Callable[[], object]]:
     for name, options in ((EAGER, {}), (FUSED, {"fused": True})):
         module = twin()
         found[name] = eager(module, Adam(module.parameters(), **options))
-    if compiles:
-        module = twin()
-        found[COMPILED] = torch.compile(eager(module, Adam(module.parameters())))
+    for name, make in PEERS.items() if peers else ():
+        if not find_obstacle(name):
+            found[name] = make(twin(), LOSS, batch)
     module = twin()
     program = record_step(module, LOSS, Adam(module.parameters()), batch)
     found[OURS] = lambda: program.step(batch)
@@ -112,10 +119,13 @@ def sides(case: Case, *, compiles: bool) -> dict[str, Callable[[], object]]:
 
 def measure(steps: dict[str, Callable[[], object]], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
     """Median µs of a step by side, and the median of eager's time by that of the side."""
-    runs = {}
+    runs, losses = {}, dict[str, list[float]]()
     for name, step in steps.items():
-        for _ in range(3):
-            step()
+        losses[name] = [float(step()) for _ in range(3)]  # type: ignore[arg-type]
+        if not all(
+            math.isclose(own, loss, rel_tol=1e-4) for own, loss in zip(losses[name], losses[EAGER], strict=True)
+        ):
+            raise SystemExit(f"{name} has the losses {losses[name]}, and eager torch {losses[EAGER]}")
         start = time.perf_counter()
         step()
         runs[name] = max(1, int(SLICE_S / (time.perf_counter() - start)))
@@ -135,22 +145,26 @@ def measure(steps: dict[str, Callable[[], object]], rounds: int) -> tuple[dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--compile", action="store_true", help="torch.compile too, which needs a C++ compiler")
+    parser.add_argument("--peers", action="store_true", help="torch's compilers too, which need a C++ compiler")
     parser.add_argument("--only", default="", help="part of a case's name")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"| step | {EAGER}, µs | {FUSED} | {COMPILED} | {OURS} | wanted |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print(f"| step | {EAGER}, µs | {FUSED} | {COMPILED} | {AOT} | {OURS} | wanted |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for case in CASES:
         if options.only not in case.name:
             continue
-        medians, ratios = measure(sides(case, compiles=options.compile), options.rounds)
-        compiled = f"{ratios[COMPILED]:.2f}" if COMPILED in ratios else "not run"
+        medians, ratios = measure(sides(case, peers=options.peers), options.rounds)
+        compiled, aot = (f"{ratios[name]:.2f}" if name in ratios else "not run" for name in PEERS)
         print(
-            f"| {case.name} | {medians[EAGER]:.0f} | {ratios[FUSED]:.2f} | {compiled} | {ratios[OURS]:.2f} "
+            f"| {case.name} | {medians[EAGER]:.0f} | {ratios[FUSED]:.2f} | {compiled} | {aot} | {ratios[OURS]:.2f} "
             f"({medians[OURS]:.0f} µs) | ≥ {case.wanted} |",
             flush=True,
         )
+    for name in (*PEERS, "JAX"):
+        reason = find_obstacle(name) or ("" if options.peers else "without --peers")
+        if reason or name == "JAX":
+            print(f"\n{name}: not run, {reason or 'the sides are modules of torch'}")
     print(f"\n{machine()}\n{versions_line()}")
 
 

@@ -22,7 +22,7 @@ from pipeline.training.trace import TracedStep
 
 __all__ = ["LARGE", "MAX_NORM", "STEP", "make_graph", "moment_name", "rate_name", "stored_name"]
 
-LARGE = 64 * 1024
+LARGE = 1024 * 1024
 """Bytes from which on a parameter has an update of its own."""
 
 STEP = "optimizer.step"
