@@ -13,7 +13,7 @@ from torch import nn, optim
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 from passes.weights.files import replace_when_done
-from pipeline.authoring import History, Model, TrainingLoop
+from pipeline.authoring import Model, TrainingHistory, TrainingLoop
 from pipeline.authoring.fit import FitLimits, Schedule
 from pipeline.config import ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
 from pipeline.errors import ConfigError, SourceError, UsageError
@@ -45,7 +45,7 @@ class TrainResult:
 
     folder: Path
     training: TrainingReport
-    history: History
+    history: TrainingHistory
     files: tuple[str, ...]
 
 
@@ -104,7 +104,8 @@ class TrainRun:
 
     def _execute(self) -> TrainResult:
         resumes = self._is_begun()
-        module = make_module(self._config.model)
+        made = make_model(self._config.model)
+        module = made.to_torch(training=True) if isinstance(made, Model) else made
         program = self._record(module)
         loop = TrainingLoop(program, make_schedule(self._train.schedule))
         loop.observer = self._send
@@ -119,7 +120,11 @@ class TrainRun:
             raise
         program.write_back()
         self._write_weights(module)
-        training = replace(self._describe(program, history), metrics=self._evaluate(module))
+        if isinstance(made, Model):
+            made.take_numbers(module, module.state_dict())
+        else:
+            made.eval()
+        training = replace(self._describe(program, history), metrics=self._evaluate(made))
         report = self._report(training)
         return TrainResult(self._workspace.folder, training, history, report.files)
 
@@ -156,15 +161,13 @@ class TrainRun:
         function = load_function(text, "train.batches", f"train.batches {text}")
         return call_user_code(lambda: function(epoch, **self._train.args), f"train.batches {text} raises", text)
 
-    def _evaluate(self, module: nn.Module) -> dict[str, float]:
+    def _evaluate(self, trained: nn.Module | Model) -> dict[str, float]:
         text = self._train.evaluate
         if text is None:
             return {}
         function = load_function(text, "train.evaluate", f"train.evaluate {text}")
         with torch.no_grad():
-            found = call_user_code(
-                lambda: function(module.eval(), **self._train.args), f"train.evaluate {text} raises", text
-            )
+            found = call_user_code(lambda: function(trained, **self._train.args), f"train.evaluate {text} raises", text)
         if not isinstance(found, Mapping):
             raise SourceError(f"train.evaluate {text} returns {type(found).__name__}, expected numbers by name")
         return {str(name): float(value) for name, value in found.items()}
@@ -174,7 +177,7 @@ class TrainRun:
         with replace_when_done(self._workspace.folder / WEIGHTS) as temporary:
             safetensors.torch.save_model(module, str(temporary))
 
-    def _describe(self, program: TrainProgram, history: History) -> TrainingReport:
+    def _describe(self, program: TrainProgram, history: TrainingHistory) -> TrainingReport:
         points = tuple(LossPoint(record.step, record.loss, record.seconds) for record in history.records)
         phases = tuple(TrainingPhase(phase.name, phase.seconds, phase.detail) for phase in history.phases)
         settings = ", ".join(f"{name}={value}" for name, value in self._train.optimizer.settings.items())
@@ -216,8 +219,8 @@ class TrainRun:
         self._observer(event)
 
 
-def make_module(model: ModelConfig) -> nn.Module:
-    """The module to train, in training mode: of a factory (of torch, or a `Model` by hand), or of an ONNX model.
+def make_model(model: ModelConfig) -> nn.Module | Model:
+    """What a factory makes, a module of torch in training mode or a `Model` by hand; or the module of an ONNX model.
 
     Raises:
         SourceError: the factory raises, or returns something else.
@@ -232,7 +235,7 @@ def make_module(model: ModelConfig) -> nn.Module:
     if isinstance(result, tuple) and result:
         result = result[0]
     if isinstance(result, Model):
-        return result.to_torch(training=True)
+        return result
     return plain_module(result, f"{title} returns")[0].train()
 
 

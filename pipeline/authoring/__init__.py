@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from pipeline.authoring import functional
 from pipeline.authoring.builder import IRTensor, ModelBuilder
-from pipeline.authoring.fit import FitLimits, History, StepRecord, TrainingLoop
+from pipeline.authoring.fit import FitLimits, StepRecord, TrainingHistory, TrainingLoop
 from pipeline.authoring.layers import (
     GELU,
     BatchNorm2d,
@@ -51,7 +51,6 @@ __all__ = [
     "Evaluation",
     "FitLimits",
     "Flatten",
-    "History",
     "IRTensor",
     "LayerNorm",
     "Linear",
@@ -71,6 +70,7 @@ __all__ = [
     "Softmax",
     "StepRecord",
     "Tanh",
+    "TrainingHistory",
     "TrainingLoop",
     "functional",
 ]

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 import torch
 
-from pipeline.authoring.storage import Parameter, StoredTensor
+from pipeline.authoring.storage import ModuleTensor, Parameter
 from pipeline.errors import Unsupported, UsageError
 from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir import Attr, Builder, Graph, TensorSpec
@@ -49,9 +49,9 @@ class ModelBuilder(Builder):
     def __init__(self, name: str = "model", *, training: bool = False) -> None:
         super().__init__(name, EMITTERS)
         self.training = training
-        self._names: dict[StoredTensor, tuple[str, ...]] = {}
+        self._names: dict[ModuleTensor, tuple[str, ...]] = {}
         self._paths: dict[object, str] = {}
-        self._tensors: dict[StoredTensor, IRTensor] = {}
+        self._tensors: dict[ModuleTensor, IRTensor] = {}
         self._updates: dict[int, int] = {}
         self._scopes: list[tuple[str, str]] = []
         self._used: dict[str, int] = {}
@@ -61,7 +61,7 @@ class ModelBuilder(Builder):
         check_dtype(spec.dtype, DTYPES, f"input {name!r}")
         return IRTensor(self, self.input(self.unique_name(name), spec))
 
-    def register(self, paths: Mapping[object, str], names: Mapping[StoredTensor, tuple[str, ...]]) -> None:
+    def register(self, paths: Mapping[object, str], names: Mapping[ModuleTensor, tuple[str, ...]]) -> None:
         """Give modules their paths, and parameters and buffers their names: those of a state dict, the own first."""
         self._paths |= paths
         self._names |= names
@@ -75,7 +75,7 @@ class ModelBuilder(Builder):
         """Whether a module is emitting."""
         return bool(self._scopes)
 
-    def read(self, stored: StoredTensor) -> IRTensor:
+    def read(self, stored: ModuleTensor) -> IRTensor:
         """The value of a parameter or a buffer, which is declared when it is first read.
 
         Raises:
@@ -85,7 +85,7 @@ class ModelBuilder(Builder):
             self._tensors[stored] = self._declare(stored)
         return self._tensors[stored]
 
-    def update(self, stored: StoredTensor, after: IRTensor) -> None:
+    def update(self, stored: ModuleTensor, after: IRTensor) -> None:
         """`stored` has the value of `after` when a step is done."""
         self._updates[self.read(stored).vid] = after.vid
 
@@ -154,7 +154,7 @@ class ModelBuilder(Builder):
         facts = GraphFacts(updates=dict(self._updates), sources=sources)
         return assemble(self.name, self._values, self._ops, self._inputs, outputs, self._payloads, facts)
 
-    def _declare(self, stored: StoredTensor) -> IRTensor:
+    def _declare(self, stored: ModuleTensor) -> IRTensor:
         names = self._names.get(stored)
         if names is None:
             raise self.refusal(
@@ -232,7 +232,7 @@ class IRTensor:
         )
 
 
-Operand: TypeAlias = IRTensor | StoredTensor | float
+Operand: TypeAlias = IRTensor | ModuleTensor | float
 """What an elementwise operation takes: a number has the dtype of the tensor beside it."""
 
 
@@ -262,7 +262,7 @@ def emit_binary(kind: str, left: Operand, right: Operand) -> IRTensor:
 def _as_tensor(builder: ModelBuilder, operand: Operand, like: IRTensor) -> IRTensor:
     if isinstance(operand, IRTensor):
         return operand
-    if isinstance(operand, StoredTensor):
+    if isinstance(operand, ModuleTensor):
         return builder.read(operand)
     if isinstance(operand, float) and like.dtype not in FLOATS and not operand.is_integer():
         raise builder.refusal(

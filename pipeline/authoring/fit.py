@@ -29,7 +29,7 @@ from pipeline.events import EpochEnded, Observer, PhaseEnded, Progress
 from pipeline.training import NotFinite, Phase, Snapshot, TrainProgram
 from pipeline.training.batch import Batch
 
-__all__ = ["Batches", "FitLimits", "History", "Schedule", "StepRecord", "TrainingLoop"]
+__all__ = ["Batches", "FitLimits", "Schedule", "StepRecord", "TrainingHistory", "TrainingLoop"]
 
 Batches: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
 """The batches of one epoch, which can be iterated again; or a function from the epoch, counted from 0, to them."""
@@ -54,7 +54,7 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class TrainingHistory:
     """The steps of a training, also those before it was stopped and taken up again, and the phases of its program."""
 
     records: tuple[StepRecord, ...] = ()
@@ -120,10 +120,10 @@ class TrainingLoop:
         self._seconds, self._shown = 0.0, 0.0
 
     @property
-    def history(self) -> History:
+    def history(self) -> TrainingHistory:
         """The steps so far, of all calls."""
         before = tuple(phase for phase in self._program.phases if phase.name != "Replay")
-        return History(tuple(self._records), (*before, self._replay))
+        return TrainingHistory(tuple(self._records), (*before, self._replay))
 
     def run(
         self,
@@ -133,7 +133,7 @@ class TrainingLoop:
         *,
         resume: bool = False,
         save_every: int | None = None,
-    ) -> History:
+    ) -> TrainingHistory:
         """Train until a limit is reached.
 
         path: the states are saved there when the training ends or is stopped, after each epoch, and, with

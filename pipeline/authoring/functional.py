@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import torch
 
 from pipeline.authoring.builder import FLOATS, IRTensor, Operand, builder_of, emit_binary
-from pipeline.authoring.storage import Buffer, StoredTensor
+from pipeline.authoring.storage import Buffer, ModuleTensor
 from pipeline.ir import Attr, InputRef, TensorSpec
 from pipeline.runtime.tensors import torch_dtype
 
@@ -25,7 +25,7 @@ __all__ = [
     "tanh", "transpose",
 ]  # fmt: skip
 
-Readable: TypeAlias = IRTensor | StoredTensor
+Readable: TypeAlias = IRTensor | ModuleTensor
 
 Pair: TypeAlias = int | tuple[int, int]
 

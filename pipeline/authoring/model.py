@@ -10,7 +10,7 @@ from typing import Self, TypeAlias
 import torch
 
 from pipeline.authoring.builder import FLOATS, IRTensor, ModelBuilder
-from pipeline.authoring.fit import Batches, FitLimits, History, Schedule, TrainingLoop
+from pipeline.authoring.fit import Batches, FitLimits, Schedule, TrainingHistory, TrainingLoop
 from pipeline.authoring.losses import LossModule
 from pipeline.authoring.module import Module, Sequential, check_module
 from pipeline.authoring.optimizers import OptimizerSpec
@@ -140,7 +140,7 @@ class Model:
         save_every: int | None = None,
         quiet: bool = False,
         observer: Observer | None = None,
-    ) -> History:
+    ) -> TrainingHistory:
         """Train on `batches`, each `(*inputs, target)`: a list, a DataLoader, or a function from an epoch to batches.
 
         steps: the most steps. until: stop when the mean loss of the last 50 steps is below it.
@@ -164,7 +164,10 @@ class Model:
                     batches, limits, None if path is None else Path(path), resume=resume, save_every=save_every
                 )
             finally:
-                self._take_numbers()
+                self.take_numbers(self.program.module, self.program.state_dict()["module"])
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.predict(*inputs)
 
     def evaluate(self, batches: Iterable[Sequence[torch.Tensor]], **metrics: Metric) -> Evaluation:
         """The loss of the model as it is at inference, and metrics by name, over all samples of the batches.
@@ -231,9 +234,9 @@ class Model:
         return self._program
 
     @property
-    def history(self) -> History:
+    def history(self) -> TrainingHistory:
         """The steps so far; of no model that is not compiled."""
-        return self._loop.history if self._loop is not None else History()
+        return self._loop.history if self._loop is not None else TrainingHistory()
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -253,7 +256,9 @@ class Model:
         self.module.load_state_dict(state)
         self._compiled.clear()
         if self._program is not None:
-            self._program.load_state_dict({"module": {**self._program.state_dict()["module"], **self.state_dict()}})
+            found, own = self._program.state_dict()["module"], self.state_dict()
+            names = _value_names(self._program.module)
+            self._program.load_state_dict({"module": {key: own.get(names[key], found[key]) for key in found}})
 
     def to_torch(self, *, training: bool = False) -> GraphModule:
         """A module of torch that computes the same, with copies of the numbers: for `record_step` and for an export."""
@@ -274,10 +279,13 @@ class Model:
             raise UsageError(f"found a batch of {found}, expected ({', '.join(names)})")
         return dict(zip(names, batch, strict=True))
 
-    def _take_numbers(self) -> None:
-        """Take parameters and buffers over from the program."""
-        found = self.program.state_dict()["module"]
-        self.module.load_state_dict({name: found[name] for name in self.module.state_dict()})
+    def take_numbers(self, module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+        """Take parameters and buffers over from a state dict of `module`, which `to_torch` made."""
+        names = _value_names(module)
+        found = {names[key]: tensor for key, tensor in state.items()}
+        for name, stored in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if name in found:
+                stored.data = found[name].detach().clone()
         self._compiled.clear()
 
     def _evaluate_batch(
@@ -299,6 +307,12 @@ class Model:
         if key not in self._compiled:
             self._compiled[key] = compile_graph(make())
         return self._compiled[key]
+
+
+def _value_names(module: torch.nn.Module) -> Mapping[str, str]:
+    """{key of the module's state dict: name of the value in the graph}."""
+    assert isinstance(module, GraphModule)
+    return module.value_names
 
 
 class FunctionLoss(Module):

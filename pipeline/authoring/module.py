@@ -9,7 +9,7 @@ import torch
 
 from passes.suggest import nearest
 from pipeline.authoring.builder import IRTensor, ModelBuilder, builder_of
-from pipeline.authoring.storage import Buffer, Parameter, StoredTensor
+from pipeline.authoring.storage import Buffer, ModuleTensor, Parameter
 from pipeline.errors import UsageError
 from pipeline.runtime.tensors import dtype_name
 
@@ -56,7 +56,7 @@ class Module:
 
     def register_in(self, builder: ModelBuilder, prefix: str = "") -> None:
         """Give the module, and all that it holds, their names in the graph of `builder`."""
-        names: dict[StoredTensor, tuple[str, ...]] = {}
+        names: dict[ModuleTensor, tuple[str, ...]] = {}
         for name, tensor in self._walk_tensors(prefix):
             names[tensor] = (*names.get(tensor, ()), name)
         paths: dict[object, str] = {}
@@ -110,9 +110,9 @@ class Module:
         for name, tensor in own.items():
             tensor.data = state[name].detach().clone()
 
-    def _walk_tensors(self, prefix: str) -> Iterator[tuple[str, StoredTensor]]:
+    def _walk_tensors(self, prefix: str) -> Iterator[tuple[str, ModuleTensor]]:
         """Parameters and buffers with all their names, those of this module first, as torch orders them."""
-        own = [(name, item) for name, item in vars(self).items() if isinstance(item, StoredTensor)]
+        own = [(name, item) for name, item in vars(self).items() if isinstance(item, ModuleTensor)]
         for sort in (Parameter, Buffer):
             yield from ((_join(prefix, name), item) for name, item in own if isinstance(item, sort))
         for name, child in self.children():
@@ -182,8 +182,8 @@ def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
-def _once(named: Iterator[tuple[str, StoredTensor]], sort: type[Any]) -> Iterator[tuple[str, Any]]:
-    seen: set[StoredTensor] = set()
+def _once(named: Iterator[tuple[str, ModuleTensor]], sort: type[Any]) -> Iterator[tuple[str, Any]]:
+    seen: set[ModuleTensor] = set()
     for name, tensor in named:
         if isinstance(tensor, sort) and tensor not in seen:
             seen.add(tensor)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["Buffer", "Parameter", "StoredTensor"]
+__all__ = ["Buffer", "ModuleTensor", "Parameter"]
 
 
-class StoredTensor:
+class ModuleTensor:
     """Numbers with an identity: two modules that hold the same object share it."""
 
     def __init__(self, data: torch.Tensor) -> None:
@@ -17,9 +17,9 @@ class StoredTensor:
         return f"{type(self).__name__}({self.data.dtype}{list(self.data.shape)})"
 
 
-class Parameter(StoredTensor):
+class Parameter(ModuleTensor):
     """What an optimizer trains."""
 
 
-class Buffer(StoredTensor):
+class Buffer(ModuleTensor):
     """What belongs to the state of a module and is not trained, such as running statistics or a mask."""

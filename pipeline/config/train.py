@@ -58,7 +58,7 @@ class TrainConfig(Section):
     epochs, steps, until: when the training ends: after so many, or when the mean loss of 50 steps is below `until`.
     max_norm: the norm of all gradients is clipped to it.
     save_every: the states are saved after so many steps, beside after each epoch.
-    evaluate: a function from the trained module and `args` to numbers by name, which the report shows.
+    evaluate: a function from the trained module, or `Model`, and `args` to numbers by name, which the report shows.
     """
 
     batches: Reference

@@ -24,6 +24,7 @@ from pipeline.authoring import (
     IRTensor,
     Linear,
     Model,
+    Module,
     MSELoss,
     OptimizerSpec,
     ReLU,
@@ -32,6 +33,7 @@ from pipeline.authoring import (
 from pipeline.console import RunConsole
 from pipeline.errors import UsageError
 from pipeline.events import EpochEnded, Event, PhaseEnded, Progress
+from pipeline.ir import TensorSpec
 from pipeline.training import NotFinite
 from tests.pipeline.authoring.authored_models import MLP, TWINS, batches_of
 
@@ -224,6 +226,35 @@ def test_an_evaluation_is_the_mean_over_all_samples() -> None:
     assert found.samples == 19
     assert found.loss == pytest.approx(nn.functional.cross_entropy(output, y).item(), rel=1e-5)
     assert found.metrics["accuracy"] == pytest.approx((output.argmax(1) == y).float().mean().item())
+
+
+class Tied(Module):
+    """The table is the last product too; `graph` and `train` are names that a module of torch has already."""
+
+    def __init__(self) -> None:
+        self.graph = Linear(8, 20, bias=False)
+        self.train = Linear(8, 20, bias=False)
+        self.train.weight = self.graph.weight
+
+    def forward(self, ids: IRTensor) -> IRTensor:
+        return self.train(functional.embedding(ids, self.graph.weight))
+
+
+def test_tied_weights_are_trained_as_one() -> None:
+    torch.manual_seed(0)
+    model = Model(TensorSpec((8,), "int64"), module=Tied())
+    table = torch.nn.Parameter(model.state_dict()["graph.weight"].clone())
+    model.compile(SGD(lr=0.1), CrossEntropyLoss(), quiet=True)
+    ids, classes = torch.arange(8), torch.arange(8) + 3
+    model.fit([(ids, classes)] * 5, quiet=True)
+    optimizer = torch.optim.SGD([table], lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(table[ids] @ table.T, classes).backward()
+        optimizer.step()
+    found = model.state_dict()
+    torch.testing.assert_close(found["graph.weight"], table.detach())
+    assert torch.equal(found["graph.weight"], found["train.weight"])
 
 
 def test_a_state_dict_may_be_loaded_after_compile() -> None:

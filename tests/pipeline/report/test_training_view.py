@@ -71,7 +71,7 @@ def test_phases_are_bars_of_the_longest() -> None:
     assert view is not None
     assert [(row.name, row.seconds, row.width) for row in view.phases] == [
         ("Trace", "2.00 s", 100.0),
-        ("Replay", "500.0 ms", 25.0),
+        ("Replay", "500 ms", 25.0),
     ]
 
 
