@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from pipeline.runtime.capture.call_graphs import LEAST_CALLS, SETTLING_RUNS, CallGraph
-from pipeline.runtime.capture.operator_calls import NotOperators, OperatorCall, read_operator_calls
+from pipeline.runtime.capture.operator_calls import OperatorCall, UnreadableLaunchError, read_operator_calls
 from pipeline.runtime.kernels import Launch
 
 __all__ = ["RECORDERS", "CpuRecorder", "CudaRecorder", "LoopRecorder", "Recorder", "Recording"]
@@ -80,7 +80,7 @@ class GraphedLoop:
         for first, last, calls in self._runs_of_operators():
             try:
                 self._graphs[first] = last, CallGraph(calls)
-            except NotOperators as reason:
+            except UnreadableLaunchError as reason:
                 self.reasons[first] = str(reason)
         self._pieces = self._join()
 
@@ -100,10 +100,17 @@ class GraphedLoop:
 
     def drop_rewritten(self) -> None:
         """Call the launches of a graph one by one that the executor did not leave as it was."""
-        for first, (_, graph) in list(self._graphs.items()):
-            if not graph.is_as_built():
-                del self._graphs[first]
-                self.reasons[first] = "TorchScript rewrites the graph that begins here"
+        rewritten = [first for first, (_, graph) in self._graphs.items() if not graph.is_as_built()]
+        self._drop(rewritten, "TorchScript rewrites the graph that begins here")
+
+    def drop_all(self, error: Exception) -> None:
+        """Call every launch one by one: a graph failed with `error`."""
+        self._drop([*self._graphs], f"the graph that begins here failed: {next(reversed(str(error).splitlines()), '')}")
+
+    def _drop(self, firsts: Sequence[int], reason: str) -> None:
+        for first in firsts:
+            del self._graphs[first]
+            self.reasons[first] = reason
         self._pieces = self._join()
 
     def _call_to_the_failing_one(self, first: int, last: int) -> None:
@@ -121,7 +128,7 @@ class GraphedLoop:
                 if launch is not None:
                     calls += read_operator_calls(launch)
                     continue
-            except NotOperators as reason:
+            except UnreadableLaunchError as reason:
                 self.reasons[at] = str(reason)
             if len(calls) >= LEAST_CALLS:
                 yield first, at, calls
@@ -163,7 +170,12 @@ class CpuRecorder(LoopRecorder):
 
     def settle(self, replay: Callable[[], None]) -> None:
         """Let the executor compile the graphs, and look at what it made of them."""
-        for _ in range(SETTLING_RUNS if any(recording.has_graphs for recording in self._recorded) else 0):
+        try:
+            for _ in range(SETTLING_RUNS if any(recording.has_graphs for recording in self._recorded) else 0):
+                replay()
+        except Exception as error:  # the loop of the warm-up had none
+            for recording in self._recorded:
+                recording.drop_all(error)
             replay()
         for recording in self._recorded:
             recording.drop_rewritten()
