@@ -52,7 +52,7 @@ MARKS: Final = {
         "pipeline/importers/from_torch/layer_dedup/test_plain.py", "pipeline/quantsim/test_whole_simulation.py",
         "pipeline/torch_ir/test_caches.py", "pipeline/torch_ir/test_custom_ops.py",
         "pipeline/torch_ir/test_flex_attention.py", "pipeline/torch_ir/test_view_writes.py",
-        "pipeline/torch_ir/test_writes.py",
+        "pipeline/torch_ir/test_writes.py", "pipeline/training/test_export.py",
     ),
 }  # fmt: skip
 """Mark → the folders, files and tests below tests/ that bear it."""
