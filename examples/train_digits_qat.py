@@ -1,24 +1,23 @@
 """Quantization-aware training of a small CNN on scikit-learn's images of digits: weights of 4 bits, activations of 8.
 
-    python examples/train_digits_qat.py
+    python examples/train_digits_qat.py --splits 5
 
 Trains the CNN in float, quantizes it with `onnxline quantsim`, trains the quantized model, and puts its weights and
-scales back into the quantized ONNX file. Prints the accuracy of each on onnxruntime. Needs scikit-learn.
+scales back into the quantized ONNX file. Prints the accuracy of each on onnxruntime, for each of the fixed stratified
+splits that `train_digits.py` has, and their means. Needs scikit-learn.
 """
 
 from __future__ import annotations
 
 import argparse
 import warnings
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
@@ -26,6 +25,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from pipeline.config import RunConfig
 from pipeline.quantsim import QuantSim
 from pipeline.training import TrainProgram, as_module, record_step, with_weights
+from train_digits import SPLITS, read_splits
 
 BATCH = 64
 
@@ -48,11 +48,9 @@ class Accuracies:
     trained: float
 
 
-def read_digits() -> Digits:
-    images, digits = load_digits(return_X_y=True)
-    images = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8)
-    x, test_x, y, test_y = train_test_split(images, digits, test_size=0.2, stratify=digits, random_state=0)
-    return Digits(*(torch.from_numpy(np.ascontiguousarray(array)) for array in (x, y, test_x, test_y)))
+def read_digits(split: int = 0) -> Digits:
+    (x, y), (test_x, test_y) = read_splits()[split]
+    return Digits(x, y, test_x, test_y)
 
 
 def make_cnn() -> nn.Module:
@@ -114,9 +112,9 @@ def measure(model: onnx.ModelProto, digits: Digits) -> float:
     return float((found.argmax(1) == digits.test_y.numpy()).mean())
 
 
-def run(folder: Path, epochs: int, tuning_epochs: int, weights: str = "int4/channel") -> Accuracies:
+def run(folder: Path, epochs: int, tuning_epochs: int, weights: str = "int4/channel", split: int = 0) -> Accuracies:
     """Leaves `digits.onnx` and `digits.qat.onnx` in the folder."""
-    digits = read_digits()
+    digits = read_digits(split)
     cnn = make_cnn().train()
     train(cnn, digits, epochs, rate=3e-3).write_back()
     export(cnn.eval(), folder / "digits.onnx")
@@ -134,12 +132,22 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--tuning-epochs", type=int, default=10)
     parser.add_argument("--weights", default="int4/channel", help="their format, such as int3/channel")
+    parser.add_argument("--splits", type=int, choices=range(1, SPLITS + 1), default=1, help="how many of the splits")
     parser.add_argument("--out", type=Path, default=Path("runs/digits_qat"))
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    found = run(options.out, options.epochs, options.tuning_epochs, options.weights)
-    said = f"float {found.in_float:.2%}, quantized {found.quantized:.2%}, trained quantized {found.trained:.2%}"
-    print(said)
+    found = []
+    for split in range(options.splits):
+        folder = options.out / f"split{split}" if options.splits > 1 else options.out
+        folder.mkdir(parents=True, exist_ok=True)
+        found.append(run(folder, options.epochs, options.tuning_epochs, options.weights, split))
+        print(f"split {split}: {describe(found[-1])}", flush=True)
+    if options.splits > 1:
+        means = (np.mean(column) for column in zip(*map(astuple, found), strict=True))
+        print(f"mean of {options.splits} splits: {describe(Accuracies(*map(float, means)))}")
+
+
+def describe(found: Accuracies) -> str:
+    return f"float {found.in_float:.2%}, quantized {found.quantized:.2%}, trained quantized {found.trained:.2%}"
 
 
 if __name__ == "__main__":

@@ -12,10 +12,13 @@ from torch import nn
 
 from pipeline.errors import UsageError
 
-__all__ = ["Batch", "BatchLayout", "LossFunction"]
+__all__ = ["Arguments", "Batch", "BatchLayout", "LossFunction"]
 
 Batch: TypeAlias = Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 """`(*inputs, target)`, or tensors by name."""
+
+Arguments: TypeAlias = tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]
+"""Of a call, by order and by name."""
 
 LossFunction: TypeAlias = Callable[..., torch.Tensor]
 """`loss(output, target)` for a batch that is a sequence; `loss(output, batch)` for one that is a mapping."""
@@ -69,12 +72,18 @@ class BatchLayout:
         form = "a mapping of names to tensors" if self.by_name else f"{len(self.names)} tensors, the target last"
         raise UsageError(f"the batch is not like the example batch, which is {form} ({', '.join(self.names)})")
 
+    def arguments(
+        self, tensors: Mapping[str, torch.Tensor]
+    ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+        """What the module is called with, by order and by name."""
+        own = {name: tensors[name] for name in self.to_module}
+        return ((), own) if self.by_name else (tuple(own.values()), {})
+
     def loss(self, call: Callable[..., Any], loss: LossFunction, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """The loss of the tensors, in the order of `names`; `call` stands for the module."""
         given = dict(zip(self.names, tensors, strict=True))
-        if self.by_name:
-            return loss(call(**{name: given[name] for name in self.to_module}), given)
-        return loss(call(*(given[name] for name in self.to_module)), given["target"])
+        args, kwargs = self.arguments(given)
+        return loss(call(*args, **kwargs), given if self.by_name else given["target"])
 
 
 def _parameters_of(module: nn.Module) -> frozenset[str] | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from pipeline.ir import Graph, Op
+from pipeline.ir import Graph, Op, Role
 from pipeline.runtime.eager import Own, run_eager
 
 __all__ = ["find_first_broken"]
@@ -17,16 +17,20 @@ def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> str:
 
     The step is run again, operator by operator; a dropout draws other numbers than it drew before.
     """
+    names = {value.name: value.vid for value in graph.values}
     given = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
     if given:
-        return f"{', '.join(sorted(given))} held such numbers before the step"
+        said = f"{', '.join(sorted(given))} held such numbers before the step"
+        stored = [name for name in given if graph.values[names[name]].role is not Role.INPUT]
+        return f"{said}, since an earlier step had a finite loss and other gradients: {ADVICE}" if stored else said
     broken: list[Op] = []
 
     def observe(op: Op, results: Sequence[torch.Tensor]) -> None:
         if not broken and not all(map(_is_finite, results)):
             broken.append(op)
 
-    run_eager(graph, tensors, observe=observe, own=OWN)
+    with torch.random.fork_rng(devices=[]):
+        run_eager(graph, tensors, observe=observe, own=OWN)
     if not broken:
         return "no operator gave such a number when the step was run again, so it depends on the random numbers drawn"
     op = broken[0]
@@ -48,6 +52,8 @@ def _do_not_skip(_: Op, ins: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
 def _is_finite(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
+
+ADVICE = "record with check_gradients=True to stop at that step"
 
 OWN: Own = {**dict.fromkeys(("SGD", "Adam", "CountStep"), _keep_operands), "NotFinite": _do_not_skip}
 """Kinds that torch has no operator for."""

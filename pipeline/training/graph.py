@@ -1,7 +1,7 @@
 """The Graph of a train step: the recorded operators, a check for numbers that are not finite, and the updates.
 
-A step whose loss is not finite (or the norm of its gradients, where they are clipped) changes nothing: the updates read
-`skip`, and the buffers that the forward pass wrote keep their old values.
+A step whose loss is not finite (or the norm of its gradients, where they are clipped or checked) changes nothing: the
+updates read `skip`, and the buffers that the forward pass wrote keep their old values.
 
 An update stands as early as it may: behind the last operator that reads the parameter, and behind the one that makes
 its gradient. So the memory of a large gradient is free again at once. Small parameters of a group share one update,
@@ -20,7 +20,7 @@ from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.training.optimizer import OptimizerGroup, OptimizerSettings
 from pipeline.training.trace import TracedStep
 
-__all__ = ["LARGE", "MAX_NORM", "STEP", "make_graph", "moment_name", "rate_name", "stored_name"]
+__all__ = ["LARGE", "LIMIT", "STEP", "make_graph", "moment_name", "rate_name", "stored_name"]
 
 LARGE = 1024 * 1024
 """Bytes from which on a parameter has an update of its own."""
@@ -28,8 +28,8 @@ LARGE = 1024 * 1024
 STEP = "optimizer.step"
 """The state that counts the steps, float32."""
 
-MAX_NORM = "optimizer.max_norm"
-"""The state that holds the greatest norm of all gradients, float32."""
+LIMIT = "optimizer.limit"
+"""The state that holds what gradients are clipped to, float32: their norm, or each element."""
 
 SCALAR = TensorSpec((), "float32")
 FLAG = TensorSpec((), "bool")
@@ -54,6 +54,8 @@ def rate_name(group: int) -> str:
 def make_graph(traced: TracedStep, settings: OptimizerSettings, *, large: int = LARGE) -> Graph:
     """The Graph of one step. Its inputs are the batch, its output is the loss; what it changes has updates.
 
+    Where the norm of the gradients is known, a second output is finite only if the loss and the norm are.
+
     Parameters of at least `large` bytes have an update of their own.
 
     Raises:
@@ -68,8 +70,8 @@ def make_graph(traced: TracedStep, settings: OptimizerSettings, *, large: int = 
         vids[traced.placeholders[name]]: check.keep(vids[traced.placeholders[name]], vids[node])
         for name, node in traced.updates.items()
     }
-    if traced.max_norm is not None:
-        updates[vids[traced.max_norm]] = vids[traced.max_norm]
+    if traced.limit is not None:
+        updates[vids[traced.limit]] = vids[traced.limit]
     step = edit.declare(STEP, SCALAR, Role.STATE)
     updates[step] = after = check.count(step)
     for group in settings.groups:
@@ -78,7 +80,7 @@ def make_graph(traced: TracedStep, settings: OptimizerSettings, *, large: int = 
         scalars = [rate, check.skip] if settings.rule == "SGD" else [after, rate, check.skip]
         for names in _packs(group, {name: edit.nbytes(params[name]) for name in group.params}, large):
             updates |= _update(edit, settings.rule, replace(group, params=names), params, gradients, scalars)
-    return edit.build(recorded, updates)
+    return edit.build(recorded, updates, [*recorded.outputs, *check.further])
 
 
 def _read(traced: TracedStep) -> tuple[Graph, dict[object, int]]:
@@ -91,8 +93,8 @@ def _read(traced: TracedStep) -> tuple[Graph, dict[object, int]]:
         names[node] = stored_name(name)
     for name, node in zip(traced.layout.names, traced.batch, strict=True):
         roles[node], names[node] = Role.INPUT, name
-    if traced.max_norm is not None:
-        roles[traced.max_norm], names[traced.max_norm] = Role.STATE, MAX_NORM
+    if traced.limit is not None:
+        roles[traced.limit], names[traced.limit] = Role.STATE, LIMIT
     vids: dict[object, int] = {node: region.declare(node, role) for node, role in roles.items()}
     region.read()
     leaving = [traced.loss, *traced.gradients, *traced.updates.values(), *([traced.norm] if traced.norm else [])]
@@ -140,8 +142,10 @@ class _FiniteCheck:
 
     def __init__(self, edit: _Edit, loss: int, norm: int | None) -> None:
         self._edit = edit
+        self.further: tuple[int, ...] = ()
+        """The sum of loss and norm, where there is a norm."""
         if norm is not None:
-            (loss,) = edit.insert("aten.add.Tensor", [loss, norm], [edit.spec(loss)], OF_TWO)
+            self.further = (loss,) = edit.insert("aten.add.Tensor", [loss, norm], [edit.spec(loss)], OF_TWO)
         (self.skip,) = edit.insert("NotFinite", [loss], [SCALAR], {})
         self._flags: list[int] = []
         """`skip` as a condition, once something asked for it."""
@@ -202,9 +206,9 @@ class _Edit:
         self._made[vid] = place
         return vid
 
-    def build(self, graph: Graph, updates: Mapping[int, int]) -> Graph:
+    def build(self, graph: Graph, updates: Mapping[int, int], outputs: Sequence[int]) -> Graph:
         ordered = sorted(self._ops, key=lambda entry: entry[0])
         ops = [replace(op, oid=oid) for oid, (_, op) in enumerate(ordered)]
         payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
         facts = GraphFacts(updates=dict(updates))
-        return assemble(graph.name, self._decls, ops, graph.inputs, graph.outputs, payloads, facts=facts)
+        return assemble(graph.name, self._decls, ops, graph.inputs, outputs, payloads, facts=facts)

@@ -65,7 +65,7 @@ def as_module(
         whole=(QUANTIZE, DEQUANTIZE),
     )
     refuse_ops(graph)
-    return GraphModule(graph, find_trained(graph, train, by_readers=True), weights or {})
+    return GraphModule(graph, find_trained(graph, train, by_readers=True), weights or {}, source=model)
 
 
 def whole_model(model: onnx.ModelProto | str | Path) -> onnx.ModelProto:
@@ -77,12 +77,19 @@ class GraphModule(nn.Module):
     """A Graph whose weights are parameters (those that are trained, and other params) and buffers.
 
     It is called with the graph's inputs in order or by name, and gives its output, or a tuple of several. Names that
-    the graph does not have are left aside: they are what the loss alone reads of a batch.
+    the graph does not have are left aside: they are what the loss alone reads of a batch. `source` is the ONNX model
+    that the graph was made of.
     """
 
-    def __init__(self, graph: Graph, trained: frozenset[int], weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        trained: frozenset[int],
+        weights: Mapping[str, torch.Tensor],
+        source: onnx.ModelProto | str | Path | None = None,
+    ) -> None:
         super().__init__()
-        self.graph = graph
+        self.graph, self.source = graph, source
         self.trained: tuple[str, ...] = ()
         """The names of the parameters that are trained."""
         self.value_names: dict[str, str] = {}

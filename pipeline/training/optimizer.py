@@ -11,8 +11,22 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pipeline.errors import Unsupported, UsageError
+from pipeline.runtime.tensors import dtype_name
+from pipeline.training.refusals import refuse_optimizer_hooks
 
-__all__ = ["OptimizerGroup", "OptimizerSettings", "Rule", "learning_rates", "rate_state", "read_optimizer"]
+__all__ = [
+    "MOMENTS",
+    "RULES",
+    "OptimizerGroup",
+    "OptimizerSettings",
+    "Rule",
+    "fixed_options",
+    "has_rate_in_tensor",
+    "learning_rates",
+    "rate_state",
+    "read_optimizer",
+    "refuse_changes",
+]
 
 Rule = Literal["SGD", "Adam"]
 
@@ -56,6 +70,7 @@ def read_optimizer(optimizer: Optimizer, module: nn.Module, trained: Sequence[st
             f"the optimizer is {type(optimizer).__module__}.{type(optimizer).__name__}; expected torch.optim.SGD, "
             "torch.optim.Adam or torch.optim.AdamW"
         )
+    refuse_optimizer_hooks(optimizer)
     names = {id(tensor): name for name, tensor in module.named_parameters()}
     strangers = [one for group in optimizer.param_groups for one in group["params"] if id(one) not in names]
     if strangers:
@@ -67,6 +82,7 @@ def read_optimizer(optimizer: Optimizer, module: nn.Module, trained: Sequence[st
     for number, options in enumerate(optimizer.param_groups):
         _refuse_options(options, number)
         own = [(names[id(one)], one) for one in options["params"] if names[id(one)] in trained]
+        _refuse_dtypes(rule, own)
         sorts = MOMENTS[rule](options)
         groups.append(
             OptimizerGroup(number, tuple(name for name, _ in own), ATTRS[rule](options), sorts, _rate(options))
@@ -88,6 +104,33 @@ def learning_rates(optimizer: Optimizer) -> list[float]:
     return [_rate(options) for options in optimizer.param_groups]
 
 
+def has_rate_in_tensor(optimizer: Optimizer) -> bool:
+    """Whether a learning rate is a tensor, which may be written in place."""
+    return any(isinstance(options["lr"], torch.Tensor) for options in optimizer.param_groups)
+
+
+def fixed_options(optimizer: Optimizer) -> list[dict[str, object]]:
+    """The options of each group that are part of the recorded graph."""
+    return [{name: options[name] for name in FIXED if name in options} for options in optimizer.param_groups]
+
+
+def refuse_changes(recorded: Sequence[Mapping[str, object]], now: Sequence[Mapping[str, object]], title: str) -> None:
+    """Compare the fixed options of all groups with those of the recorded step.
+
+    Raises:
+        UsageError: something else than a learning rate is different.
+    """
+    if len(recorded) != len(now):
+        raise UsageError(f"{title} has {len(now)} groups, this program {len(recorded)}: record the step again")
+    for index, (mine, other) in enumerate(zip(recorded, now, strict=True)):
+        changed = [name for name in mine if other.get(name) != mine[name]]
+        if changed:
+            raise UsageError(
+                f"group {index} of {title} has {changed[0]}={other.get(changed[0])}, this program {mine[changed[0]]}; "
+                f"only learning rates may differ: record the step again{ADVICE.get(changed[0], '')}"
+            )
+
+
 def rate_state(rate: float) -> torch.Tensor:
     """The state that holds a learning rate: float64, as Python has it."""
     return torch.tensor(rate, dtype=torch.float64)
@@ -95,6 +138,16 @@ def rate_state(rate: float) -> torch.Tensor:
 
 def _rate(options: Mapping[str, Any]) -> float:
     return float(options["lr"])
+
+
+def _refuse_dtypes(rule: Rule, params: Sequence[tuple[str, torch.Tensor]]) -> None:
+    for name, tensor in params:
+        if tensor.dtype not in DTYPES[rule]:
+            expected = " or ".join(map(dtype_name, DTYPES[rule]))
+            raise Unsupported(
+                f"parameter {name!r} is {dtype_name(tensor.dtype)}; expected {expected} in what {rule} trains: freeze "
+                "it, or convert the module"
+            )
 
 
 def _refuse_options(options: Mapping[str, Any], number: int) -> None:
@@ -124,11 +177,25 @@ def _adam_attrs(options: Mapping[str, Any]) -> dict[str, float | bool]:
     }
 
 
+DTYPES: Final[Mapping[Rule, tuple[torch.dtype, ...]]] = {
+    "SGD": (torch.float32, torch.float64),
+    "Adam": (torch.float32, torch.float64, torch.bfloat16),
+}
+"""Of parameters that are trained. torch's fused SGD on the CPU hardly moves those of half precision (torch 2.13), and
+Adam's second moments are too small for float16."""
+
 HANDLED: Final[Mapping[str, object]] = {"dampening": 0, "differentiable": False}
 """Options with the one value that is handled. `foreach`, `fused` and `capturable` choose how torch computes, and change
 nothing here."""
 
 RULES: Final[Mapping[type[Optimizer], Rule]] = {SGD: "SGD", Adam: "Adam", AdamW: "Adam"}
+
+FIXED: Final = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "momentum", "nesterov", "dampening")
+"""Options that are part of the recorded graph."""
+
+ADVICE: Final[Mapping[str, str]] = dict.fromkeys(
+    ("betas", "momentum"), ", or give a scheduler that cycles it cycle_momentum=False"
+)
 
 ATTRS: Final = {"SGD": _sgd_attrs, "Adam": _adam_attrs}
 

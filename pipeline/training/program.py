@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,13 +18,24 @@ from pipeline.errors import CheckFailed, UsageError
 from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
 from pipeline.runtime.capture import CaptureReport, Snapshot
-from pipeline.training.batch import Batch, BatchLayout
+from pipeline.training.batch import Arguments, Batch, BatchLayout
 from pipeline.training.blame import find_first_broken
 from pipeline.training.checkpoint import read_snapshot, write_snapshot
-from pipeline.training.graph import STEP, rate_name
-from pipeline.training.optimizer import learning_rates, rate_state
+from pipeline.training.export import export_program
+from pipeline.training.graph import LIMIT, STEP, rate_name, stored_name
+from pipeline.training.optimizer import (
+    fixed_options,
+    has_rate_in_tensor,
+    learning_rates,
+    rate_state,
+    refuse_changes,
+)
 from pipeline.training.phases import Phase
 from pipeline.training.state_dict import Sources, from_state_dict, to_state_dict
+
+if TYPE_CHECKING:
+    from passes.run.result import PassRun
+    from pipeline.result import RunResult
 
 __all__ = ["NotFinite", "TrainProgram"]
 
@@ -53,17 +64,22 @@ class TrainProgram:
         sources: Sources,
         *,
         capture: CaptureReport,
+        example: Mapping[str, torch.Tensor],
         phases: Sequence[Phase] = (),
     ) -> None:
         self.graph, self.capture = graph, capture
         self._phases = tuple(phases)
         self._replays, self._replay_seconds = 0, 0.0
-        self._compiled, self._layout, self._sources = compiled, layout, sources
+        self._compiled, self._layout, self._sources, self._example = compiled, layout, sources, example
+        self._options: list[dict[str, Any]] = []
         self._rates = learning_rates(sources.optimizer)
-        """As they were last read."""
-        self._loss = graph.values[graph.outputs[0]].name
+        """Options and rates of the optimizer's groups as they were last read."""
+        self._has_rate_in_tensor = has_rate_in_tensor(sources.optimizer)
+        self._loss, *more = (graph.values[vid].name for vid in graph.outputs)
         self._names = frozenset(layout.names)
         self._captures = compiled.context.captures
+        self._checked = more[0] if more else self._loss
+        """The output that is finite only if the step may be done."""
         self._warned: set[str] = set()
         vars(sources.optimizer)["_opt_called"] = True  # else torch's schedulers warn that no step was done
 
@@ -74,7 +90,7 @@ class TrainProgram:
 
         Raises:
             UsageError: the batch is not like the example: another form, shape, dtype or device.
-            NotFinite: the loss is not finite; nothing has changed.
+            NotFinite: the loss is not finite, or a gradient where these are clipped or checked; nothing has changed.
         """
         start = time.perf_counter()
         feed = self._layout.tensors(batch)
@@ -84,12 +100,12 @@ class TrainProgram:
         try:
             capture = self._captures.find(feed)
         except KeyError:
-            loss = self._compiled.replay(feed, copy=False)[self._loss]
+            outputs = self._compiled.replay(feed, copy=False)
         else:  # without the looks and the lock of a program that others use too
-            loss = capture.replay_fitting(feed, copy=False)[self._loss]
-        value = loss.item()
-        if not math.isfinite(value):
-            raise self._not_finite(feed, value)
+            outputs = capture.replay_fitting(feed, copy=False)
+        loss = outputs[self._loss]
+        if not math.isfinite(outputs[self._checked].item()):
+            raise self._not_finite(feed, loss.item())
         self._replays += 1
         self._replay_seconds += time.perf_counter() - start
         return loss.clone()
@@ -141,9 +157,41 @@ class TrainProgram:
 
     def write_back(self) -> None:
         """Give the module and the optimizer that the step was recorded from the states of this program."""
-        found = self.state_dict()
-        self._sources.module.load_state_dict(found["module"])
-        self._sources.optimizer.load_state_dict(found["optimizer"])
+        self.write_to(self._sources.module)
+        self._sources.optimizer.load_state_dict(self.state_dict()["optimizer"])
+
+    def write_to(self, module: nn.Module) -> None:
+        """Give `module`, the one of this program or a copy of it, the parameters and buffers of this program."""
+        states = self._compiled.states()
+        with torch.no_grad():
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                if stored_name(name) in states:
+                    tensor.copy_(states[stored_name(name)])
+
+    def export(
+        self,
+        path: str | Path,
+        *,
+        args: Sequence[torch.Tensor] | None = None,
+        kwargs: Mapping[str, torch.Tensor] | None = None,
+        keep: Sequence[str] = (),
+        **options: Any,
+    ) -> RunResult | PassRun:
+        """Write the trained model to an ONNX file by `onnxline.optimize`, and return its result.
+
+        A copy of the module is exported in evaluation mode, with the inputs of the example batch or with `args` and
+        `kwargs`; every pass is proven against it. A module that `as_module` made of an ONNX model goes back into that
+        model first. `keep` and `options` are those of `onnxline.optimize`.
+
+        Raises:
+            OnnxlineError: as `onnxline.optimize`.
+        """
+        return export_program(self, Path(path), args, kwargs, keep, options)
+
+    @property
+    def example(self) -> Arguments:
+        """The arguments that the module was called with when the step was recorded, by order and by name."""
+        return self._layout.arguments(self._example)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -154,6 +202,17 @@ class TrainProgram:
     def module(self) -> nn.Module:
         """The module that the step was recorded from, with its numbers from before; `write_back` sets them."""
         return self._sources.module
+
+    @property
+    def limit(self) -> float | None:
+        """What gradients are clipped to, their norm or each element; None where they are not clipped."""
+        return float(self._compiled.state(LIMIT)) if LIMIT in self._compiled.state_names else None
+
+    @limit.setter
+    def limit(self, limit: float) -> None:
+        if self.limit is None:
+            raise UsageError("this program clips no gradients; record the step with max_norm or max_value")
+        self._compiled.give_states({LIMIT: torch.tensor(float(limit))})
 
     @property
     def steps_done(self) -> int:
@@ -172,23 +231,26 @@ class TrainProgram:
         return {name: feed[name] for name in names if name in feed}
 
     def _follow_schedule(self) -> None:
-        """Take over the learning rates that somebody changed in the optimizer since they were last read."""
-        for options, rate in zip(self._sources.optimizer.param_groups, self._rates, strict=True):
-            if options["lr"] != rate:
-                break
-        else:  # at nearly every step
+        """Take over the learning rates that somebody changed in the optimizer since they were last read.
+
+        Raises:
+            UsageError: an option was changed that is part of the graph.
+        """
+        groups = self._sources.optimizer.param_groups
+        if groups == self._options and not self._has_rate_in_tensor:  # as a rule these are the same objects: 0.2 µs
             return
+        refuse_changes(self._sources.options, fixed_options(self._sources.optimizer), "the optimizer")
         now = learning_rates(self._sources.optimizer)
         pairs = enumerate(zip(now, self._rates, strict=True))
         changed = {rate_name(index): rate_state(rate) for index, (rate, old) in pairs if rate != old}
         self._compiled.give_states({name: changed[name] for name in changed if name in self._compiled.state_names})
-        self._rates = now
+        self._options, self._rates = [dict(group) for group in groups], now
+        self._has_rate_in_tensor = has_rate_in_tensor(self._sources.optimizer)
 
     def _not_finite(self, feed: Mapping[str, torch.Tensor], loss: float) -> NotFinite:
         snapshot = self.snapshot()
         number = int(snapshot.states[STEP]) + 1
         blamed = find_first_broken(self.graph, {**self._sources.constants, **snapshot.states, **feed})
-        said = (
-            f"step {number}: the loss is {loss}; {blamed}. The step changed nothing: the error's snapshot is of before"
-        )
+        what = "a gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
+        said = f"step {number}: {what}; {blamed}. The step changed nothing: the error's snapshot is of before"
         return NotFinite(said, number, snapshot)

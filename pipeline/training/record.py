@@ -10,13 +10,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from passes.suggest import plural
+from pipeline.errors import UsageError
 from pipeline.events import Observer
 from pipeline.ir import Graph
 from pipeline.lowering.fusion import fuse_train_step
 from pipeline.runtime import Capture, CompiledProgram, compile_graph
 from pipeline.training.batch import Batch, LossFunction
-from pipeline.training.graph import LARGE, MAX_NORM, STEP, make_graph, moment_name, rate_name, stored_name
-from pipeline.training.optimizer import OptimizerSettings, rate_state, read_optimizer
+from pipeline.training.graph import LARGE, LIMIT, STEP, make_graph, moment_name, rate_name, stored_name
+from pipeline.training.optimizer import OptimizerSettings, fixed_options, rate_state, read_optimizer
 from pipeline.training.phases import Phase, PhaseRecorder
 from pipeline.training.program import TrainProgram
 from pipeline.training.state_dict import Sources
@@ -32,6 +33,8 @@ def record_step(
     batch: Batch,
     *,
     max_norm: float | None = None,
+    max_value: float | None = None,
+    check_gradients: bool = False,
     large: int = LARGE,
     observe: Observer | None = None,
 ) -> TrainProgram:
@@ -39,7 +42,9 @@ def record_step(
 
     batch: an example, `(*inputs, target)`, where the loss is `loss(module(*inputs), target)`; or a mapping of names to
         tensors, where it is `loss(module(**those that forward names), batch)`. Later batches have the same shapes.
-    max_norm: clip the norm of all gradients, as `torch.nn.utils.clip_grad_norm_` does.
+    max_norm: clip the norm of all gradients, as `torch.nn.utils.clip_grad_norm_` does; `program.limit` changes it.
+    max_value: clip each element of the gradients, as `torch.nn.utils.clip_grad_value_` does; `program.limit` likewise.
+    check_gradients: stop also where a gradient is not finite, which reads each gradient once more; max_norm does too.
     large: bytes from which on a parameter is updated as soon as its gradient is final, and not with the others.
     observe: is called with an event when a phase (`pipeline/training/phases.py`) begins, and when one has ended.
 
@@ -50,18 +55,22 @@ def record_step(
         UsageError: the batch has no form that is known, or the loss is no single number that depends on a parameter.
         Unsupported: another optimizer than SGD, Adam and AdamW, or something that torch cannot record.
     """
+    if max_norm is not None and max_value is not None:
+        raise UsageError("found max_norm and max_value; expected one of them")
+    limit = max_value if max_norm is None else max_norm
+    clips = "norm" if max_norm is not None else "none" if limit is None else "value"
     recorder = PhaseRecorder(observe)
     traced = recorder.run(
         "Trace",
-        lambda: trace_step(module, loss, batch, clips=max_norm is not None),
-        lambda found: f"{len(found.module.graph.nodes)} nodes",
+        lambda: trace_step(module, loss, batch, clips=clips, checks_gradients=check_gradients),
+        _describe_trace,
     )
     stored = _stored(module, traced)
 
     def compile_step() -> tuple[Graph, CompiledProgram]:
         settings = read_optimizer(optimizer, module, traced.params)
         graph = make_graph(traced, settings, large=large)
-        return graph, compile_graph(fuse_train_step(graph), {**stored, **_initial(settings, stored, graph, max_norm)})
+        return graph, compile_graph(fuse_train_step(graph), {**stored, **_initial(settings, stored, graph, limit)})
 
     graph, compiled = recorder.run(
         "Compile", compile_step, lambda made: f"{len(made[0].ops)} ops, arena of {made[1].plan.arena_bytes} bytes"
@@ -72,7 +81,14 @@ def record_step(
     capture = _capture(compiled, feed, recorder)
     sources = _sources(module, optimizer, traced, stored, compiled)
     recorder.begin("Replay")
-    return TrainProgram(graph, compiled, traced.layout, sources, capture=capture.report, phases=recorder.phases)
+    return TrainProgram(
+        graph, compiled, traced.layout, sources, capture=capture.report, example=feed, phases=recorder.phases
+    )
+
+
+def _describe_trace(traced: TracedStep) -> str:
+    reached = f"{len(traced.module.graph.nodes)} nodes"
+    return f"{reached}; no gradient reaches {', '.join(traced.unreached)}" if traced.unreached else reached
 
 
 def _capture(compiled: CompiledProgram, feed: Mapping[str, torch.Tensor], recorder: PhaseRecorder) -> Capture:
@@ -95,12 +111,12 @@ def _stored(module: nn.Module, traced: TracedStep) -> dict[str, torch.Tensor]:
 
 
 def _initial(
-    settings: OptimizerSettings, stored: dict[str, torch.Tensor], graph: Graph, max_norm: float | None
+    settings: OptimizerSettings, stored: dict[str, torch.Tensor], graph: Graph, limit: float | None
 ) -> dict[str, torch.Tensor]:
     """The values that the optimizer's states begin with."""
     found = {STEP: torch.tensor(float(settings.step))}
-    if max_norm is not None:
-        found[MAX_NORM] = torch.tensor(float(max_norm))
+    if limit is not None:
+        found[LIMIT] = torch.tensor(float(limit))
     for group in settings.groups:
         found[rate_name(group.index)] = rate_state(group.learning_rate)
         for name in group.params:
@@ -128,4 +144,5 @@ def _sources(
         {name: tensor for name, tensor in stored.items() if name not in states},
         keys,
         {number: name for number, name in enumerate(params) if name in traced.params},
+        fixed_options(optimizer),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from pipeline.errors import UsageError
 from pipeline.training.graph import STEP, moment_name, rate_name
-from pipeline.training.optimizer import MOMENTS, RULES, rate_state
+from pipeline.training.optimizer import MOMENTS, RULES, rate_state, refuse_changes
 
 __all__ = ["Sources", "from_state_dict", "to_state_dict"]
 
@@ -32,6 +32,8 @@ class Sources:
     """{key of the module's state dict: name of the value}; tied parameters have several keys."""
     params: Mapping[int, str]
     """{number of a parameter in the optimizer's state dict: its name in the module}, of those that are trained."""
+    options: Sequence[Mapping[str, object]]
+    """The options of each group of the optimizer that are part of the graph."""
 
 
 def to_state_dict(sources: Sources, states: Mapping[str, torch.Tensor]) -> StateDict:
@@ -94,17 +96,11 @@ def _of_module(
 
 
 def _of_optimizer(sources: Sources, found: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    own = sources.optimizer.state_dict()["param_groups"]
     groups = found["param_groups"]
+    own = sources.optimizer.state_dict()["param_groups"]
     if [group["params"] for group in groups] != [group["params"] for group in own]:
         raise UsageError("the optimizer's state dict has other groups of parameters than this program")
-    for index, (group, mine) in enumerate(zip(groups, own, strict=True)):
-        other = [name for name in FIXED if group.get(name) != mine.get(name)]
-        if other:
-            raise UsageError(
-                f"group {index} of the optimizer's state dict has {other[0]}={group.get(other[0])}, this program "
-                f"{mine.get(other[0])}; only learning rates may differ: record the step again"
-            )
+    refuse_changes(sources.options, groups, "the optimizer's state dict")
     rule = RULES[type(sources.optimizer)]
     given = {rate_name(index): rate_state(float(group["lr"])) for index, group in enumerate(groups)}
     steps = set[int]()
@@ -122,7 +118,3 @@ def _of_optimizer(sources: Sources, found: Mapping[str, Any]) -> dict[str, torch
     if steps:
         given[STEP] = torch.tensor(float(steps.pop()))
     return given
-
-
-FIXED = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "momentum", "nesterov", "dampening")
-"""Settings that are part of the recorded graph."""

@@ -7,20 +7,26 @@ are results of the graph. Nothing of the module is run with real numbers, and no
 
 from __future__ import annotations
 
+import re
+import traceback
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
-from torch.func import functional_call
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pipeline.errors import Unsupported, UsageError
+from pipeline.errors import OnnxlineError, Unsupported, UsageError
+from pipeline.export.captured_output import capture_output
 from pipeline.training.batch import Batch, BatchLayout, LossFunction
+from pipeline.training.known_values import NO_PLACE, AskedForNumber, KnownValues, place_outside
+from pipeline.training.refusals import refuse_module
+from pipeline.training.step_function import Clipping, StepFunction
 
 __all__ = ["TracedStep", "trace_step"]
 
@@ -30,7 +36,7 @@ class TracedStep:
     """The recorded graph.
 
     Its placeholders are parameters that ask for a gradient, other parameters, buffers, the tensors of the batch, and
-    the greatest norm of all gradients where they are clipped.
+    the limit of the gradients where they are clipped.
 
     Parameters have their names in the module; one with several names has the first.
     """
@@ -49,12 +55,24 @@ class TracedStep:
     updates: Mapping[str, Node]
     """{buffer that the forward pass writes to: its value afterwards}."""
     norm: Node | None = None
-    """The norm of all gradients, where they are clipped."""
-    max_norm: Node | None = None
+    """The norm of all gradients, where they are clipped or checked."""
+    limit: Node | None = None
+    """What gradients are clipped to."""
+    unreached: tuple[str, ...] = ()
+    """Parameters that ask for a gradient and get none."""
 
 
-def trace_step(module: nn.Module, loss: LossFunction, batch: Batch, *, clips: bool = False) -> TracedStep:
-    """Record the loss of `module` on a batch like `batch`, and its gradients, clipped by their norm if `clips`.
+def trace_step(
+    module: nn.Module,
+    loss: LossFunction,
+    batch: Batch,
+    *,
+    clips: Clipping = "none",
+    checks_gradients: bool = False,
+) -> TracedStep:
+    """Record the loss of `module` on a batch like `batch`, and its gradients.
+
+    checks_gradients: record the norm of all gradients too; where that is clipped it is recorded anyway.
 
     Raises:
         UsageError: the batch has no form that is known, the loss is no single number, or does not depend on any
@@ -62,14 +80,17 @@ def trace_step(module: nn.Module, loss: LossFunction, batch: Batch, *, clips: bo
         Unsupported: torch cannot record the module or differentiate one of its operators.
     """
     layout = BatchLayout.of(module, batch)
+    given = layout.tensors(batch)
+    refuse_module(module, {name: given[name] for name in layout.names})
     asked = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
     if not asked:
         raise UsageError("the module has no parameter with requires_grad; there is nothing to train")
     rest = {name: tensor for name, tensor in module.named_parameters() if not tensor.requires_grad}
-    buffers, given = dict(module.named_buffers()), layout.tensors(batch)
+    buffers = dict(module.named_buffers())
     stored = {**asked, **rest, **buffers}
-    flat = [*stored.values(), *(given[name].detach() for name in layout.names), *([torch.ones(())] if clips else [])]
-    recorded = _record(_StepFunction(module, loss, layout, tuple(stored), len(asked), clips), flat)
+    inputs = [given[name].detach() for name in layout.names]
+    step = StepFunction(module, loss, layout, tuple(stored), len(asked), tuple(buffers), clips, checks_gradients)
+    recorded, decided_by = _record(step, stored, [*inputs, *([torch.ones(())] if clips != "none" else [])])
     placeholders = [node for node in recorded.graph.nodes if node.op == "placeholder"]
     value, norm, *others = _results(recorded)
     if value is None:
@@ -77,6 +98,8 @@ def trace_step(module: nn.Module, loss: LossFunction, batch: Batch, *, clips: bo
     gradients, after = dict(zip(asked, others, strict=False)), dict(zip(buffers, others[len(asked) :], strict=True))
     by_name = dict(zip(stored, placeholders, strict=False))
     reached = {name: node for name, node in gradients.items() if node is not None}
+    updates = {name: node for name, node in after.items() if node is not None and node is not by_name[name]}
+    _refuse_decisions(decided_by & updates.keys())
     return TracedStep(
         recorded,
         tuple(reached),
@@ -86,78 +109,113 @@ def trace_step(module: nn.Module, loss: LossFunction, batch: Batch, *, clips: bo
         layout,
         value,
         tuple(reached.values()),
-        {name: node for name, node in after.items() if node is not None and node is not by_name[name]},
+        updates,
         norm,
-        placeholders[-1] if clips else None,
+        placeholders[-1] if clips != "none" else None,
+        tuple(name for name in asked if name not in reached),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _StepFunction:
-    """The function that is recorded: loss, norm, gradients and buffers of tensors in the order of the placeholders."""
+def _record(
+    step: StepFunction, stored: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor]
+) -> tuple[GraphModule, frozenset[str]]:
+    """The recorded step, and the names of the stored tensors by whose numbers Python decided something.
 
-    module: nn.Module
-    loss: LossFunction
-    layout: BatchLayout
-    names: tuple[str, ...]
-    trained: int
-    clips: bool
-
-    def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor | None]:
-        stored = dict(zip(self.names, tensors, strict=False))
-
-        def call(*args: torch.Tensor, **kwargs: torch.Tensor) -> object:
-            return functional_call(self.module, stored, args, kwargs, tie_weights=True)
-
-        first = len(self.names)
-        with torch.enable_grad():
-            value = self.layout.loss(call, self.loss, tensors[first : first + len(self.layout.names)])
-            _refuse_other_losses(value)
-            value = value.reshape(())
-            found = value.detach()  # in front of the backward operators, so that updates may stand among these
-            one = torch.ones((), dtype=value.dtype)  # a constant, unlike the ones_like that autograd would call
-            gradients = list(torch.autograd.grad(value, tensors[: self.trained], one, allow_unused=True))
-        norm = None
-        if self.clips:
-            norm, gradients = _clip(gradients, tensors[-1])
-        return [found, norm, *gradients, *(stored[name] for name, _ in self.module.named_buffers())]
-
-
-def _clip(
-    gradients: Sequence[torch.Tensor | None], max_norm: torch.Tensor
-) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """As `torch.nn.utils.clip_grad_norm_` does with its defaults."""
-    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients if gradient is not None]
-    norm = torch.linalg.vector_norm(torch.stack(norms))
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    return norm, [None if gradient is None else gradient * factor for gradient in gradients]
-
-
-def _record(step: _StepFunction, flat: Sequence[torch.Tensor]) -> GraphModule:
+    What cannot be recorded as it is written is first made a graph by torch.export.
+    """
     try:
-        with enable_python_dispatcher(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            function = dispatch_functionalize(step, FunctionalTensorMode())
-            recorded = make_fx(function, tracing_mode="fake", record_stack_traces=True)(*flat)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        if isinstance(error, UsageError):
+        return _record_as_written(step, stored, others)
+    except Exception as error:  # torch has errors of many kinds
+        if _is_final(error):
             raise
-        raise Unsupported(f"torch cannot record the train step: {_first_sentence(error)}") from error
+        failed = error
+    if NO_DERIVATIVE.search(str(failed)):
+        place = _place_of_forward(step, stored, others)
+        raise Unsupported(f"torch cannot differentiate the train step: {_describe(failed)}{place}") from failed
+    tried = []
+    for strict in (False, True):
+        try:
+            exported = _export(step, others, strict=strict)
+            return _record_as_written(replace(step, exported=exported), stored, others)
+        except Exception as error:
+            if _is_final(error):
+                raise
+            tried.append(f"strict={strict}: {_describe(error)}")
+    raise Unsupported(
+        f"torch cannot record the train step: {_describe(failed)}; nor could it after torch.export, which was tried "
+        f"with {' and with '.join(tried)}"
+    ) from failed
+
+
+def _place_of_forward(step: StepFunction, stored: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor]) -> str:
+    """The line of the call whose backward fails, in brackets: autograd's anomaly mode says it in a warning."""
+    notes: list[str] = []
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        try:
+            _record_as_written(step, stored, others, notes)
+        except Exception:
+            frames = traceback.StackSummary.from_list(
+                [(path, int(line), "", None) for path, line in FRAME.findall("\n".join(notes))]
+            )
+            place = place_outside(frames)
+            return "" if place == NO_PLACE else f" ({place})"
+    return ""
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether the error says what is wrong with the step, so that another way of recording would not help."""
+    return isinstance(error, OnnxlineError) and not isinstance(error, AskedForNumber)
+
+
+def _record_as_written(
+    step: StepFunction,
+    stored: Mapping[str, torch.Tensor],
+    others: Sequence[torch.Tensor],
+    notes: list[str] | None = None,
+) -> tuple[GraphModule, frozenset[str]]:
+    known = KnownValues()
+    untrained = [(name, tensor.detach()) for name, tensor in stored.items()][step.trained :]
+
+    def call(*tensors: torch.Tensor) -> list[torch.Tensor | None]:
+        for traced, (name, tensor) in zip(tensors[step.trained :], untrained, strict=False):
+            known.add(traced, name, tensor)
+        with known:
+            return step(*tensors)
+
+    # Without mkldnn, whose LSTM is one operator that a plan cannot hold.
+    with _warnings_into(notes), enable_python_dispatcher(), torch.backends.mkldnn.flags(enabled=False):
+        function = dispatch_functionalize(call, FunctionalTensorMode())
+        recorder = make_fx(function, tracing_mode="fake", record_stack_traces=True, _allow_non_fake_inputs=True)
+        recorded = recorder(*stored.values(), *others)
     recorded.graph.eliminate_dead_code()
     recorded.recompile()
-    return recorded
+    return recorded, frozenset(known.decided_by)
 
 
-def _refuse_other_losses(value: object) -> None:
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        found = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-        raise UsageError(f"the loss is {found}; expected a single number: take its mean or its sum")
-    if not value.is_floating_point():
-        raise UsageError(f"the loss is {value.dtype}; expected floating point")
-    if not value.requires_grad:
-        raise UsageError(
-            "the loss does not depend on any parameter by operators that can be differentiated: look for detach(), "
-            "argmax, rounding or no_grad on the way from the parameters to the loss"
+@contextmanager
+def _warnings_into(notes: list[str] | None) -> Iterator[None]:
+    """Add what torch warns of to `notes`, or drop it."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        try:
+            yield
+        finally:
+            if notes is not None:
+                notes += [str(warning.message) for warning in found]
+
+
+def _export(step: StepFunction, others: Sequence[torch.Tensor], *, strict: bool) -> nn.Module:
+    """The module as a graph of torch.export, with the same parameters and buffers."""
+    args, kwargs = step.layout.arguments(dict(zip(step.layout.names, others, strict=False)))
+    with capture_output():
+        return torch.export.export(step.module, args, kwargs, strict=strict).module(check_guards=False)
+
+
+def _refuse_decisions(names: Collection[str]) -> None:
+    for name in sorted(names):
+        raise Unsupported(
+            f"Python decides by the numbers of the buffer {name!r}, which the step changes, and a replay would not "
+            "decide again: use torch.where or another operator in place of if, float(), int() or .item()"
         )
 
 
@@ -167,5 +225,13 @@ def _results(recorded: GraphModule) -> list[Node | None]:
     return [node if isinstance(node, Node) else None for node in results]  # type: ignore[union-attr]
 
 
-def _first_sentence(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _describe(error: BaseException) -> str:
+    """The first sentence of an error, and the line of the user's code that it comes from."""
+    sentence = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    place = place_outside(traceback.extract_tb(error.__traceback__))
+    return sentence if place in (NO_PLACE, "") or place in sentence else f"{sentence} ({place})"
+
+
+NO_DERIVATIVE = re.compile(r"derivative for .* not implemented|differentiation .* not implemented")
+
+FRAME = re.compile(r'File "(.+?)", line (\d+)')

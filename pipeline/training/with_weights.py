@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+from torch import nn
 
 from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.runtime.tensors import to_numpy
 from pipeline.training.graph_module import GraphModule, whole_model
-from pipeline.training.program import TrainProgram
 from pipeline.training.qdq import NarrowQuantizer, check_scale, has_quantizers, read_quantizers, stored_numbers
 
-__all__ = ["with_weights"]
+__all__ = ["TrainedModule", "with_weights"]
 
 
-def with_weights(model: onnx.ModelProto | str | Path, trained: TrainProgram | GraphModule) -> onnx.ModelProto:
+class TrainedModule(Protocol):
+    """A module with numbers from a training, as a `TrainProgram` is."""
+
+    @property
+    def module(self) -> nn.Module: ...
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Has the numbers under the key `module`."""
+        ...
+
+
+def with_weights(model: onnx.ModelProto | str | Path, trained: TrainedModule | GraphModule) -> onnx.ModelProto:
     """A copy of `model` with the weights of `trained`, by name: nodes, names and metadata stay as they are.
 
     trained: a program that was recorded from `as_module(model)`, or that module itself.
@@ -58,10 +70,12 @@ def with_weights(model: onnx.ModelProto | str | Path, trained: TrainProgram | Gr
     return proto
 
 
-def _arrays(trained: TrainProgram | GraphModule) -> dict[str, np.ndarray]:
+def _arrays(trained: TrainedModule | GraphModule) -> dict[str, np.ndarray]:
     """Trained numbers by the names of the model's initializers."""
-    module = trained.module if isinstance(trained, TrainProgram) else trained
-    found = trained.state_dict()["module"] if isinstance(trained, TrainProgram) else trained.state_dict()
+    if isinstance(trained, GraphModule):
+        module, found = trained, trained.state_dict()
+    else:
+        module, found = trained.module, trained.state_dict()["module"]
     if isinstance(module, GraphModule):
         return {name: to_numpy(tensor) for name, tensor in module.trained_numbers(found).items()}
     asked = [name for name, tensor in module.named_parameters() if tensor.requires_grad]

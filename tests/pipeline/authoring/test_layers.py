@@ -181,7 +181,7 @@ def test_an_authored_graph_has_a_plan_of_kernels_alone() -> None:
     """Nothing is called by the name of torch's operator, and the plan is a file like any other."""
     model = Model(TWINS["cnn"].spec, module=TWINS["cnn"].make())
     plan = compile_graph(model.graph()).plan
-    assert plan.fallbacks() == {}
+    assert plan.generic_calls() == {}
     assert dict(decode_plans(encode_plans(PlanFile({"main": plan}))).entries) == {"main": plan}
 
 

@@ -67,10 +67,38 @@ class Transformer(nn.Module):
         return self.head(self.layers(self.embed(x))).flatten(0, 1)
 
 
+class Logits(nn.Module):
+    """A model of transformers, of which the loss reads the logits alone."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).logits.flatten(0, -2)
+
+
+def vit_tiny() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = ViTConfig(**sizes, image_size=16, patch_size=8, num_labels=10, hidden_dropout_prob=0.1)
+    return Logits(ViTForImageClassification(config)).train()
+
+
+def gpt2_tiny() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=50, n_positions=16, n_embd=32, n_layer=2, n_head=2, use_cache=False)
+    return Logits(GPT2LMHeadModel(config)).train()
+
+
 MODELS = {
     "mlp": Model(mlp, (8, 16)),
     "cnn with BatchNorm": Model(cnn, (8, 1, 8, 8)),
     "transformer with dropout": Model(Transformer, (2, 7), words=50, targets=(14,), classes=50),
+    "ViT-tiny": Model(vit_tiny, (4, 3, 16, 16)),
+    "GPT-2-tiny": Model(gpt2_tiny, (2, 7), words=50, targets=(14,), classes=50),
 }
 
 
@@ -89,13 +117,15 @@ def record(model: Model, make_optimizer: MakeOptimizer, **options: float) -> tup
 
 
 def step_of_torch(
-    module: nn.Module, optimizer: Optimizer, batch: tuple[torch.Tensor, torch.Tensor], max_norm: float | None = None
+    module: nn.Module,
+    optimizer: Optimizer,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    clip: Callable[[nn.Module], object] = lambda _: None,
 ) -> float:
     optimizer.zero_grad()
     loss = LOSS(module(batch[0]), batch[1])
     loss.backward()
-    if max_norm is not None:
-        nn.utils.clip_grad_norm_(module.parameters(), max_norm)
+    clip(module)
     optimizer.step()
     return loss.item()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,24 +22,106 @@ def sgd(module: nn.Module, **options: float) -> Optimizer:
     return SGD(module.parameters(), lr=0.1, **options)  # type: ignore[arg-type]
 
 
-class Rounded(nn.Module):
-    def __init__(self) -> None:
+class Forward(nn.Module):
+    """An MLP, and a function of it and the input."""
+
+    def __init__(self, forward: Callable[[Forward, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(16))
+        self.mlp, self.function = mlp(), forward
+        self.register_buffer("history", torch.zeros(1, 16))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.plain = torch.ones(10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.argmax(x * self.scale, dim=1).float().unsqueeze(1).expand(-1, 10)
+        return self.function(self, x)
 
 
-class Counted(nn.Module):
-    """The number of words follows from the numbers in the input."""
+def forward(function: Callable[[Forward, torch.Tensor], torch.Tensor]) -> Callable[[], nn.Module]:
+    return lambda: Forward(function)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(10))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x[x[:, 0] > 0][:, :10] * self.scale
+def rounded(m: Forward, x: torch.Tensor) -> torch.Tensor:
+    return m.mlp(x).argmax(1, keepdim=True).float().expand(-1, 10)
+
+
+def append(m: Forward, x: torch.Tensor) -> torch.Tensor:
+    m.history = torch.cat([m.history, x[:1]])
+    return m.mlp(x)
+
+
+def average(m: Forward, x: torch.Tensor) -> torch.Tensor:
+    m.count = m.count * 0.5
+    return m.mlp(x)
+
+
+def count(m: Forward, x: torch.Tensor) -> torch.Tensor:
+    m.count.add_(1)
+    return m.mlp(x) * int(m.count)
+
+
+def decide_then_count(m: Forward, x: torch.Tensor) -> torch.Tensor:
+    result = m.mlp(x) if m.count == 0 else m.mlp(-x)
+    m.count.add_(1)
+    return result
+
+
+def write_plain(m: Forward, x: torch.Tensor) -> torch.Tensor:
+    m.plain.view(2, 5).add_(1)
+    return m.mlp(x) * m.plain
+
+
+def replace_plain(m: Forward, x: torch.Tensor) -> torch.Tensor:
+    m.plain = m.plain + 1
+    return m.mlp(x) * m.plain
+
+
+def decide(m: Forward, x: torch.Tensor) -> torch.Tensor:
+    return m.mlp(x) if x.sum() > 0 else m.mlp(-x)
+
+
+def words(m: Forward, x: torch.Tensor) -> torch.Tensor:
+    """How many rows there are follows from the numbers in the input."""
+    return x[x[:, 0] > 0][:, :10] * m.mlp[2].bias[:10]  # type: ignore[index]
+
+
+def no_derivative(m: Forward, x: torch.Tensor) -> torch.Tensor:
+    return torch.igamma(m.mlp(x).abs() + 1, torch.ones(8, 10))
+
+
+def make_sparse() -> nn.Module:
+    return nn.Sequential(nn.Embedding(50, 10, sparse=True), nn.Flatten(0, 1))
+
+
+def make_complex() -> nn.Module:
+    module = Forward(lambda m, x: (x.to(torch.complex64) @ m.weight).abs())
+    module.weight = nn.Parameter(torch.ones(16, 10, dtype=torch.complex64))
+    return module
+
+
+def make_on_meta() -> nn.Module:
+    return mlp().to("meta")
+
+
+def make_scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        return torch.jit.script(mlp())
+
+
+def with_hook() -> nn.Module:
+    module = mlp()
+    next(module.parameters()).register_hook(lambda gradient: gradient * 0.5)
+    return module
+
+
+def hooked_sgd(module: nn.Module) -> Optimizer:
+    optimizer = sgd(module)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    return optimizer
+
+
+def asks(output: torch.Tensor, label: torch.Tensor) -> float:
+    return float(LOSS(output, label))
 
 
 @pytest.mark.parametrize(
@@ -47,8 +131,108 @@ class Counted(nn.Module):
         (mlp, lambda m: sgd(m, dampening=0.5, momentum=0.9), LOSS, (X, LABEL), Unsupported, "dampening=0.5; only 0"),
         (mlp, lambda m: sgd(nn.Linear(2, 2)), LOSS, (X, LABEL), UsageError, "shape .2, 2. that the module has not"),
         (mlp, sgd, nn.CrossEntropyLoss(reduction="none"), (X, LABEL), UsageError, "the loss is a tensor .8."),
-        (Rounded, sgd, nn.MSELoss(), (X, torch.zeros(8, 10)), UsageError, "does not depend on any parameter"),
-        (Counted, sgd, lambda out, _: out.mean(), (X, LABEL), Unsupported, "the size u0 follows from the numbers"),
+        (forward(rounded), sgd, nn.MSELoss(), (X, X[:, :10]), UsageError, "does not depend on any parameter"),
+        (
+            forward(words),
+            sgd,
+            lambda out, _: out.mean(),
+            (X, LABEL),
+            Unsupported,
+            "size of a result follows from the numbers",
+        ),
+        (forward(no_derivative), sgd, LOSS, (X, LABEL), Unsupported, r"igamma.*not implemented.*test_refusals\.py:"),
+        (
+            forward(decide),
+            sgd,
+            LOSS,
+            (X, LABEL),
+            Unsupported,
+            r"Python asks for a number of a tensor .*test_refusals\.py:",
+        ),
+        (forward(count), sgd, LOSS, (X, LABEL), Unsupported, "Python asks for a number of a tensor"),
+        (forward(decide_then_count), sgd, LOSS, (X, LABEL), Unsupported, "by the numbers of the buffer 'count', which"),
+        (forward(append), sgd, LOSS, (X, LABEL), Unsupported, r"makes float32\[2, 16\] of the buffer 'history', which"),
+        (
+            forward(average),
+            sgd,
+            LOSS,
+            (X, LABEL),
+            Unsupported,
+            r"makes float32\[\] of the buffer 'count', which is int64",
+        ),
+        (
+            forward(write_plain),
+            sgd,
+            LOSS,
+            (X, LABEL),
+            Unsupported,
+            "writes to a tensor that is neither a parameter nor",
+        ),
+        (forward(replace_plain), sgd, LOSS, (X, LABEL), Unsupported, "sets 'plain', a tensor that is neither a param"),
+        (
+            make_sparse,
+            sgd,
+            LOSS,
+            (LABEL[:, None], LABEL),
+            Unsupported,
+            "gradient of '0.weight' is sparse .*sparse=False",
+        ),
+        (make_complex, sgd, LOSS, (X, LABEL), Unsupported, "parameter 'weight' is complex64; expected float32 or"),
+        (
+            lambda: mlp().bfloat16(),
+            sgd,
+            LOSS,
+            (X.bfloat16(), LABEL),
+            Unsupported,
+            "is bfloat16; expected float32 or float64",
+        ),
+        (
+            lambda: mlp().half(),
+            lambda m: Adam(m.parameters()),
+            LOSS,
+            (X.half(), LABEL),
+            Unsupported,
+            "is float16; expect",
+        ),
+        (make_on_meta, sgd, LOSS, (X, LABEL), UsageError, "parameter '0.weight' is on the device meta"),
+        (mlp, sgd, LOSS, (X.to("meta"), LABEL), UsageError, "'input' of the batch is on the device meta"),
+        (with_hook, sgd, LOSS, (X, LABEL), Unsupported, "parameter '0.weight' has a hook on its gradient"),
+        (mlp, hooked_sgd, LOSS, (X, LABEL), Unsupported, "the optimizer has a hook on its step"),
+        (
+            mlp,
+            lambda m: Adam(m.parameters(), differentiable=True),
+            LOSS,
+            (X, LABEL),
+            Unsupported,
+            "differentiable=True",
+        ),
+        (make_scripted, sgd, LOSS, (X, LABEL), Unsupported, "the module is one of torch.jit"),
+        (
+            lambda: nn.DataParallel(mlp()),
+            sgd,
+            LOSS,
+            (X, LABEL),
+            Unsupported,
+            "comes in a DataParallel; give the module",
+        ),
+        (lambda: mlp().requires_grad_(False), sgd, LOSS, (X, LABEL), UsageError, "there is nothing to train"),
+        (mlp, sgd, lambda out, label: (LOSS(out, label), out), (X, LABEL), UsageError, "the loss is a tuple"),
+        (
+            mlp,
+            sgd,
+            lambda out, label: LOSS(out, label).to(torch.complex64),
+            (X, LABEL),
+            UsageError,
+            "is torch.complex64",
+        ),
+        (
+            mlp,
+            sgd,
+            asks,
+            (X, LABEL),
+            Unsupported,
+            "Python asks for a number .*torch.export, which was tried with strict",
+        ),
         (mlp, sgd, LOSS, (X,), UsageError, r"expected `\(\*inputs, target\)`"),
         (mlp, sgd, LOSS, (X, 3), UsageError, "'target' of the batch is a int; expected a tensor"),
     ],
@@ -64,6 +248,12 @@ def test_what_cannot_be_recorded(
     made = module()
     with pytest.raises(error, match=said):
         record_step(made, loss, make_optimizer(made), batch)
+
+
+def test_two_limits_are_refused() -> None:
+    module = mlp()
+    with pytest.raises(UsageError, match="found max_norm and max_value; expected one of them"):
+        record_step(module, LOSS, sgd(module), (X, LABEL), max_norm=1.0, max_value=1.0)
 
 
 def test_a_batch_of_another_shape_is_refused() -> None:
@@ -104,3 +294,53 @@ def test_an_input_that_is_not_finite_is_named() -> None:
     program, *_ = record(MODELS["mlp"], lambda params: SGD(params, lr=0.1))
     with pytest.raises(NotFinite, match="step 1: the loss is nan; input held such numbers before the step"):
         program.step((X * torch.nan, LABEL))
+
+
+class Rooted(nn.Module):
+    """The gradient of a root is infinite at 0, where the root itself is finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.scale = nn.Linear(16, 10), nn.Parameter(torch.zeros(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + torch.sqrt((self.scale**2).sum())
+
+
+@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"check_gradients": True}])
+def test_a_gradient_that_is_not_finite_stops_the_step(options: dict[str, Any]) -> None:
+    module = seeded(Rooted)
+    program = record_step(module, LOSS, sgd(module), (X, LABEL), **options)
+    before = program.snapshot()
+    with pytest.raises(NotFinite, match="step 1: a gradient is not finite; the first operator that gave such a number"):
+        program.step((X, LABEL))
+    for name, tensor in program.snapshot().states.items():
+        assert torch.equal(tensor, before.states[name]), name
+    assert program.steps_done == 0
+
+
+def test_parameters_that_a_gradient_has_spoilt_are_named_one_step_later() -> None:
+    module = seeded(Rooted)
+    program = record_step(module, LOSS, sgd(module), (X, LABEL))
+    program.step((X, LABEL))
+    with pytest.raises(NotFinite, match=r"module\.scale held such numbers before .*record with check_gradients=True"):
+        program.step((X, LABEL))
+
+
+def test_a_failed_step_draws_no_random_number_for_its_message() -> None:
+    module = nn.Sequential(nn.Dropout(0.5), seeded(Divided))
+    program = record_step(module, LOSS, sgd(module), (X, LABEL))
+    torch.manual_seed(0)
+    program.step((X, LABEL))
+    expected = torch.get_rng_state()
+    torch.manual_seed(0)
+    with pytest.raises(NotFinite):
+        program.step((torch.zeros(8, 16), LABEL))
+    assert torch.equal(torch.get_rng_state(), expected)
+
+
+def test_parameters_that_no_gradient_reaches_are_named_in_the_phase() -> None:
+    module = nn.ModuleDict({"used": seeded(mlp), "idle": nn.Linear(2, 2)})
+    module.forward = lambda x: module["used"](x)  # type: ignore[assignment]
+    program = record_step(module, LOSS, sgd(module), (X, LABEL))
+    assert program.phases[0].detail.endswith("no gradient reaches idle.weight, idle.bias")

@@ -1,0 +1,66 @@
+"""What is wrong with a module, a batch or an optimizer before anything is recorded, each in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from pipeline.errors import Unsupported, UsageError
+
+__all__ = ["refuse_module", "refuse_optimizer_hooks"]
+
+
+def refuse_module(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
+    """Check what a recording reads.
+
+    Raises:
+        UsageError: a tensor has no numbers.
+        Unsupported: a wrapper around the module, another device than the CPU, or a hook that a step would not call.
+    """
+    inside = getattr(module, "_orig_mod", None)
+    if isinstance(inside, nn.Module):
+        raise Unsupported(f"the module comes in a {type(module).__name__}; give the module inside: module._orig_mod")
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise Unsupported(f"the module comes in a {type(module).__name__}; give the module inside: module.module")
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise Unsupported(
+                f"{f'module {name!r}' if name else 'the module'} is one of torch.jit, which cannot be recorded; give "
+                "the original nn.Module, from before torch.jit"
+            )
+    for name, tensor in module.named_parameters():
+        _refuse_tensor(f"parameter {name!r}", tensor, "give it some first: module.to_empty(device='cpu'), then weights")
+        if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+            raise Unsupported(
+                f"parameter {name!r} has a hook on its gradient, which a recorded step would not call: remove it, and "
+                "put what it does into the loss or into max_norm"
+            )
+    for name, tensor in module.named_buffers():
+        _refuse_tensor(f"buffer {name!r}", tensor, "give it some first: module.to_empty(device='cpu'), then weights")
+    for name, tensor in batch.items():
+        _refuse_tensor(f"{name!r} of the batch", tensor, "give an example with numbers")
+
+
+def refuse_optimizer_hooks(optimizer: Optimizer) -> None:
+    """
+    Raises:
+        Unsupported: the optimizer has a hook, which a recorded step would not call.
+    """
+    hooks = vars(optimizer)
+    if hooks.get("_optimizer_step_pre_hooks") or hooks.get("_optimizer_step_post_hooks"):
+        raise Unsupported(
+            "the optimizer has a hook on its step, which a recorded step would not call: remove it, and do its work "
+            "between the steps"
+        )
+
+
+def _refuse_tensor(name: str, tensor: torch.Tensor, advice: str) -> None:
+    if tensor.device.type == "meta":
+        raise UsageError(f"{name} is on the device meta, which has no numbers; {advice}")
+    if tensor.device.type != "cpu":
+        raise Unsupported(f"{name} is on {tensor.device}; recorded steps run on the CPU: give module.cpu()")
+    if tensor.layout is not torch.strided:
+        raise Unsupported(f"{name} is {str(tensor.layout).removeprefix('torch.')}; expected a dense tensor")

@@ -1,0 +1,176 @@
+"""The function that is recorded: loss, norm, gradients and buffers of the tensors that a step reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.stateless import _reparametrize_module
+
+from pipeline.errors import Unsupported, UsageError
+from pipeline.runtime.tensors import dtype_name
+from pipeline.training.batch import BatchLayout, LossFunction
+
+__all__ = ["Clipping", "StepFunction"]
+
+Clipping = Literal["none", "norm", "value"]
+"""What of the gradients has a limit: the norm of all of them, or the size of each element."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFunction:
+    """Takes parameters that are trained, other parameters, buffers, the batch, and the limit of gradients, if any."""
+
+    module: nn.Module
+    loss: LossFunction
+    layout: BatchLayout
+    names: tuple[str, ...]
+    """Of parameters and buffers."""
+    trained: int
+    """How many of them are trained."""
+    buffers: tuple[str, ...]
+    clips: Clipping = "none"
+    checks_gradients: bool = False
+    exported: nn.Module | None = None
+    """What is called in place of the module: the same as a graph of torch.export."""
+
+    def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor | None]:
+        stored = dict(zip(self.names, tensors, strict=False))
+        first = len(self.names)
+        call = self.exported or self.module
+        own = {} if self.exported is None else _own_tensors(self.exported, stored)
+        with ExitStack() as stack:
+            # For the backward pass too, where a checkpoint calls the module again, and for a loss that reads weights.
+            stack.enter_context(_reparametrize_module(self.module, stored, tie_weights=True))
+            if self.exported is not None:
+                stack.enter_context(_reparametrize_module(self.exported, own, tie_weights=True))
+            stack.enter_context(_cumulative_averages(self.module))
+            stack.enter_context(_unchanged_attributes(self.module))
+            stack.enter_context(torch.enable_grad())
+            value = self.layout.loss(call, self.loss, tensors[first : first + len(self.layout.names)])
+            _refuse_other_losses(value)
+            value = value.reshape(())
+            found = value.detach()  # in front of the backward operators, so that updates may stand among these
+            one = torch.ones((), dtype=value.dtype)  # a constant, unlike the ones_like that autograd would call
+            gradients = list(torch.autograd.grad(value, tensors[: self.trained], one, allow_unused=True))
+        stored.update(own)
+        _refuse_sparse(self.names, gradients)
+        after = [self._buffer_after(name, tensors[self.names.index(name)], stored[name]) for name in self.buffers]
+        norm = _norm(gradients) if self.checks_gradients or self.clips == "norm" else None
+        if self.clips == "norm" and norm is not None:
+            factor = (tensors[-1] / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_ does
+            gradients = _change(gradients, lambda gradient: gradient * factor.to(gradient.dtype))
+        elif self.clips == "value":
+            limit = tensors[-1]
+            gradients = _change(gradients, lambda gradient: gradient.clamp(-limit, limit).to(gradient.dtype))
+        return [found, norm, *gradients, *after]
+
+    def _buffer_after(self, name: str, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        forms = [f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in (before, after)]
+        if forms[0] != forms[1]:
+            raise Unsupported(
+                f"the forward pass makes {forms[1]} of the buffer {name!r}, which is {forms[0]}; expected the same "
+                "shape and dtype after each step"
+            )
+        return after
+
+
+def _own_tensors(module: nn.Module, stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    names |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    return {name: tensor for name, tensor in stored.items() if name in names}
+
+
+def _change(
+    gradients: Sequence[torch.Tensor | None], change: Callable[[torch.Tensor], torch.Tensor]
+) -> list[torch.Tensor | None]:
+    return [None if gradient is None else change(gradient) for gradient in gradients]
+
+
+def _norm(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients if gradient is not None]
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def _refuse_other_losses(value: object) -> None:
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        found = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+        raise UsageError(f"the loss is {found}; expected a single number: take its mean or its sum")
+    if not value.is_floating_point():
+        raise UsageError(f"the loss is {value.dtype}; expected floating point")
+    if not value.requires_grad:
+        raise UsageError(
+            "the loss does not depend on any parameter by operators that can be differentiated: look for detach(), "
+            "argmax, rounding or no_grad on the way from the parameters to the loss"
+        )
+
+
+def _refuse_sparse(names: Sequence[str], gradients: Sequence[torch.Tensor | None]) -> None:
+    for name, gradient in zip(names, gradients, strict=False):
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise Unsupported(
+                f"the gradient of {name!r} is sparse ({str(gradient.layout).removeprefix('torch.')}); expected a dense "
+                "one: make the embedding with sparse=False"
+            )
+
+
+@contextmanager
+def _cumulative_averages(module: nn.Module) -> Iterator[None]:
+    """Let a BatchNorm with `momentum=None` compute its factor as a tensor: torch makes a Python number of a counter."""
+    changed = [
+        part
+        for part in module.modules()
+        if isinstance(part, _BatchNorm)
+        and type(part).forward is _BatchNorm.forward
+        and part.momentum is None
+        and part.num_batches_tracked is not None
+        and part.training
+    ]
+    for part in changed:
+        vars(part)["forward"] = partial(_normalize_by_cumulative_average, part)
+    try:
+        yield
+    finally:
+        for part in changed:
+            del vars(part)["forward"]
+
+
+def _normalize_by_cumulative_average(part: Any, x: torch.Tensor) -> torch.Tensor:
+    """What `_BatchNorm.forward` does in training: its statistics are the means of those of all batches."""
+    part._check_input_dim(x)
+    part.num_batches_tracked.add_(1)
+    mean, var = torch.zeros_like(part.running_mean), torch.zeros_like(part.running_var)
+    result = functional.batch_norm(x, mean, var, part.weight, part.bias, True, 1.0, part.eps)
+    for running, found in ((part.running_mean, mean), (part.running_var, var)):
+        running.add_((found - running) / part.num_batches_tracked)
+    return result
+
+
+@contextmanager
+def _unchanged_attributes(module: nn.Module) -> Iterator[None]:
+    """Put back tensors that forward sets as plain attributes, which would be those of the recording afterwards.
+
+    Raises:
+        Unsupported: it replaces such a tensor; a step would not carry it to the next one.
+    """
+    before = {id(part): (name, part, dict(vars(part))) for name, part in module.named_modules()}
+    yield
+    for name, part, attributes in before.values():
+        for key, value in list(vars(part).items()):
+            old = attributes.get(key)
+            if not isinstance(value, torch.Tensor) or value is old:
+                continue
+            vars(part).pop(key) if key not in attributes else vars(part).update({key: old})
+            if isinstance(old, torch.Tensor):
+                full = f"{name}.{key}" if name else key
+                raise Unsupported(
+                    f"the forward pass sets {full!r}, a tensor that is neither a parameter nor a buffer, so no step "
+                    f"can keep it for the next one: register it by register_buffer({key!r}, …)"
+                )

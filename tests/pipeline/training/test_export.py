@@ -1,0 +1,86 @@
+"""A trained program goes to ONNX in one call, by the main job with its proof."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW
+
+from pipeline.errors import UsageError
+from pipeline.training import as_module, record_step
+from tests.pipeline.training.steps import LOSS, seeded
+from tests.pipeline.training.test_graph_module import BATCH, attention, find_qkv, optimized, outputs_of
+
+STEPS = 5
+
+
+def test_a_trained_module_is_exported(tmp_path: Path) -> None:
+    module = attention().train()
+    program = record_step(module, LOSS, AdamW(module.parameters(), lr=1e-2), BATCH)
+    for _ in range(STEPS):
+        program.step(BATCH)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = program.export(tmp_path / "trained.onnx", keep=["qkv"], out=tmp_path / "run")
+    found = onnx.load(tmp_path / "trained.onnx")
+    assert [(verdict.kind, verdict.kept) for verdict in result.structures] == [("qkv", True)]
+    assert find_qkv(found) == 1
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert module.training
+    untrained = module(BATCH[0]).detach()
+    program.write_back()
+    expected = module.eval()(BATCH[0]).detach()
+    np.testing.assert_allclose(outputs_of(found, BATCH[0]), expected, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(untrained, expected, atol=1e-2)
+
+
+def test_a_model_that_came_from_onnx_goes_back_with_q_k_and_v_apart(tmp_path: Path) -> None:
+    onnx.save(optimized(), tmp_path / "before.onnx")
+    module = as_module(tmp_path / "before.onnx")
+    program = record_step(module, LOSS, SGD(module.parameters(), lr=0.05), BATCH)
+    for _ in range(STEPS):
+        program.step(BATCH)
+    program.export(tmp_path / "trained.onnx", keep=["qkv"])
+    found = onnx.load(tmp_path / "trained.onnx")
+    assert find_qkv(found) == 1
+    program.write_back()
+    expected = module(BATCH[0]).detach()
+    np.testing.assert_allclose(outputs_of(found, BATCH[0]), expected, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(outputs_of(optimized(), BATCH[0]), expected, atol=1e-2)
+    with pytest.raises(UsageError, match="the module came from ONNX, whose inputs are known"):
+        program.export(tmp_path / "trained.onnx", args=(BATCH[0],))
+
+
+class Counted(nn.Module):
+    """Has a buffer that is in no state dict, and that each step changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 4)
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen.add_(1)
+        return self.inner(x) * self.seen
+
+
+def test_buffers_that_are_in_no_state_dict_go_along(tmp_path: Path) -> None:
+    module, x = seeded(Counted), torch.ones(2, 16)
+    program = record_step(module, LOSS, SGD(module.parameters(), lr=0.1), (x, torch.tensor([0, 1])))
+    for _ in range(STEPS):
+        program.step((x, torch.tensor([0, 1])))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program.export(tmp_path / "trained.onnx", out=tmp_path / "run")
+    program.write_back()
+    assert module.seen.item() == STEPS
+    found = outputs_of(onnx.load(tmp_path / "trained.onnx"), x)
+    np.testing.assert_allclose(found, module.eval()(x).detach(), rtol=1e-5, atol=1e-6)
