@@ -128,7 +128,7 @@ class CompiledProgram(Replayable):
         """
         if name not in self.state_names:
             raise UsageError(f"no state {name!r}{nearest(name, self.state_names)}")
-        with self._turn:
+        with self._turn():
             return self.context.states.value(name)
 
     def give_states(self, states: Feed) -> None:

@@ -17,7 +17,7 @@ from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.runtime import higher_order
 from pipeline.runtime.run_errors import data_error, is_data_error, place_of
 from pipeline.runtime.tensors import as_tensor, dtype_name, resolve_views
-from pipeline.runtime.torch_args import CPU_SUBSTITUTES, argument, find_operator, tensors_in
+from pipeline.runtime.torch_args import CPU_FALLBACKS, argument, find_operator, tensors_in
 from pipeline.runtime.torch_state import plain_state
 
 __all__ = ["EagerResult", "Observer", "Own", "apply", "as_traced", "run_eager", "walk_eager"]
@@ -188,7 +188,7 @@ def _operator(kind: str, given: dict[str, Any]) -> Any:
         if parameter.kwarg_only or parameter.name not in given:
             break
         positional.append(given.pop(parameter.name))
-    return CPU_SUBSTITUTES.get(kind, operator)(*positional, **given)
+    return CPU_FALLBACKS.get(kind, operator)(*positional, **given)
 
 
 def _function(body: Graph, own: Own) -> Callable[..., tuple[torch.Tensor, ...]]:

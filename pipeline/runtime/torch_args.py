@@ -10,7 +10,7 @@ import torch
 from pipeline.errors import SourceError
 from pipeline.ir import Attr, BodyRef, InputRef, TorchConst
 
-__all__ = ["CPU_SUBSTITUTES", "argument", "find_operator", "tensors_in"]
+__all__ = ["CPU_FALLBACKS", "argument", "find_operator", "tensors_in"]
 
 
 def argument(item: Attr, tensors: Sequence[torch.Tensor], bodies: Sequence[Any] = ()) -> Any:
@@ -76,6 +76,6 @@ def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -
     return torch.histc(self.double(), bins, min, max).to(self.dtype)
 
 
-CPU_SUBSTITUTES: Mapping[str, Callable[..., torch.Tensor]] = {"aten.histc.default": histc}
+CPU_FALLBACKS: Mapping[str, Callable[..., torch.Tensor]] = {"aten.histc.default": histc}
 """Functions with the operator's own arguments, by kind, for operators that torch has on meta but not on the CPU: models
 choose operators by device, so traces on meta contain them."""

@@ -17,7 +17,7 @@ from pipeline.errors import Unsupported
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.kernels.launches import copy_result
-from pipeline.runtime.torch_args import CPU_SUBSTITUTES
+from pipeline.runtime.torch_args import CPU_FALLBACKS
 
 __all__ = ["FAST_PATHS"]
 
@@ -187,7 +187,7 @@ FAST_PATHS: Mapping[str, FastPath] = {
     **{f"aten.{name}": then_copy(getattr(torch, name.partition(".")[0])) for name in WITHOUT_OUT.split()},
     **{f"aten.{name}.default": with_out(getattr(nn, name)) for name in NN_WITH_OUT.split()},
     **{f"aten.{name}": convert for name in CONVERSIONS.split()},
-    **{kind: then_copy(function) for kind, function in CPU_SUBSTITUTES.items()},
+    **{kind: then_copy(function) for kind, function in CPU_FALLBACKS.items()},
     "aten.relu.default": relu,
     "aten.linear.default": linear,
     "aten.matmul.default": matmul,
