@@ -46,7 +46,7 @@ COMMANDS: Final = {
         "guard",
         "Run COMMAND and hold a policy in each call of onnxsim, onnxoptimizer and onnxslim, children included.",
     ),
-    "train": ("train", "Train the module of a configuration by recorded steps, with a report of its loss."),
+    "train": ("train", "Train the module of a configuration, or go on where the training was stopped."),
     "baseline": ("baseline", "Keep the results of a run in a text file for git, and see when they change."),
     "batch": ("batch", "Run many configurations at once; the same command again runs what is not done."),
     "audit": (
