@@ -89,7 +89,7 @@ def main() -> None:
     print(f"{machine()}; {versions_line()}\n\n| MiniLM | simulated by | SQNR | top-1 | quantize, s | evaluate, s |")
     print("| --- | --- | --- | --- | --- | --- |")
     compare_tools(benchmark, plain, "as exported", 1)
-    ours, runs = compare_tools(benchmark, clamped, "mask clamped", chosen.repeats)
+    ours, runs = compare_tools(benchmark, clamped, "prepared", chosen.repeats)
     compare_times(ours, runs)
     print()
     show_agreement(insert_qdq(detach_copy(onnx.load(clamped)), ours[0].encodings), benchmark.evaluation[0])
