@@ -57,8 +57,8 @@ def test_losses_and_parameters_are_those_of_torch(model: str, optimizer: str) ->
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_losses_are_those_of_torch_in_every_dtype(dtype: torch.dtype) -> None:
-    """Beside torch's fused AdamW, which computes the update of bfloat16 in float32, as we do: the other rounds after
-    each operator."""
+    """Beside torch's fused AdamW, which computes the update of bfloat16 in float32, as we do: the other one rounds
+    after each operator."""
     module, twin = seeded(MODELS["mlp"].make).to(dtype), seeded(MODELS["mlp"].make).to(dtype)
     ours_of, theirs_of = (AdamW(own.parameters(), lr=1e-3, fused=True) for own in (module, twin))
 

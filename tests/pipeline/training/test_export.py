@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from pipeline.errors import UsageError
-from pipeline.training import as_module, record_step
+from pipeline.training import as_module, record_step, with_weights
 from tests.pipeline.training.steps import LOSS, seeded
 from tests.pipeline.training.test_graph_module import BATCH, attention, find_qkv, optimized, outputs_of
+from tests.pipeline.training.test_qdq import BATCH as QUANTIZED_BATCH
+from tests.pipeline.training.test_qdq import quantized
 
 STEPS = 5
 
@@ -84,3 +87,18 @@ def test_buffers_that_are_in_no_state_dict_go_along(tmp_path: Path) -> None:
     assert module.seen.item() == STEPS
     found = outputs_of(onnx.load(tmp_path / "trained.onnx"), x)
     np.testing.assert_allclose(found, module.eval()(x).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_quantized_model_stays_quantized(tmp_path: Path) -> None:
+    model = quantized("int4/channel", "uint8")
+    module = as_module(model)
+    program = record_step(module, LOSS, SGD(module.parameters(), lr=1e-5), QUANTIZED_BATCH)
+    program.step(QUANTIZED_BATCH)
+    program.export(tmp_path / "trained.onnx")
+    found = onnx.load(tmp_path / "trained.onnx")
+    kinds = Counter(node.op_type for node in found.graph.node)
+    assert (kinds["QuantizeLinear"], kinds["DequantizeLinear"]) == (5, 8)
+    assert sum(tensor.data_type == onnx.TensorProto.INT4 for tensor in found.graph.initializer) == 4
+    np.testing.assert_array_equal(
+        outputs_of(found, QUANTIZED_BATCH[0]), outputs_of(with_weights(model, program), QUANTIZED_BATCH[0])
+    )
