@@ -4,6 +4,7 @@ key.py            what makes two captures the same    segments.py  what cannot b
 captures.py       captures by key, bounded            recorders.py one recorder for each kind of device
 capture.py        one capture: record and replay      session.py   states, generators, snapshots
 feed_buffers.py   what of a feed goes where           randomness.py  generators that go on from replay to replay
+operator_calls.py launches read as operators          call_graphs.py operators in a row, walked by C++
 replayable.py     the methods of a program
 """
 

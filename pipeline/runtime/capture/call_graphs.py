@@ -8,7 +8,7 @@ rewrite it; a graph that is afterwards not call by call what was built is not us
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -94,11 +94,11 @@ class _GraphBuilder:
         self.graph.registerOutput(self.graph.insertConstant(None))
 
     def _add_call(self, call: OperatorCall) -> None:
-        schema = call.overload._schema
-        if any(str(item.type) != "Tensor" for item in schema.returns):
-            raise UnreadableLaunchError(f"{schema.name} makes something else than tensors")
-        node = self._add(call.name, [self._value(item) for item in call.arguments], len(schema.returns))
-        if node.schema() != str(schema):
+        name, schema, returns = _names_of(call.overload)
+        if any(kind != "Tensor" for kind in returns):
+            raise UnreadableLaunchError(f"{name} makes something else than tensors")
+        node = self._add(name, [self._value(item) for item in call.arguments], len(returns))
+        if node.schema() != schema:
             raise UnreadableLaunchError(f"TorchScript has {node.schema()} in the place of {schema}")
         self._results[call] = list(node.outputs())
 
@@ -120,6 +120,13 @@ class _GraphBuilder:
         for output in node.outputs():
             output.setType(TENSOR)
         return node
+
+
+@cache
+def _names_of(overload: torch._ops.OpOverload) -> tuple[str, str, tuple[str, ...]]:
+    """Of the operator, of its schema, and of the types of its results."""
+    schema = overload._schema
+    return str(schema.name), str(schema), tuple(str(item.type) for item in schema.returns)
 
 
 TENSOR = C.TensorType.get()

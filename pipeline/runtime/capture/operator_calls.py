@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
@@ -101,7 +101,12 @@ def _overloads(function: Callable[..., Any]) -> Iterator[Overload]:
     packet = getattr(torch.ops.aten, name, None) if name and _is_of_torch(function, name) else None
     if packet is None:
         raise UnreadableLaunchError(f"{name or type(function).__name__} is a function of Python")
-    yield from (getattr(packet, overload) for overload in packet.overloads())
+    yield from _overloads_of(packet)
+
+
+@cache
+def _overloads_of(packet: torch._ops.OpOverloadPacket) -> tuple[Overload, ...]:
+    return tuple(getattr(packet, name) for name in packet.overloads())
 
 
 def _is_of_torch(function: Callable[..., Any], name: str) -> bool:
@@ -125,7 +130,7 @@ def _bind(
         first = first or overload
         if overload.namespace not in NAMESPACES:
             raise UnreadableLaunchError(f"{overload.name()} is an operator of another library")
-        if any(item.is_write and str(item.type).startswith("List[") for item in overload._schema.arguments):
+        if any(parameter.is_written and parameter.kind.startswith("List[") for parameter in _parameters(overload)):
             name = overload._schema.name
             raise UnreadableLaunchError(f"{name} writes to tensors in lists, which TorchScript takes for unread")
         try:
@@ -144,18 +149,48 @@ class _MisfitError(Exception):
 
 def _bound_arguments(overload: Overload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[object]:
     left, named = list(args), dict(kwargs)
-    for parameter in overload._schema.arguments:
+    for parameter in _parameters(overload):
         if parameter.name in named:
             value = named.pop(parameter.name)
-        elif left and not parameter.kwarg_only:
+        elif left and not parameter.named_only:
             value = left.pop(0)
-        elif parameter.has_default_value():
-            value = parameter.default_value
+        elif parameter.has_default:
+            value = parameter.default
         else:
             raise _MisfitError
-        yield _take(str(parameter.type), value, getattr(parameter, "N", None) or 0)
+        yield _take(parameter.kind, value, parameter.count)
     if left or named:
         raise _MisfitError
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One of a schema, which is slow to ask."""
+
+    name: str
+    kind: str
+    count: int
+    """Of the elements of a list that may be given as one number; else 0."""
+    named_only: bool
+    has_default: bool
+    default: object
+    is_written: bool
+
+
+@cache
+def _parameters(overload: Overload) -> tuple[Parameter, ...]:
+    return tuple(
+        Parameter(
+            item.name,
+            str(item.type),
+            getattr(item, "N", None) or 0,
+            item.kwarg_only,
+            item.has_default_value(),
+            item.default_value,
+            item.is_write,
+        )
+        for item in overload._schema.arguments
+    )
 
 
 def _take(kind: str, value: object, count: int = 0) -> object:
