@@ -60,6 +60,15 @@ def heads(call: OpCall) -> str | None:
     return None if set(ranks) == {4} else f"ranks {ranks}; expected 4 (batch, heads, tokens, width)"
 
 
+def scores_of_heads(call: OpCall) -> str | None:
+    """The second result has a score for each query and key: (batch, heads, queries, keys)."""
+    if heads(call):
+        return heads(call)
+    query, key = (spec.shape for spec in call.ins[:2])
+    wanted, found = (*query[:3], key[2]), call.outs[1].shape
+    return None if found == wanted else f"scores {list(found)}; expected {list(wanted)}"
+
+
 ACTIVATION = (one_of("activation", *ACTIVATIONS), numbers_of_activation)
 LINEAR = signature(same_dtype, floating, operands(2, bias=1), *ACTIVATION, inputs=(2, 3))
 CONV = signature(
@@ -81,4 +90,5 @@ KINDS = (
         inplace=(2,),
     ),
     kind(Kind.ScaledDotProductAttention, ATTENTION, "scale=f,mask=?"),
+    kind(Kind.SmallAttention, signature(same_dtype, floating, scores_of_heads, inputs=(3, 3), outputs=2), "scale=f"),
 )

@@ -152,6 +152,7 @@ class Kind(IntEnum):
     LinearPointwise = 1501
     ConvPointwise = 1502
     ScaledDotProductAttention = 1503
+    SmallAttention = 1601
 
     # aten
     Aten = 901

@@ -11,7 +11,7 @@ from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupport
 from pipeline.ir.graph import Graph, Role
 from pipeline.lowering import KernelCall, Kind, Layout, unpack
 from pipeline.planning import ExecutionPlan
-from pipeline.runtime.kernels import KERNELS, PACKERS, Attrs, Bind, PackedWeight, bind_attrs
+from pipeline.runtime.kernels import KERNELS, PACKERS, Attrs, Bind, ProductWeight, bind_attrs
 from pipeline.runtime.kernels.index import KERNELS as INDEXING
 from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error, place_of
 from pipeline.runtime.slots import bind_weights, refuse_foreign_devices
@@ -168,8 +168,8 @@ class BoundProgram:
     @property
     def packed_bytes(self) -> int:
         """Memory of the packed weights, which the weights themselves do not share."""
-        packed = [step.attrs.get("packed") for step in self.steps]
-        own = sum(weight.nbytes for weight in packed if isinstance(weight, PackedWeight))
+        packed: list[ProductWeight] = [step.attrs["packed"] for step in self.steps if "packed" in step.attrs]
+        own = sum(weight.nbytes for weight in packed)
         return own + sum(body.packed_bytes for several in self.bodies.values() for body in several)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline.ir.graph import Graph, Op, TensorSpec
 from pipeline.lowering.fusion.constants import constant_number
 from pipeline.lowering.fusion.pointwise import is_float32
-from pipeline.lowering.fusion.readers import read_sum
+from pipeline.lowering.fusion.readers import Attention, read_attention, read_sum
 from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
 
 __all__ = ["fuse_attention"]
@@ -30,6 +30,13 @@ def fuse_attention(graph: Graph) -> Graph:
     """`attention`: one call in place of two products, the scaling, the mask and the softmax between them."""
     rewrite = Rewrite(graph)
     for op in graph.ops:
+        whole = read_attention(op)
+        if whole is not None:
+            if _is_small(graph, whole):
+                width = graph.values[whole.query].spec.sizes[3]
+                scale = width**-0.5 if whole.scale is None else whole.scale
+                _put_small(rewrite, op, (whole.query, whole.key, whole.value), scale)
+            continue
         axis = op.attrs.get("axis")
         spec = graph.values[op.outputs[0]].spec if op.outputs else None
         if op.kind != "Softmax" or spec is None or spec.rank != 4 or axis not in (-1, 3) or not is_float32(graph, op):
@@ -47,18 +54,18 @@ def fuse_attention(graph: Graph) -> Graph:
 
 
 def _put_attention(rewrite: Rewrite, after: Op, scores: Scores) -> None:
-    """The fused kernel makes (batch, tokens, heads, width), so that joining the heads needs no copy."""
+    """The fused kernels make (batch, tokens, heads, width), so that joining the heads needs no copy."""
     values = rewrite.graph.values
     batch, heads, width, tokens = values[scores.turned_key].spec.sizes
     key = rewrite.declare(
         f"{values[scores.turned_key].name} turned", TensorSpec((batch, heads, tokens, width), "float32")
     )
-    out = values[after.outputs[0]]
-    stored = rewrite.declare(
-        f"{out.name} by token", TensorSpec(tuple(out.spec.shape[axis] for axis in SWAP), "float32")
-    )
-    masks = [] if scores.mask is None else [scores.mask]
     rewrite.replace(after, "Transpose", [scores.turned_key], [key], {"perm": (0, 1, 3, 2)})
+    if scores.mask is None and math.prod(values[scores.query].spec.sizes[:3]) * tokens <= SMALL:
+        _put_small(rewrite, after, (scores.query, key, after.inputs[1]), scores.scale)
+        return
+    stored = _declare_by_token(rewrite, after)
+    masks = [] if scores.mask is None else [scores.mask]
     rewrite.replace(
         after,
         "ScaledDotProductAttention",
@@ -69,7 +76,33 @@ def _put_attention(rewrite: Rewrite, after: Op, scores: Scores) -> None:
     rewrite.replace(after, "Transpose", [stored], after.outputs, {"perm": SWAP})
 
 
+def _put_small(rewrite: Rewrite, op: Op, operands: tuple[int, int, int], scale: float) -> None:
+    """The kernel for few tokens writes down the scores, so that they are a value of the plan."""
+    query, key = (rewrite.spec(vid).shape for vid in operands[:2])
+    stored, name = _declare_by_token(rewrite, op), rewrite.graph.values[op.outputs[0]].name
+    scores = rewrite.declare(f"{name} scores", TensorSpec((*query[:3], key[2]), "float32"))
+    rewrite.replace(op, "SmallAttention", operands, [stored, scores], {"scale": scale})
+    rewrite.replace(op, "Transpose", [stored], op.outputs, {"perm": SWAP})
+
+
+def _is_small(graph: Graph, attention: Attention) -> bool:
+    specs = [graph.values[vid].spec for vid in (attention.query, attention.key, attention.value)]
+    if not all(spec.rank == 4 and spec.is_static and spec.dtype == "float32" for spec in specs):
+        return False
+    query, key, value = (spec.sizes for spec in specs)
+    fits = query[:2] == key[:2] and query[3] == key[3] == value[3] and key == value
+    return fits and math.prod(query[:3]) * key[2] <= SMALL
+
+
+def _declare_by_token(rewrite: Rewrite, op: Op) -> int:
+    out = rewrite.graph.values[op.outputs[0]]
+    return rewrite.declare(f"{out.name} by token", TensorSpec(tuple(out.spec.shape[axis] for axis in SWAP), "float32"))
+
+
 SWAP = (0, 2, 1, 3)
+
+SMALL = 2**15
+"""Scores up to which their products and softmax take less time than torch's kernel that keeps none: 128 KiB."""
 
 
 def _fits(graph: Graph, scores: Scores, value: int) -> bool:

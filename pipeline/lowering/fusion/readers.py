@@ -11,9 +11,11 @@ from pipeline.ir.graph import Attr, Graph, InputRef, Op
 
 __all__ = [
     "Activation",
+    "Attention",
     "Convolved",
     "MatrixProduct",
     "read_activation",
+    "read_attention",
     "read_convolution",
     "read_norm",
     "read_product",
@@ -54,6 +56,28 @@ class Norm:
     x: int
     operands: tuple[int, int, int, int]
     epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Torch's scaled dot product attention without mask and dropout; no scale is one over the root of the width."""
+
+    query: int
+    key: int
+    value: int
+    scale: float | None
+
+
+def read_attention(op: Op) -> Attention | None:
+    if op.kind != "aten.scaled_dot_product_attention.default" or len(op.inputs) > 3:
+        return None
+    attrs = op.attrs
+    if attrs.get("dropout_p") or attrs.get("is_causal") or attrs.get("enable_gqa"):
+        return None
+    refs = [attrs[name] for name in ("query", "key", "value")]
+    query, key, value = (op.inputs[ref.index] for ref in refs if isinstance(ref, InputRef))
+    scale = attrs.get("scale")
+    return Attention(query, key, value, float(scale) if isinstance(scale, int | float) else None)
 
 
 def read_sum(op: Op) -> tuple[int, int] | None:

@@ -66,6 +66,10 @@ class Rewrite:
         """Whether `op` is replaced."""
         return op.oid in self._new
 
+    def spec(self, vid: int) -> TensorSpec:
+        """That of a value of the graph, or of a further one."""
+        return self._decls[vid].spec
+
     def declare(self, name: str, spec: TensorSpec) -> int:
         """A further value; the name is made unique."""
         taken = {decl.name for decl in self._decls}

@@ -1,8 +1,8 @@
 """Replay calls of operators from C++: a graph of TorchScript in place of a loop of Python.
 
-The interpreter of TorchScript walks the calls of a graph without Python, and without Python's lock. A graph has the very
-operators of the launches, with `out=` and in place, on the same tensors. The executor compiles it in the first two runs,
-and may rewrite it; a graph that is afterwards not call by call what was built is not used.
+The interpreter of TorchScript walks the calls of a graph, without Python and its lock. A graph has the very operators
+of the launches, with `out=` and in place, on the same tensors. The executor compiles it in the first two runs, and may
+rewrite it; a graph that is afterwards not call by call what was built is not used.
 """
 
 from __future__ import annotations

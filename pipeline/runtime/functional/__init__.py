@@ -36,6 +36,7 @@ REFUSED: Mapping[Kind, str] = {
     Kind.LinearPointwise: FUSED,
     Kind.ConvPointwise: FUSED,
     Kind.ScaledDotProductAttention: FUSED,
+    Kind.SmallAttention: FUSED,
     Kind.Aten: "the ops of torch's graphs are run by torch's own operators",
     Kind.HigherOrder: "the ops of torch's graphs are run by torch's own operators",
 }

@@ -22,9 +22,9 @@ from pipeline.runtime.kernels import (
     vision,
 )
 from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
-from pipeline.runtime.kernels.packing import PackedWeight, Packer
+from pipeline.runtime.kernels.packing import Packer, ProductWeight
 
-__all__ = ["FAMILIES", "KERNELS", "PACKERS", "Attrs", "Bind", "Kernel", "Launch", "PackedWeight", "bind_attrs"]
+__all__ = ["FAMILIES", "KERNELS", "PACKERS", "Attrs", "Bind", "Kernel", "Launch", "ProductWeight", "bind_attrs"]
 
 FAMILIES = (
     elementwise,

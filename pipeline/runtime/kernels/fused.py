@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
+from pipeline.runtime.kernels.blocked import launch_batch
 from pipeline.runtime.kernels.conv import pad_sides
 from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.linear import multiply
@@ -21,14 +22,14 @@ from pipeline.runtime.kernels.packing import (
     Convolution,
     PackedWeight,
     Packer,
-    PostOp,
+    ProductWeight,
     Stored,
     launch_convolution,
     launch_convolution_onto,
-    launch_product,
     pack_convolution,
     pack_product,
 )
+from pipeline.runtime.kernels.post_ops import post_op
 
 __all__ = ["KERNELS", "PACKERS"]
 
@@ -40,14 +41,14 @@ CHANNELS_FIRST = (0, 3, 1, 2)
 def linear(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     x, weight, bias, out = ins[0], ins[1], ins[2] if attrs["bias"] else None, outs[0]
     packed = attrs.get("packed")
-    launch = launch_product(packed, x, bias, out, post_op(attrs)) if packed else None
+    launch = packed.launch_product(x, bias, out, post_op(attrs)) if packed else None
     if launch is not None:
         return launch
     product = multiply(x, weight.t() if attrs["trans"] else weight, bias, out)
-    return in_turn(product, activate(attrs, out))
+    return in_turn(product, post_op(attrs).in_place(out))
 
 
-def pack_linear(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:
+def pack_linear(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> ProductWeight | None:
     weight = stored.get(1)
     if weight is None:
         return None
@@ -80,14 +81,15 @@ def conv(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     of = ConvOperands.of(ins, attrs)
     out = outs[0].permute(CHANNELS_FIRST) if attrs["channels_last"] else outs[0]
     packed: PackedWeight | None = attrs.get("packed")
+    after = post_op(attrs)
     if packed is None or not is_symmetric(attrs):
-        return partial(_convolve_in_turn, out, of, attrs, activate(attrs, out))
-    bias, after = packed.bias if of.norm else of.bias, post_op(attrs)
+        return partial(_convolve_in_turn, out, of, attrs, after.in_place(out))
+    bias = packed.bias if of.norm else of.bias
     if of.other is None:
         return launch_convolution(packed, of.x, bias, out, convolution(attrs), after)
     if after.name in ONTO:
         return launch_convolution_onto(packed, of.x, bias, out, convolution(attrs), of.other, after)
-    return in_turn(launch_convolution_onto(packed, of.x, bias, out, convolution(attrs), of.other), activate(attrs, out))
+    return in_turn(launch_convolution_onto(packed, of.x, bias, out, convolution(attrs), of.other), after.in_place(out))
 
 
 def pack_conv(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:
@@ -150,52 +152,21 @@ def _attend_into(out: torch.Tensor, query: Any, key: Any, value: Any, mask: Any,
     out.copy_(nn.scaled_dot_product_attention(query, key, value, mask, 0.0, False, scale=scale))
 
 
-def activate(attrs: Attrs, out: torch.Tensor) -> Launch | None:
-    """Apply the activation to `out`, in place."""
-    function = IN_PLACE[attrs["activation"]]
-    return None if function is None else partial(function, out, *attrs["numbers"], out=out)
+def small_attention(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    """By the scores of one batch entry after the other: a call of torch's kernel costs as much as these products."""
+    launches: list[Launch] = []
+    for query, key, value, out, scores in zip(*ins, outs[0].permute(0, 2, 1, 3), outs[1], strict=True):
+        multiply = partial(torch.baddbmm, scores, query, key.transpose(1, 2), beta=0, alpha=attrs["scale"], out=scores)
+        weigh = partial(torch.softmax, scores, -1, out=scores)
+        launches += [multiply, weigh, launch_batch(scores, value, out)]
+    return in_turn(*launches)
 
-
-def post_op(attrs: Attrs) -> PostOp:
-    name, algorithm = POST_OPS[attrs["activation"]]
-    return PostOp(name, tuple(attrs["numbers"]), algorithm)
-
-
-def _relu(x: torch.Tensor, *, out: torch.Tensor) -> None:
-    torch.clamp_min(x, 0, out=out)
-
-
-IN_PLACE: dict[str, Callable[..., Any] | None] = {
-    "none": None,
-    "relu": _relu,
-    "gelu": nn.gelu,
-    "gelu_tanh": partial(nn.gelu, approximate="tanh"),
-    "silu": torch.ops.aten.silu.out,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "hardswish": torch.ops.aten.hardswish.out,
-    "clip": torch.clamp,
-    "leaky_relu": torch.ops.aten.leaky_relu.out,
-}
-
-POST_OPS = {
-    "none": ("none", ""),
-    "relu": ("relu", ""),
-    "gelu": ("gelu", "none"),
-    "gelu_tanh": ("gelu", "tanh"),
-    "silu": ("swish", ""),
-    "sigmoid": ("sigmoid", ""),
-    "tanh": ("tanh", ""),
-    "hardswish": ("hardswish", ""),
-    "clip": ("hardtanh", ""),
-    "leaky_relu": ("leaky_relu", ""),
-}
-"""oneDNN's name of an activation, and the algorithm where it has several."""
 
 KERNELS: dict[Kind, Kernel] = {
     Kind.LinearPointwise: linear,
     Kind.ConvPointwise: conv,
     Kind.ScaledDotProductAttention: attention,
+    Kind.SmallAttention: small_attention,
 }
 
 PACKERS: dict[Kind, Packer] = {Kind.LinearPointwise: pack_linear, Kind.ConvPointwise: pack_conv}

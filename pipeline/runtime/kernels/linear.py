@@ -11,7 +11,7 @@ import torch
 from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
-from pipeline.runtime.kernels.packing import PackedWeight, Packer, Stored, launch_product, pack_product
+from pipeline.runtime.kernels.packing import Packer, ProductWeight, Stored, pack_product
 
 __all__ = ["KERNELS", "PACKERS", "multiply"]
 
@@ -22,7 +22,7 @@ def matmul(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """A vector is a row on the left and a column on the right, as in numpy; torch's out= is unreliable for vectors."""
     (a, b), out = ins, outs[0]
     packed = attrs.get("packed")
-    launch = launch_product(packed, a, None, out) if packed else None
+    launch = packed.launch_product(a, None, out) if packed else None
     if launch is not None:
         return launch
     if b.dim() == 1:
@@ -49,7 +49,7 @@ def _one_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, batch: tor
         return None
 
 
-def pack_matmul(_: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:
+def pack_matmul(_: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> ProductWeight | None:
     """Where the right side is a stored matrix and the left side has rows."""
     weight = stored.get(1)
     if weight is None or weight.dim() != 2 or specs[0].rank < 2:
@@ -77,7 +77,8 @@ def _multiply_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
 def gemm(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """alpha · op(a) @ op(b) + beta · c, where c broadcasts to the product."""
     packed = attrs.get("packed")
-    launch = launch_product(packed, ins[0], ins[2].view(-1) if len(ins) == 3 else None, outs[0]) if packed else None
+    bias = ins[2].view(-1) if packed and len(ins) == 3 else None
+    launch = packed.launch_product(ins[0], bias, outs[0]) if packed else None
     if launch is not None:
         return launch
     a = ins[0].t() if attrs["trans_a"] else ins[0]
@@ -89,7 +90,7 @@ def gemm(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     return product if alpha == 1 else partial(_scale_after, product, outs[0], alpha)
 
 
-def pack_gemm(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:
+def pack_gemm(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> ProductWeight | None:
     """Where nothing is scaled, and c has one number for each column."""
     weight = stored.get(1)
     if weight is None or attrs["trans_a"] or attrs["alpha"] != 1:

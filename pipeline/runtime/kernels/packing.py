@@ -9,26 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.runtime.kernels.base import Attrs, Launch
+from pipeline.runtime.kernels.blocked import pack_blocks
+from pipeline.runtime.kernels.launches import OverloadCall, copy_result, in_turn
+from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
 
 __all__ = [
     "ACTIVATED_FROM",
     "ONTO",
-    "PLAIN",
     "Convolution",
     "PackedWeight",
     "Packer",
-    "PostOp",
+    "ProductWeight",
     "Stored",
     "is_same_memory",
     "launch_convolution",
     "launch_convolution_onto",
-    "launch_product",
     "pack_convolution",
     "pack_product",
 ]
@@ -55,24 +56,45 @@ class PackedWeight:
         extra = 0 if self.bias is None else self.bias.nbytes
         return int(torch.ops.mkldnn._nbytes(self.tensor)) + extra
 
+    def launch_product(
+        self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
+    ) -> Launch | None:
+        """See `ProductWeight`. oneDNN allocates its result."""
+        try:
+            rows, result = x.view(-1, x.shape[-1]), out.view(-1, out.shape[-1])
+        except RuntimeError:
+            return None
+        operator = torch.ops.mkldnn._linear_pointwise.default
+        return _with_dense_bias(
+            lambda dense: copy_result(
+                OverloadCall.of(operator, rows, self.tensor, dense, after.name, after.numbers, after.algorithm),
+                [result],
+            ),
+            bias,
+        )
+
 
 Stored = Mapping[int, torch.Tensor]
 """By position, the operands of a call that no run can change."""
 
-Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], PackedWeight | None]
+
+class ProductWeight(Protocol):
+    """A stored matrix in a form of its own."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the weight itself does not share."""
+        ...
+
+    def launch_product(
+        self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
+    ) -> Launch | None:
+        """The product of the rows of `x` with the matrix; None where strides cannot show rows."""
+        ...
+
+
+Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], ProductWeight | None]
 """(attributes, specs of the operands, stored operands) -> the packed weight, or None where it does not pay."""
-
-
-@dataclass(frozen=True, slots=True)
-class PostOp:
-    """What oneDNN computes on each result while it is in a register: its name, numbers, and algorithm."""
-
-    name: str
-    numbers: tuple[float, ...] = ()
-    algorithm: str = ""
-
-
-PLAIN = PostOp("none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,41 +107,28 @@ class Convolution:
     groups: int
 
 
-def pack_product(rows: int, weight: torch.Tensor | None, least: int = PRODUCT_FROM) -> PackedWeight | None:
-    """Pack the float32 matrix `weight` (columns, inner) for products with `rows` rows, from `least` steps on."""
-    if weight is None or weight.dim() != 2 or weight.dtype is not torch.float32 or not AVAILABLE:
+def pack_product(rows: int, weight: torch.Tensor | None, least: int = PRODUCT_FROM) -> ProductWeight | None:
+    """Pack the float32 matrix `weight` (columns, inner) for products with `rows` rows, where that pays.
+
+    In blocks for numpy's small kernels, or else for oneDNN from `least` multiplications on.
+    """
+    if weight is None or weight.dim() != 2 or weight.dtype is not torch.float32:
         return None
-    if rows * weight.numel() < least:
+    blocks = pack_blocks(rows, weight)
+    if blocks is not None:
+        return blocks
+    if not AVAILABLE or rows * weight.numel() < least:
         return None
     return PackedWeight(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows))
 
 
-def launch_product(
-    packed: PackedWeight, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
-) -> Launch | None:
-    """The product of the rows of `x` with a packed weight; None where strides cannot show rows."""
-    try:
-        rows, result = x.view(-1, x.shape[-1]), out.view(-1, out.shape[-1])
-    except RuntimeError:
-        return None
-    launch = partial(_multiply_into, result, rows, packed.tensor)
-    return _with_dense_bias(launch, bias, after.name, after.numbers, after.algorithm)
-
-
-def _with_dense_bias(operation: Callable[..., None], bias: torch.Tensor | None, *rest: Any) -> Launch:
-    """`operation(bias, *rest)`. oneDNN reads a bias as if its numbers lay side by side, whatever its strides say, so
-    any other one (one number for all channels, or a view) is copied at each launch."""
+def _with_dense_bias(bind: Callable[[torch.Tensor | None], Launch], bias: torch.Tensor | None) -> Launch:
+    """`bind(bias)`. oneDNN reads a bias as if its numbers lay side by side, whatever its strides say, so any other one
+    (one number for all channels, or a view) is copied at each launch."""
     if bias is None or bias.is_contiguous():
-        return partial(operation, bias, *rest)
-    return partial(_launch_with_copied_bias, operation, bias, *rest)
-
-
-def _launch_with_copied_bias(operation: Callable[..., None], bias: torch.Tensor, *rest: Any) -> None:
-    operation(bias.contiguous(), *rest)
-
-
-def _multiply_into(out: torch.Tensor, *args: Any) -> None:
-    out.copy_(torch.ops.mkldnn._linear_pointwise.default(*args))
+        return bind(bias)
+    dense = torch.empty(bias.shape, dtype=bias.dtype)
+    return in_turn(partial(dense.copy_, bias), bind(dense))
 
 
 def pack_convolution(
@@ -151,9 +160,16 @@ def launch_convolution(
     faster than a copy. Any other result is copied.
     """
     if after.name in ONTO and out.is_contiguous(memory_format=torch.channels_last):
-        return _with_dense_bias(partial(_convolve_onto_zeros, out, x, packed.tensor), bias, *_onto(shape, after))
-    launch = partial(_convolve_and_copy, out, x, packed.tensor)
-    return _with_dense_bias(launch, bias, *_fixed(shape), after.name, after.numbers, after.algorithm)
+        add = torch.ops.mkldnn._convolution_pointwise_.binary
+        return _with_dense_bias(
+            lambda dense: in_turn(out.zero_, OverloadCall.of(add, out, x, packed.tensor, dense, *_onto(shape, after))),
+            bias,
+        )
+    convolve = torch.ops.mkldnn._convolution_pointwise.default
+    rest = (*_fixed(shape), after.name, after.numbers, after.algorithm)
+    return _with_dense_bias(
+        lambda dense: copy_result(OverloadCall.of(convolve, x, packed.tensor, dense, *rest), [out]), bias
+    )
 
 
 def launch_convolution_onto(
@@ -168,12 +184,12 @@ def launch_convolution_onto(
     """The convolution plus `other`, then a post-op of `ONTO`; `other` may be the memory of `out`."""
     if not out.is_contiguous(memory_format=torch.channels_last):
         launch = partial(_convolve_and_add, out, other, after.name, x, packed.tensor)
-        return _with_dense_bias(launch, bias, *_fixed(shape), "none", (), "")
-    if is_same_memory(out, other):
-        launch = partial(torch.ops.mkldnn._convolution_pointwise_.binary, out, x, packed.tensor)
-    else:
-        launch = partial(_convolve_onto_copy, out, other, x, packed.tensor)
-    return _with_dense_bias(launch, bias, *_onto(shape, after))
+        return _with_dense_bias(lambda dense: partial(launch, dense, *_fixed(shape), "none", (), ""), bias)
+    add = torch.ops.mkldnn._convolution_pointwise_.binary
+    copy = None if is_same_memory(out, other) else partial(out.copy_, other)
+    return _with_dense_bias(
+        lambda dense: in_turn(copy, OverloadCall.of(add, out, x, packed.tensor, dense, *_onto(shape, after))), bias
+    )
 
 
 def is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -191,18 +207,6 @@ def _onto(shape: Convolution, after: PostOp) -> tuple[Any, ...]:
 
 ONTO = {"none": None, "relu": "relu"}
 """The post-ops that oneDNN applies after it added, as torch calls them there."""
-
-
-def _convolve_onto_zeros(out: torch.Tensor, *args: Any) -> None:
-    torch.ops.mkldnn._convolution_pointwise_.binary(out.zero_(), *args)
-
-
-def _convolve_onto_copy(out: torch.Tensor, other: torch.Tensor, *args: Any) -> None:
-    torch.ops.mkldnn._convolution_pointwise_.binary(out.copy_(other), *args)
-
-
-def _convolve_and_copy(out: torch.Tensor, *args: Any) -> None:
-    out.copy_(torch.ops.mkldnn._convolution_pointwise.default(*args))
 
 
 def _convolve_and_add(out: torch.Tensor, other: torch.Tensor, after: str, *args: Any) -> None:

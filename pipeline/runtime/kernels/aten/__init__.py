@@ -16,7 +16,7 @@ from pipeline.runtime.kernels.aten.out_variants import make_and_copy, write_out
 from pipeline.runtime.kernels.aten.packed import launch_packed, pack_call
 from pipeline.runtime.kernels.aten.regions import higher_order
 from pipeline.runtime.kernels.base import Attrs, Bind, Ins, Kernel, Launch, Outs
-from pipeline.runtime.kernels.packing import PackedWeight, Packer, Stored
+from pipeline.runtime.kernels.packing import PackedWeight, Packer, ProductWeight, Stored
 
 __all__ = ["KERNELS", "PACKERS", "bind_attrs"]
 
@@ -45,7 +45,7 @@ def aten(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     return bind_attrs(attrs)(ins, outs)
 
 
-def pack_aten(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:
+def pack_aten(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> ProductWeight | None:
     """Nothing is packed for autocast, which casts operands of torch's own operators."""
     return None if attrs.get("functional") else pack_call(read_call(attrs), specs, stored)
 

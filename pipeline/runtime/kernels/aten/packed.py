@@ -14,9 +14,9 @@ from pipeline.runtime.kernels.base import Launch
 from pipeline.runtime.kernels.packing import (
     Convolution,
     PackedWeight,
+    ProductWeight,
     Stored,
     launch_convolution,
-    launch_product,
     pack_convolution,
     pack_product,
 )
@@ -26,7 +26,7 @@ __all__ = ["launch_packed", "pack_call"]
 Given = Mapping[str, Any]
 
 
-def pack_call(template: CallTemplate, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:
+def pack_call(template: CallTemplate, specs: Sequence[TensorSpec], stored: Stored) -> ProductWeight | None:
     """The weight of a call in the form for it, where one is stored and packing pays."""
     names = PRODUCTS.get(template.kind) or CONVOLUTIONS.get(template.kind)
     if names is None:
@@ -60,7 +60,7 @@ def launch_packed(call: AtenCall, packed: PackedWeight, out: torch.Tensor) -> La
         shape = _convolution(given)
         return launch_convolution(packed, given["input"], given.get("bias"), out, shape) if shape else None
     bias = given["self"] if call.kind == "aten.addmm.default" else given.get("bias")
-    return launch_product(packed, given[PRODUCTS[call.kind][0]], bias, out)
+    return packed.launch_product(given[PRODUCTS[call.kind][0]], bias, out)
 
 
 def _convolution(given: Given) -> Convolution | None:

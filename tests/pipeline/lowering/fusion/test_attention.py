@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pipeline.importers.from_torch import from_torch
+from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.lowering.fusion.attention import fuse_attention
+from pipeline.runtime import compile_graph
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
 
 BEFORE = """
@@ -66,3 +69,65 @@ def test_scale_mask_softmax_and_both_products_are_one_call(mask: torch.Tensor) -
 def test_another_computation_is_left_alone(old: str, new: str) -> None:
     assert old in BEFORE
     assert_stays(fuse_attention, BEFORE.replace(old, new), HALF)
+
+
+SMALL = """
+graph "small" (%0 "q": float32[1, 2, 3, 4], %1 "k": float32[1, 2, 4, 5], %2 "v": float32[1, 2, 5, 4]) {
+  const %3 "two": float32[1]
+
+  %5 "k turned": float32[1, 2, 5, 4] = Transpose(%1) {perm: [0, 1, 3, 2]}
+  %6 "t by token": float32[1, 3, 2, 4], %7 "t scores": float32[1, 2, 3, 5] = SmallAttention(%0, %5, %2) {scale: 2.0}
+  %4 "t": float32[1, 2, 3, 4] = Transpose(%6) {perm: [0, 2, 1, 3]}
+
+  return %4
+}
+"""
+
+
+def test_few_tokens_without_a_mask_keep_their_scores_in_the_plan() -> None:
+    assert_becomes(
+        fuse_attention,
+        """
+        graph "small" (%0 "q": float32[1, 2, 3, 4], %1 "k": float32[1, 2, 4, 5], %2 "v": float32[1, 2, 5, 4]) {
+          const %3 "two": float32[1]
+
+          %4 "scaled": float32[1, 2, 3, 4] = Mul(%0, %3)
+          %5 "scores": float32[1, 2, 3, 5] = MatMul(%4, %1)
+          %6 "weights": float32[1, 2, 3, 5] = Softmax(%5) {axis: -1}
+          %7 "t": float32[1, 2, 3, 4] = MatMul(%6, %2)
+
+          return %7
+        }
+        """,
+        SMALL,
+        {"two": torch.tensor([2.0])},
+    )
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.0)
+
+
+class Causal(torch.nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "tokens", "kinds"),
+    [
+        (Attention(), 5, ["SmallAttention", "Transpose"]),
+        (Attention(), 200, ["aten.scaled_dot_product_attention.default"]),
+        (Causal(), 5, ["aten.scaled_dot_product_attention.default"]),
+    ],
+)
+def test_the_operator_of_torch_is_joined_where_it_is_small_and_plain(
+    module: torch.nn.Module, tokens: int, kinds: list[str]
+) -> None:
+    operands = tuple(torch.randn(1, 2, tokens, 4) for _ in range(3))
+    graph = fuse_attention(from_torch(functionalize_program(torch.export.export(module, operands, strict=True))))
+    assert [op.kind for op in graph.ops] == kinds
+    feed = {graph.values[vid].name: tensor for vid, tensor in zip(graph.inputs, operands, strict=True)}
+    (found,) = compile_graph(graph).run(feed).values()
+    torch.testing.assert_close(found, module(*operands), atol=1e-5, rtol=1e-5)

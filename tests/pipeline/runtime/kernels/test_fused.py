@@ -17,7 +17,7 @@ from pipeline.lowering.fused import ACTIVATIONS
 from pipeline.runtime import compile_graph
 from pipeline.runtime.compile import CompiledProgram
 
-KINDS = ("LinearPointwise", "ConvPointwise", "ScaledDotProductAttention")
+KINDS = ("LinearPointwise", "ConvPointwise", "ScaledDotProductAttention", "SmallAttention")
 """The kinds that this file compares."""
 
 ATOL, RTOL = 2e-4, 2e-5
@@ -160,6 +160,31 @@ def test_attention_with_and_without_a_mask(mask: torch.Tensor | None) -> None:
     program, feed = compile_one("ScaledDotProductAttention", (2, 5, 3, 8), attrs, fed, {})
     scores = query @ key.transpose(2, 3) * 0.3 + (0 if mask is None else mask)
     assert_close(program, feed, (scores.softmax(-1) @ value).transpose(1, 2))
+
+
+def small_attention(batch: int, scores: tuple[int, ...]) -> tuple[Builder, list[int]]:
+    """Of five queries and seven keys, in three heads of width eight."""
+    builder = Builder("attention", EMITTERS)
+    operands = [
+        builder.input(name, TensorSpec((batch, 3, tokens, 8), "float32"))
+        for name, tokens in (("q", 5), ("k", 7), ("v", 7))
+    ]
+    outs = [("y", TensorSpec((batch, 5, 3, 8), "float32")), ("scores", TensorSpec(scores, "float32"))]
+    return builder, list(builder.emit("SmallAttention", operands, outs, {"scale": 0.3}))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_attention_of_few_tokens(batch: int) -> None:
+    builder, outs = small_attention(batch, (batch, 3, 5, 7))
+    program = compile_graph(builder.build(outs[:1]))
+    query, key, value = torch.randn(batch, 3, 5, 8), torch.randn(batch, 3, 7, 8), torch.randn(batch, 3, 7, 8)
+    scores = query @ key.transpose(2, 3) * 0.3
+    assert_close(program, {"q": query, "k": key, "v": value}, (scores.softmax(-1) @ value).transpose(1, 2))
+
+
+def test_the_scores_of_attention_are_of_each_query_and_key() -> None:
+    with pytest.raises(InternalError, match=r"scores \[1, 3, 7, 5\]; expected \[1, 3, 5, 7\]"):
+        small_attention(1, (1, 3, 7, 5))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,135 @@
+"""Products of a few rows with a stored matrix, block by block, in the small kernels of numpy's BLAS.
+
+OpenBLAS, which numpy's wheels bring, has kernels for products of up to a million multiplications that need no copies of
+their operands. A weight in blocks of columns, and rows in groups, make a product many such small ones: on AVX-512 they
+take two to four fifths less time than torch's BLAS, and less than oneDNN with its packed weights
+(benchmarks/RESULTS.md). They use one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from pipeline.runtime.kernels.base import Launch
+from pipeline.runtime.kernels.launches import in_turn
+from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
+
+__all__ = ["HAS_SMALL_KERNELS", "BlockedWeight", "in_blocks", "launch_batch", "pack_blocks"]
+
+SMALL = 10**6
+"""Multiplications up to which OpenBLAS takes its kernels for small products."""
+
+WIDTHS = (64, 32, 16)
+"""Columns of a block; the first ones are faster."""
+
+FEWEST_ROWS = 16
+"""Rows of a group, from which on a block need not be narrower for a larger one."""
+
+DEEPEST = 1024
+"""Rows of the matrix, beyond which the groups that are left are too small."""
+
+LEAST, MOST = 2**14, 2**27
+"""Multiplications from which, and up to which, blocks are faster than what else there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedWeight:
+    """A matrix as (blocks, inner, columns of a block), and how many rows a product takes."""
+
+    blocks: np.ndarray
+    rows: int
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.blocks.nbytes)
+
+    def launch_product(
+        self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
+    ) -> Launch | None:
+        """See `ProductWeight`; the bias and the activation follow in place."""
+        count, inner, width = self.blocks.shape
+        try:
+            rows, result = x.view(-1, inner), out.view(-1, count * width)
+        except RuntimeError:
+            return None
+        if rows.stride(1) != 1 or rows.stride(0) < inner or len(rows) % self.rows:
+            return None
+        groups = rows.view(1, -1, self.rows, inner)
+        results = result.view(-1, self.rows, count, width).permute(2, 0, 1, 3)
+        product = partial(_multiply, results, groups, self.blocks[:, None], HeldArrays())
+        add_bias = None if bias is None else partial(torch.add, result, bias, out=result)
+        return in_turn(product, add_bias, after.in_place(result))
+
+
+def pack_blocks(rows: int, weight: torch.Tensor) -> BlockedWeight | None:
+    """The float32 matrix `weight` (columns, inner) in blocks, for products with `rows` rows; None where none fit.
+
+    Several threads of torch share a product, which numpy's small kernels do not.
+    """
+    columns, inner = weight.shape
+    if not HAS_SMALL_KERNELS or torch.get_num_threads() > 1 or not LEAST <= rows * weight.numel() <= MOST:
+        return None
+    fitting = list(_divisions(rows, columns, inner)) if inner <= DEEPEST else []
+    if not fitting:
+        return None
+    width, group = next((division for division in fitting if division[1] >= min(rows, FEWEST_ROWS)), fitting[-1])
+    return in_blocks(weight, width, group)
+
+
+def in_blocks(weight: torch.Tensor, width: int, group: int) -> BlockedWeight:
+    """`weight` (columns, inner) in blocks of `width` columns, for `group` rows at once."""
+    return BlockedWeight(weight.reshape(-1, width, weight.shape[1]).transpose(1, 2).contiguous().numpy(), group)
+
+
+def _divisions(rows: int, columns: int, inner: int) -> Iterator[tuple[int, int]]:
+    """(columns of a block, rows of a group): the largest groups that divide the rows and are small products."""
+    for width in WIDTHS:
+        most = min(rows, SMALL // (width * inner))
+        group = next((count for count in range(most, 0, -1) if rows % count == 0), 0)
+        if columns % width == 0 and (group == rows or group >= FEWEST_ROWS // 2):
+            yield width, group
+
+
+class HeldArrays:
+    """Operands as arrays for numpy, made again when their tensors are pointed at other memory."""
+
+    def __init__(self) -> None:
+        self._places: list[int] = []
+        self._arrays: list[np.ndarray] = []
+
+    def of(self, *tensors: torch.Tensor) -> list[np.ndarray]:
+        places = [tensor.data_ptr() for tensor in tensors]
+        if places != self._places:
+            self._arrays, self._places = [tensor.numpy() for tensor in tensors], places
+        return self._arrays
+
+
+def launch_batch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Launch:
+    """The products of two batches of small float32 matrices, into a result with any strides."""
+    if not HAS_SMALL_KERNELS:
+        return partial(torch.matmul, a, b, out=out)
+    return partial(_multiply_batch, out, a, b, HeldArrays())
+
+
+def _multiply_batch(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, held: HeldArrays) -> None:
+    into, left, right = held.of(out, a, b)
+    np.matmul(left, right, out=into)
+
+
+def _multiply(out: torch.Tensor, rows: torch.Tensor, blocks: np.ndarray, held: HeldArrays) -> None:
+    into, of_rows = held.of(out, rows)
+    np.matmul(of_rows, blocks, out=into)
+
+
+def _has_small_kernels() -> bool:
+    """Whether numpy has OpenBLAS, and the processor what its small kernels are written for."""
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]  # type: ignore[index]
+    return "openblas" in str(blas) and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+HAS_SMALL_KERNELS = _has_small_kernels()
