@@ -36,7 +36,10 @@ class CallGraph:
     """
 
     def __init__(self, calls: Sequence[OperatorCall]) -> None:
-        builder = _GraphBuilder(calls)
+        try:
+            builder = _GraphBuilder(calls)
+        except (RuntimeError, TypeError) as error:
+            raise NotOperators(f"TorchScript refuses a call: {error}") from error
         self._function = C._create_function_from_graph("replay", builder.graph)
         self._calls = list(_describe_calls(builder.graph))
         self.run: Launch = partial(self._function, C.ScriptList(builder.tensors))

@@ -100,10 +100,17 @@ class GraphedLoop:
 
     def drop_rewritten(self) -> None:
         """Call the launches of a graph one by one that the executor did not leave as it was."""
-        for first, (_, graph) in list(self._graphs.items()):
-            if not graph.is_as_built():
-                del self._graphs[first]
-                self.reasons[first] = "TorchScript rewrites the graph that begins here"
+        rewritten = [first for first, (_, graph) in self._graphs.items() if not graph.is_as_built()]
+        self._drop(rewritten, "TorchScript rewrites the graph that begins here")
+
+    def drop_all(self, error: Exception) -> None:
+        """Call every launch one by one: a graph failed with `error`."""
+        self._drop([*self._graphs], f"the graph that begins here failed: {next(reversed(str(error).splitlines()), '')}")
+
+    def _drop(self, firsts: Sequence[int], reason: str) -> None:
+        for first in firsts:
+            del self._graphs[first]
+            self.reasons[first] = reason
         self._pieces = self._join()
 
     def _call_to_the_failing_one(self, first: int, last: int) -> None:
@@ -163,7 +170,12 @@ class CpuRecorder(LoopRecorder):
 
     def settle(self, replay: Callable[[], None]) -> None:
         """Let the executor compile the graphs, and look at what it made of them."""
-        for _ in range(SETTLING_RUNS if any(recording.has_graphs for recording in self._recorded) else 0):
+        try:
+            for _ in range(SETTLING_RUNS if any(recording.has_graphs for recording in self._recorded) else 0):
+                replay()
+        except Exception as error:  # the loop of the warm-up had none
+            for recording in self._recorded:
+                recording.drop_all(error)
             replay()
         for recording in self._recorded:
             recording.drop_rewritten()

@@ -124,6 +124,20 @@ def test_a_graph_knows_which_launch_failed() -> None:
     assert recording.begun == 5
 
 
+def test_graphs_that_fail_before_they_were_ever_right_are_not_used() -> None:
+    """The loop in their place has the error, if it is one of the launches."""
+    table, index, row = torch.ones(3, 2), torch.full((1,), 9), torch.zeros(1, 2)
+    launches = [partial(torch.index_select, table, 0, index, out=row), *negations(LEAST_CALLS)]
+    recorder = CpuRecorder()
+    with torch.inference_mode():
+        recording = recorder.record(launches)
+        with pytest.raises(IndexError, match="index out of range"):
+            recorder.settle(recording.replay)
+        index.zero_()
+        recording.replay()
+    assert recording.reasons == {0: "the graph that begins here failed: index out of range in self"}
+
+
 def test_graphs_warn_of_nothing_and_report_what_python_calls() -> None:
     program = negate(calls=2 * LEAST_CALLS)
     with warnings.catch_warnings():
