@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pipeline.runtime.capture.operator_calls import ListOf, NotOperators, OperatorCall, ResultOf
+from pipeline.runtime.capture.operator_calls import ListOf, OperatorCall, ResultOf, UnreadableLaunchError
 from pipeline.runtime.kernels import Launch
 
 __all__ = ["LEAST_CALLS", "SETTLING_RUNS", "CallGraph"]
@@ -32,14 +32,14 @@ class CallGraph:
     """Calls as one graph.
 
     Raises:
-        NotOperators: TorchScript has no such operator.
+        UnreadableLaunchError: TorchScript has no such operator.
     """
 
     def __init__(self, calls: Sequence[OperatorCall]) -> None:
         try:
             builder = _GraphBuilder(calls)
         except (RuntimeError, TypeError) as error:
-            raise NotOperators(f"TorchScript refuses a call: {error}") from error
+            raise UnreadableLaunchError(f"TorchScript refuses a call: {error}") from error
         self._function = C._create_function_from_graph("replay", builder.graph)
         self._calls = list(_describe_calls(builder.graph))
         self.run: Launch = partial(self._function, C.ScriptList(builder.tensors))
@@ -96,10 +96,10 @@ class _GraphBuilder:
     def _add_call(self, call: OperatorCall) -> None:
         schema = call.overload._schema
         if any(str(item.type) != "Tensor" for item in schema.returns):
-            raise NotOperators(f"{schema.name} makes something else than tensors")
+            raise UnreadableLaunchError(f"{schema.name} makes something else than tensors")
         node = self._add(call.name, [self._value(item) for item in call.arguments], len(schema.returns))
         if node.schema() != str(schema):
-            raise NotOperators(f"TorchScript has {node.schema()} in the place of {schema}")
+            raise UnreadableLaunchError(f"TorchScript has {node.schema()} in the place of {schema}")
         self._results[call] = list(node.outputs())
 
     def _value(self, argument: object) -> Any:

@@ -17,12 +17,12 @@ import torch
 from pipeline.runtime.kernels import Launch
 from pipeline.runtime.kernels.launches import OverloadCall, call_in_turn, copy_all, copy_one
 
-__all__ = ["ListOf", "NotOperators", "OperatorCall", "ResultOf", "read_operator_calls"]
+__all__ = ["ListOf", "OperatorCall", "ResultOf", "UnreadableLaunchError", "read_operator_calls"]
 
 Overload = torch._ops.OpOverload
 
 
-class NotOperators(Exception):
+class UnreadableLaunchError(Exception):
     """A launch has a call that is none of an operator; the message says which and why."""
 
 
@@ -56,7 +56,7 @@ def read_operator_calls(launch: Launch) -> list[OperatorCall]:
     """The calls of `launch`, in order.
 
     Raises:
-        NotOperators: something else is called, or with an argument that no schema has.
+        UnreadableLaunchError: something else is called, or with an argument that no schema has.
     """
     function, args, kwargs, overload = _call_of(launch)
     if function is call_in_turn:
@@ -73,7 +73,7 @@ def _with_copies(make: Launch, outs: Mapping[int, torch.Tensor], count: int) -> 
     calls = read_operator_calls(make)
     returns = [str(item.type) for item in calls[-1].overload._schema.returns]
     if returns != ["Tensor"] * count:
-        raise NotOperators(f"{calls[-1].name} has not one tensor for each result")
+        raise UnreadableLaunchError(f"{calls[-1].name} has not one tensor for each result")
     copies = [_bind([COPY], (out, ResultOf(calls[-1], at)), {}) for at, out in outs.items()]
     return [*calls, *copies]
 
@@ -100,7 +100,7 @@ def _overloads(function: Callable[..., Any]) -> Iterator[Overload]:
     name = str(getattr(function, "__name__", ""))
     packet = getattr(torch.ops.aten, name, None) if name and _is_of_torch(function, name) else None
     if packet is None:
-        raise NotOperators(f"{name or type(function).__name__} is a function of Python")
+        raise UnreadableLaunchError(f"{name or type(function).__name__} is a function of Python")
     yield from (getattr(packet, overload) for overload in packet.overloads())
 
 
@@ -124,21 +124,21 @@ def _bind(
     for overload in overloads:
         first = first or overload
         if overload.namespace not in NAMESPACES:
-            raise NotOperators(f"{overload.name()} is an operator of another library")
+            raise UnreadableLaunchError(f"{overload.name()} is an operator of another library")
         if any(item.is_write and str(item.type).startswith("List[") for item in overload._schema.arguments):
             name = overload._schema.name
-            raise NotOperators(f"{name} writes to tensors in lists, which TorchScript takes for unread")
+            raise UnreadableLaunchError(f"{name} writes to tensors in lists, which TorchScript takes for unread")
         try:
             return OperatorCall(overload, tuple(_bound_arguments(overload, args, kwargs)))
-        except _Misfit:
+        except _MisfitError:
             continue
-    raise NotOperators(f"no overload of {first._schema.name if first else 'it'} takes these arguments")
+    raise UnreadableLaunchError(f"no overload of {first._schema.name if first else 'it'} takes these arguments")
 
 
 NAMESPACES = frozenset({"aten", "mkldnn"})
 
 
-class _Misfit(Exception):
+class _MisfitError(Exception):
     """A value that a parameter does not take."""
 
 
@@ -152,10 +152,10 @@ def _bound_arguments(overload: Overload, args: tuple[Any, ...], kwargs: Mapping[
         elif parameter.has_default_value():
             value = parameter.default_value
         else:
-            raise _Misfit
+            raise _MisfitError
         yield _take(str(parameter.type), value, getattr(parameter, "N", None) or 0)
     if left or named:
-        raise _Misfit
+        raise _MisfitError
 
 
 def _take(kind: str, value: object, count: int = 0) -> object:
@@ -166,12 +166,12 @@ def _take(kind: str, value: object, count: int = 0) -> object:
         of = kind[len("List[") : -1]
         parts = value if isinstance(value, list | tuple) else [value] * count
         if not isinstance(value, list | tuple) and not count:
-            raise _Misfit
+            raise _MisfitError
         return ListOf(of, tuple(_take(of, part) for part in parts))
     if kind == "Tensor" and isinstance(value, ResultOf):
         return value
     if not isinstance(value, TYPES.get(kind, ())) or (isinstance(value, bool) and kind != "bool"):
-        raise _Misfit
+        raise _MisfitError
     return float(value) if kind == "float" else value  # type: ignore[arg-type]
 
 

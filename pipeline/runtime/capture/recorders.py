@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from pipeline.runtime.capture.call_graphs import LEAST_CALLS, SETTLING_RUNS, CallGraph
-from pipeline.runtime.capture.operator_calls import NotOperators, OperatorCall, read_operator_calls
+from pipeline.runtime.capture.operator_calls import OperatorCall, UnreadableLaunchError, read_operator_calls
 from pipeline.runtime.kernels import Launch
 
 __all__ = ["RECORDERS", "CpuRecorder", "CudaRecorder", "LoopRecorder", "Recorder", "Recording"]
@@ -80,7 +80,7 @@ class GraphedLoop:
         for first, last, calls in self._runs_of_operators():
             try:
                 self._graphs[first] = last, CallGraph(calls)
-            except NotOperators as reason:
+            except UnreadableLaunchError as reason:
                 self.reasons[first] = str(reason)
         self._pieces = self._join()
 
@@ -128,7 +128,7 @@ class GraphedLoop:
                 if launch is not None:
                     calls += read_operator_calls(launch)
                     continue
-            except NotOperators as reason:
+            except UnreadableLaunchError as reason:
                 self.reasons[at] = str(reason)
             if len(calls) >= LEAST_CALLS:
                 yield first, at, calls

@@ -19,7 +19,7 @@ from pipeline.runtime.kernels.base import Launch
 from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
 
-__all__ = ["HAS_SMALL_KERNELS", "BlockedWeight", "in_blocks", "launch_batch", "pack_blocks"]
+__all__ = ["HAS_SMALL_KERNELS", "BlockedWeight", "launch_batch", "pack_blocks", "split_into_blocks"]
 
 SMALL = 10**6
 """Multiplications up to which OpenBLAS takes its kernels for small products."""
@@ -63,7 +63,7 @@ class BlockedWeight:
         results = result.view(-1, self.rows, count, width).permute(2, 0, 1, 3)
         product = partial(_multiply, results, groups, self.blocks[:, None], HeldArrays())
         add_bias = None if bias is None else partial(torch.add, result, bias, out=result)
-        return in_turn(product, add_bias, after.in_place(result))
+        return in_turn(product, add_bias, after.bind_in_place(result))
 
 
 def pack_blocks(rows: int, weight: torch.Tensor) -> BlockedWeight | None:
@@ -78,10 +78,10 @@ def pack_blocks(rows: int, weight: torch.Tensor) -> BlockedWeight | None:
     if not fitting:
         return None
     width, group = next((division for division in fitting if division[1] >= min(rows, FEWEST_ROWS)), fitting[-1])
-    return in_blocks(weight, width, group)
+    return split_into_blocks(weight, width, group)
 
 
-def in_blocks(weight: torch.Tensor, width: int, group: int) -> BlockedWeight:
+def split_into_blocks(weight: torch.Tensor, width: int, group: int) -> BlockedWeight:
     """`weight` (columns, inner) in blocks of `width` columns, for `group` rows at once."""
     return BlockedWeight(weight.reshape(-1, width, weight.shape[1]).transpose(1, 2).contiguous().numpy(), group)
 
@@ -102,7 +102,7 @@ class HeldArrays:
         self._places: list[int] = []
         self._arrays: list[np.ndarray] = []
 
-    def of(self, *tensors: torch.Tensor) -> list[np.ndarray]:
+    def arrays_of(self, *tensors: torch.Tensor) -> list[np.ndarray]:
         places = [tensor.data_ptr() for tensor in tensors]
         if places != self._places:
             self._arrays, self._places = [tensor.numpy() for tensor in tensors], places
@@ -117,12 +117,12 @@ def launch_batch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Launch:
 
 
 def _multiply_batch(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, held: HeldArrays) -> None:
-    into, left, right = held.of(out, a, b)
+    into, left, right = held.arrays_of(out, a, b)
     np.matmul(left, right, out=into)
 
 
 def _multiply(out: torch.Tensor, rows: torch.Tensor, blocks: np.ndarray, held: HeldArrays) -> None:
-    into, of_rows = held.of(out, rows)
+    into, of_rows = held.arrays_of(out, rows)
     np.matmul(of_rows, blocks, out=into)
 
 

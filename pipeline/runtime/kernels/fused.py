@@ -45,7 +45,7 @@ def linear(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     if launch is not None:
         return launch
     product = multiply(x, weight.t() if attrs["trans"] else weight, bias, out)
-    return in_turn(product, post_op(attrs).in_place(out))
+    return in_turn(product, post_op(attrs).bind_in_place(out))
 
 
 def pack_linear(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> ProductWeight | None:
@@ -83,13 +83,15 @@ def conv(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     packed: PackedWeight | None = attrs.get("packed")
     after = post_op(attrs)
     if packed is None or not is_symmetric(attrs):
-        return partial(_convolve_in_turn, out, of, attrs, after.in_place(out))
+        return partial(_convolve_in_turn, out, of, attrs, after.bind_in_place(out))
     bias = packed.bias if of.norm else of.bias
     if of.other is None:
         return launch_convolution(packed, of.x, bias, out, convolution(attrs), after)
     if after.name in ONTO:
         return launch_convolution_onto(packed, of.x, bias, out, convolution(attrs), of.other, after)
-    return in_turn(launch_convolution_onto(packed, of.x, bias, out, convolution(attrs), of.other), after.in_place(out))
+    return in_turn(
+        launch_convolution_onto(packed, of.x, bias, out, convolution(attrs), of.other), after.bind_in_place(out)
+    )
 
 
 def pack_conv(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:

@@ -25,7 +25,7 @@ class OverloadCall(partial[Any]):
     overload: torch._ops.OpOverload
 
     @classmethod
-    def of(cls, overload: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> OverloadCall:
+    def bind(cls, overload: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> OverloadCall:
         call = cls(overload._op, *args, **kwargs)
         call.overload = overload
         return call

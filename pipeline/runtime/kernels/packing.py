@@ -67,7 +67,7 @@ class PackedWeight:
         operator = torch.ops.mkldnn._linear_pointwise.default
         return _with_dense_bias(
             lambda dense: copy_result(
-                OverloadCall.of(operator, rows, self.tensor, dense, after.name, after.numbers, after.algorithm),
+                OverloadCall.bind(operator, rows, self.tensor, dense, after.name, after.numbers, after.algorithm),
                 [result],
             ),
             bias,
@@ -162,13 +162,15 @@ def launch_convolution(
     if after.name in ONTO and out.is_contiguous(memory_format=torch.channels_last):
         add = torch.ops.mkldnn._convolution_pointwise_.binary
         return _with_dense_bias(
-            lambda dense: in_turn(out.zero_, OverloadCall.of(add, out, x, packed.tensor, dense, *_onto(shape, after))),
+            lambda dense: in_turn(
+                out.zero_, OverloadCall.bind(add, out, x, packed.tensor, dense, *_onto(shape, after))
+            ),
             bias,
         )
     convolve = torch.ops.mkldnn._convolution_pointwise.default
     rest = (*_fixed(shape), after.name, after.numbers, after.algorithm)
     return _with_dense_bias(
-        lambda dense: copy_result(OverloadCall.of(convolve, x, packed.tensor, dense, *rest), [out]), bias
+        lambda dense: copy_result(OverloadCall.bind(convolve, x, packed.tensor, dense, *rest), [out]), bias
     )
 
 
@@ -188,7 +190,7 @@ def launch_convolution_onto(
     add = torch.ops.mkldnn._convolution_pointwise_.binary
     copy = None if is_same_memory(out, other) else partial(out.copy_, other)
     return _with_dense_bias(
-        lambda dense: in_turn(copy, OverloadCall.of(add, out, x, packed.tensor, dense, *_onto(shape, after))), bias
+        lambda dense: in_turn(copy, OverloadCall.bind(add, out, x, packed.tensor, dense, *_onto(shape, after))), bias
     )
 
 

@@ -27,7 +27,7 @@ class PostOp:
     """Numbers that only torch's function needs."""
     numbers: tuple[float, ...] = ()
 
-    def in_place(self, out: torch.Tensor) -> Launch | None:
+    def bind_in_place(self, out: torch.Tensor) -> Launch | None:
         """Apply it to `out`; None where there is nothing to do."""
         return None if self.function is None else partial(self.function, out, *self.fixed, *self.numbers, out=out)
 

@@ -21,12 +21,12 @@ def write_out(call: AtenCall, outs: Outs) -> Launch:
     overload, names = variant
     if len(names) != len(outs):  # some results are None, as those that a mask of `…_backward` leaves out
         return make_and_copy(call, outs)
-    return OverloadCall.of(overload, *call.args, **call.kwargs, **dict(zip(names, outs, strict=True)))
+    return OverloadCall.bind(overload, *call.args, **call.kwargs, **dict(zip(names, outs, strict=True)))
 
 
 def make_and_copy(call: AtenCall, outs: Outs) -> Launch:
     """Run the operator and copy its results into `outs`."""
-    return copy_result(OverloadCall.of(call.operator, *call.args, **call.kwargs), outs, call.unread)
+    return copy_result(OverloadCall.bind(call.operator, *call.args, **call.kwargs), outs, call.unread)
 
 
 @cache

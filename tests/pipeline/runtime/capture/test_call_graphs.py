@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipeline.runtime.capture.call_graphs import LEAST_CALLS
-from pipeline.runtime.capture.operator_calls import NotOperators, read_operator_calls
+from pipeline.runtime.capture.operator_calls import UnreadableLaunchError, read_operator_calls
 from pipeline.runtime.capture.recorders import CpuRecorder, GraphedLoop, LoopRecorder, Recording
 from pipeline.runtime.kernels import Launch
 from pipeline.runtime.kernels.launches import OverloadCall, copy_all, copy_result, in_turn
@@ -34,14 +34,14 @@ class Memory:
             partial(torch.clamp, made[1], None, 2.5, out=made[2]),
             partial(torch.softmax, made[2], -1, out=made[3]),
             partial(torch.div, made[3], w[1], rounding_mode=None, out=made[4]),
-            OverloadCall.of(torch.ops.aten.leaky_relu.out, made[4], 0.2, out=made[5]),
+            OverloadCall.bind(torch.ops.aten.leaky_relu.out, made[4], 0.2, out=made[5]),
             partial(torch.ops.aten.elu.out, made[5], 0.5, 1, 1, out=made[6]),
             partial(torch.cat, [x, made[6]], 1, out=self.wide),
             partial(torch.index_select, x, 0, self.index, out=self.rows),
             partial(torch.argmax, x, dim=1, keepdim=False, out=self.whole),
             in_turn(partial(made[7].copy_, made[6].t()), partial(torch.Tensor.add_, made[7], x, alpha=2)),
             copy_result(partial(torch.layer_norm, made[7], [4], w[1], None, 1e-5, False), [made[8]]),
-            copy_result(OverloadCall.of(torch.ops.aten.var_mean.correction, x, [1], correction=0), [w[2], w[3]]),
+            copy_result(OverloadCall.bind(torch.ops.aten.var_mean.correction, x, [1], correction=0), [w[2], w[3]]),
             partial(torch.sum, x, dim=[0], keepdim=True, dtype=torch.float32, out=made[0][:1]),
             partial(vars(torch._C)["_nn"].gelu, x, approximate="tanh", out=made[1]),
         ]
@@ -97,7 +97,7 @@ def call_python() -> None:
     ],
 )
 def test_what_is_no_operator_is_called_by_python_and_says_why(launch: Launch, reason: str) -> None:
-    with pytest.raises(NotOperators, match=reason):
+    with pytest.raises(UnreadableLaunchError, match=reason):
         read_operator_calls(launch)
     recording = GraphedLoop([*negations(LEAST_CALLS), launch, *negations(LEAST_CALLS)])
     assert list(recording.reasons) == [LEAST_CALLS]

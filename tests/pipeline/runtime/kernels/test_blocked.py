@@ -14,9 +14,9 @@ from pipeline.runtime.kernels.blocked import (
     HAS_SMALL_KERNELS,
     BlockedWeight,
     HeldArrays,
-    in_blocks,
     launch_batch,
     pack_blocks,
+    split_into_blocks,
 )
 from pipeline.runtime.kernels.post_ops import post_op
 
@@ -71,7 +71,7 @@ def test_several_threads_of_torch_share_a_product_instead() -> None:
 def test_a_product_its_bias_and_its_activation(bias: torch.Tensor | None, activation: str) -> None:
     weight, x, out = torch.randn(64, 48), torch.randn(2, 12, 48), torch.empty(2, 12, 64)
     numbers = (-0.5, 1.5) if activation == "clip" else ()
-    launch = in_blocks(weight, 16, 8).launch_product(
+    launch = split_into_blocks(weight, 16, 8).launch_product(
         x, bias, out, post_op({"activation": activation, "numbers": numbers})
     )
     assert launch is not None
@@ -96,7 +96,7 @@ def test_a_product_its_bias_and_its_activation(bias: torch.Tensor | None, activa
     ],
 )
 def test_operands_that_blas_cannot_read_are_left_to_torch(x: torch.Tensor) -> None:
-    packed: BlockedWeight = in_blocks(torch.randn(64, 48), 16, 4)
+    packed: BlockedWeight = split_into_blocks(torch.randn(64, 48), 16, 4)
     assert packed.launch_product(x, None, torch.empty(*x.shape[:-1], 64)) is None
 
 
@@ -106,7 +106,7 @@ def test_a_product_follows_tensors_that_are_pointed_at_other_memory() -> None:
     (x, new_x), (out, new_out) = torch.randn(2, 8, 16), torch.zeros(2, 8, 32)
     x, out = x.clone(), out.clone()
     rows, result = x.view(8, 16), out.view(8, 32)
-    launch = in_blocks(weight, 16, 8).launch_product(rows, None, result)
+    launch = split_into_blocks(weight, 16, 8).launch_product(rows, None, result)
     assert launch is not None
     launch()
     results, groups = launch.args[:2]  # type: ignore[attr-defined]
@@ -120,7 +120,7 @@ def test_a_product_follows_tensors_that_are_pointed_at_other_memory() -> None:
 
 def test_arrays_are_made_once_for_the_same_memory() -> None:
     held, x = HeldArrays(), torch.ones(2)
-    assert held.of(x)[0] is held.of(x)[0]
+    assert held.arrays_of(x)[0] is held.arrays_of(x)[0]
 
 
 def test_a_batch_of_products_into_a_result_with_any_strides() -> None:
