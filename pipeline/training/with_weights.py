@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import onnx
@@ -14,7 +15,16 @@ from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.runtime.tensors import to_numpy
 from pipeline.training.graph_module import GraphModule, whole_model
-from pipeline.training.qdq import NarrowQuantizer, check_scale, has_quantizers, read_quantizers, stored_numbers
+from pipeline.training.qdq import (
+    DEQUANTIZE,
+    QUANTIZE,
+    NarrowQuantizer,
+    StoredWeight,
+    check_scale,
+    has_quantizers,
+    read_quantizers,
+    stored_numbers,
+)
 
 __all__ = ["TrainedModule", "with_weights"]
 
@@ -36,7 +46,8 @@ def with_weights(model: onnx.ModelProto | str | Path, trained: TrainedModule | G
     trained: a program that was recorded from `as_module(model)`, or that module itself.
 
     In a model with QuantizeLinear and DequantizeLinear the weights are quantized again, with their trained scales; and
-    the limits of narrow formats follow the scales. Scales and numbers of biases of 32 bits keep the scale they have.
+    the limits of narrow formats follow the scales. The scale of a bias of 32 bits follows those of its product, whose
+    kernels of whole numbers take it for granted.
 
     Raises:
         UsageError: a trained weight is not one of the model, has another shape, or a scale is not above zero.
@@ -54,6 +65,10 @@ def with_weights(model: onnx.ModelProto | str | Path, trained: TrainedModule | G
     }
     if has_quantizers(proto):
         qdq = read_quantizers(proto)
+        quantizers = [node for node in proto.graph.node if node.op_type == QUANTIZE]
+        for name in {node.input[1] for node in quantizers} & arrays.keys():
+            check_scale(name, arrays[name])
+        arrays |= _bias_scales(proto, qdq.stored, arrays, tensors)
         for weight in qdq.stored:
             floats = arrays.pop(weight.name, None)
             if floats is None:
@@ -63,8 +78,6 @@ def with_weights(model: onnx.ModelProto | str | Path, trained: TrainedModule | G
         for quantizer in qdq.narrow:
             if quantizer.scale in arrays:
                 _move_limits(quantizer, arrays[quantizer.scale], tensors)
-        for name in {entry.input[1] for entry in proto.graph.node if entry.op_type == "QuantizeLinear"} & arrays.keys():
-            check_scale(name, arrays[name])
     for name, array in arrays.items():
         _replace(name, array, tensors)
     return proto
@@ -104,9 +117,50 @@ def _number_of(name: str, arrays: dict[str, np.ndarray], tensors: dict[str, onnx
     return arrays[name] if name in arrays else numpy_helper.to_array(tensors[name])
 
 
+def _bias_scales(
+    proto: onnx.ModelProto,
+    stored: Sequence[StoredWeight],
+    arrays: dict[str, np.ndarray],
+    tensors: dict[str, onnx.TensorProto],
+) -> dict[str, np.ndarray]:
+    """New scales of biases that had the product of the scales of a product's operands, by name."""
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    biases = {weight.numbers: weight.scale for weight in stored if weight.encoding.precision.bits == BIAS_BITS}
+    found: dict[str, np.ndarray] = {}
+    for node in proto.graph.node:
+        for name in node.input:
+            bias, product = makers.get(name), _product_beside(node, name, makers)
+            if product is None or bias is None or bias.op_type != DEQUANTIZE or bias.input[0] not in biases:
+                continue
+            operands = [makers.get(operand) for operand in product.input[:2]]
+            scales = [one.input[1] for one in operands if one is not None and one.op_type == DEQUANTIZE]
+            if len(scales) < 2 or not all(scale in tensors for scale in scales):
+                continue
+            before = numpy_helper.to_array(tensors[bias.input[1]])
+            first, second = (numpy_helper.to_array(tensors[scale]) for scale in scales)
+            if first.size == 1 and second.size in (1, before.size) and np.allclose(before, first * second, rtol=1e-5):
+                after = _number_of(scales[0], arrays, tensors) * _number_of(scales[1], arrays, tensors)
+                found[bias.input[1]] = np.broadcast_to(after, before.shape).astype(before.dtype)
+    return found
+
+
+def _product_beside(node: onnx.NodeProto, bias: str, makers: dict[str, onnx.NodeProto]) -> onnx.NodeProto | None:
+    """The product that `node` adds `bias` to."""
+    if node.op_type in BIASED:
+        return node if list(node.input).index(bias) == 2 else None
+    others = [makers.get(name) for name in node.input if name != bias] if node.op_type == "Add" else []
+    return others[0] if others and others[0] is not None and others[0].op_type == "MatMul" else None
+
+
 def _move_limits(quantizer: NarrowQuantizer, scale: np.ndarray, tensors: dict[str, onnx.TensorProto]) -> None:
     for name, number in zip(quantizer.limits, (quantizer.lowest, quantizer.highest), strict=True):
         limit = (number - quantizer.zero_point) * scale.astype(np.float64).reshape(())
         old = tensors[name]
         array = np.asarray(limit).astype(helper.tensor_dtype_to_np_dtype(old.data_type)).reshape(tuple(old.dims))
         old.CopyFrom(numpy_helper.from_array(array, name))
+
+
+BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
+"""Products whose third input is a bias."""
+
+BIAS_BITS: Final = 32

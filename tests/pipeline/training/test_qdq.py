@@ -96,14 +96,25 @@ def test_training_lowers_the_loss_and_onnxruntime_runs_what_comes_back(weights: 
     after = with_weights(before, program)
     onnx.checker.check_model(after)
     program.write_back()
-    step = 8 / (2 ** int(activations.removeprefix("uint")) - 1)
-    np.testing.assert_allclose(outputs_of(after, BATCH[0]), module(BATCH[0]).detach(), atol=step * 1.01)
+    assert share_of_equal_values(after, module) > 0.9
+    if "block" not in weights:
+        numbers = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in after.graph.initializer}
+        np.testing.assert_allclose(numbers["bias_scale"], numbers["x_scale"] * numbers["first_scale"], rtol=1e-6)
     assert [node.op_type for node in after.graph.node] == [node.op_type for node in before.graph.node]
     names = {tensor.name for tensor in changed_tensors(before, after)}
     bias = "bias" if "block" in weights else "bias_quantized"  # which has no scale where products have one for a block
     assert {"first_quantized", "first_scale", bias, "x_scale"} <= names
     assert ("r_highest" in names) == (activations == "uint5")
     assert not any(name.endswith("zero_point") for name in names)
+
+
+def share_of_equal_values(model: onnx.ModelProto, module: GraphModule) -> float:
+    """Nearly all are: the model has the bias in whole numbers too, so a sum beside an edge may go to the other side."""
+    equal = [
+        np.isclose(outputs_of(model, x), module(x).detach(), atol=1e-4)
+        for x in torch.randn(100, *BATCH[0].shape, generator=torch.Generator().manual_seed(1)) * 2
+    ]
+    return float(np.mean(equal))
 
 
 def changed_tensors(before: onnx.ModelProto, after: onnx.ModelProto) -> list[onnx.TensorProto]:
