@@ -20,7 +20,7 @@ from pipeline.runtime.tensors import as_tensor, dtype_name, resolve_views
 from pipeline.runtime.torch_args import CPU_FALLBACKS, argument, find_operator, tensors_in
 from pipeline.runtime.torch_state import plain_state
 
-__all__ = ["EagerResult", "Observer", "Own", "apply", "as_traced", "run_eager", "walk_eager"]
+__all__ = ["EagerResult", "Observer", "Own", "apply", "as_function", "as_traced", "run_eager", "walk_eager"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -172,7 +172,7 @@ def apply(op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
     """The results of one op."""
     if op.kind in own:
         return list(own[op.kind](op, ins))
-    bodies = [_function(body, own) for body in op.bodies]
+    bodies = [as_function(body, own) for body in op.bodies]
     given = {name: argument(item, ins, bodies) for name, item in op.attrs.items()}
     namespace, _, name = op.kind.partition(".")
     if namespace != "higher_order":
@@ -191,7 +191,9 @@ def _operator(kind: str, given: dict[str, Any]) -> Any:
     return CPU_FALLBACKS.get(kind, operator)(*positional, **given)
 
 
-def _function(body: Graph, own: Own) -> Callable[..., tuple[torch.Tensor, ...]]:
+def as_function(body: Graph, own: Own) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A body as a function of its inputs in order, under the autocast that the operator around it switched on."""
+
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         slots = {vid: as_tensor(payload.numpy()) for vid, payload in body.payloads.items()}
         outputs, _ = _run(body, {**slots, **dict(zip(body.inputs, tensors, strict=True))}, own)

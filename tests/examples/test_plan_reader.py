@@ -90,7 +90,7 @@ def test_it_prints_every_value_and_call(print_plan: Print, plan: ExecutionPlan, 
         (line,) = [line for line in calls if f"kind {call.kind_id} {call.attr_schema}" in line and vids in line]
         assert line.startswith(f"call of op {oid} ")
         assert f"op={unpack(call.attr_schema, call.attr_blob).get('op', '')}" in line + "op="
-    assert sum("pad=[1,0] mode=constant value=0.5" in line for line in calls) == 1
+    assert sum("pad=[1,0] mode=constant has_value=true value=0.5" in line for line in calls) == 1
     assert sum("pred=$0 true_fn=body0 false_fn=body1 operands=[$1]" in line for line in calls) == 1
     assert plan.memory is not None  # it is passed over: what follows is read right
     assert lines[-2:] == [

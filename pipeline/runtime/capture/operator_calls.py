@@ -164,7 +164,7 @@ def _bound_arguments(overload: Overload, args: tuple[Any, ...], kwargs: Mapping[
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class OperatorParameter:
     """One of a schema, which is slow to ask."""
 
     name: str
@@ -178,9 +178,9 @@ class Parameter:
 
 
 @cache
-def _parameters(overload: Overload) -> tuple[Parameter, ...]:
+def _parameters(overload: Overload) -> tuple[OperatorParameter, ...]:
     return tuple(
-        Parameter(
+        OperatorParameter(
             item.name,
             str(item.type),
             getattr(item, "N", None) or 0,

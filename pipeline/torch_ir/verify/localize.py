@@ -35,7 +35,7 @@ from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.importers.from_torch.operators import describe_operator
 from pipeline.ir import Graph, Op
 from pipeline.runtime import higher_order
-from pipeline.runtime.eager import Own, apply, run_eager
+from pipeline.runtime.eager import Own, apply, as_function
 from pipeline.runtime.torch_args import argument, tensors_in
 from pipeline.torch_ir.execute import IRExecutor
 from pipeline.torch_ir.registry import kinds_of
@@ -208,16 +208,9 @@ class _DivergenceFinder:
 
 def _run_region(op: Op, ins: Tensors, watched: Own) -> Tensors:
     """The results of a region, whose bodies are run op by op."""
-    bodies = [partial(_body, body, watched) for body in op.bodies]
+    bodies = [as_function(body, watched) for body in op.bodies]
     given = {name: argument(item, ins, bodies) for name, item in op.attrs.items()}
     return list(tensors_in(higher_order.call(op.kind.removeprefix("higher_order."), given)))
-
-
-def _body(body: Graph, watched: Own, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    values = body.values
-    given = {values[vid].name: tensor for vid, tensor in zip(body.inputs, tensors, strict=True)}
-    outputs = run_eager(body, given, check=False, own=watched).outputs
-    return tuple(outputs[values[vid].name] for vid in body.outputs)
 
 
 MOST = 4
