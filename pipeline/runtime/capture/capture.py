@@ -189,8 +189,8 @@ class Capture:
         self._parts: tuple[Recording, ...] = tuple(
             CallLoop(launches[segment.first : segment.last]) for segment in segments
         )
+        self._recorder.warm_up(partial(self._replay_and_go_back, before))
         with self._going_back_to(before):
-            self._recorder.warm_up(self._replay_parts)
             self._memory.check_shapes(self._slots)
         return time.perf_counter() - begun
 
@@ -202,7 +202,12 @@ class Capture:
                     self._recorder.record(launches[segment.first : segment.last]) if segment.is_captured else part
                     for segment, part in zip(segments, self._parts, strict=True)
                 )
-            self._recorder.settle(self._replay_parts)
+            self._recorder.settle(partial(self._replay_and_go_back, before))
+
+    def _replay_and_go_back(self, before: Snapshot) -> None:
+        """One replay from `before`: a counter of places that is counted twice may point behind the last one."""
+        with self._going_back_to(before):
+            self._replay_parts()
 
     @contextmanager
     def _going_back_to(self, before: Snapshot) -> Iterator[None]:

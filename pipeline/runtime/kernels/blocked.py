@@ -8,9 +8,11 @@ take two to four fifths less time than torch's BLAS, and less than oneDNN with i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,8 +107,18 @@ class HeldArrays:
     def arrays_of(self, *tensors: torch.Tensor) -> list[np.ndarray]:
         places = [tensor.data_ptr() for tensor in tensors]
         if places != self._places:
-            self._arrays, self._places = [tensor.numpy() for tensor in tensors], places
+            self._arrays, self._places = [_array_at(tensor) for tensor in tensors], places
         return self._arrays
+
+
+def _array_at(tensor: torch.Tensor) -> np.ndarray:
+    """An array on the memory of a float32 tensor. `tensor.numpy()` would forbid the caller to resize his tensor."""
+    if not tensor.numel():
+        return np.empty(tuple(tensor.shape), np.float32)
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory: Any = (ctypes.c_float * span).from_address(tensor.data_ptr())
+    strides = tuple(stride * tensor.element_size() for stride in tensor.stride())
+    return np.ndarray(tuple(tensor.shape), np.float32, memory, strides=strides)
 
 
 def launch_batch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Launch:
@@ -118,17 +130,24 @@ def launch_batch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Launch:
 
 def _multiply_batch(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, held: HeldArrays) -> None:
     into, left, right = held.arrays_of(out, a, b)
-    np.matmul(left, right, out=into)
+    _matmul(left, right, into)
 
 
 def _multiply(out: torch.Tensor, rows: torch.Tensor, blocks: np.ndarray, held: HeldArrays) -> None:
     into, of_rows = held.arrays_of(out, rows)
-    np.matmul(of_rows, blocks, out=into)
+    _matmul(of_rows, blocks, into)
+
+
+def _matmul(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
+    """Numbers may overflow, as in torch, whatever the caller's numpy does about that."""
+    with np.errstate(all="ignore"):
+        np.matmul(left, right, out=out)
 
 
 def _has_small_kernels() -> bool:
     """Whether numpy has OpenBLAS, and the processor what its small kernels are written for."""
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]  # type: ignore[index]
+    config: Mapping[str, Any] = np.show_config(mode="dicts") or {}
+    blas = config.get("Build Dependencies", {}).get("blas", {}).get("name", "")
     return "openblas" in str(blas) and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 

@@ -145,3 +145,24 @@ def test_graphs_warn_of_nothing_and_report_what_python_calls() -> None:
         report = program.capture({"x": torch.ones(2)}).report
         assert program.replay({"x": torch.tensor([1.0, -2.0])})["y"].tolist() == [1, -2]
     assert report.by_python == ()
+
+
+def test_constants_that_compare_equal_are_not_one() -> None:
+    """TorchScript keeps one constant of 0.0 and -0.0; a graph with NaN is as it was built."""
+    x, made = torch.ones(3), [torch.zeros(3) for _ in range(9)]
+    before = [partial(torch.neg, x if not at else made[at - 1], out=made[at]) for at in range(6)]
+    signs = [partial(torch.mul, made[5], zero, out=made[at]) for at, zero in ((6, -0.0), (7, 0.0))]
+    recording = record(CpuRecorder(), [*before, *signs])
+    recording.replay()
+    assert [torch.signbit(made[at]).all().item() for at in (6, 7)] == [True, False]
+    assert list(recording.reasons.values()) == ["TorchScript rewrites the graph that begins here"]
+    nan = partial(torch._C._nn.leaky_relu, made[5], float("nan"), out=made[8])
+    assert not record(CpuRecorder(), [*before, nan]).reasons
+
+
+def test_without_the_passes_of_the_executor_there_is_no_graph() -> None:
+    x, made = torch.ones(3), [torch.zeros(3) for _ in range(6)]
+    with torch.jit.optimized_execution(False):
+        recording = record(CpuRecorder(), [partial(torch.neg, x, out=result) for result in made])
+        recording.replay()
+    assert all(torch.equal(result, -x) for result in made)

@@ -179,3 +179,28 @@ def test_inputs_that_cannot_be_states_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             as_states(graph, pairs)
+
+
+class CountingCache(nn.Module):
+    """A cache whose next place is a state of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("at", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("rows", torch.zeros(3, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(6):  # enough operators in a row for a graph
+            x = x.neg()
+        rows, at = self.get_buffer("rows"), self.get_buffer("at")
+        rows.index_copy_(0, at, x)
+        at.add_(1)
+        return rows.sum(0)
+
+
+def test_a_capture_at_the_last_place_of_a_cache_stays_inside_of_it() -> None:
+    """Warm-up and recording run the step several times, each time from the same place."""
+    program, feed = compile_module(CountingCache(), [torch.ones(1, 2)])
+    program.give_states({"b_at": torch.tensor([2])})
+    assert [tensor.tolist() for tensor in program.replay(feed).values()] == [[1.0, 1.0]]
+    assert program.states()["b_at"].tolist() == [3]

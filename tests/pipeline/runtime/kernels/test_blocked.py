@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -144,3 +147,22 @@ def test_runs_and_replays_of_a_plan_read_the_blocks() -> None:
         found = program.run(feed)["y"]
         torch.testing.assert_close(found, feed["x"] @ weight, atol=ATOL, rtol=RTOL)
         assert torch.equal(program.replay(feed)["y"], found)
+
+
+@needs_small_kernels
+def test_what_numpy_does_about_overflow_changes_nothing() -> None:
+    a, b, out = torch.full((2, 4, 4), 3e38), torch.full((2, 4, 4), 3e38), torch.empty(2, 4, 4)
+    with np.errstate(all="raise"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        launch_batch(a, b, out)()
+    assert out.isinf().all()
+
+
+def test_a_caller_may_resize_what_was_fed() -> None:
+    x = torch.arange(12.0).view(3, 4)
+    held = HeldArrays()
+    (array,) = held.arrays_of(x.t())
+    assert np.array_equal(array, x.t().numpy())
+    fed = torch.ones(2, 2)
+    held.arrays_of(fed)
+    assert fed.resize_(4, 4).shape == (4, 4)
