@@ -60,6 +60,9 @@ KEY: Final = "quantsim.calibration.data"
 RANGES: Final = "calibration.npz"
 """The file of ranges and histograms that are kept between runs, beside the results of stages."""
 
+RANGES_VERSION: Final = 2
+"""Of what that file holds; the ranges of another version are measured anew."""
+
 Feeds = dict[str, np.ndarray]
 
 
@@ -239,7 +242,7 @@ class _Simulation:
                 self._send(Note(RANDOM_DATA))
             graph = hashlib.sha256(self._model.proto.SerializeToString(deterministic=True)).hexdigest()
             measured = [placed.site.tensor for placed in placement.quantized()]
-            key = key_of(settings.model_dump(mode="json"), samples.identity(), graph, measured)
+            key = key_of(RANGES_VERSION, settings.model_dump(mode="json"), samples.identity(), graph, measured)
             file = self._workspace.stages / RANGES
 
             def note(measured: MeasuredRanges) -> None:
