@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import tempfile
 import time
 from collections.abc import Iterator
@@ -322,7 +323,7 @@ class _Simulation:
                 self._model, encode(placement, group_ranges(measured, placement, self._model), self._model)
             )
             outputs = compare_outputs(self._model, quantized, samples.first(self._settings.evaluation))
-            return min(found.sqnr_db for found in outputs.values())
+            return min((found.sqnr_db for found in outputs.values()), default=math.inf)
 
         with self._stage("suggest") as details:
             layers = find_layers(self._model, encodings)
