@@ -19,7 +19,7 @@ from onnxruntime.quantization.calibrate import CalibrationDataReader, create_cal
 from passes.weights.detached import DetachedModel
 from passes.weights.files import replace_when_done, save
 from pipeline.config.quantsim import DEFAULT_PERCENTILE
-from pipeline.errors import UsageError
+from pipeline.errors import InternalError, UsageError
 from pipeline.quantsim.encodings import Range
 from pipeline.quantsim.histograms import FiniteHistogramCollector, Histogram, check_finite, least_error_range
 from pipeline.quantsim.placement import Placement
@@ -36,8 +36,8 @@ class MeasuredRanges:
     """The ranges and histograms after some samples.
 
     limits: the least and the greatest number of each tensor, as the method has them. Percentile and entropy have none
-        before the last sample, and MSE none at all, since they depend on the format. The least is above the greatest
-        where no sample has a number of the tensor, as of a cache of length 0.
+        before the last sample, and MSE none of tensors with numbers, since they depend on the format. The least is
+        above the greatest where no sample has a number of the tensor, as of a cache of length 0.
     histograms: of each tensor that has numbers; none for min-max.
     """
 
@@ -131,8 +131,11 @@ def measure(
             observer(measured)
         if not done:
             raise UsageError("calibration: the data has no samples; expected at least one")
-        if method in ("percentile", "entropy") and measured.histograms:
-            measured = replace(measured, limits=_ranges_of(calibrator.compute_data()))
+        if method != "minmax":
+            counts = method != "mse" and measured.histograms
+            limits = _ranges_of(calibrator.compute_data()) if counts else {}
+            empty = dict.fromkeys(set(wanted) - measured.histograms.keys(), EMPTY)
+            measured = replace(measured, limits=limits | empty)
     return measured
 
 
@@ -141,6 +144,7 @@ def group_ranges(measured: MeasuredRanges, placement: Placement, model: Detached
 
     Raises:
         UsageError: a range is infinite or NaN.
+        InternalError: nothing was measured of a group; without numbers it would get a scale that fits nothing.
     """
     formats = {
         placed.site.group: placed.precision
@@ -149,6 +153,8 @@ def group_ranges(measured: MeasuredRanges, placement: Placement, model: Detached
     }
     found: dict[str, Range] = {}
     for group, names in _measured_tensors(placement).items():
+        if measured.limits.keys().isdisjoint(names) and measured.histograms.keys().isdisjoint(names):
+            raise InternalError(f"calibration: {group!r} was not measured, so it has no range")
         limits = [known for name in names if (known := measured.limits.get(name)) and not known[0] > known[1]]
         histograms = [measured.histograms[name] for name in names if name in measured.histograms]
         if limits:
@@ -191,10 +197,11 @@ def _ranges_of_constants(model: DetachedModel, placement: Placement) -> dict[str
 
 
 def _open_calibrator(
-    model: DetachedModel, tensors: Iterable[str], method: Method, percentile: float, folder: Path
+    model: DetachedModel, tensors: Sequence[str], method: Method, percentile: float, folder: Path
 ) -> Any:
-    """One of onnxruntime's calibrators. It measures the float tensors that the model has type information of, so the
-    model is given to it with that of `tensors` alone."""
+    """One of onnxruntime's calibrators. It measures the float tensors that the model has type information of, and that
+    a node outside of bodies reads or makes. So the model is given to it with the types of `tensors`, and with a node
+    that reads each input that only bodies read."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     outputs = {info.name for info in proto.graph.output}
@@ -204,6 +211,9 @@ def _open_calibrator(
         for name in tensors
         if name not in outputs
     )
+    known = {name for node in proto.graph.node for name in (*node.input, *node.output)}
+    unseen = (name for name in tensors if name not in known)
+    proto.graph.node.extend(onnx.helper.make_node("Identity", [name], [f"{name}/measured"]) for name in unseen)
     path = folder / "model.onnx"
     save(model.with_proto(proto), path)
     return create_calibrator(
@@ -238,6 +248,9 @@ def _merge(known: Mapping[str, Range], ranges: Mapping[str, Range]) -> dict[str,
 def _hull(known: Range | None, found: Range) -> Range:
     return (min(known[0], found[0]), max(known[1], found[1])) if known else found
 
+
+EMPTY: Final[Range] = (np.inf, -np.inf)
+"""The limits of a tensor that was measured, and had no number in any sample."""
 
 NO_NUMBERS: Final[Range] = (0.0, 0.0)
 """The range of tensors that have no numbers in any sample."""

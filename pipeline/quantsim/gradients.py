@@ -33,7 +33,7 @@ class Backward:
     `reads` are the values that a pass has to be given beside the weights.
 
     Raises:
-        Unsupported: operators on the way have no function here; all are listed.
+        Unsupported: operators on the way have no function here, and all are listed; or no output of floats is there.
     """
 
     def __init__(self, model: DetachedModel, names: Collection[str]) -> None:
@@ -50,6 +50,8 @@ class Backward:
         self._starts = self._names - made
         self.reads = tuple(sorted((read | self._starts) - made - stored.keys()))
         self._outputs = [info.name for info in graph.output if info.name in made | self._starts]
+        if not self._outputs:
+            raise Unsupported("no output of floats depends on a layer that is quantized")
 
     def forward(self, values: Arrays) -> Forward:
         """Compute the nodes on the way, from the values named in `reads`."""

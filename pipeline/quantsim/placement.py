@@ -146,6 +146,8 @@ def _decide(site: Site, rule: PlacementRule | None, infinite: str | None) -> Pla
     """What `rule` says. `infinite` is a constant of the same group that holds infinity or NaN, if there is one."""
     if site.stored_as:
         return PlacedSite(site, None, "", f"the model stores it as {site.stored_as} already")
+    if site.body_of:
+        return PlacedSite(site, None, "", f"read in a body of {site.body_of}")
     if rule is None:
         what = "weights" if site.role == "weight" else "activations"
         return PlacedSite(site, None, "", f"no rule says anything of {what} of {site.op or 'the inputs'}")

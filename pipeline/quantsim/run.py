@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import tempfile
 import time
 from collections.abc import Iterator
@@ -59,6 +60,9 @@ DEFAULT_OPSET: Final = 21
 KEY: Final = "quantsim.calibration.data"
 RANGES: Final = "calibration.npz"
 """The file of ranges and histograms that are kept between runs, beside the results of stages."""
+
+RANGES_VERSION: Final = 2
+"""Of what that file holds; the ranges of another version are measured anew."""
 
 Feeds = dict[str, np.ndarray]
 
@@ -239,7 +243,7 @@ class _Simulation:
                 self._send(Note(RANDOM_DATA))
             graph = hashlib.sha256(self._model.proto.SerializeToString(deterministic=True)).hexdigest()
             measured = [placed.site.tensor for placed in placement.quantized()]
-            key = key_of(settings.model_dump(mode="json"), samples.identity(), graph, measured)
+            key = key_of(RANGES_VERSION, settings.model_dump(mode="json"), samples.identity(), graph, measured)
             file = self._workspace.stages / RANGES
 
             def note(measured: MeasuredRanges) -> None:
@@ -319,7 +323,7 @@ class _Simulation:
                 self._model, encode(placement, group_ranges(measured, placement, self._model), self._model)
             )
             outputs = compare_outputs(self._model, quantized, samples.first(self._settings.evaluation))
-            return min(found.sqnr_db for found in outputs.values())
+            return min((found.sqnr_db for found in outputs.values()), default=math.inf)
 
         with self._stage("suggest") as details:
             layers = find_layers(self._model, encodings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -11,6 +11,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 from passes.graph.float_tensors import FLOATS, float_shapes, float_tensors, weight_axes
 from passes.graph.moved_constants import MovedConstant, find_moved_constants
 from passes.graph.op_facts import ONNX_DOMAINS, moved_inputs
+from passes.graph.traversal import bodies_in, every_graph, every_node
 from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel
 
@@ -50,17 +51,20 @@ class Site:
     """Of a weight: the values that layout operators make of it, which are no sites, since it is quantized as stored."""
     stored_as: str = ""
     """Of a constant that the model holds in whole numbers already: their dtype."""
+    body_of: str = ""
+    """Of a constant that only bodies read: the operator that has them, such as If."""
 
 
 def find_sites(model: DetachedModel) -> tuple[Site, ...]:
     """Every float tensor outside of bodies, in graph order: inputs, then constants and results as nodes read and make
-    them. Constants that nothing reads or that have no numbers are left out, and so are weights in another layout:
-    there the stored tensor is the site."""
+    them, with the constants that only bodies read. Constants that nothing reads or that have no numbers are left out,
+    and so are weights in another layout: there the stored tensor is the site."""
     graph = model.proto.graph
     floats = float_shapes(model.proto)
     stored = {
         tensor.name: tuple(tensor.dims)
-        for tensor in graph.initializer
+        for owner in every_graph(graph)
+        for tensor in owner.initializer
         if tensor.data_type in FLOATS and 0 not in tensor.dims
     }
     whole = _stored_in_whole_numbers(graph)
@@ -69,6 +73,7 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
     moved_weights = _find_moved_weights(graph, moved)
     sites: dict[str, Site] = {}
     moves: list[tuple[str, str]] = []
+    read_outside = {name for node in graph.node for name in node.input}
     for info in graph.input:
         if info.name in floats and info.name not in constants:
             sites[info.name] = Site(info.name, "input", "", "", "")
@@ -86,6 +91,11 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
                     sites[found.tensor] = replace(found, moved_to=moved_weights.get(found.tensor, ()))
             elif name in sites and not sites[name].op:
                 sites[name] = replace(sites[name], op=node.op_type, node=_name_of(node), modules=modules)
+        for inner, index in _reads_in_bodies(node):
+            name = inner.input[index]
+            if name in stored and name not in read_outside:
+                found = replace(_constant_site(inner, index, moved), modules=modules, body_of=node.op_type)
+                sites.setdefault(name, found)
         for name in node.output:
             value = moved.get(name)
             if name not in floats or (value is not None and (name in whole or value.source in moved_weights)):
@@ -98,6 +108,13 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
     for source, name in moves:
         groups.join(source, name)
     return tuple(replace(site, group=groups.first(site.tensor)) for site in sites.values())
+
+
+def _reads_in_bodies(node: NodeProto) -> Iterator[tuple[NodeProto, int]]:
+    """The nodes in the bodies of `node`, with the place of each input."""
+    for body in bodies_in(node):
+        for inner in every_node(body):
+            yield from ((inner, index) for index in range(len(inner.input)))
 
 
 def _stored_in_whole_numbers(graph: GraphProto) -> dict[str, str]:

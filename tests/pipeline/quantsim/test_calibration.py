@@ -17,8 +17,8 @@ from onnxruntime.quantization.calibrate import CalibrationDataReader, create_cal
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
 from pipeline.config.precision import parse_precision
-from pipeline.errors import UsageError
-from pipeline.quantsim.calibration import MeasuredRanges, Method, calibrate, measure
+from pipeline.errors import InternalError, UsageError
+from pipeline.quantsim.calibration import MeasuredRanges, Method, calibrate, group_ranges, measure
 from pipeline.quantsim.encodings import encode, encode_range, quantize
 from pipeline.quantsim.histograms import least_error_range
 from pipeline.quantsim.placement import Placement, place
@@ -274,6 +274,29 @@ def test_a_tensor_that_never_has_a_number_has_the_range_of_zero(method: Method) 
     model = model_of("g (float[N, 4] past) => (float[N, 4] y) { y = Neg(past) }")
     ranges = calibrate(model, place_all(model), [{"past": np.zeros((0, 4), np.float32)}], method)
     assert ranges == {"past": (0.0, 0.0), "y": (0.0, 0.0)}
+
+
+READ_IN_BODIES = """g (float[4] x, bool c) => (float[4] y) {
+    y = If (c) <
+        then_branch = th () => (float[4] n) { n = Neg(x) },
+        else_branch = el () => (float[4] a) { a = Abs(x) }
+    >
+}"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_input_that_only_bodies_read_is_measured(method: Method) -> None:
+    model = model_of(READ_IN_BODIES)
+    data = {"x": np.linspace(-3, 5, 4, dtype=np.float32), "c": np.array(True)}
+    found = calibrate(model, place_all(model), [data], method)
+    assert found["x"] == pytest.approx((-3, 5), rel=0.05)
+    assert found["y"] == pytest.approx((-5, 3), rel=0.05)
+
+
+def test_a_tensor_that_was_not_measured_has_no_range() -> None:
+    model = mlp()
+    with pytest.raises(InternalError, match="'h' was not measured"):
+        group_ranges(MeasuredRanges(1, {"x": (-1, 1)}), place_all(model), model)
 
 
 def test_an_infinite_tensor_is_named() -> None:

@@ -258,3 +258,28 @@ def test_a_constant_without_end_stays_in_float() -> None:
 def test_rules_with_one_selector_are_counted_apart() -> None:
     placement = place(mlp(), [rule("op:*", "int8", "uint8"), rule("op:*", None, "float")])
     assert [matches.in_force for matches in placement.rules] == [2, 6]
+
+
+def test_constants_that_only_bodies_read_stay_in_float() -> None:
+    model = model_of(
+        """g (float[2, 4] x, bool c) => (float[2, 4] y) {
+            h = MatMul(x, both)
+            z = If (c) <
+                then_branch = th () => (float[2, 4] t) { t0 = MatMul(h, both) t = MatMul(t0, inner) },
+                else_branch = el () => (float[2, 4] e) { e = Add(h, offset) }
+            >
+            y = Relu(z)
+        }""",
+        both=np.eye(4, dtype=np.float32),
+        inner=np.eye(4, dtype=np.float32),
+        offset=np.ones(4, np.float32),
+    )
+    assert picture(place(model, [rule("op:*", "int8/channel", "uint8")])) == [
+        "input x: uint8",
+        "weight both: int8/channel",
+        "activation h: uint8",
+        "weight inner: read in a body of If",
+        "constant offset: read in a body of If",
+        "activation z: uint8",
+        "activation y: uint8",
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,9 +14,11 @@ from passes.structures import structure_of
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
 from pipeline.errors import UsageError
+from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import PlacementRule, place
 from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.simulation import compare_outputs, run_device_like
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, nodes_of, rule
 from tests.support.onnx_models import biased_attention, detached
 
@@ -171,3 +175,18 @@ def test_structures_are_found_in_the_quantized_model(activations: str) -> None:
         instances = structure.find(quantized).instances
         assert len(instances) == count
         assert structure.find_lost(instances, quantized) == {}
+
+
+@pytest.mark.parametrize("text", ["uint2", "int3", "uint4", "uint6", "fp8e4m3"])
+def test_onnxruntime_runs_a_clip_in_front_of_every_format(text: str, tmp_path: Path) -> None:
+    """The model's own, and the one that keeps values within the numbers of a format."""
+    model = model_of(
+        "g (float[2, 4] x) => (float[2, 4] y) { h = Clip(x, low, high) y = Neg(h) }",
+        low=np.array(0, np.float32),
+        high=np.array(2, np.float32),
+    )
+    placement = place(model, [rule("op:*", None, text)])
+    data = [{"x": np.linspace(-3, 3, 8, dtype=np.float32).reshape(2, 4)}]
+    quantized = insert_qdq(model, encode(placement, calibrate(model, placement, data), model))
+    expected = compare_outputs(model, quantized, data)["y"].sqnr_db
+    assert run_device_like(model, quantized, data, tmp_path).outputs["y"].sqnr_db == pytest.approx(expected)

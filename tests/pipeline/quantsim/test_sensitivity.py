@@ -150,3 +150,15 @@ def test_an_operator_without_gradient_is_named() -> None:
     )
     with pytest.raises(Unsupported, match="no gradient goes through 1 operator of the model: Hardmax"):
         estimate_sensitivity(model, encodings_of(model, ("op:*", "int8", "uint8")), samples(model, 1))
+
+
+def test_a_model_whose_outputs_are_whole_numbers_has_no_sensitivity() -> None:
+    model = model_of(
+        """classes (float[2, 4] x) => (int64[2, 1] y) {
+            h = MatMul(x, w)
+            y = ArgMax <axis = -1> (h)
+        }""",
+        w=np.eye(4, dtype=np.float32),
+    )
+    with pytest.raises(Unsupported, match="no output of floats depends on a layer that is quantized"):
+        estimate_sensitivity(model, encodings_of(model, ("op:*", "int8", "uint8")), samples(model, 1))

@@ -287,3 +287,23 @@ def test_operators_that_the_target_lacks_are_notes_or_a_failed_check(folder: Pat
             run(folder, *options)
     else:
         assert "Erf: the target does not have this operator" in run(folder, *options).replace("\n", " ")
+
+
+def test_a_model_whose_outputs_are_whole_numbers_is_simulated_without_sensitivity(folder: Path) -> None:
+    text = "g (float[2, 4] x) => (int64[2, 1] y) { h = Relu(x) r = MatMul(h, w) y = ArgMax <axis = -1> (r) }"
+    onnx.save(attach(model_of(text, w=np.eye(4, dtype=np.float32))), folder / "mlp.onnx")
+    printed = " ".join(run(folder, "--set", "quantsim.suggest={sqnr_db: 30}").split())
+    assert "sensitivity is not estimated: no output of floats depends on a layer that is quantized" in printed
+    assert "nothing is suggested, since the sensitivity of layers is not known" in printed
+    report = json.loads((folder / "out" / "quantsim.json").read_text())
+    assert (report["outputs"], report["layers"], len(report["rows"])) == ({}, [], 2)
+
+
+def test_outputs_that_hold_no_numbers_meet_any_ratio(folder: Path) -> None:
+    text = "g (float[N, 4] x) => (float[N, 4] y) { y = MatMul(x, w) }"
+    onnx.save(attach(model_of(text, w=np.eye(4, dtype=np.float32))), folder / "mlp.onnx")
+    for file in (folder / "data").iterdir():
+        np.savez(file, x=np.zeros((0, 4), np.float32))
+    run(folder, "--set", "quantsim.suggest={sqnr_db: 30}")
+    suggestion = json.loads((folder / "out" / "quantsim.json").read_text())["suggestion"]
+    assert (suggestion["is_met"], suggestion["rules"]) == (True, {})
