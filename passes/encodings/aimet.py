@@ -188,21 +188,24 @@ def _row_of_list(name: str, encoding: Encoding) -> Data:
 
 def _from_list(row: Data) -> Encoding:
     _refuse_floats(row["name"], row["dtype"])
-    if row["enc_type"] not in ("PER_TENSOR", "PER_CHANNEL"):
-        raise UsageError(
-            f"encodings: {row['name']!r} is {row['enc_type']}; blocks are read from 2.0.0 on, which has their shape"
-        )
+    if row["enc_type"] not in LIST_TYPES:
+        raise UsageError(f"encodings: {row['name']!r} is {row['enc_type']}; expected one of {', '.join(LIST_TYPES)}")
     scale, offset = np.array(row["scale"], np.float32), np.array(row["offset"], np.int64)
-    return _encoding(row["bw"], row["is_sym"], scale, offset, is_channel=row["enc_type"] == "PER_CHANNEL")
+    found = _encoding(row["bw"], row["is_sym"], scale, offset, has_axis=row["enc_type"] != "PER_TENSOR")
+    if row["enc_type"] != "PER_BLOCK":
+        return found
+    return replace(found, precision=replace(found.precision, granularity="block", block=int(row["block_size"])))
 
 
-def _encoding(
-    bits: int, symmetric: bool, scale: np.ndarray, offset: np.ndarray, *, is_channel: bool | None = None
-) -> Encoding:
-    """A symmetric encoding is taken as signed. The file does not say the axis of channels."""
+LIST_TYPES: Final = ("PER_TENSOR", "PER_CHANNEL", "PER_BLOCK")
+"""What shares a scale in version 1.0.0. Scales of blocks are a flat list there, as numpy orders those of the tensor."""
+
+
+def _encoding(bits: int, symmetric: bool, scale: np.ndarray, offset: np.ndarray, *, has_axis: bool = False) -> Encoding:
+    """A symmetric encoding is taken as signed. The file does not say the axis of channels or blocks."""
     precision = Precision(bits, signed=symmetric, symmetric=symmetric)
     zero = -offset - (2 ** (bits - 1) if symmetric else 0)
-    if len(scale) == 1 and not is_channel:
+    if len(scale) == 1 and not has_axis:
         return Encoding(precision, scale.reshape(()), zero.reshape(()))
     return Encoding(replace(precision, granularity="channel"), scale, zero, axis=UNKNOWN_AXIS)
 

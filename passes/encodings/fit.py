@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -23,7 +24,7 @@ SHOWN: Final = 8
 
 
 def fit_encodings(encodings: Mapping[str, Encoding], model: DetachedModel) -> dict[str, Encoding]:
-    """The encodings of a file for `model`, with the axis of channels that the file does not say.
+    """The encodings of a file for `model`, with the axis of channels or blocks that the file does not say.
 
     Raises:
         UsageError: the model has no such float tensor, or its shape does not suit the scales.
@@ -37,7 +38,10 @@ def fit_encodings(encodings: Mapping[str, Encoding], model: DetachedModel) -> di
             f"tensors: {list_with_nearest(unknown, known)}"
         )
     axes = _find_axes(model, shapes)
-    return {name: _fit(name, encoding, shapes.get(name), axes.get(name)) for name, encoding in encodings.items()}
+    nowhere = (None, None)
+    return {
+        name: _fit(name, encoding, shapes.get(name), axes.get(name, nowhere)) for name, encoding in encodings.items()
+    }
 
 
 def list_with_nearest(names: Collection[str], known: Iterable[str]) -> str:
@@ -46,19 +50,38 @@ def list_with_nearest(names: Collection[str], known: Iterable[str]) -> str:
     return ", ".join(map(repr, listed[:SHOWN])) + (" …" if len(listed) > SHOWN else "") + nearest(listed[0], known)
 
 
-def _fit(name: str, encoding: Encoding, shape: tuple[int, ...] | None, axis: int | None) -> Encoding:
+def _fit(name: str, encoding: Encoding, shape: tuple[int, ...] | None, axes: Axes) -> Encoding:
     if encoding.axis is None:
         return encoding
-    if encoding.axis == UNKNOWN_AXIS and encoding.precision.granularity == "channel":
+    if encoding.axis == UNKNOWN_AXIS and encoding.scale.ndim == 1:
+        is_block = encoding.precision.granularity == "block"
+        axis = axes[is_block]
         if axis is None or shape is None:
             raise UsageError(
-                f"encodings: {name!r} has {encoding.scale.size} scales, and is no weight whose channels are known; "
-                "AIMET's versions from 2.0.0 on say the axis"
+                f"encodings: {name!r} has {encoding.scale.size} scales, and is no weight whose "
+                f"{'blocks' if is_block else 'channels'} are known; AIMET's versions from 2.0.0 on say the axis"
             )
         encoding = replace(encoding, axis=axis)
+        if is_block:
+            encoding = _shape_blocks(name, encoding, shape, axis)
     if shape is None:
         raise UsageError(f"encodings: {name!r} has {encoding.scale.size} scales, and is no constant of the model")
     return _check_shape(name, replace(encoding, axis=(encoding.axis or 0) % len(shape)), shape)
+
+
+def _shape_blocks(name: str, encoding: Encoding, shape: tuple[int, ...], axis: int) -> Encoding:
+    """The flat scales of the blocks of a tensor, in the shape that they have there."""
+    wanted = _shape_of_blocks(shape, axis, encoding.precision.block)
+    if encoding.scale.size != math.prod(wanted):
+        raise UsageError(
+            f"encodings: {name!r} has {encoding.scale.size} scales, expected {math.prod(wanted)}: blocks of "
+            f"{encoding.precision.block} along axis {axis} of {shape}"
+        )
+    return encoding.with_arrays(lambda array: array.reshape(wanted))
+
+
+def _shape_of_blocks(shape: tuple[int, ...], axis: int, block: int) -> tuple[int, ...]:
+    return tuple(-(-size // block) if at == axis else size for at, size in enumerate(shape))
 
 
 def _check_shape(name: str, encoding: Encoding, shape: tuple[int, ...]) -> Encoding:
@@ -69,7 +92,7 @@ def _check_shape(name: str, encoding: Encoding, shape: tuple[int, ...]) -> Encod
                 f"encodings: {name!r} has {encoding.scale.size} scales, expected {shape[axis]}, one for each channel"
             )
         return encoding
-    wanted = tuple(-(-size // block) if at == axis else size for at, size in enumerate(shape))
+    wanted = _shape_of_blocks(shape, axis, block)
     if encoding.scale.shape != wanted:
         raise UsageError(
             f"encodings: {name!r} has scales of shape {encoding.scale.shape}, expected {wanted}: blocks of {block} "
@@ -78,25 +101,29 @@ def _check_shape(name: str, encoding: Encoding, shape: tuple[int, ...]) -> Encod
     return encoding
 
 
-def _find_axes(model: DetachedModel, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """The axis of channels of each constant that a product reads, also in another layout."""
+Axes = tuple[int | None, int | None]
+"""The axis of channels and the axis that products sum over, which blocks divide."""
+
+
+def _find_axes(model: DetachedModel, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Axes]:
+    """The axes of each constant that a product reads, also in another layout."""
     graph = model.proto.graph
     moved = find_moved_constants(graph, shapes, float_shapes(model.proto))
-    found: dict[str, int] = {}
+    found: dict[str, Axes] = {}
     for node in graph.node:
         for place, name in enumerate(node.input):
             if name in moved:
-                axis = moved[name].axis_of_source(_channel_axis(node, place, len(moved[name].axes)))
-                if axis is not None:
-                    found.setdefault(moved[name].source, axis)
+                channel, summed = map(moved[name].axis_of_source, _axes(node, place, len(moved[name].axes)))
+                if channel is not None:
+                    found.setdefault(moved[name].source, (channel, summed))
     return found
 
 
-def _channel_axis(node: NodeProto, place: int, rank: int) -> int | None:
+def _axes(node: NodeProto, place: int, rank: int) -> Axes:
     axes = weight_axes(node, place, rank)
     if axes is not None:
-        return axes[0]
-    return 0 if place == BIAS_PLACE and rank == 1 and node.op_type in BIASED else None
+        return axes
+    return (0 if place == BIAS_PLACE and rank == 1 and node.op_type in BIASED else None), None
 
 
 BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})

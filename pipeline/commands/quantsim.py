@@ -64,6 +64,7 @@ def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
     for rule in report.rules:
         counts = f"{plural(rule.weights, 'weight')}, {plural(rule.activations, 'other')}"
         yield f"rule {rule.selector}: {counts}; in force for {rule.in_force}"
+    yield from report.notes
     if not report.not_measured:
         yield from _worst(report, None if verbose else WORST)
     shown = report.left_in_float if verbose else report.left_in_float[:WORST]

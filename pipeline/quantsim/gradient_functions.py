@@ -8,15 +8,30 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
+import onnx
 import torch
 from onnx import helper
 from torch import Tensor
 from torch.nn import functional as fn
 
+from passes.graph.op_facts import ONNX_DOMAINS
+from passes.weights.detached import DetachedModel
 from pipeline.errors import Unsupported
 from pipeline.quantsim.gradient_layers import LAYERS, Attributes, Inputs
 
-__all__ = ["FUNCTIONS"]
+__all__ = ["FUNCTIONS", "count_parts"]
+
+
+def count_parts(model: DetachedModel) -> DetachedModel:
+    """`model` with the number of parts written at each Split that gives no sizes. From opset 18 on it is there; before,
+    the number of its results alone says it, which the functions here do not see."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    for node in proto.graph.node:
+        has_sizes = len(node.input) > 1 or any(entry.name in ("split", "num_outputs") for entry in node.attribute)
+        if node.op_type == "Split" and node.domain in ONNX_DOMAINS and not has_sizes:
+            node.attribute.append(helper.make_attribute("num_outputs", len(node.output)))
+    return DetachedModel(proto, model.weights)
 
 
 def _gemm(attributes: Attributes, ins: Inputs) -> Tensor:

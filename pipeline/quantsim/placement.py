@@ -69,6 +69,8 @@ class PlacedSite:
     reason: str = ""
     limits: tuple[float, float] | None = None
     """Its range, where that is known without a sample."""
+    why_coarser: str = ""
+    """Why it has one scale, where the rule says one for each channel or block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,12 @@ class Placement:
 
     def left_in_float(self) -> tuple[PlacedSite, ...]:
         return tuple(placed for placed in self.sites if placed.precision is None)
+
+    def notes(self) -> Iterator[str]:
+        """A sentence for each tensor whose format is coarser than its rule says."""
+        for placed in self.sites:
+            if placed.why_coarser:
+                yield f"{placed.site.tensor} has one scale: {placed.why_coarser}"
 
 
 def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
@@ -159,10 +167,11 @@ def _decide(site: Site, rule: PlacementRule | None, infinite: str | None) -> Pla
     if site.role != "weight" and precision.granularity != "tensor":
         precision = precision.per_tensor()
     axis = site.summed_axis if precision.granularity == "block" else site.channel_axis
+    why_coarser = ""
     if precision.granularity != "tensor" and axis is None:
-        precision = precision.per_tensor()
+        precision, why_coarser = precision.per_tensor(), site.disagreement
     limits = rule.limits if rule.tensors is not None and site.tensor in rule.tensors else None
-    return PlacedSite(site, precision, rule.selector, limits=limits)
+    return PlacedSite(site, precision, rule.selector, limits=limits, why_coarser=why_coarser)
 
 
 def _decide_bias(placed: PlacedSite, decided: Mapping[str, PlacedSite]) -> PlacedSite:
@@ -170,6 +179,8 @@ def _decide_bias(placed: PlacedSite, decided: Mapping[str, PlacedSite]) -> Place
     site = placed.site
     if site.bias_of is None or placed.precision is None:
         return placed
+    if site.disagreement:
+        return PlacedSite(site, None, placed.rule, site.disagreement)
     factors = [decided.get(name) for name in site.bias_of]
     if any(factor is None or factor.precision is None for factor in factors):
         return PlacedSite(site, None, placed.rule, f"{' and '.join(site.bias_of)} are not both quantized")

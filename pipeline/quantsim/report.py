@@ -78,6 +78,8 @@ class QuantSimReport:
     not_measured: str = ""
     """Why there is no noise at all, only placement and sizes; empty where there is."""
     suggestion: Suggestion | None = None
+    notes: tuple[str, ...] = ()
+    """Where a format is coarser than its rule says, and why."""
 
 
 def make_report(
@@ -108,6 +110,7 @@ def make_report(
         quantized_weight_bytes=after,
         tensors=len(placement.sites),
         quantized_tensors=len(placement.quantized()),
+        notes=tuple(placement.notes()),
     )
 
 

@@ -105,12 +105,13 @@ def estimate_sensitivity(
         Unsupported: the model has operators between its layers and its outputs that no gradient goes through.
         StepFailed: onnxruntime refuses a step.
     """
-    from pipeline.quantsim.gradients import Backward  # torch takes seconds to import
+    from pipeline.quantsim.gradient_functions import count_parts  # torch takes seconds to import
+    from pipeline.quantsim.gradients import Backward
 
     layers = find_layers(model, encodings)
     if not layers:
         return {}
-    backward = Backward(model, [name for layer in layers for name in layer.outputs])
+    backward = Backward(count_parts(model), [name for layer in layers for name in layer.outputs])
     session = Session.of(_differences(model, encodings, layers, backward.reads))
     draw = np.random.default_rng(0)
     noise = dict.fromkeys((layer.output for layer in layers), 0.0)

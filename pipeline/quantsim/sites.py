@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -53,6 +53,8 @@ class Site:
     """Of a constant that the model holds in whole numbers already: their dtype."""
     body_of: str = ""
     """Of a constant that only bodies read: the operator that has them, such as If."""
+    disagreement: str = ""
+    """Of a weight or a bias that several products read: why no scale for each channel, or none at all, suits them."""
 
 
 def find_sites(model: DetachedModel) -> tuple[Site, ...]:
@@ -74,6 +76,7 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
     sites: dict[str, Site] = {}
     moves: list[tuple[str, str]] = []
     read_outside = {name for node in graph.node for name in node.input}
+    products: dict[str, list[Site]] = {}
     for info in graph.input:
         if info.name in floats and info.name not in constants:
             sites[info.name] = Site(info.name, "input", "", "", "")
@@ -89,6 +92,10 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
                 found = replace(found, stored_as=whole.get(found.tensor, ""))
                 if known is None or (known.role == "constant" and found.role != "constant"):
                     sites[found.tensor] = replace(found, moved_to=moved_weights.get(found.tensor, ()))
+                elif known.role == found.role == "weight":
+                    sites[found.tensor] = _agree_on_axes(known, found)
+                if found.bias_of is not None:
+                    products.setdefault(found.tensor, []).append(found)
             elif name in sites and not sites[name].op:
                 sites[name] = replace(sites[name], op=node.op_type, node=_name_of(node), modules=modules)
         for inner, index in _reads_in_bodies(node):
@@ -107,6 +114,8 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
     groups = _SharedEncodings({name: place for place, name in enumerate(sites)})
     for source, name in moves:
         groups.join(source, name)
+    for name, readers in products.items():
+        sites[name] = replace(sites[name], disagreement=_compare_products(readers, groups))
     return tuple(replace(site, group=groups.first(site.tensor)) for site in sites.values())
 
 
@@ -115,6 +124,25 @@ def _reads_in_bodies(node: NodeProto) -> Iterator[tuple[NodeProto, int]]:
     for body in bodies_in(node):
         for inner in every_node(body):
             yield from ((inner, index) for index in range(len(inner.input)))
+
+
+def _agree_on_axes(known: Site, found: Site) -> Site:
+    """The site of a weight that is read once more: along axes on which its readers differ it has no scales."""
+    if (known.channel_axis, known.summed_axis) == (found.channel_axis, found.summed_axis):
+        return known
+    why = f"{known.node} and {found.node} have their channels along different axes of it; {UNTIE}"
+    return replace(known, channel_axis=None, summed_axis=None, disagreement=known.disagreement or why)
+
+
+def _compare_products(readers: Sequence[Site], groups: _SharedEncodings) -> str:
+    """Why no scale suits a bias, which has that of the products that it is added to; empty where these have one."""
+    scales = {(groups.first(site.bias_of[0]), site.bias_of[1]): site.node for site in readers if site.bias_of}
+    first, *others = scales.values()
+    return (
+        f"the products of {first} and {others[0]} that it is added to have scales of their own; {UNTIE}"
+        if others
+        else ""
+    )
 
 
 def _stored_in_whole_numbers(graph: GraphProto) -> dict[str, str]:
@@ -177,6 +205,8 @@ def _modules_of(node: NodeProto) -> tuple[str, ...]:
 def _name_of(node: NodeProto) -> str:
     return node.name or node.output[0]
 
+
+UNTIE: Final = "untie in quantsim.prepare gives each module a copy of its own"
 
 PICKS: Final[Mapping[str, tuple[int, ...]]] = {
     "MaxPool": (0,),

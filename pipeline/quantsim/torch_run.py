@@ -18,7 +18,7 @@ from passes.graph.op_facts import ONNX_DOMAINS
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.errors import Unsupported, UsageError
-from pipeline.quantsim.gradient_functions import FUNCTIONS
+from pipeline.quantsim.gradient_functions import FUNCTIONS, count_parts
 from pipeline.quantsim.sites import float_tensors
 from pipeline.runtime.tensors import as_tensor
 
@@ -41,7 +41,7 @@ class TorchRun:
         except ImportError as error:
             raise UsageError("the cross-check in torch needs torchao: pip install torchao") from error
         self._primitives: Any = quant_primitives
-        graph = model.proto.graph
+        graph = count_parts(model).proto.graph
         floats = float_tensors(model.proto)
         self._nodes = [node for node in graph.node if node.op_type in QUANTIZERS or not floats.isdisjoint(node.output)]
         missing = {node.op_type for node in self._nodes if node.op_type not in (*FUNCTIONS, *QUANTIZERS)}

@@ -11,9 +11,9 @@ from pipeline.config.precision import FLOAT, parse_precision
 from pipeline.quantsim.placement import PlacementRule
 
 
-def model_of(text: str, **constants: np.ndarray) -> DetachedModel:
-    """The model of a graph in ONNX's text form, at opset 21, with constants beside it."""
-    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]>\n{text}')
+def model_of(text: str, opset: int = 21, **constants: np.ndarray) -> DetachedModel:
+    """The model of a graph in ONNX's text form, with constants beside it."""
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]>\n{text}')
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
     onnx.checker.check_model(model)
     return detach(model)

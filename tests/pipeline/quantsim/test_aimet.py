@@ -15,7 +15,7 @@ from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Encoding, encode, encode_range, encode_weight
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.qdq import insert_qdq
-from tests.pipeline.quantsim.pictures_of_qdq import mlp, nodes_of, rule
+from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, nodes_of, rule
 
 WEIGHT = np.array([[1.0, 2.0], [-127.0, 3.0]], np.float32)
 
@@ -106,10 +106,15 @@ def test_the_first_version_has_no_blocks() -> None:
         to_aimet({"w": encoding("int4/block2")}, {"w"}, "0.6.1")
 
 
-@pytest.mark.parametrize("version", get_args(AimetVersion))
-def test_a_file_quantizes_the_model_that_it_was_made_of(version: AimetVersion) -> None:
+FORMS = [(version, "int8/channel") for version in get_args(AimetVersion)]
+FORMS += [(version, weights) for version in get_args(AimetVersion)[1:] for weights in ("int4/block2", "uint4/block3")]
+"""Each version with the formats of weights that it can express; blocks of 3 leave a rest of 4 and of 8."""
+
+
+@pytest.mark.parametrize(("version", "weights"), FORMS)
+def test_a_file_quantizes_the_model_that_it_was_made_of(version: AimetVersion, weights: str) -> None:
     model = mlp()
-    placement = place(model, [rule("op:*", "int8/channel", "uint8")])
+    placement = place(model, [rule("op:*", weights, "uint8")])
     ranges = {placed.site.group: (-1.0, 3.0) for placed in placement.sites}
     made = {
         name: encoding
@@ -117,8 +122,27 @@ def test_a_file_quantizes_the_model_that_it_was_made_of(version: AimetVersion) -
         if name != "bias"  # the earlier versions leave it to its factors
     }
     read = fit_encodings(from_aimet(to_aimet(made, {"first", "second"}, version)), model)
-    assert {name: read[name].axis for name in ("first", "second")} == {"first": 1, "second": 1}
+    axis = 0 if "block" in weights else 1
+    assert {name: read[name].axis for name in ("first", "second")} == {"first": axis, "second": axis}
     assert nodes_of(insert_qdq(model, read)) == nodes_of(insert_qdq(model, made))
+    assert all(is_equal(read[name], made[name]) for name in made)
+
+
+def test_blocks_of_a_flat_list_have_the_axis_and_the_shape_of_their_weight() -> None:
+    """Version 1.0.0 says neither; a weight that no product reads, or of another size, is refused."""
+    model = model_of(
+        "g (float[2, 4] x) => (float[2, 3] y) { y = Gemm <transB = 1> (x, w) }", w=np.ones((3, 4), np.float32)
+    )
+    row = {"bw": 4, "dtype": "INT", "enc_type": "PER_BLOCK", "is_sym": True, "name": "w", "block_size": 2}
+
+    def read(count: int) -> Encoding:
+        params = [{**row, "offset": [-8] * count, "scale": [float(index + 1) for index in range(count)]}]
+        data = {"version": "1.0.0", "activation_encodings": [], "param_encodings": params}
+        return fit_encodings(from_aimet(data), model)["w"]
+
+    assert (read(6).axis, read(6).scale.tolist()) == (1, [[1, 2], [3, 4], [5, 6]])
+    with pytest.raises(UsageError, match=r"'w' has 8 scales, expected 6: blocks of 2 along axis 1 of \(3, 4\)"):
+        read(8)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +155,7 @@ def test_a_file_quantizes_the_model_that_it_was_made_of(version: AimetVersion) -
         ({"shape": encoding("uint8")}, "does not have as float tensors: 'shape'"),
         ({"first": encoding("int8/channel")}, "'first' has 2 scales, expected 8, one for each channel"),
         ({"r": encoding("int8/channel")}, "'r' has 2 scales, and is no weight whose channels are known"),
+        ({"r": encoding("int4/block2")}, "'r' has 2 scales, and is no weight whose blocks are known"),
     ],
 )
 def test_encodings_that_do_not_fit_the_model_are_refused(encodings: dict[str, Encoding], message: str) -> None:

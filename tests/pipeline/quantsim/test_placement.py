@@ -165,6 +165,47 @@ def test_the_bias_behind_a_weight_in_another_layout_has_the_scale_of_the_product
     np.testing.assert_allclose(encodings["b"].scale, encodings["x"].scale * encodings["w"].scale, rtol=1e-6)
 
 
+TIED = "a = Gemm(x, w) y = Gemm <transB = {}> (a, w)"
+
+
+@pytest.mark.parametrize("text", ["int8/channel", "int4/block2"])
+def test_a_weight_whose_readers_have_other_channels_has_one_scale(text: str) -> None:
+    graph = f"g (float[2, 4] x) => (float[2, 4] y) {{{{ {TIED} }}}}"
+    square = np.arange(16, dtype=np.float32).reshape(4, 4)
+    rules = [rule("op:*", text, "uint16")]
+    alike = place(model_of(graph.format(0), w=square), rules)
+    assert (f"weight w: {text}" in picture(alike), list(alike.notes())) == (True, [])
+    other = place(model_of(graph.format(1), w=square), rules)
+    assert f"weight w: {text.partition('/')[0]}" in picture(other)
+    assert list(other.notes()) == [
+        "w has one scale: a and y have their channels along different axes of it; untie in quantsim.prepare gives each "
+        "module a copy of its own"
+    ]
+    assert list(place(model_of(graph.format(1), w=square), [rule("op:*", "int8", "uint16")]).notes()) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "placed"),
+    [
+        ("a = Gemm(x, w, b) r = Reshape(x, sizes) y = Gemm(r, w, b)", "int32"),  # the same scales
+        ("a = Gemm(x, w, b) y = Gemm(x, v, b)", "the products of a and y"),
+        ("a = Gemm(x, w, b) y = Gemm(a, w, b)", "the products of a and y"),
+    ],
+)
+def test_a_bias_of_products_with_other_scales_stays_in_float(nodes: str, placed: str) -> None:
+    weights = {name: np.arange(1, 17, dtype=np.float32).reshape(4, 4) for name in "wv"}
+    model = model_of(
+        f"g (float[2, 4] x) => (float[2, 4] y) {{ {nodes} }}",
+        **weights,
+        b=np.ones(4, np.float32),
+        sizes=np.array([2, 4]),
+    )
+    if placed != "int32":
+        placed += " that it is added to have scales of their own; "
+        placed += "untie in quantsim.prepare gives each module a copy of its own"
+    assert f"bias b: {placed}" in picture(place(model, [rule("op:*", "int8/channel", "uint16")]))
+
+
 def test_a_weight_in_a_constant_node_is_a_weight() -> None:
     model = model_of(
         """g (float[2, 2] x) => (float[2, 2] y, float[2] z) {

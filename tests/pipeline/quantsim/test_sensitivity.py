@@ -106,6 +106,28 @@ def test_a_layer_in_float_is_no_layer_of_the_estimate() -> None:
     assert estimate_sensitivity(model, {}, samples(model, 2)) == {}
 
 
+@pytest.mark.parametrize(("opset", "said"), [(13, ""), (18, ", num_outputs = 3")])
+def test_a_split_into_equal_parts_is_that_into_their_sizes(opset: int, said: str) -> None:
+    """Up to opset 17 the number of its results alone says how many parts there are."""
+    draw = np.random.default_rng(1)
+    constants = {name: draw.standard_normal(size).astype(np.float32) for name, size in (("w", (4, 6)), ("v", (2, 4)))}
+    text = """g (float[2, 4] x) => (float[2, 4] y) {{
+        h = MatMul(x, w)
+        q, k, v_ = Split <axis = 1{attributes}> (h{sizes})
+        s = Mul(q, k)
+        t = Sub(s, v_)
+        y = MatMul(t, v)
+    }}"""
+    equal = model_of(text.format(attributes=said, sizes=""), opset, **constants)
+    sized = model_of(text.format(attributes="", sizes=", sizes"), opset, **constants, sizes=np.array([2, 2, 2]))
+    found, wanted = (
+        estimate_sensitivity(model, encodings_of(model, ("op:*", "int8", "uint8")), samples(model, 2))
+        for model in (equal, sized)
+    )
+    assert list(found) == ["h", "y"]
+    assert found == wanted
+
+
 def test_slopes_are_those_of_differences() -> None:
     model = block()
     backward = Backward(model, ["u0"])
