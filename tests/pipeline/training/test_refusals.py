@@ -250,6 +250,20 @@ def test_what_cannot_be_recorded(
         record_step(made, loss, make_optimizer(made), batch)
 
 
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+def test_dropout_between_layers_that_torch_leaves_out_is_refused(make: Callable[..., nn.Module]) -> None:
+    module = nn.Sequential(make(16, 10, 2, dropout=0.7))
+    said = rf"module '0' \({make.__name__}\) has 2 layers with dropout=0.7, .* nn.Dropout between them"  # type: ignore[attr-defined]
+    with pytest.raises(Unsupported, match=said):
+        record_step(module, first_loss, sgd(module), (X, LABEL))
+    module.eval()
+    record_step(module, first_loss, sgd(module), (X, LABEL)).step((X, LABEL))  # there is no dropout to leave out
+
+
+def first_loss(output: tuple[torch.Tensor, object], label: torch.Tensor) -> torch.Tensor:
+    return LOSS(output[0], label)
+
+
 def test_two_limits_are_refused() -> None:
     module = mlp()
     with pytest.raises(UsageError, match="found max_norm and max_value; expected one of them"):
