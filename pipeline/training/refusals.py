@@ -18,7 +18,8 @@ def refuse_module(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
 
     Raises:
         UsageError: a tensor has no numbers.
-        Unsupported: a wrapper around the module, another device than the CPU, or a hook that a step would not call.
+        Unsupported: a wrapper around the module, another device than the CPU, a hook that a step would not call, or a
+            dropout that torch leaves out of recordings.
     """
     inside = getattr(module, "_orig_mod", None)
     if isinstance(inside, nn.Module):
@@ -31,6 +32,7 @@ def refuse_module(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
                 f"{f'module {name!r}' if name else 'the module'} is one of torch.jit, which cannot be recorded; give "
                 "the original nn.Module, from before torch.jit"
             )
+        _refuse_dropout_between_layers(name, part)
     for name, tensor in module.named_parameters():
         _refuse_tensor(f"parameter {name!r}", tensor, "give it some first: module.to_empty(device='cpu'), then weights")
         if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
@@ -54,6 +56,16 @@ def refuse_optimizer_hooks(optimizer: Optimizer) -> None:
         raise Unsupported(
             "the optimizer has a hook on its step, which a recorded step would not call: remove it, and do its work "
             "between the steps"
+        )
+
+
+def _refuse_dropout_between_layers(name: str, part: nn.Module) -> None:
+    # torch 2.13's `_decomp.decompositions._rnn_helper` compares the layer's number the wrong way round.
+    if isinstance(part, nn.RNNBase) and part.training and part.dropout > 0 and part.num_layers > 1:
+        raise Unsupported(
+            f"{f'module {name!r}' if name else 'the module'} ({type(part).__name__}) has {part.num_layers} layers "
+            f"with dropout={part.dropout}, which torch leaves out of a recording: give it dropout=0, or make it of "
+            "modules of one layer with nn.Dropout between them"
         )
 
 

@@ -53,6 +53,7 @@ class StepFunction:
                 stack.enter_context(_reparametrize_module(self.exported, own, tie_weights=True))
             stack.enter_context(_cumulative_averages(self.module))
             stack.enter_context(_unchanged_attributes(self.module))
+            stack.enter_context(_unchanged_memory(stored))
             stack.enter_context(torch.enable_grad())
             value = self.layout.loss(call, self.loss, tensors[first : first + len(self.layout.names)])
             _refuse_other_losses(value)
@@ -62,7 +63,9 @@ class StepFunction:
             gradients = list(torch.autograd.grad(value, tensors[: self.trained], one, allow_unused=True))
         stored.update(own)
         _refuse_sparse(self.names, gradients)
-        after = [self._buffer_after(name, tensors[self.names.index(name)], stored[name]) for name in self.buffers]
+        after = [
+            self._state_after(name, before, stored[name]) for name, before in zip(self.names, tensors, strict=False)
+        ]
         norm = _norm(gradients) if self.checks_gradients or self.clips == "norm" else None
         if self.clips == "norm" and norm is not None:
             factor = (tensors[-1] / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_ does
@@ -72,7 +75,9 @@ class StepFunction:
             gradients = _change(gradients, lambda gradient: gradient.clamp(-limit, limit).to(gradient.dtype))
         return [found, norm, *gradients, *after]
 
-    def _buffer_after(self, name: str, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    def _state_after(self, name: str, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        if name not in self.buffers:
+            return after
         forms = [f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in (before, after)]
         if forms[0] != forms[1]:
             raise Unsupported(
@@ -174,3 +179,20 @@ def _unchanged_attributes(module: nn.Module) -> Iterator[None]:
                     f"the forward pass sets {full!r}, a tensor that is neither a parameter nor a buffer, so no step "
                     f"can keep it for the next one: register it by register_buffer({key!r}, …)"
                 )
+
+
+@contextmanager
+def _unchanged_memory(tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Look for an assignment to `.data`, which gives a tensor other memory: no operator that could be recorded.
+
+    Raises:
+        Unsupported: there is one.
+    """
+    before = {name: (tensor, tensor.untyped_storage()) for name, tensor in tensors.items()}
+    yield
+    for name, (tensor, storage) in before.items():
+        if tensor.untyped_storage()._cdata != storage._cdata:
+            raise Unsupported(
+                f"the forward pass or the loss assigns to .data of {name!r}, which no step would repeat: compute a "
+                "value from a parameter in place of writing to it, and write to a buffer by copy_"
+            )

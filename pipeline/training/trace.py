@@ -95,10 +95,11 @@ def trace_step(
     value, norm, *others = _results(recorded)
     if value is None:
         raise Unsupported("torch recorded a loss that follows from no input; expected one that depends on the batch")
-    gradients, after = dict(zip(asked, others, strict=False)), dict(zip(buffers, others[len(asked) :], strict=True))
+    gradients, after = dict(zip(asked, others, strict=False)), dict(zip(stored, others[len(asked) :], strict=True))
     by_name = dict(zip(stored, placeholders, strict=False))
     reached = {name: node for name, node in gradients.items() if node is not None}
     updates = {name: node for name, node in after.items() if node is not None and node is not by_name[name]}
+    _refuse_writes(updates.keys() - buffers.keys())
     _refuse_decisions(decided_by & updates.keys())
     return TracedStep(
         recorded,
@@ -209,6 +210,15 @@ def _export(step: StepFunction, others: Sequence[torch.Tensor], *, strict: bool)
     args, kwargs = step.layout.arguments(dict(zip(step.layout.names, others, strict=False)))
     with capture_output():
         return torch.export.export(step.module, args, kwargs, strict=strict).module(check_guards=False)
+
+
+def _refuse_writes(params: Collection[str]) -> None:
+    for name in sorted(params):
+        raise Unsupported(
+            f"the forward pass or the loss writes to the parameter {name!r}, which a recorded step changes by the "
+            "optimizer alone: compute a value from the parameter in place of writing to it (for an embedding: "
+            "max_norm=None), or write between the steps, through state_dict and load_state_dict"
+        )
 
 
 def _refuse_decisions(names: Collection[str]) -> None:

@@ -250,6 +250,61 @@ def test_what_cannot_be_recorded(
         record_step(made, loss, make_optimizer(made), batch)
 
 
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+def test_dropout_between_layers_that_torch_leaves_out_is_refused(make: Callable[..., nn.Module]) -> None:
+    module = nn.Sequential(make(16, 10, 2, dropout=0.7))
+    said = rf"module '0' \({make.__name__}\) has 2 layers with dropout=0.7, .* nn.Dropout between them"  # type: ignore[attr-defined]
+    with pytest.raises(Unsupported, match=said):
+        record_step(module, first_loss, sgd(module), (X, LABEL))
+    module.eval()
+    record_step(module, first_loss, sgd(module), (X, LABEL)).step((X, LABEL))  # there is no dropout to leave out
+
+
+def first_loss(output: tuple[torch.Tensor, object], label: torch.Tensor) -> torch.Tensor:
+    return LOSS(output[0], label)
+
+
+def set_data(weight: torch.Tensor) -> None:
+    weight.data = weight.data.clamp(-0.1, 0.1)
+
+
+@torch.no_grad()
+def clamp(weight: torch.Tensor) -> None:
+    weight.clamp_(-0.1, 0.1)
+
+
+@torch.no_grad()
+def copy(weight: torch.Tensor) -> None:
+    weight[0].copy_(weight[1])
+
+
+WRITES: list[tuple[Callable[[torch.Tensor], object], str]] = [
+    (clamp, "writes to the parameter"),
+    (copy, "writes to the parameter"),
+    (lambda weight: weight.data.clamp_(-0.1, 0.1), "writes to the parameter"),
+    (set_data, "assigns to .data of"),
+]
+
+
+@pytest.mark.parametrize(("write", "said"), WRITES)
+def test_a_write_to_a_parameter_is_refused(write: Callable[[torch.Tensor], object], said: str) -> None:
+    module = Forward(lambda m, x: (write(m.mlp[2].weight), m.mlp(x))[1])  # type: ignore[index]
+    with pytest.raises(Unsupported, match=f"the forward pass or the loss {said} 'mlp.2.weight'"):
+        record_step(module, LOSS, sgd(module), (X, LABEL))
+
+
+def test_an_embedding_that_scales_its_rows_is_refused() -> None:
+    module = nn.Sequential(nn.Embedding(10, 10, max_norm=1.0), nn.Flatten(0, 1))
+    with pytest.raises(Unsupported, match=r"writes to the parameter '0\.weight'.*max_norm=None"):
+        record_step(module, LOSS, sgd(module), (LABEL[:, None], LABEL))
+
+
+def test_a_write_of_the_loss_is_refused() -> None:
+    module = mlp()
+    with pytest.raises(Unsupported, match=r"the loss writes to the parameter '0\.weight'"):
+        record_step(module, lambda out, label: (clamp(module[0].weight), LOSS(out, label))[1], sgd(module), (X, LABEL))  # type: ignore[index,arg-type]
+
+
 def test_two_limits_are_refused() -> None:
     module = mlp()
     with pytest.raises(UsageError, match="found max_norm and max_value; expected one of them"):
