@@ -30,6 +30,7 @@ from pipeline.errors import UsageError
 from pipeline.events import EpochEnded, Observer, PhaseEnded, Progress
 from pipeline.training import NotFinite, Phase, Snapshot, TrainProgram
 from pipeline.training.batch import Batch
+from pipeline.training.checkpoint import check_place
 
 __all__ = ["Batches", "FitLimits", "Schedule", "StepRecord", "TrainingHistory", "TrainingLoop"]
 
@@ -151,6 +152,7 @@ class TrainingLoop:
             KeyboardInterrupt: after Ctrl-C; the states are saved.
         """
         _refuse_batches(batches, limits.epochs)
+        _refuse_saving(path, save_every, resume=resume)
         first, first_record = self._done, len(self._records)
         self._begun = self._program.steps_done
         if path is not None and resume:
@@ -252,8 +254,6 @@ class TrainingLoop:
         if path is None:
             return
         rows = [[record.step, record.loss, record.seconds] for record in self._records]
-        if not path.parent.is_dir():
-            raise UsageError(f"{path.parent} is no folder; make it before saving to {path.name}")
         with replace_when_done(_history_path(path)) as temporary:
             Path(temporary).write_text(json.dumps({"begun": self._begun, "steps": rows}) + "\n", encoding="utf-8")
         self._program.save(path)
@@ -301,6 +301,17 @@ def _refuse_batches(batches: object, epochs: int) -> None:
             f"fit: found an iterator, which gives its batches once, for {epochs} epochs; expected a list, a "
             "DataLoader, or a function from the number of an epoch to its batches"
         )
+
+
+def _refuse_saving(path: Path | None, save_every: int | None, *, resume: bool) -> None:
+    if save_every is not None and (not isinstance(save_every, int) or save_every < 1):
+        raise UsageError(f"fit: found save_every={save_every!r}, expected a whole number above zero")
+    if path is not None:
+        check_place(path)
+        return
+    for name, is_asked in (("resume", resume), ("save_every", save_every is not None)):
+        if is_asked:
+            raise UsageError(f"fit: found {name} without a path; expected path= with a file for the states")
 
 
 def _history_path(path: Path) -> Path:

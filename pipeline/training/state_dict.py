@@ -75,6 +75,11 @@ def from_state_dict(
     Raises:
         UsageError: it has other keys than this program, or other settings than its optimizer.
     """
+    if not isinstance(found, Mapping) or not all(isinstance(part, Mapping) for part in found.values()):
+        raise UsageError(
+            "expected a state dict {'module': module.state_dict(), 'optimizer': optimizer.state_dict()}, found "
+            + (f"the keys {sorted(map(str, found))}" if isinstance(found, Mapping) else type(found).__name__)
+        )
     unknown = found.keys() - {"module", "optimizer"}
     if unknown or not found:
         raise UsageError(f"the state dict has the keys {sorted(found)}; expected 'module', 'optimizer', or both")
@@ -105,6 +110,10 @@ def _of_module(
 def _of_optimizer(
     sources: Sources, found: Mapping[str, Any], states: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
+    if found.keys() != {"state", "param_groups"}:
+        raise UsageError(
+            f"the optimizer's state dict has the keys {sorted(map(str, found))}; expected 'state' and 'param_groups'"
+        )
     groups = found["param_groups"]
     own = sources.optimizer.state_dict()["param_groups"]
     if [group["params"] for group in groups] != [group["params"] for group in own]:

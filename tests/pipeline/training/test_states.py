@@ -144,6 +144,24 @@ def test_a_state_dict_of_something_else_is_refused(change: Callable[[dict[str, A
         program.load_state_dict(found)
 
 
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda program: program.restore("x"), r"found str, expected what snapshot\(\) returned"),
+        (lambda program: program.restore(program.state_dict()), "found dict, expected .* load_state_dict"),
+        (lambda program: program.load_state_dict(None), "expected a state dict .* found NoneType"),
+        (lambda program: program.load_state_dict(program.module.state_dict()), r"found the keys \['embed.weight'"),
+        (lambda program: program.load_state_dict({"module": None}), r"found the keys \['module'\]"),
+        (lambda program: program.load_state_dict({"optimizer": {}}), "expected 'state' and 'param_groups'"),
+        (lambda program: program.save("tests"), "tests is a folder; expected the path of a file in it"),
+    ],
+)
+def test_what_holds_no_states_is_refused(act: Callable[[TrainProgram], object], said: str) -> None:
+    program, *_ = record(DROPOUT, adamw)
+    with pytest.raises(UsageError, match=said):
+        act(program)
+
+
 def test_a_file_continues_to_the_same_bits(tmp_path: Path) -> None:
     program, *_ = record(DROPOUT, adamw)
     losses(program, 0, 3)
