@@ -6,7 +6,7 @@ An IRTensor has a shape and a dtype and no numbers: `x + 1` adds an op to the gr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -226,10 +226,31 @@ class IRTensor:
     def __neg__(self) -> IRTensor:
         return self.builder.emit_one("Neg", [self], self.spec)
 
+    @classmethod
+    def __torch_function__(cls, function: Callable[..., object], _: object, *operands: object) -> object:
+        """Refuse what torch computes: its functions ask here when they are called with an IR tensor."""
+        found = next(item for item in _leaves(operands) if isinstance(item, IRTensor))
+        name = getattr(function, "__name__", str(function))
+        raise found.builder.refusal(
+            f"forward calls {name} of torch, which computes with numbers; expected the operations of "
+            "pipeline.authoring.functional"
+        )
+
     def __bool__(self) -> bool:
         raise self.builder.refusal(
             "an IR tensor has no numbers, so Python cannot decide by it; expected a decision by shapes or settings"
         )
+
+
+def _leaves(item: object) -> Iterator[object]:
+    """What is in nested sequences and mappings."""
+    if isinstance(item, Mapping):
+        item = tuple(item.values())
+    if not isinstance(item, tuple | list):
+        yield item
+        return
+    for part in item:
+        yield from _leaves(part)
 
 
 Operand: TypeAlias = IRTensor | ModuleTensor | float

@@ -2,7 +2,9 @@
 
 Ctrl-C is seen between two steps: the step at hand is finished, the states are saved, and KeyboardInterrupt is raised.
 To go on, the loop asks for the same batches again and leaves out those that were trained on, so batches have to come
-in the same order each time: draw them by a generator of their own.
+in the same order each time: draw them by a generator of their own. A script may call `run` several times, one for each
+stage of its training. Each stage that is to go on has a path of its own, beside whose states the history says at which
+step the stage began: a stage goes on only from its own states.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from pipeline.errors import UsageError
 from pipeline.events import EpochEnded, Observer, PhaseEnded, Progress
 from pipeline.training import NotFinite, Phase, Snapshot, TrainProgram
 from pipeline.training.batch import Batch
+from pipeline.training.checkpoint import check_place
 
 __all__ = ["Batches", "FitLimits", "Schedule", "StepRecord", "TrainingHistory", "TrainingLoop"]
 
@@ -114,8 +117,10 @@ class TrainingLoop:
         self._scheduler = None if schedule is None else schedule(program.optimizer)
         self._records: list[StepRecord] = []
         self._done = 0
+        self._begun = 0
+        """Steps that the program had done when the last `run` began."""
         self._ahead = 0
-        """Batches that are left out, since they were trained on before the training was stopped."""
+        """Batches that this `run` leaves out, since they were trained on before the training was stopped."""
         self._resumed: Snapshot | None = None
         self._seconds, self._shown = 0.0, 0.0
 
@@ -138,15 +143,18 @@ class TrainingLoop:
 
         path: the states are saved there when the training ends or is stopped, after each epoch, and, with
             `save_every`, after so many steps; its history lies beside it.
-        resume: go on from `path`, if there is such a file.
+        resume: go on from `path`, if there is such a file. States that are ahead of all limits stay as they are.
 
         Raises:
-            UsageError: the batches do not fit, or come once although there are more epochs.
+            UsageError: the batches do not fit, or come once although there are more epochs; or the states in `path` are
+                those of another stage of the training.
             NotFinite: the loss of a step is not finite; the last good states are saved.
             KeyboardInterrupt: after Ctrl-C; the states are saved.
         """
         _refuse_batches(batches, limits.epochs)
+        _refuse_saving(path, save_every, resume=resume)
         first, first_record = self._done, len(self._records)
+        self._begun = self._program.steps_done
         if path is not None and resume:
             self._take_up(path)
         with _interrupts() as interrupt:
@@ -161,6 +169,8 @@ class TrainingLoop:
             except NotFinite:
                 self._save(path)
                 raise
+            finally:
+                self._end_leaving_out()
             self._save(path)
         self.observer(PhaseEnded(self._replay.name, self._replay.seconds, self._replay.detail))
         if interrupt.is_set():
@@ -196,15 +206,21 @@ class TrainingLoop:
         left_out = 0
         while self._ahead and next(given, None) is not None:
             self._ahead, left_out = self._ahead - 1, left_out + 1
-        if not self._ahead and self._resumed is not None:  # drawing the batches again may have drawn torch's numbers
-            self._program.restore(self._resumed)
-            self._resumed = None
+        if not self._ahead:
+            self._end_leaving_out()
         is_empty = not left_out
         for batch in given:
             is_empty = False
             yield batch
         if is_empty:
             raise UsageError(f"fit: epoch {epoch + 1} has no batch; expected one at least")
+
+    def _end_leaving_out(self) -> None:
+        """Begin behind the states that were taken up; drawing their batches again may have drawn torch's numbers."""
+        self._ahead = 0
+        if self._resumed is not None:
+            self._program.restore(self._resumed)
+            self._resumed = None
 
     def _step(self, batch: Any) -> None:
         start = time.perf_counter()
@@ -238,23 +254,27 @@ class TrainingLoop:
         if path is None:
             return
         rows = [[record.step, record.loss, record.seconds] for record in self._records]
-        if not path.parent.is_dir():
-            raise UsageError(f"{path.parent} is no folder; make it before saving to {path.name}")
         with replace_when_done(_history_path(path)) as temporary:
-            Path(temporary).write_text(json.dumps(rows) + "\n", encoding="utf-8")
+            Path(temporary).write_text(json.dumps({"begun": self._begun, "steps": rows}) + "\n", encoding="utf-8")
         self._program.save(path)
 
     def _take_up(self, path: Path) -> None:
         """Go back to the states in `path`, and leave out the batches of the steps that they are ahead."""
-        before = self._program.steps_done
         if not path.exists():
             return
+        before = self._begun
+        begun, records = _read_history(path)
+        if begun not in (None, before):
+            raise UsageError(
+                f"fit: {path} has states of a fit that began at step {begun}, and this one begins at step {before}; "
+                "expected a path of its own for each fit that is to go on, and a model that is compiled anew"
+            )
         self._program.load(path)
         ahead = self._program.steps_done - before
         if ahead < 0:
             raise UsageError(f"{path} is of step {before + ahead}, behind the program, which did {before}; begin anew")
         self._done, self._ahead = self._done + ahead, ahead
-        self._records = [record for record in _read_history(path) if record.step <= self._done]
+        self._records = [record for record in records if record.step <= self._done]
         self._seconds = self._records[-1].seconds if self._records else 0.0
         for _ in range(ahead):
             self._advance_schedule()
@@ -283,16 +303,31 @@ def _refuse_batches(batches: object, epochs: int) -> None:
         )
 
 
+def _refuse_saving(path: Path | None, save_every: int | None, *, resume: bool) -> None:
+    if save_every is not None and (not isinstance(save_every, int) or save_every < 1):
+        raise UsageError(f"fit: found save_every={save_every!r}, expected a whole number above zero")
+    if path is not None:
+        check_place(path)
+        return
+    for name, is_asked in (("resume", resume), ("save_every", save_every is not None)):
+        if is_asked:
+            raise UsageError(f"fit: found {name} without a path; expected path= with a file for the states")
+
+
 def _history_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.history.json")
 
 
-def _read_history(path: Path) -> list[StepRecord]:
-    """The history beside the states; empty where there is none."""
+def _read_history(path: Path) -> tuple[int | None, list[StepRecord]]:
+    """The step at which the stage of the states began, and the history; None and no step where there is no file."""
     file = _history_path(path)
     if not file.is_file():
-        return []
-    return [StepRecord(int(step), float(loss), float(seconds)) for step, loss, seconds in json.loads(file.read_text())]
+        return None, []
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if isinstance(found, list):  # of a release that did not write where a stage began
+        found = {"begun": None, "steps": found}
+    records = [StepRecord(int(step), float(loss), float(seconds)) for step, loss, seconds in found["steps"]]
+    return found["begun"], records
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
 from pipeline.runtime.capture import RandomState, Snapshot
 
-__all__ = ["read_snapshot", "write_snapshot"]
+__all__ = ["check_place", "read_snapshot", "write_snapshot"]
 
 FORMAT = "onnxline train states 1"
 
@@ -21,14 +21,24 @@ DEFAULT, KERNEL = "random.default", "random.kernel."
 """The names of the states of random generators: torch's own, and those of single kernels, by number."""
 
 
+def check_place(path: Path) -> None:
+    """
+    Raises:
+        UsageError: no file can be at `path`: its folder does not exist, or the path is a folder itself.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is no folder; make it before saving to {path.name}")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; expected the path of a file in it")
+
+
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     """Write under a temporary name, then rename.
 
     Raises:
-        UsageError: the folder does not exist.
+        UsageError: the folder does not exist, or the path is a folder itself.
     """
-    if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is no folder; make it before saving to {path.name}")
+    check_place(path)
     tensors = {name: tensor.contiguous() for name, tensor in snapshot.states.items()}
     tensors |= {f"{KERNEL}{number}": state for number, state in enumerate(snapshot.random.kernels)}
     if snapshot.random.default is not None:

@@ -31,6 +31,7 @@ from pipeline.training.optimizer import (
     refuse_changes,
 )
 from pipeline.training.phases import Phase
+from pipeline.training.refusals import check_limit
 from pipeline.training.state_dict import Sources, from_state_dict, to_state_dict
 
 if TYPE_CHECKING:
@@ -123,8 +124,13 @@ class TrainProgram:
         """Go back to a snapshot: the next steps are those that came after it, bit for bit, for the same batches.
 
         Raises:
-            UsageError: the snapshot is of another program.
+            UsageError: it is no snapshot, or one of another program.
         """
+        if not isinstance(snapshot, Snapshot):
+            raise UsageError(
+                f"found {type(snapshot).__name__}, expected what snapshot() returned; load() reads a file, and "
+                "load_state_dict() takes state dicts"
+            )
         self._compiled.restore(snapshot)
 
     def save(self, path: str | Path) -> None:
@@ -212,7 +218,7 @@ class TrainProgram:
     def limit(self, limit: float) -> None:
         if self.limit is None:
             raise UsageError("this program clips no gradients; record the step with max_norm or max_value")
-        self._compiled.give_states({LIMIT: torch.tensor(float(limit))})
+        self._compiled.give_states({LIMIT: torch.tensor(check_limit("limit", limit))})
 
     @property
     def steps_done(self) -> int:

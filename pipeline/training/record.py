@@ -20,6 +20,7 @@ from pipeline.training.graph import LARGE, LIMIT, STEP, make_graph, moment_name,
 from pipeline.training.optimizer import OptimizerSettings, fixed_options, rate_state, read_optimizer
 from pipeline.training.phases import Phase, PhaseRecorder
 from pipeline.training.program import TrainProgram
+from pipeline.training.refusals import check_limit, refuse_classes
 from pipeline.training.state_dict import Sources
 from pipeline.training.trace import TracedStep, trace_step
 
@@ -52,12 +53,16 @@ def record_step(
     optimizer are not changed; the program begins with their values, also in the middle of a training.
 
     Raises:
-        UsageError: the batch has no form that is known, or the loss is no single number that depends on a parameter.
+        UsageError: the batch has no form that is known, the loss is no single number that depends on a parameter, or
+            the module or a limit is none.
         Unsupported: another optimizer than SGD, Adam and AdamW, or something that torch cannot record.
     """
     if max_norm is not None and max_value is not None:
         raise UsageError("found max_norm and max_value; expected one of them")
+    refuse_classes(module, loss)
     limit = max_value if max_norm is None else max_norm
+    if limit is not None:
+        limit = check_limit("max_value" if max_norm is None else "max_norm", limit)
     clips = "norm" if max_norm is not None else "none" if limit is None else "value"
     recorder = PhaseRecorder(observe)
     traced = recorder.run(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from numbers import Real
 
 import torch
 from torch import nn
@@ -10,7 +12,32 @@ from torch.optim import Optimizer
 
 from pipeline.errors import Unsupported, UsageError
 
-__all__ = ["refuse_module", "refuse_optimizer_hooks"]
+__all__ = ["check_limit", "refuse_classes", "refuse_module", "refuse_optimizer_hooks"]
+
+
+def check_limit(name: str, limit: object) -> float:
+    """What gradients are clipped to, as a number; infinity clips none.
+
+    Raises:
+        UsageError: it is no number, or none that gradients can be clipped to.
+    """
+    if not isinstance(limit, Real) or isinstance(limit, bool) or math.isnan(limit) or limit < 0:
+        raise UsageError(f"found {name}={limit!r}, expected a number that is not below zero")
+    return float(limit)
+
+
+def refuse_classes(module: object, loss: object) -> None:
+    """
+    Raises:
+        UsageError: the module is none, or the module or the loss is a class that was not called.
+    """
+    for role, item in (("module", module), ("loss", loss)):
+        if isinstance(item, type):
+            raise UsageError(f"the {role} is the class {item.__name__}, which is not called: give {item.__name__}(…)")
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"the module is a {type(module).__name__}; expected an nn.Module")
+    if not callable(loss):
+        raise UsageError(f"the loss is a {type(loss).__name__}; expected a function of output and target")
 
 
 def refuse_module(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> None:

@@ -37,7 +37,11 @@ class Sources:
 
 
 def to_state_dict(sources: Sources, states: Mapping[str, torch.Tensor]) -> StateDict:
-    """`{"module": …, "optimizer": …}`; before the first step the optimizer has no state, as in torch."""
+    """`{"module": …, "optimizer": …}`; before the first step the optimizer has no state, as in torch.
+
+    A momentum also counts as a state: SGD of torch does not count its steps, so a program that was recorded or loaded
+    in the middle of a training begins with step 0. Without steps, a momentum of zeros and none are the same to torch.
+    """
     held = {**sources.constants, **states}
     module = {key: held[name].clone() for key, name in sources.keys.items()}
     groups = copy.deepcopy(sources.optimizer.state_dict()["param_groups"])
@@ -47,17 +51,20 @@ def to_state_dict(sources: Sources, states: Mapping[str, torch.Tensor]) -> State
         if rate is not None:
             group["lr"] = float(rate)
         for number in group["params"]:
-            if number in sources.params and states[STEP] > 0:
-                state[number] = _of_one(sources, group, sources.params[number], states)
+            if number not in sources.params:
+                continue
+            moments = _moments_of(sources, group, sources.params[number], states)
+            if states[STEP] > 0 or any(bool(moment.any()) for moment in moments.values()):
+                counted = {"step": states[STEP].clone()} if RULES[type(sources.optimizer)] == "Adam" else {}
+                state[number] = {**counted, **moments}
     return {"module": module, "optimizer": {"state": state, "param_groups": groups}}
 
 
-def _of_one(
+def _moments_of(
     sources: Sources, group: Mapping[str, Any], param: str, states: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    rule = RULES[type(sources.optimizer)]
-    moments = {sort: states[moment_name(param, sort)].clone() for sort in MOMENTS[rule](group)}
-    return {"step": states[STEP].clone(), **moments} if rule == "Adam" else moments
+    sorts = MOMENTS[RULES[type(sources.optimizer)]](group)
+    return {sort: states[moment_name(param, sort)].clone() for sort in sorts}
 
 
 def from_state_dict(
@@ -68,11 +75,16 @@ def from_state_dict(
     Raises:
         UsageError: it has other keys than this program, or other settings than its optimizer.
     """
+    if not isinstance(found, Mapping) or not all(isinstance(part, Mapping) for part in found.values()):
+        raise UsageError(
+            "expected a state dict {'module': module.state_dict(), 'optimizer': optimizer.state_dict()}, found "
+            + (f"the keys {sorted(map(str, found))}" if isinstance(found, Mapping) else type(found).__name__)
+        )
     unknown = found.keys() - {"module", "optimizer"}
     if unknown or not found:
         raise UsageError(f"the state dict has the keys {sorted(found)}; expected 'module', 'optimizer', or both")
     given = _of_module(sources, found["module"], states) if "module" in found else {}
-    return {**given, **(_of_optimizer(sources, found["optimizer"]) if "optimizer" in found else {})}
+    return {**given, **(_of_optimizer(sources, found["optimizer"], states) if "optimizer" in found else {})}
 
 
 def _of_module(
@@ -95,7 +107,13 @@ def _of_module(
     return {name: found[key].detach() for key, name in sources.keys.items() if name in states}
 
 
-def _of_optimizer(sources: Sources, found: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _of_optimizer(
+    sources: Sources, found: Mapping[str, Any], states: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    if found.keys() != {"state", "param_groups"}:
+        raise UsageError(
+            f"the optimizer's state dict has the keys {sorted(map(str, found))}; expected 'state' and 'param_groups'"
+        )
     groups = found["param_groups"]
     own = sources.optimizer.state_dict()["param_groups"]
     if [group["params"] for group in groups] != [group["params"] for group in own]:
@@ -106,15 +124,17 @@ def _of_optimizer(sources: Sources, found: Mapping[str, Any]) -> dict[str, torch
     steps = set[int]()
     for group in groups:
         for number in group["params"]:
-            param, state = sources.params.get(number), found["state"].get(number)
-            if param is None or state is None:
+            param, state = sources.params.get(number), found["state"].get(number) or {}
+            if param is None:
                 continue
-            given |= {moment_name(param, sort): state[sort] for sort in MOMENTS[rule](group)}
-            steps |= {int(state["step"])} if "step" in state else set()
+            for sort in MOMENTS[rule](group):
+                name, moment = moment_name(param, sort), state.get(sort)
+                given[name] = torch.zeros_like(states[name]) if moment is None else moment
+            steps.add(int(state.get("step", 0)))
     if len(steps) > 1:
         raise UsageError(
             f"the optimizer did {min(steps)} to {max(steps)} steps with its parameters; expected one number"
         )
-    if steps:
-        given[STEP] = torch.tensor(float(steps.pop()))
+    if rule == "Adam":  # SGD of torch does not count, and the number of steps that were done stays
+        given[STEP] = torch.tensor(float(max(steps, default=0)))
     return given

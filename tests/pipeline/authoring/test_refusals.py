@@ -33,6 +33,8 @@ from pipeline.authoring import (
 from pipeline.errors import UsageError
 from pipeline.ir import TensorSpec
 
+X, Y = torch.ones(8, 16), torch.ones(8, 4)
+
 
 def small() -> Model:
     return Model((8, 16)).add(Linear(16, 4))
@@ -60,6 +62,11 @@ class Undecided(Module):
 class Forgetful(Module):
     def forward(self, x: IRTensor) -> IRTensor:
         return functional.relu(x).shape  # type: ignore[return-value]
+
+
+class Calculating(Module):
+    def forward(self, x: IRTensor) -> IRTensor:
+        return torch.cat([torch.ones(8, 1), x], dim=1)  # type: ignore[list-item, return-value]
 
 
 class Empty(Module):
@@ -204,6 +211,31 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: compiled().fit(iter([]), epochs=2),
         "fit: found an iterator, which gives its batches once, for 2 epochs; expected a list, a DataLoader, or a "
         "function from the number of an epoch to its batches",
+    ),
+    "a function of torch": (
+        lambda: Model((8, 16)).add(Calculating()),
+        "layer '0', Calculating(): forward calls cat of torch, which computes with numbers; expected the operations of "
+        "pipeline.authoring.functional",
+    ),
+    "saving after no step": (
+        lambda: compiled().fit([(X, Y)], path="x", save_every=0),
+        "fit: found save_every=0, expected a whole number above zero",
+    ),
+    "saving nowhere": (
+        lambda: compiled().fit([(X, Y)], save_every=2),
+        "fit: found save_every without a path; expected path= with a file for the states",
+    ),
+    "going on from nowhere": (
+        lambda: compiled().fit([(X, Y)], resume=True),
+        "fit: found resume without a path; expected path= with a file for the states",
+    ),
+    "a folder for the states": (
+        lambda: compiled().fit([(X, Y)], path="tests"),
+        "tests is a folder; expected the path of a file in it",
+    ),
+    "a folder that is missing": (
+        lambda: compiled().fit([(X, Y)], path="nowhere/x"),
+        "nowhere is no folder; make it before saving to x",
     ),
     "no epoch": (lambda: FitLimits(epochs=0), "fit: found epochs=0, expected a whole number above zero"),
     "a sample of another shape": (

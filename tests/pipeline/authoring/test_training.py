@@ -152,12 +152,55 @@ def test_what_is_finished_is_not_trained_on_again(tmp_path: Path) -> None:
     assert again.program.steps_done == 20
 
 
+def make_plain() -> Model:
+    torch.manual_seed(0)
+    model = Model((8, 16)).add(Linear(16, 10))
+    return model.compile(SGD(lr=0.1, momentum=0.9), CrossEntropyLoss(), quiet=True)
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(1, None), (3, 5)])
+def test_a_fit_behind_states_of_more_epochs_trains(epochs: int, steps: int | None, tmp_path: Path) -> None:
+    """The states are ahead of what the first fit may do; the batches that it did not leave out are not owed later."""
+    path, batches = tmp_path / "states.safetensors", batches_of(MLP, 5)
+    make_plain().fit(batches, 3, path=path, quiet=True)
+    model = make_plain()
+    model.fit(batches, epochs, steps=steps, path=path, resume=True, quiet=True)
+    assert model.program.steps_done == 15
+    model.fit(batches, quiet=True)
+    assert model.program.steps_done == 20
+
+
+def train_in_stages(first: Path, second: Path, epochs: int = 2) -> Model:
+    model, batches = make_plain(), batches_of(MLP, 5)
+    model.fit(batches, 2, path=first, resume=True, quiet=True)
+    model.fit(batches, epochs, path=second, resume=True, quiet=True)
+    return model
+
+
+def test_stages_with_paths_of_their_own_go_on(tmp_path: Path) -> None:
+    """A script with two stages, stopped in its second one, then run again, then run again when it is finished."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    whole = make_plain().fit(batches_of(MLP, 5), 4, quiet=True)
+    train_in_stages(first, second, epochs=1)
+    for _ in range(2):
+        again = train_in_stages(first, second)
+        assert again.program.steps_done == 20
+        assert again.history.losses == whole.losses
+
+
+def test_stages_with_one_path_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "states"
+    with pytest.raises(UsageError, match="of a fit that began at step 0, and this one begins at step 10"):
+        train_in_stages(path, path)
+
+
 def test_a_history_that_is_ahead_of_the_states_is_cut(tmp_path: Path) -> None:
     """As after kill -9 between the two writes."""
     path = tmp_path / "states.safetensors"
     make_model().fit(batches_by_epoch, 2, path=path, quiet=True)
     file = tmp_path / "states.safetensors.history.json"
-    file.write_text(json.dumps([*json.loads(file.read_text()), [11, 0.5, 9.0]]))
+    written = json.loads(file.read_text())
+    file.write_text(json.dumps({**written, "steps": [*written["steps"], [11, 0.5, 9.0]]}))
     history = make_model().fit(batches_by_epoch, 4, path=path, resume=True, quiet=True)
     assert [record.step for record in history.records] == list(range(1, 21))
     assert history.records[10].loss != 0.5

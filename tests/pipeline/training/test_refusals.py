@@ -311,6 +311,32 @@ def test_two_limits_are_refused() -> None:
         record_step(module, LOSS, sgd(module), (X, LABEL), max_norm=1.0, max_value=1.0)
 
 
+@pytest.mark.parametrize("limit", [float("nan"), -1.0, "1", True])
+def test_a_limit_that_is_none_is_refused(limit: Any) -> None:
+    module = mlp()
+    for name in ("max_norm", "max_value"):
+        with pytest.raises(UsageError, match=f"found {name}={limit!r}, expected a number that is not below zero"):
+            record_step(module, LOSS, sgd(module), (X, LABEL), **{name: limit})
+    program = record_step(module, LOSS, sgd(module), (X, LABEL), max_norm=1.0)
+    with pytest.raises(UsageError, match=f"found limit={limit!r}, expected"):
+        program.limit = limit
+    assert program.limit == 1.0
+
+
+@pytest.mark.parametrize(
+    ("module", "loss", "said"),
+    [
+        (nn.Linear, LOSS, r"the module is the class Linear, which is not called: give Linear\(…\)"),
+        (mlp(), nn.CrossEntropyLoss, "the loss is the class CrossEntropyLoss, which is not called"),
+        (mlp, LOSS, "the module is a function; expected an nn.Module"),
+        (mlp(), "mse", "the loss is a str; expected a function of output and target"),
+    ],
+)
+def test_what_is_no_module_or_no_loss_is_refused(module: Any, loss: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        record_step(module, loss, sgd(mlp()), (X, LABEL))
+
+
 def test_a_batch_of_another_shape_is_refused() -> None:
     program, *_ = record(MODELS["mlp"], lambda params: SGD(params, lr=0.1))
     with pytest.raises(UsageError, match=r"input 'input' is float32\[4, 16\] on cpu; expected float32\[8, 16\]"):

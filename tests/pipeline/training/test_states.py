@@ -17,13 +17,17 @@ from torch.optim import SGD, AdamW
 
 from pipeline.errors import UsageError
 from pipeline.training import TrainProgram, record_step
-from tests.pipeline.training.steps import LOSS, MODELS, mlp, record, seeded, step_of_torch
+from tests.pipeline.training.steps import LOSS, MODELS, MakeOptimizer, mlp, record, seeded, step_of_torch
 
 DROPOUT = MODELS["transformer with dropout"]
 
 
 def adamw(params: Iterable[nn.Parameter]) -> AdamW:
     return AdamW(params, lr=1e-3)
+
+
+def sgd(params: Iterable[nn.Parameter]) -> SGD:
+    return SGD(params, lr=0.1, momentum=0.9)
 
 
 def losses(program: TrainProgram, first: int, last: int) -> list[float]:
@@ -74,6 +78,43 @@ def test_state_dicts_go_both_ways() -> None:
     assert kept["module"]["head.weight"].equal(kept["module"]["embed.weight"])
 
 
+def test_the_momentum_of_a_training_by_torch_is_kept() -> None:
+    """SGD of torch does not count its steps: a program recorded behind three of them has a momentum and did no step."""
+    module = seeded(mlp)
+    optimizer = sgd(module.parameters())
+    for number in range(3):
+        step_of_torch(module, optimizer, MODELS["mlp"].batch(number))
+    program = record_step(module, LOSS, optimizer, MODELS["mlp"].batch(0))
+    buffers = {key: state["momentum_buffer"].clone() for key, state in optimizer.state_dict()["state"].items()}
+    fresh, *_ = record(MODELS["mlp"], sgd)
+    assert fresh.state_dict()["optimizer"]["state"] == {}
+    fresh.load_state_dict(program.state_dict())
+    program.write_back()
+    for found in (optimizer.state_dict(), fresh.state_dict()["optimizer"]):
+        assert found["state"].keys() == buffers.keys()
+        assert all(torch.equal(found["state"][key]["momentum_buffer"], buffers[key]) for key in buffers)
+
+
+@pytest.mark.parametrize("make", [adamw, sgd])
+def test_a_state_dict_of_before_the_first_step_empties_the_optimizer(make: MakeOptimizer) -> None:
+    program, *_ = record(MODELS["mlp"], make)
+    batches = [MODELS["mlp"].batch(number) for number in range(4)]
+    kept = program.state_dict()
+    once = [program.step(batch).item() for batch in batches]
+    program.load_state_dict(kept)
+    assert [program.step(batch).item() for batch in batches] == once
+
+
+def test_moments_of_a_part_of_the_parameters_are_refused() -> None:
+    """One number of steps is for all parameters, and Adam divides by it."""
+    program, *_ = record(MODELS["mlp"], adamw)
+    program.step(MODELS["mlp"].batch(0))
+    found = program.state_dict()
+    del found["optimizer"]["state"][0]
+    with pytest.raises(UsageError, match="did 0 to 1 steps with its parameters"):
+        program.load_state_dict(found)
+
+
 def test_a_learning_rate_comes_back_as_it_was() -> None:
     """0.001 is no float32: a rate that was rounded on its way would come back as 0.0010000000474974513."""
     program, *_ = record(MODELS["mlp"], adamw)
@@ -101,6 +142,24 @@ def test_a_state_dict_of_something_else_is_refused(change: Callable[[dict[str, A
     change(found)
     with pytest.raises(UsageError, match=said):
         program.load_state_dict(found)
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda program: program.restore("x"), r"found str, expected what snapshot\(\) returned"),
+        (lambda program: program.restore(program.state_dict()), "found dict, expected .* load_state_dict"),
+        (lambda program: program.load_state_dict(None), "expected a state dict .* found NoneType"),
+        (lambda program: program.load_state_dict(program.module.state_dict()), r"found the keys \['embed.weight'"),
+        (lambda program: program.load_state_dict({"module": None}), r"found the keys \['module'\]"),
+        (lambda program: program.load_state_dict({"optimizer": {}}), "expected 'state' and 'param_groups'"),
+        (lambda program: program.save("tests"), "tests is a folder; expected the path of a file in it"),
+    ],
+)
+def test_what_holds_no_states_is_refused(act: Callable[[TrainProgram], object], said: str) -> None:
+    program, *_ = record(DROPOUT, adamw)
+    with pytest.raises(UsageError, match=said):
+        act(program)
 
 
 def test_a_file_continues_to_the_same_bits(tmp_path: Path) -> None:
