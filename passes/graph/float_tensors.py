@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import onnx
 from onnx import NodeProto, TensorProto
 
-__all__ = ["FLOATS", "float_shapes", "float_tensors", "weight_axes"]
+__all__ = ["EVERY_FLOAT", "FLOATS", "find_floats", "float_shapes", "float_tensors", "weight_axes"]
 
 FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
 """The types of tensors that can be quantized."""
+
+EVERY_FLOAT: Final = (*FLOATS, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+"""With those that no quantizer takes."""
 
 
 def float_tensors(proto: onnx.ModelProto) -> frozenset[str]:
@@ -21,9 +25,15 @@ def float_tensors(proto: onnx.ModelProto) -> frozenset[str]:
 
 def float_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...] | None]:
     """The same values with their shapes; None for one of unknown rank, and -1 for a dim that is open."""
+    return {name: shape for name, (_, shape) in find_floats(proto, FLOATS).items()}
+
+
+def find_floats(proto: onnx.ModelProto, types: Collection[int]) -> dict[str, tuple[int, tuple[int, ...] | None]]:
+    """The values of one of `types`, each with its type and its shape."""
     inferred = _infer(proto).graph
     infos = (*inferred.input, *inferred.value_info, *inferred.output)
-    return {info.name: _shape_of(info) for info in infos if info.type.tensor_type.elem_type in FLOATS}
+    kinds = ((info, info.type.tensor_type.elem_type) for info in infos)
+    return {info.name: (kind, _shape_of(info)) for info, kind in kinds if kind in types}
 
 
 def _shape_of(info: onnx.ValueInfoProto) -> tuple[int, ...] | None:

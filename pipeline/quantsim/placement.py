@@ -97,9 +97,11 @@ def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
     """Decide the format of every float tensor. A later rule counts before an earlier one.
 
     Raises:
-        UsageError: a rule matches no tensor, or nothing that it has a format for; the message says what there is.
+        UsageError: a rule matches no tensor, or nothing that it has a format for; the message says what there is. Or
+            the model is one of other floats than float32.
     """
     sites = find_sites(model)
+    _check_dtypes(sites)
     matched = [_matches(rule, sites, model) for rule in rules]
     for rule, names in zip(rules, matched, strict=True):
         has_format = any(rule.format_for(site.role) is not None for site in sites if site.tensor in names)
@@ -118,6 +120,18 @@ def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
         for number, (rule, names) in enumerate(zip(rules, matched, strict=True))
     )
     return Placement(placed, tuple(matches))
+
+
+def _check_dtypes(sites: Sequence[Site]) -> None:
+    """Refuse a model whose weights, or whose tensors where it has no weights, are all of other floats than float32."""
+    weights = [site for site in sites if site.role == "weight"]
+    dtypes = {site.dtype for site in weights or sites}
+    if dtypes and "float32" not in dtypes:
+        what, found = "weights" if weights else "tensors", " and ".join(sorted(dtypes))
+        raise UsageError(
+            f"quantsim: the {what} of the model are {found}, and only float32 is simulated; convert the model to "
+            "float32 first"
+        )
 
 
 def _constants_without_range(sites: Iterable[Site], model: DetachedModel) -> Iterator[Site]:
@@ -156,6 +170,8 @@ def _decide(site: Site, rule: PlacementRule | None, infinite: str | None) -> Pla
         return PlacedSite(site, None, "", f"the model stores it as {site.stored_as} already")
     if site.body_of:
         return PlacedSite(site, None, "", f"read in a body of {site.body_of}")
+    if site.dtype != "float32":
+        return PlacedSite(site, None, "", f"holds {site.dtype}, and only float32 is quantized")
     if rule is None:
         what = "weights" if site.role == "weight" else "activations"
         return PlacedSite(site, None, "", f"no rule says anything of {what} of {site.op or 'the inputs'}")

@@ -37,6 +37,7 @@ from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.report import QuantSimReport, make_placement_report, make_report, page_data, report_text
 from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers, samples_needed
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
+from pipeline.quantsim.sites import Site
 from pipeline.quantsim.suggest import Suggestion, suggest
 from pipeline.quantsim.target_check import check_target
 from pipeline.run import Pipeline
@@ -282,7 +283,7 @@ class _Simulation:
         with self._stage("measure"):
             count = self._settings.evaluation
             sites = (placed.site for placed in placement.sites)
-            computed = [site.tensor for site in sites if site.role == "activation" and not site.moves]
+            computed = [site.tensor for site in sites if _is_measured(site)]
 
             def note(done: int) -> None:
                 self._send(Progress("measure", f"sample {done}", done, count))
@@ -351,6 +352,11 @@ class _Simulation:
         begun = time.perf_counter()
         yield details
         self._send(StageEnded(name, time.perf_counter() - begun, False, ", ".join(details)))
+
+
+def _is_measured(site: Site) -> bool:
+    """Whether noise is measured there: the step computes numbers, in float32."""
+    return site.role == "activation" and not site.moves and site.dtype == "float32"
 
 
 def _without_nan(label: str, feeds: Feeds) -> Feeds:

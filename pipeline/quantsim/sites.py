@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from onnx import GraphProto, NodeProto, TensorProto
+from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from passes.graph.float_tensors import FLOATS, float_shapes, float_tensors, weight_axes
+from passes.graph.float_tensors import EVERY_FLOAT, find_floats, float_tensors, weight_axes
 from passes.graph.moved_constants import MovedConstant, find_moved_constants
 from passes.graph.op_facts import ONNX_DOMAINS, moved_inputs
 from passes.graph.traversal import bodies_in, every_graph, every_node
@@ -55,6 +55,7 @@ class Site:
     """Of a constant that only bodies read: the operator that has them, such as If."""
     disagreement: str = ""
     """Of a weight or a bias that several products read: why no scale for each channel, or none at all, suits them."""
+    dtype: str = "float32"
 
 
 def find_sites(model: DetachedModel) -> tuple[Site, ...]:
@@ -62,13 +63,16 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
     them, with the constants that only bodies read. Constants that nothing reads or that have no numbers are left out,
     and so are weights in another layout: there the stored tensor is the site."""
     graph = model.proto.graph
-    floats = float_shapes(model.proto)
+    known = find_floats(model.proto, EVERY_FLOAT)
+    types = {name: kind for name, (kind, _) in known.items()}
+    floats = {name: shape for name, (_, shape) in known.items()}
     stored = {
         tensor.name: tuple(tensor.dims)
         for owner in every_graph(graph)
         for tensor in owner.initializer
-        if tensor.data_type in FLOATS and 0 not in tensor.dims
+        if tensor.data_type in EVERY_FLOAT and 0 not in tensor.dims
     }
+    types |= {tensor.name: tensor.data_type for owner in every_graph(graph) for tensor in owner.initializer}
     whole = _stored_in_whole_numbers(graph)
     constants = stored | {name: shape for name in whole if (shape := floats.get(name)) is not None}
     moved = find_moved_constants(graph, constants, floats)
@@ -87,13 +91,13 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
             if value is not None:
                 if index in SETTINGS.get(node.op_type, ()):
                     continue
-                known = sites.get(value.source)
+                before = sites.get(value.source)
                 found = replace(_constant_site(node, index, moved), modules=modules)
                 found = replace(found, stored_as=whole.get(found.tensor, ""))
-                if known is None or (known.role == "constant" and found.role != "constant"):
+                if before is None or (before.role == "constant" and found.role != "constant"):
                     sites[found.tensor] = replace(found, moved_to=moved_weights.get(found.tensor, ()))
-                elif known.role == found.role == "weight":
-                    sites[found.tensor] = _agree_on_axes(known, found)
+                elif before.role == found.role == "weight":
+                    sites[found.tensor] = _agree_on_axes(before, found)
                 if found.bias_of is not None:
                     products.setdefault(found.tensor, []).append(found)
             elif name in sites and not sites[name].op:
@@ -116,7 +120,13 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
         groups.join(source, name)
     for name, readers in products.items():
         sites[name] = replace(sites[name], disagreement=_compare_products(readers, groups))
-    return tuple(replace(site, group=groups.first(site.tensor)) for site in sites.values())
+    return tuple(
+        replace(site, group=groups.first(site.tensor), dtype=_dtype_of(types[site.tensor])) for site in sites.values()
+    )
+
+
+def _dtype_of(data_type: int) -> str:
+    return helper.tensor_dtype_to_np_dtype(data_type).name
 
 
 def _reads_in_bodies(node: NodeProto) -> Iterator[tuple[NodeProto, int]]:

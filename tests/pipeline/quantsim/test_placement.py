@@ -324,3 +324,40 @@ def test_constants_that_only_bodies_read_stay_in_float() -> None:
         "activation z: uint8",
         "activation y: uint8",
     ]
+
+
+CASTS = """g (float[2, 4] x) => (float[2, 4] y) {
+    a = MatMul(x, w)
+    h = Cast <to = DTYPE> (a)
+    r = Neg(h)
+    b = Cast <to = 1> (r)
+    y = Relu(b)
+}"""
+
+
+@pytest.mark.parametrize(("number", "dtype"), [("10", "float16"), ("16", "bfloat16"), ("11", "float64")])
+def test_tensors_of_other_floats_stay_as_they_are(number: str, dtype: str) -> None:
+    model = model_of(CASTS.replace("DTYPE", number), w=np.eye(4, dtype=np.float32))
+    why = f"holds {dtype}, and only float32 is quantized"
+    assert picture(place(model, [rule("op:*", "int8", "uint8")])) == [
+        "input x: uint8",
+        "weight w: int8",
+        "activation a: uint8",
+        f"activation h: {why}",
+        f"activation r: {why}",
+        "activation b: uint8",
+        "activation y: uint8",
+    ]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("float16", "float16"), ("double", "float64")])
+def test_a_model_of_other_floats_is_refused(kind: str, dtype: str) -> None:
+    text = f"g ({kind}[2, 4] x) => ({kind}[2, 4] y) {{ y = MatMul(x, w) }}"
+    for model in (
+        model_of(text, w=np.eye(4, dtype=dtype)),
+        model_of(text.replace("y = MatMul(x, w)", "y = Neg(x)")),
+    ):
+        with pytest.raises(
+            UsageError, match=f"are {dtype}, and only float32 is simulated; convert the model to float32"
+        ):
+            place(model, [rule("op:*", "int8", "uint8")])
