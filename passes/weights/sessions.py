@@ -20,7 +20,7 @@ from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import Weight, inline, point_to
 from passes.worker.platforms import available_cores
 
-__all__ = ["Session"]
+__all__ = ["Session", "as_array"]
 
 ANY_RUNTIME: Final = 10
 """An IR version that every supported release of onnxruntime accepts."""
@@ -106,7 +106,22 @@ class Session:
             raise StepFailed(f"onnxruntime stopped: {error}") from error
         finally:
             timer.cancel()
-        return {name: np.asarray(result) for name, result in zip(self.outputs, results, strict=True)}
+        return {name: as_array(name, result) for name, result in zip(self.outputs, results, strict=True)}
+
+
+def as_array(name: str, result: object) -> np.ndarray:
+    """The output `name` as one array: a sequence of tensors is the stack of its items.
+
+    Raises:
+        StepFailed: the items of the sequence have no shape in common.
+    """
+    shapes = dict.fromkeys(np.shape(item) for item in result) if isinstance(result, list) else {}
+    if len(shapes) > 1:
+        raise StepFailed(
+            f"output {name!r} is a sequence of tensors of different shapes ({', '.join(map(str, shapes))}), expected a "
+            "tensor, or a sequence whose items have one shape: nothing else is compared"
+        )
+    return np.asarray(result)
 
 
 def _ir_version_of(proto: onnx.ModelProto) -> int:

@@ -61,5 +61,5 @@ def _is_bias_of_blocks(placed: PlacedSite, encodings: Mapping[str, Encoding]) ->
 def _adopt(placed: PlacedSite, encodings: Mapping[str, Encoding]) -> PlacedSite:
     encoding = encodings.get(placed.site.tensor)
     if encoding is not None:
-        return replace(placed, precision=encoding.precision, why_coarser="")
+        return replace(placed, precision=encoding.precision, asked=None)
     return replace(placed, precision=None, reason=placed.reason or "its weight has a scale for each block")

@@ -69,8 +69,8 @@ class PlacedSite:
     reason: str = ""
     limits: tuple[float, float] | None = None
     """Its range, where that is known without a sample."""
-    why_coarser: str = ""
-    """Why it has one scale, where the rule says one for each channel or block."""
+    asked: Precision | None = None
+    """What the rule says, where that is one scale for each channel or block and the tensor has one in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,18 @@ class Placement:
         return tuple(placed for placed in self.sites if placed.precision is None)
 
     def notes(self) -> Iterator[str]:
-        """A sentence for each tensor whose format is coarser than its rule says."""
-        for placed in self.sites:
-            if placed.why_coarser:
-                yield f"{placed.site.tensor} has one scale: {placed.why_coarser}"
+        """Where formats are coarser than their rule says: a sentence for each weight, and for all activations of one
+        rule."""
+        coarser = [placed for placed in self.sites if placed.asked is not None]
+        for placed in coarser:
+            if placed.site.disagreement:
+                yield f"{placed.site.tensor} has one scale: {placed.site.disagreement}"
+        others = Counter((placed.rule, str(placed.asked)) for placed in coarser if placed.site.role != "weight")
+        for (selector, text), count in others.items():
+            yield (
+                f"the rule {selector!r} says {text} of {plural(count, 'activation')}: each has one scale, as only "
+                "weights have more"
+            )
 
 
 def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
@@ -180,14 +188,11 @@ def _decide(site: Site, rule: PlacementRule | None, infinite: str | None) -> Pla
         return PlacedSite(site, None, rule.selector, rule.reason or f"the rule {rule.selector!r} says {FLOAT}")
     if infinite is not None and site.role != "weight":
         return PlacedSite(site, None, rule.selector, f"the constant {infinite} holds infinity or NaN")
-    if site.role != "weight" and precision.granularity != "tensor":
-        precision = precision.per_tensor()
     axis = site.summed_axis if precision.granularity == "block" else site.channel_axis
-    why_coarser = ""
-    if precision.granularity != "tensor" and axis is None:
-        precision, why_coarser = precision.per_tensor(), site.disagreement
+    is_coarser = precision.granularity != "tensor" and (site.role != "weight" or axis is None)
     limits = rule.limits if rule.tensors is not None and site.tensor in rule.tensors else None
-    return PlacedSite(site, precision, rule.selector, limits=limits, why_coarser=why_coarser)
+    asked, given = (precision, precision.per_tensor()) if is_coarser else (None, precision)
+    return PlacedSite(site, given, rule.selector, limits=limits, asked=asked)
 
 
 def _decide_bias(placed: PlacedSite, decided: Mapping[str, PlacedSite]) -> PlacedSite:

@@ -12,7 +12,7 @@ import numpy as np
 
 from passes.load import seconds_to_run
 from passes.weights.detached import DetachedModel, read_model
-from passes.weights.sessions import Session
+from passes.weights.sessions import Session, as_array
 from pipeline.errors import OnnxlineError, Unsupported, UsageError
 from pipeline.ir import Graph, Op
 from pipeline.lowering import EMITTERS, Kind
@@ -262,7 +262,7 @@ class Plan(Backend):
         whole = self.compile_whole(shapes_of(feeds))
         if whole is None:
             assert self._segmented is not None
-            return self._segmented.run(feeds)
+            return {name: as_array(name, result) for name, result in self._segmented.run(feeds).items()}
         return {name: to_numpy(tensor) for name, tensor in whole[1].run(feeds).items()}
 
     def value_names(self, shapes: Shapes) -> tuple[str, ...]:

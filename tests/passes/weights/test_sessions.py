@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from passes.errors import StepTimedOut
+from passes.errors import StepFailed, StepTimedOut
 from passes.weights.sessions import Session
 from tests.support.onnx_models import model_of, square
 
@@ -57,3 +57,13 @@ def test_a_loop_without_an_end_is_stopped() -> None:
     session = Session(endless, {})
     with pytest.raises(StepTimedOut, match=r"onnxruntime ran past 0\.1 s and was stopped"):
         session.run({"x": np.zeros(2, np.float32)}, within_s=0.1)
+
+
+def test_a_sequence_of_tensors_of_different_shapes_is_refused() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[4, 3] x) => (seq(float) s) <int64[2] sizes = {1, 3}> {
+        r = Relu(x)
+        s = SplitToSequence <axis = 0> (r, sizes)
+    }"""
+    session = Session(onnx.parser.parse_model(text), {})
+    with pytest.raises(StepFailed, match=r"'s' is a sequence of tensors of different shapes \(\(1, 3\), \(3, 3\)\)"):
+        session.run({"x": np.ones((4, 3), np.float32)})

@@ -165,6 +165,16 @@ def test_the_bias_behind_a_weight_in_another_layout_has_the_scale_of_the_product
     np.testing.assert_allclose(encodings["b"].scale, encodings["x"].scale * encodings["w"].scale, rtol=1e-6)
 
 
+def test_activations_with_one_scale_for_each_channel_are_named_once_for_a_rule() -> None:
+    rules = [rule("op:*", "int8/channel", "uint8/channel"), rule("tensor:y", None, "int8/block2")]
+    placement = place(mlp(), rules)
+    assert {"activation h: uint8", "activation y: int8", "weight first: int8/channel"} <= set(picture(placement))
+    assert list(placement.notes()) == [
+        "the rule 'op:*' says uint8/channel of 4 activations: each has one scale, as only weights have more",
+        "the rule 'tensor:y' says int8/block2 of 1 activation: each has one scale, as only weights have more",
+    ]
+
+
 TIED = "a = Gemm(x, w) y = Gemm <transB = {}> (a, w)"
 
 

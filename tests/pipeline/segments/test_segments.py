@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,9 @@ import onnx
 import onnxruntime
 import pytest
 
+from passes.proof.numbers import NO_ERROR, compare
 from pipeline.segments import SegmentedModel
+from pipeline.verify.backends import BACKENDS, OnnxFile
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]> '
 
@@ -130,3 +134,12 @@ def test_steps_are_forgotten_after_some() -> None:
     for rows in range(1, 40):
         segmented.run({"x": f32(2, 6), "s": np.array([*[1] * rows, 12])})
     assert segmented.count().calls <= 16 * calls
+
+
+def test_a_sequence_that_is_an_output_is_the_stack_of_its_items_on_every_backend(tmp_path: Path) -> None:
+    text = "g (float[4, 3] x) => (seq(float) s) { r = Neg(x) s = SplitToSequence <axis = 0> (r) }"
+    onnx.save(onnx.parser.parse_model(HEAD + text), tmp_path / "model.onnx")
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    for name in ("onnxruntime", "plan"):
+        found = BACKENDS[name](OnnxFile(tmp_path / "model.onnx")).run({"x": x})["s"]
+        assert compare(-x.reshape(4, 1, 3), found) == replace(NO_ERROR, judged_as="float32")
