@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from passes.suggest import nearest, plural
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
-from pipeline.runtime.capture import CaptureReport, Snapshot
+from pipeline.runtime.capture import CaptureReport, RandomState, Snapshot
 from pipeline.training.batch import Arguments, Batch, BatchLayout
 from pipeline.training.blame import find_first_broken
 from pipeline.training.checkpoint import read_snapshot, write_snapshot
@@ -79,6 +80,8 @@ class TrainProgram:
         self._loss, *more = (graph.values[vid].name for vid in graph.outputs)
         self._names = frozenset(layout.names)
         self._captures = compiled.context.captures
+        randomness = self._captures.session.randomness
+        self._randomness = randomness if randomness.draws else None
         self._checked = more[0] if more else self._loss
         """The output that is finite only if the step may be done."""
         self._warned: set[str] = set()
@@ -98,6 +101,7 @@ class TrainProgram:
         if self._layout.by_name and feed.keys() != self._names:
             feed = self._without_states(feed)
         self._follow_schedule()
+        random = self._randomness and self._randomness.state()  # 1 µs, for a step that draws numbers
         try:
             capture = self._captures.find(feed)
         except KeyError:
@@ -106,7 +110,7 @@ class TrainProgram:
             outputs = capture.replay_fitting(feed, copy=False)
         loss = outputs[self._loss]
         if not math.isfinite(outputs[self._checked].item()):
-            raise self._not_finite(feed, loss.item())
+            raise self._not_finite(feed, loss.item(), random)
         self._replays += 1
         self._replay_seconds += time.perf_counter() - start
         return loss.clone()
@@ -253,8 +257,10 @@ class TrainProgram:
         self._options, self._rates = [dict(group) for group in groups], now
         self._has_rate_in_tensor = has_rate_in_tensor(self._sources.optimizer)
 
-    def _not_finite(self, feed: Mapping[str, torch.Tensor], loss: float) -> NotFinite:
+    def _not_finite(self, feed: Mapping[str, torch.Tensor], loss: float, random: RandomState | None) -> NotFinite:
+        """The error for a step that began with the random state `random`; its draws alone cannot be taken back."""
         snapshot = self.snapshot()
+        snapshot = snapshot if random is None else replace(snapshot, random=random)
         number = int(snapshot.states[STEP]) + 1
         blamed = find_first_broken(self.graph, {**self._sources.constants, **snapshot.states, **feed})
         what = "a gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from passes.suggest import plural
-from pipeline.errors import UsageError
+from pipeline.errors import InternalError, UsageError
 from pipeline.events import Observer
 from pipeline.ir import Graph
 from pipeline.lowering.fusion import fuse_train_step
@@ -22,7 +22,7 @@ from pipeline.training.phases import Phase, PhaseRecorder
 from pipeline.training.program import TrainProgram
 from pipeline.training.refusals import check_limit, refuse_classes
 from pipeline.training.state_dict import Sources
-from pipeline.training.trace import TracedStep, trace_step
+from pipeline.training.trace import TracedStep, refuse_what_torch_refuses, trace_step
 
 __all__ = ["record_step"]
 
@@ -83,7 +83,11 @@ def record_step(
     feed = {
         name: tensor.detach() for name, tensor in traced.layout.tensors(batch).items() if name in traced.layout.names
     }
-    capture = _capture(compiled, feed, recorder)
+    try:
+        capture = _capture(compiled, feed, recorder)
+    except InternalError:  # torch's kernels check dtypes that a recording does not
+        refuse_what_torch_refuses(module, loss, batch)
+        raise
     sources = _sources(module, optimizer, traced, stored, compiled)
     recorder.begin("Replay")
     return TrainProgram(

@@ -75,6 +75,17 @@ class StepFunction:
             gradients = _change(gradients, lambda gradient: gradient.clamp(-limit, limit).to(gradient.dtype))
         return [found, norm, *gradients, *after]
 
+    def compute_loss(self, stored: Mapping[str, torch.Tensor], batch: Sequence[torch.Tensor]) -> None:
+        """Compute the loss by plain torch on copies of what is stored, for the error that this may give."""
+        copies = {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in stored.items()}
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.enable_grad(),
+            _reparametrize_module(self.module, copies, tie_weights=True),
+            _unchanged_attributes(self.module),
+        ):
+            self.layout.loss(self.module, self.loss, batch)
+
     def _state_after(self, name: str, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         if name not in self.buffers:
             return after

@@ -2,11 +2,13 @@
 
 torch's `make_fx` records what a function calls on fake tensors; autograd runs inside of it, so the backward operators
 are recorded behind the forward ones. Functionalizing it makes values of all writes: a BatchNorm's running statistics
-are results of the graph. Nothing of the module is run with real numbers, and no random number is drawn.
+are results of the graph. Nothing of the module is run with real numbers, and no random number is drawn, unless the
+recording fails: then plain torch says on copies whether the module and the batch are at fault.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import traceback
 import warnings
@@ -28,7 +30,7 @@ from pipeline.training.known_values import NO_PLACE, AskedForNumber, KnownValues
 from pipeline.training.refusals import refuse_module
 from pipeline.training.step_function import Clipping, StepFunction
 
-__all__ = ["TracedStep", "trace_step"]
+__all__ = ["TracedStep", "refuse_what_torch_refuses", "trace_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ def trace_step(
             parameter by operators that can be differentiated.
         Unsupported: torch cannot record the module or differentiate one of its operators.
     """
+    if isinstance(loss, type):
+        raise UsageError(f"the loss is the class {loss.__name__}; expected an instance of it: {loss.__name__}()")
     layout = BatchLayout.of(module, batch)
     given = layout.tensors(batch)
     refuse_module(module, {name: given[name] for name in layout.names})
@@ -117,6 +121,31 @@ def trace_step(
     )
 
 
+def refuse_what_torch_refuses(module: nn.Module, loss: LossFunction, batch: Batch) -> None:
+    """Compute the loss once by plain torch, on copies; for a step that could not be recorded or run.
+
+    Raises:
+        UsageError: torch refuses it too.
+    """
+    layout = BatchLayout.of(module, batch)
+    stored = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    given = layout.tensors(batch)
+    step = StepFunction(module, loss, layout, tuple(stored), 0, ())
+    _refuse_what_torch_refuses(step, stored, [given[name].detach() for name in layout.names])
+
+
+def _refuse_what_torch_refuses(
+    step: StepFunction, stored: Mapping[str, torch.Tensor], batch: Sequence[torch.Tensor]
+) -> None:
+    try:
+        with _warnings_into(None):
+            step.compute_loss(stored, batch)
+    except OnnxlineError:
+        return  # of this recording, not of torch
+    except Exception as error:
+        raise UsageError(f"torch itself cannot compute the loss of the example batch: {_describe(error)}") from error
+
+
 def _record(
     step: StepFunction, stored: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor]
 ) -> tuple[GraphModule, frozenset[str]]:
@@ -133,6 +162,7 @@ def _record(
     if NO_DERIVATIVE.search(str(failed)):
         place = _place_of_forward(step, stored, others)
         raise Unsupported(f"torch cannot differentiate the train step: {_describe(failed)}{place}") from failed
+    _refuse_what_torch_refuses(step, stored, others[: len(step.layout.names)])
     tried = []
     for strict in (False, True):
         try:
@@ -195,12 +225,15 @@ def _record_as_written(
 
 @contextmanager
 def _warnings_into(notes: list[str] | None) -> Iterator[None]:
-    """Add what torch warns of to `notes`, or drop it."""
+    """Add what torch warns of to `notes`, or drop it; what it logs of an operator that fails is in the error too."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, log.disabled = log.disabled, True
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         try:
             yield
         finally:
+            log.disabled = was_disabled
             if notes is not None:
                 notes += [str(warning.message) for warning in found]
 

@@ -43,6 +43,11 @@ class Randomness:
         generators = iter(self._generators)
         return [step.with_attrs(generator=next(generators)) if step.kind in DRAWING else step for step in steps]
 
+    @property
+    def draws(self) -> bool:
+        """Whether a replay may draw any number."""
+        return bool(self._generators) or self._draws_from_default
+
     def state(self) -> RandomState:
         default = torch.get_rng_state() if self._draws_from_default else None
         return RandomState(tuple(generator.get_state() for generator in self._generators), default)

@@ -233,6 +233,17 @@ def asks(output: torch.Tensor, label: torch.Tensor) -> float:
             Unsupported,
             "Python asks for a number .*torch.export, which was tried with strict",
         ),
+        (mlp, sgd, nn.CrossEntropyLoss, (X, LABEL), UsageError, "the loss is the class CrossEntropyLoss; expected an"),
+        (
+            lambda: mlp().double(),
+            sgd,
+            LOSS,
+            (X, LABEL),
+            UsageError,
+            "^torch itself cannot .* same dtype, but got Float",
+        ),
+        (mlp, sgd, LOSS, (X, LABEL.int()), UsageError, "^torch itself cannot .* got Int"),
+        (mlp, sgd, LOSS, (X, LABEL[:5]), UsageError, "^torch itself cannot .* to match target batch_size .5.[.]$"),
         (mlp, sgd, LOSS, (X,), UsageError, r"expected `\(\*inputs, target\)`"),
         (mlp, sgd, LOSS, (X, 3), UsageError, "'target' of the batch is a int; expected a tensor"),
     ],
@@ -303,6 +314,16 @@ def test_a_write_of_the_loss_is_refused() -> None:
     module = mlp()
     with pytest.raises(Unsupported, match=r"the loss writes to the parameter '0\.weight'"):
         record_step(module, lambda out, label: (clamp(module[0].weight), LOSS(out, label))[1], sgd(module), (X, LABEL))  # type: ignore[index,arg-type]
+
+
+def test_a_batch_that_the_module_cannot_take_is_refused_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    module = mlp()
+    before = torch.get_rng_state()
+    with pytest.raises(UsageError, match=r"^torch itself cannot compute .*8x15 and 16x32") as caught:
+        record_step(module, LOSS, sgd(module), (X[:, :15], LABEL))
+    assert "torch.export" not in str(caught.value) and len(str(caught.value).splitlines()) == 1
+    assert capfd.readouterr().err == ""
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_two_limits_are_refused() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from pipeline.errors import UsageError
-from pipeline.training import TrainProgram, record_step
+from pipeline.training import NotFinite, TrainProgram, record_step
 from tests.pipeline.training.steps import LOSS, MODELS, MakeOptimizer, mlp, record, seeded, step_of_torch
 
 DROPOUT = MODELS["transformer with dropout"]
@@ -44,6 +44,24 @@ def test_a_snapshot_continues_to_the_same_bits() -> None:
     assert losses(program, 3, 8) == once
     for name, tensor in program.snapshot().states.items():
         assert torch.equal(tensor, ended.states[name]), name
+
+
+def test_after_a_step_that_is_not_finite_its_snapshot_continues_to_the_same_bits() -> None:
+    def make() -> TrainProgram:
+        module = seeded(lambda: nn.Sequential(nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, 10)))
+        return record_step(module, LOSS, adamw(module.parameters()), batch)
+
+    batch = MODELS["mlp"].batch(0)
+    unbroken, broken = make(), make()
+    torch.manual_seed(1)
+    expected = [unbroken.step(batch) for _ in range(4)]
+    torch.manual_seed(1)
+    found = [broken.step(batch)]
+    with pytest.raises(NotFinite) as caught:
+        broken.step((batch[0] * torch.nan, batch[1]))
+    broken.restore(caught.value.snapshot)
+    found += [broken.step(batch) for _ in range(3)]
+    assert torch.equal(torch.stack(found), torch.stack(expected))
 
 
 def test_a_recorded_step_begins_where_the_optimizer_is() -> None:
