@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import onnx
 import safetensors.torch
 import torch
+from google.protobuf.message import DecodeError
 from torch import nn, optim
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
+from passes.weights.detached import inner_tensors
 from passes.weights.files import replace_when_done
 from pipeline.authoring import Model, TrainingHistory, TrainingLoop
-from pipeline.authoring.fit import FitLimits, Schedule
+from pipeline.authoring.fit import FitLimits, Schedule, history_path
 from pipeline.config import ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
 from pipeline.errors import ConfigError, SourceError, UsageError
 from pipeline.events import Event, Note, Observer, PhaseEnded, RunLog
@@ -26,7 +30,7 @@ from pipeline.report.training import LossPoint, TrainingPhase, TrainingReport
 from pipeline.training import TrainProgram, as_module, record_step
 from pipeline.training.batch import LossFunction
 from pipeline.versions import digest_of_file, own_code_digest, versions
-from pipeline.workspace import Workspace, key_of
+from pipeline.workspace import Workspace, key_of, make_folder
 
 __all__ = ["TrainResult", "TrainRun", "check_train"]
 
@@ -35,6 +39,9 @@ STATES: Final = "train.safetensors"
 
 WEIGHTS: Final = "weights.safetensors"
 """Parameters and buffers by their names in the module, at the end."""
+
+EARLIER: Final = "earlier"
+"""The folder of what trainings of other settings have left, each in a folder with its number."""
 
 STAGE: Final = "train"
 
@@ -103,10 +110,13 @@ class TrainRun:
                 self._workspace.write_text("log.txt", self._log.text())
 
     def _execute(self) -> TrainResult:
-        resumes = self._is_begun()
+        key = self._key()
+        resumes = self._is_begun(key)
         made = make_model(self._config.model)
         module = made.to_torch(training=True) if isinstance(made, Model) else made
         program = self._record(module)
+        if not resumes:  # not before the settings are known to make a step
+            self._begin_anew(key)
         loop = TrainingLoop(program, make_schedule(self._train.schedule))
         loop.observer = self._send
         limits = FitLimits(self._train.epochs, self._train.steps, self._train.until)
@@ -128,21 +138,35 @@ class TrainRun:
         report = self._report(training)
         return TrainResult(self._workspace.folder, training, history, report.files)
 
-    def _is_begun(self) -> bool:
-        """Whether the folder has the states of a training with these settings and this code."""
+    def _key(self) -> str:
+        """Digest of all that a training depends on: settings, the user's files, this code and its libraries."""
         references = (self._config.model.factory, self._train.batches, self._train.loss)
         files = [Path(text.rpartition(":")[0]) for text in references if text and ".py:" in text]
-        files += [Path(self._config.model.onnx)] if self._config.model.onnx else []
+        files += _files_of_onnx(Path(self._config.model.onnx)) if self._config.model.onnx else []
         settings = (self._config.model.model_dump(mode="json"), self._train.model_dump(mode="json"))
-        key = key_of(*settings, [digest_of_file(file) for file in files], own_code_digest(), versions())
-        is_known = self._workspace.load(STAGE, key, str) is not None and not self._anew
+        return key_of(*settings, [digest_of_file(file) for file in files], own_code_digest(), versions())
+
+    def _is_begun(self, key: str) -> bool:
+        """Whether the folder has the states of a training of this key, from which this one goes on."""
         states = self._workspace.folder / STATES
-        if is_known and states.exists():
-            self._send(Note(f"going on from {states}"))
-            return True
-        states.unlink(missing_ok=True)
+        if self._anew or self._workspace.load(STAGE, key, str) is None or not states.exists():
+            return False
+        self._send(Note(f"going on from {states}"))
+        return True
+
+    def _begin_anew(self, key: str) -> None:
+        """Set the files of an earlier training aside, so that none of them is taken for one of this training."""
+        folder = self._workspace.folder
+        own = (STATES, history_path(Path(STATES)).name, WEIGHTS, "report.json", "report.html")
+        found = [folder / name for name in own if (folder / name).exists()]
+        if found:
+            numbers = itertools.count(1)
+            aside = next(path for path in (folder / EARLIER / str(number) for number in numbers) if not path.exists())
+            make_folder(aside)
+            for file in found:
+                file.rename(aside / file.name)
+            self._send(Note(f"this training begins anew; the files of the one before are in {aside}"))
         self._workspace.save(STAGE, key, self._config.name)
-        return False
 
     def _record(self, module: nn.Module) -> TrainProgram:
         optimizer = make_optimizer(self._train.optimizer, module)
@@ -217,6 +241,17 @@ class TrainRun:
     def _send(self, event: Event) -> None:
         self._log.add(event)
         self._observer(event)
+
+
+def _files_of_onnx(path: Path) -> list[Path]:
+    """The ONNX file, and those beside it that hold its weights."""
+    try:
+        graph = onnx.load(path, load_external_data=False).graph
+    except (OSError, DecodeError):  # as_module says what is wrong with it
+        return [path]
+    tensors = (*graph.initializer, *inner_tensors(graph))
+    entries = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]
+    return [path, *(path.parent / name for name in sorted({entry.value for entry in entries}))]
 
 
 def make_model(model: ModelConfig) -> nn.Module | Model:

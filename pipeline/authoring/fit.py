@@ -32,7 +32,7 @@ from pipeline.training import NotFinite, Phase, Snapshot, TrainProgram
 from pipeline.training.batch import Batch
 from pipeline.training.checkpoint import check_place
 
-__all__ = ["Batches", "FitLimits", "Schedule", "StepRecord", "TrainingHistory", "TrainingLoop"]
+__all__ = ["Batches", "FitLimits", "Schedule", "StepRecord", "TrainingHistory", "TrainingLoop", "history_path"]
 
 Batches: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
 """The batches of one epoch, which can be iterated again; or a function from the epoch, counted from 0, to them."""
@@ -254,7 +254,7 @@ class TrainingLoop:
         if path is None:
             return
         rows = [[record.step, record.loss, record.seconds] for record in self._records]
-        with replace_when_done(_history_path(path)) as temporary:
+        with replace_when_done(history_path(path)) as temporary:
             Path(temporary).write_text(json.dumps({"begun": self._begun, "steps": rows}) + "\n", encoding="utf-8")
         self._program.save(path)
 
@@ -314,13 +314,14 @@ def _refuse_saving(path: Path | None, save_every: int | None, *, resume: bool) -
             raise UsageError(f"fit: found {name} without a path; expected path= with a file for the states")
 
 
-def _history_path(path: Path) -> Path:
+def history_path(path: Path) -> Path:
+    """The file of the history beside the states in `path`."""
     return path.with_name(f"{path.name}.history.json")
 
 
 def _read_history(path: Path) -> tuple[int | None, list[StepRecord]]:
     """The step at which the stage of the states began, and the history; None and no step where there is no file."""
-    file = _history_path(path)
+    file = history_path(path)
     if not file.is_file():
         return None, []
     found = json.loads(file.read_text(encoding="utf-8"))

@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import safetensors.torch
 import torch
@@ -16,7 +18,7 @@ from typer.testing import CliRunner, Result
 from pipeline.cli import app
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError, SourceError, UsageError
-from pipeline.events import Event, PhaseEnded
+from pipeline.events import Event, Note, PhaseEnded
 from pipeline.train_run import TrainRun
 from pipeline.training import NotFinite
 from tests.support.paths import ROOT
@@ -48,6 +50,11 @@ def batches(epoch, count=4, interrupt=None):
             os.kill(os.getpid(), signal.SIGINT)
         x = torch.randn(6, 4, generator=draw)
         yield x, x.argmax(1) % 3
+
+
+def breaking(epoch):
+    yield from batches(epoch, 2)
+    yield from broken(epoch)
 
 
 def broken(epoch):
@@ -136,6 +143,52 @@ def test_other_settings_begin_anew(folder: Path) -> None:
     assert other[1] != losses[1]
     again, _ = run(path, out, anew=True)
     assert again == losses
+
+
+def test_a_failed_training_lists_no_file_of_another_one(folder: Path) -> None:
+    """The first training's files are set aside, and the report is of the second one alone."""
+    path, out = settings(folder), folder / "out"
+    run(path, out)
+    kept = {name: (out / name).read_bytes() for name in ("train.safetensors", "weights.safetensors", "report.json")}
+    with pytest.raises(SourceError):
+        run(settings(folder, make="make_nothing"), out)
+    assert all((out / name).read_bytes() == data for name, data in kept.items())  # nothing was trained
+    with pytest.raises(NotFinite):
+        run(settings(folder, batches="net.py:breaking"), out)
+    assert f"the files of the one before are in {out / 'earlier' / '1'}" in (out / "log.txt").read_text()
+    report = json.loads((out / "report.json").read_text())
+    assert (report["exit_code"], report["training"]["steps"]) == (1, 2)
+    states = ["train.safetensors", "train.safetensors.history.json"]
+    assert report["files"] == ["log.txt", "report.html", "report.json", *states]
+    assert all((out / "earlier" / "1" / name).read_bytes() == data for name, data in kept.items())
+    run(settings(folder), out)
+    assert sorted(file.name for file in (out / "earlier").iterdir()) == ["1", "2"]
+
+
+def test_weights_beside_an_onnx_belong_to_its_settings(folder: Path) -> None:
+    """The same model file with other numbers in its data file is another training."""
+    path = settings(folder)
+    data = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**data, "model": {"onnx": str(folder / "model.onnx")}}))
+    values = [onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", [6, 4]), ("y", [6, 3]))]
+    found = []
+    for number in (0.0, 1.0):
+        weight = onnx.numpy_helper.from_array(np.full((4, 3), number, np.float32), "w")
+        nodes = [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])]
+        graph = onnx.helper.make_graph(nodes, "graph", values[:1], values[1:], [weight])
+        (folder / "model.data").unlink(missing_ok=True)
+        opsets = [onnx.helper.make_opsetid("", 17)]
+        onnx.save(
+            onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8),
+            folder / "model.onnx",
+            save_as_external_data=True,
+            location="model.data",
+            size_threshold=0,
+        )
+        found.append((folder / "model.onnx").read_bytes())
+        _, events = run(path, folder / "out")
+        assert not [event for event in events if isinstance(event, Note) and "going on" in event.text]
+    assert found[0] == found[1]
 
 
 def test_a_loss_of_ones_own_and_a_limit(folder: Path) -> None:
