@@ -81,8 +81,6 @@ def trace_step(
             parameter by operators that can be differentiated.
         Unsupported: torch cannot record the module or differentiate one of its operators.
     """
-    if isinstance(loss, type):
-        raise UsageError(f"the loss is the class {loss.__name__}; expected an instance of it: {loss.__name__}()")
     layout = BatchLayout.of(module, batch)
     given = layout.tensors(batch)
     refuse_module(module, {name: given[name] for name in layout.names})

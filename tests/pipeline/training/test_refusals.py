@@ -233,7 +233,6 @@ def asks(output: torch.Tensor, label: torch.Tensor) -> float:
             Unsupported,
             "Python asks for a number .*torch.export, which was tried with strict",
         ),
-        (mlp, sgd, nn.CrossEntropyLoss, (X, LABEL), UsageError, "the loss is the class CrossEntropyLoss; expected an"),
         (
             lambda: mlp().double(),
             sgd,
