@@ -20,7 +20,7 @@ test: .venv/test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
-# Less than a minute and a half: no families of models, no tutorials, no whole runs, no Ray, no browser (tests/conftest.py).
+# Less than two minutes on two cores: no families of models, no tutorials, no whole runs, no Ray, no browser (tests/conftest.py).
 test-fast: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --fast $(ARGS)
 

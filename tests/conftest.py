@@ -38,7 +38,7 @@ MARKS: Final = {
         "docs/test_tutorials.py", "docs/test_readme.py", "docs/test_torch_ir_page.py", "examples/", "package/",
     ),
     "slow": (
-        "whole_runs/", "fuzz/", "passes/audit/", "passes/bisect/",
+        "whole_runs/", "fuzz/", "passes/audit/", "passes/bisect/", "pipeline/authoring/", "pipeline/training/",
         "passes/encodings/test_carry.py::test_a_split_weight", "passes/encodings/test_carry.py::test_a_proof_by",
         "passes/encodings/test_carry.py::test_fused_products", "passes/encodings/test_carry.py::test_merged_weights",
         "passes/external/test_onnxruntime_fusions.py::test_an_opt_level", "passes/proof/test_hostile_tables.py",
@@ -61,12 +61,10 @@ MARKS: Final = {
         "pipeline/runtime/capture/test_decode.py",
         "pipeline/runtime/kernels/test_functional_forms.py::test_torch_records",
         "pipeline/quantsim/test_calibration.py::test_mse_of_symmetric",
-        "pipeline/training/test_graph_module.py::test_losses_after", "pipeline/training/test_qdq.py::test_training",
-        "pipeline/training/test_graph_module.py::test_a_module_that_was",
-        "pipeline/training/test_states.py::test_a_run_that_was_killed", "pipeline/torch_ir/document/test_savers.py",
+        "pipeline/torch_ir/document/test_savers.py",
         "pipeline/torch_ir/test_caches.py", "pipeline/torch_ir/test_custom_ops.py",
         "pipeline/torch_ir/test_flex_attention.py", "pipeline/torch_ir/test_view_writes.py",
-        "pipeline/torch_ir/test_writes.py", "pipeline/training/test_export.py",
+        "pipeline/torch_ir/test_writes.py",
     ),
 }  # fmt: skip
 """Mark → the folders, files and tests below tests/ that bear it."""
