@@ -12,17 +12,20 @@ run: .venv/run
 	$(BIN)/onnxline run $(CONFIG) $(ARGS)
 
 # One thread for each worker of the tests: there is a worker for each core, and more threads only wait for each other.
+# Compiled modules are kept, even where PYTHONDONTWRITEBYTECODE is set: the tests start hundreds of processes.
+TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+
 test: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 # Less than two minutes on two cores: no families of models, no tutorials, no whole runs, no Ray, no browser (tests/conftest.py).
 test-fast: .venv/test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --fast $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n auto --dist worksteal --fast $(ARGS)
 
 # Warnings are errors (strict in mkdocs.yml). The pages are in runs/site/.
 docs: .venv/test

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pipeline.errors import UsageError
+from pipeline.ir.graph import Graph
 from pipeline.planning import PlanFile, decode_plans, encode_plans
 from pipeline.runtime import CompiledEntries, compile_graphs
 from tests.support.torch_programs import graph_of
@@ -47,13 +48,17 @@ class Read(Cached):
 ROWS, ROW, AT = torch.arange(6.0).reshape(2, 3), torch.ones(1, 3), torch.tensor([2])
 
 
-@pytest.fixture
-def entries() -> CompiledEntries:
-    graphs = {
+@pytest.fixture(scope="module")
+def graphs() -> dict[str, Graph]:
+    return {
         "prefill": graph_of(Prefill(), [ROWS]),
         "decode": graph_of(Decode(), [ROW, AT]),
         "read": graph_of(Read(), [torch.ones(1)]),
     }
+
+
+@pytest.fixture
+def entries(graphs: dict[str, Graph]) -> CompiledEntries:
     return compile_graphs(graphs, Prefill().state_dict())
 
 
@@ -122,7 +127,7 @@ def test_plans_of_all_entry_points_are_one_file(entries: CompiledEntries) -> Non
     assert dict(decode_plans(encode_plans(PlanFile(entries.plans))).entries) == dict(entries.plans)
 
 
-def test_mistakes_are_named(entries: CompiledEntries) -> None:
+def test_mistakes_are_named(entries: CompiledEntries, graphs: dict[str, Graph]) -> None:
     with pytest.raises(UsageError, match="no entry point 'decod'; did you mean 'decode'"):
         entries.run("decod", {})
     with pytest.raises(UsageError, match="no entry point has a state 'cach'"):
@@ -130,7 +135,7 @@ def test_mistakes_are_named(entries: CompiledEntries) -> None:
     with pytest.raises(UsageError, match="found no graphs"):
         compile_graphs({})
     with pytest.raises(UsageError, match=r"no graph has a weight 'layer.weigh'; did you mean 'layer.weight'"):
-        compile_graphs({"read": graph_of(Read(), [ROW])}, {"layer.weigh": ROWS})
-    other = {"decode": graph_of(Decode(), [ROW, AT]), "half": graph_of(Decode(dtype=torch.float16), [ROW, AT])}
+        compile_graphs({"read": graphs["read"]}, {"layer.weigh": ROWS})
+    other = {"decode": graphs["decode"], "half": graph_of(Decode(dtype=torch.float16), [ROW, AT])}
     with pytest.raises(UsageError, match=r"'b_cache' is state float32.* in 'decode', .* state float16.* in 'half'"):
         compile_graphs(other)
