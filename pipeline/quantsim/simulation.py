@@ -101,7 +101,7 @@ def _compare(runs: Iterable[tuple[Outputs, Outputs]]) -> dict[str, OutputNoise]:
             difference = found[name].astype(np.float64) - wanted
             known[0] += float((wanted**2).sum())
             known[1] += float((difference**2).sum())
-            known[2] = max(known[2], float(np.abs(difference).max()))
+            known[2] = float(np.maximum(known[2], np.abs(difference).max()))  # NaN stays, which `max` passes over
     return {name: OutputNoise(sqnr_db(signal, noise), largest) for name, (signal, noise, largest) in sums.items()}
 
 

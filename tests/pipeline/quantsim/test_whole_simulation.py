@@ -75,7 +75,25 @@ def test_the_page_has_a_section_also_after_the_next_run_of_the_same_model(folder
 
 
 def test_the_report_alone(folder: Path) -> None:
-    assert json.loads(run(folder, "--json"))["format_version"] == 1
+    assert json.loads(run(folder, "--json"))["format_version"] == 2
+
+
+def test_both_infinities_are_words_and_null_is_what_was_not_measured(folder: Path) -> None:
+    text = """g (float[2, 4] x) => (float[2, 4] same, float[2, 4] none) {
+        same = Abs (x) twice = Add (x, x) also = Mul (x, two) none = Sub (twice, also)
+    }"""
+    onnx.save(attach(model_of(text, two=np.array(2, np.float32))), folder / "mlp.onnx")
+    coarse = "quantsim.rules={op:*: {activations: float}, 'tensor:also': {activations: uint4}}"
+    report = json.loads(run(folder, "--json", "--set", coarse), parse_constant=pytest.fail)
+    ratios = {row["tensor"]: row["total_db"] for row in report["rows"]}
+    assert ratios["same"] == ratios["twice"] == "Infinity", "nothing is rounded there"
+    assert 10 < ratios["also"] < 40
+    assert ratios["none"] == "-Infinity", "noise, and no signal"
+    outputs = report["device_like"]["outputs"]
+    assert (outputs["same"]["sqnr_db"], outputs["none"]["sqnr_db"]) == ("Infinity", "-Infinity")
+    placed = json.loads(run(folder, "--json", "--set", coarse, "--set", "verify.proof=structure"))
+    assert placed["device_like"] is None
+    assert placed["not_measured"]
 
 
 def test_without_weights_only_placement_and_sizes_are_reported(folder: Path) -> None:
