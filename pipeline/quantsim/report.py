@@ -139,6 +139,7 @@ def page_data(report: QuantSimReport) -> Quantization:
         not_estimated=report.not_estimated,
         not_measured=report.not_measured,
         suggestion=suggestion_text(report.suggestion) if report.suggestion else "",
+        notes=(*report.notes, *(report.device_like.notes() if report.device_like else ())),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shutil
 import signal
@@ -231,6 +232,19 @@ def test_floats_of_8_bits_are_simulated_and_left_out_of_the_encodings(folder: Pa
     assert {row["precision"] for row in report["rows"]} == {"fp8e4m3"}
     assert report["outputs"]["y"]["sqnr_db"] > 15
     assert from_aimet(json.loads((folder / "out" / "model.encodings").read_text())) == {}
+
+
+def test_notes_on_formats_and_on_onnxruntime_are_printed_kept_and_on_the_page(folder: Path) -> None:
+    printed = " ".join(run(folder, "--set", "quantsim.rules={op:*: {activations: int4/channel}}").split())
+    report = json.loads((folder / "out" / "quantsim.json").read_text())
+    assert report["device_like"]["dropped"] == [{"op": "Relu", "tensor": "r", "dtype": "int4"}]
+    page = html.unescape((folder / "out" / "report.html").read_text())
+    for sentence in (
+        "says int4/channel of 5 activations: each has one scale",
+        "such as the Relu of 'r' in front of int4",
+    ):
+        assert sentence in printed
+        assert sentence in page
 
 
 def test_a_folder_of_samples_is_taken_whole(folder: Path) -> None:
