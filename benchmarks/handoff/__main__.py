@@ -1,9 +1,9 @@
 """What quantization tools make of our models: a table of numbers, made by running each of them.
 
-    python -m benchmarks.handoff --aimet PYTHON --quark PYTHON --nncf PYTHON [--models block fused minilm] [--opsets 23]
+    python -m benchmarks.handoff --aimet PYTHON --quark PYTHON --nncf PYTHON [--models block fused minilm minilm-merged]
 
 An attention block with Q, K and V merged and apart, at opsets 20, 21 and 23, as torch exports it and after onnxline's
-default recipe; at 23 also by torch's own attention, as it is and taken apart; and the trained MiniLM.
+default recipe; at 23 also by torch's own attention, as it is and taken apart; and the trained MiniLM, apart and merged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ from benchmarks.handoff.harness import (
     runner_of,
     write_samples,
 )
-from benchmarks.handoff.models import block_samples, export_block, export_minilm, optimize_block, prepare_block
+from benchmarks.handoff.models import (
+    block_samples,
+    export_block,
+    export_merged_minilm,
+    export_minilm,
+    optimize_block,
+    prepare_block,
+)
 from benchmarks.measure import machine, versions_line
 from passes.structures import STRUCTURES
 from pipeline.quantsim.crosscheck import compare_values, find_jump
@@ -95,6 +102,16 @@ def minilms(folder: Path, opsets: Sequence[int]) -> Iterator[Form]:
     for opset in opsets:
         for title, prepared in (("MiniLM", False), ("MiniLM, prepared", True)):
             yield Form(title, opset, export_minilm(opset, folder, prepared=prepared), calibration, evaluation)
+
+
+def merged_minilms(folder: Path, opsets: Sequence[int]) -> Iterator[Form]:
+    """MiniLM with one Linear for Q, K and V: as it is, prepared but for that product, and prepared with three."""
+    calibration, evaluation = minilm.calibration_samples(), minilm.evaluation_samples()[:5]
+    titles = {"plain": "", "prepared": ", prepared", "split": ", prepared, split-qkv"}
+    for opset in opsets:
+        for form, title in titles.items():
+            path = export_merged_minilm(opset, folder, form)
+            yield Form(f"MiniLM, merged{title}", opset, path, calibration, evaluation)
 
 
 def row(form: Form, tool: str, python: str, folder: Path) -> str:
@@ -167,6 +184,7 @@ MAKERS: Final[Mapping[str, Callable[[Path, Sequence[int]], Iterator[Form]]]] = {
     "block": blocks,
     "fused": fused_blocks,
     "minilm": minilms,
+    "minilm-merged": merged_minilms,
 }
 
 

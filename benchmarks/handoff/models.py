@@ -10,7 +10,14 @@ import numpy as np
 
 from benchmarks.measure import run_child
 
-__all__ = ["block_samples", "export_block", "export_minilm", "optimize_block", "prepare_block"]
+__all__ = [
+    "block_samples",
+    "export_block",
+    "export_merged_minilm",
+    "export_minilm",
+    "optimize_block",
+    "prepare_block",
+]
 
 BlockForm = Literal["merged", "separate", "fused"]
 
@@ -21,11 +28,30 @@ PREPARATION: Final = "[onnxscript, default, onnxsim, decompose-attention, clamp-
 Attention hides its inside from quantizers."""
 
 
+MERGED_RECIPES: Final = {
+    "plain": "",
+    "prepared": PREPARATION,
+    "split": PREPARATION.replace("clamp-mask", "split-qkv, clamp-mask"),
+}
+"""MiniLM with one Linear for Q, K and V: as it is, prepared with that product, and prepared with the three apart."""
+
+
 def export_minilm(opset: int, folder: Path, *, prepared: bool = False) -> Path:
     """The trained MiniLM after onnxline's default recipe, or prepared, with Q, K and V kept apart."""
     out = folder / f"minilm_{opset}{'_prepared' if prepared else ''}"
-    recipe = ["--set", f"passes.recipe={PREPARATION}"] if prepared else []
-    _run(["configs/minilm.yaml", "--set", f"export.opset={opset}", *recipe, "--out", str(out)])
+    return _export("configs/minilm.yaml", opset, PREPARATION if prepared else "", out)
+
+
+def export_merged_minilm(opset: int, folder: Path, form: str) -> Path:
+    """The same with one Linear for Q, K and V in each layer, in one of the forms of MERGED_RECIPES."""
+    source = "benchmarks/case_studies/merged_minilm.yaml"
+    return _export(source, opset, MERGED_RECIPES[form], folder / f"minilm_merged_{opset}_{form}")
+
+
+def _export(config: str, opset: int, recipe: str, out: Path) -> Path:
+    """Run a configuration, with the default recipe where `recipe` is empty."""
+    chosen = ["--set", f"passes.recipe={recipe}"] if recipe else []
+    _run([config, "--set", f"export.opset={opset}", *chosen, "--out", str(out)])
     return out / "model.onnx"
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import onnx
+from onnx import GraphProto, TensorProto
 
 from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.external.call_names import ShortNames, number_nodes, quote_own_names, restore_names
 from passes.external.pieces import GraphPieces, can_be_cut
+from passes.graph.traversal import every_graph, every_node
 from passes.step import Description, PassResult, Step, structure, values
 from passes.weights.detached import DetachedModel
 
@@ -102,6 +105,25 @@ DESCRIPTIONS: Final[Mapping[str, Description]] = {
     "split_init": structure("Keep the part that depends on constants alone, and drop the rest of the model"),
     "split_predict": structure("Keep the part that depends on inputs, and make inputs of what the other part computes"),
 }
+
+COMPARING: Final = frozenset({"eliminate_common_subexpression", "eliminate_duplicate_initializer"})
+"""The passes that compare tensors by their content."""
+
+INCOMPARABLE: Final = frozenset(
+    {
+        TensorProto.FLOAT8E4M3FN,
+        TensorProto.FLOAT8E4M3FNUZ,
+        TensorProto.FLOAT8E5M2,
+        TensorProto.FLOAT8E5M2FNUZ,
+        TensorProto.UINT4,
+        TensorProto.INT4,
+        TensorProto.FLOAT4E2M1,
+    }
+)
+"""Dtypes that onnxoptimizer 0.4.2 reads and writes, and for which these two passes raise "no supported data type"."""
+
+ENCLOSED: Final = b"onnxline.enclosed/"
+"""Begins the bytes of a tensor that another one is enclosed in."""
 
 REMEMBERED: Final = 4
 """Models that are kept as the library is given them, on either side: passes in a row are tried on the same one."""
@@ -232,6 +254,7 @@ class _PreparedModel:
         self._short = short
         self._bytes = proto.SerializeToString()
         self._pieces = GraphPieces(proto, self._optimize) if can_be_cut(proto) else None
+        self._has_incomparable = any(tensor.data_type in INCOMPARABLE for tensor in _every_tensor(proto.graph))
         self._is_written = is_written
         """Whether it is in the form in which the library writes a model."""
 
@@ -260,10 +283,19 @@ class _PreparedModel:
         from onnxoptimizer import onnx_opt_cpp2py_export as library  # type: ignore[attr-defined]
 
         try:
-            return library.optimize(model, list(names))
+            if not self._has_incomparable or COMPARING.isdisjoint(names):
+                return library.optimize(model, list(names))
+            model = library.optimize(
+                model, ["nop"]
+            )  # tensors as the library writes them, to which a result is compared
+            for compares, group in itertools.groupby(names, COMPARING.__contains__):
+                model = _enclose_tensors(model) if compares else model
+                model = library.optimize(model, list(group))
+                model = _release_tensors(model) if compares else model
         except Exception as error:
             error.args = (self._short.quote_own_names(str(error)),)
             raise
+        return model
 
     def prepare_next(self, content: bytes) -> tuple[_PreparedModel, Sequence[str]]:
         """What passes have made, ready for the next one, with the names that values have outside; and the names that
@@ -274,3 +306,39 @@ class _PreparedModel:
         full.CopyFrom(proto)
         self._short.restore(full.graph)
         return _PreparedModel(full.SerializeToString(), self._short, proto, is_written=True), names
+
+
+def _enclose_tensors(model: bytes) -> bytes:
+    """Put bytes in place of each tensor that the library cannot compare: equal ones for equal dtype, dims and data."""
+    proto = onnx.load_from_string(model)
+    for tensor in _every_tensor(proto.graph):
+        if tensor.data_type in INCOMPARABLE:
+            bare = TensorProto.FromString(tensor.SerializeToString())
+            bare.ClearField("name")
+            content = ENCLOSED + bare.SerializeToString(deterministic=True)
+            _replace(tensor, TensorProto(dims=[len(content)], data_type=TensorProto.UINT8, raw_data=content))
+    return proto.SerializeToString()
+
+
+def _release_tensors(model: bytes) -> bytes:
+    """Put the tensors back that `_enclose_tensors` took."""
+    proto = onnx.load_from_string(model)
+    for tensor in _every_tensor(proto.graph):
+        if tensor.raw_data.startswith(ENCLOSED):
+            _replace(tensor, TensorProto.FromString(tensor.raw_data.removeprefix(ENCLOSED)))
+    return proto.SerializeToString()
+
+
+def _replace(tensor: TensorProto, other: TensorProto) -> None:
+    """Put `other` in the place of a tensor, under its name. No name and an empty one are not the same bytes."""
+    if tensor.HasField("name"):
+        other.name = tensor.name
+    tensor.CopyFrom(other)
+
+
+def _every_tensor(graph: GraphProto) -> Iterator[TensorProto]:
+    """The tensors of a graph and of its bodies, initializers and attributes."""
+    for owner in every_graph(graph):
+        yield from owner.initializer
+    for node in every_node(graph):
+        yield from (entry.t for entry in node.attribute if entry.HasField("t"))

@@ -76,6 +76,8 @@ def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
         device = report.device_like.outputs.get(name) if report.device_like else None
         beside = f"; with onnxruntime's optimizations {_decibels(device.sqnr_db)}" if device else ""
         yield f"output {name}: {_decibels(noise.sqnr_db)}, max abs error {noise.max_abs:.2e}{beside}"
+    if report.device_like:
+        yield from report.device_like.notes()
     if report.suggestion:
         yield suggestion_text(report.suggestion)
     before, after = bytes_text(report.weight_bytes), bytes_text(report.quantized_weight_bytes)

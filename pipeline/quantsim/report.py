@@ -36,8 +36,8 @@ __all__ = [
     "report_text",
 ]
 
-FORMAT_VERSION: Final = 1
-"""Version of `quantsim.json`."""
+FORMAT_VERSION: Final = 2
+"""Version of `quantsim.json`; in version 1 a ratio of null was infinite, with either sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +139,13 @@ def page_data(report: QuantSimReport) -> Quantization:
         not_estimated=report.not_estimated,
         not_measured=report.not_measured,
         suggestion=suggestion_text(report.suggestion) if report.suggestion else "",
+        notes=(*report.notes, *(report.device_like.notes() if report.device_like else ())),
     )
 
 
 def report_text(report: QuantSimReport) -> str:
-    """The report as JSON; a ratio of infinite dB, of a tensor that nothing moved, is null."""
+    """The report as JSON, which has no infinity: such numbers are words, as in `report.json`, and null is what was not
+    measured."""
     data = {"format_version": FORMAT_VERSION, **_to_json_data(dataclasses.asdict(report))}
     return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -153,7 +155,9 @@ def _to_json_data(value: Any) -> Any:
         return {key: _to_json_data(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_to_json_data(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def _layer_rows(

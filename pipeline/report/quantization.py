@@ -85,3 +85,5 @@ class Quantization:
     structures: tuple[QuantizedStructure, ...] = ()
     suggestion: str = ""
     """A sentence, and rules in YAML on the lines after it; empty where none was asked for."""
+    notes: tuple[str, ...] = ()
+    """Where formats are coarser than their rule says, and where onnxruntime's optimizations go wrong."""

@@ -82,6 +82,7 @@ class QuantizationView:
     left_in_float: tuple[tuple[str, int], ...]
     suggestion: str
     suggested_rules: str
+    notes: tuple[str, ...]
 
 
 def quantization_view(data: Quantization | None) -> QuantizationView | None:
@@ -105,6 +106,7 @@ def quantization_view(data: Quantization | None) -> QuantizationView | None:
         left_in_float=tuple(sorted(data.left_in_float.items(), key=lambda entry: -entry[1])),
         suggestion=data.suggestion.partition("\n")[0],
         suggested_rules=data.suggestion.partition("\n")[2],
+        notes=data.notes,
     )
 
 

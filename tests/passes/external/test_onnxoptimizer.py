@@ -9,9 +9,11 @@ import onnx
 import onnxoptimizer
 import pytest
 
+import passes
 from passes.catalog.example_model import example_of, read_example
 from passes.external.call_names import number_nodes
 from passes.external.onnxoptimizer import PassOutput, optimize
+from passes.graph.traversal import every_node
 from tests.support.onnx_models import attention, model_of
 
 DEFAULT = onnxoptimizer.get_fuse_and_elimination_passes()
@@ -106,3 +108,102 @@ def test_nodes_are_known_again() -> None:
         ]
         stands = changed
     assert len(stands.graph.node) < len(model.graph.node) - 1
+
+
+NARROW = """
+<ir_version: 10, opset_import: ["": 21]> g (float[4] x) => (float[4] y) {
+    a = DequantizeLinear (first, scale)
+    b = DequantizeLinear (second, scale)
+    c = Add (a, b)
+    y = Add (c, x)
+}
+"""
+
+
+def narrow(*tensors: onnx.TensorProto) -> onnx.ModelProto:
+    """A model that reads two tensors of few bits, as initializers."""
+    model = onnx.parser.parse_model(NARROW)
+    for name, tensor in zip(("first", "second"), tensors, strict=True):
+        model.graph.initializer.add().CopyFrom(tensor)
+        model.graph.initializer[-1].name = name
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.5, np.float32), "scale"))
+    return model
+
+
+def packed(data_type: int, content: bytes = b"\x21\x03", dims: Sequence[int] = (4,)) -> onnx.TensorProto:
+    return onnx.TensorProto(data_type=data_type, dims=dims, raw_data=content)
+
+
+def kept_of(model: onnx.ModelProto, names: Sequence[str]) -> list[str] | None:
+    """The initializers behind passes; None where they change nothing."""
+    change = optimize({}, number_copy(model).SerializeToString(), names)
+    if change is None:
+        return None
+    before = {tensor.name: tensor for tensor in model.graph.initializer}
+    after = onnx.load_from_string(change.model).graph.initializer
+    assert all(tensor == before[tensor.name] for tensor in after)
+    return [tensor.name for tensor in after]
+
+
+FLOAT8 = onnx.TensorProto.FLOAT8E4M3FN
+INT4, UINT4 = onnx.TensorProto.INT4, onnx.TensorProto.UINT4
+
+
+def test_equal_tensors_of_few_bits_become_one_though_the_library_cannot_compare_them() -> None:
+    model = narrow(packed(INT4), packed(INT4))
+    with pytest.raises(RuntimeError, match="no supported data type: 22"):
+        onnxoptimizer.optimize(model, ["eliminate_duplicate_initializer"])
+    assert kept_of(model, ["eliminate_duplicate_initializer"]) == ["first", "scale"]
+    assert kept_of(model, DEFAULT) == ["first", "scale"], "among other passes in one call too"
+    eight = narrow(packed(FLOAT8, b"1234"), packed(FLOAT8, b"1234"))
+    assert kept_of(eight, ["eliminate_duplicate_initializer"]) == ["first", "scale"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [packed(INT4, b"\x21\x13"), packed(UINT4), packed(INT4, dims=(3,)), packed(INT4, dims=(4, 1))],
+    ids=["another number", "another dtype", "fewer in as many bytes", "another rank"],
+)
+def test_tensors_of_few_bits_that_differ_stay(other: onnx.TensorProto) -> None:
+    assert kept_of(narrow(packed(INT4), other), ["eliminate_duplicate_initializer"]) is None
+
+
+CONSTANTS = """
+<ir_version: 10, opset_import: ["": 21]> g (bool really, float[4] x) => (float[4] y) {
+    p = Constant () q = Constant ()
+    a = DequantizeLinear (p, scale) b = DequantizeLinear (q, scale) c = Add (a, b)
+    z = If (really) <
+        then_branch = then () => (float[4] r) {
+            u = Constant () v = Constant ()
+            d = DequantizeLinear (u, scale) e = DequantizeLinear (v, scale) r = Add (d, e)
+        },
+        else_branch = else () => (float[4] r) { r = Identity (x) }
+    >
+    y = Add (c, z)
+}
+"""
+
+
+@pytest.mark.parametrize("tensor", [packed(INT4), packed(onnx.TensorProto.INT8, b"1234")], ids=["int4", "int8"])
+def test_constants_of_few_bits_are_compared_as_those_of_8(tensor: onnx.TensorProto) -> None:
+    """The library joins equal Constants outside of bodies."""
+    model = onnx.parser.parse_model(CONSTANTS)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.5, np.float32), "scale"))
+    for node in every_node(model.graph):
+        if node.op_type == "Constant":
+            node.attribute.append(onnx.helper.make_attribute("value", tensor))
+    change = optimize({}, number_copy(model).SerializeToString(), ["eliminate_common_subexpression"])
+    assert change is not None
+    nodes = list(every_node(onnx.load_from_string(change.model).graph))
+    read = [node.input[0] for node in nodes if node.op_type == "DequantizeLinear"]
+    assert read == ["p", "p", "u", "v"]
+    stored = [node.attribute[0].t for node in nodes if node.op_type == "Constant"]
+    assert {(kept.data_type, kept.raw_data) for kept in stored} == {(tensor.data_type, tensor.raw_data)}
+    assert optimize({}, change.model, ["eliminate_common_subexpression"]) is None
+
+
+def test_a_run_on_a_model_of_four_bits_has_no_failed_row() -> None:
+    run = passes.optimize(narrow(packed(INT4), packed(INT4)), ["default", "onnxsim"])
+    assert not run.reverted
+    assert [row.reason for row in run.rows if row.name == "onnxsim"] == [""], "it needs no weights in its memory"
+    assert "second" not in {tensor.name for tensor in run.to_proto().graph.initializer}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shutil
 import signal
@@ -75,7 +76,25 @@ def test_the_page_has_a_section_also_after_the_next_run_of_the_same_model(folder
 
 
 def test_the_report_alone(folder: Path) -> None:
-    assert json.loads(run(folder, "--json"))["format_version"] == 1
+    assert json.loads(run(folder, "--json"))["format_version"] == 2
+
+
+def test_both_infinities_are_words_and_null_is_what_was_not_measured(folder: Path) -> None:
+    text = """g (float[2, 4] x) => (float[2, 4] same, float[2, 4] none) {
+        same = Abs (x) twice = Add (x, x) also = Mul (x, two) none = Sub (twice, also)
+    }"""
+    onnx.save(attach(model_of(text, two=np.array(2, np.float32))), folder / "mlp.onnx")
+    coarse = "quantsim.rules={op:*: {activations: float}, 'tensor:also': {activations: uint4}}"
+    report = json.loads(run(folder, "--json", "--set", coarse), parse_constant=pytest.fail)
+    ratios = {row["tensor"]: row["total_db"] for row in report["rows"]}
+    assert ratios["same"] == ratios["twice"] == "Infinity", "nothing is rounded there"
+    assert 10 < ratios["also"] < 40
+    assert ratios["none"] == "-Infinity", "noise, and no signal"
+    outputs = report["device_like"]["outputs"]
+    assert (outputs["same"]["sqnr_db"], outputs["none"]["sqnr_db"]) == ("Infinity", "-Infinity")
+    placed = json.loads(run(folder, "--json", "--set", coarse, "--set", "verify.proof=structure"))
+    assert placed["device_like"] is None
+    assert placed["not_measured"]
 
 
 def test_without_weights_only_placement_and_sizes_are_reported(folder: Path) -> None:
@@ -213,6 +232,19 @@ def test_floats_of_8_bits_are_simulated_and_left_out_of_the_encodings(folder: Pa
     assert {row["precision"] for row in report["rows"]} == {"fp8e4m3"}
     assert report["outputs"]["y"]["sqnr_db"] > 15
     assert from_aimet(json.loads((folder / "out" / "model.encodings").read_text())) == {}
+
+
+def test_notes_on_formats_and_on_onnxruntime_are_printed_kept_and_on_the_page(folder: Path) -> None:
+    printed = " ".join(run(folder, "--set", "quantsim.rules={op:*: {activations: int4/channel}}").split())
+    report = json.loads((folder / "out" / "quantsim.json").read_text())
+    assert report["device_like"]["dropped"] == [{"op": "Relu", "tensor": "r", "dtype": "int4"}]
+    page = html.unescape((folder / "out" / "report.html").read_text())
+    for sentence in (
+        "says int4/channel of 5 activations: each has one scale",
+        "such as the Relu of 'r' in front of int4",
+    ):
+        assert sentence in printed
+        assert sentence in page
 
 
 def test_a_folder_of_samples_is_taken_whole(folder: Path) -> None:

@@ -111,3 +111,11 @@ def test_only_a_simulation_adds_the_section(tmp_path: Path) -> None:
     html = render(page_of(report(), pictures(), tmp_path, FOUND))
     assert 'id="quantization"' in html
     assert "What dominates" in html
+
+
+def test_notes_stand_on_the_page(tmp_path: Path) -> None:
+    noted = replace(FOUND, notes=("the rule 'op:*' says int8/channel of 5 activations: each has one scale",))
+    for data, is_there in ((noted, True), (FOUND, False)):
+        text = render(page_of(report(), pictures(), tmp_path, data))
+        assert ("1 note on formats and runs" in text) is is_there
+        assert ("int8/channel of 5 activations: each has one scale" in text) is is_there

@@ -1,0 +1,85 @@
+"""The run with onnxruntime's optimizations: large models through files, and operators that it leaves out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from passes.weights.detached import DetachedModel
+from pipeline.quantsim.calibration import calibrate
+from pipeline.quantsim.encodings import encode
+from pipeline.quantsim.placement import place
+from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.simulation import DroppedOperator, compare_outputs, run_device_like
+from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
+
+RELU = "g (float[4, 64] x) => (float[4, 64] y) { h = MatMul (x, w) r = Relu (h) y = MatMul (r, v) }"
+
+
+def relu() -> DetachedModel:
+    draw = np.random.default_rng(0)
+    return model_of(RELU, w=_normal(draw, 64, 64), v=_normal(draw, 64, 64))
+
+
+def samples() -> list[dict[str, np.ndarray]]:
+    draw = np.random.default_rng(1)
+    return [{"x": _normal(draw, 4, 64)} for _ in range(2)]
+
+
+def quantize(model: DetachedModel, weights: str, activations: str) -> DetachedModel:
+    placement = place(model, [rule("op:*", weights, activations)])
+    return insert_qdq(model, encode(placement, calibrate(model, placement, samples()), model))
+
+
+def _normal(draw: np.random.Generator, *shape: int) -> np.ndarray:
+    return draw.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(("weights", "activations"), [("int8/channel", "uint8"), ("int16/channel", "uint16")])
+def test_above_the_limit_weights_are_in_files_and_numbers_are_the_same(
+    weights: str, activations: str, tmp_path: Path
+) -> None:
+    model = relu()
+    quantized = quantize(model, weights, activations)
+    for name in ("inside", "beside"):
+        (tmp_path / name).mkdir()
+    inside = run_device_like(model, quantized, samples(), tmp_path / "inside")
+    beside = run_device_like(model, quantized, samples(), tmp_path / "beside", external_from=1024)
+    assert beside == inside
+    assert not list((tmp_path / "inside").glob("*data"))
+    assert sum(file.stat().st_size for file in (tmp_path / "beside").glob("quantized.onnx.*data")) >= 64 * 64
+    source = onnx.load(tmp_path / "beside" / "quantized.onnx", load_external_data=False)
+    assert source.ByteSize() < 64 * 64 < onnx.load(tmp_path / "inside" / "quantized.onnx").ByteSize()
+
+
+@pytest.mark.parametrize(
+    ("activations", "dtype"),
+    [("int4", "int4"), ("fp8e4m3", "float8_e4m3fn"), ("uint4", ""), ("int8", ""), ("uint8", ""), ("int16", "")],
+)
+def test_a_relu_that_onnxruntime_drops_is_named(activations: str, dtype: str, tmp_path: Path) -> None:
+    """uint4 has no number below zero here, so that its quantizer does what the Relu does, and dropping it is right."""
+    model = relu()
+    quantized = quantize(model, "int8/channel", activations)
+    by_specification = compare_outputs(model, quantized, samples())["y"].sqnr_db
+    device = run_device_like(model, quantized, samples(), tmp_path)
+    lost = by_specification - device.outputs["y"].sqnr_db
+    if dtype:
+        assert lost > 5
+        assert device.dropped == (DroppedOperator("Relu", "r", dtype),)
+        assert f"such as the Relu of 'r' in front of {dtype}" in " ".join(device.notes())
+    else:
+        assert lost < 1
+        assert (device.dropped, list(device.notes())) == ((), [])
+
+
+def test_a_relu_in_front_of_other_numbers_than_its_own_is_not_named(tmp_path: Path) -> None:
+    """What reads the Relu in float keeps it, and a Clip to fewer bits stands between it and the quantizer."""
+    model = relu()
+    kept = place(model, [rule("op:*", "int8/channel", "int4"), rule("tensor:r", activations="float")])
+    quantized = insert_qdq(model, encode(kept, calibrate(model, kept, samples()), model))
+    assert run_device_like(model, quantized, samples(), tmp_path).dropped == ()
+    clipped = quantize(model, "int8/channel", "int3")
+    assert run_device_like(model, clipped, samples(), tmp_path).dropped == ()
