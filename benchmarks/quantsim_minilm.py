@@ -4,7 +4,8 @@ exported and after the shipped steps that prepare it, clamp-mask among them.
     python -m benchmarks.quantsim_minilm --aimet PYTHON --quark PYTHON [--folder DIR]
 
 Each tool runs in its own environment. SQNR is that of the sentences' embeddings; top-1 the share of sentences whose
-nearest neighbour stays. Then scales are compared with AIMET's and onnxruntime's, and encodings go both ways.
+nearest neighbour stays. Then scales are compared with AIMET's and onnxruntime's, encodings go both ways, and our own
+calibration is simulated for the formats that AIMET has chosen.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from passes.encodings.aimet import from_aimet, to_aimet
 from passes.encodings.fit import fit_encodings
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
+from pipeline.quantsim.adopt import adopt_encodings
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import Encoding, Range, encode
 from pipeline.quantsim.qdq import insert_qdq
@@ -179,6 +181,19 @@ def exchange_with_aimet(benchmark: Benchmark, path: Path, ours: Sequence[Simulat
             f"in AIMET's {theirs:.2f} dB",
             flush=True,
         )
+    placement, _ = adopt_encodings(ours[0].placement, read, model)
+    same_places = encode(placement, calibrate(model, placement, benchmark.calibration), model)
+    found = benchmark.embed(simulate_encodings(model, same_places, benchmark.evaluation))
+    formats = Counter(
+        f"{encoding.precision} in place of {ours[0].encodings[name].precision}"
+        for name, encoding in same_places.items()
+        if encoding.precision != ours[0].encodings[name].precision
+    )
+    print(
+        f"our scales for AIMET's placement: {minilm.sqnr_db(expected, found):.2f} dB, in AIMET's {theirs:.2f} dB; "
+        f"{', '.join(f'{count} {change}' for change, count in formats.items())}",
+        flush=True,
+    )
     file = benchmark.folder / "ours.encodings"
     parameters = {tensor.name for tensor in proto.graph.initializer}
     mine_db = minilm.sqnr_db(expected, benchmark.embed(ours[0].outputs))

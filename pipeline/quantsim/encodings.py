@@ -16,7 +16,7 @@ from passes.encodings.encoding import Encoding, Precision, encode_bias
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.placement import PlacedSite, Placement
 
-__all__ = ["Encoding", "Range", "encode", "encode_range", "encode_weight", "quantize"]
+__all__ = ["Encoding", "Range", "encode", "encode_range", "encode_weight", "quantize", "round_trip"]
 
 Range = tuple[float, float]
 
@@ -81,6 +81,26 @@ def quantize(array: np.ndarray, encoding: Encoding) -> np.ndarray:
         return limited.astype(dtype).astype(np.float32)
     numbers = np.rint(array.astype(np.float32) / scale).astype(np.int64) + zero
     return np.clip(numbers, encoding.precision.lowest, encoding.precision.highest)
+
+
+def round_trip(array: np.ndarray, encoding: Encoding, *, is_stored: bool) -> np.ndarray:
+    """`array` quantized and dequantized, as float32.
+
+    Args:
+        is_stored: by `quantize`, as a constant is. QuantizeLinear knows dtypes alone: beyond the range of a symmetric
+            format an activation gets the lowest number too, which is unused otherwise.
+    """
+    scale, zero = (encoding.spread(array, values) for values in (encoding.scale, encoding.zero_point))
+    if encoding.precision.float_type:
+        return quantize(array, encoding).astype(np.float32) * scale
+    numbers = np.asarray(array.astype(np.float32, copy=False) / scale)
+    np.rint(numbers, out=numbers)
+    precision = encoding.precision
+    has_unused = precision.signed and precision.symmetric and precision.fills_its_type
+    lowest = precision.lowest - (has_unused and not is_stored)
+    np.clip(numbers, np.float32(lowest - zero), np.float32(precision.highest - zero), out=numbers)
+    numbers *= scale
+    return numbers
 
 
 def _scale_of(low: np.ndarray, high: np.ndarray, precision: Precision) -> tuple[np.ndarray, np.ndarray]:

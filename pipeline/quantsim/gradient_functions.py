@@ -37,8 +37,10 @@ def count_parts(model: DetachedModel) -> DetachedModel:
 def _gemm(attributes: Attributes, ins: Inputs) -> Tensor:
     left = ins[0].mT if attributes.get("transA") else ins[0]
     right = ins[1].mT if attributes.get("transB") else ins[1]
-    product = attributes.get("alpha", 1.0) * (left @ right)
-    return product if len(ins) < 3 or ins[2] is None else product + attributes.get("beta", 1.0) * ins[2]
+    alpha, beta = attributes.get("alpha", 1.0), attributes.get("beta", 1.0)
+    if len(ins) < 3 or ins[2] is None:
+        return alpha * (left @ right)
+    return torch.addmm(ins[2], left, right, beta=beta, alpha=alpha)
 
 
 def _axes(attributes: Attributes, ins: Inputs) -> list[int] | None:

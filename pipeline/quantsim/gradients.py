@@ -6,7 +6,7 @@ all that lies before) comes from a run of onnxruntime, by name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -22,7 +22,7 @@ from pipeline.quantsim.gradient_functions import FUNCTIONS
 from pipeline.quantsim.sites import float_tensors
 from pipeline.runtime.tensors import as_tensor
 
-__all__ = ["Backward"]
+__all__ = ["Backward", "Forward", "compute_node"]
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -30,23 +30,27 @@ Arrays = Mapping[str, np.ndarray]
 class Backward:
     """Backward passes through the part of `model` behind the values `names`.
 
-    `reads` are the values that a pass has to be given beside the weights.
+    `reads` are the values that a pass has to be given beside the weights, and `made` those that it computes.
+
+    Args:
+        made_here: values that are computed here too, though they lie before all `names` or are among them.
 
     Raises:
         Unsupported: operators on the way have no function here, and all are listed; or no output of floats is there.
     """
 
-    def __init__(self, model: DetachedModel, names: Collection[str]) -> None:
+    def __init__(self, model: DetachedModel, names: Collection[str], made_here: Collection[str] = ()) -> None:
         graph = model.proto.graph
         self._names = frozenset(names)
-        self._nodes, missing = _path(graph, self._names, float_tensors(model.proto))
+        self._nodes, missing = _path(graph, self._names, frozenset(made_here), float_tensors(model.proto))
         if missing:
             shown = ", ".join(sorted(missing))
             raise Unsupported(f"no gradient goes through {plural(len(missing), 'operator')} of the model: {shown}")
-        made = {name for node in self._nodes for name in node.output}
+        made = frozenset(name for node in self._nodes for name in node.output)
         read = {name for node in self._nodes for name in node.input if name}
         stored = {tensor.name: tensor for tensor in graph.initializer}
         self._weights = {name: as_tensor(model.array(stored[name])) for name in read & stored.keys()}
+        self.made = made
         self._starts = self._names - made
         self.reads = tuple(sorted((read | self._starts) - made - stored.keys()))
         self._outputs = [info.name for info in graph.output if info.name in made | self._starts]
@@ -61,40 +65,51 @@ class Backward:
             slots[name] = value.requires_grad_() if name in self._starts else value
         with torch.enable_grad():
             for node in self._nodes:
-                attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
-                results = FUNCTIONS[node.op_type](attributes, [slots.get(name) for name in node.input])
-                several = results if isinstance(results, tuple | list) else (results,)
-                slots.update((name, result) for name, result in zip(node.output, several, strict=False) if name)
-        return Forward({name: slots[name] for name in self._outputs}, {name: slots[name] for name in self._names})
+                results = compute_node(node, [slots.get(name) for name in node.input])
+                for name in self._names.intersection(results):
+                    results[name].requires_grad_()
+                slots.update(results)
+        return Forward(slots, self._outputs, [name for name in self._names if name in slots])
 
 
 class Forward:
     """The values of one pass, through which gradients can be taken more than once."""
 
-    def __init__(self, outputs: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-        self._values = values
-        self._outputs = outputs
+    def __init__(self, values: Mapping[str, Tensor], outputs: Sequence[str], names: Sequence[str]) -> None:
+        self.values = values
+        self._outputs, self._names = outputs, names
 
     def outputs(self) -> dict[str, np.ndarray]:
-        return {name: tensor.detach().numpy() for name, tensor in self._outputs.items()}
+        return {name: self.values[name].detach().numpy() for name in self._outputs}
 
     def gradients(self, directions: Arrays) -> dict[str, np.ndarray]:
         """The gradient of the sum of direction · output for each value that an output depends on."""
-        total = torch.stack([(self._outputs[name] * as_tensor(line)).sum() for name, line in directions.items()]).sum()
-        computed = torch.autograd.grad(total, list(self._values.values()), retain_graph=True, allow_unused=True)
+        total = torch.stack([(self.values[name] * as_tensor(line)).sum() for name, line in directions.items()]).sum()
+        starts = [self.values[name] for name in self._names]
+        computed = torch.autograd.grad(total, starts, retain_graph=True, allow_unused=True)
         return {
-            name: gradient.numpy()
-            for name, gradient in zip(self._values, computed, strict=True)
-            if gradient is not None
+            name: gradient.numpy() for name, gradient in zip(self._names, computed, strict=True) if gradient is not None
         }
 
 
-def _path(graph: onnx.GraphProto, names: Collection[str], floats: frozenset[str]) -> tuple[list[NodeProto], set[str]]:
-    """The nodes between `names` and the outputs, by float values; and the operators that have no function."""
+def compute_node(node: NodeProto, reads: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """The results of `node` by name, by its function of torch."""
+    attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+    results = FUNCTIONS[node.op_type](attributes, reads)
+    several = results if isinstance(results, tuple | list) else (results,)
+    return {name: result for name, result in zip(node.output, several, strict=False) if name}
+
+
+def _path(
+    graph: onnx.GraphProto, names: Collection[str], made_here: frozenset[str], floats: frozenset[str]
+) -> tuple[list[NodeProto], set[str]]:
+    """The nodes between `names` and the outputs, by float values, with those that make the values `made_here`; and the
+    operators that have no function."""
     reached = set(names)
     forward: list[NodeProto] = []
     for node in graph.node:
-        if not reached.isdisjoint(node.input) and not floats.isdisjoint(node.output):
+        is_behind = not reached.isdisjoint(node.input) and not floats.isdisjoint(node.output)
+        if is_behind or not made_here.isdisjoint(node.output):
             forward.append(node)
             reached.update(floats.intersection(node.output))
     wanted = {info.name for info in graph.output}

@@ -21,7 +21,7 @@ from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.qdq import DEQUANTIZED, insert_qdq, quantize_nodes, rename_values
 
-__all__ = ["Noise", "QuantizedSteps", "drop_unread_nodes", "measure_noise", "put_side_by_side", "sqnr_db"]
+__all__ = ["Noise", "drop_unread_nodes", "find_fixed_values", "measure_noise", "sqnr_db"]
 
 Feeds = Mapping[str, np.ndarray]
 
@@ -92,7 +92,7 @@ def _combine(model: DetachedModel, encodings: Mapping[str, Encoding], tensors: S
     """One model with the float model, the quantized one, and each step alone, quantized and fed with floats."""
     outputs = {info.name for info in model.proto.graph.output}
     makers = {name: node for node in model.proto.graph.node for name in node.output}
-    both, steps = put_side_by_side(model, encodings)
+    both, steps = _put_side_by_side(model, encodings)
     graph = both.proto.graph
     for name in tensors:
         is_renamed = name in encodings and name not in outputs
@@ -104,7 +104,7 @@ def _combine(model: DetachedModel, encodings: Mapping[str, Encoding], tensors: S
     return both
 
 
-def put_side_by_side(model: DetachedModel, encodings: Mapping[str, Encoding]) -> tuple[DetachedModel, QuantizedSteps]:
+def _put_side_by_side(model: DetachedModel, encodings: Mapping[str, Encoding]) -> tuple[DetachedModel, QuantizedSteps]:
     """The float model and the quantized one in one graph that has no outputs yet, and what adds steps to it."""
     quantized = insert_qdq(model, encodings)
     proto = onnx.ModelProto()
@@ -120,12 +120,12 @@ def put_side_by_side(model: DetachedModel, encodings: Mapping[str, Encoding]) ->
         graph.node.append(_with_prefix(node, shared))
     del graph.output[:], graph.value_info[:]
     constants = {tensor.name for tensor in model.proto.graph.initializer}
-    fixed = _fixed_values(model.proto.graph, constants)
+    fixed = find_fixed_values(model.proto.graph, constants)
     both = DetachedModel(proto, {**model.weights, **quantized.weights})
     return both, QuantizedSteps(graph, encodings, constants, fixed)
 
 
-def _fixed_values(graph: onnx.GraphProto, constants: Collection[str]) -> frozenset[str]:
+def find_fixed_values(graph: onnx.GraphProto, constants: Collection[str]) -> frozenset[str]:
     """The values that are computed from `constants` alone, such as a weight behind a Transpose."""
     fixed = set(constants)
     for node in graph.node:

@@ -293,7 +293,7 @@ class _Simulation:
     def estimate(self, encodings: dict[str, Encoding], samples: _Samples) -> tuple[dict[str, float], str]:
         """What each layer alone does to the outputs; or why that is not estimated."""
         with self._stage("sensitivity") as details:
-            count = samples_needed(self._settings.evaluation)
+            count = samples_needed(self._settings.evaluation, len(find_layers(self._model, encodings)))
 
             def note(done: int) -> None:
                 self._send(Progress("sensitivity", f"sample {done}", done, count))

@@ -1,38 +1,37 @@
 """How much each layer moves the outputs when it alone is quantized: an estimate for all layers at once.
 
-What a layer adds to its own result is measured: a copy of it reads float values and computes with quantized ones. How
-that reaches the outputs of the model is taken as linear: for a random direction of the outputs one backward pass gives
-the gradient for every layer's result, and the noise of a layer is the sum of (gradient · difference)² over the elements
-of its result. Elements are squared one by one, as rounding errors of neighbours have little to do with each other: then
-a few directions say as much as many would of a sum. A run of the model for each layer measures the same, with as many
-runs as there are layers (benchmarks/quant_sensitivity.py compares the two).
+What a layer adds to its own result is measured: it is computed from what it reads in float, and from the same
+quantized. How that reaches the outputs of the model is taken as linear: for a random direction of the outputs one
+backward pass gives the gradient for every layer's result, and the noise of a layer is the sum of
+(gradient · difference)² over the elements of its result. Elements are squared one by one, as rounding errors of
+neighbours have little to do with each other: then one direction says as much as many would of a sum. A run of the model
+for each layer measures the same, with as many runs as there are layers (benchmarks/quant_sensitivity.py compares the
+two).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import onnx
-from onnx import NodeProto, helper
+from onnx import NodeProto
 
 from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding
-from pipeline.quantsim.noise import drop_unread_nodes, put_side_by_side, sqnr_db
+from pipeline.quantsim.noise import drop_unread_nodes, sqnr_db
 from pipeline.quantsim.sites import find_sites
 
 __all__ = ["Layer", "estimate_sensitivity", "find_layers", "samples_needed"]
 
 PRODUCTS: Final = frozenset({"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
 
-DIRECTIONS: Final = 4
-"""Of the outputs, for each sample; each is one backward pass."""
-
-DIFFERENCE: Final = "/difference"
+DIRECTIONS: Final = 1
+"""Of the outputs, for each sample; each is one backward pass, and tells less than another sample would."""
 
 Feeds = Mapping[str, np.ndarray]
 
@@ -86,9 +85,14 @@ def find_layers(model: DetachedModel, encodings: Mapping[str, Encoding]) -> tupl
     return tuple(layers)
 
 
-def samples_needed(count: int) -> int:
-    """How many of `count` samples the estimate takes: it varies less between samples than noise in all does."""
-    return -(-count // 4)
+def samples_needed(count: int, layers: int) -> int:
+    """How many of `count` samples the estimate takes for so many layers: half of them, and in a small model fewer, so
+    that it costs about a tenth of a run of the model for each layer with all samples."""
+    return min(-(-count // 2), -(-count * layers // RUNS))
+
+
+RUNS: Final = 50
+"""Ten times the runs of the model that one sample of the estimate costs, all else of it included."""
 
 
 def estimate_sensitivity(
@@ -107,56 +111,57 @@ def estimate_sensitivity(
     """
     from pipeline.quantsim.gradient_functions import count_parts  # torch takes seconds to import
     from pipeline.quantsim.gradients import Backward
+    from pipeline.quantsim.layer_noise import QuantizedLayers
 
     layers = find_layers(model, encodings)
     if not layers:
         return {}
-    backward = Backward(count_parts(model), [name for layer in layers for name in layer.outputs])
-    session = Session.of(_differences(model, encodings, layers, backward.reads))
+    inside = {name for layer in layers for node in layer.nodes for name in filter(None, node.output)}
+    backward = Backward(count_parts(model), [name for layer in layers for name in layer.outputs], inside)
+    reaching = [layer for layer in layers if layer.output in backward.made]
+    own = {name for layer in layers for name in layer.tensors()}
+    chosen = {name: encoding for name, encoding in encodings.items() if name in own}
+    quantized = QuantizedLayers(model, chosen, [layer.nodes for layer in reaching])
+    session = _session_of(model, backward.reads)
     draw = np.random.default_rng(0)
     noise = dict.fromkeys((layer.output for layer in layers), 0.0)
     signal = 0.0
     scales: dict[str, float] = {}
     for done, feeds in enumerate(samples, 1):
-        values = session.run(feeds)
-        forward = backward.forward({**feeds, **values})
+        forward = backward.forward({**feeds, **(session.run(feeds) if session else {})})
+        differences = quantized.differences(forward.values)
         outputs = forward.outputs()
         scales = scales or {name: float(1 / (np.linalg.norm(array) or 1)) for name, array in outputs.items()}
+        signal += directions * sum(_power(scales[name] * array) for name, array in outputs.items())
         for _ in range(directions):
             gradients = forward.gradients(
                 {name: _direction(draw, array, scales[name]) for name, array in outputs.items()}
             )
-            signal += sum(_power(scales[name] * array) for name, array in outputs.items())
-            for layer in layers:
+            for layer in reaching:
                 reached = (name for name in layer.outputs if name in gradients)
-                noise[layer.output] += sum(_power(gradients[name] * values[f"{name}{DIFFERENCE}"]) for name in reached)
+                noise[layer.output] += sum(_power(gradients[name] * differences[name]) for name in reached)
         observer(done)
     return {name: sqnr_db(signal, power) for name, power in noise.items()}
 
 
 def _direction(draw: np.random.Generator, array: np.ndarray, scale: float) -> np.ndarray:
     """Random signs, of the size `scale`."""
-    return draw.choice(np.array([-scale, scale], array.dtype), array.shape)
+    return np.where(draw.integers(0, 2, array.shape, np.bool_), array.dtype.type(scale), array.dtype.type(-scale))
 
 
 def _power(array: np.ndarray) -> float:
-    return float(np.square(array, dtype=np.float64).sum())
+    return float(np.vdot(array, array))
 
 
-def _differences(
-    model: DetachedModel, encodings: Mapping[str, Encoding], layers: Sequence[Layer], reads: Sequence[str]
-) -> DetachedModel:
-    """The float model, with these outputs: each layer's quantized result less that in float, and the values `reads`."""
-    read = {name for layer in layers for name in layer.tensors()}
-    both, steps = put_side_by_side(model, {name: encodings[name] for name in encodings if name in read})
-    graph = both.proto.graph
-    for layer in layers:
-        results = steps.add(layer.nodes)
-        for name in layer.outputs:
-            difference = f"{name}{DIFFERENCE}"
-            graph.node.append(helper.make_node("Sub", [results[name], name], [difference]))
-            graph.output.append(onnx.ValueInfoProto(name=difference))
-    inputs = {info.name for info in graph.input}
-    graph.output.extend(onnx.ValueInfoProto(name=name) for name in reads if name not in inputs)
-    drop_unread_nodes(graph)
-    return both
+def _session_of(model: DetachedModel, reads: Collection[str]) -> Session | None:
+    """What computes the values `reads` that are neither inputs nor weights; None where there is nothing to compute."""
+    made = {name for node in model.proto.graph.node for name in node.output}
+    wanted = sorted(made.intersection(reads))
+    if not wanted:
+        return None
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    del proto.graph.output[:]
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
+    drop_unread_nodes(proto.graph)
+    return Session.of(DetachedModel(proto, model.weights))

@@ -10,8 +10,11 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto
 from onnxruntime.quantization.quant_utils import compute_scale_zp, compute_scale_zp_blocked, get_qmin_qmax_for_qType
 
+from passes.weights.sessions import Session
 from pipeline.config.precision import Precision, parse_precision
-from pipeline.quantsim.encodings import Encoding, encode_range, encode_weight, quantize
+from pipeline.quantsim.encodings import Encoding, encode_range, encode_weight, quantize, round_trip
+from pipeline.quantsim.qdq import insert_qdq
+from tests.pipeline.quantsim.pictures_of_qdq import model_of
 
 NARROW_FLOATS = ("fp8", "fp4/block16", "fp16", "float8e4m3fnuz", "float4e2m1", "nvfp4", "mxfp4", "e5m2", "bfloat16")
 
@@ -123,3 +126,28 @@ def test_floats_of_8_bits_reach_as_far_as_the_weight_and_keep_their_digits(text:
 def test_a_range_of_zeros_has_a_scale() -> None:
     encoding = encode_range((0.0, 0.0), precision_of("uint8"))
     assert encoding == Encoding(encoding.precision, np.float32(1.0), np.int64(0))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["uint8", "int8", "uint16/symmetric", "int16/asymmetric", "uint4", "int4", "uint5", "int11", "fp8e4m3", "fp8e5m2"],
+)
+def test_a_round_trip_is_that_of_onnxruntime(text: str) -> None:
+    model = model_of("g (float[4, 50] x) => (float[4, 50] y) { y = Identity(x) }")
+    x = np.random.default_rng(3).standard_normal((4, 50)).astype(np.float32) * 2
+    encoding = encode_range((-1.25, 2.5), precision_of(text))  # some numbers lie outside
+    found = Session.of(insert_qdq(model, {"x": encoding})).run({"x": x})["y"]
+    np.testing.assert_array_equal(round_trip(x, encoding, is_stored=False), found)
+
+
+@pytest.mark.parametrize(
+    "text", ["int8", "int8/channel", "uint4/channel", "int4/block3", "int3/block2", "fp8e4m3/channel"]
+)
+def test_a_round_trip_of_a_weight_is_that_of_onnxruntime(text: str) -> None:
+    weight = np.random.default_rng(4).standard_normal((7, 6)).astype(np.float32)
+    model = model_of(
+        "g (float[2, 7] x) => (float[7, 6] y, float[2, 6] z) { y = Identity(w) z = MatMul(x, w) }", w=weight
+    )
+    encoding = encode_weight(weight, precision_of(text), 0 if "block" in text else 1)
+    found = Session.of(insert_qdq(model, {"w": encoding})).run({"x": np.ones((2, 7), np.float32)})["y"]
+    np.testing.assert_array_equal(round_trip(weight, encoding, is_stored=True), found)

@@ -106,6 +106,36 @@ def test_a_layer_in_float_is_no_layer_of_the_estimate() -> None:
     assert estimate_sensitivity(model, {}, samples(model, 2)) == {}
 
 
+def test_a_layer_that_no_output_depends_on_moves_none() -> None:
+    draw = np.random.default_rng(0)
+    model = model_of(
+        """two (float[2, 4] x) => (float[2, 3] y, int64[2, 1] best) {
+            y = MatMul(x, first)
+            h = MatMul(x, second)
+            best = ArgMax <axis = -1> (h)
+        }""",
+        first=draw.standard_normal((4, 3)).astype(np.float32),
+        second=draw.standard_normal((4, 3)).astype(np.float32),
+    )
+    found = estimate_sensitivity(model, encodings_of(model, ("op:*", "int8", "uint8")), samples(model, 2))
+    assert (list(found), found["h"]) == (["y", "h"], np.inf)
+    assert 20 < found["y"] < 60
+
+
+def test_a_constant_behind_arithmetic_is_no_part_of_a_layer() -> None:
+    draw = np.random.default_rng(0)
+    model = model_of(
+        """scaled (float[2, 4] x) => (float[2, 3] y) {
+            w = Mul(stored, two)
+            y = MatMul(x, w)
+        }""",
+        stored=draw.standard_normal((4, 3)).astype(np.float32),
+        two=np.float32(2),
+    )
+    encodings = encodings_of(model, ("tensor:stored", "int4", "int4"), ("tensor:y", None, "uint16"))
+    assert estimate_sensitivity(model, encodings, samples(model, 8))["y"] > 80  # by 4 bits it would be 23
+
+
 @pytest.mark.parametrize(("opset", "said"), [(13, ""), (18, ", num_outputs = 3")])
 def test_a_split_into_equal_parts_is_that_into_their_sizes(opset: int, said: str) -> None:
     """Up to opset 17 the number of its results alone says how many parts there are."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx.reference.op_run import OpRun
 
-from benchmarks.quantsim_specification import compare_nodes, count_moved_steps
+from benchmarks.quantsim_specification import compare_nodes, count_moved_steps, operators_of_onnxruntime
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode
@@ -51,3 +52,23 @@ def test_the_whole_model_differs_by_a_step_at_most_where_it_first_does(quantized
     _, count, steps, size = count_moved_steps(quantized, sample())
     assert steps <= 1
     assert count <= size // 10
+
+
+def test_the_whole_model_is_equal_where_the_evaluator_has_the_same_products(quantized: DetachedModel) -> None:
+    operators = operators_of_onnxruntime(quantized.proto.opset_import)
+    assert count_moved_steps(quantized, sample(), operators) == ("", 0, 0, 5)
+
+
+def test_a_quantizer_that_rounds_otherwise_is_found(quantized: DetachedModel) -> None:
+    class QuantizeLinear(OpRun):
+        """Rounds down."""
+
+        op_domain = ""
+
+        def _run(self, x: np.ndarray, scale: np.ndarray, zero: np.ndarray, **_: object) -> tuple[np.ndarray]:
+            return (np.floor(x / scale + zero).clip(0, 65535).astype(zero.dtype),)
+
+    operators = operators_of_onnxruntime(quantized.proto.opset_import)
+    name, count, steps, _ = count_moved_steps(quantized, sample(), [*operators, QuantizeLinear])
+    assert (name, steps) == ("x_quantized", 1)
+    assert count > 50
