@@ -69,6 +69,15 @@ def scores_of_heads(call: OpCall) -> str | None:
     return None if found == wanted else f"scores {list(found)}; expected {list(wanted)}"
 
 
+def hidden_rows(call: OpCall) -> str | None:
+    """The second result has the rows of the first operand, and the columns of the first matrix."""
+    x, first = call.ins[:2]
+    if first.rank != 2 or not x.rank:
+        return f"ranks {x.rank} and {first.rank}; expected rows and a matrix"
+    wanted, found = (*x.shape[:-1], first.shape[0 if call.attrs["trans_first"] else 1]), call.outs[1].shape
+    return None if found == wanted else f"hidden {list(found)}; expected {list(wanted)}"
+
+
 ACTIVATION = (one_of("activation", *ACTIVATIONS), numbers_of_activation)
 LINEAR = signature(same_dtype, floating, operands(2, bias=1), *ACTIVATION, inputs=(2, 3))
 CONV = signature(
@@ -79,6 +88,15 @@ CONV = signature(
     *ACTIVATION,
     inputs=(2, 4 + NORM),
 )
+FEED_FORWARD = signature(
+    same_dtype,
+    floating,
+    operands(3, add=1, bias_first=1, bias_second=1),
+    hidden_rows,
+    *ACTIVATION,
+    inputs=(3, 6),
+    outputs=2,
+)
 ATTENTION = signature(same_dtype, floating, heads, operands(3, mask=1), inputs=(3, 4))
 
 KINDS = (
@@ -88,6 +106,12 @@ KINDS = (
         CONV,
         "strides=i[],pads=i[],dilations=i[],group=i,add=?,bias=?,norm=?,epsilon=f,channels_last=?,activation=s,numbers=f[]",
         inplace=(2,),
+    ),
+    kind(
+        Kind.FeedForward,
+        FEED_FORWARD,
+        "trans_first=?,trans_second=?,add=?,bias_first=?,bias_second=?,activation=s,numbers=f[]",
+        inplace=(3,),
     ),
     kind(Kind.ScaledDotProductAttention, ATTENTION, "scale=f,mask=?"),
     kind(Kind.SmallAttention, signature(same_dtype, floating, scores_of_heads, inputs=(3, 3), outputs=2), "scale=f"),

@@ -153,6 +153,7 @@ class Kind(IntEnum):
     ConvPointwise = 1502
     ScaledDotProductAttention = 1503
     SmallAttention = 1601
+    FeedForward = 1901
 
     # aten
     Aten = 901

@@ -14,6 +14,7 @@ from pipeline.ir.graph import Graph
 from pipeline.lowering.aten import AS_STRIDED
 from pipeline.lowering.fusion.attention import fuse_attention
 from pipeline.lowering.fusion.constants import take_constant_places
+from pipeline.lowering.fusion.feed_forward import join_products
 from pipeline.lowering.fusion.gradients import (
     add_biases_in_products,
     join_parts,
@@ -31,6 +32,7 @@ FUSIONS: Mapping[str, Callable[[Graph], Graph]] = {
     "select": take_constant_places,
     "attention": fuse_attention,
     "linear": fuse_products,
+    "feed-forward": join_products,
     "conv": fuse_convolutions,
     "channels-last": keep_channels_last,
 }

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pipeline.runtime.kernels import Launch
-from pipeline.runtime.kernels.launches import OverloadCall, call_in_turn, copy_all, copy_one
+from pipeline.runtime.kernels.launches import OverloadCall, call_in_turn, call_with_result, copy_all, copy_one
 
 __all__ = ["ListOf", "OperatorCall", "ResultOf", "UnreadableLaunchError", "read_operator_calls"]
 
@@ -66,6 +66,10 @@ def read_operator_calls(launch: Launch) -> list[OperatorCall]:
     if function is copy_all:
         make, outs, unread = args
         return _with_copies(make, {at: out for at, out in enumerate(outs) if at not in unread}, len(outs))
+    if function is call_with_result:
+        make, call, rest = args
+        calls = read_operator_calls(make)
+        return [*calls, _bind([call.overload], (*call.args, ResultOf(calls[-1], 0), *rest), call.keywords)]
     return [_bind(_overloads(function) if overload is None else [overload], args, kwargs)]
 
 

@@ -38,6 +38,7 @@ REFUSED: Mapping[Kind, str] = {
     Kind.ConvPointwise: FUSED,
     Kind.ScaledDotProductAttention: FUSED,
     Kind.SmallAttention: FUSED,
+    Kind.FeedForward: FUSED,
     **dict.fromkeys(
         (Kind.Aten, Kind.HigherOrder, *TYPED), "the ops of torch's graphs are run by torch's own operators"
     ),

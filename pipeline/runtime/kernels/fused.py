@@ -20,13 +20,17 @@ from pipeline.runtime.kernels.packing import (
     ONTO,
     PRODUCT_FROM,
     Convolution,
+    PackedPair,
     PackedWeight,
     Packer,
     ProductWeight,
     Stored,
+    is_same_memory,
     launch_convolution,
     launch_convolution_onto,
+    launch_pair_onto,
     pack_convolution,
+    pack_pair,
     pack_product,
 )
 from pipeline.runtime.kernels.post_ops import post_op
@@ -55,6 +59,36 @@ def pack_linear(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> Pr
     rows = specs[0].numel // max(specs[0].sizes[-1], 1)
     least = PRODUCT_FROM if attrs["activation"] == "none" else ACTIVATED_FROM
     return pack_product(rows, weight if attrs["trans"] else weight.t(), least)
+
+
+def feed_forward(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    """The sum comes last, so it may be written over the tensor that is added, which the products do not read then."""
+    rest = list(ins[3:])
+    other = rest.pop(0) if attrs["add"] else None
+    first_bias = rest.pop(0) if attrs["bias_first"] else None
+    second_bias = rest.pop(0) if attrs["bias_second"] else None
+    (x, first, second), (out, hidden) = ins[:3], outs
+    copy = None if other is None or is_same_memory(out, other) else partial(out.copy_, other)
+    packed, after = attrs.get("packed"), post_op(attrs)
+    onto = packed and launch_pair_onto(packed, x, (first_bias, second_bias), out, after)
+    if onto:
+        return in_turn(out.zero_ if other is None else copy, onto)
+    first, second = first.t() if attrs["trans_first"] else first, second.t() if attrs["trans_second"] else second
+    begin = in_turn(multiply(x, first, first_bias, hidden), after.bind_in_place(hidden))
+    if other is None:
+        return in_turn(begin, multiply(hidden, second, second_bias, out))
+    rows, result = hidden.view(-1, hidden.shape[-1]), out.view(-1, out.shape[-1])
+    add_bias = None if second_bias is None else partial(torch.add, out, second_bias, out=out)
+    return in_turn(begin, copy, partial(torch.addmm, result, rows, second, out=result), add_bias)
+
+
+def pack_feed_forward(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedPair | None:
+    first, second = stored.get(1), stored.get(2)
+    if first is None or second is None:
+        return None
+    rows = specs[0].numel // max(specs[0].sizes[-1], 1)
+    weights = (first if attrs["trans_first"] else first.t(), second if attrs["trans_second"] else second.t())
+    return pack_pair(rows, *weights)
 
 
 class ConvOperands(NamedTuple):
@@ -167,8 +201,13 @@ def small_attention(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
 KERNELS: dict[Kind, Kernel] = {
     Kind.LinearPointwise: linear,
     Kind.ConvPointwise: conv,
+    Kind.FeedForward: feed_forward,
     Kind.ScaledDotProductAttention: attention,
     Kind.SmallAttention: small_attention,
 }
 
-PACKERS: dict[Kind, Packer] = {Kind.LinearPointwise: pack_linear, Kind.ConvPointwise: pack_conv}
+PACKERS: dict[Kind, Packer] = {
+    Kind.LinearPointwise: pack_linear,
+    Kind.ConvPointwise: pack_conv,
+    Kind.FeedForward: pack_feed_forward,
+}

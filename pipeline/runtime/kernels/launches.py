@@ -16,7 +16,16 @@ from pipeline.runtime.kernels.base import Launch
 from pipeline.runtime.run_errors import ResultMismatch
 from pipeline.runtime.torch_args import tensors_in
 
-__all__ = ["OverloadCall", "call_in_turn", "copy_all", "copy_one", "copy_result", "in_turn"]
+__all__ = [
+    "OverloadCall",
+    "call_in_turn",
+    "call_with_result",
+    "copy_all",
+    "copy_one",
+    "copy_result",
+    "give_result",
+    "in_turn",
+]
 
 
 class OverloadCall(partial[Any]):
@@ -40,6 +49,15 @@ def in_turn(*launches: Launch | None) -> Launch:
 def call_in_turn(launches: Sequence[Launch]) -> None:
     for launch in launches:
         launch()
+
+
+def give_result(make: Launch, call: OverloadCall, rest: tuple[Any, ...]) -> Launch:
+    """Give the result of `make` to `call`, in front of further arguments, without a copy."""
+    return partial(call_with_result, make, call, rest)
+
+
+def call_with_result(make: Launch, call: OverloadCall, rest: tuple[Any, ...]) -> None:
+    call(make(), *rest)
 
 
 def copy_result(make: Callable[[], Any], outs: Sequence[torch.Tensor], unread: Collection[int] = ()) -> Launch:

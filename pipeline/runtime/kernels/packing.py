@@ -16,13 +16,14 @@ import torch
 from pipeline.ir.graph import TensorSpec
 from pipeline.runtime.kernels.base import Attrs, Launch
 from pipeline.runtime.kernels.blocked import pack_blocks
-from pipeline.runtime.kernels.launches import OverloadCall, copy_result, in_turn
+from pipeline.runtime.kernels.launches import OverloadCall, copy_result, give_result, in_turn
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
 
 __all__ = [
     "ACTIVATED_FROM",
     "ONTO",
     "Convolution",
+    "PackedPair",
     "PackedWeight",
     "Packer",
     "ProductWeight",
@@ -30,7 +31,9 @@ __all__ = [
     "is_same_memory",
     "launch_convolution",
     "launch_convolution_onto",
+    "launch_pair_onto",
     "pack_convolution",
+    "pack_pair",
     "pack_product",
 ]
 
@@ -74,6 +77,18 @@ class PackedWeight:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class PackedPair:
+    """The matrices of two products in a row, as kernels of convolutions over images of one column."""
+
+    first: PackedWeight
+    second: PackedWeight
+
+    @property
+    def nbytes(self) -> int:
+        return self.first.nbytes + self.second.nbytes
+
+
 Stored = Mapping[int, torch.Tensor]
 """By position, the operands of a call that no run can change."""
 
@@ -93,7 +108,7 @@ class ProductWeight(Protocol):
         ...
 
 
-Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], ProductWeight | None]
+Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], ProductWeight | PackedPair | None]
 """(attributes, specs of the operands, stored operands) -> the packed weight, or None where it does not pay."""
 
 
@@ -191,6 +206,50 @@ def launch_convolution_onto(
     copy = None if is_same_memory(out, other) else partial(out.copy_, other)
     return _with_dense_bias(
         lambda dense: in_turn(copy, OverloadCall.bind(add, out, x, packed.tensor, dense, *_onto(shape, after))), bias
+    )
+
+
+POINT = Convolution((1, 1), (0, 0), (1, 1), 1)
+"""Of kernels of one pixel: a product of the pixels with a matrix."""
+
+
+def pack_pair(rows: int, first: torch.Tensor, second: torch.Tensor) -> PackedPair | None:
+    """Pack the matrices (columns, inner) of two products with `rows` rows, where that pays for both."""
+    packed = [
+        pack_convolution(TensorSpec((1, weight.shape[1], rows, 1), "float32"), weight[:, :, None, None], POINT)
+        for weight in (first, second)
+        if weight.dim() == 2
+    ]
+    if len(packed) != 2 or packed[0] is None or packed[1] is None:
+        return None
+    return PackedPair(packed[0], packed[1])
+
+
+def launch_pair_onto(
+    packed: PackedPair, x: torch.Tensor, biases: Sequence[torch.Tensor | None], out: torch.Tensor, after: PostOp
+) -> Launch | None:
+    """Add both products, with `after` between them, to `out`; None where strides cannot show rows.
+
+    oneDNN writes its result into a given place only as a convolution that adds to it, which is why products are
+    written as convolutions. It allocates what is between them, which the second one reads from there.
+    """
+    try:
+        pixels, result = (tensor.view(1, -1, 1, tensor.shape[-1]).permute(0, 3, 1, 2) for tensor in (x, out))
+    except RuntimeError:
+        return None
+    convolve, add = torch.ops.mkldnn._convolution_pointwise.default, torch.ops.mkldnn._convolution_pointwise_.binary
+    first, second = packed.first.tensor, packed.second.tensor
+    rest = (*_fixed(POINT), after.name, after.numbers, after.algorithm)
+    return _with_dense_bias(
+        lambda one: _with_dense_bias(
+            lambda other: give_result(
+                OverloadCall.bind(convolve, pixels, first, one, *rest),
+                OverloadCall.bind(add, result),
+                (second, other, *_onto(POINT, PLAIN)),
+            ),
+            biases[1],
+        ),
+        biases[0],
     )
 
 

@@ -11,13 +11,14 @@ from torch.nn import functional
 
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Builder
-from pipeline.ir.graph import TensorSpec
+from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import EMITTERS
 from pipeline.lowering.fused import ACTIVATIONS
 from pipeline.runtime import compile_graph
+from pipeline.runtime.capture.operator_calls import read_operator_calls
 from pipeline.runtime.compile import CompiledProgram
 
-KINDS = ("LinearPointwise", "ConvPointwise", "ScaledDotProductAttention", "SmallAttention")
+KINDS = ("LinearPointwise", "FeedForward", "ConvPointwise", "ScaledDotProductAttention", "SmallAttention")
 """The kinds that this file compares."""
 
 ATOL, RTOL = 2e-4, 2e-5
@@ -88,6 +89,73 @@ def test_a_product_without_bias_and_the_rows_of_a_transposed_input() -> None:
     program = compile_graph(builder.build([y]), {"w": tensors["w"]})
     assert program.packed_bytes > 0
     assert_close(program, {"x": tensors["x"]}, (tensors["x"].transpose(0, 1) @ tensors["w"]).relu())
+
+
+def feed_forward(
+    x: tuple[int, ...], other: str, biases: bool, *, activation: str = "gelu", turned: bool = False
+) -> Graph:
+    """Products of 64 and 256 columns; `other` is what is added: `dies`, `stays`, `x`, or nothing."""
+    builder, rows = Builder("layers", EMITTERS), TensorSpec(x, "float32")
+    fed = builder.input("x", rows)
+    hidden = TensorSpec((*x[:-1], 256), "float32")
+    first = builder.param("first", TensorSpec((64, 256) if turned else (256, 64), "float32"))
+    second = builder.param("second", TensorSpec((256, 64) if turned else (64, 256), "float32"))
+    (negated,) = builder.emit("Neg", [fed], [("n", rows)])
+    added = {"dies": [negated], "stays": [negated], "x": [fed], "": []}[other]
+    params = [builder.param(f"b{size}", TensorSpec((size,), "float32")) for size in (256, 64)] if biases else []
+    attrs = {
+        **{"trans_first": not turned, "trans_second": not turned, "add": bool(other)},
+        **{"bias_first": biases, "bias_second": biases, **of_activation(activation)},
+    }
+    outs = [("sum", rows), ("hidden", hidden)]
+    sum_, _ = builder.emit("FeedForward", [fed, first, second, *added, *params], outs, attrs)
+    (y,) = builder.emit("Add", [sum_, negated], [("both", rows)]) if other == "stays" else [sum_]
+    (y,) = builder.emit("Neg", [y], [("y", rows)])
+    return builder.build([y])
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("biases", [True, False])
+@pytest.mark.parametrize("other", ["dies", "stays", "x", ""])
+def test_two_products_and_the_sum_after_them(other: str, biases: bool, packed: bool) -> None:
+    """The sum is written over what is added where that dies, except where the products read it too."""
+    graph = feed_forward((2, 64, 64), other, biases)
+    tensors = {graph.values[vid].name: torch.randn(graph.values[vid].spec.sizes) / 8 for vid in graph.weight_names()}
+    program = compile_graph(graph, tensors if packed else None)
+    assert (program.packed_bytes > 0) == packed
+    overwritten = [program.plan.slots[vid].name for vid in program.plan.alias.values()]
+    assert ("n" in overwritten) == (other == "dies")
+    x = torch.randn(2, 64, 64)
+    inner = functional.gelu(functional.linear(x, tensors["first"], tensors.get("b256")))
+    expected = functional.linear(inner, tensors["second"], tensors.get("b64"))
+    expected = expected + {"dies": -x, "stays": -x, "x": x, "": torch.zeros(())}[other]
+    expected = -(expected - x if other == "stays" else expected)
+    assert_close(program, {"x": x, **({} if packed else tensors)}, expected)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("packed", [True, False])
+def test_two_products_with_every_activation(activation: str, packed: bool) -> None:
+    graph = feed_forward((128, 64), "", biases=False, activation=activation, turned=True)
+    tensors = {"first": torch.randn(64, 256) / 8, "second": torch.randn(256, 64) / 8}
+    x = torch.randn(128, 64)
+    program = compile_graph(graph, tensors if packed else None)
+    expected = -(TORCH[activation](x @ tensors["first"]) @ tensors["second"])
+    assert_close(program, {"x": x, **({} if packed else tensors)}, expected)
+
+
+def test_two_products_are_replayed_as_operators_of_torch() -> None:
+    """Python passes no result on, so C++ walks them; the replay has the bits of the run."""
+    graph = feed_forward((2, 64, 64), "dies", biases=True)
+    weights = {graph.values[vid].name: torch.randn(graph.values[vid].spec.sizes) for vid in graph.weight_names()}
+    program, feed = compile_graph(graph, weights), {"x": torch.randn(2, 64, 64)}
+    calls = [call.name for launch in program.context._launches for call in read_operator_calls(launch)]
+    assert calls == [
+        "aten::neg",
+        *("mkldnn::_convolution_pointwise", "mkldnn::_convolution_pointwise_"),
+        "aten::neg",
+    ]
+    torch.testing.assert_close(program.replay(feed)["y"], program.run(feed)["y"], atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "silu"])
