@@ -17,8 +17,8 @@ from pipeline.runtime.states import States
 
 __all__ = ["LAUNCH_ERRORS", "ProgramMemory", "RunBody"]
 
-LAUNCH_ERRORS = (RuntimeError, IndexError, ValueError, TypeError)
-"""What torch's operators raise."""
+LAUNCH_ERRORS = (RuntimeError, IndexError, ValueError, TypeError, MemoryError)
+"""What the operators of torch and numpy raise."""
 
 Slots = Sequence[torch.Tensor]
 

@@ -160,7 +160,7 @@ def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgr
 
     Raises:
         Unsupported: ops without a kernel (all are listed), or a device other than the CPU.
-        UsageError: dimensions that are still names, or weights that the graph does not have.
+        UsageError: dimensions that are still names, weights that the graph does not have, or too little memory.
         SourceError: a weight does not fit its declaration.
         InternalError: the graph breaks a rule of the IR, or the plan did not pass its checker.
     """

@@ -13,7 +13,7 @@ from pipeline.runtime.capture import Captures, OneMemory
 from pipeline.runtime.feeding import LARGE, CopiedSlot, FedSlot, PointedSlot
 from pipeline.runtime.operands import SlotPointer, operands, storage_id, tensors_by_storage
 from pipeline.runtime.program import BoundProgram
-from pipeline.runtime.slots import Feed, bind_arena, placeholders, refuse_names
+from pipeline.runtime.slots import Feed, bind_arena, new_memory, placeholders, refuse_names
 from pipeline.runtime.states import States, StateTable
 from pipeline.runtime.tensors import empty_strided, torch_dtype
 from pipeline.runtime.torch_state import plain_state
@@ -35,6 +35,7 @@ class Context:
         states: those of another plan of the same graph, at other sizes; they keep their values.
 
     Raises:
+        UsageError: this machine has not enough memory.
         InternalError: the shapes of a call do not fit its kernel.
     """
 
@@ -58,8 +59,8 @@ class Context:
                 for vid, entry in fed.items()
                 if vid not in pointed
             }
-            homes = placeholders({vid: fed[vid] for vid in pointed})
-            places = bind_arena(plan, torch.empty(plan.arena_bytes, dtype=torch.uint8) if arena is None else arena)
+            homes = placeholders(plan, {vid: fed[vid] for vid in pointed})
+            places = bind_arena(plan, new_memory(plan, plan.arena_bytes) if arena is None else arena)
             self.memory = ProgramMemory(bound, self.states, places, runner_of_body)
             self._slots = self.memory.bind_slots({**buffers, **homes})
             self._steps = bound.steps

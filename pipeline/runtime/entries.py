@@ -16,7 +16,7 @@ from pipeline.planning import ExecutionPlan
 from pipeline.runtime.compile import bind_graph
 from pipeline.runtime.context import Context
 from pipeline.runtime.program import BoundProgram
-from pipeline.runtime.slots import Feed
+from pipeline.runtime.slots import Feed, new_memory
 from pipeline.runtime.states import StateTable
 from pipeline.runtime.weights import Weights
 
@@ -32,10 +32,11 @@ class CompiledEntries:
     def __init__(self, bound: Mapping[str, BoundProgram]) -> None:
         self._bound = dict(bound)
         self.plans: Mapping[str, ExecutionPlan] = MappingProxyType({name: one.plan for name, one in bound.items()})
-        self.arena_bytes = max((plan.arena_bytes for plan in self.plans.values()), default=0)
+        largest = max(self.plans.values(), key=lambda plan: plan.arena_bytes)
+        self.arena_bytes = largest.arena_bytes
         table = StateTable(self.plans)
         with torch.inference_mode(mode=False):
-            arena = torch.empty(self.arena_bytes, dtype=torch.uint8)
+            arena = new_memory(largest, self.arena_bytes)
         self._contexts = {name: Context(one, table=table, arena=arena) for name, one in bound.items()}
         self._turn = threading.RLock()
 

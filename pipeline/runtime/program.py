@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported
+from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported, UsageError
 from pipeline.ir.graph import Graph, Role
 from pipeline.lowering import KernelCall, Kind, Layout, unpack
 from pipeline.planning import ExecutionPlan
 from pipeline.runtime.kernels import KERNELS, PACKERS, Attrs, Bind, ProductWeight, bind_attrs
 from pipeline.runtime.kernels.index import KERNELS as INDEXING
-from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error, place_of
+from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error, is_out_of_memory, place_of
 from pipeline.runtime.slots import bind_weights, refuse_foreign_devices
 from pipeline.runtime.weights import Lenders, lenders_of, refuse_moved
 
@@ -145,6 +145,8 @@ class UnboundProgram:
                 f"{place}: torch's CPU has no such operator for these dtypes ({described}: {error}); "
                 "cast to another dtype around it, or run the model by onnxruntime"
             )
+        if is_out_of_memory(error):
+            return UsageError(f"{described} failed: {error}; take smaller inputs, or a machine with more memory")
         # Shapes were settled when the plan was made, so a gather fails only for an index out of range.
         if is_data_error(error) or step.kind in INDEXING:
             slots = [self.plan.slots[vid] for vid in step.call.in_vids]

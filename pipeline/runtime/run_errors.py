@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pipeline.errors import DataError
 from pipeline.ir import Op, TensorSpec
 
-__all__ = ["ResultMismatch", "data_error", "is_data_error", "place_of"]
+__all__ = ["ResultMismatch", "data_error", "is_data_error", "is_out_of_memory", "place_of"]
 
 Named = tuple[str, TensorSpec]
 
@@ -21,6 +21,11 @@ class ResultMismatch(RuntimeError):
 def is_data_error(error: Exception) -> bool:
     """Whether torch complains about the data, such as `index 9 is out of bounds for dimension 0 with size 4`."""
     return isinstance(error, IndexError) or any(words in str(error) for words in OF_DATA)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether torch's allocator on the CPU, or numpy's, got no memory for what a kernel computes on the side."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def data_error(place: str, ins: Iterable[Named], error: Exception) -> DataError:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from passes.suggest import nearest
+from passes.suggest import bytes_text, nearest
+from passes.worker.platforms import memory_limit
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.ir.graph import DTYPE_BITS, Payload, Role
 from pipeline.planning import ExecutionPlan, FeedEntry, FeedSignature, Slot
@@ -24,6 +25,7 @@ __all__ = [
     "bind_feed",
     "bind_one",
     "bind_weights",
+    "new_memory",
     "placeholders",
     "refuse_foreign_devices",
     "refuse_names",
@@ -82,10 +84,35 @@ def bind_arena(plan: ExecutionPlan, arena: torch.Tensor) -> dict[int, torch.Tens
     }
 
 
-def placeholders(entries: Mapping[int, FeedEntry]) -> dict[int, torch.Tensor]:
+def new_memory(plan: ExecutionPlan, nbytes: int) -> torch.Tensor:
+    """Bytes for values of `plan`, with whatever is in them.
+
+    Raises:
+        UsageError: this machine does not have so much memory; a plan for another one may be made here all the same.
+    """
+    have = memory_limit()
+    try:
+        if nbytes <= have:
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+    except RuntimeError:  # torch's allocator
+        pass
+    own = [slot for slot in plan.slots if slot.role not in STORED and slot.vid not in plan.alias]
+    largest = sorted(own, key=_nbytes, reverse=True)
+    shown = ", ".join(f"{slot.name!r} {_describe_slot(slot)} of {bytes_text(_nbytes(slot))}" for slot in largest[:3])
+    raise UsageError(
+        f"graph {plan.graph_name!r} needs {bytes_text(nbytes)} of memory in one piece, and this process may have "
+        f"{bytes_text(have)}; its largest values are {shown}: take smaller inputs, or a machine with more memory"
+    )
+
+
+def _nbytes(slot: Slot) -> int:
+    return slot.spec.nbytes
+
+
+def placeholders(plan: ExecutionPlan, entries: Mapping[int, FeedEntry]) -> dict[int, torch.Tensor]:
     """vid → a tensor that stands in for what is fed, each a storage of its own over the same untouched memory."""
     sizes = {vid: _extent(entry) * DTYPE_BITS[entry.spec.dtype] // 8 for vid, entry in entries.items()}
-    raw = np.empty(max(sizes.values(), default=0), np.uint8)
+    raw = new_memory(plan, max(sizes.values(), default=0)).numpy()
     return {vid: _stand_in(raw[: sizes[vid]], entry) for vid, entry in entries.items()}
 
 

@@ -126,6 +126,8 @@ def cast(node: Node) -> None:
 
 
 def cast_like(node: Node) -> None:
+    if narrow := node.element(1):
+        raise node.refusal(f"it casts to {narrow}, which the graph holds in bytes")
     cast_to(node, node.spec(1).dtype)
 
 

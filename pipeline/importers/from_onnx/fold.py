@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import ml_dtypes
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import helper
 
 from pipeline.importers.from_onnx.attributes import Attributes
 
@@ -22,10 +23,6 @@ RANGE_LIMIT = 2**26
 """Elements of a Range, which folds at every length: 512 MiB of int64."""
 FLOAT_LIMIT = 16
 """Elements of a float tensor that may be folded."""
-
-FLOAT8 = frozenset(
-    {TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ}
-)
 
 Inputs = Sequence[np.ndarray | None]
 Folder = Callable[[Inputs, Attributes], np.ndarray]
@@ -104,15 +101,21 @@ def modulo(inputs: Inputs, attributes: Attributes) -> np.ndarray:
 
 
 def cast(inputs: Inputs, attributes: Attributes) -> np.ndarray:
-    if attributes.integer("to") not in FLOAT8:
-        attributes.settle("saturate", "round_mode")
-    return require(inputs[0]).astype(helper.tensor_dtype_to_np_dtype(attributes.integer("to")))
+    return convert(require(inputs[0]), helper.tensor_dtype_to_np_dtype(attributes.integer("to")), attributes)
 
 
 def cast_like(inputs: Inputs, attributes: Attributes) -> np.ndarray:
-    if "float8" not in require(inputs[1]).dtype.name:
-        attributes.settle("saturate", "round_mode")
-    return require(inputs[0]).astype(require(inputs[1]).dtype)
+    return convert(require(inputs[0]), require(inputs[1]).dtype, attributes)
+
+
+def convert(array: np.ndarray, dtype: np.dtype, attributes: Attributes) -> np.ndarray:
+    """Casts to float8 saturate, as ONNX's default asks; numpy makes NaN or infinity of numbers that are too large."""
+    saturates = attributes.flag("saturate", True)
+    attributes.settle("round_mode")
+    if saturates and dtype.name.startswith("float8"):
+        limit = float(ml_dtypes.finfo(dtype).max)
+        array = array.clip(-limit, limit)
+    return array.astype(dtype)
 
 
 def reshape(inputs: Inputs, attributes: Attributes) -> np.ndarray:

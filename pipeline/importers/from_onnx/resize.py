@@ -104,7 +104,8 @@ def resample(node: Node, how: Resampling, scales: tuple[float, ...], axes: tuple
         if how.coordinates == "tf_crop_and_resize":
             shape = [-1 if at == axis else 1 for at in range(rank)]
             inside = inside & ((places >= 0) & (places <= sizes[axis] - 1)).reshape(shape)
-        if np.array_equal(places, np.arange(sizes[axis])):
+        stays = scales[axis] == 1 and after[axis] == sizes[axis] and how.coordinates != "tf_crop_and_resize"
+        if stays or np.array_equal(places, np.arange(sizes[axis])):
             continue
         vid = along_axis(node, vid, axis, how, places, scales[axis])
         sizes[axis] = after[axis]
@@ -164,10 +165,10 @@ def source_places(coordinates: str, size: int, new_size: int, scale: float, regi
         case "tf_crop_and_resize":
             step = at * (end - begin) * (size - 1) / (length - 1) if length != 1 else (end - begin) * (size - 1) / 2
             return begin * (size - 1) + step + at * 0
-        case "tf_half_pixel_for_nn":
-            return (at + 0.5) / scale
-        case "pytorch_half_pixel" if length == 1:
-            return at * 0 - 0.5
+        case "tf_half_pixel_for_nn":  # ONNX's reference has no such mode; TensorFlow and onnxruntime count in float32
+            return ((at + 0.5).astype(np.float32) / np.float32(scale)).astype(np.float64)
+        case "pytorch_half_pixel" if new_size == 1:
+            return at * 0
         case "half_pixel_symmetric":
             return size / 2 * (1 - new_size / length) + (at + 0.5) / scale - 0.5
     return (at + 0.5) / scale - 0.5

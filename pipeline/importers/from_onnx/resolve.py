@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
+from onnx import helper
 
 from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
@@ -29,6 +30,7 @@ from pipeline.importers.from_onnx.specs import (
     TensorSequence,
     declared_spec,
     infer,
+    numpy_type,
     split_sequence,
 )
 from pipeline.ir.graph import DTYPE_BITS, TensorSpec
@@ -229,7 +231,7 @@ class Resolver:
             spec = found.specs.get(proto.input[0])
             array = SHAPE_READERS[key](spec, attributes) if spec and spec.is_static else None
         else:
-            inputs = [found.small(name) if name else None for name in proto.input]
+            inputs = self._known_inputs(node)
             if any(array is None and name for array, name in zip(inputs, proto.input, strict=True)):
                 return False
             try:
@@ -253,6 +255,16 @@ class Resolver:
         found.constants[name] = array
         found.specs[name] = TensorSpec(array.shape, array.dtype.name)
         return True
+
+    def _known_inputs(self, node: PendingNode) -> list[np.ndarray | None]:
+        """The numbers of each input, where they may be folded; CastLike reads no more than the type of its second."""
+        found = self._found
+        arrays = [found.small(name) if name else None for name in node.proto.input]
+        if node.key == "CastLike":
+            like = found.root(node.proto.input[1])
+            known = like in found.specs and like not in found.narrow
+            arrays[1] = np.empty(0, numpy_type(found.specs[like].dtype)) if known else None
+        return arrays
 
     def _shapes(self, node: PendingNode) -> None:
         """Specs of the outputs of an op that stays."""
@@ -367,7 +379,7 @@ def with_defaults(proto: onnx.NodeProto) -> onnx.NodeProto:
         return proto
     copy = onnx.NodeProto()
     copy.CopyFrom(proto)
-    copy.attribute.append(onnx.helper.make_attribute("onesided", 1))
+    copy.attribute.append(helper.make_attribute("onesided", 1))
     return copy
 
 

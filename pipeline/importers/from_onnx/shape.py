@@ -86,17 +86,40 @@ def pad(node: Node) -> None:
     mode = node.attributes.text("mode", "constant")
     if mode not in ("constant", "reflect", "edge", "wrap"):
         raise node.refusal(f"it pads in the mode {mode!r}, expected constant, reflect, edge or wrap")
-    if mode == "wrap":
-        node.settle_inputs(2)
-        pad_around(node, pads)
+    crops = [min(pads[axis], 0) + min(pads[axis + rank], 0) for axis in range(rank)]
+    left = [size + crop for size, crop in zip(node.spec(0).sizes, crops, strict=True)]
+    if min(left, default=0) < 0:
+        raise node.refusal(f"its pads {list(given)} take away more than the {list(node.spec(0).sizes)} elements")
+    if mode == "constant":
+        attrs: dict[str, Attr] = {"pads": tuple(pads), "mode": mode, "value": pad_value(node)}
+        node.emit("Pad", node.operands(0), attrs)
         return
-    attrs: dict[str, Attr] = {"pads": tuple(pads), "mode": mode, "value": pad_value(node)}
-    node.emit("Pad", node.operands(0), attrs)
+    node.settle_inputs(2)
+    vid = crop(node, pads, left) if any(crops) else node.operand(0)
+    pads = [max(pad, 0) for pad in pads]
+    if any(size == 0 and (pads[axis] or pads[axis + rank]) for axis, size in enumerate(left)):
+        raise node.refusal(f"it pads in the mode {mode!r} an axis without elements: {left}")
+    if mode == "wrap":
+        pad_around(node, vid, pads)
+    else:
+        node.emit("Pad", [vid], {"pads": tuple(pads), "mode": mode, "value": pad_value(node)})
 
 
-def pad_around(node: Node, pads: list[int]) -> None:
+def crop(node: Node, pads: list[int], left: list[int]) -> int:
+    """Input 0 without what negative pads take away; the standard does not say so, but onnxruntime pads what is left."""
+    starts = tuple(max(-begin, 0) for begin in pads[: len(left)])
+    attrs: dict[str, Attr] = {
+        "starts": starts,
+        "ends": tuple(start + size for start, size in zip(starts, left, strict=True)),
+        "axes": tuple(range(len(left))),
+        "steps": (1,) * len(left),
+    }
+    return node.step("Slice", node.operands(0), TensorSpec(tuple(left), node.spec(0).dtype), attrs)
+
+
+def pad_around(node: Node, vid: int, pads: list[int]) -> None:
     """Each axis goes on from its other end: it is gathered at places modulo its size."""
-    spec, vid = node.spec(0), node.operand(0)
+    spec = node.vid_spec(vid)
     sizes = list(spec.sizes)
     for axis, size in enumerate(spec.sizes):
         begin, end = pads[axis], pads[axis + spec.rank]

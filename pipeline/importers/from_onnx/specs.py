@@ -26,6 +26,7 @@ __all__ = [
     "infer",
     "ir_dtype",
     "is_ir_type",
+    "numpy_type",
     "qkv_sizes",
     "split_sequence",
     "wider_type",
@@ -63,6 +64,11 @@ def wider_type(element: int) -> str:
 def element_type(dtype: str) -> int:
     """The ONNX element type of one of the IR's dtype names."""
     return ELEMENTS[dtype]
+
+
+def numpy_type(dtype: str) -> np.dtype:
+    """numpy's type, or that of ml_dtypes, of one of the IR's dtype names."""
+    return helper.tensor_dtype_to_np_dtype(element_type(dtype))
 
 
 def declared_spec(value: onnx.ValueInfoProto, dims: Mapping[str, int]) -> TensorSpec | None:

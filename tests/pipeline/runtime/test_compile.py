@@ -9,8 +9,10 @@ import pytest
 from pipeline.errors import Unsupported, UsageError
 from pipeline.importers import from_onnx
 from pipeline.ir import Builder, TensorSpec
-from pipeline.lowering import EMITTERS, with_kernels
-from pipeline.runtime import compile_graph
+from pipeline.lowering import EMITTERS, lower, with_kernels
+from pipeline.planning import make_plan
+from pipeline.runtime import compile_graph, compile_graphs
+from pipeline.runtime.compile import bind_graph
 
 TEXT = """
 <ir_version: 9, opset_import: ["": 20]>
@@ -50,3 +52,40 @@ def test_sizes_that_no_machine_has_are_refused(shape: tuple[int, ...]) -> None:
     (y,) = builder.emit("Relu", [builder.input("x", spec)], [("y", spec)])
     with pytest.raises(UsageError, match=r"'x' is float32\[.*\], and no machine can address so many bytes"):
         compile_graph(builder.build([y]))
+
+
+def test_a_plan_for_more_memory_than_there_is_says_what_needs_it() -> None:
+    """4 TiB for each value: a plan can be made of it, for another machine, and no program."""
+    builder = Builder("g", EMITTERS)
+    x = builder.input("x", TensorSpec((1,), "float32"))
+    wide = TensorSpec((2**20, 2**20), "float32")
+    (a,) = builder.emit("Expand", [x], [("a", wide)], {"shape": wide.shape})
+    (b,) = builder.emit("Neg", [a], [("b", wide)])
+    graph = builder.build([b])
+    assert make_plan(graph, lower(graph)).arena_bytes == 2**42
+    message = (
+        r"graph 'g' needs 4096.0 GiB .*; its largest values are 'b' float32\[1048576, 1048576\] of 4096.0 GiB, 'x'"
+    )
+    with pytest.raises(UsageError, match=message):
+        compile_graph(graph)
+    with pytest.raises(UsageError, match=message):
+        compile_graphs({"only": graph})
+
+
+def test_an_input_for_more_memory_than_there_is_is_refused() -> None:
+    builder = Builder("g", EMITTERS)
+    x = builder.input("x", TensorSpec((2**20, 2**20), "float32"))
+    (y,) = builder.emit("Slice", [x], [("y", TensorSpec((1, 2**20), "float32"))], FIRST_ROW)
+    with pytest.raises(UsageError, match=r"graph 'g' needs 4096.0 GiB"):
+        compile_graph(builder.build([y]))
+
+
+FIRST_ROW = {"starts": (0,), "ends": (1,), "axes": (0,), "steps": (1,)}
+
+
+def test_a_kernel_without_memory_is_no_bug_of_ours() -> None:
+    bound = bind_graph(from_onnx(onnx.parser.parse_model(TEXT)))
+    for error in (MemoryError("Unable to allocate 4.00 TiB"), RuntimeError("you tried … can't allocate memory")):
+        found = bound.program.failure(bound.steps[0], error)
+        assert isinstance(found, UsageError)
+        assert "take smaller inputs" in str(found)

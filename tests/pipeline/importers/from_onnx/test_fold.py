@@ -91,6 +91,31 @@ def test_numbers_are_those_of_the_reference(kind: str) -> None:
     assert (value.spec.shape, value.spec.dtype) == (expected.shape, expected.dtype.name)
 
 
+@pytest.mark.parametrize("saturate", ["", ", saturate = 0", ", saturate = 1"])
+@pytest.mark.parametrize("to", ["17", "18", "19", "20"])  # the types of float8
+def test_a_constant_saturates_as_the_reference_does(to: str, saturate: str) -> None:
+    """numpy makes NaN of what a float8 cannot hold."""
+    numbers = "c = Constant <value_floats = [1.0e6, -500.0, 3.3, 0.0]> ()"
+    text = f"g (float[1] x) => (float[4] y) {{ {numbers} n = Cast <to = {to}{saturate}> (c) y = Cast <to = 1> (n) }}"
+    graph = graph_from(text)
+    (expected,) = ReferenceEvaluator(model(text)).run(None, {"x": np.zeros(1, np.float32)})
+    np.testing.assert_array_equal(graph.payloads[graph.value("y").vid].numpy(), expected)
+
+
+def test_a_constant_takes_the_type_of_what_only_a_run_knows() -> None:
+    """The body of Attention-24 makes the number that it pads a mask with so."""
+    text = "c = Constant <value_floats = [3.0]> () k = CastLike(c, x) y = Add(x, k)"
+    assert ops(f"g (float16[2] x) => (float16[2] y) {{ {text} }}") == (
+        'const %1 "k": float16[1]\n%2 "y": float16[2] = Add(%0, %1)'
+    )
+
+
+def test_a_constant_of_a_type_below_a_byte_is_not_made() -> None:
+    text = "c = Constant <value_floats = [3.0]> () k = CastLike(c, w) q = Cast <to = 1> (k) y = Add(x, q)"
+    with pytest.raises(Unsupported, match="'k'"):
+        graph_from(f"g (float[2] x) => (float[2] y) <int4[1] w = {{1}}> {{ {text} }}", 21)
+
+
 def test_axes_of_older_opsets_are_attributes() -> None:
     graph = graph_from(
         f"g (float[2] x) => (y) {{ {A} u = Unsqueeze <axes = [0]> (a) y = Squeeze <axes = [0]> (u) }}", 12

@@ -6,7 +6,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx.reference import ReferenceEvaluator
 
+from pipeline.errors import Unsupported
 from pipeline.importers import from_onnx
 from pipeline.ir.text import to_text
 from pipeline.runtime import compile_graph
@@ -61,14 +63,9 @@ CASES: dict[str, tuple[int, str]] = {
 def test_like_onnxruntime(name: str) -> None:
     opset, text = CASES[name]
     proto = model(text, opset)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
     x = X if "Pool" not in name else np.nan_to_num(X, nan=4.0)
-    feed = {"x": x.reshape(session.get_inputs()[0].shape)}
-    found = compile_graph(from_onnx(proto)).run(feed)
-    for value, wanted in zip(session.get_outputs(), session.run(None, feed), strict=True):
-        np.testing.assert_allclose(to_numpy(found[value.name]), np.asarray(wanted), rtol=1e-5, atol=1e-6)
+    shape = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
+    compare_with_onnxruntime(proto, {"x": x.reshape(shape)})
 
 
 def test_broadcasting_before_opset_7_is_a_reshape() -> None:
@@ -98,3 +95,75 @@ def test_an_input_may_be_fixed() -> None:
     graph = from_onnx(model(text, 13), values={"rate": np.array(16000)})
     assert [op.kind for op in graph.ops] == ["Neg"]
     assert "rate" not in to_text(graph)
+
+
+PADS = [(4, 7, -1), (4, -2, 5), (5, 7, -3), (4, -1, -2), (3, -2, 2)]
+
+
+@pytest.mark.parametrize(("size", "begin", "end"), PADS)
+@pytest.mark.parametrize("mode", ["wrap", "edge", "constant"])
+def test_a_negative_pad_takes_away_before_the_other_side_is_padded(mode: str, size: int, begin: int, end: int) -> None:
+    """ONNX's reference refuses negative pads; onnxruntime pads what they leave."""
+    text = f"""(float[{size}] x) => (float[{size + begin + end}] y)
+        {{ p = Constant <value_ints = [{begin}, {end}]> () y = Pad <mode = "{mode}"> (x, p) }}"""
+    compare_with_onnxruntime(model(text, 19), {"x": np.arange(size, dtype=np.float32)})
+
+
+def test_a_reflection_reads_nothing_that_was_taken_away() -> None:
+    text = (
+        """(float[4] x) => (float[5] y) { p = Constant <value_ints = [-1, 2]> () y = Pad <mode = "reflect"> (x, p) }"""
+    )
+    assert kinds(text, 19) == ["Slice", "Pad"]
+    compare_with_onnxruntime(model(text, 19), {"x": np.arange(4, dtype=np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("mode", "pads", "why"),
+    [
+        ("constant", "-3, 5", r"its pads \[-3, 5\] take away more than the \[2\] elements"),
+        ("wrap", "-2, 5", r"it pads in the mode 'wrap' an axis without elements: \[0\]"),
+    ],
+)
+def test_a_pad_of_nothing_is_refused(mode: str, pads: str, why: str) -> None:
+    text = f"""(float[2] x) => (float[n] y)
+        {{ p = Constant <value_ints = [{pads}]> () y = Pad <mode = "{mode}"> (x, p) }}"""
+    with pytest.raises(Unsupported, match=why):
+        from_onnx(model(text, 19))
+
+
+@pytest.mark.parametrize("coordinates", ["tf_half_pixel_for_nn", "pytorch_half_pixel"])
+@pytest.mark.parametrize("mode", ["nearest", "cubic"])
+@pytest.mark.parametrize(("size", "scale"), [(7, 0.3), (4, 0.6), (3, 0.5), (2, 0.5), (3, 1.0), (4, 2.5)])
+def test_resize_counts_as_onnxruntime_does(coordinates: str, mode: str, size: int, scale: float) -> None:
+    """Its place is rounded in float32, an axis that keeps its size is not moved, and one element is the first."""
+    text = f"""(float[1, 1, 1, {size}] x) => (float[1, 1, 1, {int(size * scale)}] y)
+        <float[0] r = {{}}, float[4] s = {{1.0, 1.0, 1.0, {scale}}}>
+        {{ y = Resize <mode = "{mode}", coordinate_transformation_mode = "{coordinates}"> (x, r, s) }}"""
+    x = np.random.default_rng(0).normal(size=(1, 1, 1, size)).astype(np.float32)
+    compare_with_onnxruntime(model(text, 11), {"x": x})
+
+
+@pytest.mark.parametrize("opset", [23, 24])
+@pytest.mark.parametrize("mask", ["bool", "float"])
+def test_attention_with_a_mask_is_its_body(opset: int, mask: str) -> None:
+    """From opset 24 on a mask may be shorter than the keys: the body pads it, by a number that CastLike makes."""
+    text = f"""(float[1, 2, 3, 4] q, float[1, 2, 5, 4] k, float[1, 2, 5, 4] v, {mask}[3, 5] m)
+        => (float[1, 2, 3, 4] y) {{ y = Attention (q, k, v, m) }}"""
+    proto = model(text, opset)
+    random = np.random.default_rng(0)
+    shapes = {"q": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 4)}
+    feed = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    seen = np.tri(3, 5, 2, bool)
+    feed["m"] = seen if mask == "bool" else np.where(seen, 0, -np.inf).astype(np.float32)
+    (wanted,) = ReferenceEvaluator(proto).run(None, feed)
+    found = compile_graph(from_onnx(proto)).run(feed)["y"]
+    np.testing.assert_allclose(to_numpy(found), wanted, rtol=1e-5, atol=1e-6)
+
+
+def compare_with_onnxruntime(proto: onnx.ModelProto, feed: dict[str, np.ndarray]) -> None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
+    found = compile_graph(from_onnx(proto)).run(feed)
+    for value, wanted in zip(session.get_outputs(), session.run(None, feed), strict=True):
+        np.testing.assert_allclose(to_numpy(found[value.name]), np.asarray(wanted), rtol=1e-5, atol=1e-6)
