@@ -63,6 +63,13 @@ def batches(epoch: int, split: int = 0) -> Iterator[tuple[torch.Tensor, torch.Te
         yield x[chosen], y[chosen]
 
 
+def samples() -> Iterator[dict[str, np.ndarray]]:
+    """Images of the training, for ranges of activations: `quantsim.calibration.data` of configs/digits_qat.yaml."""
+    (x, _), _ = read_splits()[0]
+    for image in x:
+        yield {"input": image[None].numpy()}
+
+
 def evaluate(module: nn.Module, split: int = 0) -> dict[str, float]:
     """The share of digits of the test that are known: `train.evaluate` of configs/digits_mlp.yaml."""
     _, (x, y) = read_splits()[split]

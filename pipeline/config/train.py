@@ -1,4 +1,4 @@
-"""The section `train:`: how `onnxline train` trains the module of `model.factory`, or an ONNX model."""
+"""The section `train:`: how `onnxline train` trains the model of the section `model`, or its quantized form."""
 
 from __future__ import annotations
 
@@ -59,6 +59,8 @@ class TrainConfig(Section):
     max_norm: the norm of all gradients is clipped to it.
     save_every: the states are saved after so many steps, beside after each epoch.
     evaluate: a function from the trained module, or `Model`, and `args` to numbers by name, which the report shows.
+    quantized: train the model that a simulation of quantization makes, by the section `quantsim`, and not the floats.
+    export: write the trained model to an ONNX file, by the main job with the other sections.
     """
 
     batches: Reference
@@ -73,6 +75,8 @@ class TrainConfig(Section):
     max_norm: Rate | None = None
     save_every: Count | None = None
     evaluate: Reference | None = None
+    quantized: StrictBool = False
+    export: StrictBool = True
 
     @model_validator(mode="after")
     def _check_loss(self) -> TrainConfig:

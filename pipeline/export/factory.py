@@ -21,7 +21,7 @@ from pipeline.export.user_code import call_user_code, load_function
 from pipeline.export.weight_free.checkpoint_names import best_rule, names_of
 from pipeline.export.weight_free.meta_init import without_weights
 
-__all__ = ["make_from_factory", "plain_module"]
+__all__ = ["call_factory", "load_weights", "make_from_factory", "plain_module"]
 
 
 def make_from_factory(model: ModelConfig, *, weightless: bool = False, keep_mode: bool = False) -> TorchSource:
@@ -31,25 +31,33 @@ def make_from_factory(model: ModelConfig, *, weightless: bool = False, keep_mode
         SourceError: the factory is missing, raises, or returns something else than a module, (module, args tuple)
             or (module, args tuple, kwargs dict).
     """
-    text = model.factory or ""
-    title = f"the factory {text}"
-    factory = load_function(text, "model.factory", title)
-    if isinstance(factory, nn.Module):
-        raise SourceError(f"{title} is a module and no function; expected a function that returns it")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
         with without_weights() if weightless else nullcontext():
-            result = call_user_code(lambda: factory(**model.args), f"{title} raises", text)
-    value, example = _split_example(result, title)
-    module, notes = plain_module(value, f"{title} returns")
+            value, example = call_factory(model)
+    module, notes = plain_module(value, f"the factory {model.factory} returns")
     module, example, moved = _on_cpu(module, example)
     weights = f"as the factory makes them, with seed {model.seed}"
     if model.checkpoint is not None:
         weights = f"from {model.checkpoint}"
         if not weightless:
-            notes += _load_weights(module, model.checkpoint)
+            notes += load_weights(module, model.checkpoint)
     source = assemble(module, example, model, keep_mode=keep_mode)
     return replace(source, notes=(*notes, *moved), weights=weights)
+
+
+def call_factory(model: ModelConfig) -> tuple[Any, Example | None]:
+    """Call the factory with `model.args`. Returns what it made, unchecked, and its example, if any.
+
+    Raises:
+        SourceError: the factory is missing, is a module, or raises.
+    """
+    text = model.factory or ""
+    title = f"the factory {text}"
+    factory = load_function(text, "model.factory", title)
+    if isinstance(factory, nn.Module):
+        raise SourceError(f"{title} is a module and no function; expected a function that returns it")
+    return _split_example(call_user_code(lambda: factory(**model.args), f"{title} raises", text), title)
 
 
 def _on_cpu(module: nn.Module, example: Example | None) -> tuple[nn.Module, Example | None, tuple[str, ...]]:
@@ -67,8 +75,12 @@ def _to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_meta or tensor.is_cpu else tensor.cpu()
 
 
-def _load_weights(module: nn.Module, checkpoint: str) -> tuple[str, ...]:
-    """Load a checkpoint; a prefix more or less, as DataParallel and Lightning save it, is fixed and noted."""
+def load_weights(module: nn.Module, checkpoint: str) -> tuple[str, ...]:
+    """Load a checkpoint; a prefix more or less, as DataParallel and Lightning save it, is fixed and noted.
+
+    Raises:
+        SourceError: it is missing or broken, or does not fit the module.
+    """
     state = read_checkpoint(locate(checkpoint))
     wanted = names_of(module)
     rule = best_rule(wanted, state)

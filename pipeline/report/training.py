@@ -41,3 +41,5 @@ class TrainingReport:
     phases: tuple[TrainingPhase, ...]
     losses: tuple[LossPoint, ...]
     metrics: Mapping[str, float] = field(default_factory=dict)
+    onnx: str = ""
+    """What the main job made of the trained model; empty where it was not asked to."""

@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pipeline.ir import Graph, Op, Role
+from pipeline.runtime.capture import RandomState
 from pipeline.runtime.eager import Own, run_eager
 
 __all__ = ["find_first_broken"]
 
 
-def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> str:
+def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor], random: RandomState | None) -> str:
     """A sentence on what has a number that is not finite first: a stored value or an input, else the result of an op.
 
-    The step is run again, operator by operator; a dropout draws other numbers than it drew before.
+    The step is run again, operator by operator, and draws the numbers that it drew from `random`: the state of torch's
+    generator when the step began.
     """
     names = {value.name: value.vid for value in graph.values}
     given = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
@@ -30,9 +32,11 @@ def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> str:
             broken.append(op)
 
     with torch.random.fork_rng(devices=[]):
+        if random is not None and random.default is not None:
+            torch.set_rng_state(random.default)
         run_eager(graph, tensors, observe=observe, own=OWN)
     if not broken:
-        return "no operator gave such a number when the step was run again, so it depends on the random numbers drawn"
+        return "no operator gave such a number when the step was run again, operator by operator with sums of their own"
     op = broken[0]
     place = " · ".join(filter(None, (op.origin, op.line)))
     return f"the first operator that gave such a number is {op.name!r}, {op.kind}" + (f" ({place})" if place else "")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import onnx
 import torch
@@ -14,7 +17,7 @@ from passes.weights.detached import attach, read_model
 from pipeline.errors import Unsupported, UsageError
 from pipeline.importers import from_onnx
 from pipeline.ir import Graph, Op, Role, Value
-from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.ir.bind import bind_dims, dims_of
 from pipeline.runtime.eager import apply
 from pipeline.runtime.functional import functional_operators, why_not_differentiable
 from pipeline.runtime.tensors import as_tensor, dtype_name
@@ -39,7 +42,8 @@ def as_module(
     train: globs of the names of the weights to train; by default the float weights of products, convolutions,
         normalisations and embeddings, with their biases (`pipeline/training/trained.py` has the rule).
     weights: numbers by their names in the checkpoint, for a graph that has none, as torch's graphs do.
-    dims, shapes: sizes of an ONNX model's inputs, as `from_onnx` takes them.
+    dims, shapes: sizes of an ONNX model's inputs, as `from_onnx` takes them. Where the model leaves sizes open, a call
+        may have others.
 
     Parameters have their names in the checkpoint. Normalisations use their stored statistics, as at inference.
 
@@ -55,17 +59,18 @@ def as_module(
     proto = whole_model(model)
     if has_quantizers(proto):
         proto = trainable_form(read_quantizers(proto))
-    # A quantizer has to stay one op: as a chain of Div, Round and Cast it has no gradient, and its scale has no name.
-    graph = from_onnx(
-        proto,
-        dims=dims,
-        shapes=shapes,
-        trainable=find_candidates(proto.graph),
-        fallback=True,
-        whole=(QUANTIZE, DEQUANTIZE),
-    )
-    refuse_ops(graph)
-    return GraphModule(graph, find_trained(graph, train, by_readers=True), weights or {}, source=model)
+
+    def import_at(dims: Mapping[str, int] | None, shapes: Mapping[str, Sequence[int]] | None) -> Graph:
+        # A quantizer has to stay one op: as a chain of Div, Round and Cast it has no gradient, and its scale has no
+        # name.
+        trainable, whole = find_candidates(proto.graph), (QUANTIZE, DEQUANTIZE)
+        graph = from_onnx(proto, dims=dims, shapes=shapes, trainable=trainable, fallback=True, whole=whole)
+        refuse_ops(graph)
+        return graph
+
+    graph = import_at(dims, shapes)
+    trained = find_trained(graph, train, by_readers=True)
+    return GraphModule(graph, trained, weights or {}, source=model, import_at=partial(import_at, None))
 
 
 def whole_model(model: onnx.ModelProto | str | Path) -> onnx.ModelProto:
@@ -73,12 +78,21 @@ def whole_model(model: onnx.ModelProto | str | Path) -> onnx.ModelProto:
     return model if isinstance(model, onnx.ModelProto) else attach(read_model(Path(model)))
 
 
+@dataclass(frozen=True, slots=True)
+class BoundGraph:
+    """A graph for some sizes, the vids of parameters and buffers in it, and the constants that it has beside these."""
+
+    graph: Graph
+    vids: Mapping[str, int]
+    constants: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+
 class GraphModule(nn.Module):
     """A Graph whose weights are parameters (those that are trained, and other params) and buffers.
 
     It is called with the graph's inputs in order or by name, and gives its output, or a tuple of several. Names that
     the graph does not have are left aside: they are what the loss alone reads of a batch. `source` is the ONNX model
-    that the graph was made of.
+    that the graph was made of, and `import_at` makes another graph of it, by the shapes of its inputs.
     """
 
     def __init__(
@@ -87,6 +101,7 @@ class GraphModule(nn.Module):
         trained: frozenset[int],
         weights: Mapping[str, torch.Tensor],
         source: onnx.ModelProto | str | Path | None = None,
+        import_at: Callable[[Mapping[str, Sequence[int]]], Graph] | None = None,
     ) -> None:
         super().__init__()
         self.graph, self.source = graph, source
@@ -95,7 +110,8 @@ class GraphModule(nn.Module):
         self.value_names: dict[str, str] = {}
         """{name of a parameter or buffer: name of its value in the graph}."""
         self._vids: dict[str, int] = {}
-        self._bound: dict[tuple[int, ...], Graph] = {}
+        self._import_at = import_at
+        self._bound: dict[Shapes, BoundGraph] = {}
         self._ratios: dict[str, str] = {}
         """{name of a scale's buffer: name of the parameter by which it is multiplied}."""
         for vid, names in graph.weight_names().items():
@@ -103,8 +119,12 @@ class GraphModule(nn.Module):
             if value.users or vid in graph.outputs:
                 given = next((weights[name] for name in names if name in weights), None)
                 self._register(value, names[0], given, trains=vid in trained)
-        self._factors = {vid: _gradient_factor(graph, op) for vid, op in scales_of(graph).items()}
-        self._make_relative([name for name, vid in self._vids.items() if vid in self._factors and name in self.trained])
+        quantizers = scales_of(graph)
+        scales = {name: vid for name, vid in self._vids.items() if vid in quantizers and name in self.trained}
+        self._factors: dict[str, float] = {
+            name: _gradient_factor(graph, quantizers[vid]) for name, vid in scales.items()
+        }
+        self._make_relative(list(scales))
 
     def _make_relative(self, scales: Sequence[str]) -> None:
         """Train each scale as a multiple of the one that it begins with, which stays as a buffer.
@@ -123,15 +143,18 @@ class GraphModule(nn.Module):
             self.trained = tuple(full if own == name else own for own in self.trained)
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        slots = self._inputs(args, kwargs)
-        graph = self._bind(slots)
-        slots |= {vid: self._tensor(name, vid) for name, vid in self._vids.items()}
+        inputs = self._inputs(args, kwargs)
+        bound = self._bind(inputs)
+        graph, vids = bound.graph, bound.vids
+        slots = {vid: inputs[graph.values[vid].name] for vid in graph.inputs}
+        slots |= bound.constants
+        slots |= {vid: self._tensor(name) for name, vid in vids.items()}
         own = functional_operators(graph, keep_dtypes=False)
         for op in graph.ops:
             results = apply(op, [slots[vid] for vid in op.inputs], own)
             slots.update(zip(op.outputs, results, strict=True))
         for vid, new in graph.updates.items():
-            self._stored(next(name for name, own in self._vids.items() if own == vid)).copy_(slots[new].detach())
+            self._stored(next(name for name, own in vids.items() if own == vid)).copy_(slots[new].detach())
         found = tuple(slots[vid] for vid in graph.outputs)
         return found[0] if len(found) == 1 else found
 
@@ -206,47 +229,52 @@ class GraphModule(nn.Module):
         holder, own = self._find(name)
         return getattr(holder, own)
 
-    def _tensor(self, name: str, vid: int) -> torch.Tensor:
+    def _tensor(self, name: str) -> torch.Tensor:
         tensor = self._stored(name)
         if name not in self._ratios:
             return tensor
         ratio = self._stored(self._ratios[name])
         # SGD changes the scale as LSQ does: the step of the factor, times the first scale, is that of LSQ.
-        return (tensor * ratio).detach() + (ratio - ratio.detach()) * (self._factors[vid] / tensor)
+        return (tensor * ratio).detach() + (ratio - ratio.detach()) * (self._factors[name] / tensor)
 
-    def _inputs(self, args: Sequence[torch.Tensor], kwargs: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
-        names = {self.graph.values[vid].name: vid for vid in self.graph.inputs}
-        given = {
-            **dict(zip(names, args, strict=False)),
-            **{name: kwargs[name] for name in kwargs.keys() & names.keys()},
-        }
-        missing = [name for name in names if name not in given]
-        if missing or len(args) > len(names):
+    def _inputs(self, args: Sequence[torch.Tensor], kwargs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors of a call by the names of the graph's inputs."""
+        names = [self.graph.values[vid].name for vid in self.graph.inputs]
+        given: dict[str, torch.Tensor] = {**dict(zip(names, args, strict=False)), **kwargs}
+        if not given.keys() >= set(names) or len(args) > len(names):
             raise UsageError(
                 f"graph {self.graph.name!r} reads {', '.join(names)}; found {len(args)} tensors by order and "
                 f"{', '.join(kwargs) or 'none'} by name"
             )
-        for name, vid in names.items():
-            spec, tensor = self.graph.values[vid].spec, given[name]
-            fits = len(spec.shape) == tensor.dim() and all(
-                isinstance(size, str) or size == own for size, own in zip(spec.shape, tensor.shape, strict=True)
-            )
-            if not fits or dtype_name(tensor.dtype) != spec.dtype:
-                raise UsageError(
-                    f"input {name!r} is {dtype_name(tensor.dtype)}{list(tensor.shape)}; "
-                    f"the graph declares {spec.dtype}{list(spec.shape)}"
-                )
-        return {names[name]: given[name] for name in names}
+        return {name: given[name] for name in names}
 
-    def _bind(self, inputs: Mapping[int, torch.Tensor]) -> Graph:
-        """The graph for the sizes of these inputs."""
-        if not dim_names(self.graph):
-            return self.graph
-        sizes = tuple(int(size) for tensor in inputs.values() for size in tensor.shape)
+    def _bind(self, inputs: Mapping[str, torch.Tensor]) -> BoundGraph:
+        """The graph for the sizes of these inputs.
+
+        Raises:
+            UsageError: the graph takes no such inputs.
+        """
+        sizes = tuple(tuple(int(size) for size in tensor.shape) for tensor in inputs.values())
         if sizes not in self._bound:
-            shapes = {self.graph.values[vid].name: tuple(tensor.shape) for vid, tensor in inputs.items()}
-            self._bound[sizes] = bind_dims(self.graph, dims_of(self.graph, shapes))
+            self._bound[sizes] = self._graph_at(inputs, sizes)
+        for sentence in _misfits(self._bound[sizes].graph, inputs):
+            raise UsageError(sentence)
         return self._bound[sizes]
+
+    def _graph_at(self, inputs: Mapping[str, torch.Tensor], sizes: Shapes) -> BoundGraph:
+        misfits = list(_misfits(self.graph, inputs))
+        shapes = dict(zip(inputs, sizes, strict=True))
+        if not misfits or self._import_at is None:
+            return BoundGraph(self.graph if misfits else bind_dims(self.graph, dims_of(self.graph, shapes)), self._vids)
+        try:
+            graph = self._import_at(shapes)
+        except UsageError as error:  # the model does not leave these sizes open
+            raise UsageError(misfits[0]) from error
+        params = {names[0]: vid for vid, names in graph.weight_names().items() if graph.values[vid].role is Role.PARAM}
+        vids = {name: params[value] for name, value in self.value_names.items() if value in params}
+        stored = [value for value in graph.with_role(Role.PARAM, Role.CONST) if value.vid not in vids.values()]
+        # Other sizes give other constants, also under the same name.
+        return BoundGraph(graph, vids, {one.vid: as_tensor(graph.payloads[one.vid].numpy()) for one in stored})
 
 
 def refuse_ops(graph: Graph) -> None:
@@ -265,6 +293,23 @@ def refuse_ops(graph: Graph) -> None:
                     "DequantizeLinear behind each QuantizeLinear"
                 )
 
+
+def _misfits(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    """A sentence for each tensor that is not what the graph declares."""
+    specs = {graph.values[vid].name: graph.values[vid].spec for vid in graph.inputs}
+    for name, tensor in inputs.items():
+        spec = specs[name]
+        fits = len(spec.shape) == tensor.dim() and all(
+            isinstance(size, str) or size == own for size, own in zip(spec.shape, tensor.shape, strict=True)
+        )
+        if not fits or dtype_name(tensor.dtype) != spec.dtype:
+            yield (
+                f"input {name!r} is {dtype_name(tensor.dtype)}{list(tensor.shape)}; "
+                f"the graph declares {spec.dtype}{list(spec.shape)}"
+            )
+
+
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 RELATIVE = "relative"
 """How the names of the factors of scales begin."""

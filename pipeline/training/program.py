@@ -262,7 +262,7 @@ class TrainProgram:
         snapshot = self.snapshot()
         snapshot = snapshot if random is None else replace(snapshot, random=random)
         number = int(snapshot.states[STEP]) + 1
-        blamed = find_first_broken(self.graph, {**self._sources.constants, **snapshot.states, **feed})
+        blamed = find_first_broken(self.graph, {**self._sources.constants, **snapshot.states, **feed}, random)
         what = "a gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
         said = f"step {number}: {what}; {blamed}. The step changed nothing: the error's snapshot is of before"
         return NotFinite(said, number, snapshot)

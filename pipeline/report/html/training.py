@@ -61,6 +61,7 @@ def training_view(training: TrainingReport | None) -> TrainingView | None:
         "trained numbers": f"{training.parameters:,}",
         "a step": f"{training.ops:,} ops, forward, backward and update",
         **{name: f"{value:.4g}" for name, value in training.metrics.items()},
+        **({"ONNX": training.onnx} if training.onnx else {}),
     }
     pooled = math.ceil(len(training.losses) / POINTS) or 1
     means = [fmean(losses) for losses in _pool([point.loss for point in training.losses], pooled)]

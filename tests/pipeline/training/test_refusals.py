@@ -12,8 +12,8 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from pipeline.errors import Unsupported, UsageError
-from pipeline.training import NotFinite, record_step
-from tests.pipeline.training.steps import LOSS, MODELS, mlp, record, seeded
+from pipeline.training import record_step
+from tests.pipeline.training.steps import LOSS, MODELS, mlp, record
 
 X, LABEL = MODELS["mlp"].batch(0)
 
@@ -363,85 +363,3 @@ def test_a_batch_of_another_shape_is_refused() -> None:
         program.step((X[:4], LABEL[:4]))
     with pytest.raises(UsageError, match="the batch is not like the example batch, which is 2 tensors"):
         program.step((X, X, LABEL))
-
-
-class Divided(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(16, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x) / x.abs().amax()
-
-
-def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_operator() -> None:
-    module = seeded(Divided)
-    program = record_step(module, LOSS, Adam(module.parameters()), (X, LABEL))
-    program.step((X, LABEL))
-    before = program.snapshot()
-    with pytest.raises(
-        NotFinite, match=r"step 2: the loss is nan; the first operator .* is 'div', aten.div.Tensor"
-    ) as e:
-        program.step((torch.zeros(8, 16), LABEL))
-    assert e.value.step == 2
-    for name, tensor in program.snapshot().states.items():
-        assert torch.equal(tensor, before.states[name]), name
-        assert torch.equal(e.value.snapshot.states[name], before.states[name]), name
-    program.step((X, LABEL))
-    assert program.steps_done == 2
-
-
-def test_an_input_that_is_not_finite_is_named() -> None:
-    program, *_ = record(MODELS["mlp"], lambda params: SGD(params, lr=0.1))
-    with pytest.raises(NotFinite, match="step 1: the loss is nan; input held such numbers before the step"):
-        program.step((X * torch.nan, LABEL))
-
-
-class Rooted(nn.Module):
-    """The gradient of a root is infinite at 0, where the root itself is finite."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.scale = nn.Linear(16, 10), nn.Parameter(torch.zeros(16))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x) + torch.sqrt((self.scale**2).sum())
-
-
-@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"check_gradients": True}])
-def test_a_gradient_that_is_not_finite_stops_the_step(options: dict[str, Any]) -> None:
-    module = seeded(Rooted)
-    program = record_step(module, LOSS, sgd(module), (X, LABEL), **options)
-    before = program.snapshot()
-    with pytest.raises(NotFinite, match="step 1: a gradient is not finite; the first operator that gave such a number"):
-        program.step((X, LABEL))
-    for name, tensor in program.snapshot().states.items():
-        assert torch.equal(tensor, before.states[name]), name
-    assert program.steps_done == 0
-
-
-def test_parameters_that_a_gradient_has_spoilt_are_named_one_step_later() -> None:
-    module = seeded(Rooted)
-    program = record_step(module, LOSS, sgd(module), (X, LABEL))
-    program.step((X, LABEL))
-    with pytest.raises(NotFinite, match=r"module\.scale held such numbers before .*record with check_gradients=True"):
-        program.step((X, LABEL))
-
-
-def test_a_failed_step_draws_no_random_number_for_its_message() -> None:
-    module = nn.Sequential(nn.Dropout(0.5), seeded(Divided))
-    program = record_step(module, LOSS, sgd(module), (X, LABEL))
-    torch.manual_seed(0)
-    program.step((X, LABEL))
-    expected = torch.get_rng_state()
-    torch.manual_seed(0)
-    with pytest.raises(NotFinite):
-        program.step((torch.zeros(8, 16), LABEL))
-    assert torch.equal(torch.get_rng_state(), expected)
-
-
-def test_parameters_that_no_gradient_reaches_are_named_in_the_phase() -> None:
-    module = nn.ModuleDict({"used": seeded(mlp), "idle": nn.Linear(2, 2)})
-    module.forward = lambda x: module["used"](x)  # type: ignore[assignment]
-    program = record_step(module, LOSS, sgd(module), (X, LABEL))
-    assert program.phases[0].detail.endswith("no gradient reaches idle.weight, idle.bias")

@@ -1,44 +1,49 @@
-"""A training from a configuration: module, recorded step, loop, evaluation, report. Read `_execute` first."""
+"""A training from a configuration: model, recorded step, loop, evaluation, ONNX, report. Read `_execute` first."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import onnx
 import safetensors.torch
 import torch
-from google.protobuf.message import DecodeError
-from torch import nn, optim
-from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+from torch import nn
 
-from passes.weights.detached import inner_tensors
+from passes.suggest import plural
 from passes.weights.files import replace_when_done
 from pipeline.authoring import Model, TrainingHistory, TrainingLoop
-from pipeline.authoring.fit import FitLimits, Schedule, history_path
-from pipeline.config import ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
-from pipeline.errors import ConfigError, SourceError, UsageError
+from pipeline.authoring.fit import FitLimits, history_path
+from pipeline.config import RunConfig
+from pipeline.errors import SourceError, UsageError
 from pipeline.events import Event, Note, Observer, PhaseEnded, RunLog
-from pipeline.export.factory import plain_module
-from pipeline.export.user_code import call_user_code, check_function, load_function
+from pipeline.export.user_code import call_user_code, load_function
 from pipeline.report import Pictures, Report, report_json
 from pipeline.report.html import page_of, render
 from pipeline.report.training import LossPoint, TrainingPhase, TrainingReport
-from pipeline.training import TrainProgram, as_module, record_step
-from pipeline.training.batch import LossFunction
-from pipeline.versions import digest_of_file, own_code_digest, versions
-from pipeline.workspace import Workspace, key_of, make_folder
+from pipeline.result import RunResult
+from pipeline.stages.check import check_settings
+from pipeline.train_run.settings import check_train, make_loss, make_optimizer, make_schedule, training_key
+from pipeline.train_run.source import TrainSource, open_train_source, quantize
+from pipeline.training import TrainProgram, record_step
+from pipeline.versions import versions
+from pipeline.workspace import Workspace, make_folder
 
-__all__ = ["TrainResult", "TrainRun", "check_train"]
+__all__ = ["TrainResult", "TrainRun"]
 
 STATES: Final = "train.safetensors"
 """The states of the step, from which a training goes on."""
 
 WEIGHTS: Final = "weights.safetensors"
 """Parameters and buffers by their names in the module, at the end."""
+
+MODEL: Final = "model.onnx"
+"""The trained model, as the main job has left it."""
+
+MAIN_JOB, SIMULATION = "onnx", "quantsim"
+"""The folders of the main job behind the training, and of the simulation of quantization in front of it."""
 
 EARLIER: Final = "earlier"
 """The folder of what trainings of other settings have left, each in a folder with its number."""
@@ -54,28 +59,6 @@ class TrainResult:
     training: TrainingReport
     history: TrainingHistory
     files: tuple[str, ...]
-
-
-def check_train(config: RunConfig) -> TrainConfig:
-    """The section `train`, whose functions are looked for without being run.
-
-    Raises:
-        UsageError: it is missing, or names what is not there, or the model is none that is trained.
-    """
-    train, model = config.train, config.model
-    if train is None:
-        raise ConfigError("the configuration has no section 'train'; expected one with 'batches' at least")
-    if model.transformers is not None or model.checkpoint is not None:
-        found = "transformers" if model.transformers is not None else "checkpoint"
-        raise ConfigError(
-            f"train: found model.{found}, expected model.factory or model.onnx, which hold their first weights"
-        )
-    for key, text in (("batches", train.batches), ("evaluate", train.evaluate), ("loss", train.loss)):
-        if text is not None and ":" in text:
-            check_function(text, f"train.{key}", f"train.{key} {text}")
-    if model.factory is not None:
-        check_function(model.factory, "model.factory", f"the factory {model.factory}")
-    return train
 
 
 class TrainRun:
@@ -110,41 +93,53 @@ class TrainRun:
                 self._workspace.write_text("log.txt", self._log.text())
 
     def _execute(self) -> TrainResult:
-        key = self._key()
+        folder = self._workspace.folder
+        if self._train.export:
+            check_settings(self._config, Workspace(folder / MAIN_JOB))
+        quantized = quantize(self._config, folder / SIMULATION, self._send) if self._train.quantized else None
+        key = training_key(self._config, self._train, quantized)
         resumes = self._is_begun(key)
-        made = make_model(self._config.model)
-        module = made.to_torch(training=True) if isinstance(made, Model) else made
-        program = self._record(module)
+        first = self._first_batch()
+        source = open_train_source(self._config, first, quantized)
+        for text in source.notes:
+            self._send(Note(text))
+        program = self._record(source.module, first)
         if not resumes:  # not before the settings are known to make a step
             self._begin_anew(key)
         loop = TrainingLoop(program, make_schedule(self._train.schedule))
         loop.observer = self._send
         limits = FitLimits(self._train.epochs, self._train.steps, self._train.until)
-        states = self._workspace.folder / STATES
         try:
-            history = loop.run(self._batches, limits, states, resume=resumes, save_every=self._train.save_every)
+            history = loop.run(
+                self._batches, limits, folder / STATES, resume=resumes, save_every=self._train.save_every
+            )
         except BaseException as error:
-            code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 3)
             if loop.history.records:
-                self._report(self._describe(program, loop.history), str(error) or "stopped", code)
+                self._report_failure(self._describe(program, loop.history), error)
             raise
         program.write_back()
-        self._write_weights(module)
-        if isinstance(made, Model):
-            made.take_numbers(module, module.state_dict())
-        else:
-            made.eval()
-        training = replace(self._describe(program, history), metrics=self._evaluate(made))
+        self._write_weights(source.module)
+        training = replace(self._describe(program, history), metrics=self._evaluate_all(source))
+        if self._train.export:
+            training = self._export(source, program, training)
         report = self._report(training)
-        return TrainResult(self._workspace.folder, training, history, report.files)
+        return TrainResult(folder, training, history, report.files)
 
-    def _key(self) -> str:
-        """Digest of all that a training depends on: settings, the user's files, this code and its libraries."""
-        references = (self._config.model.factory, self._train.batches, self._train.loss)
-        files = [Path(text.rpartition(":")[0]) for text in references if text and ".py:" in text]
-        files += _files_of_onnx(Path(self._config.model.onnx)) if self._config.model.onnx else []
-        settings = (self._config.model.model_dump(mode="json"), self._train.model_dump(mode="json"))
-        return key_of(*settings, [digest_of_file(file) for file in files], own_code_digest(), versions())
+    def _export(self, source: TrainSource, program: TrainProgram, training: TrainingReport) -> TrainingReport:
+        """Write the trained model to `model.onnx`, by the main job in a folder of its own."""
+        folder = self._workspace.folder
+        (folder / MODEL).unlink(missing_ok=True)  # a failure leaves no model of another training
+        try:
+            result = source.export(program, folder / MAIN_JOB, self._send)
+            result.save(folder / MODEL)
+        except Exception as error:
+            self._report_failure(training, error)
+            error.add_note(
+                f"the training has ended, and its weights are in {folder / WEIGHTS}; only its ONNX file was not made. "
+                "The same command tries that again, and train.export: false leaves it out"
+            )
+            raise
+        return replace(training, onnx=_describe_model(result))
 
     def _is_begun(self, key: str) -> bool:
         """Whether the folder has the states of a training of this key, from which this one goes on."""
@@ -157,7 +152,7 @@ class TrainRun:
     def _begin_anew(self, key: str) -> None:
         """Set the files of an earlier training aside, so that none of them is taken for one of this training."""
         folder = self._workspace.folder
-        own = (STATES, history_path(Path(STATES)).name, WEIGHTS, "report.json", "report.html")
+        own = (STATES, history_path(Path(STATES)).name, WEIGHTS, MODEL, "report.json", "report.html")
         found = [folder / name for name in own if (folder / name).exists()]
         if found:
             numbers = itertools.count(1)
@@ -168,11 +163,14 @@ class TrainRun:
             self._send(Note(f"this training begins anew; the files of the one before are in {aside}"))
         self._workspace.save(STAGE, key, self._config.name)
 
-    def _record(self, module: nn.Module) -> TrainProgram:
-        optimizer = make_optimizer(self._train.optimizer, module)
+    def _first_batch(self) -> Any:
         first = next(iter(self._batches(0)), None)
         if first is None:
             raise UsageError(f"train.batches {self._train.batches} gives no batch in the first epoch")
+        return first
+
+    def _record(self, module: nn.Module, first: Any) -> TrainProgram:
+        optimizer = make_optimizer(self._train.optimizer, module)
         program = record_step(module, make_loss(self._train), optimizer, first, max_norm=self._train.max_norm)
         for phase in program.phases:
             if phase.name != "Replay":
@@ -185,10 +183,17 @@ class TrainRun:
         function = load_function(text, "train.batches", f"train.batches {text}")
         return call_user_code(lambda: function(epoch, **self._train.args), f"train.batches {text} raises", text)
 
-    def _evaluate(self, trained: nn.Module | Model) -> dict[str, float]:
-        text = self._train.evaluate
-        if text is None:
+    def _evaluate_all(self, source: TrainSource) -> dict[str, float]:
+        """The numbers of the trained model, and of those that it is compared with."""
+        trained = source.finish()
+        if self._train.evaluate is None:
             return {}
+        rivals = {title: self._evaluate(make()) for title, make in source.rivals.items()}
+        compared = {f"{name} {title}": value for title, found in rivals.items() for name, value in found.items()}
+        return {**compared, **self._evaluate(trained)}
+
+    def _evaluate(self, trained: nn.Module | Model) -> dict[str, float]:
+        text = self._train.evaluate or ""
         function = load_function(text, "train.evaluate", f"train.evaluate {text}")
         with torch.no_grad():
             found = call_user_code(lambda: function(trained, **self._train.args), f"train.evaluate {text} raises", text)
@@ -215,6 +220,10 @@ class TrainRun:
             phases=phases,
             losses=points,
         )
+
+    def _report_failure(self, training: TrainingReport, error: BaseException) -> None:
+        code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 3)
+        self._report(training, str(error) or "stopped", code)
 
     def _report(self, training: TrainingReport, failure: str = "", exit_code: int = 0) -> Report:
         """Write `report.json` and `report.html`."""
@@ -243,71 +252,10 @@ class TrainRun:
         self._observer(event)
 
 
-def _files_of_onnx(path: Path) -> list[Path]:
-    """The ONNX file, and those beside it that hold its weights."""
-    try:
-        graph = onnx.load(path, load_external_data=False).graph
-    except (OSError, DecodeError):  # as_module says what is wrong with it
-        return [path]
-    tensors = (*graph.initializer, *inner_tensors(graph))
-    entries = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]
-    return [path, *(path.parent / name for name in sorted({entry.value for entry in entries}))]
-
-
-def make_model(model: ModelConfig) -> nn.Module | Model:
-    """What a factory makes, a module of torch in training mode or a `Model` by hand; or the module of an ONNX model.
-
-    Raises:
-        SourceError: the factory raises, or returns something else.
-    """
-    torch.manual_seed(model.seed)
-    if model.onnx is not None:
-        return as_module(model.onnx, train=model.trainable or None).train()
-    text = model.factory or ""
-    title = f"the factory {text}"
-    factory = load_function(text, "model.factory", title)
-    result: Any = call_user_code(lambda: factory(**model.args), f"{title} raises", text)
-    if isinstance(result, tuple) and result:
-        result = result[0]
-    if isinstance(result, Model):
-        return result
-    return plain_module(result, f"{title} returns")[0].train()
-
-
-def make_loss(train: TrainConfig) -> LossFunction:
-    """The loss by its name, or the user's function."""
-    if train.loss == "cross-entropy":
-        return nn.CrossEntropyLoss(label_smoothing=train.label_smoothing)
-    if train.loss == "mse":
-        return nn.MSELoss()
-    return load_function(train.loss, "train.loss", f"train.loss {train.loss}")
-
-
-def make_optimizer(settings: OptimizerConfig, module: nn.Module) -> optim.Optimizer:
-    """torch's optimizer of the parameters that ask for a gradient."""
-    asked = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    try:
-        return OPTIMIZERS[settings.name](asked, **settings.settings)
-    except ValueError as error:
-        raise UsageError(f"train.optimizer: {error}") from None
-
-
-def make_schedule(settings: ScheduleConfig | None) -> Schedule | None:
-    """The schedule by its name."""
-    if settings is None:
-        return None
-    if settings.name == "cosine":
-        return lambda optimizer: CosineAnnealingLR(optimizer, settings.steps)
-    return lambda optimizer: OneCycleLR(
-        optimizer,
-        max_lr=[group["lr"] for group in optimizer.param_groups],
-        total_steps=settings.steps,
-        cycle_momentum=False,
+def _describe_model(result: RunResult) -> str:
+    """What the main job made, in a few words."""
+    kept = [verdict.name for verdict in result.structures if verdict.kept]
+    listed = f", {plural(len(kept), 'structure')} kept" if kept else ""
+    return (
+        f"{MODEL}: {plural(result.optimize.nodes, 'node')}{listed}; the report of its proof is {MAIN_JOB}/report.html"
     )
-
-
-OPTIMIZERS: Final[Mapping[str, Callable[..., optim.Optimizer]]] = {
-    "sgd": optim.SGD,
-    "adam": optim.Adam,
-    "adamw": optim.AdamW,
-}
