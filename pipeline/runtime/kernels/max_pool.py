@@ -41,12 +41,20 @@ def launch_max_pool(x: torch.Tensor, out: torch.Tensor, window: PoolWindow) -> L
     """Write the maximum of each window of `x` into `out`; None where torch's kernel is the better one."""
     if math.prod(window.sizes) > MOST_ELEMENTS or not x.numel() or not out.numel():
         return None
+    if not _is_stored_alike(x, out):
+        return None  # each call would turn the axes around, where one copy of the result does
     images = x.dim() - len(window.sizes)
     taps = list(product(*(_spans(x, out, window, axis, images) for axis in range(len(window.sizes)))))
     pairs = [_views(x, out, spans, window.strides, images) for spans in taps]
     whole = [view for view, part in pairs if part.shape == out.shape]
     parts = [(view, part) for view, part in pairs if part.shape != out.shape]
     return in_turn(*_begin(whole, out), *(partial(torch.maximum, part, view, out=part) for view, part in parts))
+
+
+def _is_stored_alike(x: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether the axes of both lie in the same order in memory; an axis of one element lies nowhere."""
+    axes = [axis for axis in range(x.dim()) if x.shape[axis] > 1 and out.shape[axis] > 1]
+    return sorted(axes, key=x.stride) == sorted(axes, key=out.stride)
 
 
 def _begin(whole: Sequence[torch.Tensor], out: torch.Tensor) -> Iterator[Launch]:

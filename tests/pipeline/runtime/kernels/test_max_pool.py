@@ -70,10 +70,13 @@ def test_every_dtype_has_a_lowest_number_for_the_pads(dtype: torch.dtype) -> Non
     assert out.tolist() == [[[3, 3]]]
 
 
-def test_a_large_window_and_an_empty_image_are_left_to_torch() -> None:
+def test_a_large_window_an_empty_image_and_another_order_of_axes_are_left_to_torch() -> None:
     window = PoolWindow((6, 6), (1, 1), (0, 0), (1, 1))
     assert launch_max_pool(torch.ones(1, 1, 9, 9), torch.empty(1, 1, 4, 4), window) is None
     small = PoolWindow((2, 2), (1, 1), (0, 0), (1, 1))
     assert launch_max_pool(torch.ones(0, 1, 9, 9), torch.empty(0, 1, 8, 8), small) is None
+    turned = torch.empty(1, 2, 8, 8).contiguous(memory_format=torch.channels_last)
+    assert launch_max_pool(torch.ones(1, 2, 9, 9), turned, small) is None
+    assert launch_max_pool(torch.ones(1, 2, 9, 9), turned.contiguous(), small) is not None
     x = torch.randn(1, 2, 9, 9)
     torch.testing.assert_close(run_planned(Pool(2, kernel_size=6), x), functional.max_pool2d(x, 6), rtol=0, atol=0)
