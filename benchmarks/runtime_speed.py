@@ -1,6 +1,6 @@
-"""The planned runtime beside its peers: torch eager, torch.compile with frozen weights, onnxruntime with IOBinding.
+"""The planned runtime beside its peers: torch eager, onnxruntime with IOBinding, torch.compile (frozen), OpenVINO.
 
-    python -m benchmarks.runtime_speed [--models tiny,bert,resnet,light] [--rounds 15] [--threads 1] [--compile]
+    python -m benchmarks.runtime_speed [--models tiny,bert,resnet,light] [--rounds 15] [--threads 1] [--peers]
                                        [--markdown FILE]
 
 One process: the sides take turns, a few runs each, and every other round turns the order around, so that a busy
@@ -9,7 +9,8 @@ leaves out the turns of other processes. A row holds the median of a side, and t
 and to onnxruntime in the same round. All sides of a model have the same weights; onnxruntime and `plan` run the same
 file, `plan of torch` runs what torch.export traced. `fused` is after all passes of `pipeline.lowering.fusion`,
 `replayed` is a replay of a capture with the outputs as views; the other sides of `plan` are runs.
-light_resnet50 is a file of the onnx package and has no torch side.
+light_resnet50 is a file of the onnx package and has no torch side. `--peers` adds torch.compile, which compiles for
+minutes and needs a C++ compiler, and OpenVINO where it is installed. A peer that cannot be run has a row that says why.
 
 `--threads` counts for every side, and `--scaling` compares one thread with two. `--costs` takes the fixed cost of a run
 of one op, and what a further call and a further input cost.
@@ -22,7 +23,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ import torch
 from torch import nn
 
 from benchmarks.measure import machine, show, versions_line
+from benchmarks.runtime_peers import find_obstacle, make_compiled, make_openvino
 from pipeline.importers import from_onnx
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
@@ -46,9 +48,10 @@ from pipeline.runtime import CompiledProgram, compile_graph
 Side = Callable[[], Any]
 Clock = Callable[[], float]
 
-EAGER, COMPILED, PEER, OURS, OF_TORCH = (
+EAGER, COMPILED, OPENVINO, PEER, OURS, OF_TORCH = (
     "torch eager",
     "torch.compile",
+    "OpenVINO",
     "onnxruntime",
     "plan, fused",
     "plan of torch, fused",
@@ -130,7 +133,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--compile", action="store_true", help="torch.compile too, which takes minutes to compile")
+    parser.add_argument("--peers", action="store_true", help="torch.compile too, which compiles for minutes; OpenVINO")
     parser.add_argument("--scaling", action="store_true", help="one thread against two")
     parser.add_argument("--costs", action="store_true", help="the fixed costs of a run")
     parser.add_argument("--wall", action="store_true", help="time of the clock also for one thread")
@@ -148,7 +151,16 @@ def _comparison(cases: Sequence[Case], options: argparse.Namespace) -> list[str]
             wanted = ", ".join(f"{bar:g} × {peer}" for peer, bar in case.bars.items()) if side == REPLAYED else ""
             cells = [case.name, side, f"{statistics.median(taken) * 1e3:.3f}", *ratios, wanted]
             rows.append(f"| {' | '.join(cells)} |")
+        rows += [f"| {case.name} | {peer} | {reason} | | | |" for peer, reason in _obstacles(case, options)]
     return rows
+
+
+def _obstacles(case: Case, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """The peers that were asked for and cannot be run, each with the reason."""
+    for peer in (COMPILED, OPENVINO) if options.peers else ():
+        reason = "no torch side" if peer == COMPILED and case.module is None else find_obstacle(peer)
+        if reason:
+            yield peer, reason
 
 
 def _ratio(peer: Sequence[float] | None, taken: Sequence[float]) -> str:
@@ -160,13 +172,16 @@ def _ratio(peer: Sequence[float] | None, taken: Sequence[float]) -> str:
 
 def _sides(case: Case, options: argparse.Namespace) -> dict[str, Side]:
     sides: dict[str, Side] = {}
+    peers = {COMPILED, OPENVINO} - dict(_obstacles(case, options)).keys() if options.peers else set()
     if case.module is not None:
         inputs = [torch.from_numpy(array) for array in case.feeds.values()]
         sides[EAGER] = _without_gradients(case.module, inputs)
-        if options.compile:
-            sides[COMPILED] = _compiled(case.module, inputs)
+        if COMPILED in peers:
+            sides[COMPILED] = make_compiled(case.module, inputs)
         sides[OF_TORCH], sides[OF_TORCH_REPLAYED] = _planned_from_torch(case.module, inputs)
     sides[PEER] = _onnxruntime(case, options.threads)
+    if OPENVINO in peers:
+        sides[OPENVINO] = make_openvino(case.path, case.feeds, options.threads)
     sides[UNFUSED], _ = _planned(case, ())
     sides[OURS], sides[REPLAYED] = _planned(case)
     return sides
@@ -175,17 +190,6 @@ def _sides(case: Case, options: argparse.Namespace) -> dict[str, Side]:
 def _without_gradients(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Side:
     def run() -> Any:
         with torch.inference_mode():
-            return function(*inputs)
-
-    return run
-
-
-def _compiled(module: nn.Module, inputs: Sequence[torch.Tensor]) -> Side:
-    """With weights as constants, which lets Inductor pack them."""
-    function = torch.compile(module, options={"freezing": True})
-
-    def run() -> Any:
-        with torch.no_grad():
             return function(*inputs)
 
     return run

@@ -26,6 +26,9 @@ POINTWISE = frozenset(
 )
 
 
+TORCH_POOL = "aten.max_pool2d.default"
+
+
 def keep_channels_last(graph: Graph) -> Graph:
     """`channels-last`: images are stored with their channels last between convolutions."""
     order = _Order(graph)
@@ -35,7 +38,9 @@ def keep_channels_last(graph: Graph) -> Graph:
             ins = [order.turned(vid, op) if at in images else vid for at, vid in enumerate(op.inputs)]
             order.compute(op, ins, {**op.attrs, "channels_last": True})
         elif op.kind == "MaxPool" and op.inputs[0] in order and _is_of_torch(op):
-            order.compute_as_stored(op, "aten.max_pool2d.default", _torch_pool(op))
+            order.compute_as_stored(op, TORCH_POOL, _torch_pool(op))
+        elif op.kind == TORCH_POOL and op.inputs[0] in order and ORDERS not in op.attrs:
+            order.compute_as_stored(op, TORCH_POOL, op.attrs)
         elif op.kind in POINTWISE and order.has_all(op):
             order.compute(op, [order.turned(vid, op) for vid in op.inputs], op.attrs)
         elif op.kind == "Concat" and op.attrs["axis"] in (1, -3) and order.has_all(op):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping
+from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -61,9 +62,11 @@ class BlockedWeight:
             return None
         if rows.stride(1) != 1 or rows.stride(0) < inner or len(rows) % self.rows:
             return None
-        groups = rows.view(1, -1, self.rows, inner)
+        groups, blocks = rows.view(1, -1, self.rows, inner), self.blocks[:, None]
         results = result.view(-1, self.rows, count, width).permute(2, 0, 1, 3)
-        product = partial(_multiply, results, groups, self.blocks[:, None], HeldArrays())
+        if len(rows) == self.rows:  # numpy takes longer for each further axis
+            groups, blocks, results = groups[0, 0], self.blocks, results[:, 0]
+        product = partial(_multiply, results, groups, blocks, HeldArrays())
         add_bias = None if bias is None else partial(torch.add, result, bias, out=result)
         return in_turn(product, add_bias, after.bind_in_place(result))
 
@@ -98,9 +101,13 @@ def _divisions(rows: int, columns: int, inner: int) -> Iterator[tuple[int, int]]
 
 
 class HeldArrays:
-    """Operands as arrays for numpy, made again when their tensors are pointed at other memory."""
+    """Operands as arrays for numpy, made again when their tensors are pointed at other memory; of one launch."""
 
     def __init__(self) -> None:
+        # Numbers may overflow, as in torch, whatever the caller's numpy does about that. `np.errstate` around each
+        # product would cost as much as numpy's part of it.
+        self._quiet = Context()
+        self._quiet.run(np.seterr, all="ignore")
         self._places: list[int] = []
         self._arrays: list[np.ndarray] = []
 
@@ -109,6 +116,9 @@ class HeldArrays:
         if places != self._places:
             self._arrays, self._places = [_array_at(tensor) for tensor in tensors], places
         return self._arrays
+
+    def multiply(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
+        self._quiet.run(np.matmul, left, right, out)
 
 
 def _array_at(tensor: torch.Tensor) -> np.ndarray:
@@ -130,18 +140,12 @@ def launch_batch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Launch:
 
 def _multiply_batch(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, held: HeldArrays) -> None:
     into, left, right = held.arrays_of(out, a, b)
-    _matmul(left, right, into)
+    held.multiply(left, right, into)
 
 
 def _multiply(out: torch.Tensor, rows: torch.Tensor, blocks: np.ndarray, held: HeldArrays) -> None:
     into, of_rows = held.arrays_of(out, rows)
-    _matmul(of_rows, blocks, into)
-
-
-def _matmul(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
-    """Numbers may overflow, as in torch, whatever the caller's numpy does about that."""
-    with np.errstate(all="ignore"):
-        np.matmul(left, right, out=out)
+    held.multiply(of_rows, blocks, into)
 
 
 def _has_small_kernels() -> bool:

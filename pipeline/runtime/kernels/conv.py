@@ -12,6 +12,7 @@ from torch.nn import functional
 from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
+from pipeline.runtime.kernels.max_pool import PoolWindow, launch_max_pool
 from pipeline.runtime.kernels.packing import (
     Convolution,
     PackedWeight,
@@ -73,7 +74,12 @@ def conv_transpose(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     outs[0].copy_(result)
 
 
-def max_pool(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def max_pool(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    window = PoolWindow(attrs["kernel"], attrs["strides"], _sides(attrs["pads"])[0], attrs["dilations"])
+    return launch_max_pool(ins[0], outs[0], window) or partial(_pool_large_windows, ins, outs, attrs)
+
+
+def _pool_large_windows(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     x, out = ins[0], outs[0]
     kernel, strides, dilations = attrs["kernel"], attrs["strides"], attrs["dilations"]
     if not x.is_floating_point():
@@ -185,7 +191,7 @@ def _window_pads(
 KERNELS: dict[Kind, Kernel] = {
     Kind.Conv: conv,
     Kind.ConvTranspose: each_time(conv_transpose),
-    Kind.MaxPool: each_time(max_pool),
+    Kind.MaxPool: max_pool,
     Kind.AveragePool: each_time(average_pool),
     Kind.GlobalAveragePool: each_time(global_average_pool),
     Kind.GlobalMaxPool: each_time(global_max_pool),

@@ -7,7 +7,7 @@ write in place where the plan put the result on that operand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from pipeline.errors import Unsupported
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.kernels.launches import copy_result
+from pipeline.runtime.kernels.max_pool import PoolWindow, launch_max_pool
 from pipeline.runtime.torch_args import CPU_FALLBACKS
 
 __all__ = ["FAST_PATHS"]
@@ -96,6 +97,23 @@ def batch_norm(call: AtenCall, outs: Outs) -> Launch | None:
         return then_copy(torch.batch_norm)(call, outs)
     saved = {"save_mean": x.new_empty(0), "save_invstd": x.new_empty(0)}  # empty without training
     return partial(torch.ops.aten.native_batch_norm.out, x, *rest, False, momentum, epsilon, out=outs[0], **saved)
+
+
+def max_pool(call: AtenCall, outs: Outs) -> Launch | None:
+    """As the maximum of shifted views, which allocates nothing; one number may stand for each axis."""
+    made = call.operator(call.args[0].to("meta"), *call.args[1:], **call.kwargs)
+    if made.shape != outs[0].shape or made.dtype is not outs[0].dtype:
+        return None  # torch's own call names what does not fit
+    axes = int(call.kind[len("aten.max_pool")])
+    sizes = _each(call.args[1], axes)
+    strides = _each(call.given.get("stride") or sizes, axes)
+    pads, dilations = (_each(call.given.get(name, usual), axes) for name, usual in (("padding", 0), ("dilation", 1)))
+    return launch_max_pool(call.args[0], outs[0], PoolWindow(sizes, strides, pads, dilations))
+
+
+def _each(value: int | Sequence[int], axes: int) -> Sequence[int]:
+    numbers = [value] if isinstance(value, int) else list(value)
+    return numbers * axes if len(numbers) == 1 else numbers
 
 
 def as_strided(call: AtenCall, outs: Outs) -> Launch:
@@ -189,6 +207,7 @@ FAST_PATHS: Mapping[str, FastPath] = {
     **{f"aten.{name}": convert for name in CONVERSIONS.split()},
     **{kind: then_copy(function) for kind, function in CPU_FALLBACKS.items()},
     "aten.relu.default": relu,
+    **{f"aten.max_pool{axes}d.default": max_pool for axes in (1, 2, 3)},
     "aten.linear.default": linear,
     "aten.matmul.default": matmul,
     "aten.scaled_dot_product_attention.default": then_copy(nn.scaled_dot_product_attention),

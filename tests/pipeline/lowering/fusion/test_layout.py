@@ -51,6 +51,38 @@ def test_what_stands_between_two_convolutions_follows() -> None:
     )
 
 
+def test_the_pool_of_torch_is_stored_as_its_operand_is() -> None:
+    pool = "kernel_size: [2, 2], stride: [2, 2]"
+    assert_becomes(
+        keep_channels_last,
+        f"""
+        graph "images" (%0 "x": float32[1, 3, 4, 4]) {{
+          param %1 "w": float32[6, 3, 1, 1]
+
+          %2 "a": float32[1, 6, 4, 4] = ConvPointwise(%0, %1) {CONV}
+          %3 "y": float32[1, 6, 2, 2] = "aten.max_pool2d.default"(%2) {{self: $0, {pool}}}
+
+          return %3
+        }}
+        """,
+        f"""
+        graph "images" (%0 "x": float32[1, 3, 4, 4]) {{
+          param %1 "w": float32[6, 3, 1, 1]
+
+          %4 "x channels last": float32[1, 4, 4, 3] = Transpose(%0) {{perm: [0, 2, 3, 1]}}
+          %5 "a channels last": float32[1, 4, 4, 6] = ConvPointwise(%4, %1) {CONV.replace("last: false", "last: true")}
+          %2 "a": float32[1, 6, 4, 4] = Transpose(%5) {{perm: [0, 3, 1, 2]}}
+          %6 "y channels last": float32[1, 2, 2, 6] = "aten.max_pool2d.default"(%2) {{
+            self: $0, {pool}, "orders of axes": [[0, 3, 1, 2]]
+          }}
+          %3 "y": float32[1, 6, 2, 2] = Transpose(%6) {{perm: [0, 3, 1, 2]}}
+
+          return %3
+        }}
+        """,
+    )
+
+
 def test_a_graph_without_convolutions_is_left_alone() -> None:
     assert_stays(
         keep_channels_last,

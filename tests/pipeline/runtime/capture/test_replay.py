@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -286,12 +287,14 @@ def test_a_replay_allocates_nothing() -> None:
     """No tensor, by torch's count of allocations; and no Python object is left over, by the count of blocks."""
     torch.manual_seed(0)
     layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8), torch.nn.Softmax(-1))
-    program, feed = compile_module(layers.eval(), [torch.randn(4, 8)])
+    modules = [(layers, (4, 8)), (torch.nn.Linear(64, 64), (32, 64)), (torch.nn.MaxPool2d(3, 2, 1), (1, 2, 8, 8))]
+    compiled = [compile_module(module.eval(), [torch.randn(sizes)]) for module, sizes in modules]
+    replays = [partial(program.replay, feed, copy=False) for program, feed in compiled]
     train = compile_graph(train_graph())
     train.capture({"x": torch.ones(2)}, mode="train")
     x = {"x": torch.ones(2)}
     assert allocations(lambda: torch.empty(10)) > 0, "the profiler counts"
-    for replay in (lambda: program.replay(feed, copy=False), lambda: train.replay(x, copy=False)):
+    for replay in (*replays, lambda: train.replay(x, copy=False)):
         for _ in range(10):
             replay()
         assert allocations(replay) == 0

@@ -118,6 +118,8 @@ CASES = [
     pool("MaxPool", LINE, kernel=(3,), dilations=(2,)),
     pool("MaxPool", SOLID),
     pool("MaxPool", BYTES, kernel=(3, 3), pads=(1, 1, 1, 1)),
+    *(pool("MaxPool", IMAGE, kernel=(7, 5), pads=pads) for pads in [(3, 2, 3, 2), (0, 1, 2, 0)]),
+    pool("MaxPool", BYTES, kernel=(7, 5), pads=(3, 2, 3, 2)),
     pool("AveragePool", LINE, kernel=(4,), strides=(3,), ceil_mode=True),
     pool("AveragePool", SOLID, pads=(1, 0, 1, 0, 1, 0), include=True),
     pool("AveragePool", IMAGE, kernel=(2, 3), pads=(0, 2, 0, 2)),

@@ -1,0 +1,82 @@
+"""Max pooling by shifted views against torch's kernels, to the bit: a maximum rounds nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from pipeline.importers.from_torch import from_torch
+from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.runtime import compile_graph
+from pipeline.runtime.kernels.max_pool import PoolWindow, launch_max_pool
+
+POOLS = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
+
+WINDOWS = [
+    {"kernel_size": 2},
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": 3, "stride": 1, "padding": 1},
+    {"kernel_size": 3, "stride": 2, "ceil_mode": True},
+    {"kernel_size": 3, "stride": 3, "padding": 1, "dilation": 2, "ceil_mode": True},
+    {"kernel_size": 2, "stride": 4},
+]
+
+
+class Pool(torch.nn.Module):
+    def __init__(self, axes: int, **window: Any) -> None:
+        super().__init__()
+        self.axes, self.window = axes, window
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return POOLS[self.axes](x, **self.window)
+
+
+def run_planned(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    program = torch.export.export(module, (torch.empty_like(x),), strict=True)
+    graph = from_torch(functionalize_program(program))
+    (found,) = compile_graph(graph).run({graph.values[graph.inputs[0]].name: x}).values()
+    return found
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("axes", POOLS)
+def test_pools_of_torch(axes: int, window: dict[str, Any]) -> None:
+    """All numbers are negative, so that a pad of 0 would be seen."""
+    x = -torch.rand(2, 3, *(9, 8, 7)[:axes])
+    x[0, 0, 2], x[1, 2, 0] = -torch.inf, torch.nan
+    torch.testing.assert_close(
+        run_planned(Pool(axes, **window), x), POOLS[axes](x, **window), rtol=0, atol=0, equal_nan=True
+    )
+
+
+def test_an_image_without_a_batch_and_one_with_channels_last() -> None:
+    x = torch.randn(4, 9, 9)
+    torch.testing.assert_close(run_planned(Pool(2, kernel_size=3), x), functional.max_pool2d(x, 3), rtol=0, atol=0)
+    last = torch.randn(1, 4, 9, 9).contiguous(memory_format=torch.channels_last)
+    found = run_planned(Pool(2, kernel_size=3), last)
+    torch.testing.assert_close(found, functional.max_pool2d(last, 3), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.int64])
+def test_every_dtype_has_a_lowest_number_for_the_pads(dtype: torch.dtype) -> None:
+    """One element, two windows: none of the window's elements is in both, so the result is filled first."""
+    x, out = torch.tensor([[[3]]]).to(dtype), torch.empty(1, 1, 2, dtype=dtype)
+    launch = launch_max_pool(x, out, PoolWindow((2,), (1,), (1,), (1,)))
+    assert launch is not None
+    launch()
+    assert out.tolist() == [[[3, 3]]]
+
+
+def test_a_large_window_an_empty_image_and_another_order_of_axes_are_left_to_torch() -> None:
+    window = PoolWindow((6, 6), (1, 1), (0, 0), (1, 1))
+    assert launch_max_pool(torch.ones(1, 1, 9, 9), torch.empty(1, 1, 4, 4), window) is None
+    small = PoolWindow((2, 2), (1, 1), (0, 0), (1, 1))
+    assert launch_max_pool(torch.ones(0, 1, 9, 9), torch.empty(0, 1, 8, 8), small) is None
+    turned = torch.empty(1, 2, 8, 8).contiguous(memory_format=torch.channels_last)
+    assert launch_max_pool(torch.ones(1, 2, 9, 9), turned, small) is None
+    assert launch_max_pool(torch.ones(1, 2, 9, 9), turned.contiguous(), small) is not None
+    x = torch.randn(1, 2, 9, 9)
+    torch.testing.assert_close(run_planned(Pool(2, kernel_size=6), x), functional.max_pool2d(x, 6), rtol=0, atol=0)
