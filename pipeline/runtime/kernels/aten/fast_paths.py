@@ -67,10 +67,10 @@ def linear(call: AtenCall, outs: Outs) -> Launch | None:
 
 
 def mm(call: AtenCall, outs: Outs) -> Launch:
-    return _product(*call.args, None, outs[0])
+    return _product(call.args[0], call.args[1], None, outs[0])
 
 
-def addmm(call: AtenCall, outs: Outs) -> Launch:
+def addmm(call: AtenCall, outs: Outs) -> Launch | None:
     """The first operand is the bias."""
     if any(call.given.get(name, 1) != 1 for name in ("alpha", "beta")):
         return with_out(torch.addmm)(call, outs)
