@@ -1,11 +1,12 @@
-"""Recorded train steps beside eager torch, eager torch with the fused Adam, torch.compile and AOTInductor.
+"""Recorded train steps beside eager torch, eager torch with the fused Adam, torch.compile, AOTInductor and JAX.
 
-    python -m benchmarks.train_steps [--rounds 11] [--peers] [--only NAMES]
+    python -m benchmarks.train_steps [--rounds 11] [--peers] [--jax PYTHON] [--only NAMES]
 
-One process, one thread, float32. The sides take turns, and every other round turns the order around: a busy machine
-then slows all of them alike. A row holds the median of a side in µs, and the median of its speed-up over eager torch
-with the default Adam in the same round. Each side begins with the same weights, and its first losses have to be those
-of eager torch. `--peers` compiles for minutes.
+One process (JAX has another one), one thread, float32. The sides take turns, and every other round turns the order
+around: a busy machine then slows all of them alike. A row holds the median of a side in µs, and the median of its
+speed-up over eager torch with the default Adam in the same round. Each side begins with the same weights, and its first
+losses have to be those of eager torch. `--peers` compiles for minutes. `--jax` is an interpreter that has jax, for the
+MLPs.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
 from torch.optim import Adam
 
 from benchmarks.measure import machine, versions_line
-from benchmarks.train_peers import find_obstacle, make_aot_step, make_compiled_step
+from benchmarks.train_peers import JaxStep, find_obstacle, make_aot_step, make_compiled_step
 from pipeline.training import record_step
 
-EAGER, FUSED, COMPILED, AOT, OURS = "eager", "fused Adam", "torch.compile, one graph", "AOTInductor", "recorded"
+EAGER, FUSED, OURS = "eager", "fused Adam", "recorded"
+COMPILED, AOT, JAX = "torch.compile, one graph", "AOTInductor", "JAX jit, donated"
 
 PEERS = {COMPILED: make_compiled_step, AOT: make_aot_step}
 
@@ -51,6 +54,34 @@ def mlp(width: int) -> Callable[[], nn.Module]:
         return nn.Sequential(*inner, nn.Linear(width, 10))
 
     return make
+
+
+class Side(Protocol):
+    """One who trains."""
+
+    def losses(self, steps: int) -> list[float]:
+        """Do steps. Returns the loss of each."""
+        ...
+
+    def seconds(self, steps: int) -> float:
+        """Do steps. Returns the time that they took."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SideHere:
+    """In this process; `step` returns the loss."""
+
+    step: Callable[[], object]
+
+    def losses(self, steps: int) -> list[float]:
+        return [float(self.step()) for _ in range(steps)]  # type: ignore[arg-type]
+
+    def seconds(self, steps: int) -> float:
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        return time.perf_counter() - start
 
 
 class Transformer(nn.Module):
@@ -83,8 +114,8 @@ CASES = (
 )
 
 
-def sides(case: Case, *, peers: bool) -> dict[str, Callable[[], object]]:
-    """A step of each side, which returns the loss."""
+def sides(case: Case, *, peers: bool, jax: str) -> dict[str, Side]:
+    """Those who train the case, by name. `jax` is an interpreter that has jax, or empty."""
     torch.manual_seed(0)
     batch = (torch.randn(case.shape), torch.randint(0, 10, case.shape[:1]))
     first = case.make()
@@ -104,38 +135,34 @@ def sides(case: Case, *, peers: bool) -> dict[str, Callable[[], object]]:
 
         return step
 
-    found: dict[str, Callable[[], object]] = {}
+    found: dict[str, Side] = {}
     for name, options in ((EAGER, {}), (FUSED, {"fused": True})):
         module = twin()
-        found[name] = eager(module, Adam(module.parameters(), **options))
-    for name, make in PEERS.items() if peers else ():
-        if not find_obstacle(name):
-            found[name] = make(twin(), LOSS, batch)
+        found[name] = SideHere(eager(module, Adam(module.parameters(), **options)))
+    for name, make in PEERS.items() if peers and not find_obstacle() else ():
+        found[name] = SideHere(make(twin(), LOSS, batch))
+    if jax and isinstance(first, nn.Sequential) and all(isinstance(layer, nn.Linear | nn.ReLU) for layer in first):
+        found[JAX] = JaxStep(jax, first, batch)
     module = twin()
     program = record_step(module, LOSS, Adam(module.parameters()), batch)
-    found[OURS] = lambda: program.step(batch)
+    found[OURS] = SideHere(lambda: program.step(batch))
     return found
 
 
-def measure(steps: dict[str, Callable[[], object]], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
+def measure(sides: dict[str, Side], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
     """Median µs of a step by side, and the median of eager's time by that of the side."""
     runs, losses = {}, dict[str, list[float]]()
-    for name, step in steps.items():
-        losses[name] = [float(step()) for _ in range(3)]  # type: ignore[arg-type]
+    for name, side in sides.items():
+        losses[name] = side.losses(4)
         if not all(
             math.isclose(own, loss, rel_tol=1e-4) for own, loss in zip(losses[name], losses[EAGER], strict=True)
         ):
             raise SystemExit(f"{name} has the losses {losses[name]}, and eager torch {losses[EAGER]}")
-        start = time.perf_counter()
-        step()
-        runs[name] = max(1, int(SLICE_S / (time.perf_counter() - start)))
-    times: dict[str, list[float]] = {name: [] for name in steps}
+        runs[name] = max(1, int(SLICE_S / side.seconds(1)))
+    times: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
-        for name in list(steps)[:: -1 if number % 2 else 1]:
-            start = time.perf_counter()
-            for _ in range(runs[name]):
-                steps[name]()
-            times[name].append((time.perf_counter() - start) / runs[name] * 1e6)
+        for name in list(sides)[:: -1 if number % 2 else 1]:
+            times[name].append(sides[name].seconds(runs[name]) / runs[name] * 1e6)
     ratios = {
         name: statistics.median(a / b for a, b in zip(times[EAGER], own, strict=True)) for name, own in times.items()
     }
@@ -147,24 +174,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--peers", action="store_true", help="torch's compilers too, which need a C++ compiler")
     parser.add_argument("--only", default="", help="part of a case's name")
+    parser.add_argument("--jax", default="", metavar="PYTHON", help="an interpreter that has jax")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"| step | {EAGER}, µs | {FUSED} | {COMPILED} | {AOT} | {OURS} | wanted |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print(f"| step | {EAGER}, µs | {FUSED} | {COMPILED} | {AOT} | {JAX} | {OURS} | wanted |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for case in CASES:
         if options.only not in case.name:
             continue
-        medians, ratios = measure(sides(case, peers=options.peers), options.rounds)
-        compiled, aot = (f"{ratios[name]:.2f}" if name in ratios else "not run" for name in PEERS)
+        medians, ratios = measure(sides(case, peers=options.peers, jax=options.jax), options.rounds)
+        peers = " | ".join(f"{ratios[name]:.2f}" if name in ratios else "not run" for name in (*PEERS, JAX))
         print(
-            f"| {case.name} | {medians[EAGER]:.0f} | {ratios[FUSED]:.2f} | {compiled} | {aot} | {ratios[OURS]:.2f} "
+            f"| {case.name} | {medians[EAGER]:.0f} | {ratios[FUSED]:.2f} | {peers} | {ratios[OURS]:.2f} "
             f"({medians[OURS]:.0f} µs) | ≥ {case.wanted} |",
             flush=True,
         )
-    for name in (*PEERS, "JAX"):
-        reason = find_obstacle(name) or ("" if options.peers else "without --peers")
-        if reason or name == "JAX":
-            print(f"\n{name}: not run, {reason or 'the sides are modules of torch'}")
+    obstacle = find_obstacle() or ("" if options.peers else "without --peers")
+    if obstacle:
+        print(f"\ntorch.compile and AOTInductor: not run, {obstacle}")
     print(f"\n{machine()}\n{versions_line()}")
 
 

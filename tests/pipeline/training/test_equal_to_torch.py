@@ -15,6 +15,7 @@ from pipeline.ir import Graph
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.aten import in_traced_order
 from pipeline.planning import make_plan
+from pipeline.runtime.kernels.blocked import HAS_SMALL_KERNELS
 from pipeline.training import record_step
 from tests.pipeline.training.steps import LOSS, MODELS, MakeOptimizer, Model, record, seeded, step_of_torch
 
@@ -71,6 +72,29 @@ def test_losses_are_those_of_torch_in_every_dtype(dtype: torch.dtype) -> None:
     theirs = [step_of_torch(twin, theirs_of, batch(number)) for number in range(STEPS)]
     assert ours == pytest.approx(theirs, rel=TOLERANCES[dtype])
     assert min(theirs) < 0.95 * theirs[0]
+
+
+@pytest.mark.skipif(not HAS_SMALL_KERNELS, reason="numpy has no small kernels for this processor")
+def test_losses_are_those_of_torch_where_products_run_in_blocks() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        module, twin = (
+            seeded(lambda: nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))) for _ in range(2)
+        )
+        x, label = torch.randn(8, 512), torch.randint(0, 512, (8,))
+        ours_of, theirs_of = (AdamW(own.parameters(), lr=1e-4) for own in (module, twin))
+        program = record_step(module, LOSS, ours_of, (x, label))
+        assert sum("_multiply_batch" in reason for reason in program.capture.by_python) == 5
+        begin = program.snapshot()
+        ours = [program.step((x, label)).item() for _ in range(STEPS)]
+        program.restore(begin)
+        again = [program.step((x, label)).item() for _ in range(STEPS)]
+        theirs = [step_of_torch(twin, theirs_of, (x, label)) for _ in range(STEPS)]
+    finally:
+        torch.set_num_threads(before)
+    assert ours == pytest.approx(theirs, rel=TOLERANCE)
+    assert again == ours
 
 
 @pytest.mark.parametrize("large", [0, 2**30], ids=["one update each", "one update for all"])

@@ -16,7 +16,8 @@ import torch
 from pipeline.errors import Unsupported
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.base import Launch, Outs
-from pipeline.runtime.kernels.launches import copy_result
+from pipeline.runtime.kernels.blocked import launch_in_blocks
+from pipeline.runtime.kernels.launches import copy_result, in_turn
 from pipeline.runtime.kernels.max_pool import PoolWindow, launch_max_pool
 from pipeline.runtime.torch_args import CPU_FALLBACKS
 
@@ -63,9 +64,27 @@ def linear(call: AtenCall, outs: Outs) -> Launch | None:
     rows, out = _flat(x, 1), _flat(outs[0], 1)
     if rows is None or out is None or weight.dim() != 2:
         return then_copy(nn.linear)(call, outs)
-    if bias is None:
-        return partial(torch.mm, rows, weight.t(), out=out)
-    return partial(torch.addmm, bias, rows, weight.t(), out=out)
+    return _product(rows, weight.t(), bias, out)
+
+
+def mm(call: AtenCall, outs: Outs) -> Launch:
+    return _product(call.args[0], call.args[1], None, outs[0])
+
+
+def addmm(call: AtenCall, outs: Outs) -> Launch | None:
+    """The first operand is the bias."""
+    if any(call.given.get(name, 1) != 1 for name in ("alpha", "beta")):
+        return with_out(torch.addmm)(call, outs)
+    bias, a, b = call.args[:3]
+    return _product(a, b, bias, outs[0])
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> Launch:
+    """One product of matrices, in blocks where these are faster than torch's BLAS."""
+    in_blocks = launch_in_blocks(a, b, out)
+    if in_blocks is not None:
+        return in_turn(in_blocks, None if bias is None else partial(torch.add, out, bias, out=out))
+    return partial(torch.mm, a, b, out=out) if bias is None else partial(torch.addmm, bias, a, b, out=out)
 
 
 def matmul(call: AtenCall, outs: Outs) -> Launch | None:
@@ -73,7 +92,7 @@ def matmul(call: AtenCall, outs: Outs) -> Launch | None:
     a, b = call.args
     if b.dim() == 2 and a.dim() >= 2:
         rows, out = _flat(a, 1), _flat(outs[0], 1)
-        return None if rows is None or out is None else partial(torch.mm, rows, b, out=out)
+        return None if rows is None or out is None else _product(rows, b, None, out)
     if a.dim() != b.dim() or a.dim() <= 2 or a.shape[:-2] != b.shape[:-2]:
         return None
     left, right, out = _flat(a, 2), _flat(b, 2), _flat(outs[0], 2)
@@ -189,7 +208,7 @@ eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar 
 bitwise_and.Tensor bitwise_or.Tensor bitwise_not.default logical_and.default logical_or.default logical_not.default
 maximum.default minimum.default neg.default abs.default exp.default log.default sqrt.default rsqrt.default
 reciprocal.default sin.default cos.default erf.default tanh.default sigmoid.default clamp.default clamp.Tensor
-where.self mm.default bmm.default addmm.default baddbmm.default softmax.int log_softmax.int
+where.self bmm.default baddbmm.default softmax.int log_softmax.int
 sum.dim_IntList mean.dim amax.default amin.default argmax.default cumsum.default
 cat.default stack.default gather.default index_select.default
 """
@@ -209,6 +228,8 @@ FAST_PATHS: Mapping[str, FastPath] = {
     "aten.relu.default": relu,
     **{f"aten.max_pool{axes}d.default": max_pool for axes in (1, 2, 3)},
     "aten.linear.default": linear,
+    "aten.mm.default": mm,
+    "aten.addmm.default": addmm,
     "aten.matmul.default": matmul,
     "aten.scaled_dot_product_attention.default": then_copy(nn.scaled_dot_product_attention),
     "aten.batch_norm.default": batch_norm,

@@ -18,6 +18,7 @@ from pipeline.runtime.kernels.blocked import (
     BlockedWeight,
     HeldArrays,
     launch_batch,
+    launch_in_blocks,
     pack_blocks,
     split_into_blocks,
 )
@@ -130,6 +131,70 @@ def test_a_batch_of_products_into_a_result_with_any_strides() -> None:
     a, b, out = torch.randn(4, 5, 6), torch.randn(6, 4, 3).transpose(0, 1), torch.zeros(5, 4, 3).transpose(0, 1)
     launch_batch(a, b, out)()
     torch.testing.assert_close(out, a @ b, atol=ATOL, rtol=RTOL)
+
+
+def matrix(rows: int, columns: int, order: str) -> torch.Tensor:
+    return torch.randn(rows, columns) if order == "rows" else torch.randn(columns, rows).t()
+
+
+@needs_small_kernels
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("orders", "rows", "inner", "columns", "blocks"),
+    [
+        (("rows", "rows"), 64, 256, 256, (4, 32)),  # (blocks of columns, rows of a group)
+        (("columns", "rows"), 256, 64, 256, (4, 128)),
+        (("columns", "rows"), 256, 64, 144, None),  # fewer multiplications than a launch of Python is worth
+        (("rows", "rows"), 32, 128, 512, None),
+        (("rows", "columns"), 64, 512, 256, (4, 16)),  # a number of two rows: at most 1,024 in a block
+        (("rows", "columns"), 64, 256, 256, None),
+        (("rows", "columns"), 1024, 128, 128, None),  # short rows
+        (("columns", "columns"), 256, 256, 256, None),
+        (("rows", "rows"), 4, 1024, 1024, (16, 4)),  # few rows
+        (("columns", "rows"), 512, 8, 512, (8, 512)),
+        (("rows", "columns"), 8, 512, 512, (8, 8)),
+        (("rows", "rows"), 1, 2048, 2048, None),  # a vector
+        (("rows", "rows"), 64, 1024, 1024, None),  # groups of 15 rows do not divide 64, and 8 are too few
+        (("rows", "rows"), 64, 256, 300, None),  # 300 columns are no blocks
+        (("rows", "rows"), 2**12, 256, 512, None),  # torch is as fast
+    ],
+)
+def test_a_product_of_matrices_where_they_lie(
+    orders: tuple[str, str], rows: int, inner: int, columns: int, blocks: tuple[int, int] | None
+) -> None:
+    a, b = matrix(rows, inner, orders[0]), matrix(inner, columns, orders[1])
+    out = torch.zeros(rows, columns)
+    launch = launch_in_blocks(a, b, out)
+    if launch is None:
+        assert blocks is None
+        return
+    launch()
+    assert (launch.args[0].shape[1], launch.args[0].shape[2]) == blocks  # type: ignore[attr-defined]
+    torch.testing.assert_close(out, a @ b, atol=1e-5 * inner**0.5, rtol=RTOL)
+
+
+@needs_small_kernels
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("a", "b", "out"),
+    [
+        (torch.randn(64, 512)[:, ::2], torch.randn(256, 256), torch.empty(64, 256)),
+        (torch.randn(256).expand(64, 256), torch.randn(256, 256), torch.empty(64, 256)),
+        (torch.randn(64, 256), torch.randn(256, 256), torch.empty(256, 64).t()),
+        (torch.randn(64, 256).double(), torch.randn(256, 256).double(), torch.empty(64, 256).double()),
+    ],
+)
+def test_what_the_small_kernels_cannot_read_is_left_to_torch(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+) -> None:
+    assert launch_in_blocks(torch.randn(64, 256), torch.randn(256, 256), torch.empty(64, 256)) is not None
+    assert launch_in_blocks(a, b, out) is None
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_several_threads_share_a_product_of_matrices_instead() -> None:
+    torch.set_num_threads(2)
+    assert launch_in_blocks(torch.randn(64, 256), torch.randn(256, 256), torch.empty(64, 256)) is None
 
 
 @needs_small_kernels
