@@ -14,12 +14,12 @@ import torch
 from onnx import NodeProto, helper
 from torch import Tensor
 
+from passes.graph.float_tensors import EVERY_FLOAT, find_floats
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.errors import Unsupported
 from pipeline.quantsim.gradient_functions import FUNCTIONS
-from pipeline.quantsim.sites import float_tensors
 from pipeline.runtime.tensors import as_tensor
 
 __all__ = ["Backward"]
@@ -39,7 +39,7 @@ class Backward:
     def __init__(self, model: DetachedModel, names: Collection[str]) -> None:
         graph = model.proto.graph
         self._names = frozenset(names)
-        self._nodes, missing = _path(graph, self._names, float_tensors(model.proto))
+        self._nodes, missing = _path(graph, self._names, find_floats(model.proto, EVERY_FLOAT).keys())
         if missing:
             shown = ", ".join(sorted(missing))
             raise Unsupported(f"no gradient goes through {plural(len(missing), 'operator')} of the model: {shown}")
@@ -76,27 +76,36 @@ class Forward:
         self._outputs = outputs
 
     def outputs(self) -> dict[str, np.ndarray]:
-        return {name: tensor.detach().numpy() for name, tensor in self._outputs.items()}
+        """By name, in float32 or more: sums of squares overflow in 16 bits."""
+        return {name: _to_wide_array(tensor) for name, tensor in self._outputs.items()}
 
     def gradients(self, directions: Arrays) -> dict[str, np.ndarray]:
         """The gradient of the sum of direction · output for each value that an output depends on."""
-        total = torch.stack([(self._outputs[name] * as_tensor(line)).sum() for name, line in directions.items()]).sum()
-        computed = torch.autograd.grad(total, list(self._values.values()), retain_graph=True, allow_unused=True)
+        total = sum((self._outputs[name] * as_tensor(line)).double().sum() for name, line in directions.items())
+        computed = torch.autograd.grad(
+            torch.as_tensor(total), list(self._values.values()), retain_graph=True, allow_unused=True
+        )
         return {
-            name: gradient.numpy()
+            name: _to_wide_array(gradient)
             for name, gradient in zip(self._values, computed, strict=True)
             if gradient is not None
         }
 
 
-def _path(graph: onnx.GraphProto, names: Collection[str], floats: frozenset[str]) -> tuple[list[NodeProto], set[str]]:
+def _to_wide_array(tensor: Tensor) -> np.ndarray:
+    """In float32 or more; numpy has no bfloat16 either."""
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32)).numpy()
+
+
+def _path(graph: onnx.GraphProto, names: Collection[str], floats: Collection[str]) -> tuple[list[NodeProto], set[str]]:
     """The nodes between `names` and the outputs, by float values; and the operators that have no function."""
     reached = set(names)
     forward: list[NodeProto] = []
     for node in graph.node:
-        if not reached.isdisjoint(node.input) and not floats.isdisjoint(node.output):
+        results = [name for name in node.output if name in floats]
+        if not reached.isdisjoint(node.input) and results:
             forward.append(node)
-            reached.update(floats.intersection(node.output))
+            reached.update(results)
     wanted = {info.name for info in graph.output}
     nodes: list[NodeProto] = []
     missing: set[str] = set()
