@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+from passes.weights.detached import DetachedModel
 from pipeline.errors import UsageError
 from pipeline.quantsim.constants import store_constants
 from pipeline.quantsim.encodings import encode
@@ -311,16 +312,21 @@ def test_rules_with_one_selector_are_counted_apart() -> None:
     assert [matches.in_force for matches in placement.rules] == [2, 6]
 
 
-def test_constants_that_only_bodies_read_stay_in_float() -> None:
+BRANCHES = """g (float[2, 4] x, bool c) => (float[2, 4] y) {
+    h = MatMul(x, both)
+    z = If (c) <
+        then_branch = th () => (float[2, 4] t) { t0 = MatMul(h, both) t = MatMul(t0, inner) },
+        else_branch = el () => (float[2, 4] e) {
+            k = Constant <value_floats = [1.0, 2.0, 3.0, 4.0]> () m = Mul(h, k) n = Shape(m) e = Add(m, offset)
+        }
+    >
+    y = Relu(z)
+}"""
+
+
+def test_what_only_bodies_read_or_make_stays_in_float() -> None:
     model = model_of(
-        """g (float[2, 4] x, bool c) => (float[2, 4] y) {
-            h = MatMul(x, both)
-            z = If (c) <
-                then_branch = th () => (float[2, 4] t) { t0 = MatMul(h, both) t = MatMul(t0, inner) },
-                else_branch = el () => (float[2, 4] e) { e = Add(h, offset) }
-            >
-            y = Relu(z)
-        }""",
+        BRANCHES,
         both=np.eye(4, dtype=np.float32),
         inner=np.eye(4, dtype=np.float32),
         offset=np.ones(4, np.float32),
@@ -331,9 +337,59 @@ def test_constants_that_only_bodies_read_stay_in_float() -> None:
         "activation h: uint8",
         "weight inner: read in a body of If",
         "constant offset: read in a body of If",
+        "activation t0: made in a body of If",
+        "activation t: made in a body of If",
+        "activation k: made in a body of If",
+        "activation m: made in a body of If",
+        "activation e: made in a body of If",
         "activation z: uint8",
         "activation y: uint8",
     ]
+
+
+LOOP = """g (int64 count, float[4] x) => (float[4] y) {
+    keep = Constant <value_int = 1> ()
+    go = Cast <to = 9> (keep)
+    y = Loop (count, go, x) <
+        body = step (int64 i, bool still, float[4] carried) => (bool again, float[4] following) {
+            again = Identity(still)
+            scaled = Mul(carried, factor)
+            following = If (again) <
+                then_branch = th () => (float[4] doubled) { doubled = Add(scaled, scaled) },
+                else_branch = el () => (float[4] same) { same = Identity(scaled) }
+            >
+        }
+    >
+}"""
+
+
+def loop() -> DetachedModel:
+    """A Loop with an If in its body, whose factor is in a Constant node there."""
+    model = model_of(LOOP, factor=np.ones(4, np.float32))
+    stored = model.proto.graph.initializer[0]
+    body = next(entry.g for entry in model.proto.graph.node[-1].attribute if entry.name == "body")
+    nodes = [onnx.helper.make_node("Constant", [], ["factor"], value=stored), *body.node]
+    del body.node[:], model.proto.graph.initializer[:]
+    body.node.extend(nodes)
+    return model
+
+
+def test_bodies_are_listed_to_any_depth_with_what_they_are_given_and_their_constants() -> None:
+    assert picture(place(loop(), [rule("op:*", "int8", "uint8")])) == [
+        "input x: uint8",
+        "constant factor: read in a body of Loop",
+        "activation carried: made in a body of Loop",
+        "activation scaled: made in a body of Loop",
+        "activation following: made in a body of Loop",
+        "activation doubled: made in a body of Loop",
+        "activation same: made in a body of Loop",
+        "activation y: uint8",
+    ]
+
+
+def test_a_rule_that_matches_in_bodies_alone_is_refused() -> None:
+    with pytest.raises(UsageError, match="'op:Mul' matches 2 tensors in bodies of Loop, where nothing is quantized"):
+        place(loop(), [rule("op:*", "int8", "uint8"), rule("op:Mul", None, "int8")])
 
 
 CASTS = """g (float[2, 4] x) => (float[2, 4] y) {
