@@ -243,7 +243,7 @@ def _name_of(node: NodeProto) -> str:
     return node.name or node.output[0]
 
 
-UNTIE: Final = "untie in quantsim.prepare gives each module a copy of its own"
+UNTIE: Final = "untie in quantsim.prepare gives each module a copy of its own, and {untie: {each_node: true}} each node"
 
 PICKS: Final[Mapping[str, tuple[int, ...]]] = {
     "MaxPool": (0,),

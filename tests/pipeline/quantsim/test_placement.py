@@ -6,6 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
+from passes.context import PassContext
+from passes.rewrites.untie import Untie
 from passes.weights.detached import DetachedModel
 from pipeline.errors import UsageError
 from pipeline.quantsim.constants import store_constants
@@ -180,7 +182,7 @@ TIED = "a = Gemm(x, w) y = Gemm <transB = {}> (a, w)"
 
 
 @pytest.mark.parametrize("text", ["int8/channel", "int4/block2"])
-def test_a_weight_whose_readers_have_other_channels_has_one_scale(text: str) -> None:
+def test_a_weight_whose_readers_have_other_channels_has_one_scale(text: str, context: PassContext) -> None:
     graph = f"g (float[2, 4] x) => (float[2, 4] y) {{{{ {TIED} }}}}"
     square = np.arange(16, dtype=np.float32).reshape(4, 4)
     rules = [rule("op:*", text, "uint16")]
@@ -190,9 +192,12 @@ def test_a_weight_whose_readers_have_other_channels_has_one_scale(text: str) -> 
     assert f"weight w: {text.partition('/')[0]}" in picture(other)
     assert list(other.notes()) == [
         "w has one scale: a and y have their channels along different axes of it; untie in quantsim.prepare gives each "
-        "module a copy of its own"
+        "module a copy of its own, and {untie: {each_node: true}} each node"
     ]
     assert list(place(model_of(graph.format(1), w=square), [rule("op:*", "int8", "uint16")]).notes()) == []
+    untied = place(Untie(each_node=True).apply(model_of(graph.format(1), w=square), context).model, rules)
+    assert {f"weight w: {text}", f"weight w_2: {text}"} <= set(picture(untied))
+    assert list(untied.notes()) == []
 
 
 @pytest.mark.parametrize(
@@ -213,7 +218,9 @@ def test_a_bias_of_products_with_other_scales_stays_in_float(nodes: str, placed:
     )
     if placed != "int32":
         placed += " that it is added to have scales of their own; "
-        placed += "untie in quantsim.prepare gives each module a copy of its own"
+        placed += (
+            "untie in quantsim.prepare gives each module a copy of its own, and {untie: {each_node: true}} each node"
+        )
     assert f"bias b: {placed}" in picture(place(model, [rule("op:*", "int8/channel", "uint16")]))
 
 
