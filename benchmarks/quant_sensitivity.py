@@ -80,7 +80,7 @@ def measure_each_alone(
 ) -> dict[str, float]:
     """Layer → signal to noise of the outputs, in dB, by a run of the model in which it alone is quantized."""
     expected = [Session.of(model).run(feeds) for feeds in samples]
-    scales = {name: 1 / (np.linalg.norm(array) or 1) for name, array in expected[0].items()}
+    scales = {name: 1 / (np.linalg.norm(array.astype(np.float64)) or 1) for name, array in expected[0].items()}
     signal = sum(_power(scales[name] * array) for outputs in expected for name, array in outputs.items())
     found: dict[str, float] = {}
     for layer in layers:

@@ -136,7 +136,7 @@ def judge(form: Form, run: ToolRun) -> list[str]:
     """The columns behind the tool's name."""
     model = detach_copy(onnx.load(form.path))
     constants = {tensor.name for tensor in model.proto.graph.initializer}
-    wanted = [site.tensor for site in find_sites(model) if site.role in ("input", "activation")]
+    wanted = [site.tensor for site in find_sites(model) if site.role in ("input", "activation") and not site.body_of]
     scales = read_scales(run)
     covered = [name for name in wanted if name in scales]
     kept = ""

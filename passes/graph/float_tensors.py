@@ -8,6 +8,8 @@ from typing import Final
 import onnx
 from onnx import NodeProto, TensorProto
 
+from passes.graph.traversal import every_graph
+
 __all__ = ["EVERY_FLOAT", "FLOATS", "find_floats", "float_shapes", "float_tensors", "weight_axes"]
 
 FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
@@ -28,10 +30,13 @@ def float_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...] | None]:
     return {name: shape for name, (_, shape) in find_floats(proto, FLOATS).items()}
 
 
-def find_floats(proto: onnx.ModelProto, types: Collection[int]) -> dict[str, tuple[int, tuple[int, ...] | None]]:
-    """The values of one of `types`, each with its type and its shape."""
+def find_floats(
+    proto: onnx.ModelProto, types: Collection[int], *, in_bodies: bool = False
+) -> dict[str, tuple[int, tuple[int, ...] | None]]:
+    """The values of one of `types`, each with its type and its shape; those of bodies too if `in_bodies`."""
     inferred = _infer(proto).graph
-    infos = (*inferred.input, *inferred.value_info, *inferred.output)
+    graphs = every_graph(inferred) if in_bodies else (inferred,)
+    infos = (info for graph in graphs for info in (*graph.input, *graph.value_info, *graph.output))
     kinds = ((info, info.type.tensor_type.elem_type) for info in infos)
     return {info.name: (kind, _shape_of(info)) for info, kind in kinds if kind in types}
 

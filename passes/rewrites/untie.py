@@ -1,4 +1,4 @@
-"""Give each module a weight of its own, where several read one: a tied embedding and output projection, say.
+"""Give each module, or each node, a weight of its own, where several read one: a tied embedding and output projection.
 
 Quantization then chooses a scale for each of them. The copies share their bytes in memory, and in a `.data` file; a
 model that is one file holds them twice.
@@ -30,9 +30,11 @@ FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FL
 class Untie(Step):
     """Copy each float weight for every module that reads it but the first; the names are `NAME_2`, `NAME_3`, ….
 
-    A node without a module counts as one. Nodes with a body keep what they read, and so do all nodes a scalar.
+    A node without a module counts as one, and with `each_node` so does every node. Nodes with a body keep what they
+    read, and so do all nodes a scalar. The names follow the order of readers in the graph.
     """
 
+    each_node: bool = False
     name: str = field(default="untie", init=False)
     source: str = field(default="onnxline", init=False)
     description: ClassVar[Description] = structure("Give each module that reads a tied weight a copy of its own")
@@ -50,7 +52,7 @@ class Untie(Step):
                 continue
             for slot, name in enumerate(node.input):
                 if name in tied:
-                    node.input[slot] = _name_for(name, names[name], _module_of(node), taken)
+                    node.input[slot] = _name_for(name, names[name], self._reader_of(node), taken)
         copies = [(tied[name], copy) for name, known in names.items() for copy in known.values() if copy != name]
         for tensor, name in copies:
             copied = graph.initializer.add()
@@ -60,19 +62,18 @@ class Untie(Step):
             return PassResult(model, changed=False)
         return PassResult(model.with_proto(proto), why=f"{plural(len(copies), 'copy', 'copies')} of tied weights")
 
-
-def _name_for(name: str, known: dict[Hashable, str], module: Hashable, taken: set[str]) -> str:
-    """What a module calls the weight `name`: the first one as before."""
-    if module not in known:
-        known[module] = free_name(name, taken) if known else name
-        taken.add(known[module])
-    return known[module]
+    def _reader_of(self, node: NodeProto) -> Hashable:
+        """The innermost module around a node, or the node itself, by what it computes."""
+        place = None if self.each_node else module_path_of(node)
+        return place.paths[-1] if place is not None and place.paths else tuple(node.output)
 
 
-def _module_of(node: NodeProto) -> Hashable:
-    """The innermost module around a node, or the node itself, by what it computes."""
-    place = module_path_of(node)
-    return place.paths[-1] if place is not None and place.paths else tuple(node.output)
+def _name_for(name: str, known: dict[Hashable, str], reader: Hashable, taken: set[str]) -> str:
+    """What a module or a node calls the weight `name`: the first one as before."""
+    if reader not in known:
+        known[reader] = free_name(name, taken) if known else name
+        taken.add(known[reader])
+    return known[reader]
 
 
 def _is_weight(tensor: TensorProto) -> bool:

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from passes.advisories.known import is_quarantine
 from pipeline.config.yaml_source import KeyPath
 from pipeline.errors import ConfigError, SourceError
 
-__all__ = ["PACKAGE", "RELATIVE_TO", "anchor_paths", "describe_absence", "is_reference", "locate", "split_factory"]
+__all__ = [
+    "AIMET_CONFIGS",
+    "PACKAGE",
+    "RELATIVE_TO",
+    "anchor_paths",
+    "describe_absence",
+    "is_reference",
+    "locate",
+    "split_factory",
+]
 
 PACKAGE = "package:"
+
+AIMET_PACKAGE: Final = "aimet_onnx"
+
+AIMET_CONFIGS: Final[Mapping[str, str]] = {
+    "default": "default_config_per_channel.json",
+    **{f"htp_v{number}": f"htp_quantsim_config_v{number}.json" for number in (66, 68, 69, 73, 75, 79, 81, 85)},
+    **{f"enpu_v{number}": f"enpu_quantsim_config_v{number}.json" for number in (6, 7)},
+}
+"""The names that AIMET 2.42 takes as `config_file` → its files."""
 
 RELATIVE_TO = "relative paths are relative to the configuration file, or to the working directory where there is none"
 """Part of a message on a file that is missing: a model that is given in Python has no configuration file."""
@@ -58,9 +76,10 @@ def locate(path: str) -> Path:
 def _package_folder(package: str, path: str) -> Path:
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
+        extra = "it is" if package == AIMET_PACKAGE else "the packages with trained models are"
+        name = "aimet" if package == AIMET_PACKAGE else "models"
         raise SourceError(
-            f"{path!r}: the package {package!r} is not installed; the packages with trained models are an extra: "
-            "pip install onnxline[models]"
+            f"{path!r}: the package {package!r} is not installed; {extra} an extra: pip install onnxline[{name}]"
         )
     return Path(next(iter(spec.submodule_search_locations)))
 
@@ -132,6 +151,13 @@ def _anchor_file(text: str, folder: Path) -> str:
     return text if text.startswith(PACKAGE) else str((folder / Path(text).expanduser()).resolve())
 
 
+def _anchor_aimet_config(text: str, folder: Path) -> str:
+    """AIMET's own names of its configurations stand for those of an installed AIMET, unless a file has that name."""
+    if text in AIMET_CONFIGS and not (folder / text).exists():
+        return f"{PACKAGE}{AIMET_PACKAGE}/common/quantsim_config/{AIMET_CONFIGS[text]}"
+    return _anchor_file(text, folder)
+
+
 def _anchor_factory(text: str, folder: Path) -> str:
     module, colon, name = text.rpartition(":")
     return f"{_anchor_file(module, folder)}:{name}" if colon and module.endswith(".py") else text
@@ -167,5 +193,5 @@ PATHS: dict[KeyPath, Callable[[str, Path], str]] = {
     ("train", "batches"): _anchor_factory,
     ("train", "loss"): _anchor_factory,
     ("train", "evaluate"): _anchor_factory,
-    ("quantsim", "profile", "aimet_config"): _anchor_file,
+    ("quantsim", "profile", "aimet_config"): _anchor_aimet_config,
 }

@@ -11,7 +11,7 @@ from pipeline.config.sections import Count, Natural, Section, Step, as_list
 
 __all__ = ["AimetProfile", "CalibrationConfig", "FormatsConfig", "ProfileName", "QuantSimConfig", "SuggestConfig"]
 
-ProfileName = Literal["ort-cpu", "qnn-htp", "tensorrt", "weight-only"]
+ProfileName = Literal["ort-cpu", "qnn-htp", "qnn-htp-w4a16", "tensorrt", "weight-only"]
 
 Bits = Annotated[StrictInt, Field(ge=LEAST_BITS, le=MOST_BITS)]
 
@@ -57,7 +57,7 @@ class FormatsConfig(Section):
 class AimetProfile(Section):
     """The rules of a quantsim configuration of AIMET, such as htp_quantsim_config_v73.json.
 
-    aimet_config: the file; `package:aimet_onnx/common/quantsim_config/NAME.json` is one of an installed AIMET.
+    aimet_config: the file; or one of an installed AIMET by AIMET's own name of it, such as `htp_v73`.
     weight_bits, activation_bits: such a file does not say them.
     target: the target whose list of operators the model is held against, if any.
     """

@@ -18,6 +18,7 @@ from passes.graph.op_facts import ONNX_DOMAINS
 from passes.weights.detached import DetachedModel
 from pipeline.errors import Unsupported
 from pipeline.quantsim.gradient_layers import LAYERS, Attributes, Inputs
+from pipeline.runtime.tensors import torch_dtype
 
 __all__ = ["FUNCTIONS", "count_parts"]
 
@@ -136,8 +137,7 @@ def _gelu(attributes: Attributes, ins: Inputs) -> Tensor:
 
 
 def _cast(attributes: Attributes, ins: Inputs) -> Tensor:
-    dtype = helper.tensor_dtype_to_np_dtype(attributes["to"])
-    return ins[0].to(torch.tensor(np.zeros((), dtype)).dtype)
+    return ins[0].to(torch_dtype(helper.tensor_dtype_to_np_dtype(attributes["to"]).name))
 
 
 def _cumsum(attributes: Attributes, ins: Inputs) -> Tensor:

@@ -14,12 +14,12 @@ import torch
 from onnx import NodeProto, helper
 from torch import Tensor
 
+from passes.graph.float_tensors import EVERY_FLOAT, find_floats
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.errors import Unsupported
 from pipeline.quantsim.gradient_functions import FUNCTIONS
-from pipeline.quantsim.sites import float_tensors
 from pipeline.runtime.tensors import as_tensor
 
 __all__ = ["Backward", "Forward", "compute_node"]
@@ -42,7 +42,9 @@ class Backward:
     def __init__(self, model: DetachedModel, names: Collection[str], made_here: Collection[str] = ()) -> None:
         graph = model.proto.graph
         self._names = frozenset(names)
-        self._nodes, missing = _path(graph, self._names, frozenset(made_here), float_tensors(model.proto))
+        self._nodes, missing = _path(
+            graph, self._names, frozenset(made_here), find_floats(model.proto, EVERY_FLOAT).keys()
+        )
         if missing:
             shown = ", ".join(sorted(missing))
             raise Unsupported(f"no gradient goes through {plural(len(missing), 'operator')} of the model: {shown}")
@@ -80,15 +82,18 @@ class Forward:
         self._outputs, self._names = outputs, names
 
     def outputs(self) -> dict[str, np.ndarray]:
-        return {name: self.values[name].detach().numpy() for name in self._outputs}
+        """By name, in float32 or more: sums of squares overflow in 16 bits."""
+        return {name: _to_wide_array(self.values[name]) for name in self._outputs}
 
     def gradients(self, directions: Arrays) -> dict[str, np.ndarray]:
         """The gradient of the sum of direction · output for each value that an output depends on."""
-        total = torch.stack([(self.values[name] * as_tensor(line)).sum() for name, line in directions.items()]).sum()
+        lines = [(self.values[name] * as_tensor(line)).double().sum() for name, line in directions.items()]
         starts = [self.values[name] for name in self._names]
-        computed = torch.autograd.grad(total, starts, retain_graph=True, allow_unused=True)
+        computed = torch.autograd.grad(torch.stack(lines).sum(), starts, retain_graph=True, allow_unused=True)
         return {
-            name: gradient.numpy() for name, gradient in zip(self._names, computed, strict=True) if gradient is not None
+            name: _to_wide_array(gradient)
+            for name, gradient in zip(self._names, computed, strict=True)
+            if gradient is not None
         }
 
 
@@ -100,18 +105,24 @@ def compute_node(node: NodeProto, reads: Sequence[Tensor | None]) -> dict[str, T
     return {name: result for name, result in zip(node.output, several, strict=False) if name}
 
 
+def _to_wide_array(tensor: Tensor) -> np.ndarray:
+    """In float32 or more; numpy has no bfloat16 either."""
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32)).numpy()
+
+
 def _path(
-    graph: onnx.GraphProto, names: Collection[str], made_here: frozenset[str], floats: frozenset[str]
+    graph: onnx.GraphProto, names: Collection[str], made_here: frozenset[str], floats: Collection[str]
 ) -> tuple[list[NodeProto], set[str]]:
     """The nodes between `names` and the outputs, by float values, with those that make the values `made_here`; and the
     operators that have no function."""
     reached = set(names)
     forward: list[NodeProto] = []
     for node in graph.node:
-        is_behind = not reached.isdisjoint(node.input) and not floats.isdisjoint(node.output)
+        results = [name for name in node.output if name in floats]
+        is_behind = not reached.isdisjoint(node.input) and results
         if is_behind or not made_here.isdisjoint(node.output):
             forward.append(node)
-            reached.update(floats.intersection(node.output))
+            reached.update(results)
     wanted = {info.name for info in graph.output}
     nodes: list[NodeProto] = []
     missing: set[str] = set()

@@ -112,7 +112,8 @@ def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
     _check_dtypes(sites)
     matched = [_matches(rule, sites, model) for rule in rules]
     for rule, names in zip(rules, matched, strict=True):
-        has_format = any(rule.format_for(site.role) is not None for site in sites if site.tensor in names)
+        matches = (site for site in sites if site.tensor in names and not site.body_of)
+        has_format = any(rule.format_for(site.role) is not None for site in matches)
         if not has_format and rule.tensors is None:
             raise UsageError(_nothing_matched(rule, sites, model, names))
     chosen = _choose_rules(sites, rules, matched)
@@ -177,7 +178,8 @@ def _decide(site: Site, rule: PlacementRule | None, infinite: str | None) -> Pla
     if site.stored_as:
         return PlacedSite(site, None, "", f"the model stores it as {site.stored_as} already")
     if site.body_of:
-        return PlacedSite(site, None, "", f"read in a body of {site.body_of}")
+        what = "made" if site.role == "activation" else "read"
+        return PlacedSite(site, None, "", f"{what} in a body of {site.body_of}")
     if site.dtype != "float32":
         return PlacedSite(site, None, "", f"holds {site.dtype}, and only float32 is quantized")
     if rule is None:
@@ -250,6 +252,12 @@ def _structure_tensors(kind: str, model: DetachedModel) -> frozenset[str]:
 
 def _nothing_matched(rule: PlacementRule, sites: Sequence[Site], model: DetachedModel, names: frozenset[str]) -> str:
     kind, colon, pattern = rule.selector.partition(":")
+    owners = {site.body_of for site in sites if site.tensor in names}
+    if names and "" not in owners:
+        return (
+            f"quantsim.rules: {rule.selector!r} matches {plural(len(names), 'tensor')} in bodies of "
+            f"{' and '.join(sorted(owners))}, where nothing is quantized, and no other"
+        )
     if names:
         what = "weights" if rule.activations is None else "activations"
         return f"quantsim.rules: {rule.selector!r} matches {len(names)} tensors, and none of them is among the {what}"

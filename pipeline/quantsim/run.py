@@ -355,8 +355,8 @@ class _Simulation:
 
 
 def _is_measured(site: Site) -> bool:
-    """Whether noise is measured there: the step computes numbers, in float32."""
-    return site.role == "activation" and not site.moves and site.dtype == "float32"
+    """Whether noise is measured there: the step computes numbers, in float32, and is in no body."""
+    return site.role == "activation" and not site.moves and site.dtype == "float32" and not site.body_of
 
 
 def _without_nan(label: str, feeds: Feeds) -> Feeds:

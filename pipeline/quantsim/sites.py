@@ -52,27 +52,28 @@ class Site:
     stored_as: str = ""
     """Of a constant that the model holds in whole numbers already: their dtype."""
     body_of: str = ""
-    """Of a constant that only bodies read: the operator that has them, such as If."""
+    """Of a constant that only bodies read, and of a value of a body: the operator that has it, such as If."""
     disagreement: str = ""
     """Of a weight or a bias that several products read: why no scale for each channel, or none at all, suits them."""
     dtype: str = "float32"
 
 
 def find_sites(model: DetachedModel) -> tuple[Site, ...]:
-    """Every float tensor outside of bodies, in graph order: inputs, then constants and results as nodes read and make
-    them, with the constants that only bodies read. Constants that nothing reads or that have no numbers are left out,
-    and so are weights in another layout: there the stored tensor is the site."""
+    """Every float tensor, in graph order: inputs, then constants and results as nodes read and make them, with the
+    constants that only bodies read, and the values of bodies. Constants that nothing reads or that have no numbers are
+    left out, and so are weights in another layout: there the stored tensor is the site."""
     graph = model.proto.graph
-    known = find_floats(model.proto, EVERY_FLOAT)
+    known = find_floats(model.proto, EVERY_FLOAT, in_bodies=True)
     types = {name: kind for name, (kind, _) in known.items()}
     floats = {name: shape for name, (_, shape) in known.items()}
+    tensors = {tensor.name: tensor for owner in every_graph(graph) for tensor in owner.initializer}
+    tensors |= _constants_in_bodies(graph)
     stored = {
-        tensor.name: tuple(tensor.dims)
-        for owner in every_graph(graph)
-        for tensor in owner.initializer
+        name: tuple(tensor.dims)
+        for name, tensor in tensors.items()
         if tensor.data_type in EVERY_FLOAT and 0 not in tensor.dims
     }
-    types |= {tensor.name: tensor.data_type for owner in every_graph(graph) for tensor in owner.initializer}
+    types |= {name: tensor.data_type for name, tensor in tensors.items()}
     whole = _stored_in_whole_numbers(graph)
     constants = stored | {name: shape for name in whole if (shape := floats.get(name)) is not None}
     moved = find_moved_constants(graph, constants, floats)
@@ -107,6 +108,10 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
             if name in stored and name not in read_outside:
                 found = replace(_constant_site(inner, index, moved), modules=modules, body_of=node.op_type)
                 sites.setdefault(name, found)
+        for name, maker in _values_in_bodies(node):
+            if name in floats or name in stored:
+                role: Role = "constant" if name in stored else "activation"
+                sites.setdefault(name, replace(maker, role=role, modules=modules))
         for name in node.output:
             value = moved.get(name)
             if name not in floats or (value is not None and (name in whole or value.source in moved_weights)):
@@ -134,6 +139,28 @@ def _reads_in_bodies(node: NodeProto) -> Iterator[tuple[NodeProto, int]]:
     for body in bodies_in(node):
         for inner in every_node(body):
             yield from ((inner, index) for index in range(len(inner.input)))
+
+
+def _values_in_bodies(node: NodeProto) -> Iterator[tuple[str, Site]]:
+    """The values that the bodies of `node` are given, make and give, by name."""
+    for owner in (node, *(inner for body in bodies_in(node) for inner in every_node(body))):
+        for body in bodies_in(owner):
+            made = [(name, inner) for inner in body.node for name in inner.output]
+            at_ends = [[(info.name, owner) for info in infos] for infos in (body.input, body.output)]
+            for name, maker in (*at_ends[0], *made, *at_ends[1]):
+                yield name, Site(name, "activation", "", maker.op_type, _name_of(maker), body_of=node.op_type)
+
+
+def _constants_in_bodies(graph: GraphProto) -> dict[str, TensorProto]:
+    """The tensors that Constant nodes hold in bodies, by the name of their result."""
+    inner = (node for outer in graph.node for body in bodies_in(outer) for node in every_node(body))
+    return {
+        node.output[0]: entry.t
+        for node in inner
+        if node.op_type == "Constant" and node.domain in ONNX_DOMAINS
+        for entry in node.attribute
+        if entry.name == "value"
+    }
 
 
 def _agree_on_axes(known: Site, found: Site) -> Site:
@@ -216,7 +243,7 @@ def _name_of(node: NodeProto) -> str:
     return node.name or node.output[0]
 
 
-UNTIE: Final = "untie in quantsim.prepare gives each module a copy of its own"
+UNTIE: Final = "untie in quantsim.prepare gives each module a copy of its own, and {untie: {each_node: true}} each node"
 
 PICKS: Final[Mapping[str, tuple[int, ...]]] = {
     "MaxPool": (0,),

@@ -1,8 +1,10 @@
-"""What each target takes and how it is quantized, from one table for each: targets/NAME.yaml, with its sources."""
+"""What each target takes and how it is quantized, from one table for each: targets/NAME.yaml, with its sources.
+
+A table may extend another one, and then says what differs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -104,8 +106,18 @@ def load_target(name: str) -> TargetTable:
 
 @cache
 def _read_table(name: str) -> TargetTable:
-    data: Mapping[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
-    return TargetTable.model_validate(data)
+    return TargetTable.model_validate(_read_data(name))
+
+
+def _read_data(name: str) -> dict[str, Any]:
+    """The table as it is written, over the one that it extends, if any: entry by entry of its sections."""
+    data: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    known = _read_data(base)
+    sections = {key: {**known[key], **value} for key, value in data.items() if isinstance(value, dict)}
+    return {**known, **data, **sections}
 
 
 FOLDER: Final = Path(__file__).parent / "targets"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import pytest
 
 import passes
 from passes.context import PassContext
+from passes.errors import PolicyError
 from passes.model.analysis import AnalyzedModel
 from passes.provenance import annotations_of
 from passes.rewrites.untie import Untie
@@ -62,6 +64,24 @@ def test_readers_of_one_module_share_a_weight(context: PassContext) -> None:
         *("a = MatMul (x, w)", "b = MatMul (a, w_3)", "c = MatMul (b, w)"),
         *("d = MatMul (c, w_4)", "y = MatMul (d, w_5)"),
     ]
+
+
+def test_each_node_gets_a_weight_also_in_one_module(context: PassContext) -> None:
+    text = """g (float[4, 4] x) => (float[4, 4] y) {
+        a = MatMul (x, w) b = MatMul (w, a) c = Add (w, w) d = Add (b, c) y = MatMul (d, w)
+    }"""
+    model = place(model_of(text, w=matrix(4, 4, 0)), ["one", "one", "one", "one", "two"])
+    assert body(untie(model, context).proto) == [
+        *("a = MatMul (x, w)", "b = MatMul (w, a)", "c = Add (w, w)", "d = Add (b, c)", "y = MatMul (d, w_2)"),
+    ]
+    after = Untie(each_node=True).apply(detached(model), context).model
+    assert body(after.proto) == [
+        *("a = MatMul (x, w)", "b = MatMul (w_2, a)", "c = Add (w_3, w_3)", "d = Add (b, c)", "y = MatMul (d, w_4)"),
+    ]
+    assert not Untie(each_node=True).apply(after, context).changed
+    assert passes.optimize(model, [{"untie": {"each_node": True}}], context=context).rows[0].changed
+    with pytest.raises(PolicyError, match="'untie': each_node is 'yes'; expected true or false"):
+        passes.optimize(model, [{"untie": {"each_node": "yes"}}], context=context)
 
 
 def test_scalars_shapes_inputs_and_what_a_body_reads_stay(context: PassContext) -> None:

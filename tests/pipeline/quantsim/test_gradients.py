@@ -16,6 +16,7 @@ from pipeline.errors import Unsupported
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.gradient_functions import FUNCTIONS
+from pipeline.quantsim.gradients import Backward
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers
 from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
@@ -184,3 +185,44 @@ def test_the_estimate_goes_through_cells_and_transposed_convolutions() -> None:
     assert rank_correlation(list(estimated.values()), list(measured.values())) == 1
     # The errors of a cell go on from step to step, and so have to do with each other, which the estimate leaves out.
     assert max(abs(estimated[name] - measured[name]) for name in measured) < 6
+
+
+CASTS: Mapping[str, str] = {
+    "y = MatMul (r, w)": "float",
+    "d = Cast <to = 11> (r) e = Add (d, d) c = Cast <to = 1> (e) y = MatMul (c, w)": "float",
+    "d = Cast <to = 16> (r) c = Cast <to = 1> (d) y = MatMul (c, w)": "float",
+    "d = Cast <to = 10> (r) c = Cast <to = 1> (d) y = MatMul (c, w)": "float",
+    "h = MatMul (r, w) y = Cast <to = 11> (h)": "double",
+    "h = MatMul (r, w) y = Cast <to = 10> (h)": "float16",
+}
+"""What lies behind a layer, with casts to double (11), bfloat16 (16) and float16 (10) → the dtype of the output."""
+
+
+@pytest.mark.parametrize("text", CASTS)
+def test_the_estimate_goes_through_casts_to_other_floats(text: str) -> None:
+    draw = np.random.default_rng(0)
+    v, w = (draw.standard_normal((32, 32)).astype(np.float32) for _ in range(2))
+    model = model_of(f"g (float[4, 32] x) => ({CASTS[text]}[4, 32] y) {{ r = MatMul (x, v) {text} }}", v=v, w=w)
+    data = [{"x": draw.standard_normal((4, 32)).astype(np.float32)} for _ in range(4)]
+    placement = place(model, [rule("tensor:[vw]", "int6"), rule("tensor:r", None, "uint4")])
+    encodings = encode(placement, calibrate(model, placement, data), model)
+    layers = find_layers(model, encodings)
+    measured = measure_each_alone(model, encodings, layers, data)
+    estimated = estimate_sensitivity(model, encodings, data, directions=16)
+    assert list(estimated) == list(measured)
+    assert {"r"} < estimated.keys()
+    for name, ratio in measured.items():
+        assert estimated[name] == pytest.approx(ratio, abs=1.5)
+
+
+def test_outputs_of_bfloat16_have_gradients() -> None:
+    """onnxruntime gives none of them to Python, but the backward pass stands for itself."""
+    text = "g (float[2, 4] x) => (bfloat16[2, 4] y) { r = MatMul (x, w) y = Cast <to = 16> (r) }"
+    model = model_of(text, w=np.eye(4, dtype=np.float32))
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    backward = Backward(model, ["r"])
+    assert backward.reads == ("r",)
+    forward = backward.forward({"r": x})
+    (output,) = forward.outputs().values()
+    np.testing.assert_array_equal(output, x)
+    np.testing.assert_array_equal(forward.gradients({"y": x})["r"], x)

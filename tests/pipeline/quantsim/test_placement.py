@@ -6,6 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
+from passes.context import PassContext
+from passes.rewrites.untie import Untie
+from passes.weights.detached import DetachedModel
 from pipeline.errors import UsageError
 from pipeline.quantsim.constants import store_constants
 from pipeline.quantsim.encodings import encode
@@ -179,7 +182,7 @@ TIED = "a = Gemm(x, w) y = Gemm <transB = {}> (a, w)"
 
 
 @pytest.mark.parametrize("text", ["int8/channel", "int4/block2"])
-def test_a_weight_whose_readers_have_other_channels_has_one_scale(text: str) -> None:
+def test_a_weight_whose_readers_have_other_channels_has_one_scale(text: str, context: PassContext) -> None:
     graph = f"g (float[2, 4] x) => (float[2, 4] y) {{{{ {TIED} }}}}"
     square = np.arange(16, dtype=np.float32).reshape(4, 4)
     rules = [rule("op:*", text, "uint16")]
@@ -189,9 +192,12 @@ def test_a_weight_whose_readers_have_other_channels_has_one_scale(text: str) -> 
     assert f"weight w: {text.partition('/')[0]}" in picture(other)
     assert list(other.notes()) == [
         "w has one scale: a and y have their channels along different axes of it; untie in quantsim.prepare gives each "
-        "module a copy of its own"
+        "module a copy of its own, and {untie: {each_node: true}} each node"
     ]
     assert list(place(model_of(graph.format(1), w=square), [rule("op:*", "int8", "uint16")]).notes()) == []
+    untied = place(Untie(each_node=True).apply(model_of(graph.format(1), w=square), context).model, rules)
+    assert {f"weight w: {text}", f"weight w_2: {text}"} <= set(picture(untied))
+    assert list(untied.notes()) == []
 
 
 @pytest.mark.parametrize(
@@ -212,7 +218,9 @@ def test_a_bias_of_products_with_other_scales_stays_in_float(nodes: str, placed:
     )
     if placed != "int32":
         placed += " that it is added to have scales of their own; "
-        placed += "untie in quantsim.prepare gives each module a copy of its own"
+        placed += (
+            "untie in quantsim.prepare gives each module a copy of its own, and {untie: {each_node: true}} each node"
+        )
     assert f"bias b: {placed}" in picture(place(model, [rule("op:*", "int8/channel", "uint16")]))
 
 
@@ -311,16 +319,21 @@ def test_rules_with_one_selector_are_counted_apart() -> None:
     assert [matches.in_force for matches in placement.rules] == [2, 6]
 
 
-def test_constants_that_only_bodies_read_stay_in_float() -> None:
+BRANCHES = """g (float[2, 4] x, bool c) => (float[2, 4] y) {
+    h = MatMul(x, both)
+    z = If (c) <
+        then_branch = th () => (float[2, 4] t) { t0 = MatMul(h, both) t = MatMul(t0, inner) },
+        else_branch = el () => (float[2, 4] e) {
+            k = Constant <value_floats = [1.0, 2.0, 3.0, 4.0]> () m = Mul(h, k) n = Shape(m) e = Add(m, offset)
+        }
+    >
+    y = Relu(z)
+}"""
+
+
+def test_what_only_bodies_read_or_make_stays_in_float() -> None:
     model = model_of(
-        """g (float[2, 4] x, bool c) => (float[2, 4] y) {
-            h = MatMul(x, both)
-            z = If (c) <
-                then_branch = th () => (float[2, 4] t) { t0 = MatMul(h, both) t = MatMul(t0, inner) },
-                else_branch = el () => (float[2, 4] e) { e = Add(h, offset) }
-            >
-            y = Relu(z)
-        }""",
+        BRANCHES,
         both=np.eye(4, dtype=np.float32),
         inner=np.eye(4, dtype=np.float32),
         offset=np.ones(4, np.float32),
@@ -331,9 +344,59 @@ def test_constants_that_only_bodies_read_stay_in_float() -> None:
         "activation h: uint8",
         "weight inner: read in a body of If",
         "constant offset: read in a body of If",
+        "activation t0: made in a body of If",
+        "activation t: made in a body of If",
+        "activation k: made in a body of If",
+        "activation m: made in a body of If",
+        "activation e: made in a body of If",
         "activation z: uint8",
         "activation y: uint8",
     ]
+
+
+LOOP = """g (int64 count, float[4] x) => (float[4] y) {
+    keep = Constant <value_int = 1> ()
+    go = Cast <to = 9> (keep)
+    y = Loop (count, go, x) <
+        body = step (int64 i, bool still, float[4] carried) => (bool again, float[4] following) {
+            again = Identity(still)
+            scaled = Mul(carried, factor)
+            following = If (again) <
+                then_branch = th () => (float[4] doubled) { doubled = Add(scaled, scaled) },
+                else_branch = el () => (float[4] same) { same = Identity(scaled) }
+            >
+        }
+    >
+}"""
+
+
+def loop() -> DetachedModel:
+    """A Loop with an If in its body, whose factor is in a Constant node there."""
+    model = model_of(LOOP, factor=np.ones(4, np.float32))
+    stored = model.proto.graph.initializer[0]
+    body = next(entry.g for entry in model.proto.graph.node[-1].attribute if entry.name == "body")
+    nodes = [onnx.helper.make_node("Constant", [], ["factor"], value=stored), *body.node]
+    del body.node[:], model.proto.graph.initializer[:]
+    body.node.extend(nodes)
+    return model
+
+
+def test_bodies_are_listed_to_any_depth_with_what_they_are_given_and_their_constants() -> None:
+    assert picture(place(loop(), [rule("op:*", "int8", "uint8")])) == [
+        "input x: uint8",
+        "constant factor: read in a body of Loop",
+        "activation carried: made in a body of Loop",
+        "activation scaled: made in a body of Loop",
+        "activation following: made in a body of Loop",
+        "activation doubled: made in a body of Loop",
+        "activation same: made in a body of Loop",
+        "activation y: uint8",
+    ]
+
+
+def test_a_rule_that_matches_in_bodies_alone_is_refused() -> None:
+    with pytest.raises(UsageError, match="'op:Mul' matches 2 tensors in bodies of Loop, where nothing is quantized"):
+        place(loop(), [rule("op:*", "int8", "uint8"), rule("op:Mul", None, "int8")])
 
 
 CASTS = """g (float[2, 4] x) => (float[2, 4] y) {

@@ -225,6 +225,25 @@ def test_structures_have_rows_of_their_own(folder: Path) -> None:
     assert "Structures by their results, worst first (1)" in (folder / "out" / "report.html").read_text()
 
 
+def test_a_model_with_bodies_is_simulated_around_them_and_their_tensors_are_listed(folder: Path) -> None:
+    text = """g (float[2, 4] x) => (float[2, 4] y) {
+        h = MatMul (x, w) s = ReduceSum <keepdims = 0> (h) c = Greater (s, zero)
+        z = If (c) <
+            then_branch = th () => (float[2, 4] t) { k = Constant <value_float = 2.0> () t = Mul (h, k) },
+            else_branch = el () => (float[2, 4] e) { e = Neg (h) }
+        >
+        y = Relu (z)
+    }"""
+    weight = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    onnx.save(attach(model_of(text, w=weight, zero=np.array(0, np.float32))), folder / "mlp.onnx")
+    run(folder, "--set", "quantsim.rules={op:*: {weights: int8, activations: uint8}}")
+    report = json.loads((folder / "out" / "quantsim.json").read_text())
+    in_float = {row["tensor"]: row["reason"] for row in report["left_in_float"]}
+    assert in_float == dict.fromkeys(("t", "k", "e"), "made in a body of If")
+    assert {row["tensor"] for row in report["rows"]} == {"h", "s", "z", "y"}
+    assert 10 < report["outputs"]["y"]["sqnr_db"] < 60
+
+
 def test_floats_of_8_bits_are_simulated_and_left_out_of_the_encodings(folder: Path) -> None:
     printed = run(folder, "--set", "quantsim.rules={op:*: {weights: fp8e4m3/channel, activations: fp8e4m3}}")
     assert "model.encodings leaves" in " ".join(printed.split())
