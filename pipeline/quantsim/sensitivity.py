@@ -150,7 +150,7 @@ def _direction(draw: np.random.Generator, array: np.ndarray, scale: float) -> np
 
 
 def _power(array: np.ndarray) -> float:
-    return float(np.vdot(array, array))
+    return float(np.square(array, dtype=np.float64).sum())
 
 
 def _session_of(model: DetachedModel, reads: Collection[str]) -> Session | None:
