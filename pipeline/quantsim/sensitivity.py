@@ -11,6 +11,7 @@ two).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -135,7 +136,7 @@ def estimate_sensitivity(
         known = {name: as_tensor(values[name]) for name in reads.intersection(values)}
         differences = quantized.differences({**known, **forward.values})
         outputs = forward.outputs()
-        scales = scales or {name: float(1 / (np.linalg.norm(array) or 1)) for name, array in outputs.items()}
+        scales = scales or {name: 1 / (math.sqrt(_power(array)) or 1) for name, array in outputs.items()}
         signal += directions * sum(_power(scales[name] * array) for name, array in outputs.items())
         for _ in range(directions):
             gradients = forward.gradients(

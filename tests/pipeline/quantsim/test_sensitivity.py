@@ -122,6 +122,18 @@ def test_a_layer_that_no_output_depends_on_moves_none() -> None:
     assert 20 < found["y"] < 60
 
 
+def test_the_size_of_an_output_is_no_matter() -> None:
+    """A sum of squares of 1e20 has no float32."""
+    weight = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    found = []
+    for size in (1, 1e20):
+        model = model_of("g (float[2, 4] x) => (float[2, 3] y) { y = MatMul(x, w) }", w=np.float32(size) * weight)
+        found.append(
+            estimate_sensitivity(model, encodings_of(model, ("op:*", "int8", "uint8")), samples(model, 2))["y"]
+        )
+    assert found[1] == pytest.approx(found[0], abs=0.1)
+
+
 def test_a_cell_without_a_function_of_torch_is_a_layer_where_no_gradient_goes_through_it() -> None:
     draw = np.random.default_rng(0)
     model = model_of(
