@@ -5,7 +5,7 @@
 Exhaustive: for each layer a model in which that layer alone is quantized, a session of onnxruntime, and all samples.
 The estimate has the settings of `onnxline quantsim`, so it takes half of the samples or fewer. Both begin with the same
 ranges, in one process that holds one core; torch is imported before. "Of another loop" is the correlation of the loop
-with itself over as many other samples: where that is low, samples decide the order, and none can have it from fewer.
+with itself over as many other samples (the ranges are of all): where it is low, the samples decide the order.
 The models come from a run into runs/benchmarks/quant_sensitivity/. MiniLM's mask is held to -30: as it is, it would
 take the range of every score.
 """
@@ -136,7 +136,7 @@ def compare(name: str, profile: str) -> Row:
     samples = [draw_inputs(specs, sizes, seed) for seed in range(2 * SAMPLES)]
     samples, others = samples[:SAMPLES], samples[SAMPLES:]
     placement = place(model, rules_of(QuantSimConfig.model_validate({"profile": profile}), model))
-    encodings = encode(placement, calibrate(model, placement, samples), model)
+    encodings = encode(placement, calibrate(model, placement, [*samples, *others]), model)
     layers = find_layers(model, encodings)
     estimate_sensitivity(model, encodings, samples[:1], 1)  # imports torch, and wakes its threads
     count = samples_needed(SAMPLES, len(layers))

@@ -116,7 +116,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="onnxline-calibration-") as folder:
         calibrator = _open_calibrator(model, wanted, method, percentile, Path(folder))
         if method != "minmax":
-            calibrator.collector = FiniteHistogramCollector(calibrator, measured.histograms)
+            calibrator.collector = FiniteHistogramCollector(calibrator, measured.histograms, wanted)
         for sample in samples:
             done += 1
             if done <= measured.samples:

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from passes.encodings.encoding import Encoding, Precision, encode_bias
 from passes.weights.detached import DetachedModel
+from pipeline.errors import UsageError
 from pipeline.quantsim.placement import PlacedSite, Placement
 
 __all__ = ["Encoding", "Range", "encode", "encode_range", "encode_weight", "quantize", "round_trip"]
@@ -31,6 +32,9 @@ def encode(placement: Placement, ranges: Mapping[str, Range], model: DetachedMod
 
     Args:
         ranges: by the name of a group.
+
+    Raises:
+        UsageError: a weight or a bias holds infinity or NaN, which no scale can express.
     """
     stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
     encodings: dict[str, Encoding] = {}
@@ -43,14 +47,25 @@ def encode(placement: Placement, ranges: Mapping[str, Range], model: DetachedMod
             biases.append(placed)
         elif site.role == "weight":
             axis = site.summed_axis if precision.granularity == "block" else site.channel_axis
-            encodings[site.tensor] = encode_weight(model.array(stored[site.tensor]), precision, axis)
+            array = model.array(stored[site.tensor])
+            _check_numbers(site.tensor, array, "weights")
+            encodings[site.tensor] = encode_weight(array, precision, axis)
         else:
             encodings[site.tensor] = encode_range(fixed.get(site.group) or ranges[site.group], precision)
     for placed in biases:
         assert placed.site.bias_of is not None
+        _check_numbers(placed.site.tensor, model.array(stored[placed.site.tensor]), "activations")
         data, weight = (encodings[name] for name in placed.site.bias_of)
         encodings[placed.site.tensor] = encode_bias(data, weight)
     return encodings
+
+
+def _check_numbers(tensor: str, array: np.ndarray, kind: str) -> None:
+    if array.size and not np.isfinite([array.min(), array.max()]).all():
+        raise UsageError(
+            f"quantsim: the stored tensor {tensor!r} holds infinity or NaN, which no scale can express; mend the "
+            f"model, or leave the tensor in float: quantsim.rules, tensor:{tensor}: {{{kind}: float}}"
+        )
 
 
 def encode_range(limits: Range, precision: Precision) -> Encoding:

@@ -77,7 +77,7 @@ class Backward:
 class Forward:
     """The values of one pass, through which gradients can be taken more than once."""
 
-    def __init__(self, values: Mapping[str, Tensor], outputs: Sequence[str], names: Sequence[str]) -> None:
+    def __init__(self, values: dict[str, Tensor], outputs: Sequence[str], names: Sequence[str]) -> None:
         self.values = values
         self._outputs, self._names = outputs, names
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,10 +43,11 @@ class FiniteHistogramCollector(HistogramCollector):
 
     Args:
         calibrator: onnxruntime's, whose settings it has.
+        wanted: the tensors to count; onnxruntime has the outputs of the model besides, which may be infinite.
         known: the histograms of a stopped run.
     """
 
-    def __init__(self, calibrator: Any, known: Mapping[str, Histogram]) -> None:
+    def __init__(self, calibrator: Any, known: Mapping[str, Histogram], wanted: Collection[str]) -> None:
         super().__init__(
             method=calibrator.method,
             symmetric=calibrator.symmetric,
@@ -56,15 +57,24 @@ class FiniteHistogramCollector(HistogramCollector):
             scenario=calibrator.scenario,
         )
         self.histogram_dict = dict(known)
+        self._wanted = frozenset(wanted)
 
     def collect(self, name_to_arr: Mapping[str, Any]) -> None:
-        counted = {name: arrays for name, arrays in name_to_arr.items() if np.asarray(arrays).size}
-        for name, arrays in counted.items():
+        for name, arrays in name_to_arr.items():
             array = np.asarray(arrays)
-            check_finite(name, float(array.min()), float(array.max()))
-            self._check_bins(name, float(np.abs(array).max()))
-        with _quiet():
-            super().collect(counted)
+            if not array.size or name not in self._wanted:
+                continue
+            low, high = float(array.min()), float(array.max())
+            check_finite(name, low, high)
+            self._check_bins(name, max(abs(low), abs(high)))
+            try:
+                with _quiet():
+                    super().collect({name: arrays})
+            except ValueError as error:  # numpy's: the edges of two bins are one number, or infinitely far apart
+                raise UsageError(
+                    f"calibration: {name!r} reaches {low:g} to {high:g}, which is too narrow or too wide for the bins "
+                    "of a histogram; set quantsim.calibration.method to minmax"
+                ) from error
 
     def compute_collection_result(self) -> Any:
         with _quiet():

@@ -1,30 +1,37 @@
-"""What each layer adds to its own result if it alone is quantized, by torch's functions of ONNX's operators."""
+"""What each layer adds to its own result if it alone is quantized, by torch's functions of ONNX's operators.
+
+Recurrent cells are computed by onnxruntime: torch has no function for some of their settings, and walks through the
+places of a sequence one by one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import onnx
 import torch
-from onnx import NodeProto, helper
+from onnx import NodeProto, TensorProto, helper
 from torch import Tensor
 
-from passes.weights.detached import DetachedModel
+from passes.weights.detached import DetachedModel, detach
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding, round_trip
 from pipeline.quantsim.gradients import compute_node
 from pipeline.quantsim.noise import drop_unread_nodes, find_fixed_values
 from pipeline.runtime.tensors import as_tensor
 
-__all__ = ["QuantizedLayers"]
+__all__ = ["CELLS", "QuantizedLayers"]
+
+CELLS: Final = frozenset({"GRU", "LSTM", "RNN"})
 
 
 class QuantizedLayers:
     """Layers that read quantized values. Their weights lie in memory beside those of `model`.
 
     Args:
-        layers: the nodes of each, all of which have a function of torch.
+        layers: the nodes of each, which are cells or have a function of torch.
     """
 
     def __init__(
@@ -33,13 +40,15 @@ class QuantizedLayers:
         self._encodings, self._layers = encodings, layers
         reads = {name for nodes in layers for node in nodes for name in node.input}
         stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
-        arrays = {
-            name: round_trip(model.array(stored[name]), encodings[name], is_stored=True)
-            for name in reads & stored.keys() & encodings.keys()
-        }
+        arrays = {name: model.array(stored[name]) for name in reads & stored.keys()}
+        for name in arrays.keys() & encodings.keys():
+            arrays[name] = round_trip(arrays[name], encodings[name], is_stored=True)
         fixed = find_fixed_values(model.proto.graph, stored).intersection(reads).difference(encodings)
         arrays |= _compute_fixed(model, encodings, sorted(fixed))
         self._constants = {name: as_tensor(array) for name, array in arrays.items()}
+        opsets = list(model.proto.opset_import)
+        cells = (node for nodes in layers for node in nodes if node.op_type in CELLS)
+        self._cells = {id(node): _session_of_node(node, opsets) for node in cells}
 
     def differences(self, values: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
         """Each result of each layer: what it is with quantized values, less what it is in float.
@@ -54,11 +63,20 @@ class QuantizedLayers:
                 made: dict[str, Tensor] = {}
                 for node in nodes:
                     reads = [made[name] if name in made else self._read(name, values, known) for name in node.input]
-                    results = compute_node(node, reads)
+                    results = self._compute(node, reads)
                     made |= {name: self._quantize(name, result) for name, result in results.items()}
                 last = filter(None, nodes[-1].output)
                 found |= {name: (made[name] - values[name]).numpy() for name in last}
         return found
+
+    def _compute(self, node: NodeProto, reads: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        session = self._cells.get(id(node))
+        if session is None:
+            return compute_node(node, reads)
+        feeds = {
+            name: value.detach().numpy() for name, value in zip(node.input, reads, strict=True) if value is not None
+        }
+        return {name: as_tensor(array) for name, array in session.run(feeds).items()}
 
     def _read(self, name: str, values: Mapping[str, Tensor], known: dict[str, Tensor]) -> Tensor | None:
         """The value in its format; `known` keeps it for other layers."""
@@ -71,6 +89,23 @@ class QuantizedLayers:
     def _quantize(self, name: str, value: Tensor) -> Tensor:
         encoding = self._encodings.get(name)
         return value if encoding is None else as_tensor(round_trip(value.detach().numpy(), encoding, is_stored=False))
+
+
+def _session_of_node(node: NodeProto, opsets: Sequence[onnx.OperatorSetIdProto]) -> Session:
+    """A model of one cell. All that it reads are floats, but for the lengths of sequences."""
+    types = [TensorProto.INT32 if place == LENGTHS else TensorProto.FLOAT for place in range(len(node.input))]
+    inputs = {name: kind for name, kind in zip(node.input, types, strict=True) if name}
+    graph = helper.make_graph(
+        [node],
+        "cell",
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in inputs.items()],
+        [onnx.ValueInfoProto(name=name) for name in node.output if name],
+    )
+    return Session.of(detach(helper.make_model(graph, opset_imports=opsets, ir_version=10)))
+
+
+LENGTHS: Final = 4
+"""Which input of a cell says how long each sequence is."""
 
 
 def _compute_fixed(

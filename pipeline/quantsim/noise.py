@@ -68,6 +68,8 @@ def measure_noise(
     Raises:
         StepFailed: onnxruntime refuses the combined model, or fails in it.
     """
+    if not tensors:  # onnxruntime runs no model without outputs
+        return {}
     session = Session.of(_combine(model, encodings, tensors))
     sums = {name: [0.0, 0.0, 0.0] for name in tensors}
     for done, feeds in enumerate(samples, 1):

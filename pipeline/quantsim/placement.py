@@ -118,8 +118,12 @@ def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
             raise UsageError(_nothing_matched(rule, sites, model, names))
     chosen = _choose_rules(sites, rules, matched)
     infinite = {site.group: site.tensor for site in _constants_without_range(sites, model)}
+    graph = model.proto.graph
+    handed_out = {tensor.name for tensor in graph.initializer} & {info.name for info in graph.output}
     decided = {
-        site.tensor: _decide(site, None if number is None else rules[number], infinite.get(site.group))
+        site.tensor: PlacedSite(site, None, "", HANDED_OUT)
+        if site.tensor in handed_out
+        else _decide(site, None if number is None else rules[number], infinite.get(site.group))
         for site, number in ((site, chosen[site.tensor]) for site in sites)
     }
     placed = tuple(_decide_bias(found, decided) for found in decided.values())
@@ -129,6 +133,9 @@ def place(model: DetachedModel, rules: Sequence[PlacementRule]) -> Placement:
         for number, (rule, names) in enumerate(zip(rules, matched, strict=True))
     )
     return Placement(placed, tuple(matches))
+
+
+HANDED_OUT: Final = "the model hands it out as it is stored"
 
 
 def _check_dtypes(sites: Sequence[Site]) -> None:

@@ -168,7 +168,8 @@ def _check_opset(proto: onnx.ModelProto, encodings: Mapping[str, Encoding]) -> N
 
 
 def _check_names(graph: onnx.GraphProto, encodings: Mapping[str, Encoding]) -> None:
-    taken = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
+    taken = {tensor.name for tensor in graph.initializer} | {info.name for info in graph.input}
+    taken |= {name for node in graph.node for name in node.output}
     for name in encodings:
         for ending in ENDINGS:
             if f"{name}{ending}" in taken:

@@ -11,6 +11,7 @@ two).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -111,33 +112,37 @@ def estimate_sensitivity(
     """
     from pipeline.quantsim.gradient_functions import count_parts  # torch takes seconds to import
     from pipeline.quantsim.gradients import Backward
-    from pipeline.quantsim.layer_noise import QuantizedLayers
+    from pipeline.quantsim.layer_noise import CELLS, QuantizedLayers
+    from pipeline.runtime.tensors import as_tensor
 
     layers = find_layers(model, encodings)
     if not layers:
         return {}
-    inside = {name for layer in layers for node in layer.nodes for name in filter(None, node.output)}
+    nodes = [node for layer in layers for node in layer.nodes]
+    inside = {name for node in nodes if node.op_type not in CELLS for name in filter(None, node.output)}
     backward = Backward(count_parts(model), [name for layer in layers for name in layer.outputs], inside)
-    reaching = [layer for layer in layers if layer.output in backward.made]
     own = {name for layer in layers for name in layer.tensors()}
     chosen = {name: encoding for name, encoding in encodings.items() if name in own}
-    quantized = QuantizedLayers(model, chosen, [layer.nodes for layer in reaching])
-    session = _session_of(model, backward.reads)
+    quantized = QuantizedLayers(model, chosen, [layer.nodes for layer in layers])
+    reads = {name for node in nodes for name in node.input if name not in backward.made}.union(backward.reads)
+    session = _session_of(model, reads)
     draw = np.random.default_rng(0)
     noise = dict.fromkeys((layer.output for layer in layers), 0.0)
     signal = 0.0
     scales: dict[str, float] = {}
     for done, feeds in enumerate(samples, 1):
-        forward = backward.forward({**feeds, **(session.run(feeds) if session else {})})
-        differences = quantized.differences(forward.values)
+        values = {**feeds, **(session.run(feeds) if session else {})}
+        forward = backward.forward(values)
+        known = {name: as_tensor(values[name]) for name in reads.intersection(values)}
+        differences = quantized.differences({**known, **forward.values})
         outputs = forward.outputs()
-        scales = scales or {name: float(1 / (np.linalg.norm(array) or 1)) for name, array in outputs.items()}
+        scales = scales or {name: 1 / (math.sqrt(_power(array)) or 1) for name, array in outputs.items()}
         signal += directions * sum(_power(scales[name] * array) for name, array in outputs.items())
         for _ in range(directions):
             gradients = forward.gradients(
                 {name: _direction(draw, array, scales[name]) for name, array in outputs.items()}
             )
-            for layer in reaching:
+            for layer in layers:
                 reached = (name for name in layer.outputs if name in gradients)
                 noise[layer.output] += sum(_power(gradients[name] * differences[name]) for name in reached)
         observer(done)
@@ -150,7 +155,7 @@ def _direction(draw: np.random.Generator, array: np.ndarray, scale: float) -> np
 
 
 def _power(array: np.ndarray) -> float:
-    return float(np.vdot(array, array))
+    return float(np.square(array, dtype=np.float64).sum())
 
 
 def _session_of(model: DetachedModel, reads: Collection[str]) -> Session | None:

@@ -310,3 +310,24 @@ def test_no_samples_are_refused() -> None:
     model = mlp()
     with pytest.raises(UsageError, match="the data has no samples"):
         calibrate(model, place_all(model), [])
+
+
+@pytest.mark.parametrize(
+    ("method", "numbers"), [("percentile", [1, 1.00001]), ("mse", [-3e38, 1]), ("entropy", [-3e38, 1])]
+)
+def test_a_range_that_no_bins_divide_is_refused(method: Method, numbers: list[float]) -> None:
+    model = model_of("g (float[2] x) => (float[2] y) { y = Neg(x) }")
+    placement = place(model, [rule("tensor:x", None, "uint8")])
+    with pytest.raises(
+        UsageError, match=r"'x' reaches .* too narrow or too wide for the bins of a histogram; set quants"
+    ):
+        calibrate(model, placement, [{"x": np.array(numbers, np.float32)}], method)
+
+
+@pytest.mark.parametrize("method", ["minmax", "percentile", "entropy", "mse"])
+def test_an_infinite_output_in_float_is_not_calibrated(method: Method) -> None:
+    model = model_of("g (float[4] x) => (float[4] y) { y = Reciprocal(x) }")
+    placement = place(model, [rule("tensor:x", None, "uint8")])
+    low, high = calibrate(model, placement, [{"x": np.array([0, 1, 2, 3], np.float32)}], method)["x"]
+    assert low <= 0
+    assert high == pytest.approx(3, rel=0.2)

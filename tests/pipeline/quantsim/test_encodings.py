@@ -12,9 +12,11 @@ from onnxruntime.quantization.quant_utils import compute_scale_zp, compute_scale
 
 from passes.weights.sessions import Session
 from pipeline.config.precision import Precision, parse_precision
-from pipeline.quantsim.encodings import Encoding, encode_range, encode_weight, quantize, round_trip
+from pipeline.errors import UsageError
+from pipeline.quantsim.encodings import Encoding, encode, encode_range, encode_weight, quantize, round_trip
+from pipeline.quantsim.placement import place
 from pipeline.quantsim.qdq import insert_qdq
-from tests.pipeline.quantsim.pictures_of_qdq import model_of
+from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
 
 NARROW_FLOATS = ("fp8", "fp4/block16", "fp16", "float8e4m3fnuz", "float4e2m1", "nvfp4", "mxfp4", "e5m2", "bfloat16")
 
@@ -151,3 +153,26 @@ def test_a_round_trip_of_a_weight_is_that_of_onnxruntime(text: str) -> None:
     encoding = encode_weight(weight, precision_of(text), 0 if "block" in text else 1)
     found = Session.of(insert_qdq(model, {"w": encoding})).run({"x": np.ones((2, 7), np.float32)})["y"]
     np.testing.assert_array_equal(round_trip(weight, encoding, is_stored=True), found)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("text", ["int8", "uint8/channel", "int4/block2", "fp8e4m3"])
+def test_a_weight_without_end_is_refused_by_its_name(text: str, number: float) -> None:
+    """Its scale would be infinite, and all its numbers zero or NaN."""
+    weight = np.ones((4, 3), np.float32)
+    weight[2, 1] = number
+    model = model_of("g (float[2, 4] x) => (float[2, 3] y) { y = MatMul(x, w) }", w=weight)
+    with pytest.raises(
+        UsageError, match=r"the stored tensor 'w' holds infinity or NaN, .* tensor:w: \{weights: float\}"
+    ):
+        encode(place(model, [rule("op:MatMul", text)]), {}, model)
+
+
+def test_a_bias_without_end_is_refused_by_its_name() -> None:
+    bias = np.array([1, np.nan, 2], np.float32)
+    model = model_of("g (float[2, 4] x) => (float[2, 3] y) { y = Gemm(x, w, b) }", w=np.eye(4, 3, dtype="f4"), b=bias)
+    placement = place(model, [rule("op:*", "int8", "uint8")])
+    with pytest.raises(
+        UsageError, match=r"the stored tensor 'b' holds infinity or NaN, .* tensor:b: \{activations: float\}"
+    ):
+        encode(placement, dict.fromkeys(("x", "y"), (0.0, 1.0)), model)

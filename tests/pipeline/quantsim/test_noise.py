@@ -68,3 +68,8 @@ def test_an_exact_step_is_infinitely_good() -> None:
     noise = measure_noise(model, encodings, ["h", "r"], [{"x": x}])
     assert noise["r"].total_db == noise["r"].local_db == float("inf")
     assert ReferenceEvaluator(attach(model)).run(None, {"x": x})
+
+
+def test_a_model_that_computes_nothing_has_no_noise() -> None:
+    model = model_of("g (float[2, 4] x) => (float[4, 2] y) { y = Transpose(x) }")
+    assert measure_noise(model, {}, [], [{"x": np.ones((2, 4), np.float32)}]) == {}

@@ -314,6 +314,17 @@ def test_a_constant_without_end_stays_in_float() -> None:
     ]
 
 
+def test_a_weight_that_is_an_output_stays_in_float() -> None:
+    model = model_of(
+        "g (float[2, 4] x) => (float[2, 4] y, float[4, 4] w) { y = MatMul(x, w) }", w=np.eye(4, dtype="f4")
+    )
+    assert picture(place(model, [rule("op:*", "int8", "uint8")])) == [
+        "input x: uint8",
+        "weight w: the model hands it out as it is stored",
+        "activation y: uint8",
+    ]
+
+
 def test_rules_with_one_selector_are_counted_apart() -> None:
     placement = place(mlp(), [rule("op:*", "int8", "uint8"), rule("op:*", None, "float")])
     assert [matches.in_force for matches in placement.rules] == [2, 6]

@@ -155,8 +155,15 @@ def test_a_format_that_the_opset_has_not_is_refused() -> None:
         insert_qdq(model, encodings)
 
 
-def test_a_name_that_is_taken_is_refused() -> None:
-    model = model_of("g (float[2] x) => (float[2] x_scale) { x_scale = Neg(x) }")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float[2] x) => (float[2] x_scale) { x_scale = Neg(x) }",
+        "g (float[2] x, float[2] x_scale) => (float[2] y) { y = Add(x, x_scale) }",
+    ],
+)
+def test_a_name_that_is_taken_is_refused(text: str) -> None:
+    model = model_of(text)
     encodings = encode(place(model, [rule("tensor:x", None, "uint8")]), RANGES, model)
     with pytest.raises(UsageError, match="the model has a value 'x_scale' already"):
         insert_qdq(model, encodings)

@@ -122,6 +122,40 @@ def test_a_layer_that_no_output_depends_on_moves_none() -> None:
     assert 20 < found["y"] < 60
 
 
+def test_the_size_of_an_output_is_no_matter() -> None:
+    """A sum of squares of 1e20 has no float32."""
+    weight = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    found = []
+    for size in (1, 1e20):
+        model = model_of("g (float[2, 4] x) => (float[2, 3] y) { y = MatMul(x, w) }", w=np.float32(size) * weight)
+        found.append(
+            estimate_sensitivity(model, encodings_of(model, ("op:*", "int8", "uint8")), samples(model, 2))["y"]
+        )
+    assert found[1] == pytest.approx(found[0], abs=0.1)
+
+
+def test_a_cell_without_a_function_of_torch_is_a_layer_where_no_gradient_goes_through_it() -> None:
+    draw = np.random.default_rng(0)
+    model = model_of(
+        """speech (float[5, 2, 6] x) => (float[2, 3] y) {
+            h, last = LSTM <hidden_size = 4, clip = 1.0> (x, w, r, b)
+            s = Squeeze(last, zero)
+            y = MatMul(s, v)
+        }""",
+        w=draw.standard_normal((1, 16, 6)).astype(np.float32),
+        r=draw.standard_normal((1, 16, 4)).astype(np.float32),
+        b=draw.standard_normal((1, 32)).astype(np.float32),
+        zero=np.array([0]),
+        v=draw.standard_normal((4, 3)).astype(np.float32),
+    )
+    encodings = encodings_of(model, ("op:LSTM", "int4/channel", None), ("op:MatMul", "int8", "uint8"))
+    data = samples(model, 8)
+    measured = measure_each_alone(model, encodings, find_layers(model, encodings), data)
+    found = estimate_sensitivity(model, encodings, data, directions=8)
+    assert list(found) == ["h", "y"]
+    assert [found[name] for name in found] == pytest.approx([measured[name] for name in found], abs=2)
+
+
 def test_a_constant_behind_arithmetic_is_no_part_of_a_layer() -> None:
     draw = np.random.default_rng(0)
     model = model_of(
