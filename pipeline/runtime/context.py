@@ -13,7 +13,7 @@ from pipeline.runtime.capture import Captures, OneMemory
 from pipeline.runtime.feeding import LARGE, CopiedSlot, FedSlot, PointedSlot
 from pipeline.runtime.operands import SlotPointer, operands, storage_id, tensors_by_storage
 from pipeline.runtime.program import BoundProgram
-from pipeline.runtime.slots import Feed, bind_arena, new_memory, placeholders, refuse_names
+from pipeline.runtime.slots import Feed, bind_arena, new_memory, placeholders, refuse_names, refuse_unreadable
 from pipeline.runtime.states import States, StateTable
 from pipeline.runtime.tensors import empty_strided, torch_dtype
 from pipeline.runtime.torch_state import plain_state
@@ -126,6 +126,7 @@ class Context:
                 self.states.advance(self.plan, self._slots)
         except BaseException:
             self.states.lose(self.memory.written_states(self._steps))
+            refuse_unreadable(feed)
             raise
         finally:
             for slot in self._fed:
@@ -141,11 +142,10 @@ class Context:
         return [found[vid] for vid in self.plan.outputs]
 
     def _run(self, feed: Feed, wanted: Sequence[int], *, copy: bool) -> dict[int, torch.Tensor]:
-        given = self._accept(feed)
         new: dict[int, torch.Tensor] = {}
         self._reached = 0
         try:
-            for slot, tensor in zip(self._fed, given, strict=True):
+            for slot, tensor in zip(self._fed, self._accept(feed), strict=True):
                 slot.write(tensor)
             if copy and self._large:
                 new = self._point_at_new()
@@ -159,6 +159,7 @@ class Context:
             return outputs
         except BaseException:
             self.states.lose(self.memory.written_states(self._steps[: self._reached]))
+            refuse_unreadable(feed)
             raise
         finally:
             for slot in self._fed:

@@ -14,7 +14,7 @@ import torch
 from pipeline.planning import FeedEntry
 from pipeline.runtime.operands import SlotPointer
 from pipeline.runtime.slots import bind_one
-from pipeline.runtime.tensors import torch_dtype
+from pipeline.runtime.tensors import is_functional, torch_dtype
 
 __all__ = ["LARGE", "CopiedSlot", "FedSlot", "PointedSlot"]
 
@@ -99,6 +99,7 @@ class PointedSlot:
             and (tensor.is_contiguous() if strides is None else tensor.stride() == strides)
             and not tensor.is_conj()
             and not tensor.is_neg()
+            and not is_functional(tensor)
         )
 
     def write(self, tensor: torch.Tensor) -> None:

@@ -49,8 +49,9 @@ class SizedProgram(Replayable):
         *,
         limit: int = MOST_CAPTURES,
         buckets: Buckets | None = None,
+        approve: Callable[[Graph], None] = lambda _: None,
     ) -> None:
-        """As `compile_open_graph`."""
+        """As `compile_open_graph`; `approve` looks at the graph for each new set of sizes, and may refuse it."""
         self._graph = graph = with_weights(graph, weights or {})
         _refuse_sized_states(graph)
         _refuse_buckets(graph, buckets or {})
@@ -59,6 +60,7 @@ class SizedProgram(Replayable):
         self._buckets = MappingProxyType({name: tuple(sorted(sizes)) for name, sizes in (buckets or {}).items()})
         self._plans: LastUsed[BoundProgram] = LastUsed(limit)
         self._planning = threading.Lock()
+        self._approve = approve
         self._limit, self._digest = limit, digest_graph(graph)
         self._own = threading.local()
         self._shared = self._new_sequence() if stateful else None
@@ -89,6 +91,36 @@ class SizedProgram(Replayable):
             outputs = context.run({name: self._fill(name, one, planned) for name, one in tensors.items()}, copy=copy)
         return {name: self._cut(name, one, dims) for name, one in outputs.items()}
 
+    def run_updating(self, feed: Feed) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Outputs, and {updated input: its value after the run}, for exactly the sizes of the feed: without buckets.
+
+        Raises:
+            UsageError: as `run`.
+        """
+        tensors = as_tensors(feed)
+        dims = dims_of(self._graph, {name: tuple(one.shape) for name, one in tensors.items()})
+        with self._turn():
+            return self._sequence.context_for(dims).run_updating(tensors)
+
+    def states(self) -> dict[str, torch.Tensor]:
+        """Copies of the states that runs change, by name; none before the first run.
+
+        Raises:
+            UsageError: a run failed while it wrote to some; see `pipeline.runtime.states`.
+        """
+        with self._turn():
+            latest = self._sequence.latest
+            return {} if latest is None else latest.states.values()
+
+    def give_states(self, states: Feed) -> None:
+        """Set states by name, of a program that ran before; the others are not changed.
+
+        Raises:
+            UsageError: no such state, another shape or dtype, or nothing was run yet.
+        """
+        with self._turn():
+            self._sequence.latest_memory().states.give(states)
+
     @property
     def _sequence(self) -> SizedSequence:
         if self._shared is not None:
@@ -104,7 +136,12 @@ class SizedProgram(Replayable):
 
     def _plan(self, dims: Mapping[str, int]) -> BoundProgram:
         with self._planning:  # two threads that meet a new size make one plan
-            return self._plans.find_or_make(_key_of(dims), lambda: bind_graph(bind_dims(self._graph, dims)))
+            return self._plans.find_or_make(_key_of(dims), lambda: self._make_plan(dims))
+
+    def _make_plan(self, dims: Mapping[str, int]) -> BoundProgram:
+        graph = bind_dims(self._graph, dims) if dims else self._graph
+        self._approve(graph)
+        return bind_graph(graph)
 
     def _bucket(self, name: str, size: int) -> int:
         """The size to plan for: the least bucket that holds `size`, or `size` itself where the dim has no buckets."""
@@ -138,23 +175,24 @@ class SizedSequence:
         self.plan_key = plan_key
         self._inputs = [graph.values[vid].name for vid in graph.inputs]
         self._contexts: LastUsed[Context] = LastUsed(limit)
-        self._latest: Context | None = None
+        self.latest: Context | None = None
+        """The context of the sizes that were used last; all of them share its states."""
         self.captures = Captures(self, limit=limit)
 
     def context_for(self, dims: Mapping[str, int]) -> Context:
         bound = self._plan(dims)  # also where there is a context, so that plans and contexts are dropped in one order
-        states = self._latest.states if self._latest is not None else None
-        self._latest = self._contexts.find_or_make(_key_of(dims), lambda: Context(bound, states=states))
-        return self._latest
+        states = self.latest.states if self.latest is not None else None
+        self.latest = self._contexts.find_or_make(_key_of(dims), lambda: Context(bound, states=states))
+        return self.latest
 
     def memory_for(self, feed: Feed) -> ProgramMemory:
         shapes = {name: tuple(getattr(feed[name], "shape", ())) for name in self._inputs if name in feed}
         return self.context_for(dims_of(self._graph, shapes)).memory
 
     def latest_memory(self) -> ProgramMemory:
-        if self._latest is None:
+        if self.latest is None:
             raise UsageError("nothing was run or captured yet, so there are no states; capture a feed first")
-        return self._latest.memory
+        return self.latest.memory
 
 
 class LastUsed(Generic[Kept]):

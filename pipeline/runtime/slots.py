@@ -16,7 +16,7 @@ from passes.worker.platforms import memory_limit
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.ir.graph import DTYPE_BITS, Payload, Role
 from pipeline.planning import ExecutionPlan, FeedEntry, FeedSignature, Slot
-from pipeline.runtime.tensors import as_tensor, dtype_name, torch_dtype, with_strides
+from pipeline.runtime.tensors import as_tensor, dtype_name, torch_dtype, why_unreadable, with_strides
 from pipeline.runtime.weights import stored_tensor
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "placeholders",
     "refuse_foreign_devices",
     "refuse_names",
+    "refuse_unreadable",
 ]
 
 STORED = (Role.PARAM, Role.STATE, Role.CONST)
@@ -143,6 +144,17 @@ def refuse_names(signature: FeedSignature, feed: Feed) -> None:
         raise UsageError(f"the feed lacks {', '.join(map(repr, missing))}; inputs: {inputs}")
 
 
+def refuse_unreadable(feed: Feed) -> None:
+    """Refuse tensors that have no plain memory; this is asked once a run has failed, since it costs more than a copy.
+
+    Raises:
+        UsageError: a tensor is sparse, fake, or inside of a transform such as torch.vmap.
+    """
+    for name, given in feed.items():
+        if isinstance(given, torch.Tensor) and (why := why_unreadable(given)):
+            raise UsageError(f"input {name!r} {why}")
+
+
 def refuse_foreign_devices(slots: Sequence[Slot]) -> None:
     """Refuse slots on other devices, since kernels run on the CPU.
 
@@ -165,6 +177,7 @@ def bind_one(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tensor
     """
     if not isinstance(given, torch.Tensor | np.ndarray):
         raise UsageError(f"input {entry.name!r} is a {type(given).__name__}; expected a torch tensor or a numpy array")
+    refuse_unreadable({entry.name: given})
     tensor = as_tensor(given) if isinstance(given, np.ndarray) else given.detach()
     spec = entry.spec
     found = (tuple(tensor.shape), dtype_name(tensor.dtype), tensor.device.type)

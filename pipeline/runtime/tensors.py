@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 
 from pipeline.errors import UsageError
 from pipeline.ir.graph import DTYPE_BITS
@@ -16,10 +19,12 @@ __all__ = [
     "as_tensor",
     "dtype_name",
     "empty_strided",
+    "is_functional",
     "resolve_views",
     "to_numpy",
     "to_torch",
     "torch_dtype",
+    "why_unreadable",
     "with_strides",
 ]
 
@@ -66,6 +71,29 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     if dtype is None:
         return tensor.numpy().copy()
     return tensor.reshape(-1).view(torch.uint8).numpy().view(dtype).reshape(tensor.shape).copy()
+
+
+TORCH: Any = torch
+"""With names that its type stubs lack."""
+
+
+def is_functional(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is one of torch.func.functionalize: its memory is empty, and to read it is no error."""
+    return TORCH._is_functional_tensor(tensor)
+
+
+def why_unreadable(tensor: torch.Tensor) -> str:
+    """Why a plan cannot read the memory of `tensor`, as the end of a sentence; empty where it can."""
+    if is_lazy(tensor):
+        return "is a parameter of a lazy module, which has no numbers before its first forward"
+    if isinstance(tensor, FakeTensor):
+        return "is a fake tensor, which has no numbers"
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "a nested tensor" if tensor.is_nested else f"of the layout {tensor.layout}"
+        return f"is {kind}; expected a dense one, as `to_dense()` or `torch.stack` makes"
+    if TORCH._C._functorch.is_functorch_wrapped_tensor(tensor) or is_functional(tensor):
+        return "is inside of torch.vmap, torch.func.grad or the like, which see no plan; call it outside of them"
+    return ""
 
 
 NOT_IN_NUMPY = {

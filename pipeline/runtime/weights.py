@@ -12,7 +12,7 @@ from passes.suggest import nearest
 from pipeline.errors import SourceError, UsageError
 from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir.graph import Graph, Payload, Value
-from pipeline.runtime.tensors import as_tensor, dtype_name, with_strides
+from pipeline.runtime.tensors import as_tensor, dtype_name, why_unreadable, with_strides
 
 __all__ = ["Weights", "lenders_of", "refuse_moved", "stored_tensor", "with_stored", "with_weights"]
 
@@ -90,6 +90,8 @@ def _with_named(graph: Graph, tensors: Weights, vids: Mapping[str, int]) -> Grap
 def _wrong(graph: Graph, vids: Mapping[str, int], name: str, tensor: torch.Tensor) -> str:
     if name not in vids:
         return f"it has no {name!r}{nearest(name, vids)}"
+    if why := why_unreadable(tensor):
+        return f"{name!r} {why}"
     value: Value = graph.values[vids[name]]
     if (tuple(tensor.shape), dtype_name(tensor.dtype)) == (value.spec.shape, value.spec.dtype):
         return ""

@@ -26,20 +26,37 @@ ORDERS = "orders of axes"
 """An attribute that no torch operator has: for each result the permutation from its stored form, or ()."""
 
 
+class StoredForms:
+    """The declared values of a graph, and further ones: the forms of some with their axes in the order of memory."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.decls = [ValueDecl(value.name, value.spec, value.role, value.strides) for value in graph.values]
+        self._taken = {decl.name for decl in self.decls}
+
+    def declare(self, vid: int, order: Sequence[int]) -> int:
+        """Declare a form of `vid`, under a name that no other value has; returns its vid."""
+        decl = self.decls[vid]
+        spec = TensorSpec(tuple(decl.spec.shape[axis] for axis in order), decl.spec.dtype, decl.spec.device)
+        name = f"{decl.name} as stored"
+        while name in self._taken:
+            name += "'"
+        self._taken.add(name)
+        self.decls.append(ValueDecl(name, spec, Role.TMP))
+        return len(self.decls) - 1
+
+
 def in_traced_order(graph: Graph) -> Graph:
     """`graph` with the same values under the same vids, and values in memory order after them; bodies likewise."""
-    decls = [ValueDecl(value.name, value.spec, value.role, value.strides) for value in graph.values]
+    forms = StoredForms(graph)
     ops: list[Op] = []
     for op in graph.ops:
-        op = _read_in_memory_order(graph, replace(op, bodies=tuple(map(in_traced_order, op.bodies))), decls, ops)
+        op = _read_in_memory_order(graph, replace(op, bodies=tuple(map(in_traced_order, op.bodies))), forms, ops)
         outs = [graph.values[vid] for vid in op.outputs]
-        orders = [memory_order(out) for out in outs] if _is_computed(decls, op, outs) else []
+        orders = [memory_order(out) for out in outs] if _is_computed(forms.decls, op, outs) else []
         if not any(orders):
             ops.append(replace(op, oid=len(ops)))
             continue
-        stored = [
-            _declare_stored(decls, vid, order) if order else vid for vid, order in zip(op.outputs, orders, strict=True)
-        ]
+        stored = [forms.declare(vid, order) if order else vid for vid, order in zip(op.outputs, orders, strict=True)]
         back = tuple(() if order is None else _inverse(order) for order in orders)
         attrs: dict[str, Attr] = {**op.attrs, ORDERS: back}
         ops.append(replace(op, oid=len(ops), outputs=tuple(stored), attrs=attrs))
@@ -48,7 +65,7 @@ def in_traced_order(graph: Graph) -> Graph:
                 ops.append(Op(len(ops), "Transpose", (inner,), (vid,), {"perm": perm}, name=op.name, origin=op.origin))
     payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
     facts = GraphFacts(graph.updates, graph.sources, graph.dims, graph.guards)
-    return assemble(graph.name, decls, ops, graph.inputs, graph.outputs, payloads, facts=facts)
+    return assemble(graph.name, forms.decls, ops, graph.inputs, graph.outputs, payloads, facts=facts)
 
 
 def has_permuted_results(op: Op) -> bool:
@@ -57,7 +74,7 @@ def has_permuted_results(op: Op) -> bool:
     return isinstance(orders, tuple) and any(orders)
 
 
-def _read_in_memory_order(graph: Graph, op: Op, decls: list[ValueDecl], ops: list[Op]) -> Op:
+def _read_in_memory_order(graph: Graph, op: Op, forms: StoredForms, ops: list[Op]) -> Op:
     """`op`; an `as_strided` of an input or stored value in another memory order reads a Transpose of it."""
     source = graph.values[op.inputs[0]] if op.inputs else None
     if op.kind != AS_STRIDED or source is None or source.producer is not None:
@@ -65,7 +82,7 @@ def _read_in_memory_order(graph: Graph, op: Op, decls: list[ValueDecl], ops: lis
     order = memory_order(source)
     if order is None:
         return op
-    rows = _declare_stored(decls, source.vid, order)
+    rows = forms.declare(source.vid, order)
     ops.append(Op(len(ops), "Transpose", (source.vid,), (rows,), {"perm": order}, name=op.name, origin=op.origin))
     return replace(op, inputs=(rows, *op.inputs[1:]))
 
@@ -93,14 +110,6 @@ def memory_order(value: Value) -> tuple[int, ...] | None:
             return None
         step *= sizes[axis]
     return None if order == list(range(len(sizes))) else tuple(order)
-
-
-def _declare_stored(decls: list[ValueDecl], vid: int, order: Sequence[int]) -> int:
-    """Declare the form of `vid` that has its axes in the order of memory; returns its vid."""
-    decl = decls[vid]
-    spec = TensorSpec(tuple(decl.spec.shape[axis] for axis in order), decl.spec.dtype, decl.spec.device)
-    decls.append(ValueDecl(f"{decl.name} as stored", spec, Role.TMP))
-    return len(decls) - 1
 
 
 def _inverse(order: Sequence[int]) -> tuple[int, ...]:

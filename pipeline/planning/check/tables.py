@@ -8,7 +8,7 @@ from pipeline.lowering import KernelCall, unpack, wrong_schema
 from pipeline.planning.check.shadow_memory import contiguous_strides, has_distinct_elements, roots_of, span
 from pipeline.planning.plan import ExecutionPlan, Slot
 
-__all__ = ["GIVEN", "outside", "unused_bytes", "wrong_tables"]
+__all__ = ["GIVEN", "outside", "unused_bytes", "wrong_peak", "wrong_tables"]
 
 GIVEN = ("input", "param", "state", "const")
 """Roles whose values exist before the first call."""
@@ -152,6 +152,25 @@ def unused_bytes(plan: ExecutionPlan) -> list[str]:
     end = max((offset + plan.slots[vid].spec.nbytes for vid, offset in plan.offsets.items()), default=0)
     rounded = -(-end // 64) * 64
     return [f"the arena has {plan.arena_bytes} bytes, and its values end at {end}"] * (plan.arena_bytes > rounded)
+
+
+def wrong_peak(plan: ExecutionPlan) -> list[str]:
+    """A lower bound of the arena that is not what its values take: counted call by call, from who is read last."""
+    roots = roots_of(plan)
+    last = {roots[vid]: at for at, call in enumerate(plan.calls) for vid in (*call.out_vids, *call.in_vids)}
+    last |= {roots[vid]: len(plan.calls) for vid in (*plan.outputs, *plan.updates.values())}
+    alive, peak, seen = 0, 0, set[int]()
+    ends: dict[int, int] = {}
+    for at, call in enumerate(plan.calls):
+        for root in {roots[vid] for vid in call.out_vids} & plan.offsets.keys() - seen:
+            seen.add(root)
+            alive += plan.slots[root].spec.nbytes
+            ends[last[root]] = ends.get(last[root], 0) + plan.slots[root].spec.nbytes
+        peak = max(peak, alive)
+        alive -= ends.pop(at, 0)
+    return [f"the plan says that {plan.live_bytes} bytes are alive at once; its calls need {peak}"] * (
+        plan.live_bytes != peak
+    )
 
 
 def outside(plan: ExecutionPlan) -> list[str]:

@@ -20,7 +20,7 @@ from pipeline.planning.check.shadow_memory import (
     roots_of,
     strides_of,
 )
-from pipeline.planning.check.tables import GIVEN, outside, unused_bytes, wrong_tables
+from pipeline.planning.check.tables import GIVEN, outside, unused_bytes, wrong_peak, wrong_tables
 from pipeline.planning.check.view_semantics import shows_its_operand
 from pipeline.planning.plan import ExecutionPlan
 
@@ -62,7 +62,7 @@ def violations(plan: ExecutionPlan) -> list[str]:
         for out in call.out_vids:
             memory.write(index, call, out)
     memory.leave()
-    return memory.found + in_bodies or [*unused_bytes(plan), *wrong_residences(plan)]
+    return memory.found + in_bodies or [*unused_bytes(plan), *wrong_peak(plan), *wrong_residences(plan)]
 
 
 class _Memory:

@@ -6,7 +6,6 @@ left half written are reported.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
@@ -15,8 +14,7 @@ import torch
 from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.operators import WHEN_TRAINING
 from pipeline.ir import Graph, Op, Role, Value
-from pipeline.ir.bind import bind_dims, dim_names, dims_of
-from pipeline.runtime import CompiledProgram, compile_graph
+from pipeline.runtime import SizedProgram
 from pipeline.runtime.eager import Own, as_traced, run_eager
 from pipeline.runtime.states import LostStates
 from pipeline.runtime.weights import with_stored
@@ -163,20 +161,17 @@ def _copies(tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 MOST_PROGRAMS = 16
-"""How many programs an engine keeps; each has an arena of its own. The one that ran longest ago is dropped."""
+"""For how many sets of sizes an engine keeps plans and arenas; what ran longest ago is dropped."""
 
 
 class PlannedEngine:
-    """Compiles a program for each new set of sizes, and carries states from program to program."""
+    """Runs plans, one for each set of sizes, over one set of states."""
 
     def __init__(self, graph: Graph, weights: Tensors) -> None:
         self._graph = graph
         self._weights = weights
-        self._dynamic = bool(dim_names(graph))
-        self._stateful = bool(graph.with_role(Role.STATE))
-        self._programs: OrderedDict[tuple[tuple[str, int], ...], CompiledProgram] = OrderedDict()
-        """By sizes of the named dims, the one that ran last at the end."""
-        self._current: CompiledProgram | None = None
+        self._program: SizedProgram | None = None
+        """Made by the first run, from the weights and the states that were given until then."""
 
     def run(self, inputs: Tensors) -> Results:
         """
@@ -187,11 +182,10 @@ class PlannedEngine:
             DataError: an index in the inputs is out of range.
             LostStates: an earlier run that failed had begun to write to some states.
         """
-        program = self._program(inputs)
-        if self._stateful and self._current not in (None, program):
-            program.give_states(self._current.states())  # type: ignore[union-attr]
-        self._current = program
-        return program.run_updating(inputs)
+        if self._program is None:
+            stored = with_stored(self._graph, self._weights)
+            self._program = SizedProgram(stored, limit=MOST_PROGRAMS, approve=refuse_other_moves)
+        return self._program.run_updating(inputs)
 
     def states(self) -> dict[str, torch.Tensor]:
         """Copies of the states as they are; empty before the first run.
@@ -199,26 +193,14 @@ class PlannedEngine:
         Raises:
             LostStates: a run that failed had begun to write to some.
         """
-        return {} if self._current is None else self._current.states()
+        return {} if self._program is None else self._program.states()
 
     def give_states(self, states: Tensors) -> None:
-        if self._current is not None:
-            self._current.give_states(states)
-        else:
+        if self._program is not None and self._program.sizes:
+            self._program.give_states(states)
+        else:  # nothing ran so far
             self._weights = {**self._weights, **states}
-
-    def _program(self, inputs: Tensors) -> CompiledProgram:
-        shapes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
-        dims = dims_of(self._graph, shapes) if self._dynamic else {}
-        key = tuple(sorted(dims.items()))
-        if key not in self._programs:
-            graph = bind_dims(self._graph, dims) if dims else self._graph
-            refuse_other_moves(graph)
-            self._programs[key] = compile_graph(with_stored(graph, self._weights))
-            if len(self._programs) > MOST_PROGRAMS:
-                self._programs.popitem(last=False)
-        self._programs.move_to_end(key)
-        return self._programs[key]
+            self._program = None
 
 
 Engine = TypeVar("Engine", PlannedEngine, ReferenceEngine)

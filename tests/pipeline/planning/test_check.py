@@ -29,6 +29,15 @@ def test_every_plan_passes(graph: Graph) -> None:
     assert plan.arena_bytes >= plan.live_bytes
 
 
+@given(graphs(), st.sampled_from([-64, 1, 64]))
+def test_a_wrong_lower_bound_is_caught(graph: Graph, change: int) -> None:
+    plan = plan_graph(graph)
+    wrong = replace(plan, live_bytes=plan.live_bytes + change)
+    assert violations(wrong) == [
+        f"the plan says that {wrong.live_bytes} bytes are alive at once; its calls need {plan.live_bytes}"
+    ]
+
+
 @given(graphs(), st.data())
 def test_a_shift_off_the_boundary_is_caught(graph: Graph, data: st.DataObject) -> None:
     plan = plan_graph(graph)

@@ -111,3 +111,30 @@ def test_states_are_the_same_at_all_sizes() -> None:
     for run, size in enumerate([2, 3, 4, 2]):
         (found,) = cache.run({"x": torch.zeros(size, 3)}).values()
         assert torch.equal(found, torch.full((size, 3), run + 1.0))
+
+
+def test_states_are_read_and_set_between_sizes() -> None:
+    program = compile_open_graph(open_graph(Counter()), Counter().state_dict(), limit=2)
+    assert program.states() == {}
+    with pytest.raises(UsageError, match="nothing was run"):
+        program.give_states({"b_count": torch.zeros(1)})
+    for size in (2, 3):
+        outputs, updated = program.run_updating({"x": torch.zeros(size, 3)})
+        assert [tuple(one.shape) for one in outputs.values()] == [(size, 3)]
+        assert updated == {}  # a state stays with the program
+    assert program.states() == {"b_count": torch.tensor([2.0])}
+    program.give_states({"b_count": torch.tensor([10.0])})
+    (found,) = program.run({"x": torch.zeros(4, 3)}).values()
+    assert torch.equal(found, torch.full((4, 3), 11.0))
+
+
+def test_a_graph_may_be_refused_for_some_sizes(graph: Graph) -> None:
+    def refuse_three(bound: Graph) -> None:
+        if bound.values[bound.inputs[0]].spec.sizes[0] == 3:
+            raise UsageError("three rows")
+
+    program = SizedProgram(graph, Rows().state_dict(), approve=refuse_three)
+    check_runs(program, graph, 2)
+    with pytest.raises(UsageError, match="three rows"):
+        program.run({"x": torch.rand(3, 3)})
+    assert program.sizes == [{dim_of(graph): 2}]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.errors import Unsupported
-from pipeline.ir import Graph
+from pipeline.ir import Graph, check
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.aten import in_traced_order
 from pipeline.planning import make_plan
@@ -83,3 +83,21 @@ def test_the_checker_knows_that_an_operand_lies_otherwise() -> None:
     wrong = replace(total, constraints={"inplace": (1,)})
     plan = make_plan(graph, [wrong if call is total else call for call in calls])
     assert [problems for problems in violations(plan) if "may not put 'add as stored'" in problems]
+
+
+def test_each_stored_form_has_a_name_of_its_own() -> None:
+    """Two reads through the memory of one input make two forms of it, and a model may use the first name itself."""
+
+    def read_twice(x: torch.Tensor) -> torch.Tensor:
+        return x.as_strided((2, 2), (1, 1)) + x.as_strided((2, 2), (2, 1))
+
+    x = torch.randn(3, 4).t()
+    graph = graph_of(Calls([read_twice]), [x])
+    name = graph.values[graph.inputs[0]].name
+    taken = replace(graph.values[-1], name=f"{name} as stored")
+    graph = in_traced_order(replace(graph, values=(*graph.values[:-1], taken)))
+    check(graph)
+    forms = [value.name for value in graph.values if value.producer is not None and "as stored" in value.name]
+    assert forms == [f"{name} as stored", f"{name} as stored'", f"{name} as stored''"]
+    (result,) = compile_graph(graph).run({name: x}).values()
+    torch.testing.assert_close(result, read_twice(x))

@@ -248,7 +248,8 @@ def test_programs_of_sizes_long_past_are_dropped_and_their_states_go_on() -> Non
     for size in range(2, 2 + MOST_PROGRAMS + 3):
         (actual,) = engine.run({"x": torch.ones(size, 2)})[0].values()
         assert actual.tolist() == [sum(range(2, size + 1))] * 2
-        kept.append(weakref.ref(engine._current))  # type: ignore[arg-type]
+        assert engine._program is not None
+        kept.append(weakref.ref(engine._program._sequence.latest))  # type: ignore[arg-type]
     gc.collect()
     assert [program() is None for program in kept] == [True] * 3 + [False] * MOST_PROGRAMS
 
