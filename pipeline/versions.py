@@ -31,9 +31,10 @@ def digest_of_packages(*packages: Path) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """Digest of the content of a file; empty if it cannot be read."""
+    """Digest of the content of a file, read in pieces; empty if it cannot be read."""
     try:
-        return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
     except OSError:
         return ""
 

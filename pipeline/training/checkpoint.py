@@ -64,7 +64,8 @@ def read_snapshot(path: Path, expected: Mapping[str, torch.Tensor]) -> Snapshot:
     if metadata.get("format") != FORMAT:
         raise UsageError(f"{path} has the format {metadata.get('format')!r}; expected {FORMAT!r}, as save() writes it")
     default = tensors.pop(DEFAULT, None)
-    kernels = [tensors.pop(name) for name in sorted(tensors) if name.startswith(KERNEL)]
+    numbers = sorted(int(name.removeprefix(KERNEL)) for name in tensors if name.startswith(KERNEL))
+    kernels = [tensors.pop(f"{KERNEL}{number}") for number in numbers]
     for name in sorted(tensors.keys() ^ expected.keys()):
         raise UsageError(f"{path} is of another program: {name!r} is only in one of them")
     for name, tensor in tensors.items():

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pipeline.errors import Unsupported
 
-__all__ = ["NO_PLACE", "AskedForNumber", "KnownValues", "place_outside"]
+__all__ = ["NO_PLACE", "AskedForNumber", "KnownValues", "is_plain", "place_outside"]
 
 UNREGISTERED = ""
 """Stands for a tensor that is neither a parameter nor a buffer; it is a constant of the recording."""
@@ -109,7 +109,7 @@ class KnownValues(TorchDispatchMode):
                 del self._known[traced]
 
     def _find(self, tensor: torch.Tensor) -> KnownValue | None:
-        return KnownValue(tensor, frozenset([UNREGISTERED])) if _is_plain(tensor) else self._known.get(tensor)
+        return KnownValue(tensor, frozenset([UNREGISTERED])) if is_plain(tensor) else self._known.get(tensor)
 
     def _compute(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         def value_of(leaf: Any) -> Any:
@@ -130,7 +130,7 @@ def _refuse_open_sizes(func: Any, result: Any) -> None:
             )
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor has numbers: it comes from outside of the recording."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -146,7 +146,7 @@ def place_outside(frames: traceback.StackSummary | None = None) -> str:
     """
     for frame in reversed(traceback.extract_stack() if frames is None else frames):
         path = Path(frame.filename)
-        if path.parent == HERE and path.name != Path(__file__).name:
+        if path.parent == HERE and path.name not in WATCHING:
             break  # the recording itself: what is outside of it only called it
         if not frame.filename.startswith("<") and not any(path.is_relative_to(home) for home in HOMES):
             return f"{path.name}:{frame.lineno}"
@@ -156,6 +156,9 @@ def place_outside(frames: traceback.StackSummary | None = None) -> str:
 NO_PLACE = "no place known"
 
 HERE = Path(__file__).parent
+
+WATCHING = (Path(__file__).name, "frozen_numbers.py")
+"""Files here whose code stands between an operator and the code that called it."""
 
 HOMES = (Path(torch.__file__).parent, HERE.parent)
 """Folders whose code is not the user's."""

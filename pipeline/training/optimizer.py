@@ -26,6 +26,7 @@ __all__ = [
     "rate_state",
     "read_optimizer",
     "refuse_changes",
+    "refuse_half_a_state",
 ]
 
 Rule = Literal["SGD", "Adam"]
@@ -89,12 +90,13 @@ def read_optimizer(optimizer: Optimizer, module: nn.Module, trained: Sequence[st
         )
         for name, tensor in own:
             state = optimizer.state.get(tensor) or {}
+            refuse_half_a_state(rule, options, name, state)
             moments |= {(name, sort): state[sort] for sort in sorts if isinstance(state.get(sort), torch.Tensor)}
-            if "step" in state:
-                steps.add(int(state["step"]))
+            steps.add(int(state.get("step", 0)))
     if len(steps) > 1:
         raise Unsupported(
-            f"the optimizer did {min(steps)} to {max(steps)} steps with its parameters; expected one count"
+            f"the optimizer did {min(steps)} to {max(steps)} steps with its parameters; expected one count, since a "
+            "program counts once for all: train those that are behind with an optimizer of their own first"
         )
     return OptimizerSettings(rule, tuple(group for group in groups if group.params), max(steps, default=0), moments)
 
@@ -129,6 +131,19 @@ def refuse_changes(recorded: Sequence[Mapping[str, object]], now: Sequence[Mappi
                 f"group {index} of {title} has {changed[0]}={other.get(changed[0])}, this program {mine[changed[0]]}; "
                 f"only learning rates may differ: record the step again{ADVICE.get(changed[0], '')}"
             )
+
+
+def refuse_half_a_state(rule: Rule, options: Mapping[str, Any], param: str, state: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        UsageError: Adam did steps with the parameter `param`, and a moment of it is missing in its state.
+    """
+    missing = [sort for sort in MOMENTS[rule](options) if not isinstance(state.get(sort), torch.Tensor)]
+    if rule == "Adam" and missing and int(state.get("step", 0)):
+        raise UsageError(
+            f"the optimizer did {int(state['step'])} steps with {param!r}, and has no {missing[0]} of it; expected all "
+            f"of {', '.join(MOMENTS[rule](options))}"
+        )
 
 
 def rate_state(rate: float) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping
 
@@ -147,11 +148,14 @@ def _sources(
     names = {id(tensor): name for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
     keys = {key: stored_name(names[id(tensor)]) for key, tensor in module.state_dict(keep_vars=True).items()}
     params = [names[id(tensor)] for group in optimizer.param_groups for tensor in group["params"]]
+    trained = {number: name for number, name in enumerate(params) if name in traced.params}
+    held = optimizer.state_dict()["state"]
     return Sources(
         module,
         optimizer,
         {name: tensor for name, tensor in stored.items() if name not in states},
         keys,
-        {number: name for number, name in enumerate(params) if name in traced.params},
+        trained,
         fixed_options(optimizer),
+        copy.deepcopy({number: state for number, state in held.items() if number not in trained}),
     )

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from pipeline.errors import UsageError
 from pipeline.training.graph import STEP, moment_name, rate_name
-from pipeline.training.optimizer import MOMENTS, RULES, rate_state, refuse_changes
+from pipeline.training.optimizer import MOMENTS, RULES, rate_state, refuse_changes, refuse_half_a_state
 
 __all__ = ["Sources", "from_state_dict", "to_state_dict"]
 
@@ -34,6 +34,18 @@ class Sources:
     """{number of a parameter in the optimizer's state dict: its name in the module}, of those that are trained."""
     options: Sequence[Mapping[str, object]]
     """The options of each group of the optimizer that are part of the graph."""
+    idle: Mapping[int, Mapping[str, Any]]
+    """{number of a parameter in the optimizer's state dict: its state there}, of those that no step changes."""
+
+
+def _refuse_other_idle_state(sources: Sources, number: int, state: Mapping[str, Any]) -> None:
+    own = sources.idle.get(number, {})
+    same = state.keys() == own.keys() and all(torch.equal(*map(torch.as_tensor, (state[key], own[key]))) for key in own)
+    if not same:
+        raise UsageError(
+            f"the optimizer's state dict has another state of its parameter {number}, which this program does not "
+            "train: give it to the optimizer and record the step again"
+        )
 
 
 def to_state_dict(sources: Sources, states: Mapping[str, torch.Tensor]) -> StateDict:
@@ -45,11 +57,12 @@ def to_state_dict(sources: Sources, states: Mapping[str, torch.Tensor]) -> State
     held = {**sources.constants, **states}
     module = {key: held[name].clone() for key, name in sources.keys.items()}
     groups = copy.deepcopy(sources.optimizer.state_dict()["param_groups"])
-    state: dict[int, dict[str, torch.Tensor]] = {}
+    state: dict[int, dict[str, Any]] = {number: copy.deepcopy(dict(idle)) for number, idle in sources.idle.items()}
     for index, group in enumerate(groups):
         rate = states.get(rate_name(index))
         if rate is not None:
-            group["lr"] = float(rate)
+            own = group["lr"]
+            group["lr"] = torch.full_like(own, float(rate)) if isinstance(own, torch.Tensor) else float(rate)
         for number in group["params"]:
             if number not in sources.params:
                 continue
@@ -126,7 +139,9 @@ def _of_optimizer(
         for number in group["params"]:
             param, state = sources.params.get(number), found["state"].get(number) or {}
             if param is None:
+                _refuse_other_idle_state(sources, number, state)
                 continue
+            refuse_half_a_state(rule, group, param, state)
             for sort in MOMENTS[rule](group):
                 name, moment = moment_name(param, sort), state.get(sort)
                 given[name] = torch.zeros_like(states[name]) if moment is None else moment

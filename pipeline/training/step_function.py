@@ -38,6 +38,8 @@ class StepFunction:
     buffers: tuple[str, ...]
     clips: Clipping = "none"
     checks_gradients: bool = False
+    until_loss: bool = False
+    """Whether the loss is all that is asked for: no gradient is computed."""
     exported: nn.Module | None = None
     """What is called in place of the module: the same as a graph of torch.export."""
 
@@ -59,6 +61,8 @@ class StepFunction:
             _refuse_other_losses(value)
             value = value.reshape(())
             found = value.detach()  # in front of the backward operators, so that updates may stand among these
+            if self.until_loss:
+                return [found]
             one = torch.ones((), dtype=value.dtype)  # a constant, unlike the ones_like that autograd would call
             gradients = list(torch.autograd.grad(value, tensors[: self.trained], one, allow_unused=True))
         stored.update(own)

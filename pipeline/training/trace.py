@@ -13,7 +13,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from pipeline.errors import OnnxlineError, Unsupported, UsageError
 from pipeline.export.captured_output import capture_output
 from pipeline.training.batch import Batch, BatchLayout, LossFunction
+from pipeline.training.frozen_numbers import CallLog, RecurrentCalls, counters_as_they_were, repeats_needed
 from pipeline.training.known_values import NO_PLACE, AskedForNumber, KnownValues, place_outside
 from pipeline.training.refusals import refuse_module
 from pipeline.training.step_function import Clipping, StepFunction
@@ -92,7 +93,8 @@ def trace_step(
     stored = {**asked, **rest, **buffers}
     inputs = [given[name].detach() for name in layout.names]
     step = StepFunction(module, loss, layout, tuple(stored), len(asked), tuple(buffers), clips, checks_gradients)
-    recorded, decided_by = _record(step, stored, [*inputs, *([torch.ones(())] if clips != "none" else [])])
+    with counters_as_they_were(module):
+        recorded, decided_by = _record(step, stored, [*inputs, *([torch.ones(())] if clips != "none" else [])])
     placeholders = [node for node in recorded.graph.nodes if node.op == "placeholder"]
     value, norm, *others = _results(recorded)
     if value is None:
@@ -152,7 +154,7 @@ def _record(
     What cannot be recorded as it is written is first made a graph by torch.export.
     """
     try:
-        return _record_as_written(step, stored, others)
+        return _record_twice(step, stored, others)
     except Exception as error:  # torch has errors of many kinds
         if _is_final(error):
             raise
@@ -165,7 +167,7 @@ def _record(
     for strict in (False, True):
         try:
             exported = _export(step, others, strict=strict)
-            return _record_as_written(replace(step, exported=exported), stored, others)
+            return _record_twice(replace(step, exported=exported), stored, others)
         except Exception as error:
             if _is_final(error):
                 raise
@@ -174,6 +176,21 @@ def _record(
         f"torch cannot record the train step: {_describe(failed)}; nor could it after torch.export, which was tried "
         f"with {' and with '.join(tried)}"
     ) from failed
+
+
+def _record_twice(
+    step: StepFunction, stored: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor]
+) -> tuple[GraphModule, frozenset[str]]:
+    """Record the step, and forward and loss again.
+
+    Raises:
+        Unsupported: the second recording has other operators or numbers.
+    """
+    log = CallLog()
+    found = _record_as_written(step, stored, others, log=log)
+    for _ in range(repeats_needed(log)):
+        _record_as_written(replace(step, until_loss=True), stored, others, log=CallLog(log))
+    return found
 
 
 def _place_of_forward(step: StepFunction, stored: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor]) -> str:
@@ -201,6 +218,7 @@ def _record_as_written(
     stored: Mapping[str, torch.Tensor],
     others: Sequence[torch.Tensor],
     notes: list[str] | None = None,
+    log: CallLog | None = None,
 ) -> tuple[GraphModule, frozenset[str]]:
     known = KnownValues()
     untrained = [(name, tensor.detach()) for name, tensor in stored.items()][step.trained :]
@@ -208,7 +226,7 @@ def _record_as_written(
     def call(*tensors: torch.Tensor) -> list[torch.Tensor | None]:
         for traced, (name, tensor) in zip(tensors[step.trained :], untrained, strict=False):
             known.add(traced, name, tensor)
-        with known:
+        with known, log or nullcontext(), RecurrentCalls():
             return step(*tensors)
 
     # Without mkldnn, whose LSTM is one operator that a plan cannot hold.

@@ -6,6 +6,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -310,3 +312,46 @@ def test_a_state_dict_may_be_loaded_after_compile() -> None:
     torch.manual_seed(3)
     found = model.program.state_dict()["module"]
     assert all(torch.equal(found[key], value) for key, value in other.state_dict().items())
+
+
+KILLED = """
+import os, signal, sys
+import torch
+from pipeline.authoring import AdamW, CrossEntropyLoss, Dropout, Linear, Model, ReLU
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+path, killed_at = sys.argv[1], int(sys.argv[2])
+torch.manual_seed(0)
+model = Model((6, 4)).add(Linear(4, 16)).add(Dropout(0.3)).add(ReLU()).add(Linear(16, 3))
+model.compile(AdamW(lr=0.01), CrossEntropyLoss(), schedule=lambda made: CosineAnnealingLR(made, 12), quiet=True)
+
+
+def batches(epoch):
+    draw = torch.Generator().manual_seed(epoch)
+    for number in range(4):
+        if 4 * epoch + number == killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        x = torch.randn(6, 4, generator=draw)
+        yield x, x.argmax(1) % 3
+
+
+history = model.fit(batches, 3, path=path, resume=True, save_every=1, quiet=True)
+print([loss.hex() for loss in history.losses])
+print({name: tensor.reshape(-1).view(torch.uint8).tolist() for name, tensor in model.program.snapshot().states.items()})
+"""
+
+
+def test_a_fit_that_was_killed_between_steps_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """With dropout and a schedule; killed in the first epoch, then in the second, then at its begin."""
+
+    def run(name: str, killed_at: int) -> tuple[str, int]:
+        command = [sys.executable, "-c", KILLED, str(tmp_path / name), str(killed_at)]
+        environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        return done.stdout, done.returncode
+
+    whole, code = run("whole", -1)
+    assert (code, len(whole.splitlines())) == (0, 2)
+    for killed_at in (2, 7, 8):
+        assert run("killed", killed_at) == ("", -signal.SIGKILL)
+    assert run("killed", -1) == (whole, 0)

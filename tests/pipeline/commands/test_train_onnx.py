@@ -235,3 +235,14 @@ def test_the_shipped_configuration_trains_the_quantized_digits(tmp_path: Path) -
     result = TrainRun(RunConfig.from_yaml(configs / "digits_qat.yaml", own), tmp_path / "qat").run()
     assert list(result.training.metrics) == ["accuracy in float", "accuracy before training", "accuracy"]
     assert len(result.training.losses) == 3
+
+
+def test_a_quantized_training_goes_on(folder: Path) -> None:
+    """The simulation is made again, gives the same file, and so the same training."""
+    sections: dict[str, Any] = {"quantsim": {"rules": {"op:*": {"weights": "int4/channel"}}}}
+    model = {"factory": "net.py:make", "inputs": {"x": {"shape": ["batch", 5, 8]}}}
+    asked = {"quantized": True, "export": False}
+    first, _ = train(folder, model, train=asked, **sections)
+    again, events = train(folder, model, train={**asked, "evaluate": "net.py:error"}, **sections)
+    assert [event for event in events if isinstance(event, Note) and "going on" in event.text]
+    assert again.history.records == first.history.records

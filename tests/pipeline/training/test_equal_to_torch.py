@@ -27,7 +27,8 @@ step to step. Seen: up to 3e-7."""
 TOLERANCES = {torch.float64: 1e-12, torch.float32: TOLERANCE, torch.bfloat16: 0.03}
 """Of the losses by dtype, relative. Products and sums are the same calls as torch's, but a plan may lay an operand out
 otherwise, so that a sum has another order: float64 as float32. In bfloat16 a parameter that is rounded to its
-neighbour is off by half of its last bit, 2^-9 relative, and stays so; a loss adds up many of these."""
+neighbour is off by half of its last bit, 2^-9 relative, and stays so; a loss adds up many of these. Seen over
+the five models: up to 5e-16, 3e-7 and 0.018."""
 
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "SGD": lambda params: SGD(params, lr=0.1),
@@ -57,21 +58,24 @@ def test_losses_and_parameters_are_those_of_torch(model: str, optimizer: str) ->
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-def test_losses_are_those_of_torch_in_every_dtype(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_losses_are_those_of_torch_in_every_dtype(model: str, dtype: torch.dtype) -> None:
     """Beside torch's fused AdamW, which computes the update of bfloat16 in float32, as we do: the other one rounds
-    after each operator."""
-    module, twin = seeded(MODELS["mlp"].make).to(dtype), seeded(MODELS["mlp"].make).to(dtype)
+    after each operator. float16 is refused."""
+    module, twin = seeded(MODELS[model].make).to(dtype), seeded(MODELS[model].make).to(dtype)
     ours_of, theirs_of = (AdamW(own.parameters(), lr=1e-3, fused=True) for own in (module, twin))
 
     def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x, label = MODELS["mlp"].batch(number)
-        return x.to(dtype), label
+        x, label = MODELS[model].batch(number)
+        return x if MODELS[model].words else x.to(dtype), label
 
     program = record_step(module, LOSS, ours_of, batch(0))
+    torch.manual_seed(7)
     ours = [program.step(batch(number)).item() for number in range(STEPS)]
+    torch.manual_seed(7)
     theirs = [step_of_torch(twin, theirs_of, batch(number)) for number in range(STEPS)]
     assert ours == pytest.approx(theirs, rel=TOLERANCES[dtype])
-    assert min(theirs) < 0.95 * theirs[0]
+    assert min(theirs) < 0.99 * theirs[0]
 
 
 @pytest.mark.skipif(not HAS_SMALL_KERNELS, reason="numpy has no small kernels for this processor")

@@ -215,3 +215,32 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence() -> None:
     model.graph.node[5].input[1] = "v"
     with pytest.raises(UsageError, match="the model has no initializer 'w', which was trained"):
         with_weights(model, other)
+
+
+OPEN_BATCH = """
+<ir_version: 8, opset_import: ["" : 17]>
+rows (float[batch, 4] x) => (float[size, 3] y) <float[1] ones = {1.0}> {
+    product = MatMul(x, w)
+    shape = Shape(product)
+    filler = Expand(ones, shape)
+    y = Add(product, filler)
+}
+"""
+
+
+def test_a_module_takes_the_sizes_that_its_model_leaves_open() -> None:
+    """The filler is a constant of another size for each batch; the weight is one for all."""
+    proto = onnx.parser.parse_model(OPEN_BATCH)
+    weight = torch.arange(12.0).reshape(4, 3)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight.numpy(), "w"))
+    module = as_module(proto, shapes={"x": (2, 4)})
+    program = record_step(module, nn.MSELoss(), SGD(module.parameters(), lr=0.01), (torch.ones(2, 4), torch.ones(2, 3)))
+    program.step((torch.ones(2, 4), torch.ones(2, 3)))
+    program.write_back()
+    trained = program.state_dict()["module"]["w"]
+    assert not torch.equal(trained, weight)
+    for rows in (2, 5, 1):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(module(x).detach(), x @ trained + 1)
+    with pytest.raises(UsageError, match=r"input 'x' is float32\[2, 5\]; the graph declares float32\[2, 4\]"):
+        module(torch.ones(2, 5))

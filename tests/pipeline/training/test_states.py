@@ -15,8 +15,10 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from pipeline.errors import UsageError
+from pipeline.errors import Unsupported, UsageError
+from pipeline.runtime.capture import RandomState, Snapshot
 from pipeline.training import NotFinite, TrainProgram, record_step
+from pipeline.training.checkpoint import read_snapshot, write_snapshot
 from tests.pipeline.training.steps import LOSS, MODELS, MakeOptimizer, mlp, record, seeded, step_of_torch
 
 DROPOUT = MODELS["transformer with dropout"]
@@ -131,6 +133,78 @@ def test_moments_of_a_part_of_the_parameters_are_refused() -> None:
     del found["optimizer"]["state"][0]
     with pytest.raises(UsageError, match="did 0 to 1 steps with its parameters"):
         program.load_state_dict(found)
+
+
+def frozen_in_the_middle() -> tuple[nn.Module, AdamW]:
+    """A module whose first layer was trained for three steps, and is frozen since."""
+    module = seeded(mlp)
+    optimizer = adamw(module.parameters())
+    for number in range(3):
+        step_of_torch(module, optimizer, MODELS["mlp"].batch(number))
+    module[0].requires_grad_(False)  # type: ignore[index]
+    return module, optimizer
+
+
+def test_states_of_frozen_parameters_go_through_a_program_unchanged() -> None:
+    """Thaw the layer afterwards and go on by torch: as if all steps had been torch's."""
+    module, optimizer = frozen_in_the_middle()
+    reference, twin = frozen_in_the_middle()
+    kept = {key: value.clone() for key, value in optimizer.state_dict()["state"][0].items()}
+    program = record_step(module, LOSS, optimizer, MODELS["mlp"].batch(0))
+    for number in range(3, 6):
+        program.step(MODELS["mlp"].batch(number))
+    found = program.state_dict()
+    program.write_back()
+    for state in (found["optimizer"]["state"][0], optimizer.state_dict()["state"][0]):
+        assert state.keys() == kept.keys() == {"step", "exp_avg", "exp_avg_sq"}
+        assert all(torch.equal(state[key], kept[key]) for key in kept)
+    program.load_state_dict(found)
+    for number in range(3, 6):
+        twin.zero_grad(set_to_none=True)
+        LOSS(reference(MODELS["mlp"].batch(number)[0]), MODELS["mlp"].batch(number)[1]).backward()
+        twin.step()
+    for own, own_optimizer in ((module, optimizer), (reference, twin)):
+        own[0].requires_grad_(True)  # type: ignore[index]
+        for number in range(6, 9):
+            step_of_torch(own, own_optimizer, MODELS["mlp"].batch(number))
+    for name, tensor in reference.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_a_state_of_a_frozen_parameter_that_is_another_is_refused() -> None:
+    module, optimizer = frozen_in_the_middle()
+    program = record_step(module, LOSS, optimizer, MODELS["mlp"].batch(0))
+    for change in (lambda state: state.pop(0), lambda state: state[0]["exp_avg"].add_(1)):
+        found = program.state_dict()
+        change(found["optimizer"]["state"])
+        with pytest.raises(UsageError, match="another state of its parameter 0, which this program does not train"):
+            program.load_state_dict(found)
+
+
+def test_an_optimizer_that_knows_a_part_of_the_parameters_is_refused() -> None:
+    """Adam of torch counts the steps of each parameter, a program those of all."""
+    module, optimizer = frozen_in_the_middle()
+    for part in (0, 1):
+        del optimizer.state[optimizer.param_groups[0]["params"][part]]
+    module[0].requires_grad_(True)  # type: ignore[index]
+    with pytest.raises(Unsupported, match="the optimizer did 0 to 3 steps with its parameters; expected one count"):
+        record_step(module, LOSS, optimizer, MODELS["mlp"].batch(0))
+
+
+def test_a_moment_that_is_missing_is_refused() -> None:
+    module = seeded(mlp)
+    optimizer = adamw(module.parameters())
+    step_of_torch(module, optimizer, MODELS["mlp"].batch(0))
+    optimizer.param_groups[0]["amsgrad"] = True
+    with pytest.raises(UsageError, match=r"did 1 steps with '0.weight', and has no max_exp_avg_sq of it"):
+        record_step(module, LOSS, optimizer, MODELS["mlp"].batch(0))
+
+
+def test_random_states_of_many_kernels_keep_their_order(tmp_path: Path) -> None:
+    states = tuple(torch.tensor([number], dtype=torch.uint8) for number in range(12))
+    write_snapshot(tmp_path / "states", Snapshot({"w": torch.zeros(2)}, RandomState(states)))
+    found = read_snapshot(tmp_path / "states", {"w": torch.zeros(2)})
+    assert [int(state) for state in found.random.kernels] == list(range(12))
 
 
 def test_a_learning_rate_comes_back_as_it_was() -> None:

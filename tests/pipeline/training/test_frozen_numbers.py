@@ -1,0 +1,123 @@
+"""Numbers of Python that change from call to call are no part of a recorded step, and are refused by name."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from pipeline.errors import Unsupported
+from pipeline.training import TrainProgram, record_step
+from tests.pipeline.training.steps import LOSS, MODELS, mlp
+
+X, LABEL = MODELS["mlp"].batch(0)
+
+COUNTER = itertools.count()
+
+
+class Scaled(nn.Module):
+    """An MLP whose result is changed by a function of the module and the result."""
+
+    def __init__(self, change: Callable[[Scaled, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.mlp, self.change, self.calls = mlp(), change, 0
+        self.fixed = 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.change(self, self.mlp(x))
+
+
+def count(module: Scaled, x: torch.Tensor) -> torch.Tensor:
+    module.calls += 1
+    return x * module.calls
+
+
+def count_seldom(module: Scaled, x: torch.Tensor) -> torch.Tensor:
+    module.calls += 1
+    return x if module.calls % 100 else -x
+
+
+def record(change: Callable[[Scaled, torch.Tensor], torch.Tensor]) -> tuple[Scaled, TrainProgram]:
+    module = Scaled(change)
+    return module, record_step(module, LOSS, SGD(module.parameters(), lr=0.1), (X, LABEL))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda _, x: x * random.random(),
+            r"another number when it is recorded again: 0\.\d+, then 0\.\d+, in aten.mul",
+        ),
+        (lambda _, x: x + np.random.rand(), "another number"),
+        (lambda _, x: x * time.perf_counter(), "another number"),
+        (lambda _, x: x * next(COUNTER), r"another number when it is recorded again: \d+, then \d+"),
+        (lambda _, x: x * torch.tensor([random.random()]), r"another number .* of \[0\.\d+\]"),
+        (lambda _, x: x * torch.from_numpy(np.random.rand(10).astype(np.float32)), "another number"),
+        (lambda _, x: x if random.random() < 0.5 else torch.tanh(x), "calls other operators when it is recorded again"),
+        (count, "another number when it is recorded again: 1, then 2"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:the forward pass changes")
+def test_a_number_that_changes_is_refused_with_its_line(
+    change: Callable[[Scaled, torch.Tensor], torch.Tensor], said: str
+) -> None:
+    random.seed(3)
+    with pytest.raises(Unsupported, match=rf"{said}.*\(test_frozen_numbers.py:\d+\); a step would keep the first"):
+        record(change)
+
+
+def test_a_number_of_the_loss_is_refused() -> None:
+    module = mlp()
+    with pytest.raises(Unsupported, match="the forward pass or the loss computes with another number"):
+        record_step(module, lambda out, label: LOSS(out, label) * random.random(), SGD(module.parameters()), (X, LABEL))
+
+
+def test_a_counter_is_warned_of_and_put_back() -> None:
+    """Its effect shows after a hundred calls, which no recording sees."""
+    with pytest.warns(UserWarning, match="the forward pass changes 'calls', a number of Python"):
+        module, program = record(count_seldom)
+    assert module.calls == 0
+    program.step((X, LABEL))
+
+
+def test_numbers_that_stay_and_random_numbers_of_torch_are_recorded() -> None:
+    def change(module: Scaled, x: torch.Tensor) -> torch.Tensor:
+        draw = random.Random(5).random()  # a generator of its own, the same each time
+        return nn.functional.dropout(x * module.fixed, 0.5) * torch.rand(()) + draw
+
+    _, program = record(change)
+    assert len({program.step((X, LABEL)).item() for _ in range(4)}) == 4
+
+
+WEIGHTS = [torch.randn(size) for layer in range(2) for size in ((40, 16 if not layer else 10), (40, 10), 40, 40)]  # type: ignore[arg-type]
+
+
+class CallsLstm(nn.Module):
+    """Two layers by one direct call, which a look at modules does not find."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.own = nn.ParameterList(WEIGHTS)
+        self.dropout = dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        zeros = (torch.zeros(2, 1, 10), torch.zeros(2, 1, 10))
+        found = torch.lstm(x[:, None], zeros, list(self.own), True, 2, self.dropout, self.training, False, False)
+        return found[0][:, 0]
+
+
+def test_a_direct_call_of_lstm_with_dropout_is_refused() -> None:
+    module = CallsLstm(0.5)
+    said = r"torch\.lstm is called with 2 layers and dropout=0\.5 \(test_frozen_numbers\.py:\d+\)"
+    with pytest.raises(Unsupported, match=said):
+        record_step(module, LOSS, SGD(module.parameters()), (X, LABEL))
+    for plain in (CallsLstm(0.0), CallsLstm(0.5).eval()):
+        record_step(plain, LOSS, SGD(plain.parameters(), lr=0.1), (X, LABEL)).step((X, LABEL))
