@@ -17,7 +17,7 @@ from onnx import TensorProto
 from passes.errors import StepFailed, StepTimedOut
 from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel
-from passes.weights.stand_ins import Weight, inline, point_to
+from passes.weights.stand_ins import Weight, point_to
 from passes.worker.platforms import available_cores
 
 __all__ = ["Session", "as_array"]
@@ -31,6 +31,10 @@ time to open a session is quadratic in the nodes: 12 s for 4,800, and 0.5 s with
 
 GIVEN: Final = "given"
 """The file name in initializers whose values are passed to the session by name."""
+
+
+BEYOND_NUMPY: Final = frozenset({TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2})
+"""The dtypes of weights that numpy does not have, so that onnxruntime has to be told them."""
 
 
 class Session:
@@ -187,21 +191,16 @@ def _share(graph: onnx.GraphProto, weights: Mapping[str, Weight]) -> Shared:
         weight = weights.get(tensor.name)
         if weight is None:
             continue
-        value = _ort_value(weight)
-        if value is None:
-            inline(tensor, weight.data)
-            continue
         point_to(tensor, GIVEN, 0, weight.data.nbytes)
-        shared[tensor.name] = value
+        shared[tensor.name] = _ort_value(weight)
     return shared
 
 
-def _ort_value(weight: Weight) -> tuple[onnxruntime.OrtValue, np.ndarray] | None:
-    """The weight as onnxruntime's value over the same memory, with the array that owns it; None where numpy has no such
-    dtype (bfloat16) or the bytes lie unaligned, and the weight has to go inline."""
-    if weight.data_type == TensorProto.BFLOAT16:
-        return None
+def _ort_value(weight: Weight) -> tuple[onnxruntime.OrtValue, np.ndarray]:
+    """The weight as onnxruntime's value over the same memory, with the array that owns it."""
     array = weight.array()
     if not array.flags.aligned:
         array = array.copy()
+    if weight.data_type in BEYOND_NUMPY:
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, weight.data_type), array
     return onnxruntime.OrtValue.ortvalue_from_numpy(array), array

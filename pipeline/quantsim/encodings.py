@@ -6,18 +6,28 @@ scale = (high - low) / (highest - lowest), computed in double precision.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
 from onnx import TensorProto, helper
 
-from passes.encodings.encoding import Encoding, Precision, encode_bias
+from passes.encodings.encoding import BIAS, Encoding, Precision, encode_bias
+from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.errors import UsageError
 from pipeline.quantsim.placement import PlacedSite, Placement
 
-__all__ = ["Encoding", "Range", "encode", "encode_range", "encode_weight", "quantize", "round_trip"]
+__all__ = [
+    "Encoding",
+    "Range",
+    "describe_limited_biases",
+    "encode",
+    "encode_range",
+    "encode_weight",
+    "quantize",
+    "round_trip",
+]
 
 Range = tuple[float, float]
 
@@ -66,6 +76,24 @@ def _check_numbers(tensor: str, array: np.ndarray, kind: str) -> None:
             f"quantsim: the stored tensor {tensor!r} holds infinity or NaN, which no scale can express; mend the "
             f"model, or leave the tensor in float: quantsim.rules, tensor:{tensor}: {{{kind}: float}}"
         )
+
+
+def describe_limited_biases(encodings: Mapping[str, Encoding], model: DetachedModel) -> Iterator[str]:
+    """A sentence for each bias with numbers that are too large for 32 bits in the scale of the products that it is
+    added to. They become the largest that there is, which is another bias."""
+    for tensor in model.proto.graph.initializer:
+        encoding = encodings.get(tensor.name)
+        if encoding is None or encoding.precision != BIAS:
+            continue
+        array = model.array(tensor)
+        largest = encoding.spread(array, encoding.scale.astype(np.float64)) * BIAS.highest
+        beyond = int((np.abs(array) > largest).sum())
+        if beyond:
+            yield (
+                f"{beyond} of the {plural(array.size, 'number')} of the bias {tensor.name} are beyond 32 bits in the "
+                "scale of its products, and become the largest there; leave it in float: quantsim.rules, "
+                f"tensor:{tensor.name}: {{activations: float}}"
+            )
 
 
 def encode_range(limits: Range, precision: Precision) -> Encoding:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from passes.graph.float_tensors import EVERY_FLOAT, find_floats
 from passes.graph.op_facts import ONNX_DOMAINS
+from passes.graph.traversal import reads_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.errors import Unsupported
@@ -119,7 +120,7 @@ def _path(
     forward: list[NodeProto] = []
     for node in graph.node:
         results = [name for name in node.output if name in floats]
-        is_behind = not reached.isdisjoint(node.input) and results
+        is_behind = not reached.isdisjoint(reads_of(node)) and results
         if is_behind or not made_here.isdisjoint(node.output):
             forward.append(node)
             reached.update(results)
@@ -130,7 +131,7 @@ def _path(
         if wanted.isdisjoint(node.output):
             continue
         nodes.append(node)
-        wanted.update(node.input)
+        wanted.update(reads_of(node))
         if node.domain not in ONNX_DOMAINS or node.op_type not in FUNCTIONS:
             missing.add(".".join(filter(None, (node.domain, node.op_type))))
     nodes.reverse()

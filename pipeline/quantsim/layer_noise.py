@@ -38,7 +38,7 @@ class QuantizedLayers:
         self, model: DetachedModel, encodings: Mapping[str, Encoding], layers: Sequence[Sequence[NodeProto]]
     ) -> None:
         self._encodings, self._layers = encodings, layers
-        reads = {name for nodes in layers for node in nodes for name in node.input}
+        reads = {name for nodes in layers for node in nodes for name in node.input if name}
         stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
         arrays = {name: model.array(stored[name]) for name in reads & stored.keys()}
         for name in arrays.keys() & encodings.keys():

@@ -172,14 +172,14 @@ class QuantizedSteps:
 
     def add(self, nodes: Sequence[NodeProto]) -> dict[str, str]:
         """Add copies of `nodes` that read quantized float values; returns result → its quantized value."""
-        title = f"{nodes[-1].output[0]}/step"
+        title = f"{_first_result(nodes[-1])}/step"
         if title in self._added:
             return self._added[title]
         results = self._added[title] = {}
         for node in nodes:
             copy = NodeProto()
             copy.CopyFrom(node)
-            copy.name = f"{title}/{node.output[0]}"
+            copy.name = f"{title}/{_first_result(node)}"
             rename_values(copy, lambda read: results.get(read) or self._read(read), reads_only=True)
             for index, output in enumerate(node.output):
                 copy.output[index] = f"{title}/{output}" if output else ""
@@ -205,6 +205,11 @@ class QuantizedSteps:
         result = f"{title}{DEQUANTIZED}"
         self._graph.node.extend(quantize_nodes(value, result, encoding, f"{QUANTIZED}{name}", title))
         return result
+
+
+def _first_result(node: NodeProto) -> str:
+    """A cell may leave out its first output, the whole sequence."""
+    return next(filter(None, node.output))
 
 
 def _with_prefix(node: NodeProto, shared: Collection[str]) -> NodeProto:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -79,7 +79,7 @@ class QuantSimReport:
     """Why there is no noise at all, only placement and sizes; empty where there is."""
     suggestion: Suggestion | None = None
     notes: tuple[str, ...] = ()
-    """Where a format is coarser than its rule says, and why."""
+    """Where a format is coarser than its rule says, and why; and each bias that its format does not hold."""
 
 
 def make_report(
@@ -90,7 +90,9 @@ def make_report(
     outputs: Mapping[str, OutputNoise],
     device_like: DeviceLike | None,
     model: DetachedModel,
+    notes: Iterable[str] = (),
 ) -> QuantSimReport:
+    """The report of a whole simulation; `notes` are those on its encodings."""
     parts = _parts(model)
     placed = {found.site.tensor: found for found in placement.sites}
     rows = [_row(placed[name], parts.get(name, ""), found, place) for place, (name, found) in enumerate(noise.items())]
@@ -110,7 +112,7 @@ def make_report(
         quantized_weight_bytes=after,
         tensors=len(placement.sites),
         quantized_tensors=len(placement.quantized()),
-        notes=tuple(placement.notes()),
+        notes=(*placement.notes(), *notes),
     )
 
 

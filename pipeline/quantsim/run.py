@@ -29,7 +29,7 @@ from pipeline.export.load import read_onnx_file
 from pipeline.quantsim.adopt import adopt_encodings
 from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
 from pipeline.quantsim.constants import store_constants
-from pipeline.quantsim.encodings import Encoding, encode
+from pipeline.quantsim.encodings import Encoding, describe_limited_biases, encode
 from pipeline.quantsim.noise import Noise, measure_noise
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, place
 from pipeline.quantsim.profiles import own_rules, read_profile, rules_of
@@ -192,7 +192,8 @@ class _Simulation:
         outputs, device = self.simulate(quantized, samples)  # by the specification, and as a device has them
         noise = self.measure(placement, encodings, samples)  # what each step adds, and what has come together there
         sensitivity, why_not = self.estimate(encodings, samples)  # what each layer alone does to the outputs
-        report = make_report(placement, noise, sensitivity, why_not, outputs, device, self._model)
+        notes = describe_limited_biases(encodings, self._model)
+        report = make_report(placement, noise, sensitivity, why_not, outputs, device, self._model, notes)
         if measured and self._settings.suggest:  # which layers to quantize otherwise, for a target
             report = replace(
                 report, suggestion=self.suggest(self._settings.suggest, measured, encodings, sensitivity, samples)

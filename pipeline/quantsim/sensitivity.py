@@ -49,8 +49,8 @@ class Layer:
 
     @property
     def output(self) -> str:
-        """What it hands on, by which the layer is known."""
-        return self.nodes[-1].output[0]
+        """What it hands on, by which the layer is known: of a recurrent one that leaves out the sequence, a state."""
+        return self.outputs[0]
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -124,7 +124,8 @@ def estimate_sensitivity(
     own = {name for layer in layers for name in layer.tensors()}
     chosen = {name: encoding for name, encoding in encodings.items() if name in own}
     quantized = QuantizedLayers(model, chosen, [layer.nodes for layer in layers])
-    reads = {name for node in nodes for name in node.input if name not in backward.made}.union(backward.reads)
+    reads = {name for node in nodes for name in node.input if name and name not in backward.made}
+    reads.update(backward.reads)
     session = _session_of(model, reads)
     draw = np.random.default_rng(0)
     noise = dict.fromkeys((layer.output for layer in layers), 0.0)

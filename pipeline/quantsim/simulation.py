@@ -19,7 +19,7 @@ from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 from passes.weights.files import save
 from passes.weights.sessions import Session
 from pipeline.errors import UsageError
-from pipeline.quantsim.noise import sqnr_db
+from pipeline.quantsim.noise import find_fixed_values, sqnr_db
 
 __all__ = ["DeviceLike", "DroppedOperator", "OutputNoise", "compare_outputs", "run_device_like"]
 
@@ -47,15 +47,24 @@ class DroppedOperator:
 @dataclass(frozen=True, slots=True)
 class DeviceLike:
     """onnxruntime with all its optimizations: `fused` counts the operators of the graph that it runs, and `outputs`
-    are compared with those of the float model. `dropped` are operators that it leaves out and must not."""
+    are compared with those of the float model. `dropped` are operators that it leaves out and must not.
+
+    not_run: why it does not run the model so, though it does without them; then there is nothing else. Empty otherwise.
+    """
 
     outputs: dict[str, OutputNoise]
     fused: dict[str, int]
     has_vnni: bool
     dropped: tuple[DroppedOperator, ...] = ()
+    not_run: str = ""
 
     def notes(self) -> Iterator[str]:
-        """A sentence where the numbers of this run are wrong by onnxruntime's own fault."""
+        """A sentence where the numbers of this run are wrong or missing by onnxruntime's own fault."""
+        if self.not_run:
+            yield (
+                "with its optimizations onnxruntime does not run the model, so there is no ratio of a device; without "
+                f"them it does: {self.not_run}"
+            )
         if self.dropped:
             first = self.dropped[0]
             yield (
@@ -84,38 +93,74 @@ def run_device_like(
     external_from: int = PROTOBUF_LIMIT,
 ) -> DeviceLike:
     """Run the quantized model with every optimization of onnxruntime, which has integer kernels and fusions of its own.
+    Where these refuse the model, the reason is the result.
 
     Args:
         folder: for the quantized model and the optimized graph.
         external_from: bytes from which weights lie in files beside these.
     """
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 4
-    if _has_narrow_floats(quantized):
-        # onnxruntime 1.31 fuses them into QGemm, for which it then has no kernel
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
-    source, path = folder / "quantized.onnx", folder / "device_like.onnx"
-    save(quantized, source, external_from=external_from)
-    options.optimized_model_filepath = str(path)
-    if quantized.nbytes() > external_from:  # what it optimizes may be as large
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{path.name}.data")
-    session = onnxruntime.InferenceSession(
-        source,
-        options,
-        providers=["CPUExecutionProvider"],
-        disabled_optimizers=[CLIP_FUSION] if _quantizes_to(quantized, UNKNOWN_LIMITS) else None,
-    )
-    names = [output.name for output in session.get_outputs()]
+    path = folder / "device_like.onnx"
     expected = Session.of(model)
-    outputs = _compare(
-        (expected.run(feeds), dict(zip(names, map(np.asarray, session.run(None, dict(feeds))), strict=True)))
-        for feeds in samples
-    )
+    try:
+        session = _OptimizedSession(quantized, folder / "quantized.onnx", path, external_from)
+        outputs = _compare((expected.run(feeds), session.run(feeds)) for feeds in samples)
+    except _NotRun as reason:
+        return DeviceLike({}, {}, _has_vnni(), not_run=str(reason))
     graph = onnx.load(path, load_external_data=False).graph
     counts = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.node)
     dropped = tuple(_find_dropped(quantized, graph))
     return DeviceLike(outputs, dict(counts.most_common()), _has_vnni(), dropped)
+
+
+class _NotRun(Exception):
+    """Why onnxruntime with its optimizations does not run a model."""
+
+
+class _OptimizedSession:
+    """A model as onnxruntime runs it with all its optimizations, but those that are known to go wrong.
+
+    Args:
+        source: the file of the model, which is written here.
+        optimized: the file of the graph that onnxruntime makes of it.
+
+    Raises:
+        _NotRun: onnxruntime refuses the graph that it has made.
+    """
+
+    def __init__(self, model: DetachedModel, source: Path, optimized: Path, external_from: int) -> None:
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.log_severity_level = 4
+        if _has_narrow_floats(model):
+            # onnxruntime 1.31 fuses them into QGemm, for which it then has no kernel
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
+        save(model, source, external_from=external_from)
+        options.optimized_model_filepath = str(optimized)
+        if model.nbytes() > external_from:  # what it optimizes may be as large
+            key = "session.optimized_model_external_initializers_file_name"
+            options.add_session_config_entry(key, f"{optimized.name}.data")
+        try:
+            self._session = onnxruntime.InferenceSession(
+                source,
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=list(_misleading_optimizers(model)) or None,
+            )
+        except Exception as error:
+            raise _NotRun(" ".join(str(error).split())) from error
+        self._names = [output.name for output in self._session.get_outputs()]
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        """Outputs by name.
+
+        Raises:
+            _NotRun: a kernel stopped with an error.
+        """
+        try:
+            results = self._session.run(None, dict(feeds))
+        except Exception as error:
+            raise _NotRun(" ".join(str(error).split())) from error
+        return dict(zip(self._names, map(np.asarray, results), strict=True))
 
 
 def _compare(runs: Iterable[tuple[Outputs, Outputs]]) -> dict[str, OutputNoise]:
@@ -144,6 +189,28 @@ def _has_narrow_floats(model: DetachedModel) -> bool:
 
 
 NARROW_FLOATS: Final = (TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2)
+
+
+def _misleading_optimizers(model: DetachedModel) -> Iterator[str]:
+    """What onnxruntime is not to do, since no device would: the model that it then runs is another."""
+    if _quantizes_to(model, UNKNOWN_LIMITS):
+        yield CLIP_FUSION
+    if _has_float_weights(model):
+        yield WEIGHT_QUANTIZATION
+
+
+def _has_float_weights(model: DetachedModel) -> bool:
+    """Whether a product of quantized numbers has its weight in float, also one in another layout."""
+    graph = model.proto.graph
+    dequantizers = [node for node in graph.node if node.op_type == "DequantizeLinear"]
+    whole = {name for node in dequantizers for name in node.input}
+    stored = {tensor.name for tensor in graph.initializer} - whole
+    floats = find_fixed_values(graph, stored) | stored
+    dequantized = {name for node in dequantizers for name in node.output}
+    return any(
+        node.op_type in QUANTIZED_BY_RUNTIME and node.input[0] in dequantized and node.input[1] in floats
+        for node in graph.node
+    )
 
 
 def _quantizes_to(model: DetachedModel, types: Collection[int]) -> bool:
@@ -178,6 +245,13 @@ def _find_dropped(quantized: DetachedModel, optimized: GraphProto) -> Iterator[D
 
 CLIP_FUSION: Final = "ClipQuantRewrite"
 """onnxruntime's rewrite that leaves out a Clip in front of a QuantizeLinear."""
+
+WEIGHT_QUANTIZATION: Final = "WeightBiasQuantization"
+"""onnxruntime's rewrite that gives 8 bits and one scale to a weight that stays in float, where products read quantized
+numbers. It gives 32 bits to biases, too, which integer kernels need: so it is on where no weight is in float."""
+
+QUANTIZED_BY_RUNTIME: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
+"""The products whose weights that rewrite takes."""
 
 WHOLE_TYPES: Final = (TensorProto.INT4, TensorProto.UINT4)
 

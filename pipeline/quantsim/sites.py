@@ -240,7 +240,7 @@ def _modules_of(node: NodeProto) -> tuple[str, ...]:
 
 
 def _name_of(node: NodeProto) -> str:
-    return node.name or node.output[0]
+    return node.name or next(filter(None, node.output))
 
 
 UNTIE: Final = "untie in quantsim.prepare gives each module a copy of its own, and {untie: {each_node: true}} each node"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import numpy_helper
 
 from passes.errors import StepFailed, StepTimedOut
+from passes.weights.detached import detach
 from passes.weights.sessions import Session
 from tests.support.onnx_models import model_of, square
 
@@ -67,3 +70,15 @@ def test_a_sequence_of_tensors_of_different_shapes_is_refused() -> None:
     session = Session(onnx.parser.parse_model(text), {})
     with pytest.raises(StepFailed, match=r"'s' is a sequence of tensors of different shapes \(\(1, 3\), \(3, 3\)\)"):
         session.run({"x": np.ones((4, 3), np.float32)})
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
+def test_weights_of_dtypes_that_numpy_has_not_are_shared_too(dtype: type) -> None:
+    text = "g (float[1] x) => (float[64, 64] y) { f = Cast <to = 1> (w) y = Mul (f, x) }"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    weight = (np.arange(64 * 64).reshape(64, 64) % 29).astype(dtype)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    detached = detach(model)
+    assert detached.weight(detached.proto.graph.initializer[0]) is not None
+    found = Session.of(detached).run({"x": np.ones(1, np.float32)})["y"]
+    np.testing.assert_array_equal(found, weight.astype(np.float32))

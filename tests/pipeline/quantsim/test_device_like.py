@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+from passes.errors import StepFailed
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode
@@ -83,3 +84,65 @@ def test_a_relu_in_front_of_other_numbers_than_its_own_is_not_named(tmp_path: Pa
     assert run_device_like(model, quantized, samples(), tmp_path).dropped == ()
     clipped = quantize(model, "int8/channel", "int3")
     assert run_device_like(model, clipped, samples(), tmp_path).dropped == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "activations", "reason"),
+    [
+        (RELU, "int8", "QLinearMatMul"),
+        (RELU, "uint8", "QLinearMatMul"),
+        (
+            "g (float[4, 64] x) => (float[1, 4, 64] y) { h = MatMul (x, w) y = Unsqueeze (h, v) }",
+            "int5/asymmetric",
+            "output_dtype INT8 does not match",
+        ),
+    ],
+)
+def test_what_the_optimizations_make_unable_to_run_is_a_result_with_the_reason(
+    text: str, activations: str, reason: str, tmp_path: Path
+) -> None:
+    draw = np.random.default_rng(0)
+    second = _normal(draw, 64, 64) if text == RELU else np.array([0])
+    model = model_of(text, w=_normal(draw, 64, 64), v=second)
+    quantized = quantize(model, "int8/block32", activations)
+    assert compare_outputs(model, quantized, samples())["y"].sqnr_db > 15
+    device = run_device_like(model, quantized, samples(), tmp_path)
+    assert (device.outputs, device.fused) == ({}, {})
+    assert reason in device.not_run
+    (note,) = device.notes()
+    assert device.not_run in note
+
+
+def test_a_failure_of_the_float_model_is_not_taken_for_one_of_the_optimizations(tmp_path: Path) -> None:
+    model = relu()
+    with pytest.raises(StepFailed):
+        run_device_like(model, quantize(model, "int8", "uint8"), [{"x": np.zeros((4, 63), np.float32)}], tmp_path)
+
+
+GEMM = "g (float[4, 64] x) => (float[4, 64] y) { h = Gemm (x, w, b) r = Relu (h) y = Gemm (r, v, b) }"
+MOVED = "g (float[4, 64] x) => (float[4, 64] y) { t = Transpose (w) h = Gemm (x, t, b) y = Gemm (h, v, b) }"
+CONV = "g (float[1, 64, 8, 8] x) => (float[1, 64, 8, 8] y) { y = Conv (x, w, b) }"
+
+
+@pytest.mark.parametrize(("text", "bits"), [(GEMM, 8), (GEMM, 16), (MOVED, 16), (CONV, 16)])
+def test_weights_that_a_rule_leaves_in_float_get_no_8_bits(text: str, bits: int, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    sizes = (64, 64, 1, 1) if text == CONV else (64, 64)
+    model = model_of(text, w=_normal(draw, *sizes), v=_normal(draw, 64, 64), b=_normal(draw, 64))
+    shape = (1, 64, 8, 8) if text == CONV else (4, 64)
+    feeds = [{"x": _normal(draw, *shape)}]
+    placement = place(model, [rule("op:*", "float", f"uint{bits}")])
+    quantized = insert_qdq(model, encode(placement, calibrate(model, placement, feeds), model))
+    wanted = compare_outputs(model, quantized, feeds)["y"].sqnr_db
+    device = run_device_like(model, quantized, feeds, tmp_path)
+    assert wanted > (75 if bits == 16 else 30)
+    assert device.outputs["y"].sqnr_db == pytest.approx(wanted, abs=0.5)
+    assert device.fused["DequantizeLinear"] == device.fused["QuantizeLinear"]
+
+
+def test_a_bias_in_float_still_has_integer_kernels_where_all_weights_are_quantized(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    model = model_of(GEMM, w=_normal(draw, 64, 64), v=_normal(draw, 64, 64), b=_normal(draw, 64))
+    placement = place(model, [rule("op:*", "int8/channel", "uint8"), rule("tensor:b", activations="float")])
+    quantized = insert_qdq(model, encode(placement, calibrate(model, placement, samples()), model))
+    assert run_device_like(model, quantized, samples(), tmp_path).fused["com.microsoft.QGemm"] == 2

@@ -13,7 +13,15 @@ from onnxruntime.quantization.quant_utils import compute_scale_zp, compute_scale
 from passes.weights.sessions import Session
 from pipeline.config.precision import Precision, parse_precision
 from pipeline.errors import UsageError
-from pipeline.quantsim.encodings import Encoding, encode, encode_range, encode_weight, quantize, round_trip
+from pipeline.quantsim.encodings import (
+    Encoding,
+    describe_limited_biases,
+    encode,
+    encode_range,
+    encode_weight,
+    quantize,
+    round_trip,
+)
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.qdq import insert_qdq
 from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
@@ -176,3 +184,19 @@ def test_a_bias_without_end_is_refused_by_its_name() -> None:
         UsageError, match=r"the stored tensor 'b' holds infinity or NaN, .* tensor:b: \{activations: float\}"
     ):
         encode(placement, dict.fromkeys(("x", "y"), (0.0, 1.0)), model)
+
+
+def test_a_bias_beyond_32_bits_of_its_products_is_named_with_its_count() -> None:
+    """A channel whose weights are nearly zero has a scale that is, too, and its bias has not."""
+    text = "g (float[2, 4] x) => (float[2, 3] y) { h = Gemm(x, w, b) y = Gemm(h, v, c) }"
+    weight = np.full((4, 3), 0.5, np.float32) * np.array([1, 1e-12, 1], np.float32)
+    model = model_of(text, w=weight, b=np.full(3, 2, "f4"), v=np.eye(3, dtype="f4"), c=np.full(3, 2, "f4"))
+    ranges = dict.fromkeys(("x", "h", "y"), (-1.0, 1.0))
+    encodings = encode(place(model, [rule("op:*", "int8/channel", "uint8")]), ranges, model)
+    (note,) = describe_limited_biases(encodings, model)
+    assert note.startswith("1 of the 3 numbers of the bias b are beyond 32 bits")
+    assert "tensor:b: {activations: float}" in note
+    stored = np.full(3, 2, "f4")
+    rounded = round_trip(stored, encodings["b"], is_stored=True)
+    np.testing.assert_allclose(rounded[[0, 2]], 2, rtol=1e-3)
+    assert rounded[1] < 1e-3, "which is what the note is for"

@@ -14,6 +14,7 @@ from pipeline.errors import Unsupported
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import Encoding, encode
 from pipeline.quantsim.gradients import Backward
+from pipeline.quantsim.noise import measure_noise
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
@@ -154,6 +155,55 @@ def test_a_cell_without_a_function_of_torch_is_a_layer_where_no_gradient_goes_th
     found = estimate_sensitivity(model, encodings, data, directions=8)
     assert list(found) == ["h", "y"]
     assert [found[name] for name in found] == pytest.approx([measured[name] for name in found], abs=2)
+
+
+def test_a_cell_that_leaves_out_its_sequence_is_known_by_a_state() -> None:
+    """The two cells have no first output, and are two layers."""
+    draw = np.random.default_rng(0)
+    model = model_of(
+        """both (float[5, 1, 6] x, float[1, 1, 4] start) => (float[1, 1, 3] y) {
+            , h = LSTM <hidden_size = 4> (x, w, r, b, , start, start)
+            , g = GRU <hidden_size = 4> (x, w3, r3)
+            s = Add(h, g)
+            y = MatMul(s, v)
+        }""",
+        w=draw.standard_normal((1, 16, 6)).astype(np.float32),
+        r=draw.standard_normal((1, 16, 4)).astype(np.float32),
+        b=draw.standard_normal((1, 32)).astype(np.float32),
+        w3=draw.standard_normal((1, 12, 6)).astype(np.float32),
+        r3=draw.standard_normal((1, 12, 4)).astype(np.float32),
+        v=draw.standard_normal((4, 3)).astype(np.float32),
+    )
+    data = [
+        {"x": draw.standard_normal((5, 1, 6)).astype("f4"), "start": draw.standard_normal((1, 1, 4)).astype("f4")}
+        for _ in range(8)
+    ]
+    placement = place(model, [rule("op:*", "int8", "uint8"), rule("op:LSTM", "int4")])
+    encodings = encode(placement, calibrate(model, placement, data), model)
+    found = estimate_sensitivity(model, encodings, data, directions=8)
+    assert list(found) == ["h", "g", "y"]
+    assert found["h"] < found["g"]
+    noise = measure_noise(model, encodings, ["h", "g"], data)
+    assert noise["h"].local_db < noise["g"].local_db, "each has its own step"
+
+
+def test_a_value_that_only_a_body_reads_reaches_the_outputs_through_it() -> None:
+    """Without the If, what the layer does would be taken for nothing."""
+    model = model_of(
+        """g (float[2, 4] x, bool c) => (float[2, 4] y) {
+            h = MatMul(x, w)
+            y = If (c) <
+                then_branch = t () => (float[2, 4] p) { p = Neg(h) },
+                else_branch = e () => (float[2, 4] q) { q = Relu(h) }
+            >
+        }""",
+        w=np.eye(4, dtype=np.float32),
+    )
+    data = [{"x": np.ones((2, 4), np.float32), "c": np.array(True)}]
+    placement = place(model, [rule("op:*", "int8", "uint8")])
+    encodings = encode(placement, calibrate(model, placement, data), model)
+    with pytest.raises(Unsupported, match="no gradient goes through 1 operator of the model: If"):
+        estimate_sensitivity(model, encodings, data)
 
 
 def test_a_constant_behind_arithmetic_is_no_part_of_a_layer() -> None:

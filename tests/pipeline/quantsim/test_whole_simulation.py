@@ -358,3 +358,25 @@ def test_outputs_that_hold_no_numbers_meet_any_ratio(folder: Path) -> None:
     run(folder, "--set", "quantsim.suggest={sqnr_db: 30}")
     suggestion = json.loads((folder / "out" / "quantsim.json").read_text())["suggestion"]
     assert (suggestion["is_met"], suggestion["rules"]) == (True, {})
+
+
+def test_a_model_that_onnxruntime_optimizes_to_death_is_simulated_all_the_same(folder: Path) -> None:
+    formats = "quantsim.rules={op:*: {weights: int8/block2, activations: uint8}}"
+    printed = run(folder, "--set", formats)
+    assert "with its optimizations onnxruntime does not run the model" in printed.replace("\n", " ")
+    report = json.loads((folder / "out" / "quantsim.json").read_text())
+    assert "QLinearMatMul" in report["device_like"]["not_run"]
+    assert report["device_like"]["outputs"] == {}
+    assert report["outputs"]["y"]["sqnr_db"] > 20
+    assert report["layers"], "all else is measured"
+    assert "does not run the model" in (folder / "out" / "report.html").read_text()
+
+
+def test_a_bias_that_its_format_does_not_hold_is_named(folder: Path) -> None:
+    proto = onnx.load(folder / "mlp.onnx")
+    for tensor in proto.graph.initializer:
+        if tensor.name == "first":
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.full((4, 8), 1e-9, np.float32), "first"))
+    onnx.save(proto, folder / "mlp.onnx")
+    formats = "quantsim.rules={op:*: {weights: int8/channel, activations: uint8}}"
+    assert "of the 8 numbers of the bias bias are beyond 32 bits" in run(folder, "--set", formats).replace("\n", " ")
