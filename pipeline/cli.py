@@ -48,7 +48,7 @@ COMMANDS: Final = {
     ),
     "train": (
         "train",
-        "Train the model of a configuration and write it as ONNX, or go on with a stopped one.",
+        "Train the model of a configuration and write it as ONNX, or go on with a stopped training.",
     ),
     "baseline": ("baseline", "Keep the results of a run in a text file for git, and see when they change."),
     "batch": ("batch", "Run many configurations at once; the same command again runs what is not done."),
