@@ -1,12 +1,13 @@
-"""Does a diff see what is there, and nothing else? On every shipped configuration's model, as it is before the passes.
+"""Does a diff see what is there, and nothing else? On the model of each shipped configuration, before the passes.
 
     python -m benchmarks.diffs [--config FILE]… [--seeds 4] [--markdown FILE]
 
 Empty has to be the diff of a model with itself under other names, with its nodes in another order, and written and
 read again. Then single changes are planted (`benchmarks/planted.py`): an attribute, a value of a weight, an edge, an
-operator. Each has to be found, with the name of its node; how often it is the only entry is told too.
+operator. Each has to be found, with the name of its node, and the table says how often it is the only entry.
 
-The exported models are made at the first call, in runs/benchmarks/diffs/.
+The exported models are made at the first call, in runs/benchmarks/diffs/. A configuration whose checkpoint is missing,
+as that of a training which has not run, is left out, and a line says so.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from benchmarks.planted import PLANTS, Planted, plant, renamed, reordered
 from passes.diff import Diff, compare_models, diff_text
 from passes.weights.detached import DetachedModel, detach, read_model
 from passes.weights.files import save
+from pipeline.config import RunConfig, locate_checkpoint
+from pipeline.errors import SourceError
 
-__all__ = ["names_it"]
+__all__ = ["check_checkpoint", "names_it"]
 
 FOLDER: Final = Path("runs/benchmarks/diffs")
 
@@ -53,12 +56,27 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for config in options.config or sorted(Path("configs").glob("*.yaml")):
+        try:
+            check_checkpoint(config)
+        except SourceError as error:
+            print(f"{config.stem} is left out: {error}", flush=True)
+            continue
         rows.append(_row(config, options.seeds))
         print(rows[-1], flush=True)
     text = _markdown(rows, options.seeds)
     options.markdown.parent.mkdir(parents=True, exist_ok=True)
     options.markdown.write_text(text, encoding="utf-8")
     print(f"\n{text}\nwritten to {options.markdown}")
+
+
+def check_checkpoint(config: Path) -> None:
+    """
+    Raises:
+        SourceError: the configuration names a checkpoint that is not there.
+    """
+    checkpoint = RunConfig.from_yaml(config).checkpoint
+    if checkpoint is not None:
+        locate_checkpoint(checkpoint)
 
 
 def _row(config: Path, seeds: int) -> Row:

@@ -46,7 +46,10 @@ COMMANDS: Final = {
         "guard",
         "Run COMMAND and hold a policy in each call of onnxsim, onnxoptimizer and onnxslim, children included.",
     ),
-    "train": ("train", "Train the module of a configuration, or go on where the training was stopped."),
+    "train": (
+        "train",
+        "Train the model of a configuration and write it as ONNX, or go on with a stopped training.",
+    ),
     "baseline": ("baseline", "Keep the results of a run in a text file for git, and see when they change."),
     "batch": ("batch", "Run many configurations at once; the same command again runs what is not done."),
     "audit": (

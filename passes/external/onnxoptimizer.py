@@ -285,9 +285,7 @@ class _PreparedModel:
         try:
             if not self._has_incomparable or COMPARING.isdisjoint(names):
                 return library.optimize(model, list(names))
-            model = library.optimize(
-                model, ["nop"]
-            )  # tensors as the library writes them, to which a result is compared
+            model = library.optimize(model, ["nop"])  # a result is compared to tensors as the library writes them
             for compares, group in itertools.groupby(names, COMPARING.__contains__):
                 model = _enclose_tensors(model) if compares else model
                 model = library.optimize(model, list(group))

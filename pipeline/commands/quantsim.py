@@ -63,7 +63,7 @@ def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
     report = result.report
     for rule in report.rules:
         counts = f"{plural(rule.weights, 'weight')}, {plural(rule.activations, 'other')}"
-        yield f"rule {rule.selector}: {counts}; in force for {rule.in_force}"
+        yield f"rule {rule.selector} ({rule.formats}): {counts}; in force for {rule.in_force}"
     yield from report.notes
     if not report.not_measured:
         yield from _worst(report, None if verbose else WORST)

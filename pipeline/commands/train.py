@@ -29,7 +29,7 @@ def train(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train the module of a configuration, or go on where the training was stopped."""
+    """Train the model of a configuration and write it as ONNX, or go on with a stopped training."""
     from pipeline.config import RunConfig
 
     config = RunConfig.from_yaml(source, overrides or ())

@@ -1,6 +1,6 @@
 """Configuration: YAML, `extends:` and `--set` → one frozen, checked `RunConfig`."""
 
-from pipeline.config.paths import is_reference, locate, split_factory
+from pipeline.config.paths import is_reference, locate, locate_checkpoint, split_factory
 from pipeline.config.quantsim import AimetProfile, CalibrationConfig, FormatsConfig, QuantSimConfig, SuggestConfig
 from pipeline.config.recipe import check_passes, read_recipe, recipe_of_run
 from pipeline.config.run_config import RunConfig, json_schema
@@ -44,6 +44,7 @@ __all__ = [
     "is_reference",
     "json_schema",
     "locate",
+    "locate_checkpoint",
     "read_recipe",
     "recipe_of_run",
     "split_factory",

@@ -19,6 +19,7 @@ __all__ = [
     "describe_absence",
     "is_reference",
     "locate",
+    "locate_checkpoint",
     "split_factory",
 ]
 
@@ -73,11 +74,27 @@ def locate(path: str) -> Path:
     return target
 
 
+def locate_checkpoint(path: str) -> Path:
+    """As `locate`, with a word on checkpoints that a training writes.
+
+    Raises:
+        SourceError: the package is not installed, or there is no such file.
+    """
+    try:
+        return locate(path)
+    except SourceError as error:
+        error.add_note(
+            "the weights of the model are to come from there; `onnxline train` writes such a file at the end, as "
+            "runs/NAME-train/weights.safetensors: where they are those of another training, run that one first"
+        )
+        raise
+
+
 def _package_folder(package: str, path: str) -> Path:
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
-        extra = "it is" if package == AIMET_PACKAGE else "the packages with trained models are"
-        name = "aimet" if package == AIMET_PACKAGE else "models"
+        is_aimet = package == AIMET_PACKAGE
+        extra, name = ("it is", "aimet") if is_aimet else ("the packages with trained models are", "models")
         raise SourceError(
             f"{path!r}: the package {package!r} is not installed; {extra} an extra: pip install onnxline[{name}]"
         )

@@ -57,17 +57,19 @@ class QuantizedLayers:
             values: of the float model; all that the layers read and make.
         """
         known = dict(self._constants)
-        found: dict[str, np.ndarray] = {}
+        differences: dict[str, np.ndarray] = {}
         with torch.no_grad():
             for nodes in self._layers:
-                made: dict[str, Tensor] = {}
+                results: dict[str, Tensor] = {}
                 for node in nodes:
-                    reads = [made[name] if name in made else self._read(name, values, known) for name in node.input]
-                    results = self._compute(node, reads)
-                    made |= {name: self._quantize(name, result) for name, result in results.items()}
+                    reads = [
+                        results[name] if name in results else self._read(name, values, known) for name in node.input
+                    ]
+                    outputs = self._compute(node, reads)
+                    results |= {name: self._quantize(name, output) for name, output in outputs.items()}
                 last = filter(None, nodes[-1].output)
-                found |= {name: (made[name] - values[name]).numpy() for name in last}
-        return found
+                differences |= {name: (results[name] - values[name]).numpy() for name in last}
+        return differences
 
     def _compute(self, node: NodeProto, reads: Sequence[Tensor | None]) -> dict[str, Tensor]:
         session = self._cells.get(id(node))

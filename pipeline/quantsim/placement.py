@@ -47,6 +47,12 @@ class PlacementRule:
     def format_for(self, role: Role) -> Precision | str | None:
         return self.weights if role == "weight" else self.activations
 
+    @property
+    def formats(self) -> str:
+        """What the rule says: `weights int8/channel, activations uint8`."""
+        named = {"weights": self.weights, "activations": self.activations}
+        return ", ".join(f"{name} {precision}" for name, precision in named.items() if precision is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class RuleMatches:
@@ -56,6 +62,8 @@ class RuleMatches:
     weights: int
     activations: int
     in_force: int
+    formats: str
+    """What the rule says, as two rules may have the same selector: one of the profile and one of the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +232,7 @@ def _decide_bias(placed: PlacedSite, decided: Mapping[str, PlacedSite]) -> Place
 
 def _count(rule: PlacementRule, names: frozenset[str], sites: Iterable[Site], in_force: int) -> RuleMatches:
     roles = Counter(site.role == "weight" for site in sites if site.tensor in names)
-    return RuleMatches(rule.selector, roles[True], roles[False], in_force)
+    return RuleMatches(rule.selector, roles[True], roles[False], in_force, rule.formats)
 
 
 def _matches(rule: PlacementRule, sites: Iterable[Site], model: DetachedModel) -> frozenset[str]:

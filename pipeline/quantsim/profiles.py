@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
 from pipeline.config import AimetProfile, QuantSimConfig
-from pipeline.config.paths import locate
+from pipeline.config.paths import AIMET_CONFIGS, locate
 from pipeline.config.precision import FLOAT
+from pipeline.errors import SourceError
 from pipeline.quantsim.aimet_config import read_aimet_config
 from pipeline.quantsim.conventions import apply_conventions
 from pipeline.quantsim.placement import PlacementRule
@@ -52,18 +54,30 @@ def read_profile(config: QuantSimConfig) -> Profile:
 
     Raises:
         ConfigError: it is a file that AIMET's configurations do not look like.
+        SourceError: there is no such file.
     """
     profile = config.profile
     if isinstance(profile, AimetProfile):
-        path = locate(profile.aimet_config)
+        path = _locate_config(profile.aimet_config)
         placement = TargetPlacement(
-            conventions=read_aimet_config(Path(path)),
+            conventions=read_aimet_config(path),
             weight_bits=profile.weight_bits,
             activation_bits=profile.activation_bits,
         )
         return Profile(path.name, placement, load_target(profile.target) if profile.target else None)
     target = load_target(profile)
     return Profile(profile, target.placement, target)
+
+
+def _locate_config(text: str) -> Path:
+    """The file of a configuration of AIMET; where it is missing, the message has AIMET's own names too."""
+    try:
+        return locate(text)
+    except SourceError as error:
+        error.add_note(
+            f"AIMET's own configurations are named {', '.join(AIMET_CONFIGS)}{nearest(Path(text).name, AIMET_CONFIGS)}"
+        )
+        raise
 
 
 def rules_of(config: QuantSimConfig, model: DetachedModel) -> tuple[PlacementRule, ...]:

@@ -163,7 +163,8 @@ def _check_opset(proto: onnx.ModelProto, encodings: Mapping[str, Encoding]) -> N
         if opset < first:
             raise UsageError(
                 f"quantsim: {name!r} is to have {needs or precision}, for which QuantizeLinear needs opset {first}, "
-                f"and the model has {opset}; set export.opset to {first}, or put convert-opset into the recipe"
+                f"and the model has {opset}; put convert-opset into quantsim.prepare, or set export.opset to {first} "
+                "for a model of torch"
             )
 
 

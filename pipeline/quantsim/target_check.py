@@ -130,8 +130,8 @@ class _TargetCheck:
         for operator, group in self._operators.items():
             if group.by:
                 yield f"{operator}: by {group.by}"
-            if operator in self._table.restrictions:
-                yield f"{operator}: {self._table.restrictions[operator]}"
+            if restriction := self._table.restrictions.get(operator):
+                yield f"{operator}: its source asks for more, which is not checked: {restriction}"
 
 
 def _types_of(proto: onnx.ModelProto) -> dict[str, tuple[int, int | None]]:

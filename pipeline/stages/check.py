@@ -11,7 +11,7 @@ from passes.recipe.recipe import steps_of
 from passes.recipe.steps import library_versions
 from passes.run.apply_policy import check_names
 from passes.step import Repeat, Step, flatten
-from pipeline.config import ExportConfig, RunConfig, locate, split_factory
+from pipeline.config import ExportConfig, RunConfig, locate, locate_checkpoint, split_factory
 from pipeline.errors import ConfigError
 from pipeline.workspace import Workspace, key_of
 
@@ -70,7 +70,9 @@ def _key(config: RunConfig) -> str:
 
 def _check_paths(config: RunConfig) -> None:
     model = config.model
-    paths = [model.onnx, config.checkpoint]
+    if config.checkpoint is not None:
+        locate_checkpoint(config.checkpoint)
+    paths = [model.onnx]
     if model.transformers is not None and isinstance(model.transformers.config, str):
         paths.append(model.transformers.config)
     if model.factory is not None:

@@ -13,7 +13,15 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 from passes.weights.detached import inner_tensors
 from pipeline.authoring.fit import Schedule
-from pipeline.config import ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig, locate
+from pipeline.config import (
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+    locate,
+    locate_checkpoint,
+)
 from pipeline.errors import ConfigError, UsageError
 from pipeline.export.user_code import check_function, load_function
 from pipeline.training.batch import LossFunction
@@ -44,9 +52,10 @@ def check_train(config: RunConfig) -> TrainConfig:
             check_function(text, f"train.{key}", f"train.{key} {text}")
     if model.factory is not None:
         check_function(model.factory, "model.factory", f"the factory {model.factory}")
-    for path in (model.onnx, config.checkpoint):
-        if path is not None:
-            locate(path)
+    if model.onnx is not None:
+        locate(model.onnx)
+    if config.checkpoint is not None:
+        locate_checkpoint(config.checkpoint)
     return train
 
 

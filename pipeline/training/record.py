@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from passes.suggest import plural
+from passes.suggest import bytes_text, plural
 from pipeline.errors import InternalError, UsageError
 from pipeline.events import Observer
 from pipeline.ir import Graph
@@ -79,7 +79,7 @@ def record_step(
         return graph, compile_graph(fuse_train_step(graph), {**stored, **_initial(settings, stored, graph, limit)})
 
     graph, compiled = recorder.run(
-        "Compile", compile_step, lambda made: f"{len(made[0].ops)} ops, arena of {made[1].plan.arena_bytes} bytes"
+        "Compile", compile_step, lambda made: f"{len(made[0].ops)} ops, arena of {bytes_text(made[1].plan.arena_bytes)}"
     )
     feed = {
         name: tensor.detach() for name, tensor in traced.layout.tensors(batch).items() if name in traced.layout.names

@@ -31,10 +31,20 @@ from pipeline.planning import make_plan
 from pipeline.planning import to_json as plan_to_json
 from pipeline.planning.binary import MAGIC, VERSION
 from pipeline.planning.json import FORMAT_VERSION as PLAN_VERSION
+from pipeline.quantsim.report import FORMAT_VERSION as QUANTSIM_VERSION
 from pipeline.report import REPORT_VERSION, BackendReport, ExportReport, Report, RuntimeReport
 from pipeline.report.training import TrainingReport
 from tests.support.pages import blocks, rows
 from tests.support.paths import ROOT
+
+FORMATS = {
+    "report.json": f"{REPORT_VERSION}",
+    "ir.json": f"{IR_VERSION}",
+    "plan.json": f"{PLAN_VERSION}",
+    "plan.bin": f"{VERSION}",
+    "quantsim.json": f"{QUANTSIM_VERSION}",
+}
+"""File → the number of its format, as it is written."""
 
 
 def test_tolerances() -> None:
@@ -138,8 +148,13 @@ def test_formats_of_ir_and_plan() -> None:
     assert [code for code in CODES if f"`{code}`" not in text] == []
     assert [tag for tag in TAGS if f"`{tag}`" not in text] == []
     versions = {row[0]: row[2] for row in rows(page) if row[1] == "format_version"}
-    expected = {"report.json": REPORT_VERSION, "ir.json": IR_VERSION, "plan.json": PLAN_VERSION}
-    assert versions == {name: str(version) for name, version in expected.items()}
+    assert versions == {name: version for name, version in FORMATS.items() if name.endswith(".json")}
+
+
+@pytest.mark.parametrize("page", ["docs/reference/formats.md", "docs/reference/stability.md"])
+def test_both_tables_of_formats_have_the_numbers_that_are_written(page: str) -> None:
+    named = {re.split(r"[`,]", row[0])[0]: row[2] for row in rows(page) if len(row) == 3}
+    assert {name: named.get(name) for name in FORMATS} == FORMATS
 
 
 def test_plan_bin() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 
-from benchmarks.diffs import names_it
+from benchmarks.diffs import check_checkpoint, names_it
 from benchmarks.planted import PLANTS, Planted, plant, renamed, reordered
 from passes.diff import Diff, compare_models, diff_text
+from pipeline.errors import SourceError
 from tests.support.onnx_models import attention, biased_attention, detached, model_of
 
 LAYERS = 4
@@ -85,3 +88,12 @@ def test_renaming_is_listed() -> None:
     renames = {(change.kind, change.before): change.after for change in diff_of(MODELS["attention"], model).renamed}
     assert renames["initializer", "wq"] == names["wq"]
     assert renames["value", "q"] == names["q"]
+
+
+def test_a_configuration_whose_checkpoint_is_missing_is_refused_before_its_export(tmp_path: Path) -> None:
+    config = tmp_path / "model.yaml"
+    config.write_text("model: {factory: net.py:make, checkpoint: weights.safetensors}\n", encoding="utf-8")
+    with pytest.raises(SourceError, match="no file or folder"):
+        check_checkpoint(config)
+    (tmp_path / "weights.safetensors").touch()
+    check_checkpoint(config)

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 
 from pipeline.config import RunConfig
-from pipeline.errors import OnnxlineError
+from pipeline.errors import OnnxlineError, SourceError
 from pipeline.events import Event, Note
 from pipeline.train_run import TrainResult, TrainRun
 from tests.support.paths import ROOT
@@ -225,6 +225,14 @@ def test_a_mistake_is_named_before_anything_is_trained(folder: Path, name: str) 
         train(folder, sections.pop("model", {"factory": "net.py:make"}), **sections)
     assert raised.value.exit_code == 2
     assert not (folder / "out" / "train.safetensors").exists()
+
+
+def test_a_checkpoint_that_another_training_writes_names_that_training(tmp_path: Path) -> None:
+    own = [f"model.checkpoint={tmp_path / 'cnn-train' / 'weights.safetensors'}"]
+    with pytest.raises(SourceError, match=r"no file or folder '.*/cnn-train/weights\.safetensors'") as raised:
+        TrainRun(RunConfig.from_yaml(ROOT / "configs" / "digits_qat.yaml", own), tmp_path / "qat").run()
+    [note] = raised.value.__notes__
+    assert "`onnxline train` writes such a file at the end, as runs/NAME-train/weights.safetensors" in note
 
 
 def test_the_shipped_configuration_trains_the_quantized_digits(tmp_path: Path) -> None:

@@ -99,6 +99,14 @@ def test_without_aimet_the_extra_is_named() -> None:
         read_profile(QuantSimConfig(profile=AimetProfile(aimet_config=file)))
 
 
+def test_a_name_that_aimet_does_not_have_is_answered_with_its_names(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no file or folder") as raised:
+        read_profile(QuantSimConfig(profile=AimetProfile(aimet_config=str(tmp_path / "htp_v67"))))
+    [note] = raised.value.__notes__
+    assert note.startswith("AIMET's own configurations are named default, htp_v66, htp_v68")
+    assert "did you mean 'htp_v" in note
+
+
 def test_the_profile_of_4_bit_weights_is_that_of_htp_but_for_them() -> None:
     eight, four = (formats(QuantSimConfig(profile=name)) for name in ("qnn-htp", "qnn-htp-w4a16"))
     assert {name: (eight[name], four[name]) for name in eight if eight[name] != four[name]} == {

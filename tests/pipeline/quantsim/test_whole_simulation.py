@@ -54,8 +54,8 @@ def run(folder: Path, *options: str) -> str:
 
 def test_a_whole_simulation(folder: Path) -> None:
     printed = run(folder)
-    assert "rule op:*: 2 weights, 6 others; in force for 6" in printed
-    assert "rule op:MatMul: 1 weight," in printed
+    assert "rule op:* (weights int8/channel, activations uint8): 2 weights, 6 others; in force for 6" in printed
+    assert "rule op:MatMul (weights int4" in printed
     report = json.loads((folder / "out" / "quantsim.json").read_text())
     assert report["rows"][0]["tensor"] == "y"  # 4 bits cost most
     assert report["outputs"]["y"]["sqnr_db"] > 15
