@@ -104,7 +104,8 @@ def new_memory(plan: ExecutionPlan, nbytes: int) -> torch.Tensor:
     shown = ", ".join(f"{slot.name!r} {_describe_slot(slot)} of {bytes_text(_nbytes(slot))}" for slot in largest[:3])
     raise UsageError(
         f"graph {plan.graph_name!r} needs {bytes_text(nbytes)} of memory in one piece, and this process may have "
-        f"{bytes_text(memory_limit())}; its largest values are {shown}: take smaller inputs, or a machine with more memory"
+        f"{bytes_text(memory_limit())}; its largest values are {shown}: take smaller inputs, or a machine with more "
+        "memory"
     )
 
 
