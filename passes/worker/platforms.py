@@ -75,15 +75,39 @@ def open_folder(folder: Path) -> Iterator[int | None]:
         os.close(handle)
 
 
-def memory_limit() -> int:
-    """Bytes of the machine's memory, or what this process may have where that is less."""
+def memory_limit(system: Path = Path("/")) -> int:
+    """Bytes of the machine's memory, or what this process, or its container, may have where that is less."""
     machine = UNKNOWN_MEMORY
     if hasattr(os, "sysconf"):
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if resource is None:
         return machine
     limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))
-    return min(machine, *(limit for limit in limits if limit != resource.RLIM_INFINITY), machine)
+    own = (limit for limit in limits if limit != resource.RLIM_INFINITY)
+    return min(machine, *own, *_group_limits(system), machine)
+
+
+def _group_limits(system: Path) -> Iterator[int]:
+    """Limits of the control groups of this process and of those around them. Without one the file says `max`, or in
+    version 1 a number that no machine has."""
+    for line in _read_text(system / "proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder, name = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
+        inside = Path(group.lstrip("/"))
+        for place in (inside, *inside.parents):  # a container sees its own group as the outermost one
+            limit = _read_text(system / "sys/fs/cgroup" / folder / place / name).strip()
+            if limit.isdigit():
+                yield int(limit)
+
+
+def _read_text(path: Path) -> str:
+    """What a file says; nothing where there is none."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def limit_memory(limit: int) -> None:

@@ -69,13 +69,22 @@ def scores_of_heads(call: OpCall) -> str | None:
     return None if found == wanted else f"scores {list(found)}; expected {list(wanted)}"
 
 
-def hidden_rows(call: OpCall) -> str | None:
-    """The second result has the rows of the first operand, and the columns of the first matrix."""
-    x, first = call.ins[:2]
-    if first.rank != 2 or not x.rank:
-        return f"ranks {x.rank} and {first.rank}; expected rows and a matrix"
-    wanted, found = (*x.shape[:-1], first.shape[0 if call.attrs["trans_first"] else 1]), call.outs[1].shape
-    return None if found == wanted else f"hidden {list(found)}; expected {list(wanted)}"
+def two_products(call: OpCall) -> str | None:
+    """The first operand has rows, and each bias a number for each column; the second result is what is between.
+
+    So no bias has the shape of the result, which may be written over the tensor that is added, and over nothing else.
+    """
+    (x, first, second), attrs = call.ins[:3], call.attrs
+    if x.rank < 2 or first.rank != 2 or second.rank != 2:
+        return f"ranks {x.rank}, {first.rank} and {second.rank}; expected rows and two matrices"
+    between = first.shape[0 if attrs["trans_first"] else 1]
+    wanted, found = (*x.shape[:-1], between), call.outs[1].shape
+    if found != wanted:
+        return f"hidden {list(found)}; expected {list(wanted)}"
+    columns = [between] * attrs["bias_first"] + [second.shape[0 if attrs["trans_second"] else 1]] * attrs["bias_second"]
+    biases = [list(spec.shape) for spec in call.ins[3 + attrs["add"] :]]
+    expected = [[size] for size in columns]
+    return None if biases == expected else f"biases {biases}; expected {expected}"
 
 
 ACTIVATION = (one_of("activation", *ACTIVATIONS), numbers_of_activation)
@@ -92,7 +101,7 @@ FEED_FORWARD = signature(
     same_dtype,
     floating,
     operands(3, add=1, bias_first=1, bias_second=1),
-    hidden_rows,
+    two_products,
     *ACTIVATION,
     inputs=(3, 6),
     outputs=2,

@@ -22,7 +22,7 @@ from pipeline.runtime.capture.feed_buffers import as_tensors
 from pipeline.runtime.compile import bind_graph
 from pipeline.runtime.context import Context
 from pipeline.runtime.program import BoundProgram
-from pipeline.runtime.slots import Feed
+from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.weights import Weights, with_weights
 
 __all__ = ["SizedProgram", "compile_open_graph"]
@@ -82,7 +82,7 @@ class SizedProgram(Replayable):
             UsageError: shapes for which the graph does not hold, sizes above every bucket, or as `CompiledProgram.run`.
         """
         tensors = as_tensors(feed)
-        dims = dims_of(self._graph, {name: tuple(one.shape) for name, one in tensors.items()})
+        dims = dims_of(self._graph, _shapes_of(tensors))
         planned = {name: self._bucket(name, size) for name, size in dims.items()}
         with self._turn():
             context = self._sequence.context_for(planned)
@@ -98,7 +98,7 @@ class SizedProgram(Replayable):
             UsageError: as `run`.
         """
         tensors = as_tensors(feed)
-        dims = dims_of(self._graph, {name: tuple(one.shape) for name, one in tensors.items()})
+        dims = dims_of(self._graph, _shapes_of(tensors))
         with self._turn():
             return self._sequence.context_for(dims).run_updating(tensors)
 
@@ -186,8 +186,8 @@ class SizedSequence:
         return self.latest
 
     def memory_for(self, feed: Feed) -> ProgramMemory:
-        shapes = {name: tuple(getattr(feed[name], "shape", ())) for name in self._inputs if name in feed}
-        return self.context_for(dims_of(self._graph, shapes)).memory
+        inputs = as_tensors({name: feed[name] for name in self._inputs if name in feed})
+        return self.context_for(dims_of(self._graph, _shapes_of(inputs))).memory
 
     def latest_memory(self) -> ProgramMemory:
         if self.latest is None:
@@ -265,6 +265,14 @@ def _is_state(graph: Graph, vid: int) -> bool:
 
 def _key_of(dims: Mapping[str, int]) -> SizeKey:
     return tuple(sorted(dims.items()))
+
+
+def _shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    for name, given in tensors.items():
+        if not isinstance(given, torch.Tensor):
+            raise UsageError(f"input {name!r} is a {type(given).__name__}; expected a torch tensor or a numpy array")
+    refuse_unreadable(tensors)
+    return {name: tuple(one.shape) for name, one in tensors.items()}
 
 
 def _sizes(shape: Sequence[Dim], dims: Mapping[str, int]) -> tuple[int, ...]:

@@ -32,6 +32,9 @@ __all__ = [
     "refuse_unreadable",
 ]
 
+HAD_ANYWHERE = 2**24
+"""Bytes of an arena for which nobody asks how much memory there is, which takes longer than to make it."""
+
 STORED = (Role.PARAM, Role.STATE, Role.CONST)
 
 Feed = Mapping[str, torch.Tensor | np.ndarray]
@@ -91,9 +94,8 @@ def new_memory(plan: ExecutionPlan, nbytes: int) -> torch.Tensor:
     Raises:
         UsageError: this machine does not have so much memory; a plan for another one may be made here all the same.
     """
-    have = memory_limit()
     try:
-        if nbytes <= have:
+        if nbytes <= HAD_ANYWHERE or nbytes <= memory_limit():
             return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     except RuntimeError:  # torch's allocator
         pass
@@ -102,7 +104,8 @@ def new_memory(plan: ExecutionPlan, nbytes: int) -> torch.Tensor:
     shown = ", ".join(f"{slot.name!r} {_describe_slot(slot)} of {bytes_text(_nbytes(slot))}" for slot in largest[:3])
     raise UsageError(
         f"graph {plan.graph_name!r} needs {bytes_text(nbytes)} of memory in one piece, and this process may have "
-        f"{bytes_text(have)}; its largest values are {shown}: take smaller inputs, or a machine with more memory"
+        f"{bytes_text(memory_limit())}; its largest values are {shown}: take smaller inputs, or a machine with more "
+        "memory"
     )
 
 

@@ -48,7 +48,7 @@ def _read_any_product(graph: Graph, op: Op) -> MatrixProduct | None:
 
 def _is_large(graph: Graph, product: MatrixProduct) -> bool:
     x, weight = graph.values[product.x].spec, graph.values[product.weight].spec
-    return x.is_static and weight.is_static and x.numel // max(x.sizes[-1], 1) * weight.numel >= LEAST
+    return x.rank > 1 and x.is_static and weight.is_static and x.numel // max(x.sizes[-1], 1) * weight.numel >= LEAST
 
 
 def _put_both(

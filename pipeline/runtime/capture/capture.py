@@ -17,7 +17,7 @@ from pipeline.runtime.capture.recorders import RECORDERS, CallLoop, Recorder, Re
 from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment, split_steps
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
 from pipeline.runtime.kernels import Launch
-from pipeline.runtime.slots import Feed
+from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.tensors import dtype_name
 
 __all__ = ["Capture", "OutputViews"]
@@ -136,6 +136,8 @@ class Capture:
                 for part in self._parts:
                     part.replay()
         except BaseException as error:
+            if part is None:  # while it copied from the feed
+                refuse_unreadable(feed)
             failure = self._failure(part, error)
             if failure is error:
                 raise
@@ -227,7 +229,7 @@ class Capture:
 
     def _failure(self, part: Recording | None, error: BaseException) -> BaseException:
         """The error for a replay that failed in `part`; states that it may have written have no value any more."""
-        if part is None:  # while it copied from the feed
+        if part is None:
             return (
                 UsageError(f"a tensor of the feed cannot be copied: {error}") if type(error) is RuntimeError else error
             )

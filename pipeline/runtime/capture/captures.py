@@ -14,7 +14,7 @@ from pipeline.runtime.capture.capture import Capture
 from pipeline.runtime.capture.feed_buffers import as_tensors, copied_names
 from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, signature_of
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
-from pipeline.runtime.slots import Feed
+from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.torch_state import is_plain, plain_state
 
 __all__ = ["MOST_CAPTURES", "Captures", "MemorySource", "OneMemory"]
@@ -127,6 +127,7 @@ class Captures:
 
         Raises:
             KeyError: there is none.
+            UsageError: a tensor has no shape.
         """
         try:
             if self._last_signature is not None and _has_signature(feed, self._last_signature):
@@ -135,6 +136,9 @@ class Captures:
             signature = tuple([(name, (fed := feed[name]).shape, fed.dtype, fed.device) for name in self._names])  # type: ignore[union-attr]
         except AttributeError as error:  # no tensor
             raise KeyError from error
+        except RuntimeError:  # a nested tensor, which has no shape
+            refuse_unreadable(feed)
+            raise
         capture = self._captures[(*self._prefix, signature)]
         self._captures.move_to_end(capture.key)
         self._last, self._last_signature = capture, signature  # type: ignore[assignment]

@@ -12,6 +12,7 @@ from torch.nn import functional
 from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
+from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.max_pool import PoolWindow, launch_max_pool
 from pipeline.runtime.kernels.packing import (
     Convolution,
@@ -75,6 +76,8 @@ def conv_transpose(ins: Ins, outs: Outs, attrs: Attrs) -> None:
 
 
 def max_pool(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    if not outs[0].numel():  # no window fits into the image, which torch refuses
+        return in_turn()
     window = PoolWindow(attrs["kernel"], attrs["strides"], _sides(attrs["pads"])[0], attrs["dilations"])
     return launch_max_pool(ins[0], outs[0], window) or partial(_pool_large_windows, ins, outs, attrs)
 
@@ -97,6 +100,8 @@ def _pool_large_windows(ins: Ins, outs: Outs, attrs: Attrs) -> None:
 def average_pool(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     """The sum of a window over the number of elements that count: the real ones, and with `count_include_pad` the
     declared pads too. The overhang of `ceil_mode` never counts."""
+    if not outs[0].numel():  # as for `max_pool`
+        return
     x, kernel, strides = ins[0], attrs["kernel"], attrs["strides"]
     pool, none = AVERAGE_POOL[len(kernel)], [0] * len(kernel)
     begins, ends = _window_pads(x, outs[0], attrs["pads"], kernel, strides, [1] * len(kernel))

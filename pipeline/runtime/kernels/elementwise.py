@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
+from pipeline.runtime.tensors import NOT_IN_NUMPY
 
 __all__ = ["KERNELS"]
 
@@ -162,7 +163,7 @@ def _saturate(x: torch.Tensor, out: torch.Tensor) -> None:
 
 def cast_unsaturated(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     """Too large numbers become NaN or infinity, whichever the float8 type has; torch 2.13 saturates in one type."""
-    x = ins[0].float() if ins[0].dtype is torch.bfloat16 else ins[0]
+    x = ins[0].float() if ins[0].dtype in NOT_IN_NUMPY else ins[0]
     with np.errstate(all="ignore"):
         narrow = x.numpy().astype(np.dtype(getattr(ml_dtypes, attrs["to"])))
     outs[0].view(torch.uint8).copy_(torch.from_numpy(narrow.view(np.uint8)))

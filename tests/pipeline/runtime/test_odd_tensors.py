@@ -20,21 +20,26 @@ SMALL, LARGE = 4, 2**16
 
 @dataclass(frozen=True)
 class Sine:
-    """A program that computes the sine of its input, and the name of the input."""
+    """A program that computes the sine of its input, the name of the input, and whether it replays a capture."""
 
     program: CompiledProgram
     name: str
+    replays: bool
 
     def __call__(self, x: Any) -> torch.Tensor:
-        (result,) = self.program.run({self.name: x}).values()
+        call = self.program.replay if self.replays else self.program.run
+        (result,) = call({self.name: x}).values()
         return result
 
 
-@pytest.fixture(params=[SMALL, LARGE])
+@pytest.fixture(params=[(SMALL, False), (LARGE, False), (SMALL, True), (LARGE, True)], ids=str)
 def sine(request: pytest.FixtureRequest) -> Sine:
-    program, _ = compile_module(Calls([torch.sin]), [torch.zeros(request.param)])
+    size, replays = request.param
+    program, _ = compile_module(Calls([torch.sin]), [torch.zeros(size)])
     (entry,) = program.feed_signature
-    return Sine(program, entry.name)
+    sine = Sine(program, entry.name, replays)
+    sine(torch.zeros(size))  # a replay has a capture whose signature fits
+    return sine
 
 
 def example(sine: Sine) -> torch.Tensor:

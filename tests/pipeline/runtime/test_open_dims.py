@@ -106,6 +106,17 @@ def test_mistakes_are_named(graph: Graph) -> None:
         compile_open_graph(graph, limit=0)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+@pytest.mark.parametrize("method", ["run", "replay", "run_updating"])
+def test_what_has_no_shape_of_its_own_is_named(graph: Graph, method: str) -> None:
+    call = getattr(compile_open_graph(graph), method)
+    with pytest.raises(UsageError, match="'x' is a list; expected a torch tensor or a numpy array"):
+        call({"x": [[1.0, 2.0, 3.0]]})
+    for layout in (torch.strided, torch.jagged):
+        with pytest.raises(UsageError, match="'x' is a nested tensor; expected a dense one"):
+            call({"x": torch.nested.nested_tensor([torch.ones(3), torch.ones(3)], layout=layout)})
+
+
 def test_states_are_the_same_at_all_sizes() -> None:
     cache = compile_open_graph(open_graph(Counter()), Counter().state_dict(), limit=2)
     for run, size in enumerate([2, 3, 4, 2]):

@@ -153,7 +153,7 @@ def test_a_feed_that_does_not_fit_is_refused_in_one_sentence() -> None:
         "expected a torch tensor or a numpy array": {"x": [1.0, 2.0]},
         "the feed lacks 'x'": {},
         "the feed has 'v', which is no input; inputs: x, w": {"x": x, "v": x},
-        "a tensor of the feed cannot be copied": {"x": x.to_sparse()},
+        r"input 'x' is of the layout torch\.sparse_coo; expected a dense one": {"x": x.to_sparse()},
     }
     for message, feed in wrong.items():
         with pytest.raises(UsageError, match=message):

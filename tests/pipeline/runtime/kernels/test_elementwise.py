@@ -7,12 +7,13 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import EMITTERS, KINDS
 from pipeline.runtime import compile_graph
-from pipeline.runtime.tensors import to_numpy
+from pipeline.runtime.tensors import to_numpy, torch_dtype
 from tests.pipeline.runtime.kernels.kernel_reference import Case, assert_close, expected, graph_of, ints, rand
 
 POSITIVE = rand(3, 4, low=0.1, high=3)
@@ -120,6 +121,16 @@ def test_a_cast_to_float8_saturates(to: str, limit: float) -> None:
     (y,) = builder.emit("Cast", [vid], [("y", TensorSpec(x.shape, to))], {"to": to})
     found = compile_graph(builder.build([y])).run({"x": x})["y"].float().tolist()
     assert found == [limit, -limit, limit, 0.3125, 0.0]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fnuz", "float8_e5m2"])
+def test_a_cast_to_float8_that_does_not_saturate_reads_every_float(dtype: str) -> None:
+    x = torch.tensor([240.0, 0.3, -1.0]).to(torch_dtype(dtype))
+    builder, target = Builder("cast", EMITTERS), TensorSpec((3,), "float8_e4m3fn")
+    vid = builder.input("x", TensorSpec((3,), dtype))
+    (y,) = builder.emit("CastUnsaturated", [vid], [("y", target)], {"to": target.dtype})
+    found = compile_graph(builder.build([y])).run({"x": x})["y"].float().tolist()
+    assert found == [x[0].float().item(), 0.3125, -1.0]
 
 
 def test_bfloat16_like_ml_dtypes() -> None:

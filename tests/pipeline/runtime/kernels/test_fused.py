@@ -114,6 +114,20 @@ def feed_forward(
     return builder.build([y])
 
 
+@pytest.mark.parametrize(
+    ("rows", "bias", "refusal"),
+    [((), (64,), r"ranks 1, 2 and 2; expected rows and two matrices"), ((8,), (1, 64), r"biases \[\[1, 64\]\]")],
+)
+def test_no_bias_has_the_shape_of_the_result(rows: tuple[int, ...], bias: tuple[int, ...], refusal: str) -> None:
+    """The result may be written over operand 3, which is the first bias where nothing is added."""
+    builder, specs = Builder("layers", EMITTERS), [TensorSpec((*rows, 64), "float32"), TensorSpec((64, 64), "float32")]
+    x, w = builder.input("x", specs[0]), builder.param("w", specs[1])
+    attrs = {"trans_first": True, "trans_second": True, "add": False, "bias_first": True, "bias_second": False}
+    ins = [x, w, w, builder.input("bias", TensorSpec(bias, "float32"))]
+    with pytest.raises(InternalError, match=refusal):
+        builder.emit("FeedForward", ins, [("y", specs[0]), ("h", specs[0])], {**attrs, **of_activation("relu")})
+
+
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("biases", [True, False])
 @pytest.mark.parametrize("other", ["dies", "stays", "x", ""])

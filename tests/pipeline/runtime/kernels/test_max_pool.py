@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx
+import onnx.parser
 import pytest
 import torch
 from torch.nn import functional
 
+from pipeline.importers.from_onnx import from_onnx
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.runtime import compile_graph
@@ -80,3 +83,14 @@ def test_a_large_window_an_empty_image_and_another_order_of_axes_are_left_to_tor
     assert launch_max_pool(torch.ones(1, 2, 9, 9), turned.contiguous(), small) is not None
     x = torch.randn(1, 2, 9, 9)
     torch.testing.assert_close(run_planned(Pool(2, kernel_size=6), x), functional.max_pool2d(x, 6), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
+def test_a_window_that_does_not_fit_gives_an_empty_result(kind: str) -> None:
+    """As onnxruntime gives it; torch refuses to pool such an image."""
+    op = onnx.parser.parse_node(f"y = {kind} <kernel_shape = [2, 2]> (x)")
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, (1, 2, 5, size)) for name, size in (("x", 1), ("y", 0)))
+    model = onnx.helper.make_model(onnx.helper.make_graph([op], "g", [x], [y]))
+    program = compile_graph(from_onnx(model))
+    for found in (program.run({"x": torch.ones(1, 2, 5, 1)}), program.replay({"x": torch.ones(1, 2, 5, 1)})):
+        assert found["y"].shape == (1, 2, 4, 0)

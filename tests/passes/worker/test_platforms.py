@@ -1,0 +1,54 @@
+"""How much memory a process may have: of the machine, of the process itself, and of the container that it is in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from passes.worker.platforms import memory_limit
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/app\n", {"app/memory.max": f"{3 * MIB}\n"}, 3 * MIB),
+        ("0::/app/job\n", {"app/job/memory.max": "max\n", "app/memory.max": f"{5 * MIB}\n"}, 5 * MIB),
+        ("0::/\n", {"memory.max": f"{7 * MIB}\n"}, 7 * MIB),  # as a container sees its own group
+        ("5:cpu,cpuacct:/a\n4:memory:/a\n0::/\n", {"memory/a/memory.limit_in_bytes": f"{9 * MIB}\n"}, 9 * MIB),
+        ("4:memory:/docker/1\n", {"memory/memory.limit_in_bytes": f"{2 * MIB}\n"}, 2 * MIB),
+    ],
+)
+def test_the_limit_of_a_control_group_is_that_of_its_processes(
+    groups: str, files: dict[str, str], expected: int, tmp_path: Path
+) -> None:
+    _write(tmp_path, groups, files)
+    assert memory_limit(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "files"),
+    [
+        ("", {}),
+        ("0::/app\n", {"app/memory.max": "max\n"}),
+        ("0::/app\n", {"other/memory.max": "4096\n"}),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}),
+        ("5:cpu:/a\n", {"memory/a/memory.limit_in_bytes": "4096\n"}),
+    ],
+)
+def test_without_a_limit_it_is_the_memory_of_the_machine(groups: str, files: dict[str, str], tmp_path: Path) -> None:
+    machine = memory_limit(tmp_path / "no such system")
+    _write(tmp_path, groups, files)
+    assert memory_limit(tmp_path) == machine > MIB
+
+
+def _write(system: Path, groups: str, files: dict[str, str]) -> None:
+    for name, text in {
+        "proc/self/cgroup": groups,
+        **{f"sys/fs/cgroup/{name}": text for name, text in files.items()},
+    }.items():
+        path = system / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
