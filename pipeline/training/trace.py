@@ -95,7 +95,9 @@ def trace_step(
     inputs = [given[name].detach() for name in layout.names]
     step = StepFunction(module, loss, layout, tuple(stored), len(asked), tuple(buffers), clips, checks_gradients)
     with ModuleAttributes(module) as attributes:
-        limits = [torch.ones(())] if clips != "none" else []
+        # In the widest dtype, for a limit such as 0.1 to be what torch has.
+        is_wide = any(tensor.dtype == torch.float64 for tensor in asked.values())
+        limits = [torch.ones((), dtype=torch.float64 if is_wide else torch.float32)] if clips != "none" else []
         recorded, decided_by = _record(step, stored, [*inputs, *limits], attributes)
     placeholders = [node for node in recorded.graph.nodes if node.op == "placeholder"]
     value, norm, *others = _results(recorded)
