@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -49,6 +49,9 @@ EARLIER: Final = "earlier"
 """The folder of what trainings of other settings have left, each in a folder with its number."""
 
 STAGE: Final = "train"
+
+END: Final = object()
+"""Stands behind the last batch of an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +180,17 @@ class TrainRun:
                 self._send(PhaseEnded(phase.name, phase.seconds, phase.detail))
         return program
 
-    def _batches(self, epoch: int) -> Any:
-        """The batches of an epoch, by the user's function."""
+    def _batches(self, epoch: int) -> Iterator[Any]:
+        """The batches of an epoch, by the user's function, which may fail at each of them."""
         text = self._train.batches
         function = load_function(text, "train.batches", f"train.batches {text}")
-        return call_user_code(lambda: function(epoch, **self._train.args), f"train.batches {text} raises", text)
+        raises = f"train.batches {text} raises"
+        made = call_user_code(lambda: function(epoch, **self._train.args), raises, text)
+        if not isinstance(made, Iterable):
+            raise SourceError(f"train.batches {text} returns {type(made).__name__}, expected the batches of an epoch")
+        batches = call_user_code(lambda: iter(made), raises, text)
+        while (batch := call_user_code(lambda: next(batches, END), raises, text)) is not END:
+            yield batch
 
     def _evaluate_all(self, source: TrainSource) -> dict[str, float]:
         """The numbers of the trained model, and of those that it is compared with."""
@@ -199,7 +208,10 @@ class TrainRun:
             found = call_user_code(lambda: function(trained, **self._train.args), f"train.evaluate {text} raises", text)
         if not isinstance(found, Mapping):
             raise SourceError(f"train.evaluate {text} returns {type(found).__name__}, expected numbers by name")
-        return {str(name): float(value) for name, value in found.items()}
+        try:
+            return {str(name): float(value) for name, value in found.items()}
+        except (TypeError, ValueError, RuntimeError) as error:  # the last of a tensor with several elements
+            raise SourceError(f"train.evaluate {text} returns what is no number: {error}") from error
 
     def _write_weights(self, module: nn.Module) -> None:
         """Tied parameters are stored once, as safetensors has it."""

@@ -1,29 +1,26 @@
 """Numbers of Python that are others at each call, of which a recorded step would keep those of the recording.
 
 `x * random.random()`, a counter or the time leaves a constant in the graph. So forward pass and loss are recorded once
-more, and their operators are compared with those of the first time.
+more, and their operators are compared with those of the first time. A tensor that the first time left somewhere, and
+the second reads, is refused too: no step carries it to the next one.
 """
 
 from __future__ import annotations
 
 import hashlib
-import random
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-import numpy as np
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pipeline.errors import Unsupported
 from pipeline.training.known_values import is_plain, place_outside
 
-__all__ = ["CallLog", "RecurrentCalls", "counters_as_they_were", "repeats_needed"]
+__all__ = ["CallLog", "RecurrentCalls"]
 
 Call: TypeAlias = tuple[str, ...]
 """An operator, and a text for each of its operands and arguments."""
@@ -32,27 +29,55 @@ Call: TypeAlias = tuple[str, ...]
 class CallLog(TorchDispatchMode):
     """Writes down each operator that is called, and compares with an earlier log, if there is one."""
 
-    def __init__(self, earlier: CallLog | None = None) -> None:
+    def __init__(self, earlier: CallLog | None = None, name_of: Callable[[torch.Tensor], str] = lambda _: "") -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self._earlier = earlier
-        self._random = _random_states()
+        self._earlier, self._name_of = earlier, name_of
+        self._constant: Any = WeakIdKeyDictionary()
+        """{result of an operator: whether it follows from no operand of the step}."""
 
-    @property
-    def drew_numbers(self) -> bool:
-        """Whether Python or numpy has drawn random numbers since this was made."""
-        return self._random != _random_states()
+    def is_constant(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has the same numbers at each call of the step."""
+        return is_plain(tensor) or self._constant.get(tensor, False)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        call = (str(func), *map(_text_of, pytree.tree_leaves((args, kwargs or {}))))
+        leaves = pytree.tree_leaves((args, kwargs or {}))
+        call = (str(func), *map(_text_of, leaves))
+        operands = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if self._earlier is not None:
+            self._refuse_results(self._earlier, operands)
             before = self._earlier.calls[len(self.calls)] if len(self.calls) < len(self._earlier.calls) else ()
             if call != before:
                 raise Unsupported(_describe_difference(before, call))
         self.calls.append(call)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        is_constant = func in OF_SHAPES or all(map(self.is_constant, operands))
+        is_constant = is_constant and torch.Tag.nondeterministic_seeded not in func.tags
+        for leaf in pytree.tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and all(leaf is not operand for operand in operands):
+                self._constant[leaf] = is_constant
+        for operand in operands if func._schema.is_mutable else ():
+            if operand in self._constant:
+                self._constant[operand] = self._constant[operand] and is_constant
+        return result
+
+    def _refuse_results(self, earlier: CallLog, operands: Sequence[torch.Tensor]) -> None:
+        """
+        Raises:
+            Unsupported: an operand is a result of an earlier recording, which this one has from somewhere.
+        """
+        for name in (self._name_of(operand) for operand in operands if operand in earlier._constant):
+            where, key = place_outside(), name.rpartition(".")[2]
+            raise Unsupported(
+                f"the forward pass sets {name!r}, a tensor that is neither a parameter nor a buffer, and reads it at "
+                f"the next call ({where}), to which no step carries it: register it by register_buffer({key!r}, …), "
+                "and write to it by copy_"
+                if name
+                else f"the forward pass or the loss reads a tensor that an earlier call has left ({where}), as a cache "
+                "does; it is one of the recording, so clear that cache, and call the module once before it is recorded"
+            )
 
 
 class RecurrentCalls(TorchFunctionMode):
@@ -79,41 +104,6 @@ class RecurrentCalls(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def repeats_needed(log: CallLog) -> int:
-    """How often a recording is compared with a further one: a branch that a random number takes may be the same."""
-    return 8 if log.drew_numbers else 1
-
-
-@contextmanager
-def counters_as_they_were(module: nn.Module) -> Iterator[None]:
-    """Put plain numbers that the forward pass counts in its modules back, with a warning that a step counts none."""
-    before = {name: (part, _numbers_of(part)) for name, part in module.named_modules()}
-    try:
-        yield
-    finally:
-        changed = []
-        for name, (part, numbers) in before.items():
-            now = _numbers_of(part)
-            for key in sorted(key for key in numbers if key in now and now[key] != numbers[key]):
-                changed.append(f"{name}.{key}" if name else key)
-                vars(part)[key] = numbers[key]
-    if changed:
-        warnings.warn(
-            f"the forward pass changes {', '.join(map(repr, changed))}, a number of Python, which no recorded step "
-            "does: register it by register_buffer, and change it by an operator such as add_",
-            stacklevel=2,
-        )
-
-
-def _numbers_of(part: nn.Module) -> dict[str, int | float]:
-    return {key: value for key, value in vars(part).items() if isinstance(value, int | float)}
-
-
-def _random_states() -> tuple[object, object]:
-    """Of Python's and numpy's global generators, to compare."""
-    return random.getstate(), repr(np.random.get_state())
-
-
 def _text_of(leaf: object) -> str:
     if not isinstance(leaf, torch.Tensor):
         return repr(leaf) if isinstance(leaf, int | float | complex | str | torch.dtype) else type(leaf).__name__
@@ -136,9 +126,16 @@ def _describe_difference(before: Call, now: Call) -> str:
         found = f"calls other operators when it is recorded again: {before[0] if before else 'none'}, then {now[0]}"
     return (
         f"the forward pass or the loss {found} ({place_outside()}); a step would keep the first. Randomness of Python, "
-        "counters and times are no part of a recording: draw by torch, count in a buffer, or give it with the batch"
+        "counters, times and what an earlier call left are no part of a recording: draw by torch, count and keep in "
+        "buffers, or give it with the batch"
     )
 
+
+OF_SHAPES: Final = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("new_empty", "new_full", "new_ones", "new_zeros", "empty_like", "full_like", "ones_like", "zeros_like")
+)
+"""Operators whose results do not depend on the numbers of their operands."""
 
 RECURRENT: Final = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 

@@ -222,7 +222,8 @@ class TrainProgram:
     def limit(self, limit: float) -> None:
         if self.limit is None:
             raise UsageError("this program clips no gradients; record the step with max_norm or max_value")
-        self._compiled.give_states({LIMIT: torch.tensor(check_limit("limit", limit))})
+        dtype = self._compiled.state(LIMIT).dtype
+        self._compiled.give_states({LIMIT: torch.tensor(check_limit("limit", limit), dtype=dtype)})
 
     @property
     def steps_done(self) -> int:

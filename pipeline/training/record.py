@@ -16,6 +16,7 @@ from pipeline.events import Observer
 from pipeline.ir import Graph
 from pipeline.lowering.fusion import fuse_train_step
 from pipeline.runtime import Capture, CompiledProgram, compile_graph
+from pipeline.runtime.tensors import torch_dtype
 from pipeline.training.batch import Batch, LossFunction
 from pipeline.training.graph import LARGE, LIMIT, STEP, make_graph, moment_name, rate_name, stored_name
 from pipeline.training.optimizer import OptimizerSettings, fixed_options, rate_state, read_optimizer
@@ -126,7 +127,8 @@ def _initial(
     """The values that the optimizer's states begin with."""
     found = {STEP: torch.tensor(float(settings.step))}
     if limit is not None:
-        found[LIMIT] = torch.tensor(float(limit))
+        (spec,) = (value.spec for value in graph.values if value.name == LIMIT)
+        found[LIMIT] = torch.tensor(float(limit), dtype=torch_dtype(spec.dtype))
     for group in settings.groups:
         found[rate_name(group.index)] = rate_state(group.learning_rate)
         for name in group.params:

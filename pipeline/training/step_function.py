@@ -16,6 +16,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from pipeline.errors import Unsupported, UsageError
 from pipeline.runtime.tensors import dtype_name
+from pipeline.training.attributes import ModuleAttributes
 from pipeline.training.batch import BatchLayout, LossFunction
 
 __all__ = ["Clipping", "StepFunction"]
@@ -54,7 +55,6 @@ class StepFunction:
             if self.exported is not None:
                 stack.enter_context(_reparametrize_module(self.exported, own, tie_weights=True))
             stack.enter_context(_cumulative_averages(self.module))
-            stack.enter_context(_unchanged_attributes(self.module))
             stack.enter_context(_unchanged_memory(stored))
             stack.enter_context(torch.enable_grad())
             value = self.layout.loss(call, self.loss, tensors[first : first + len(self.layout.names)])
@@ -82,13 +82,16 @@ class StepFunction:
     def compute_loss(self, stored: Mapping[str, torch.Tensor], batch: Sequence[torch.Tensor]) -> None:
         """Compute the loss by plain torch on copies of what is stored, for the error that this may give."""
         copies = {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in stored.items()}
+        attributes = ModuleAttributes(self.module)
         with (
             torch.random.fork_rng(devices=[]),
             torch.enable_grad(),
             _reparametrize_module(self.module, copies, tie_weights=True),
-            _unchanged_attributes(self.module),
         ):
-            self.layout.loss(self.module, self.loss, batch)
+            try:
+                self.layout.loss(self.module, self.loss, batch)
+            finally:
+                attributes.put_back()
 
     def _state_after(self, name: str, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         if name not in self.buffers:
@@ -171,29 +174,6 @@ def _normalize_by_cumulative_average(part: Any, x: torch.Tensor) -> torch.Tensor
     for running, found in ((part.running_mean, mean), (part.running_var, var)):
         running.add_((found - running) / part.num_batches_tracked)
     return result
-
-
-@contextmanager
-def _unchanged_attributes(module: nn.Module) -> Iterator[None]:
-    """Put back tensors that forward sets as plain attributes, which would be those of the recording afterwards.
-
-    Raises:
-        Unsupported: it replaces such a tensor; a step would not carry it to the next one.
-    """
-    before = {id(part): (name, part, dict(vars(part))) for name, part in module.named_modules()}
-    yield
-    for name, part, attributes in before.values():
-        for key, value in list(vars(part).items()):
-            old = attributes.get(key)
-            if not isinstance(value, torch.Tensor) or value is old:
-                continue
-            vars(part).pop(key) if key not in attributes else vars(part).update({key: old})
-            if isinstance(old, torch.Tensor):
-                full = f"{name}.{key}" if name else key
-                raise Unsupported(
-                    f"the forward pass sets {full!r}, a tensor that is neither a parameter nor a buffer, so no step "
-                    f"can keep it for the next one: register it by register_buffer({key!r}, …)"
-                )
 
 
 @contextmanager

@@ -25,8 +25,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pipeline.errors import OnnxlineError, Unsupported, UsageError
 from pipeline.export.captured_output import capture_output
+from pipeline.training.attributes import ModuleAttributes
 from pipeline.training.batch import Batch, BatchLayout, LossFunction
-from pipeline.training.frozen_numbers import CallLog, RecurrentCalls, counters_as_they_were, repeats_needed
+from pipeline.training.frozen_numbers import CallLog, RecurrentCalls
 from pipeline.training.known_values import NO_PLACE, AskedForNumber, KnownValues, place_outside
 from pipeline.training.refusals import refuse_module
 from pipeline.training.step_function import Clipping, StepFunction
@@ -93,8 +94,11 @@ def trace_step(
     stored = {**asked, **rest, **buffers}
     inputs = [given[name].detach() for name in layout.names]
     step = StepFunction(module, loss, layout, tuple(stored), len(asked), tuple(buffers), clips, checks_gradients)
-    with counters_as_they_were(module):
-        recorded, decided_by = _record(step, stored, [*inputs, *([torch.ones(())] if clips != "none" else [])])
+    with ModuleAttributes(module) as attributes:
+        # In the widest dtype, for a limit such as 0.1 to be what torch has.
+        is_wide = any(tensor.dtype == torch.float64 for tensor in asked.values())
+        limits = [torch.ones((), dtype=torch.float64 if is_wide else torch.float32)] if clips != "none" else []
+        recorded, decided_by = _record(step, stored, [*inputs, *limits], attributes)
     placeholders = [node for node in recorded.graph.nodes if node.op == "placeholder"]
     value, norm, *others = _results(recorded)
     if value is None:
@@ -147,14 +151,17 @@ def _refuse_what_torch_refuses(
 
 
 def _record(
-    step: StepFunction, stored: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor]
+    step: StepFunction,
+    stored: Mapping[str, torch.Tensor],
+    others: Sequence[torch.Tensor],
+    attributes: ModuleAttributes,
 ) -> tuple[GraphModule, frozenset[str]]:
     """The recorded step, and the names of the stored tensors by whose numbers Python decided something.
 
     What cannot be recorded as it is written is first made a graph by torch.export.
     """
     try:
-        return _record_twice(step, stored, others)
+        return _record_twice(step, stored, others, attributes)
     except Exception as error:  # torch has errors of many kinds
         if _is_final(error):
             raise
@@ -167,7 +174,7 @@ def _record(
     for strict in (False, True):
         try:
             exported = _export(step, others, strict=strict)
-            return _record_twice(replace(step, exported=exported), stored, others)
+            return _record_twice(replace(step, exported=exported), stored, others, attributes)
         except Exception as error:
             if _is_final(error):
                 raise
@@ -179,18 +186,42 @@ def _record(
 
 
 def _record_twice(
-    step: StepFunction, stored: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor]
+    step: StepFunction,
+    stored: Mapping[str, torch.Tensor],
+    others: Sequence[torch.Tensor],
+    attributes: ModuleAttributes,
 ) -> tuple[GraphModule, frozenset[str]]:
     """Record the step, and forward and loss again.
 
     Raises:
-        Unsupported: the second recording has other operators or numbers.
+        Unsupported: the second recording has other operators or numbers, or the first has left it something.
     """
+    attributes.put_back()  # what an attempt that failed has left
     log = CallLog()
-    found = _record_as_written(step, stored, others, log=log)
-    for _ in range(repeats_needed(log)):
-        _record_as_written(replace(step, until_loss=True), stored, others, log=CallLog(log))
+    with _refused_seeds():
+        found = _record_as_written(step, stored, others, log=log)
+    attributes.take_out(log.is_constant)
+    # A branch that a random number takes may be the same the second time.
+    for _ in range(8 if attributes.drew_numbers else 1):
+        again = CallLog(log, attributes.name_of)
+        _record_as_written(replace(step, until_loss=True), stored, others, log=again)
+        attributes.take_out(again.is_constant)
     return found
+
+
+@contextmanager
+def _refused_seeds() -> Iterator[None]:
+    """Refuse a forward pass that sets the state of torch's random numbers, which a recording leaves as it is."""
+    before = torch.get_rng_state()
+    try:
+        yield
+        if not torch.equal(before, torch.get_rng_state()):
+            raise Unsupported(
+                "the forward pass or the loss sets the state of torch's random numbers (torch.manual_seed), which no "
+                "step would do: seed before the steps, or keep numbers that are to stay in a buffer"
+            )
+    finally:
+        torch.set_rng_state(before)
 
 
 def _place_of_forward(step: StepFunction, stored: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor]) -> str:

@@ -61,6 +61,14 @@ def broken(epoch):
     yield torch.full((6, 4), float("nan")), torch.zeros(6, dtype=torch.int64)
 
 
+def no_batches(epoch):
+    return 5
+
+
+def say_good(module):
+    return {"accuracy": "good"}
+
+
 def evaluate(module, **args):
     x = torch.randn(50, 4, generator=torch.Generator().manual_seed(99))
     return {"accuracy": (module(x).argmax(1) == x.argmax(1) % 3).float().mean()}
@@ -226,6 +234,13 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "no epoch": ({"epochs": 0}, "make", "train.epochs"),
     "no batch": ({"args": {"count": 0}}, "make", "gives no batch in the first epoch"),
+    "a batch that cannot be made": ({"args": {"count": "4"}}, "make", "raises TypeError"),
+    "batches that are none": (
+        {"batches": "net.py:no_batches"},
+        "make",
+        "returns int, expected the batches of an epoch",
+    ),
+    "an evaluation without numbers": ({"evaluate": "net.py:say_good"}, "make", "returns what is no number"),
     "an unknown key": ({"epoch": 3}, "make", "epochs"),
     "a schedule that ends": ({"schedule": {"name": "one-cycle", "steps": 5}}, "make", "the schedule refuses step 6"),
 }

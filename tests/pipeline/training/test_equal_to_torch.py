@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -150,6 +151,26 @@ def test_gradients_are_clipped(options: dict[str, float], clip: Callable[[nn.Mod
     assert torch.equal(program.state_dict()["module"]["0.weight"], before)
     with pytest.raises(UsageError, match="this program clips no gradients"):
         plain.limit = 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_limit_of_gradients_has_their_precision(dtype: torch.dtype) -> None:
+    """0.1 in float32 is 0.1 + 1.5e-9, which float64 sees."""
+    torch.manual_seed(0)
+    module = nn.Linear(4, 3).to(dtype)
+    twin, x, label = copy.deepcopy(module), 9 * torch.randn(6, 4, dtype=dtype), torch.tensor([0, 1, 2, 0, 1, 2])
+    program = record_step(module, LOSS, SGD(module.parameters(), lr=0.1, momentum=0.9), (x, label), max_norm=0.1)
+    optimizer = SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    for limit in (0.1, 0.3):
+        program.limit = limit
+        for _ in range(3):
+            optimizer.zero_grad()
+            LOSS(twin(x), label).backward()
+            nn.utils.clip_grad_norm_(twin.parameters(), limit)
+            optimizer.step()
+            program.step((x, label))
+    found = program.state_dict()["module"]["weight"]
+    torch.testing.assert_close(found, twin.weight.detach(), rtol=10 * torch.finfo(dtype).eps, atol=1e-15)
 
 
 def test_a_scheduler_of_torch_sets_the_learning_rate() -> None:

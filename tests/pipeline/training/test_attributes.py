@@ -1,0 +1,180 @@
+"""What a forward pass leaves in its modules is taken out: it stays as it was, and can be called."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from pipeline.errors import Unsupported
+from pipeline.training import record_step
+
+X, TARGET = torch.ones(2, 4), torch.zeros(2, 4)
+
+Change = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+class Changed(nn.Module):
+    """A linear layer, whose result `change` may do anything with."""
+
+    def __init__(self, change: Change) -> None:
+        super().__init__()
+        self.linear, self.change = nn.Linear(4, 4), change
+        self.plain, self.kept, self.listed, self.best = torch.zeros(2, 4), dict[Any, Any](), list[Any](), float("nan")
+        self.own = np.random.default_rng(0)
+        self.register_buffer("absent", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.change(self, self.linear(x))
+
+
+def lazy_buffer(module: Any, x: torch.Tensor) -> torch.Tensor:
+    if module.absent is None:
+        module.absent = torch.full((4,), 2.0).masked_fill_(torch.tensor([False, True, False, True]), 0)
+    return x * module.absent
+
+
+def new_buffer(module: Any, x: torch.Tensor) -> torch.Tensor:
+    if not hasattr(module, "mask"):
+        module.register_buffer("mask", x.new_ones(4))
+    return x + module.mask
+
+
+def cache_in_a_dict(module: Changed, x: torch.Tensor) -> torch.Tensor:
+    if x.shape[1] not in module.kept:
+        module.kept[x.shape[1]] = (torch.arange(4.0), {"one": torch.ones(4)})
+    table, rest = module.kept[x.shape[1]]
+    return x * table + rest["one"]
+
+
+def keep_the_last(module: Changed, x: torch.Tensor) -> torch.Tensor:
+    module.plain = module.kept["last"] = x
+    module.listed.append(x)
+    return x
+
+
+def draw_and_leave(module: Changed, x: torch.Tensor) -> torch.Tensor:
+    numbers = random.random(), np.random.rand(), module.own.random()
+    return x if len(numbers) == 3 else -x
+
+
+@pytest.mark.parametrize("change", [lazy_buffer, new_buffer, cache_in_a_dict, keep_the_last, draw_and_leave])
+@pytest.mark.filterwarnings("ignore:the forward pass or the loss draws")
+def test_the_module_is_as_it_was_and_the_steps_are_those_of_torch(change: Change) -> None:
+    module = Changed(change)
+    before = (dict(vars(module)), list(module.state_dict()), dict(module.kept), list(module.listed))
+    drawn = _random_states(module)
+
+    program = record_step(module, nn.MSELoss(), SGD(module.parameters(), lr=0.1), (X, TARGET))
+
+    assert before == (vars(module), list(module.state_dict()), module.kept, module.listed)
+    assert drawn == [
+        repr(state) for state in (random.getstate(), np.random.get_state(), module.own.bit_generator.state)
+    ]
+    _compare_with_torch(module, program.step)
+
+
+def test_weights_that_are_computed_at_each_call_are_recorded() -> None:
+    """`torch.nn.utils.weight_norm` of old sets an attribute before each call, and reads it only then."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        module = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)))
+    program = record_step(module, nn.MSELoss(), SGD(module.parameters(), lr=0.1), (X, TARGET))
+    _compare_with_torch(module, program.step)
+
+
+def _random_states(module: Changed) -> list[str]:
+    return [repr(state) for state in (random.getstate(), np.random.get_state(), module.own.bit_generator.state)]
+
+
+@torch.enable_grad()
+def _compare_with_torch(module: nn.Module, step: Callable[[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]) -> None:
+    optimizer = SGD(module.parameters(), lr=0.1)
+    for _ in range(3):
+        loss = nn.functional.mse_loss(module(X), TARGET)
+        torch.testing.assert_close(step((X, TARGET)), loss.detach())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def carry_in_a_dict(module: Changed, x: torch.Tensor) -> torch.Tensor:
+    module.kept["h"] = x + module.kept["h"].detach() if "h" in module.kept else x
+    return module.kept["h"]
+
+
+def carry_in_a_list(module: Changed, x: torch.Tensor) -> torch.Tensor:
+    y = x + module.listed[-1].detach() if module.listed else x
+    module.listed.append(y)
+    return y
+
+
+def carry_in_an_attribute(module: Changed, x: torch.Tensor) -> torch.Tensor:
+    module.plain = module.plain.detach() + x
+    return module.plain
+
+
+def carry_a_first_state(module: Any, x: torch.Tensor) -> torch.Tensor:
+    module.state = torch.tanh(x + (module.state.detach() if hasattr(module, "state") else torch.zeros(2, 4)))
+    return module.state
+
+
+def seed_within(_: Changed, x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    return x + torch.rand(4)
+
+
+def fail_behind_a_cache(module: Changed, x: torch.Tensor) -> torch.Tensor:
+    module.kept["mask"] = module.mask = torch.ones(4)
+    return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (carry_in_a_dict, r"sets 'kept', a tensor that is neither .* reads it at the next call \(test_attributes"),
+        (carry_in_a_list, r"sets 'listed', a tensor"),
+        (carry_in_an_attribute, r"sets 'plain', a tensor .*: register it by register_buffer\('plain', …\)"),
+        (carry_a_first_state, r"(calls other operators|sets 'state')"),
+        (seed_within, "sets the state of torch's random numbers"),
+        (fail_behind_a_cache, "Python asks for a number of a tensor"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_either(change: Change, said: str) -> None:
+    module = Changed(change)
+    own, drawn = copy.copy(vars(module)), torch.get_rng_state()
+    with pytest.raises(Unsupported, match=said):
+        record_step(module, nn.MSELoss(), SGD(module.parameters(), lr=0.1), (X, TARGET))
+    assert vars(module) == own
+    assert (module.kept, module.listed) == ({}, [])
+    assert torch.equal(drawn, torch.get_rng_state())
+    module(X)
+
+
+def test_random_numbers_that_decide_nothing_seen_are_warned_of() -> None:
+    module = Changed(lambda _, x: x if random.random() < 2 else -x)
+    with pytest.warns(UserWarning, match="draws random numbers of Python or numpy, which decided nothing"):
+        record_step(module, nn.MSELoss(), SGD(module.parameters(), lr=0.1), (X, TARGET))
+
+
+def test_a_cache_outside_of_the_module_is_refused_until_it_is_filled() -> None:
+    @functools.cache
+    def table(size: int) -> torch.Tensor:
+        return torch.arange(float(size))
+
+    module = Changed(lambda _, x: x + table(x.shape[1]))
+    with pytest.raises(Unsupported, match=r"reads a tensor that an earlier call has left .* clear that cache"):
+        record_step(module, nn.MSELoss(), SGD(module.parameters(), lr=0.1), (X, TARGET))
+    table.cache_clear()
+    module(X)
+    program = record_step(module, nn.MSELoss(), SGD(module.parameters(), lr=0.1), (X, TARGET))
+    _compare_with_torch(module, program.step)
