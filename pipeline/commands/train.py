@@ -31,12 +31,13 @@ def train(
 ) -> None:
     """Train the model of a configuration and write it as ONNX, or go on with a stopped training."""
     from pipeline.config import RunConfig
+    from pipeline.stages.check import check_train
 
     config = RunConfig.from_yaml(source, overrides or ())
+    check_train(config)  # before torch is imported, which takes seconds
     from pipeline.console import RunConsole
-    from pipeline.train_run import TrainRun, check_train
+    from pipeline.train_run import TrainRun
 
-    check_train(config)
     screen = RunConsole(quiet=quiet)
     with screen:
         result = TrainRun(config, out, screen.show, anew=anew).run()

@@ -11,11 +11,12 @@ from passes.recipe.recipe import steps_of
 from passes.recipe.steps import library_versions
 from passes.run.apply_policy import check_names
 from passes.step import Repeat, Step, flatten
-from pipeline.config import ExportConfig, RunConfig, locate, locate_checkpoint, split_factory
+from pipeline.config import ExportConfig, RunConfig, TrainConfig, locate, locate_checkpoint, split_factory
 from pipeline.errors import ConfigError
+from pipeline.export.user_code import check_function
 from pipeline.workspace import Workspace, key_of
 
-__all__ = ["check_settings", "default_folder", "refuse_export_keys", "remember_settings"]
+__all__ = ["check_settings", "check_train", "default_folder", "refuse_export_keys", "remember_settings"]
 
 STAGE = "settings"
 
@@ -43,6 +44,34 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
         with open_context() as context:
             check_names(flatten(steps), policy, context)
     return steps
+
+
+def check_train(config: RunConfig) -> TrainConfig:
+    """The section `train`, whose functions are looked for without being run.
+
+    Raises:
+        UsageError: it is missing, names what is not there, or asks for what a training cannot give.
+    """
+    train, model = config.train, config.model
+    if train is None:
+        raise ConfigError("the configuration has no section 'train'; expected one with 'batches' at least")
+    if config.export.weights == "referenced":
+        raise ConfigError(
+            "train: found export.weights referenced, expected copied: a training changes the weights, and the files of "
+            "the checkpoint keep the old ones"
+        )
+    if train.quantized and config.quantsim is None:
+        raise ConfigError("train: found quantized without a section 'quantsim', expected one with its formats")
+    for key, text in (("batches", train.batches), ("evaluate", train.evaluate), ("loss", train.loss)):
+        if text is not None and ":" in text:
+            check_function(text, f"train.{key}", f"train.{key} {text}")
+    if model.factory is not None:
+        check_function(model.factory, "model.factory", f"the factory {model.factory}")
+    if model.onnx is not None:
+        locate(model.onnx)
+    if config.checkpoint is not None:
+        locate_checkpoint(config.checkpoint)
+    return train
 
 
 def refuse_export_keys(config: RunConfig) -> None:
@@ -82,8 +111,6 @@ def _check_paths(config: RunConfig) -> None:
         if path is not None:
             locate(path)
     if model.factory is not None:
-        from pipeline.export.user_code import check_function
-
         check_function(model.factory, "model.factory", f"the factory {model.factory}")
     if config.verify.inputs:
         from pipeline.verify.user_inputs import input_files

@@ -5,6 +5,5 @@ settings.py  the section `train` → torch's loss, optimizer and schedule; what 
 """
 
 from pipeline.train_run.run import TrainResult, TrainRun
-from pipeline.train_run.settings import check_train
 
-__all__ = ["TrainResult", "TrainRun", "check_train"]
+__all__ = ["TrainResult", "TrainRun"]

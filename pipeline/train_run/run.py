@@ -24,8 +24,8 @@ from pipeline.report import Pictures, Report, report_json
 from pipeline.report.html import page_of, render
 from pipeline.report.training import LossPoint, TrainingPhase, TrainingReport
 from pipeline.result import RunResult
-from pipeline.stages.check import check_settings
-from pipeline.train_run.settings import check_train, make_loss, make_optimizer, make_schedule, training_key
+from pipeline.stages.check import check_settings, check_train
+from pipeline.train_run.settings import make_loss, make_optimizer, make_schedule, training_key
 from pipeline.train_run.source import TrainSource, open_train_source, quantize
 from pipeline.training import TrainProgram, record_step
 from pipeline.versions import versions

@@ -1,4 +1,4 @@
-"""The section `train`: its checks, what a training depends on, and the loss, optimizer and schedule that it names."""
+"""The section `train`: what a training depends on, and the loss, optimizer and schedule that it names."""
 
 from __future__ import annotations
 
@@ -20,43 +20,14 @@ from pipeline.config import (
     ScheduleConfig,
     TrainConfig,
     locate,
-    locate_checkpoint,
 )
-from pipeline.errors import ConfigError, UsageError
-from pipeline.export.user_code import check_function, load_function
+from pipeline.errors import UsageError
+from pipeline.export.user_code import load_function
 from pipeline.training.batch import LossFunction
 from pipeline.versions import digest_of_file, own_code_digest, versions
 from pipeline.workspace import key_of
 
-__all__ = ["check_train", "make_loss", "make_optimizer", "make_schedule", "training_key"]
-
-
-def check_train(config: RunConfig) -> TrainConfig:
-    """The section `train`, whose functions are looked for without being run.
-
-    Raises:
-        UsageError: it is missing, names what is not there, or asks for what a training cannot give.
-    """
-    train, model = config.train, config.model
-    if train is None:
-        raise ConfigError("the configuration has no section 'train'; expected one with 'batches' at least")
-    if config.export.weights == "referenced":
-        raise ConfigError(
-            "train: found export.weights referenced, expected copied: a training changes the weights, and the files of "
-            "the checkpoint keep the old ones"
-        )
-    if train.quantized and config.quantsim is None:
-        raise ConfigError("train: found quantized without a section 'quantsim', expected one with its formats")
-    for key, text in (("batches", train.batches), ("evaluate", train.evaluate), ("loss", train.loss)):
-        if text is not None and ":" in text:
-            check_function(text, f"train.{key}", f"train.{key} {text}")
-    if model.factory is not None:
-        check_function(model.factory, "model.factory", f"the factory {model.factory}")
-    if model.onnx is not None:
-        locate(model.onnx)
-    if config.checkpoint is not None:
-        locate_checkpoint(config.checkpoint)
-    return train
+__all__ = ["make_loss", "make_optimizer", "make_schedule", "training_key"]
 
 
 def training_key(config: RunConfig, train: TrainConfig, quantized: Path | None) -> str:
