@@ -91,6 +91,10 @@ class Placement:
     def quantized(self) -> tuple[PlacedSite, ...]:
         return tuple(placed for placed in self.sites if placed.precision is not None)
 
+    def formats(self) -> dict[str, Precision]:
+        """The format of each tensor that is quantized."""
+        return {placed.site.tensor: placed.precision for placed in self.sites if placed.precision is not None}
+
     def left_in_float(self) -> tuple[PlacedSite, ...]:
         return tuple(placed for placed in self.sites if placed.precision is None)
 

@@ -9,11 +9,12 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from passes.encodings.encoding import Precision
 from passes.weights.detached import DetachedModel, detach
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Encoding, quantize
 
-__all__ = ["DEQUANTIZED", "insert_qdq", "quantize_nodes", "rename_values"]
+__all__ = ["DEQUANTIZED", "check_opset", "insert_qdq", "quantize_nodes", "rename_values"]
 
 NARROW_FROM: Final = 21
 """The opset from which on QuantizeLinear takes 4 and 16 bits, and blocks."""
@@ -28,6 +29,25 @@ FLOAT_ENDING: Final = "_float"
 """What follows the name of an output in the name of its value before both operators; the output keeps its own."""
 
 
+def check_opset(proto: onnx.ModelProto, formats: Mapping[str, Precision]) -> None:
+    """Whether the model's opset has the format of each tensor.
+
+    Raises:
+        UsageError: one needs a later opset.
+    """
+    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    for name, precision in formats.items():
+        needs = "" if precision.stored_bits in (8, 32) else f"{precision.stored_bits} bits"
+        needs = needs or ("a scale for each block" if precision.granularity == "block" else "")
+        first = NARROW_FROM if needs else FLOATS_FROM if precision.float_type else 0
+        if opset < first:
+            raise UsageError(
+                f"quantsim: {name!r} is to have {needs or precision}, for which QuantizeLinear needs opset {first}, "
+                f"and the model has {opset}; put convert-opset into quantsim.prepare, or set export.opset to {first} "
+                "for a model of torch"
+            )
+
+
 def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> DetachedModel:
     """`model` with every tensor of `encodings` quantized and dequantized where it is made.
 
@@ -38,7 +58,7 @@ def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> Detac
         UsageError: a format needs a later opset than the model has, or the model has a value named as a new one is.
     """
     graph = model.proto.graph
-    _check_opset(model.proto, encodings)
+    check_opset(model.proto, {name: encoding.precision for name, encoding in encodings.items()})
     _check_names(graph, encodings)
     outputs = {info.name for info in graph.output}
     proto = onnx.ModelProto()
@@ -151,21 +171,6 @@ def _rename(names: Any, new_name: Callable[[str], str]) -> None:
     for index, name in enumerate(names):
         if name:
             names[index] = new_name(name)
-
-
-def _check_opset(proto: onnx.ModelProto, encodings: Mapping[str, Encoding]) -> None:
-    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
-    for name, encoding in encodings.items():
-        precision = encoding.precision
-        needs = "" if precision.stored_bits in (8, 32) else f"{precision.stored_bits} bits"
-        needs = needs or ("a scale for each block" if precision.granularity == "block" else "")
-        first = NARROW_FROM if needs else FLOATS_FROM if precision.float_type else 0
-        if opset < first:
-            raise UsageError(
-                f"quantsim: {name!r} is to have {needs or precision}, for which QuantizeLinear needs opset {first}, "
-                f"and the model has {opset}; put convert-opset into quantsim.prepare, or set export.opset to {first} "
-                "for a model of torch"
-            )
 
 
 def _check_names(graph: onnx.GraphProto, encodings: Mapping[str, Encoding]) -> None:

@@ -33,7 +33,7 @@ from pipeline.quantsim.encodings import Encoding, describe_limited_biases, encod
 from pipeline.quantsim.noise import Noise, measure_noise
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, place
 from pipeline.quantsim.profiles import own_rules, read_profile, rules_of
-from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.qdq import check_opset, insert_qdq
 from pipeline.quantsim.report import QuantSimReport, make_placement_report, make_report, page_data, report_text
 from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers, samples_needed
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
@@ -183,6 +183,7 @@ class _Simulation:
         placement = self.place()  # which tensor is quantized how
         measured = None
         if self._settings.encodings_from is None:
+            check_opset(self._model.proto, placement.formats())  # now, and not after hours of calibration
             measured = self.calibrate(placement, samples)  # what values each activation takes
             ranges = group_ranges(measured, placement, self._model)
             encodings = encode(placement, ranges, self._model)  # scales and zero points

@@ -52,6 +52,15 @@ def run(folder: Path, *options: str) -> str:
     return result.stdout
 
 
+def test_an_opset_without_the_formats_is_named_before_the_calibration(folder: Path) -> None:
+    model = onnx.load(folder / "mlp.onnx")
+    model.opset_import[0].version = 20
+    onnx.save(model, folder / "mlp.onnx")
+    with pytest.raises(UsageError, match=r"QuantizeLinear needs opset 21, .* has 20; put convert-opset into quantsim"):
+        run(folder)
+    assert not list((folder / "out").rglob("calibration.npz"))
+
+
 def test_a_whole_simulation(folder: Path) -> None:
     printed = run(folder)
     assert "rule op:* (weights int8/channel, activations uint8): 2 weights, 6 others; in force for 6" in printed
