@@ -98,7 +98,8 @@ def test_other_products_are_left_alone(old: str, new: str) -> None:
 def test_vectors_are_left_alone_however_large_the_matrices() -> None:
     large = BEFORE.replace("1024", "16384")
     assert "FeedForward" in [op.kind for op in join_products(from_text(large)).ops]
-    assert_stays(join_products, large.replace("[1, 128, 16384]", "[16384]"))
+    vectors = from_text(large.replace("[1, 128, 16384]", "[16384]"))  # no numbers: the matrices would have 1 GiB each
+    assert join_products(vectors) is vectors
 
 
 def test_the_sum_of_two_pairs_belongs_to_the_first_and_a_third_product_stays() -> None:
