@@ -46,7 +46,7 @@ class NativeWeight:
         after: PostOp = PLAIN,
     ) -> Launch | None:
         """The product, plus `other` after the activation; `other` may be the memory of `out`."""
-        product = ProductOperands.find(x, self.columns, bias, other, out, after)
+        product = RowProduct.find(x, self.columns, bias, other, out, after)
         return product and self.library.launch(
             "multiply_packed", [out], [product.rows, self.panels, *product.added], product.settings
         )
@@ -63,7 +63,7 @@ def pack_panels(library: NativeLibrary, rows: int, weight: torch.Tensor) -> Nati
 
 
 @dataclass(frozen=True, slots=True)
-class ProductOperands:
+class RowProduct:
     """The rows of a product, what is added to it, and the settings of the kernel."""
 
     rows: torch.Tensor
@@ -79,7 +79,7 @@ class ProductOperands:
         other: torch.Tensor | None,
         out: torch.Tensor,
         after: PostOp,
-    ) -> ProductOperands | None:
+    ) -> RowProduct | None:
         """None where the operands are none that the kernel takes."""
         given = [tensor for tensor in (bias, other) if tensor is not None]
         if not are_floats(x, out, *given) or x.dim() < 2:
@@ -111,7 +111,7 @@ def launch_any(
     """The product of the rows of `x` with a matrix (inner, columns) that may change from run to run."""
     if matrix.dim() != 2 or not are_floats(matrix) or not _is_for_one_thread(x.numel() * matrix.shape[1]):
         return None
-    product = ProductOperands.find(x, matrix.shape[1], bias, None, out, after)
+    product = RowProduct.find(x, matrix.shape[1], bias, None, out, after)
     return product and library.launch(
         "multiply_any", [out], [product.rows, matrix, *product.added], (*matrix.stride(), *product.settings)
     )
