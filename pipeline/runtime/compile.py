@@ -23,6 +23,7 @@ from pipeline.planning import (
 from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.context import Context
 from pipeline.runtime.fold import fold_constants
+from pipeline.runtime.kernels import load_library
 from pipeline.runtime.program import BoundProgram, UnboundProgram
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.torch_state import plain_state
@@ -152,22 +153,26 @@ class CompiledProgram(Replayable):
             return None
 
 
-def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgram:
+def compile_graph(graph: Graph, weights: Weights | None = None, *, native: bool = False) -> CompiledProgram:
     """Lower, plan, check and bind `graph`: everything before the first run.
 
     `weights` are tensors by value name or by name in a checkpoint. They are bound once, without a copy. Weights that
     are neither among them nor in the graph's payloads are part of each feed.
 
+    `native`: kernels in C++ compute what they can, in float32; the compiler of this machine builds them once. Their
+    results differ from torch's by roundings.
+
     Raises:
         Unsupported: ops without a kernel (all are listed), or a device other than the CPU.
-        UsageError: dimensions that are still names, weights that the graph does not have, or too little memory.
+        UsageError: dimensions that are still names, weights that the graph does not have, too little memory, or no
+            compiler for `native`.
         SourceError: a weight does not fit its declaration.
         InternalError: the graph breaks a rule of the IR, or the plan did not pass its checker.
     """
-    return CompiledProgram(bind_graph(graph, weights))
+    return CompiledProgram(bind_graph(graph, weights, native=native))
 
 
-def bind_graph(graph: Graph, weights: Weights | None = None) -> BoundProgram:
+def bind_graph(graph: Graph, weights: Weights | None = None, *, native: bool = False) -> BoundProgram:
     """The program of `graph` with its weights; see `compile_graph`."""
     if not isinstance(graph, Graph):
         raise UsageError(f"compile_graph: found {type(graph).__name__}, expected a Graph, as from_onnx makes")
@@ -178,4 +183,4 @@ def bind_graph(graph: Graph, weights: Weights | None = None) -> BoundProgram:
         plan = make_plan(graph, lower(graph))
         check_plan(plan)
         check_against(graph, plan)
-        return UnboundProgram.resolve(plan, graph).bind(graph)
+        return UnboundProgram.resolve(plan, graph, native=load_library() if native else None).bind(graph)

@@ -11,7 +11,7 @@ from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupport
 from pipeline.ir.graph import Graph, Role
 from pipeline.lowering import KernelCall, Kind, Layout, unpack
 from pipeline.planning import ExecutionPlan
-from pipeline.runtime.kernels import KERNELS, PACKERS, Attrs, Bind, ProductWeight, bind_attrs
+from pipeline.runtime.kernels import KERNELS, PACKERS, Attrs, Bind, NativeLibrary, ProductWeight, bind_attrs
 from pipeline.runtime.kernels.index import KERNELS as INDEXING
 from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error, is_out_of_memory, place_of
 from pipeline.runtime.slots import bind_weights, refuse_foreign_devices
@@ -61,10 +61,13 @@ class UnboundProgram:
     """The source of each call, for messages."""
 
     @classmethod
-    def resolve(cls, plan: ExecutionPlan, graph: Graph, *, functional: bool = False) -> UnboundProgram:
+    def resolve(
+        cls, plan: ExecutionPlan, graph: Graph, *, functional: bool = False, native: NativeLibrary | None = None
+    ) -> UnboundProgram:
         """The program of `plan`, which was made of `graph`.
 
         `functional`: operators of torch allocate their results, as autocast requires, and these are copied.
+        `native`: kernels in C++, which compute what they can.
 
         Raises:
             InternalError: a call has no kernel, or its attributes cannot be decoded.
@@ -73,13 +76,19 @@ class UnboundProgram:
         refuse_foreign_devices(plan.slots)
         read = {*plan.outputs, *plan.updates.values(), *(vid for call in plan.calls for vid in call.in_vids)}
         steps = [
-            _resolve_step(index, call, [at for at, vid in enumerate(call.out_vids) if vid not in read], functional)
+            _resolve_step(
+                index,
+                call,
+                unread=[at for at, vid in enumerate(call.out_vids) if vid not in read],
+                functional=functional,
+                native=native,
+            )
             for index, call in enumerate(plan.calls)
             if not _is_free(plan, call)
         ]
         bodies = {
             at: tuple(
-                cls.resolve(inner, body, functional=functional or graph.ops[at].kind == AUTOCAST)
+                cls.resolve(inner, body, functional=functional or graph.ops[at].kind == AUTOCAST, native=native)
                 for inner, body in zip(plans, graph.ops[at].bodies, strict=True)
             )
             for at, plans in plan.bodies.items()
@@ -190,11 +199,11 @@ def _show(root: torch.Tensor, layout: Layout) -> torch.Tensor:
     return root.as_strided(layout.sizes, layout.strides, int(root.storage_offset()) + layout.offset)
 
 
-def _resolve_step(index: int, call: KernelCall, unread: list[int], functional: bool) -> LaunchStep:
+def _resolve_step(index: int, call: KernelCall, **further: object) -> LaunchStep:
     kind = Kind(call.kind_id) if call.kind_id in Kind.__members__.values() else None
     if kind is None or kind not in KERNELS:
         raise InternalError(f"call {index} has kind_id {call.kind_id}, for which this runtime has no kernel")
-    attrs = {**unpack(call.attr_schema, call.attr_blob), "functional": functional, "unread": unread, "bodies": ()}
+    attrs = {**unpack(call.attr_schema, call.attr_blob), "bodies": (), **further}
     return LaunchStep(index, call, kind, attrs, bind_attrs(kind, attrs))
 
 

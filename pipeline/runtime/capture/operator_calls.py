@@ -144,7 +144,7 @@ def _bind(
     raise UnreadableLaunchError(f"no overload of {first._schema.name if first else 'it'} takes these arguments")
 
 
-NAMESPACES = frozenset({"aten", "mkldnn"})
+NAMESPACES = frozenset({"aten", "mkldnn", "onnxline"})
 
 
 class _MisfitError(Exception):

@@ -22,9 +22,23 @@ from pipeline.runtime.kernels import (
     vision,
 )
 from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
+from pipeline.runtime.kernels.native import KERNELS as NATIVE
+from pipeline.runtime.kernels.native import NativeLibrary, load_library
 from pipeline.runtime.kernels.packing import Packer, ProductWeight
 
-__all__ = ["FAMILIES", "KERNELS", "PACKERS", "Attrs", "Bind", "Kernel", "Launch", "ProductWeight", "bind_attrs"]
+__all__ = [
+    "FAMILIES",
+    "KERNELS",
+    "PACKERS",
+    "Attrs",
+    "Bind",
+    "Kernel",
+    "Launch",
+    "NativeLibrary",
+    "ProductWeight",
+    "bind_attrs",
+    "load_library",
+]
 
 FAMILIES = (
     elementwise,
@@ -52,5 +66,7 @@ def bind_attrs(kind: Kind, attrs: Attrs) -> Bind:
     """The kernel of `kind` with its attributes bound, and what follows from them decided."""
     if kind in aten.CALLS:
         return aten.bind_attrs(kind, attrs)
-    kernel = KERNELS[kind]
-    return lambda ins, outs: kernel(ins, outs, attrs)
+    kernel, native, library = KERNELS[kind], NATIVE.get(kind), attrs.get("native")
+    if native is None or library is None:
+        return lambda ins, outs: kernel(ins, outs, attrs)
+    return lambda ins, outs: native(library, ins, outs, attrs) or kernel(ins, outs, attrs)

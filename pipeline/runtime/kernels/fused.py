@@ -58,7 +58,7 @@ def pack_linear(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> Pr
         return None
     rows = specs[0].numel // max(specs[0].sizes[-1], 1)
     least = PRODUCT_FROM if attrs["activation"] == "none" else ACTIVATED_FROM
-    return pack_product(rows, weight if attrs["trans"] else weight.t(), least)
+    return pack_product(rows, weight if attrs["trans"] else weight.t(), least, native=attrs.get("native"))
 
 
 def feed_forward(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:

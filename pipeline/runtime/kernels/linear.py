@@ -49,12 +49,12 @@ def _one_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, batch: tor
         return None
 
 
-def pack_matmul(_: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> ProductWeight | None:
+def pack_matmul(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> ProductWeight | None:
     """Where the right side is a stored matrix and the left side has rows."""
     weight = stored.get(1)
     if weight is None or weight.dim() != 2 or specs[0].rank < 2:
         return None
-    return pack_product(specs[0].numel // max(specs[0].sizes[-1], 1), weight.t())
+    return pack_product(specs[0].numel // max(specs[0].sizes[-1], 1), weight.t(), native=attrs.get("native"))
 
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> Launch:
@@ -98,7 +98,7 @@ def pack_gemm(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> Prod
     weight = weight if attrs["trans_b"] else weight.t()
     if len(specs) == 3 and (attrs["beta"] != 1 or specs[2].sizes not in ((len(weight),), (1, len(weight)))):
         return None
-    return pack_product(specs[0].sizes[0], weight)
+    return pack_product(specs[0].sizes[0], weight, native=attrs.get("native"))
 
 
 def _scale_after(product: Launch, out: torch.Tensor, factor: float) -> None:

@@ -17,6 +17,8 @@ from pipeline.ir.graph import TensorSpec
 from pipeline.runtime.kernels.base import Attrs, Launch
 from pipeline.runtime.kernels.blocked import pack_blocks
 from pipeline.runtime.kernels.launches import OverloadCall, copy_result, give_result, in_turn
+from pipeline.runtime.kernels.native.library import NativeLibrary
+from pipeline.runtime.kernels.native.products import pack_panels
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
 
 __all__ = [
@@ -122,13 +124,19 @@ class Convolution:
     groups: int
 
 
-def pack_product(rows: int, weight: torch.Tensor | None, least: int = PRODUCT_FROM) -> ProductWeight | None:
+def pack_product(
+    rows: int, weight: torch.Tensor | None, least: int = PRODUCT_FROM, *, native: NativeLibrary | None = None
+) -> ProductWeight | None:
     """Pack the float32 matrix `weight` (columns, inner) for products with `rows` rows, where that pays.
 
-    In blocks for numpy's small kernels, or else for oneDNN from `least` multiplications on.
+    In panels for the kernels in C++ where the program has them; in blocks for numpy's small kernels, or else for oneDNN
+    from `least` multiplications on.
     """
     if weight is None or weight.dim() != 2 or weight.dtype is not torch.float32:
         return None
+    panels = native and pack_panels(native, rows, weight)
+    if panels:
+        return panels
     blocks = pack_blocks(rows, weight)
     if blocks is not None:
         return blocks

@@ -14,6 +14,7 @@ from pipeline.lowering import Kind
 from pipeline.lowering.aten import TYPED, untyped_call
 from pipeline.runtime.kernels.aten.call import read_call
 from pipeline.runtime.kernels.aten.fast_paths import FAST_PATHS
+from pipeline.runtime.kernels.aten.native import launch_native
 from pipeline.runtime.kernels.aten.out_variants import make_and_copy, write_out
 from pipeline.runtime.kernels.aten.packed import launch_packed, may_pack, pack_call
 from pipeline.runtime.kernels.aten.regions import higher_order
@@ -33,12 +34,13 @@ def bind_attrs(kind: Kind, attrs: Attrs) -> Bind:
     fast_path = make_and_copy if attrs.get("functional") else FAST_PATHS.get(template.kind, write_out)
 
     packed: PackedWeight | None = attrs.get("packed")
+    native = None if attrs.get("functional") else attrs.get("native")
 
     def bind(ins: Ins, outs: Outs) -> Launch:
         call = template.call(ins)
         if any(orders):
             outs = [out.permute(order) if order else out for out, order in zip(outs, orders, strict=True)]
-        launch = launch_packed(call, packed, outs[0]) if packed else None
+        launch = launch_packed(call, packed, outs[0]) if packed else native and launch_native(native, call, outs)
         return launch or fast_path(call, outs) or write_out(call, outs)
 
     return bind
@@ -55,7 +57,7 @@ def launch_call(kind: Kind, ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
 
 def pack_weight(kind: Kind, attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> ProductWeight | None:
     """Nothing is packed for autocast, which casts operands of torch's own operators."""
-    return None if attrs.get("functional") else pack_call(read_call(_as_call(kind, attrs)), specs, stored)
+    return None if attrs.get("functional") else pack_call(read_call(_as_call(kind, attrs)), specs, stored, attrs)
 
 
 CALLS = (Kind.Aten, *TYPED)

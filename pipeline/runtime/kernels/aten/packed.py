@@ -12,7 +12,7 @@ from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import Kind
 from pipeline.lowering.aten import TYPED
 from pipeline.runtime.kernels.aten.call import AtenCall, CallTemplate
-from pipeline.runtime.kernels.base import Launch
+from pipeline.runtime.kernels.base import Attrs, Launch
 from pipeline.runtime.kernels.packing import (
     Convolution,
     PackedWeight,
@@ -35,7 +35,9 @@ def may_pack(kind: Kind) -> bool:
     )
 
 
-def pack_call(template: CallTemplate, specs: Sequence[TensorSpec], stored: Stored) -> ProductWeight | None:
+def pack_call(
+    template: CallTemplate, specs: Sequence[TensorSpec], stored: Stored, attrs: Attrs
+) -> ProductWeight | None:
     """The weight of a call in the form for it, where one is stored and packing pays."""
     names = PRODUCTS.get(template.kind) or CONVOLUTIONS.get(template.kind)
     if names is None:
@@ -59,7 +61,7 @@ def pack_call(template: CallTemplate, specs: Sequence[TensorSpec], stored: Store
     if isinstance(bias, InputRef) and specs[bias.index].rank != 1:
         return None
     columns_first = tensor if template.kind == "aten.linear.default" else tensor.t()
-    return pack_product(spec.numel // max(spec.sizes[-1], 1), columns_first)
+    return pack_product(spec.numel // max(spec.sizes[-1], 1), columns_first, native=attrs.get("native"))
 
 
 def launch_packed(call: AtenCall, packed: PackedWeight, out: torch.Tensor) -> Launch | None:

@@ -1,0 +1,132 @@
+"""Compile the kernels in `sources/` with the C++ compiler of this machine, once, and load them.
+
+The library lies in `$XDG_CACHE_HOME/onnxline` (`~/.cache/onnxline`), under a name that says what it was made from:
+sources, flags, compiler, torch and processor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from passes.weights.files import replace_when_done
+from pipeline.errors import UsageError
+from pipeline.runtime.kernels.native.library import NativeLibrary
+
+__all__ = ["load_library"]
+
+SOURCES = Path(__file__).with_name("sources")
+
+COMPILERS = ("c++", "g++", "clang++")
+
+FLAGS = (
+    *("-std=c++20", "-O3", "-shared", "-fPIC"),
+    *("-march=native", "-ffp-contract=fast", "-fno-math-errno"),
+)
+
+LEAVE_OUT = "or leave out `native`, without which torch computes everything"
+
+
+@cache
+def load_library() -> NativeLibrary:
+    """The kernels; they are compiled if this machine has not compiled them yet, which takes 5 to 10 seconds.
+
+    Raises:
+        UsageError: no compiler is there, it fails, or the folder for the library cannot be written or is not ours.
+    """
+    compiler = _find_compiler()
+    path = _cache_folder() / f"native-{_digest(compiler)}.so"
+    if not path.is_file():
+        _compile(compiler, path)
+    _refuse_foreign(path)
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        raise UsageError(
+            f"native: {path} cannot be loaded ({error}); remove it, so that it is compiled again"
+        ) from error
+    return NativeLibrary(ctypes.CDLL(str(path)))
+
+
+def _find_compiler() -> str:
+    """`$CXX`, or the first of `COMPILERS` that is there."""
+    chosen = os.environ.get("CXX", "")
+    found = [shutil.which(name) for name in ([chosen] if chosen else COMPILERS)]
+    path = next(filter(None, found), None)
+    if path is None:
+        tried = f"$CXX, {chosen!r}," if chosen else f"any of {', '.join(COMPILERS)}"
+        raise UsageError(f"native needs a C++ compiler, and did not find {tried}; install one, {LEAVE_OUT}")
+    return path
+
+
+def _cache_folder() -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onnxline"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"native: {folder} cannot be made ({error.strerror}); set XDG_CACHE_HOME to a folder that can, {LEAVE_OUT}"
+        ) from error
+    _refuse_foreign(folder)
+    return folder
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise UsageError where somebody else could have put code there, which would run here."""
+    if not hasattr(os, "getuid"):
+        return
+    found = path.stat()
+    if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022:
+        raise UsageError(
+            f"native: others can write to {path}, and code in it would be run; expected that only you can "
+            f"(`chmod go-w`), or set XDG_CACHE_HOME to another folder"
+        )
+
+
+def _digest(compiler: str) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    for part in (*FLAGS, compiler, version, torch.__version__, platform.machine(), _processor()):
+        digest.update(f"{part}\n".encode())
+    return digest.hexdigest()[:24]
+
+
+def _processor() -> str:
+    """What the processor can do: a home folder may be shared by machines of different kinds."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+def _compile(compiler: str, path: Path) -> None:
+    root = Path(torch.__file__).parent
+    sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
+    with replace_when_done(path) as unfinished:
+        found = subprocess.run(
+            [
+                *(compiler, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"),
+                *(f"-isystem{root / 'include'}", *sources, "-o", str(unfinished)),
+                *(f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if found.returncode:
+            lines = [line for line in found.stderr.splitlines() if "error" in line] or found.stderr.splitlines()
+            raise UsageError(
+                f"native: {compiler} failed to compile the kernels ({lines[0] if lines else 'it said nothing'}); "
+                f"name another compiler in $CXX (it has to know C++20), {LEAVE_OUT}"
+            )

@@ -1,0 +1,61 @@
+"""Launches of the kernels in `sources/`, as calls of one operator of torch for each number of operands."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
+from pipeline.runtime.kernels.launches import OverloadCall
+
+__all__ = ["NativeKernel", "NativeLibrary", "are_floats", "as_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLibrary:
+    """The kernels, loaded. It stays loaded as long as the process lives, so addresses in launches stay right."""
+
+    handle: ctypes.CDLL
+
+    @property
+    def panel(self) -> int:
+        """Columns of a panel: two registers of numbers."""
+        return ctypes.c_int.in_dll(self.handle, "panel_columns").value
+
+    def launch(
+        self, kernel: str, outs: Sequence[torch.Tensor], ins: Sequence[torch.Tensor], settings: Sequence[float]
+    ) -> Launch:
+        """A launch that reads the addresses of its operands at each call, so these may be pointed elsewhere."""
+        address = ctypes.cast(getattr(self.handle, kernel), ctypes.c_void_p).value
+        overload = getattr(getattr(torch.ops.onnxline, f"call_{len(outs)}"), f"reads_{len(ins)}")
+        return OverloadCall.bind(overload, address, _pack(settings), *outs, *ins)
+
+
+NativeKernel = Callable[[NativeLibrary, Ins, Outs, Attrs], Launch | None]
+"""As `kernels.base.Kernel`; None where the operands are none that the kernel takes."""
+
+
+def _pack(settings: Sequence[float]) -> torch.Tensor:
+    """Eight bytes for each number: an int as a whole number, a float in double precision."""
+    forms = "".join("d" if isinstance(number, float) else "q" for number in settings)
+    return torch.frombuffer(bytearray(struct.pack(forms, *settings)), dtype=torch.int64)
+
+
+def are_floats(*tensors: torch.Tensor) -> bool:
+    """Whether the kernels take tensors like these: float32, with at least one number."""
+    return all(tensor.dtype is torch.float32 and tensor.numel() > 0 for tensor in tensors)
+
+
+def as_rows(tensor: torch.Tensor) -> torch.Tensor | None:
+    """`tensor` as a matrix over the same memory whose rows lie without gaps; None where strides cannot say it."""
+    if tensor.dim() == 0:
+        return None
+    try:
+        rows = tensor.view(-1, tensor.shape[-1])
+    except RuntimeError:
+        return None
+    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else None

@@ -1,0 +1,135 @@
+"""Products of matrices: stored ones in panels, and others, which are brought into panels at each call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pipeline.lowering import Kind
+from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
+from pipeline.runtime.kernels.native.activations import settings_of
+from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, are_floats
+from pipeline.runtime.kernels.post_ops import PLAIN, PostOp, post_op
+
+__all__ = ["KERNELS", "NativeWeight", "launch_any", "pack_panels"]
+
+SHARED = 2**22
+"""Multiplications from which on several threads of torch are faster than one of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeWeight:
+    """A stored matrix in panels of columns, as the kernel reads them."""
+
+    library: NativeLibrary
+    panels: torch.Tensor
+    columns: int
+    inner: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.panels.nbytes
+
+    def launch_product(
+        self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
+    ) -> Launch | None:
+        """See `ProductWeight`."""
+        return self.launch_with(x, bias, None, out, after)
+
+    def launch_with(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        other: torch.Tensor | None,
+        out: torch.Tensor,
+        after: PostOp = PLAIN,
+    ) -> Launch | None:
+        """The product, plus `other` after the activation; `other` may be the memory of `out`."""
+        product = RowProduct.find(x, self.columns, bias, other, out, after)
+        return product and self.library.launch(
+            "multiply_packed", [out], [product.rows, self.panels, *product.added], product.settings
+        )
+
+
+def pack_panels(library: NativeLibrary, rows: int, weight: torch.Tensor) -> NativeWeight | None:
+    """The float32 matrix `weight` (columns, inner) in panels; None where torch is faster, with more threads."""
+    columns, inner = weight.shape
+    if not weight.numel() or not _is_for_one_thread(rows * weight.numel()):
+        return None
+    panels = torch.empty(-(-columns // library.panel) * library.panel * inner)
+    library.launch("pack_panels", [panels], [weight], [inner, columns, weight.stride(1), weight.stride(0)])()
+    return NativeWeight(library, panels, columns, inner)
+
+
+@dataclass(frozen=True, slots=True)
+class RowProduct:
+    """The rows of a product, what is added to it, and the settings of the kernel."""
+
+    rows: torch.Tensor
+    added: tuple[torch.Tensor, ...]
+    settings: tuple[float, ...]
+
+    @classmethod
+    def find(
+        cls,
+        x: torch.Tensor,
+        columns: int,
+        bias: torch.Tensor | None,
+        other: torch.Tensor | None,
+        out: torch.Tensor,
+        after: PostOp,
+    ) -> RowProduct | None:
+        """None where the operands are none that the kernel takes."""
+        given = [tensor for tensor in (bias, other) if tensor is not None]
+        if not are_floats(x, out, *given) or x.dim() < 2:
+            return None
+        try:
+            rows = x.view(-1, x.shape[-1])
+            added = None if other is None else other.view(-1, columns)
+            bias = None if bias is None else bias.view(columns)
+        except RuntimeError:
+            return None
+        if out.numel() != len(rows) * columns or not out.is_contiguous():
+            return None
+        if (bias is not None and bias.stride(0) != 1 and columns > 1) or (added is not None and added.stride(1) != 1):
+            return None
+        sizes = (len(rows), columns, rows.shape[1], rows.stride(0), rows.stride(1), columns)
+        more = (int(bias is not None), int(added is not None), 0 if added is None else added.stride(0))
+        kept = tuple(tensor for tensor in (bias, added) if tensor is not None)
+        return cls(rows, kept, (*sizes, *more, *settings_of(after)))
+
+
+def launch_any(
+    library: NativeLibrary,
+    x: torch.Tensor,
+    matrix: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    after: PostOp = PLAIN,
+) -> Launch | None:
+    """The product of the rows of `x` with a matrix (inner, columns) that may change from run to run."""
+    if matrix.dim() != 2 or not are_floats(matrix) or not _is_for_one_thread(x.numel() * matrix.shape[1]):
+        return None
+    product = RowProduct.find(x, matrix.shape[1], bias, None, out, after)
+    return product and library.launch(
+        "multiply_any", [out], [product.rows, matrix, *product.added], (*matrix.stride(), *product.settings)
+    )
+
+
+def _is_for_one_thread(multiplications: int) -> bool:
+    return torch.get_num_threads() == 1 or multiplications < SHARED
+
+
+def matmul(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
+    return None if "packed" in attrs else launch_any(library, ins[0], ins[1], None, outs[0])
+
+
+def linear(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
+    if "packed" in attrs:
+        return None
+    weight = ins[1].t() if attrs["trans"] else ins[1]
+    return launch_any(library, ins[0], weight, ins[2] if attrs["bias"] else None, outs[0], post_op(attrs))
+
+
+KERNELS: dict[Kind, NativeKernel] = {Kind.MatMul: matmul, Kind.LinearPointwise: linear}

@@ -1,0 +1,48 @@
+"""Normalisation, softmax and attention over rows of numbers."""
+
+from __future__ import annotations
+
+import math
+
+from pipeline.lowering import Kind
+from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
+from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, are_floats, as_rows
+
+__all__ = ["KERNELS"]
+
+
+def layer_norm(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
+    over = ins[0].shape[attrs["axis"] :]
+    columns = math.prod(over)
+    if not are_floats(*ins, *outs) or any(item.shape != over or not item.is_contiguous() for item in ins[1:]):
+        return None
+    rows = as_rows(ins[0].flatten(attrs["axis"])) if ins[0].is_contiguous() else as_rows(ins[0])
+    if rows is None or rows.shape[1] != columns:
+        return None
+    settings = (len(rows), columns, rows.stride(0), int(len(ins) == 3), float(attrs["epsilon"]))
+    return library.launch("normalize_rows", outs, [rows, *ins[1:]], settings)
+
+
+def softmax(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
+    rows = as_rows(ins[0]) if attrs["axis"] in (-1, ins[0].dim() - 1) and are_floats(ins[0]) else None
+    if rows is None:
+        return None
+    return library.launch("softmax_rows", outs, [rows], (*rows.shape, rows.stride(0)))
+
+
+def small_attention(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
+    """The result is (batch, tokens, heads, width), the operands (batch, heads, tokens, width)."""
+    query, key, value = ins
+    out = outs[0].permute(0, 2, 1, 3)
+    if not are_floats(*ins, *outs) or any(item.stride(3) != 1 and item.shape[3] > 1 for item in ins):
+        return None
+    sizes = (*query.shape[:3], key.shape[2], query.shape[3], value.shape[3])
+    strides = [stride for item in (query, key, value, out) for stride in item.stride()[:3]]
+    return library.launch("attend", outs, ins, (*sizes, *strides, float(attrs["scale"])))
+
+
+KERNELS: dict[Kind, NativeKernel] = {
+    Kind.LayerNormalization: layer_norm,
+    Kind.Softmax: softmax,
+    Kind.SmallAttention: small_attention,
+}

@@ -1,0 +1,90 @@
+"""Products by the kernels in C++, beside float64: with bias, activation, odd sizes, and operands with any strides."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import UsageError
+from pipeline.runtime.kernels import NativeLibrary, load_library
+from pipeline.runtime.kernels.native.products import launch_any, pack_panels
+from pipeline.runtime.kernels.post_ops import PostOp
+
+SIZES = st.sampled_from((1, 2, 3, 5, 14, 15, 16, 17, 31, 32, 33, 64, 113, 200))
+DEPTHS = st.sampled_from((1, 2, 7, 16, 64, 511, 512, 513, 1024, 1100))
+
+
+@pytest.fixture(scope="module")
+def library() -> NativeLibrary:
+    try:
+        return load_library()
+    except UsageError as error:
+        pytest.skip(f"the kernels in C++ cannot be built here: {error}")
+
+
+def tolerance(depth: int) -> float:
+    """Each of `depth` additions rounds a sum of about √depth by 2^-24, and roundings add up like another √depth."""
+    return 2**-23 * (depth + 16)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, DEPTHS, SIZES, st.booleans(), st.booleans(), st.integers(0, 2**16))
+def test_a_stored_matrix(library, rows, depth, columns, with_bias, with_other, seed):
+    of = np.random.default_rng(seed)
+    x, weight = (torch.from_numpy(of.standard_normal(shape, np.float32)) for shape in ((rows, depth), (columns, depth)))
+    bias = torch.from_numpy(of.standard_normal(columns, np.float32)) if with_bias else None
+    other = torch.from_numpy(of.standard_normal((rows, columns), np.float32)) if with_other else None
+    out = torch.full((rows, columns), torch.nan)
+    packed = pack_panels(library, 1, weight)
+    assert packed is not None
+    launch = packed.launch_with(x, bias, other, out)
+    assert launch is not None
+    launch()
+    wanted = x.double() @ weight.double().t()
+    for further in (bias, other):
+        wanted = wanted if further is None else wanted + further.double()
+    torch.testing.assert_close(out.double(), wanted, atol=tolerance(depth), rtol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, DEPTHS, SIZES, st.booleans(), st.booleans(), st.integers(0, 2**16))
+def test_matrices_that_lie_anywhere(library, rows, depth, columns, turns_left, turns_right, seed):
+    of = np.random.default_rng(seed)
+
+    def matrix(height: int, width: int, turns: bool) -> torch.Tensor:
+        made = torch.from_numpy(of.standard_normal((width, height) if turns else (height, width), np.float32))
+        return made.t() if turns else made
+
+    left, right = matrix(rows, depth, turns_left), matrix(depth, columns, turns_right)
+    out = torch.full((rows, columns), torch.nan)
+    launch = launch_any(library, left, right, None, out)
+    assert launch is not None
+    launch()
+    torch.testing.assert_close(out.double(), left.double() @ right.double(), atol=tolerance(depth), rtol=1e-5)
+
+
+ACTIVATIONS = {
+    PostOp("relu"): torch.relu,
+    PostOp("gelu", "none"): torch.nn.functional.gelu,
+    PostOp("gelu", "tanh"): lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    PostOp("swish"): torch.nn.functional.silu,
+    PostOp("sigmoid"): torch.sigmoid,
+    PostOp("tanh"): torch.tanh,
+    PostOp("hardswish"): torch.nn.functional.hardswish,
+    PostOp("hardtanh", numbers=(-0.5, 2.0)): lambda x: torch.clamp(x, -0.5, 2.0),
+    PostOp("leaky_relu", numbers=(0.1,)): lambda x: torch.nn.functional.leaky_relu(x, 0.1),
+}
+
+
+@pytest.mark.parametrize("after", ACTIVATIONS, ids=lambda after: f"{after.name} {after.algorithm}".strip())
+def test_activations(library, after):
+    """Over all that they bend, far beyond it, and at NaN. A few roundings of numbers up to 1."""
+    far = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 90.0, -90.0, 1e4, -1e4, 1e30, -1e30, torch.nan])
+    x = torch.cat([torch.linspace(-12, 12, 4001), torch.linspace(-0.01, 0.01, 101), far]).view(-1, 1)
+    weight, out = torch.ones(1, 1), torch.empty(len(x), 1)
+    packed = pack_panels(library, 1, weight)
+    assert packed is not None
+    packed.launch_product(x, None, out, after)()
+    wanted = ACTIVATIONS[after](x.double())
+    torch.testing.assert_close(out.double(), wanted.float().double(), atol=1e-6, rtol=1e-6, equal_nan=True)
