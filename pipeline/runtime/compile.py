@@ -78,7 +78,13 @@ class CompiledProgram(Replayable):
 
     @property
     def captures(self) -> Captures:
-        return self.context.captures
+        try:
+            return self._own.captures  # at each replay
+        except AttributeError:
+            captures = self.context.captures
+            if self._shared is None:
+                self._own.captures = captures
+            return captures
 
     def check_weights(self) -> None:
         """Check that the tensors given as weights still have the memory that was bound when the graph was compiled.
