@@ -115,17 +115,19 @@ class Context:
         """
         steps = {step.index: at for at, step in enumerate(self._steps)}
         given = self._accept(feed)
+        begun = 0  # so many steps, which may have written to states
         try:
             for slot, tensor in zip(self._fed, given, strict=True):
                 slot.write(tensor)
             for index, call in enumerate(self.plan.calls):
                 if index in steps:  # a call that only makes views has no launch
+                    begun = steps[index] + 1
                     self._launch_one(steps[index])
                 yield index, [self._slots[vid].clone() for vid in call.out_vids]
             if self.states.tensors:
                 self.states.advance(self.plan, self._slots)
         except BaseException:
-            self.states.lose(self.memory.written_states(self._steps))
+            self.states.lose(self.memory.written_states(self._steps[:begun]))
             refuse_unreadable(feed)
             raise
         finally:
