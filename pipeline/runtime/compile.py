@@ -38,6 +38,8 @@ class CompiledProgram(Replayable):
     another. A program with states is one sequence of runs: its threads share one context, and take turns.
     """
 
+    instead = f"take `new_context()` for states of its own, or {Replayable.instead}"
+
     def __init__(self, bound: BoundProgram) -> None:
         self._bound = bound
         self._first: list[Context] = [Context(bound)]

@@ -18,6 +18,7 @@ from pipeline.runtime.capture.recorders import RECORDERS, CallLoop, Recorder, Re
 from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment, split_steps
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
 from pipeline.runtime.kernels import Launch
+from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.tensors import dtype_name
 
@@ -45,7 +46,7 @@ class OutputViews(Mapping[str, torch.Tensor]):
         return f"<views of {', '.join(self)}: the next replay overwrites them>"
 
 
-class Capture:
+class Capture(ProcessBound):
     """A program that was recorded once, for one key.
 
     What a replay reads and writes belongs to the capture or its context: buffers, states, storage in the arena, and the
