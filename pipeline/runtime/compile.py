@@ -39,6 +39,8 @@ class CompiledProgram(Replayable):
     another. A program with states is one sequence of runs: its threads share one context, and take turns.
     """
 
+    instead = f"take `new_context()` for states of its own, or {Replayable.instead}"
+
     def __init__(self, bound: BoundProgram) -> None:
         self._bound = bound
         self._first: list[Context] = [Context(bound)]
@@ -79,7 +81,13 @@ class CompiledProgram(Replayable):
 
     @property
     def captures(self) -> Captures:
-        return self.context.captures
+        try:
+            return self._own.captures  # at each replay
+        except AttributeError:
+            captures = self.context.captures
+            if self._shared is None:
+                self._own.captures = captures
+            return captures
 
     def check_weights(self) -> None:
         """Check that the tensors given as weights still have the memory that was bound when the graph was compiled.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 
 import torch
 
@@ -12,6 +12,7 @@ from pipeline.runtime.binding import LAUNCH_ERRORS, ProgramMemory, RunBody
 from pipeline.runtime.capture import Captures, OneMemory
 from pipeline.runtime.feeding import LARGE, CopiedSlot, FedSlot, PointedSlot
 from pipeline.runtime.operands import SlotPointer, operands, storage_id, tensors_by_storage
+from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.program import BoundProgram
 from pipeline.runtime.slots import Feed, bind_arena, new_memory, placeholders, refuse_names, refuse_unreadable
 from pipeline.runtime.states import States, StateTable
@@ -23,7 +24,7 @@ __all__ = ["Context", "runner_of_body"]
 Tensors = dict[str, torch.Tensor]
 
 
-class Context:
+class Context(ProcessBound):
     """One sequence of runs of a program: its arena, slots, launches and states. Threads must not share one.
 
     Every step is bound to its operands here, once. What a run brings (the feed, memory for large outputs) is copied
@@ -107,7 +108,7 @@ class Context:
         outputs = {slots[vid].name: found[vid] for vid in plan.outputs}
         return outputs, {slots[vid].name: found[after] for vid, after in updated.items()}
 
-    def walk(self, feed: Feed) -> Iterator[tuple[int, list[torch.Tensor]]]:
+    def walk(self, feed: Feed) -> Generator[tuple[int, list[torch.Tensor]], None, None]:
         """One run, call by call: the index of each call of the plan, and copies of what it computed.
 
         Raises:
@@ -115,17 +116,19 @@ class Context:
         """
         steps = {step.index: at for at, step in enumerate(self._steps)}
         given = self._accept(feed)
+        begun = 0  # so many steps, which may have written to states
         try:
             for slot, tensor in zip(self._fed, given, strict=True):
                 slot.write(tensor)
             for index, call in enumerate(self.plan.calls):
                 if index in steps:  # a call that only makes views has no launch
+                    begun = steps[index] + 1
                     self._launch_one(steps[index])
                 yield index, [self._slots[vid].clone() for vid in call.out_vids]
             if self.states.tensors:
                 self.states.advance(self.plan, self._slots)
         except BaseException:
-            self.states.lose(self.memory.written_states(self._steps))
+            self.states.lose(self.memory.written_states(self._steps[:begun]))
             refuse_unreadable(feed)
             raise
         finally:

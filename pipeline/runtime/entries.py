@@ -15,6 +15,7 @@ from pipeline.ir.graph import Graph, Role
 from pipeline.planning import ExecutionPlan
 from pipeline.runtime.compile import bind_graph
 from pipeline.runtime.context import Context
+from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.program import BoundProgram
 from pipeline.runtime.slots import Feed, new_memory
 from pipeline.runtime.states import StateTable
@@ -23,11 +24,13 @@ from pipeline.runtime.weights import Weights
 __all__ = ["CompiledEntries", "compile_graphs"]
 
 
-class CompiledEntries:
+class CompiledEntries(ProcessBound):
     """Plans that share weights, states and an arena. Runs are one sequence: threads take turns.
 
     `new_sequence()` gives a further one over the same weights, with states and an arena of its own.
     """
+
+    instead = f"take `new_sequence()` for states of its own, or {ProcessBound.instead}"
 
     def __init__(self, bound: Mapping[str, BoundProgram]) -> None:
         self._bound = dict(bound)

@@ -16,21 +16,23 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-__all__ = ["is_plain", "plain_state"]
+__all__ = ["has_plain_defaults", "plain_state"]
+
+get_default_dtype, float32 = torch.get_default_dtype, torch.float32
+len_torch_function_stack = vars(torch._C)["_len_torch_function_stack"]
 
 
 def plain_state() -> AbstractContextManager[None]:
     """A context in which torch computes as it does by default. It costs next to nothing where that is so already."""
-    return PLAIN if is_plain() else _shield()
+    return PLAIN if has_plain_defaults() and not torch.is_autocast_enabled("cpu") else _shield()
 
 
-def is_plain() -> bool:
-    """Whether torch computes as it does by default. A replay asks, since to enter a context costs it 0.2 µs."""
+def has_plain_defaults() -> bool:
+    """Whether tensors are made as by default. A replay asks this alone, since its guard leaves autocast out."""
     return (
-        torch.get_default_dtype() is torch.float32
-        and not torch.is_autocast_enabled("cpu")
-        and not (torch._C._len_torch_function_stack() and _has_default_device())
+        get_default_dtype() is float32
         and not FLOAT32.users
+        and not (len_torch_function_stack() and _has_default_device())
     )
 
 

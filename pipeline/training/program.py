@@ -19,6 +19,7 @@ from pipeline.errors import CheckFailed, UsageError
 from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
 from pipeline.runtime.capture import CaptureReport, RandomState, Snapshot
+from pipeline.runtime.process_bound import ProcessBound
 from pipeline.training.batch import Arguments, Batch, BatchLayout
 from pipeline.training.blame import find_first_broken
 from pipeline.training.checkpoint import read_snapshot, write_snapshot
@@ -50,13 +51,15 @@ class NotFinite(CheckFailed):
         self.step, self.snapshot = step, snapshot
 
 
-class TrainProgram:
+class TrainProgram(ProcessBound):
     """One train step, and the states that it changes; made by `record_step`.
 
     The states are copies: the module and the optimizer that the step was recorded from stay as they are until
     `write_back`. The learning rates are those of the optimizer's groups, which are looked at before each step, so
     torch's schedulers work. Random numbers are torch's (`torch.manual_seed`). One thread at a time may use it.
     """
+
+    instead = "`save` its states, or pickle its `snapshot()`, and record the step again where they are read"
 
     def __init__(
         self,

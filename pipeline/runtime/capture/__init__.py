@@ -5,7 +5,7 @@ captures.py       captures by key, bounded            recorders.py one recorder 
 capture.py        one capture: record and replay      session.py   states, generators, snapshots
 feed_buffers.py   what of a feed goes where           randomness.py  generators that go on from replay to replay
 operator_calls.py launches read as operators          call_graphs.py operators in a row, walked by C++
-replayable.py     the methods of a program
+replayable.py     the methods of a program            dispatch.py  what torch leaves out of launches
 """
 
 from pipeline.runtime.capture.capture import Capture, OutputViews

@@ -11,20 +11,20 @@ import torch
 
 from pipeline.errors import OnnxlineError, UsageError
 from pipeline.runtime.binding import LAUNCH_ERRORS, ProgramMemory
+from pipeline.runtime.capture.dispatch import make_guard, set_grad_enabled, without_autograd
 from pipeline.runtime.capture.feed_buffers import FeedBuffers, as_tensors
 from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, FedTensor, Treatment, signature_of
 from pipeline.runtime.capture.recorders import RECORDERS, CallLoop, Recorder, Recording
 from pipeline.runtime.capture.segments import CaptureReport, CaptureSegment, split_steps
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
 from pipeline.runtime.kernels import Launch
+from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.tensors import dtype_name
 
 __all__ = ["Capture", "OutputViews"]
 
-
-InferenceMode = vars(torch._C)["_InferenceMode"]
-"""What `torch.inference_mode` enters, without its two calls of Python: a tenth of the fixed cost of a replay."""
+is_grad_enabled = torch.is_grad_enabled
 
 
 class OutputViews(Mapping[str, torch.Tensor]):
@@ -46,7 +46,7 @@ class OutputViews(Mapping[str, torch.Tensor]):
         return f"<views of {', '.join(self)}: the next replay overwrites them>"
 
 
-class Capture:
+class Capture(ProcessBound):
     """A program that was recorded once, for one key.
 
     What a replay reads and writes belongs to the capture or its context: buffers, states, storage in the arena, and the
@@ -81,6 +81,8 @@ class Capture:
         self._views = OutputViews({name: tensor.detach() for name, tensor in outputs.items()})
         self._clones = [(name, _clone_of(tensor)) for name, tensor in outputs.items()]
         self._copied = self._feed.copied
+        self._guards = [make_guard()]
+        """Those that no replay is in; a thread never enters the guard of another one."""
         self._has_states = bool(session.states.tensors)
         segments = split_steps(memory.bound.program, memory.bound.steps, len(further))
         before = session.snapshot()
@@ -125,29 +127,26 @@ class Capture:
             self.take_others(feed)
         if self._has_states:
             self._session.states.refuse_missing()
-        part: Recording | None = None
         try:
-            with InferenceMode(True):
-                if changed is None:
-                    for name, write in self._copied:
-                        write(feed[name])  # type: ignore[arg-type]
-                else:
-                    self._feed.write_named(changed, feed)
-                for part in self._parts:
-                    part.replay()
-        except BaseException as error:
-            if part is None:  # while it copied from the feed
-                refuse_unreadable(feed)
-            failure = self._failure(part, error)
-            if failure is error:
-                raise
-            raise failure from error
-        if not copy:
-            return self._views
-        outputs: dict[str, torch.Tensor] = {}
-        for name, clone in self._clones:  # a comprehension costs a call
-            outputs[name] = clone()
-        return outputs
+            guard = self._guards.pop()
+        except IndexError:  # a replay within a replay, or of another thread
+            guard = make_guard()
+        grad = is_grad_enabled()
+        try:
+            with guard:
+                if grad:
+                    set_grad_enabled(False)
+                self._write_and_launch(feed, changed)
+                if not copy:
+                    return self._views
+                outputs: dict[str, torch.Tensor] = {}
+                for name, clone in self._clones:  # a comprehension costs a call
+                    outputs[name] = clone()
+                return outputs
+        finally:
+            if grad:
+                set_grad_enabled(True)
+            self._guards.append(guard)
 
     def take_others(self, feed: Feed) -> None:
         """Take what a feed has beside the copied values: live ones are written, static ones are ignored.
@@ -169,6 +168,24 @@ class Capture:
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to `snapshot`."""
         self._session.restore(snapshot)
+
+    def _write_and_launch(self, feed: Feed, changed: Collection[str] | None) -> None:
+        part: Recording | None = None
+        try:
+            if changed is None:
+                for name, write in self._copied:
+                    write(feed[name])  # type: ignore[arg-type]
+            else:
+                self._feed.write_named(changed, feed)
+            for part in self._parts:
+                part.replay()
+        except BaseException as error:
+            if part is None:  # while it copied from the feed
+                refuse_unreadable(feed)
+            failure = self._failure(part, error)
+            if failure is error:
+                raise
+            raise failure from error
 
     def _fit(self, feed: Feed) -> Feed:
         feed = as_tensors(feed)
@@ -198,7 +215,7 @@ class Capture:
     def _record(self, launches: Sequence[Launch], segments: Sequence[CaptureSegment], before: Snapshot) -> None:
         """Record each segment that can be captured, then go back to `before`; the others stay loops of launches."""
         with self._going_back_to(before):
-            with InferenceMode(True):
+            with without_autograd():
                 self._parts = tuple(
                     self._recorder.record(launches[segment.first : segment.last]) if segment.is_captured else part
                     for segment, part in zip(segments, self._parts, strict=True)
@@ -221,7 +238,7 @@ class Capture:
     def _replay_parts(self) -> None:
         part: Recording | None = None
         try:
-            with InferenceMode(True):
+            with without_autograd():
                 for part in self._parts:
                     part.replay()
         except LAUNCH_ERRORS as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +15,7 @@ from pipeline.runtime.capture.feed_buffers import as_tensors, copied_names
 from pipeline.runtime.capture.key import CaptureKey, CapturePolicy, signature_of
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
 from pipeline.runtime.slots import Feed, refuse_unreadable
-from pipeline.runtime.torch_state import is_plain, plain_state
+from pipeline.runtime.torch_state import has_plain_defaults, plain_state
 
 __all__ = ["MOST_CAPTURES", "Captures", "MemorySource", "OneMemory"]
 
@@ -130,8 +130,13 @@ class Captures:
             UsageError: a tensor has no shape.
         """
         try:
-            if self._last_signature is not None and _has_signature(feed, self._last_signature):
-                return self._last  # type: ignore[return-value]
+            if self._last_signature is not None:
+                for name, shape, dtype, device in self._last_signature:  # half as long as to make a signature
+                    fed = feed[name]
+                    if fed.shape != shape or fed.dtype is not dtype or fed.device != device:  # type: ignore[union-attr]
+                        break
+                else:
+                    return self._last  # type: ignore[return-value]
             # Plain tuples are equal to a CaptureKey of FedTensors, and are made in half the time.
             signature = tuple([(name, (fed := feed[name]).shape, fed.dtype, fed.device) for name in self._names])  # type: ignore[union-attr]
         except AttributeError as error:  # no tensor
@@ -157,23 +162,22 @@ class Captures:
 
         With `changed`, the capture that was replayed last is replayed again.
         """
-        if is_plain():  # to enter a context costs a tenth of a replay
-            return self._replay(feed, policy, copy, changed, restore)
-        with plain_state():
-            return self._replay(feed, policy, copy, changed, restore)
+        if changed is not None or policy is not self._policy or not has_plain_defaults():
+            with plain_state():
+                return self._replay_rarely(feed, policy, copy, changed, restore)
+        try:
+            capture = self.find(feed)
+        except KeyError:  # a new signature, or something that is no tensor
+            return self._replay_new(feed, copy=copy, restore=restore)
+        return capture.replay_fitting(feed, copy=copy, restore=restore)
 
-    def _replay(
+    def _replay_rarely(
         self, feed: Feed, policy: CapturePolicy, copy: bool, changed: Collection[str] | None, restore: Snapshot | None
     ) -> Mapping[str, torch.Tensor]:
         if changed is not None:
             return self._last_capture().replay(feed, copy=copy, changed=changed, restore=restore)
-        if policy is not self._policy:
-            self._use(policy, feed)
-        try:
-            capture = self.find(feed)
-        except KeyError:  # a new signature, or something that is no tensor
-            return self._replay_new(as_tensors(feed), copy=copy, restore=restore)
-        return capture.replay_fitting(feed, copy=copy, restore=restore)
+        self._use(policy, feed)
+        return self._replay_new(feed, copy=copy, restore=restore)
 
     def snapshot(self) -> Snapshot:
         """Copies of the states and generators that replays change.
@@ -199,9 +203,11 @@ class Captures:
             self._session.drop_weights()
 
     def _replay_new(self, feed: Feed, *, copy: bool, restore: Snapshot | None) -> Mapping[str, torch.Tensor]:
+        feed = as_tensors(feed)
         capture = self._known(feed)
         if capture is None:
-            capture = self._add(feed)
+            with plain_state():
+                capture = self._add(feed)
             feed = {name: feed[name] for name in self._names}  # the capture took the others
         return capture.replay_fitting(feed, copy=copy, restore=restore)
 
@@ -238,12 +244,3 @@ class Captures:
         if self._last is None:
             raise UsageError("changed: there is no capture yet, whose other inputs could stay; feed all of them first")
         return self._last
-
-
-def _has_signature(feed: Feed, signature: Iterable[tuple[str, tuple[int, ...], torch.dtype, torch.device]]) -> bool:
-    """Whether a feed repeats a signature. It takes half as long as to make the signature of the feed."""
-    for name, shape, dtype, device in signature:
-        fed = feed[name]
-        if fed.shape != shape or fed.dtype is not dtype or fed.device != device:  # type: ignore[union-attr]
-            return False
-    return True

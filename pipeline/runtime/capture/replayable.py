@@ -12,12 +12,13 @@ from pipeline.runtime.capture.capture import Capture
 from pipeline.runtime.capture.captures import Captures
 from pipeline.runtime.capture.key import CapturePolicy
 from pipeline.runtime.capture.session import Snapshot
+from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.slots import Feed
 
 __all__ = ["Replayable"]
 
 
-class Replayable(ABC):
+class Replayable(ProcessBound, ABC):
     """A program whose threads have captures of their own, or share one sequence of states and take turns on it.
 
     Args:

@@ -205,19 +205,22 @@ def test_a_state_is_written_where_it_lies_if_its_old_value_is_not_needed(way: An
     assert torch.equal(program.states()["b_keys"], given.keys)
 
 
+class Caches(torch.nn.Module):
+    """Three caches; the second one is written at `further`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("first", "second", "third"):
+            self.register_buffer(name, torch.zeros(4, 2))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor, further: torch.Tensor) -> torch.Tensor:
+        for buffer, place in zip(self.buffers(), (at, further, at), strict=True):
+            buffer.index_copy_(0, place, x)
+        return x + 1
+
+
 def test_a_run_that_fails_leaves_no_half_written_state() -> None:
-    class Two(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            for name in ("first", "second", "third"):
-                self.register_buffer(name, torch.zeros(4, 2))
-
-        def forward(self, x: torch.Tensor, at: torch.Tensor, further: torch.Tensor) -> torch.Tensor:
-            for buffer, place in zip(self.buffers(), (at, further, at), strict=True):
-                buffer.index_copy_(0, place, x)
-            return x + 1
-
-    program, feed = compile_module(Two(), [torch.ones(1, 2), torch.tensor([0]), torch.tensor([1])])
+    program, feed = compile_module(Caches(), [torch.ones(1, 2), torch.tensor([0]), torch.tensor([1])])
     program.run(feed)
     before = program.states()
     with pytest.raises(UsageError, match="index 9 is out of bounds"):
@@ -232,3 +235,27 @@ def test_a_run_that_fails_leaves_no_half_written_state() -> None:
         program.run({**feed, "at": torch.tensor([9])})
     program.reset_states()
     assert not any(tensor.any() for tensor in program.states().values())
+
+
+def test_a_walk_that_fails_loses_the_states_that_it_had_begun_to_write() -> None:
+    """None where the feed cannot be written; one that is left in the middle has begun some."""
+    program, feed = compile_module(Caches(), [torch.ones(1, 2), torch.tensor([0]), torch.tensor([1])])
+    program.run(feed)
+    before, context = program.states(), program.context
+
+    def walk(x: torch.Tensor) -> torch.Tensor:
+        return next(context.walk({**feed, "x": x}))[1][0]
+
+    with pytest.raises(UsageError, match=r"input 'x' is inside of torch\.vmap"):
+        torch.vmap(walk)(torch.ones(3, 1, 2))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in program.states().items())
+    started = context.walk(feed)
+    next(started)
+    started.close()
+    with pytest.raises(UsageError, match="had begun to write to the states b_first: give all"):
+        program.states()
+    program.give_states({"b_first": before["b_first"]})
+    with pytest.raises(UsageError, match="index 9 is out of bounds"):
+        list(context.walk({**feed, "further": torch.tensor([9])}))
+    with pytest.raises(UsageError, match="had begun to write to the states b_first, b_second: give all"):
+        program.states()
