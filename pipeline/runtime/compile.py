@@ -23,6 +23,7 @@ from pipeline.planning import (
 from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.context import Context
 from pipeline.runtime.fold import fold_constants
+from pipeline.runtime.kernels import PackedMemory
 from pipeline.runtime.program import BoundProgram, UnboundProgram
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.torch_state import plain_state
@@ -167,8 +168,8 @@ def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgr
     return CompiledProgram(bind_graph(graph, weights))
 
 
-def bind_graph(graph: Graph, weights: Weights | None = None) -> BoundProgram:
-    """The program of `graph` with its weights; see `compile_graph`."""
+def bind_graph(graph: Graph, weights: Weights | None = None, memory: PackedMemory | None = None) -> BoundProgram:
+    """The program of `graph` with its weights; see `compile_graph`. `memory` has packed weights of other programs."""
     if not isinstance(graph, Graph):
         raise UsageError(f"compile_graph: found {type(graph).__name__}, expected a Graph, as from_onnx makes")
     check(graph, read_payloads=False)  # binding names bytes that do not fit
@@ -178,4 +179,4 @@ def bind_graph(graph: Graph, weights: Weights | None = None) -> BoundProgram:
         plan = make_plan(graph, lower(graph))
         check_plan(plan)
         check_against(graph, plan)
-        return UnboundProgram.resolve(plan, graph).bind(graph)
+        return UnboundProgram.resolve(plan, graph).bind(graph, memory)

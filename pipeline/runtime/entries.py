@@ -15,6 +15,7 @@ from pipeline.ir.graph import Graph, Role
 from pipeline.planning import ExecutionPlan
 from pipeline.runtime.compile import bind_graph
 from pipeline.runtime.context import Context
+from pipeline.runtime.kernels import PackedMemory
 from pipeline.runtime.program import BoundProgram
 from pipeline.runtime.slots import Feed, new_memory
 from pipeline.runtime.states import StateTable
@@ -118,7 +119,8 @@ def compile_graphs(graphs: Mapping[str, Graph], weights: Weights | None = None) 
         raise UsageError(f"no graph has a weight {strange[0]!r}{nearest(strange[0], every)}")
     given = {name: {key: one for key, one in (weights or {}).items() if key in known[name]} for name in graphs}
     shared = _with_shared_states(graphs)
-    return CompiledEntries({name: bind_graph(graph, given[name]) for name, graph in shared.items()})
+    memory = PackedMemory()
+    return CompiledEntries({name: bind_graph(graph, given[name], memory) for name, graph in shared.items()})
 
 
 def _with_shared_states(graphs: Mapping[str, Graph]) -> dict[str, Graph]:

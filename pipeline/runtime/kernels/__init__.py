@@ -22,9 +22,20 @@ from pipeline.runtime.kernels import (
     vision,
 )
 from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
-from pipeline.runtime.kernels.packing import Packer, ProductWeight
+from pipeline.runtime.kernels.packing import PackedMemory, Packer, ProductWeight
 
-__all__ = ["FAMILIES", "KERNELS", "PACKERS", "Attrs", "Bind", "Kernel", "Launch", "ProductWeight", "bind_attrs"]
+__all__ = [
+    "FAMILIES",
+    "KERNELS",
+    "PACKERS",
+    "Attrs",
+    "Bind",
+    "Kernel",
+    "Launch",
+    "PackedMemory",
+    "ProductWeight",
+    "bind_attrs",
+]
 
 FAMILIES = (
     elementwise,

@@ -6,11 +6,15 @@ packing pays from a certain size on only; benchmarks/RESULTS.md has the measurem
 
 from __future__ import annotations
 
+import ctypes
+import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from pipeline.ir.graph import TensorSpec
@@ -23,6 +27,7 @@ __all__ = [
     "ACTIVATED_FROM",
     "ONTO",
     "Convolution",
+    "PackedMemory",
     "PackedPair",
     "PackedWeight",
     "Packer",
@@ -47,6 +52,47 @@ CONVOLUTION_FROM = 2**20
 """Multiplications from which a packed convolution is faster."""
 
 
+Buffer = TypeVar("Buffer", torch.Tensor, np.ndarray)
+
+
+class PackedMemory:
+    """The packed weights of several programs, of which equal ones have one memory.
+
+    Each plan packs its weights, since oneDNN chooses the form for the sizes of the plan. Two plans mostly have the same
+    form, and then the memory of the earlier one is taken, as long as a program holds it. Threads may share it.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], list[weakref.ref[Any]]] = {}
+        self._lock = threading.Lock()
+
+    def share(self, packed: Buffer) -> Buffer:
+        """`packed`, or the earlier one with the very bytes and sizes."""
+        mine = _bytes_of(packed)
+        if mine is None:
+            return packed
+        key = type(packed), tuple(packed.shape), mine.size, mine[:64].tobytes()
+        with self._lock:
+            known = [ref for ref in self._known.get(key, ()) if ref() is not None]
+            for ref in known:
+                other = ref()
+                if other is not None and np.array_equal(mine, _bytes_of(other)):  # type: ignore[arg-type]
+                    return other
+            self._known[key] = [*known, weakref.ref(packed)]
+        return packed
+
+
+def _bytes_of(packed: torch.Tensor | np.ndarray) -> np.ndarray | None:
+    """The memory of a packed weight; None where this torch does not show it."""
+    if isinstance(packed, np.ndarray):
+        return packed.reshape(-1).view(np.uint8)
+    if not hasattr(torch.ops.mkldnn, "data_ptr"):
+        return None
+    count = int(torch.ops.mkldnn._nbytes(packed))
+    address = int(torch.ops.mkldnn.data_ptr(packed))
+    return np.ctypeslib.as_array((ctypes.c_ubyte * count).from_address(address))
+
+
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
     """A weight in the form that oneDNN chose for one shape of the other operand, and a bias that goes with it."""
@@ -58,6 +104,10 @@ class PackedWeight:
     def nbytes(self) -> int:
         extra = 0 if self.bias is None else self.bias.nbytes
         return int(torch.ops.mkldnn._nbytes(self.tensor)) + extra
+
+    def in_memory(self, memory: PackedMemory) -> PackedWeight:
+        """See `ProductWeight`."""
+        return replace(self, tensor=memory.share(self.tensor))
 
     def launch_product(
         self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
@@ -88,6 +138,10 @@ class PackedPair:
     def nbytes(self) -> int:
         return self.first.nbytes + self.second.nbytes
 
+    def in_memory(self, memory: PackedMemory) -> PackedPair:
+        """See `ProductWeight`."""
+        return PackedPair(self.first.in_memory(memory), self.second.in_memory(memory))
+
 
 Stored = Mapping[int, torch.Tensor]
 """By position, the operands of a call that no run can change."""
@@ -99,6 +153,10 @@ class ProductWeight(Protocol):
     @property
     def nbytes(self) -> int:
         """Memory that the weight itself does not share."""
+        ...
+
+    def in_memory(self, memory: PackedMemory) -> ProductWeight:
+        """The same in the memory of an equal one, where there is one."""
         ...
 
     def launch_product(
