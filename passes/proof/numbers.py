@@ -126,7 +126,8 @@ def _compare_values(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance)
             bad = int((~(same | finite)).sum())
             return _incomparable(f"{bad} of {left.size} elements are NaN or infinite on one side only")
         left, right, error = left[finite], right[finite], error[finite]
-    return _measure(left, right, error, tolerance) if left.size else NO_ERROR
+    with np.errstate(over="ignore", invalid="ignore"):  # ratios and squares of float64 numbers may be infinite
+        return _measure(left, right, error, tolerance) if left.size else NO_ERROR
 
 
 def _unlike(expected: np.ndarray, got: np.ndarray) -> Errors | None:
@@ -198,6 +199,8 @@ def tolerance_for(dtype: str, overrides: Mapping[str, Tolerance] | None = None, 
 
 def _cosine(left: np.ndarray, right: np.ndarray) -> float:
     norms = float(np.linalg.norm(left) * np.linalg.norm(right))
+    if not math.isfinite(norms):
+        return 0.0  # as of values that cannot be compared
     return 1.0 if norms == 0.0 else float(np.vdot(left, right).real) / norms
 
 
@@ -206,7 +209,8 @@ def _sqnr(signal: np.ndarray, error: np.ndarray) -> float:
     power = float(np.square(np.abs(signal)).sum())
     if noise == 0.0:
         return math.inf
-    return -math.inf if power == 0.0 else 10.0 * math.log10(power / noise)
+    ratio = power / noise  # 0 where the error of float64 numbers is beyond float64
+    return 10.0 * math.log10(ratio) if ratio > 0.0 else -math.inf
 
 
 def _different(expected: np.ndarray, got: np.ndarray) -> Errors:

@@ -15,7 +15,7 @@ from passes.errors import StepFailed
 from passes.proof.numbers import TOLERANCES, Tolerance
 from passes.suggest import nearest, plural
 from pipeline.commands.shared import Json, Overrides, print_styled
-from pipeline.errors import SourceError, UsageError
+from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.workspace import disk_errors
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a misspelt name does not need it
@@ -108,6 +108,19 @@ def compare(
         found = compare_backends(one, other, graph, feeds, tolerances, first_only=first_divergence)
     except StepFailed as failure:
         raise UsageError(f"onnxruntime does not run the model on these inputs: {failure}") from failure
+    except Unsupported as refusal:
+        if not refusal.operators:
+            raise
+        raise Unsupported(
+            f"{refusal}\nThe values of a model are compared in one graph of the whole of it. `onnxline run` takes a "
+            "model with If, Loop or sequences in segments, and compares its outputs.",
+            refusal.operators,
+        ) from refusal
+    if not found.compared:
+        raise UsageError(
+            f"{model}: {first} and {second} have no value in common, so nothing was compared; expected a model with "
+            "an operator that both compute"
+        )
     if as_json:
         typer.echo(json.dumps(_as_data(first, second, found), indent=2, ensure_ascii=False))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -51,7 +51,7 @@ def show(
     ] = False,
 ) -> None:
     """Print what a plan holds: its calls, its arena against the bound, and who lives where at the peak."""
-    from pipeline.planning import map_memory, parse_regions
+    from pipeline.planning import check_plan, map_memory, parse_regions
 
     if with_weights:
         typer.echo(_check_weights(path))
@@ -59,7 +59,8 @@ def show(
         raise UsageError("--pin holds a value in a region, and no regions were given; add --regions")
     plan = _choose_entry(_read_entries(path), entry)
     if regions is not None:
-        plan = map_memory(plan, parse_regions(regions), dict(map(_split_pin, pins or ())))
+        plan = map_memory(plan, parse_regions(regions), _read_pins(pins or ()))
+        check_plan(plan)
     typer.echo("\n".join(_lines(plan)))
     if svg is not None:
         from pipeline.report.arena_picture import draw_arena
@@ -160,11 +161,16 @@ def _choose_entry(entries: dict[str, ExecutionPlan], name: str | None) -> Execut
     return entries[name]
 
 
-def _split_pin(text: str) -> tuple[str, str]:
-    name, equals, region = text.rpartition("=")
-    if not (name and equals and region):
-        raise UsageError(f"--pin: found {text!r}, expected VALUE=REGION")
-    return name, region
+def _read_pins(texts: Sequence[str]) -> dict[str, str]:
+    """{value: region}; the name of a value may have a `=`."""
+    pins: dict[str, str] = {}
+    for text in texts:
+        name, equals, region = text.rpartition("=")
+        if not (name and equals and region):
+            raise UsageError(f"--pin: found {text!r}, expected VALUE=REGION")
+        if pins.setdefault(name, region) != region:
+            raise UsageError(f"--pin: {name!r} is pinned to {pins[name]!r} and to {region!r}; leave one of them out")
+    return pins
 
 
 def _lines(plan: ExecutionPlan) -> Iterator[str]:

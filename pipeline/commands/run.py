@@ -3,6 +3,7 @@ a run would do, or what is wrong with its configuration, before a model is opene
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -59,7 +60,7 @@ def run(
     """Run a model or a configuration: export, passes with proof, verified model, IR and plan."""
     from pipeline.config import RunConfig
 
-    settings = [*(overrides or ()), *([f"runtime.regions={regions}"] if regions is not None else [])]
+    settings = [*(overrides or ()), *([f"runtime.regions={json.dumps(regions)}"] if regions is not None else [])]
     config = RunConfig.from_source(source, settings, wishes_of(recipe, keep, skip))
     if output is not None:
         check_output(output, Path(config.model.onnx) if config.model.onnx else None)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
 from pipeline.errors import UsageError
 
-__all__ = ["MemoryMap", "MemoryRegion", "Move", "Residence", "parse_regions"]
+__all__ = ["MemoryMap", "MemoryRegion", "Move", "Residence", "check_regions", "parse_regions"]
 
-SIZE: Final = re.compile(r"([0-9]+)(B|KiB|MiB|GiB)")
+SIZE: Final = re.compile(r"([0-9]{1,19})(B|KiB|MiB|GiB)")
 UNITS: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+ADDRESSES: Final = 2**63
+"""More bytes than that cannot be addressed, nor written into a plan.bin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ def parse_regions(text: str) -> tuple[MemoryRegion, ...]:
     """`sram:2MiB,dram` as regions, the fastest first; only the last may be as large as it has to be.
 
     Raises:
-        UsageError: another form, a name that stands twice, a size that is missing or 0.
+        UsageError: another form, a size of 0, or regions that `check_regions` refuses.
     """
     regions = []
     for part in text.split(","):
@@ -81,9 +84,32 @@ def parse_regions(text: str) -> tuple[MemoryRegion, ...]:
                 "the whole is a list from the fastest to the slowest, such as sram:2MiB,dram"
             )
         regions.append(MemoryRegion(name, int(found[1]) * UNITS[found[2]] if found else None))
+    check_regions(regions)
+    return tuple(regions)
+
+
+def check_regions(regions: Sequence[MemoryRegion]) -> None:
+    """Check that a plan can be mapped to `regions`.
+
+    Raises:
+        UsageError: there is none, a name that stands twice or that `--pin VALUE=REGION` cannot say, or a size that is
+            missing before the last region or that no machine can address.
+    """
+    if not regions or not all(isinstance(region, MemoryRegion) for region in regions):
+        raise UsageError(
+            f"regions: found {regions!r}, expected one MemoryRegion or more, the fastest first; parse_regions makes "
+            "them of text such as sram:2MiB,dram"
+        )
     names = [region.name for region in regions]
-    if len({*names}) != len(names):
-        raise UsageError(f"regions: found {text!r}, in which a name stands twice")
+    for region in regions:
+        if not region.name.isprintable() or not region.name[:1].isalpha() or "=" in region.name:
+            raise UsageError(
+                f"regions: found the name {region.name!r}, expected one that begins with a letter, such as sram, "
+                "that can be printed, and that has no '='"
+            )
+        if names.count(region.name) > 1:
+            raise UsageError(f"regions: found the name {region.name!r} twice, expected another name for each")
+        if region.nbytes is not None and not (type(region.nbytes) is int and 0 <= region.nbytes < ADDRESSES):
+            raise UsageError(f"regions: {region.name!r} has {region.nbytes} bytes, expected a number below 2^63")
     if unbounded := [region.name for region in regions[:-1] if region.nbytes is None]:
         raise UsageError(f"regions: {unbounded[0]!r} has no size; only the last region may be as large as it has to be")
-    return tuple(regions)

@@ -14,16 +14,20 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from passes.suggest import bytes_text, nearest, plural
 from pipeline.errors import UsageError
 from pipeline.planning.arena import Block, Lifetime
-from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence
+from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence, check_regions
 from pipeline.planning.occupancy import Occupant, occupants
 from pipeline.planning.packing import align, assign_offsets
 from pipeline.planning.plan import ExecutionPlan
 
 __all__ = ["map_memory"]
+
+SHOWN: Final = 3
+"""Values that an error names."""
 
 
 def map_memory(
@@ -32,10 +36,12 @@ def map_memory(
     """`plan` with a memory map. `pins` are {name of a value: name of the region that holds it as long as it lives}.
 
     Raises:
-        UsageError: a pin of a value or region that is not there, or regions that are too small.
+        UsageError: a pin of a value or region that is not there, or regions that are too small or that
+            `check_regions` refuses.
     """
+    check_regions(regions)
     pinned = _resolve_pins(plan, regions, pins or {})
-    stays = {root: replace(one, nbytes=align(one.nbytes)) for root, one in occupants(plan).items()}
+    stays = occupants(plan)
     last = len(regions) - 1
     fixed = [
         [_whole_life(stays[root]) for root, region in pinned.items() if region == at] for at in range(len(regions))
@@ -53,7 +59,7 @@ def map_memory(
         if at == last and beyond:
             raise UsageError(
                 f"regions: {region.name!r} has {bytes_text(region.nbytes or 0)}, which does not hold "
-                f"{plural(len(beyond), 'value')} of the plan; expected a last region without a size, or a larger one"
+                f"{_names(plan, beyond)}; expected a last region without a size, or a larger one"
             )
         residences += placed
         rest = _complement(free, residences) if at == 0 else beyond
@@ -81,14 +87,19 @@ class _Span:
 
 def _resolve_pins(plan: ExecutionPlan, regions: Sequence[MemoryRegion], pins: Mapping[str, str]) -> dict[int, int]:
     """{root: region} for values and regions by name."""
-    names, vids = [region.name for region in regions], {slot.name: slot.vid for slot in plan.slots}
+    names = [region.name for region in regions]
+    vids: dict[str, list[int]] = {}
+    for slot in plan.slots:
+        vids.setdefault(slot.name, []).append(slot.vid)
     found: dict[int, int] = {}
     for name, region in pins.items():
         if name not in vids:
-            raise UsageError(f"pins: the plan has no value {name!r}{nearest(name, vids)}")
+            raise UsageError(f"pins: the plan has no value {name!r}{nearest(str(name), vids)}")
         if region not in names:
             raise UsageError(f"pins: {name!r} is pinned to {region!r}; expected one of {', '.join(names)}")
-        root = plan.root(vids[name])
+        if len(vids[name]) > 1:
+            raise UsageError(f"pins: {len(vids[name])} values are called {name!r}; pin a value that has its own name")
+        root = plan.root(vids[name][0])
         if root not in plan.offsets:
             raise UsageError(f"pins: {name!r} is not in the arena; its bytes stay where the caller has them")
         if found.setdefault(root, names.index(region)) != names.index(region):
@@ -102,10 +113,11 @@ def _place_pinned(region: MemoryRegion, at: int, spans: Sequence[_Span], residen
     base = max((one.offset + span.nbytes for one, span in zip(placed, spans, strict=True)), default=0)
     if region.nbytes is not None and base > region.nbytes:
         raise UsageError(
-            f"pins: they take {bytes_text(base)} of {region.name!r}, which has {bytes_text(region.nbytes)}"
+            f"pins: they take {bytes_text(base)} of {region.name!r}, which has {bytes_text(region.nbytes)}; expected "
+            "fewer or smaller values, or a larger region"
         )
     residences += placed
-    return base
+    return align(base)
 
 
 def _place(spans: Sequence[_Span], room: int | None, base: int, region: int) -> tuple[list[Residence], list[_Span]]:
@@ -118,6 +130,13 @@ def _place(spans: Sequence[_Span], room: int | None, base: int, region: int) -> 
         if fits[at]
     ]
     return placed, [span for at, span in enumerate(spans) if not fits[at]]
+
+
+def _names(plan: ExecutionPlan, spans: Sequence[_Span]) -> str:
+    """The values that have these spans, the first of them by name."""
+    names = list(dict.fromkeys(plan.slots[span.root].name for span in spans))
+    more = ", …" if len(names) > SHOWN else ""
+    return f"{plural(len(names), 'value')} of the plan ({', '.join(names[:SHOWN])}{more})"
 
 
 def _whole_life(stay: Occupant) -> _Span:
@@ -155,6 +174,7 @@ class _Cache:
 
     room: int
     used: int = 0
+    """Whole multiples of the alignment, as a packing takes them."""
     since: dict[int, tuple[Occupant, int]] = field(default_factory=dict)
     spans: list[_Span] = field(default_factory=list)
 
@@ -162,24 +182,30 @@ class _Cache:
         """Bring a class in for `call`, which evicts others, but none of `kept`; False where there is no room."""
         if stay.root in self.since:
             return True
-        rest = sorted(
-            (other for root, (other, _) in self.since.items() if root not in kept),
-            key=lambda other: (_next_call(other, call), other.nbytes, other.root),
-        )
-        if self.used + stay.nbytes - sum(other.nbytes for other in rest) > self.room:
+        needed = self.used + align(stay.nbytes) - self.room
+        if needed > 0 and not self._evict(needed, call, kept):
             return False
-        while self.used + stay.nbytes > self.room:
+        self.since[stay.root] = stay, call
+        self.used += align(stay.nbytes)
+        return True
+
+    def _evict(self, nbytes: int, call: int, kept: set[int]) -> bool:
+        """Free `nbytes` or more, of what is needed last first, but of none of `kept`; False where that cannot be."""
+        rest = [other for root, (other, _) in self.since.items() if root not in kept]
+        if sum(align(other.nbytes) for other in rest) < nbytes:
+            return False
+        rest.sort(key=lambda other: (_next_call(other, call), other.nbytes, other.root))
+        while nbytes > 0:
             victim = rest.pop()
             self.leave(victim, victim.calls[bisect_left(victim.calls, call) - 1])
-        self.since[stay.root] = stay, call
-        self.used += stay.nbytes
+            nbytes -= align(victim.nbytes)
         return True
 
     def leave(self, stay: Occupant, last: int) -> None:
         """End the span of a class that the cache may hold."""
         held = self.since.pop(stay.root, None)
         if held is not None:
-            self.used -= stay.nbytes
+            self.used -= align(stay.nbytes)
             self.spans.append(_Span(stay.root, stay.nbytes, held[1], last, stay.life))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.runtime.capture import Capture, CaptureReport, CaptureWarning, Snapshot
 from pipeline.runtime.compile import CompiledProgram, compile_graph
-from pipeline.runtime.entries import CompiledEntries, compile_graphs
+from pipeline.runtime.entries import CompiledEntries, EntryPoint, compile_graphs
 from pipeline.runtime.open_dims import SizedProgram, compile_open_graph
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "CaptureWarning",
     "CompiledEntries",
     "CompiledProgram",
+    "EntryPoint",
     "SizedProgram",
     "Snapshot",
     "compile_graph",

@@ -23,7 +23,7 @@ from pipeline.planning import (
 from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.context import Context
 from pipeline.runtime.fold import fold_constants
-from pipeline.runtime.kernels import load_library
+from pipeline.runtime.kernels import PackedMemory, load_library
 from pipeline.runtime.program import BoundProgram, UnboundProgram
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.torch_state import plain_state
@@ -180,8 +180,10 @@ def compile_graph(graph: Graph, weights: Weights | None = None, *, native: bool 
     return CompiledProgram(bind_graph(graph, weights, native=native))
 
 
-def bind_graph(graph: Graph, weights: Weights | None = None, *, native: bool = False) -> BoundProgram:
-    """The program of `graph` with its weights; see `compile_graph`."""
+def bind_graph(
+    graph: Graph, weights: Weights | None = None, memory: PackedMemory | None = None, *, native: bool = False
+) -> BoundProgram:
+    """The program of `graph` with its weights; see `compile_graph`. `memory` has packed weights of other programs."""
     if not isinstance(graph, Graph):
         raise UsageError(f"compile_graph: found {type(graph).__name__}, expected a Graph, as from_onnx makes")
     check(graph, read_payloads=False)  # binding names bytes that do not fit
@@ -191,4 +193,4 @@ def bind_graph(graph: Graph, weights: Weights | None = None, *, native: bool = F
         plan = make_plan(graph, lower(graph))
         check_plan(plan)
         check_against(graph, plan)
-        return UnboundProgram.resolve(plan, graph, native=load_library() if native else None).bind(graph)
+        return UnboundProgram.resolve(plan, graph, native=load_library() if native else None).bind(graph, memory)

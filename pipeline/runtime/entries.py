@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -11,17 +12,35 @@ import torch
 
 from passes.suggest import nearest
 from pipeline.errors import UsageError
-from pipeline.ir.graph import Graph, Role
+from pipeline.ir.graph import Graph, Payload, Role, TensorSpec
 from pipeline.planning import ExecutionPlan
+from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.compile import bind_graph
 from pipeline.runtime.context import Context
+from pipeline.runtime.kernels import PackedMemory
 from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.program import BoundProgram
 from pipeline.runtime.slots import Feed, new_memory
 from pipeline.runtime.states import StateTable
-from pipeline.runtime.weights import Weights
+from pipeline.runtime.weights import Weights, with_weights
 
-__all__ = ["CompiledEntries", "compile_graphs"]
+__all__ = ["CompiledEntries", "EntryPoint", "compile_graphs"]
+
+
+class EntryPoint(Replayable):
+    """One of several entry points, to be captured and replayed: a decode step after a prefill that ran.
+
+    Its replays are part of the sequence of all entry points, and have their states. With `copy=False` the outputs are
+    views that a later run or replay of any entry point may change. A snapshot has the states that this graph has.
+    """
+
+    def __init__(self, context: Context, turn: AbstractContextManager[object]) -> None:
+        super().__init__(turn)
+        self._context = context
+
+    @property
+    def captures(self) -> Captures:
+        return self._context.captures
 
 
 class CompiledEntries(ProcessBound):
@@ -42,6 +61,7 @@ class CompiledEntries(ProcessBound):
             arena = new_memory(largest, self.arena_bytes)
         self._contexts = {name: Context(one, table=table, arena=arena) for name, one in bound.items()}
         self._turn = threading.RLock()
+        self._entries = {name: EntryPoint(context, self._turn) for name, context in self._contexts.items()}
 
     def new_sequence(self) -> CompiledEntries:
         """The same programs with states as they were when the graphs were compiled."""
@@ -64,6 +84,15 @@ class CompiledEntries(ProcessBound):
         """Outputs as from `run`, and {updated input: its value after the run}."""
         with self._turn:
             return self._context(entry).run_updating(feed, copy=copy)
+
+    def entry(self, name: str) -> EntryPoint:
+        """One entry point, with `capture` and `replay`.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        self._context(name)
+        return self._entries[name]
 
     def states(self) -> dict[str, torch.Tensor]:
         """Copies of the states of all entry points, by name.
@@ -107,7 +136,8 @@ def compile_graphs(graphs: Mapping[str, Graph], weights: Weights | None = None) 
     """Lower, plan, check and bind several graphs of one model, by the names of their entry points.
 
     `weights` are tensors by value name or by name in a checkpoint; each goes to every graph that has it, and is bound
-    without a copy. A state that one graph changes is the state of this name in the others.
+    without a copy. A state that one graph changes is the state of this name in the others, and its first value is that
+    of any graph that has one.
 
     Raises:
         UsageError: no graphs, weights that no graph has, or states that are not the same in all graphs.
@@ -115,13 +145,19 @@ def compile_graphs(graphs: Mapping[str, Graph], weights: Weights | None = None) 
     """
     if not graphs:
         raise UsageError("compile_graphs: found no graphs, expected {name of the entry point: graph}")
+    strangers = [*graphs.values()] if isinstance(graphs, Mapping) else [graphs]
+    if strange := [type(one).__name__ for one in strangers if not isinstance(one, Graph)]:
+        raise UsageError(f"compile_graphs: found a {strange[0]}, expected {{name of the entry point: graph}}")
     known = {name: frozenset(sum(graph.weight_names().values(), ())) for name, graph in graphs.items()}
     every = frozenset[str]().union(*known.values())
     if strange := [name for name in weights or () if name not in every]:
         raise UsageError(f"no graph has a weight {strange[0]!r}{nearest(strange[0], every)}")
-    given = {name: {key: one for key, one in (weights or {}).items() if key in known[name]} for name in graphs}
-    shared = _with_shared_states(graphs)
-    return CompiledEntries({name: bind_graph(graph, given[name]) for name, graph in shared.items()})
+    own = {
+        name: with_weights(graph, {key: one for key, one in (weights or {}).items() if key in known[name]})
+        for name, graph in graphs.items()
+    }
+    memory = PackedMemory()
+    return CompiledEntries({name: bind_graph(graph, memory=memory) for name, graph in _with_shared_states(own).items()})
 
 
 def _with_shared_states(graphs: Mapping[str, Graph]) -> dict[str, Graph]:
@@ -133,7 +169,39 @@ def _with_shared_states(graphs: Mapping[str, Graph]) -> dict[str, Graph]:
             if value.vid in graph.updates:
                 for key in graph.sources.get(value.vid, (value.name,)):
                     changed.setdefault(key, (value.name, entry))
-    return {entry: _with_states(entry, graph, changed) for entry, graph in graphs.items()}
+    return _with_first_values({entry: _with_states(entry, graph, changed) for entry, graph in graphs.items()})
+
+
+def _with_first_values(graphs: Mapping[str, Graph]) -> dict[str, Graph]:
+    """`graphs`, in which a state has the first value that any of them has for it.
+
+    Raises:
+        UsageError: two graphs have different ones, of which only one could be taken.
+    """
+    owners: dict[tuple[str, TensorSpec], tuple[str, Payload]] = {}
+    """By name and form; graphs with other forms of a state are refused by `StateTable`."""
+    for entry, graph in graphs.items():
+        for value in graph.with_role(Role.STATE):
+            if value.vid not in graph.payloads:
+                continue
+            payload = graph.payloads[value.vid]
+            owner, first = owners.setdefault((value.name, value.spec), (entry, payload))
+            if first is not payload and first.numpy().tobytes() != payload.numpy().tobytes():
+                raise UsageError(
+                    f"the state {value.name!r} begins with other numbers in {owner!r} than in {entry!r}; give it one "
+                    "first value by `weights`"
+                )
+    values = {form: payload for form, (_, payload) in owners.items()}
+    return {entry: _with_payloads(graph, values) for entry, graph in graphs.items()}
+
+
+def _with_payloads(graph: Graph, values: Mapping[tuple[str, TensorSpec], Payload]) -> Graph:
+    missing = {
+        value.vid: values[value.name, value.spec]
+        for value in graph.with_role(Role.STATE)
+        if value.vid not in graph.payloads and (value.name, value.spec) in values
+    }
+    return replace(graph, payloads={**graph.payloads, **missing}) if missing else graph
 
 
 def _with_states(entry: str, graph: Graph, changed: Mapping[str, tuple[str, str]]) -> Graph:

@@ -21,6 +21,7 @@ from pipeline.runtime.capture import MOST_CAPTURES, Captures, Replayable
 from pipeline.runtime.capture.feed_buffers import as_tensors
 from pipeline.runtime.compile import bind_graph
 from pipeline.runtime.context import Context
+from pipeline.runtime.kernels import PackedMemory
 from pipeline.runtime.program import BoundProgram
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.weights import Weights, with_weights
@@ -59,8 +60,12 @@ class SizedProgram(Replayable):
         super().__init__(threading.RLock() if stateful else None)
         self._buckets = MappingProxyType({name: tuple(sorted(sizes)) for name, sizes in (buckets or {}).items()})
         self._plans: LastUsed[BoundProgram] = LastUsed(limit)
-        self._planning = threading.Lock()
-        self._approve = approve
+        self._looking = threading.Lock()
+        """Held to look into `_plans` and `_planning`, and not while a plan is made."""
+        self._planning: dict[SizeKey, threading.Lock] = {}
+        """For sizes whose plan is being made: who needs it too waits for it, and nobody else does."""
+        self._shapes = {value.name: value.spec.shape for value in graph.values}
+        self._approve, self._packed = approve, PackedMemory()
         self._limit, self._digest = limit, digest_graph(graph)
         self._own = threading.local()
         self._shared = self._new_sequence() if stateful else None
@@ -68,7 +73,7 @@ class SizedProgram(Replayable):
     @property
     def sizes(self) -> list[dict[str, int]]:
         """The sizes for which a plan is kept, those that were used last at the end."""
-        with self._planning:
+        with self._looking:
             return [dict(key) for key in self._plans.keys]
 
     @property
@@ -82,7 +87,7 @@ class SizedProgram(Replayable):
             UsageError: shapes for which the graph does not hold, sizes above every bucket, or as `CompiledProgram.run`.
         """
         tensors = as_tensors(feed)
-        dims = dims_of(self._graph, _shapes_of(tensors))
+        dims = _dims_of_feed(self._graph, tensors)
         planned = {name: self._bucket(name, size) for name, size in dims.items()}
         with self._turn():
             context = self._sequence.context_for(planned)
@@ -98,7 +103,7 @@ class SizedProgram(Replayable):
             UsageError: as `run`.
         """
         tensors = as_tensors(feed)
-        dims = dims_of(self._graph, _shapes_of(tensors))
+        dims = _dims_of_feed(self._graph, tensors)
         with self._turn():
             return self._sequence.context_for(dims).run_updating(tensors)
 
@@ -135,13 +140,29 @@ class SizedProgram(Replayable):
         return SizedSequence(self._graph, self._digest, self._limit, self._plan)
 
     def _plan(self, dims: Mapping[str, int]) -> BoundProgram:
-        with self._planning:  # two threads that meet a new size make one plan
-            return self._plans.find_or_make(_key_of(dims), lambda: self._make_plan(dims))
+        key = _key_of(dims)
+        with self._looking:
+            found = self._plans.find(key)
+            if found is not None:
+                return found
+            making = self._planning.setdefault(key, threading.Lock())
+        with making:  # two threads that meet a new size make one plan
+            with self._looking:
+                found = self._plans.find(key)
+            if found is not None:
+                return found
+            try:
+                found = self._make_plan(dims)
+                with self._looking:
+                    return self._plans.find_or_make(key, lambda: found)
+            finally:
+                with self._looking:
+                    self._planning.pop(key, None)
 
     def _make_plan(self, dims: Mapping[str, int]) -> BoundProgram:
         graph = bind_dims(self._graph, dims) if dims else self._graph
         self._approve(graph)
-        return bind_graph(graph)
+        return bind_graph(graph, memory=self._packed)
 
     def _bucket(self, name: str, size: int) -> int:
         """The size to plan for: the least bucket that holds `size`, or `size` itself where the dim has no buckets."""
@@ -154,7 +175,9 @@ class SizedProgram(Replayable):
 
     def _fill(self, name: str, tensor: torch.Tensor, dims: Mapping[str, int]) -> torch.Tensor:
         """An input with zeros behind its elements, up to the planned sizes."""
-        wanted = _sizes(self._graph.value(name).spec.shape, dims)
+        if name not in self._shapes:
+            return tensor  # the run names it
+        wanted = _sizes(self._shapes[name], dims)
         if tuple(tensor.shape) == wanted:
             return tensor
         filled = tensor.new_zeros(wanted)
@@ -162,7 +185,7 @@ class SizedProgram(Replayable):
         return filled
 
     def _cut(self, name: str, tensor: torch.Tensor, dims: Mapping[str, int]) -> torch.Tensor:
-        return tensor[tuple(slice(size) for size in _sizes(self._graph.value(name).spec.shape, dims))]
+        return tensor[tuple(slice(size) for size in _sizes(self._shapes[name], dims))]
 
 
 class SizedSequence:
@@ -187,7 +210,7 @@ class SizedSequence:
 
     def memory_for(self, feed: Feed) -> ProgramMemory:
         inputs = as_tensors({name: feed[name] for name in self._inputs if name in feed})
-        return self.context_for(dims_of(self._graph, _shapes_of(inputs))).memory
+        return self.context_for(_dims_of_feed(self._graph, inputs)).memory
 
     def latest_memory(self) -> ProgramMemory:
         if self.latest is None:
@@ -199,8 +222,8 @@ class LastUsed(Generic[Kept]):
     """Things by sizes, at most `limit`; the one that was used longest ago makes room before another is made."""
 
     def __init__(self, limit: int) -> None:
-        if limit < 1:
-            raise UsageError(f"limit={limit}; expected 1 or more sizes to keep")
+        if type(limit) is not int or limit < 1:
+            raise UsageError(f"limit={limit!r}; expected 1 or more sizes to keep")
         self._limit = limit
         self._kept: OrderedDict[SizeKey, Kept] = OrderedDict()
 
@@ -208,13 +231,17 @@ class LastUsed(Generic[Kept]):
     def keys(self) -> list[SizeKey]:
         return list(self._kept)
 
+    def find(self, key: SizeKey) -> Kept | None:
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        return self._kept.get(key)
+
     def find_or_make(self, key: SizeKey, make: Callable[[], Kept]) -> Kept:
-        found = self._kept.pop(key, None)
+        found = self.find(key)
         if found is None:
             while len(self._kept) >= self._limit:
                 self._kept.popitem(last=False)
-            found = make()
-        self._kept[key] = found
+            self._kept[key] = found = make()
         return found
 
 
@@ -244,11 +271,14 @@ def _refuse_sized_states(graph: Graph) -> None:
 
 def _refuse_buckets(graph: Graph, buckets: Buckets) -> None:
     names = dim_names(graph)
+    if not isinstance(buckets, Mapping):
+        raise UsageError(f"buckets: found {buckets!r}, expected {{name of a dim: sizes}}; dims: {', '.join(names)}")
     for name, sizes in buckets.items():
         if name not in names:
-            raise UsageError(f"graph {graph.name!r} has no dim {name!r}{nearest(name, names)}")
-        if not sizes or min(sizes) < 1:
-            raise UsageError(f"buckets of {name!r}: found {list(sizes)}, expected sizes of 1 or more")
+            known = ", ".join(sorted(names)) or "none"
+            raise UsageError(f"graph {graph.name!r} has no dim {name!r}{nearest(name, names)}; its dims: {known}")
+        if not isinstance(sizes, Sequence) or not sizes or any(type(size) is not int or size < 1 for size in sizes):
+            raise UsageError(f"buckets of {name!r}: found {sizes!r}, expected sizes of 1 or more, such as [8, 64]")
     for vid in (*graph.inputs, *graph.outputs):
         for dim in graph.values[vid].spec.shape:
             mixed = names_in(dim) & buckets.keys() if isinstance(dim, str) and not dim.isidentifier() else ()
@@ -265,6 +295,14 @@ def _is_state(graph: Graph, vid: int) -> bool:
 
 def _key_of(dims: Mapping[str, int]) -> SizeKey:
     return tuple(sorted(dims.items()))
+
+
+def _dims_of_feed(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    shapes = _shapes_of(tensors)
+    inputs = [graph.values[vid].name for vid in graph.inputs]
+    if missing := [name for name in inputs if name not in shapes]:
+        raise UsageError(f"the feed lacks {', '.join(map(repr, missing))}; inputs: {', '.join(inputs)}")
+    return dims_of(graph, shapes)
 
 
 def _shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:

@@ -11,7 +11,16 @@ from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupport
 from pipeline.ir.graph import Graph, Role
 from pipeline.lowering import KernelCall, Kind, Layout, unpack
 from pipeline.planning import ExecutionPlan
-from pipeline.runtime.kernels import KERNELS, PACKERS, Attrs, Bind, NativeLibrary, ProductWeight, bind_attrs
+from pipeline.runtime.kernels import (
+    KERNELS,
+    PACKERS,
+    Attrs,
+    Bind,
+    NativeLibrary,
+    PackedMemory,
+    ProductWeight,
+    bind_attrs,
+)
 from pipeline.runtime.kernels.index import KERNELS as INDEXING
 from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error, is_out_of_memory, place_of
 from pipeline.runtime.slots import bind_weights, refuse_foreign_devices
@@ -95,8 +104,10 @@ class UnboundProgram:
         }
         return cls(plan, tuple(steps), _views_of(plan), bodies, tuple(map(place_of, graph.ops)))
 
-    def bind(self, graph: Graph) -> BoundProgram:
+    def bind(self, graph: Graph, memory: PackedMemory | None = None) -> BoundProgram:
         """The program with the payloads of `graph` as weights, and those of its bodies.
+
+        `memory` has the packed weights of other programs over these weights.
 
         Raises:
             SourceError: a payload does not fit its slot, or a weight that is read has neither a payload nor a place in
@@ -104,11 +115,11 @@ class UnboundProgram:
         """
         weights = bind_weights(self.plan, graph.payloads)
         bodies = {
-            at: tuple(body.bind(inner) for body, inner in zip(several, graph.ops[at].bodies, strict=True))
+            at: tuple(body.bind(inner, memory) for body, inner in zip(several, graph.ops[at].bodies, strict=True))
             for at, several in self.bodies.items()
         }
         stored = self._stored(weights)
-        steps = tuple(self._pack(step, stored) for step in self.steps)
+        steps = tuple(self._pack(step, stored, memory or PackedMemory()) for step in self.steps)
         return BoundProgram(self, steps, weights, bodies, lenders_of(graph.payloads, weights))
 
     def _stored(self, weights: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -122,14 +133,14 @@ class UnboundProgram:
         views = {view.vid: _show(fixed[view.root], view.layout) for view in self.views if view.root in fixed}
         return {**fixed, **views}
 
-    def _pack(self, step: LaunchStep, stored: Mapping[int, torch.Tensor]) -> LaunchStep:
+    def _pack(self, step: LaunchStep, stored: Mapping[int, torch.Tensor], memory: PackedMemory) -> LaunchStep:
         """`step` with packed weights, where its kernel takes them and this pays."""
         ins = step.call.in_vids
         operands = {at: stored[vid] for at, vid in enumerate(ins) if vid in stored}
         if step.kind not in PACKERS or not operands:
             return step
         packed = PACKERS[step.kind](step.attrs, [self.plan.slots[vid].spec for vid in ins], operands)
-        return step if packed is None else step.with_attrs(packed=packed)
+        return step if packed is None else step.with_attrs(packed=packed.in_memory(memory))
 
     def describe(self, step: LaunchStep) -> str:
         """`call 3 MatMul(x: float32[2, 3], …) → y: …`"""

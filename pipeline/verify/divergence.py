@@ -42,11 +42,11 @@ class ValueStatistics:
         numbers = array.astype(np.float64).ravel()
         finite = numbers[np.isfinite(numbers)]
         nan = int(np.isnan(numbers).sum())
-        least, largest, mean, deviation = (
-            (float(finite.min()), float(finite.max()), float(finite.mean()), float(finite.std()))
-            if finite.size
-            else (0.0, 0.0, 0.0, 0.0)
-        )
+        least, largest, mean, deviation = 0.0, 0.0, 0.0, 0.0
+        if finite.size:
+            least, largest = float(finite.min()), float(finite.max())
+            scale = max(abs(least), abs(largest)) or 1.0  # sums and squares of the largest numbers are beyond float64
+            mean, deviation = scale * float((finite / scale).mean()), scale * float((finite / scale).std())
         return cls(numbers.size, least, largest, mean, deviation, nan, numbers.size - finite.size - nan)
 
 
@@ -88,7 +88,7 @@ class Divergence:
     second: ValueStatistics
     errors: Errors
     worst: ElementPair | None
-    """None where the shapes differ."""
+    """None where the shapes differ, or there is no element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,15 +222,19 @@ def _describe(
         ValueStatistics.of(one),
         ValueStatistics.of(other),
         errors,
-        _worst_element(one, other) if one.shape == other.shape else None,
+        _worst_element(one, other) if one.shape == other.shape and one.size else None,
     )
 
 
 def _worst_element(one: np.ndarray, other: np.ndarray) -> ElementPair:
     """Where the difference is largest; an element that is NaN or infinite on one side only comes before all others."""
-    kind = np.complex128 if one.dtype.kind == "c" else np.float64
+    if one.dtype.kind in "iu" and other.dtype.kind in "iu":  # float64 does not tell large neighbours apart
+        left, right = one.astype(object), other.astype(object)
+        index = tuple(map(int, np.unravel_index(int(np.abs(left - right).argmax()), one.shape)))
+        return ElementPair(index, str(one[index]), str(other[index]))
+    kind = np.complex128 if "c" in (one.dtype.kind, other.dtype.kind) else np.float64
     left, right = one.astype(kind), other.astype(kind)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         difference = np.abs(left - right)
     same = (left == right) | (np.isnan(left) & np.isnan(right))
     difference = np.where(same, 0.0, np.where(np.isnan(difference), np.inf, difference))

@@ -6,6 +6,7 @@ between two calls the places that a move reads or writes are added to what lies 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from pipeline.planning.check.shadow_memory import roots_of
@@ -27,8 +28,11 @@ def _wrong_tables(plan: ExecutionPlan, memory: MemoryMap) -> Iterator[str]:
     names = [region.name for region in memory.regions]
     if len({*names}) != len(names) or "" in names or not names:
         yield f"the regions are called {names}; expected names, each once"
-    for region in memory.regions:
-        if region.nbytes is not None and region.nbytes < 0:
+    for at, region in enumerate(memory.regions):
+        if region.nbytes is None:
+            if at < len(memory.regions) - 1:
+                yield f"region {region.name!r} has no size; only the last one may be as large as it has to be"
+        elif not 0 <= region.nbytes < 2**63:
             yield f"region {region.name!r} has {region.nbytes} bytes"
     for one in memory.residences:
         if one.root not in plan.offsets or one.region not in range(len(memory.regions)):
@@ -73,29 +77,38 @@ def _wrong_lives(plan: ExecutionPlan, memory: MemoryMap) -> Iterator[str]:
 
 def _collisions(plan: ExecutionPlan, memory: MemoryMap) -> Iterator[str]:
     """Two values on the same bytes of a region: in a call, or before one where a move reads or writes them."""
-    alive: dict[int, list[tuple[Residence, tuple[int, int]]]] = {}
-    times = [(_times(memory, at), one) for at, one in enumerate(memory.residences)]
-    for (begin, end), one in sorted(times, key=lambda pair: pair[0]):
-        others = [(other, life) for other, life in alive.get(one.region, []) if life[1] >= begin]
-        for other, _ in others:
-            if max(one.offset, other.offset) < min(_end(plan, one), _end(plan, other)):
-                names = f"{_name(plan, other)} and {_name(plan, one)}"
-                yield f"{names} share bytes of region {one.region} at call {one.first}"
-        alive[one.region] = [*others, (one, (begin, end))]
+    taken: dict[int, list[tuple[int, int, int]]] = {}
+    """By region, in order: first byte and end of each residence that is there, and its index. They do not overlap:
+    one that does is reported, and not added."""
+    events = [(time, is_begin, at) for at in range(len(memory.residences)) for time, is_begin in _times(memory, at)]
+    for _, is_begin, at in sorted(events):
+        one = memory.residences[at]
+        here = taken.setdefault(one.region, [])
+        mine = (one.offset, one.offset + plan.slots[one.root].spec.nbytes, at)
+        place = bisect_left(here, mine)
+        if not is_begin:
+            if here[place : place + 1] == [mine]:
+                del here[place]
+            continue
+        others = [
+            other for other in here[max(place - 1, 0) : place + 1] if max(mine[0], other[0]) < min(mine[1], other[1])
+        ]
+        for *_, other in others:
+            names = f"{_name(plan, memory.residences[other])} and {_name(plan, one)}"
+            yield f"{names} share bytes of region {one.region} at call {one.first}"
+        if not others:
+            here.insert(place, mine)
 
 
-def _times(memory: MemoryMap, at: int) -> tuple[int, int]:
-    """When the place of a residence is taken: call c is time 2c + 1, and what is moved before it moves at time 2c."""
+def _times(memory: MemoryMap, at: int) -> tuple[tuple[int, bool], tuple[int, bool]]:
+    """When the place of a residence is taken (True), and when it is free again: call c is time 2c + 1, and what is
+    moved before it moves at time 2c."""
     one = memory.residences[at]
     before = memory.residences[at - 1] if at else None
     after = memory.residences[at + 1] if at + 1 < len(memory.residences) else None
     arrives = before is not None and before.root == one.root
     leaves = after is not None and after.root == one.root
-    return (2 * one.first + (0 if arrives else 1), 2 * one.last + (2 if leaves else 1))
-
-
-def _end(plan: ExecutionPlan, one: Residence) -> int:
-    return one.offset + plan.slots[one.root].spec.nbytes
+    return (2 * one.first + (0 if arrives else 1), True), (2 * one.last + (3 if leaves else 2), False)
 
 
 def _name(plan: ExecutionPlan, one: Residence) -> str:

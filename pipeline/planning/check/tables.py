@@ -162,7 +162,7 @@ def wrong_peak(plan: ExecutionPlan) -> list[str]:
     alive, peak, seen = 0, 0, set[int]()
     ends: dict[int, int] = {}
     for at, call in enumerate(plan.calls):
-        for root in {roots[vid] for vid in call.out_vids} & plan.offsets.keys() - seen:
+        for root in ({roots[vid] for vid in call.out_vids} & plan.offsets.keys()) - seen:
             seen.add(root)
             alive += plan.slots[root].spec.nbytes
             ends[last[root]] = ends.get(last[root], 0) + plan.slots[root].spec.nbytes

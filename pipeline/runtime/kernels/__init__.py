@@ -24,6 +24,7 @@ from pipeline.runtime.kernels import (
 from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
 from pipeline.runtime.kernels.native import KERNELS as NATIVE
 from pipeline.runtime.kernels.native import NativeLibrary, load_library
+from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.packing import Packer, ProductWeight
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Kernel",
     "Launch",
     "NativeLibrary",
+    "PackedMemory",
     "ProductWeight",
     "bind_attrs",
     "load_library",

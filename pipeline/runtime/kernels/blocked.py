@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -62,6 +62,14 @@ SHORTEST_SIDE_BY_SIDE, MOST_SIDE_BY_SIDE = 256, 1024
 block up to which the small kernels are."""
 
 
+class BlockMemory(Protocol):
+    """What keeps equal blocks of several programs once."""
+
+    def share(self, packed: np.ndarray) -> np.ndarray:
+        """`packed`, or an earlier one with the same bytes."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class BlockedWeight:
     """A matrix as (blocks, inner, columns of a block), and how many rows a product takes."""
@@ -72,6 +80,10 @@ class BlockedWeight:
     @property
     def nbytes(self) -> int:
         return int(self.blocks.nbytes)
+
+    def in_memory(self, memory: BlockMemory) -> BlockedWeight:
+        """See `ProductWeight`."""
+        return BlockedWeight(memory.share(self.blocks), self.rows)
 
     def launch_product(
         self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN

@@ -7,7 +7,7 @@ packing pays from a certain size on only; benchmarks/RESULTS.md has the measurem
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from pipeline.runtime.kernels.blocked import pack_blocks
 from pipeline.runtime.kernels.launches import OverloadCall, copy_result, give_result, in_turn
 from pipeline.runtime.kernels.native.library import NativeLibrary
 from pipeline.runtime.kernels.native.products import pack_panels
+from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
 
 __all__ = [
@@ -61,6 +62,10 @@ class PackedWeight:
         extra = 0 if self.bias is None else self.bias.nbytes
         return int(torch.ops.mkldnn._nbytes(self.tensor)) + extra
 
+    def in_memory(self, memory: PackedMemory) -> PackedWeight:
+        """See `ProductWeight`."""
+        return replace(self, tensor=memory.share(self.tensor))
+
     def launch_product(
         self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
     ) -> Launch | None:
@@ -90,6 +95,10 @@ class PackedPair:
     def nbytes(self) -> int:
         return self.first.nbytes + self.second.nbytes
 
+    def in_memory(self, memory: PackedMemory) -> PackedPair:
+        """See `ProductWeight`."""
+        return PackedPair(self.first.in_memory(memory), self.second.in_memory(memory))
+
 
 Stored = Mapping[int, torch.Tensor]
 """By position, the operands of a call that no run can change."""
@@ -101,6 +110,10 @@ class ProductWeight(Protocol):
     @property
     def nbytes(self) -> int:
         """Memory that the weight itself does not share."""
+        ...
+
+    def in_memory(self, memory: PackedMemory) -> ProductWeight:
+        """The same in the memory of an equal one, where there is one."""
         ...
 
     def launch_product(

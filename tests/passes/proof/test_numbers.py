@@ -93,3 +93,12 @@ def test_a_few_values_near_zero_do_not_make_a_group_of_their_own() -> None:
 def test_integers_are_not_rounded_to_floats() -> None:
     errors = compare(np.array([2**53], np.int64), np.array([2**53 + 1], np.int64))
     assert errors.why == "1 of 1 elements differ, and int64 has to be equal"
+
+
+@pytest.mark.parametrize(("expected", "got"), [(1.7e308, -1.7e308), (0.0, 1e300), (1e-200, 1e200), (1e-300, 1e10)])
+def test_errors_beyond_float64_are_measured_without_a_warning(expected: float, got: float) -> None:
+    errors = compare(np.array([expected, 1e-9]), np.array([got, 1e-9]))
+    assert not errors.ok
+    assert errors.max_abs == abs(expected - got)
+    assert not math.isnan(errors.cosine)
+    assert not math.isnan(errors.sqnr_db)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -154,8 +155,25 @@ def test_an_ir_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_no_plan_can_take_is_a_mistake(tmp_path: Path) -> None:
     text = '<ir_version: 10, opset_import: ["": 20]> odd (float[2, 4] x) => (int64[2, n] y) { y = NonZero (x) }'
     onnx.save(onnx.parser.parse_model(text), tmp_path / "odd.onnx")
-    with pytest.raises(Unsupported, match="NonZero"):
+    with pytest.raises(
+        Unsupported, match=r"(?s)NonZero.*`onnxline run` takes a model with If, .* in segments"
+    ) as error:
         call("onnxruntime", "plan", tmp_path / "odd.onnx")
+    assert error.value.operators == ("NonZero",)
+
+
+def test_nothing_in_common_is_not_called_no_difference(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx.save(onnx.parser.parse_model(re.sub(r"\b(scaled|bent|y)\b", r"\1_", MODEL)), tmp_path / "other.onnx")
+
+    class OtherPlan(Plan):
+        def __init__(self, model: RunnableModel, fusions: tuple[str, ...] = ()) -> None:
+            super().__init__(OnnxFile(tmp_path / "other.onnx"), fusions)
+
+    monkeypatch.setitem(backends.BACKENDS, "plan", OtherPlan)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="torch and plan have no value in common, so nothing was compared"):
+        call("torch", "plan", model)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ from xml.etree import ElementTree
 import numpy as np
 import onnx
 import pytest
+from click.testing import Result
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 from pipeline.cli import app
-from pipeline.errors import SourceError, UsageError
+from pipeline.errors import ConfigError, SourceError, UsageError
 from pipeline.importers import from_onnx
 from pipeline.lowering import EMITTERS, lower
 from pipeline.planning import PlanFile, encode_plans, make_plan
@@ -143,6 +144,12 @@ def test_a_trace_runs_what_the_run_ran(tmp_path: Path) -> None:
         (["show", "model.onnx"], SourceError, r"plan\.bin: it does not begin as a plan does"),
         (["show", "plan.bin", "--pin", "h=sram"], UsageError, "no regions were given; add --regions"),
         (["show", "plan.bin", "--regions", "sram:1KiB,dram", "--pin", "h"], UsageError, "expected VALUE=REGION"),
+        (
+            ["show", "plan.bin", "--regions", "sram:1KiB,dram", "--pin", "h=sram", "--pin", "h=dram"],
+            UsageError,
+            "--pin: 'h' is pinned to 'sram' and to 'dram'; leave one of them out",
+        ),
+        (["show", "plan.bin", "--regions", ""], UsageError, "found '', expected NAME:SIZE"),
         (["trace", "none"], UsageError, "has no model.onnx; expected the folder of a run"),
     ],
 )
@@ -150,6 +157,21 @@ def test_mistakes_are_named(folder: Path, arguments: list[str], error: type[Exce
     command, path, *rest = arguments
     with pytest.raises(error, match=message):
         call(command, folder / path, *rest)
+
+
+def test_run_takes_regions_as_text_and_not_as_yaml(folder: Path, tmp_path: Path) -> None:
+    """An empty variable of a shell is no wish for no regions, and a space after a colon makes no mapping."""
+
+    def run(regions: str) -> Result:
+        return CliRunner().invoke(
+            app, ["run", str(folder / "model.onnx"), "--dry-run", "--out", str(tmp_path / "out"), "--regions", regions]
+        )
+
+    assert run("sram: 2MiB, dram").exit_code == 0
+    for regions, found in (("", "found '', expected NAME:SIZE"), ("5", "found the name '5', expected one that begins")):
+        error = run(regions).exception
+        assert isinstance(error, ConfigError)
+        assert f"runtime.regions: {found}" in str(error)
 
 
 def test_an_entry_point_is_chosen(folder: Path) -> None:

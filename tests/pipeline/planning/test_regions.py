@@ -89,6 +89,7 @@ def test_a_pin_holds(graph: Graph, data: st.DataObject) -> None:
     assume(full)
     pinned = data.draw(st.sampled_from(full))
     region = data.draw(st.sampled_from(["sram", "dram"]))
+    assume(region == "dram" or plan.slots[pinned].spec.nbytes <= 1024)
     mapped = map_memory(plan, [replace(SRAM, nbytes=1024), DRAM], {plan.slots[pinned].name: region})
     assert violations(mapped) == []
     held = [one for one in memory_of(mapped).residences if one.root == pinned]
@@ -164,8 +165,13 @@ def test_regions_are_read(text: str, regions: list[MemoryRegion]) -> None:
         ("", "found '', expected NAME:SIZE"),
         ("sram:2MB", "found 'sram:2MB', expected NAME:SIZE"),
         ("sram:0B,dram", "found 'sram:0B', expected"),
-        ("sram:1KiB,sram", "in which a name stands twice"),
+        ("sram:1KiB,sram", "found the name 'sram' twice, expected another name for each"),
         ("sram,dram", "'sram' has no size; only the last region"),
+        ("sram:8589934592GiB,dram", "'sram' has 9223372036854775808 bytes, expected a number below"),
+        (f"sram:{'9' * 5000}B,dram", "found 'sram:9+B', expected NAME:SIZE"),
+        ("2MiB,dram", "found the name '2MiB', expected one that begins with a letter"),
+        ("s\nram:2MiB,dram", r"found the name 's\\nram', expected one that begins with a letter"),
+        ("a=b:2MiB,dram", "found the name 'a=b', expected one .* that has no '='"),
     ],
 )
 def test_other_regions_are_refused(text: str, message: str) -> None:
@@ -179,10 +185,56 @@ def test_other_regions_are_refused(text: str, message: str) -> None:
         ([SRAM, DRAM], {"z": "sram"}, "the plan has no value 'z'"),
         ([SRAM, DRAM], {"a": "sran"}, "'a' is pinned to 'sran'; expected one of sram, dram"),
         ([SRAM, DRAM], {"x": "sram"}, "'x' is not in the arena"),
-        ([MemoryRegion("sram", 64), DRAM], {"a": "sram"}, "they take 128 B of 'sram', which has 64 B"),
-        ([SRAM], {}, "'sram' has 256 B, which does not hold 1 value"),
+        ([MemoryRegion("sram", 64), DRAM], {"a": "sram"}, "they take 128 B of 'sram', which has 64 B; expected fewer"),
+        ([SRAM], {}, r"'sram' has 256 B, which does not hold 1 value of the plan \(c\); expected a last region"),
+        ([], {}, r"found \[\], expected one MemoryRegion or more"),
+        ("sram:2MiB,dram", {}, "found 'sram:2MiB,dram', expected one MemoryRegion or more"),
+        ([MemoryRegion("sram", 64), DRAM, MemoryRegion("sram")], {}, "found the name 'sram' twice"),
+        ([MemoryRegion("sram", -64), DRAM], {}, "'sram' has -64 bytes, expected a number below"),
+        ([MemoryRegion("sram", 2**64 - 1), DRAM], {}, "'sram' has 18446744073709551615 bytes, expected"),
+        ([DRAM, SRAM], {}, "'dram' has no size; only the last region"),
     ],
 )
 def test_what_does_not_fit_is_named(regions: list[MemoryRegion], pins: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         map_memory(plan_graph(saved_for_later()), regions, pins)
+
+
+def test_a_region_of_no_whole_multiple_of_64_bytes_is_used_to_its_last_byte() -> None:
+    builder = Builder("odd", EMITTERS)
+    odd = TensorSpec((25,), "float32")
+    graph = builder.build(builder.emit("Relu", [builder.input("x", odd)], [("y", odd)]))
+    plan = map_memory(plan_graph(graph), [MemoryRegion("sram", 100), DRAM], {"y": "sram"})
+    assert memory_of(plan).residences == (Residence(1, 0, 0, 0, 1),)
+    assert memory_of(map_memory(plan_graph(graph), [MemoryRegion("all", 100)])).residences == (
+        Residence(1, 0, 0, 0, 1),
+    )
+    with pytest.raises(UsageError, match="'all' has 99 B, which does not hold 1 value"):
+        map_memory(plan_graph(graph), [MemoryRegion("all", 99)])
+
+
+def test_a_pin_of_a_name_that_two_values_have_is_refused() -> None:
+    plan = plan_graph(saved_for_later())
+    slots = [replace(slot, name="c") if slot.name == "d" else slot for slot in plan.slots]
+    with pytest.raises(UsageError, match="2 values are called 'c'; pin a value that has its own name"):
+        map_memory(replace(plan, slots=tuple(slots)), [SRAM, DRAM], {"c": "dram"})
+
+
+@pytest.mark.parametrize(
+    ("regions", "violation"),
+    [
+        ([MemoryRegion("sram"), DRAM], "region 'sram' has no size; only the last one may be as large as it has to be"),
+        ([replace(SRAM, nbytes=2**63), DRAM], "region 'sram' has 9223372036854775808 bytes"),
+        ([SRAM, replace(DRAM, name="sram")], "the regions are called ['sram', 'sram']; expected names, each once"),
+    ],
+)
+def test_the_checker_refuses_regions_that_no_machine_has(regions: list[MemoryRegion], violation: str) -> None:
+    plan = map_memory(plan_graph(saved_for_later()), [SRAM, DRAM])
+    assert violations(replace(plan, memory=replace(memory_of(plan), regions=tuple(regions)))) == [violation]
+
+
+def test_the_checker_names_values_that_share_bytes() -> None:
+    plan = map_memory(plan_graph(saved_for_later()), [replace(SRAM, nbytes=4096), DRAM])
+    residences = tuple(replace(one, offset=64) if one.root == 2 else one for one in memory_of(plan).residences)
+    found = violations(replace(plan, memory=replace(memory_of(plan), residences=residences)))
+    assert found == ["'a' (vid 1) and 'b' (vid 2) share bytes of region 0 at call 1"]

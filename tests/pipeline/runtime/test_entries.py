@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
 from pipeline.errors import UsageError
+from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir.graph import Graph
 from pipeline.planning import PlanFile, decode_plans, encode_plans
 from pipeline.runtime import CompiledEntries, compile_graphs
@@ -81,6 +83,55 @@ def test_they_share_states_and_weights(entries: CompiledEntries) -> None:
     assert torch.equal(next(iter(entries.run("read", {"scale": torch.ones(1)}).values())), torch.ones(4, 3))
 
 
+def test_an_entry_point_is_replayed_over_the_states_of_all(entries: CompiledEntries) -> None:
+    decode, module = entries.entry("decode"), Cached()
+    assert decode is entries.entry("decode")
+    with torch.no_grad():
+        decode.capture({"row": ROW, "at": AT})
+        assert not entries.states()["b_cache"].any(), "a capture is no step"
+        for round_ in (1, 2):
+            module.cache[:2] = module.layer(ROWS * round_)
+            entries.run("prefill", {"rows": ROWS * round_})
+            before, cache_before = decode.snapshot(), module.cache.clone()
+            for step in (2, 3):
+                row = ROW * step * round_
+                module.cache[step : step + 1] = module.layer(row)
+                (total,) = decode.replay({"row": row, "at": torch.tensor([step])}).values()
+                assert torch.equal(total, module.cache.sum(0))
+        (shown,) = entries.entry("read").replay({"scale": torch.ones(1)}).values()
+        assert torch.equal(shown, module.cache)
+        decode.restore(before)
+        (shown,) = entries.run("read", {"scale": torch.ones(1)}).values()
+        assert torch.equal(shown, cache_before)
+    other = entries.new_sequence().entry("decode")
+    (total,) = other.replay({"row": ROW, "at": AT}).values()
+    assert torch.equal(total, module.layer(ROW)[0])
+    with pytest.raises(UsageError, match="no entry point 'decod'; did you mean 'decode'"):
+        entries.entry("decod")
+
+
+def with_first_value(graph: Graph, value: float | None) -> Graph:
+    """`graph` with a cache that begins with `value` everywhere, or with none."""
+    vid = graph.value("b_cache").vid
+    payloads = {other: payload for other, payload in graph.payloads.items() if other != vid}
+    return replace(graph, payloads=payloads if value is None else {vid: TensorPayload(torch.full((4, 3), value))})
+
+
+@pytest.mark.parametrize("order", [("prefill", "decode"), ("decode", "prefill")])
+def test_the_first_value_of_a_state_is_that_of_any_graph_that_has_one(
+    graphs: dict[str, Graph], order: tuple[str, str]
+) -> None:
+    weights = {name: one for name, one in Cached().state_dict().items() if name != "cache"}
+    values = {"prefill": 2.0, "decode": None}
+    entries = compile_graphs({name: with_first_value(graphs[name], values[name]) for name in order}, weights)
+    assert torch.equal(entries.states()["b_cache"], torch.full((4, 3), 2.0))
+    other = {name: with_first_value(graphs[name], value) for name, value in zip(order, (1.0, 2.0), strict=True)}
+    with pytest.raises(UsageError, match=rf"'b_cache' begins with other numbers in '{order[0]}' than in '{order[1]}'"):
+        compile_graphs(other, weights)
+    given = compile_graphs(other, {**weights, "cache": torch.zeros(4, 3)})
+    assert not given.states()["b_cache"].any()
+
+
 def test_there_is_one_arena_and_one_state(entries: CompiledEntries) -> None:
     slots = [
         (context._slots[slot.vid].data_ptr(), slot.name)
@@ -134,6 +185,9 @@ def test_mistakes_are_named(entries: CompiledEntries, graphs: dict[str, Graph]) 
         entries.give_states({"cach": ROWS})
     with pytest.raises(UsageError, match="found no graphs"):
         compile_graphs({})
+    for wrong in ([graphs["read"]], {"read": 3}):
+        with pytest.raises(UsageError, match="found a (list|int), expected {name of the entry point: graph}"):
+            compile_graphs(wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"no graph has a weight 'layer.weigh'; did you mean 'layer.weight'"):
         compile_graphs({"read": graphs["read"]}, {"layer.weigh": ROWS})
     other = {"decode": graphs["decode"], "half": graph_of(Decode(dtype=torch.float16), [ROW, AT])}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -98,12 +100,65 @@ def test_sizes_are_rounded_up_to_buckets() -> None:
 def test_mistakes_are_named(graph: Graph) -> None:
     with pytest.raises(UsageError, match="has no dim 'bach'"):
         compile_open_graph(graph, buckets={"bach": (1,)})
-    with pytest.raises(UsageError, match=r"found \[0\], expected sizes of 1 or more"):
+    with pytest.raises(UsageError, match=r"found \(0,\), expected sizes of 1 or more"):
         compile_open_graph(graph, buckets={dim_of(graph): (0,)})
     with pytest.raises(UsageError, match="are not at the end: leave out its buckets"):
         compile_open_graph(graph, buckets={dim_of(graph): (4,)})
-    with pytest.raises(UsageError, match="limit=0; expected 1 or more sizes"):
-        compile_open_graph(graph, limit=0)
+    for sizes in ("48", [1.5], [True], 4, []):
+        with pytest.raises(UsageError, match=r"found .*, expected sizes of 1 or more, such as \[8, 64\]"):
+            compile_open_graph(graph, buckets={dim_of(graph): sizes})  # type: ignore[dict-item]
+    with pytest.raises(UsageError, match=r"found \[4\], expected \{name of a dim: sizes\}"):
+        compile_open_graph(graph, buckets=[4])  # type: ignore[arg-type]
+    for limit in (0, 1.5, None):
+        with pytest.raises(UsageError, match=f"limit={limit}; expected 1 or more sizes"):
+            compile_open_graph(graph, limit=limit)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["run", "replay", "run_updating"])
+def test_a_feed_without_an_input_is_named_before_sizes_are_looked_for(graph: Graph, method: str) -> None:
+    with pytest.raises(UsageError, match="the feed lacks 'x'; inputs: x"):
+        getattr(compile_open_graph(graph), method)({})
+
+
+def test_a_name_that_is_no_input_is_named_with_buckets_too() -> None:
+    graph = open_graph(Plain())
+    program = compile_open_graph(graph, Rows().state_dict(), buckets={dim_of(graph): [4]})
+    with pytest.raises(UsageError, match="the feed has 'z', which is no input; inputs: x"):
+        program.run({"x": torch.rand(2, 3), "z": torch.rand(1)})
+
+
+def test_a_size_is_run_while_another_one_is_planned(graph: Graph) -> None:
+    """The thread that plans waits in `approve` until the other one has run."""
+    inside, done = threading.Event(), threading.Event()
+
+    def wait_at_seven(bound: Graph) -> None:
+        if bound.values[bound.inputs[0]].spec.sizes[0] == 7:
+            inside.set()
+            assert done.wait(20)
+
+    program = SizedProgram(graph, Rows().state_dict(), approve=wait_at_seven)
+    check_runs(program, graph, 2)
+    planning = threading.Thread(target=lambda: program.run({"x": torch.rand(7, 3)}))
+    planning.start()
+    assert inside.wait(20)
+    running = threading.Thread(target=lambda: [check_runs(program, graph, size) for size in (2, 3)])
+    running.start()
+    running.join(20)
+    assert not running.is_alive()
+    done.set()
+    planning.join()
+    assert [size for (size,) in (one.values() for one in program.sizes)] == [2, 3, 7]
+
+
+def test_two_threads_that_meet_a_new_size_make_one_plan(graph: Graph) -> None:
+    planned: list[Graph] = []
+    program = SizedProgram(graph, Rows().state_dict(), approve=planned.append)
+    threads = [threading.Thread(target=check_runs, args=(program, graph, 5)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(planned) == 1
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")

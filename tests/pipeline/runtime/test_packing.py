@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.ir.bind import bind_dims
 from pipeline.ir.builder import Builder
-from pipeline.ir.graph import TensorSpec
+from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import EMITTERS
-from pipeline.runtime import CompiledProgram, compile_graph
+from pipeline.runtime import CompiledProgram, compile_graph, compile_graphs, compile_open_graph
 from pipeline.runtime.kernels.packing import (
     Convolution,
+    PackedMemory,
+    PackedWeight,
     launch_convolution,
     launch_convolution_onto,
     pack_convolution,
@@ -63,6 +68,60 @@ def test_a_weight_that_comes_with_the_feed_is_not_packed() -> None:
     assert program.packed_bytes == 0
     for factor in (1, 2):
         torch.testing.assert_close(program.run({"x": X, "w": W * factor})["y"], X @ W * factor, atol=ATOL, rtol=RTOL)
+
+
+def open_product() -> Graph:
+    builder = Builder("product", EMITTERS)
+    x, w = (
+        builder.input("x", TensorSpec(("rows", WIDE), "float32")),
+        builder.param("w", TensorSpec((WIDE, WIDE), "float32")),
+    )
+    return builder.build(builder.emit("MatMul", [x, w], [("y", TensorSpec(("rows", WIDE), "float32"))]))
+
+
+def test_plans_for_several_sizes_share_a_packed_weight() -> None:
+    program = compile_open_graph(open_product(), {"w": W}, limit=2)
+    packed = []
+    for rows in (32, 48, 64):
+        x = torch.randn(rows, WIDE)
+        torch.testing.assert_close(program.run({"x": x})["y"], x @ W, atol=ATOL, rtol=RTOL)
+        packed.append(program._plan({"rows": rows}).steps[0].attrs["packed"].tensor)
+    assert packed[0] is packed[1] is packed[2]
+
+
+def test_entry_points_share_a_packed_weight() -> None:
+    graphs = {f"rows {rows}": bind_dims(open_product(), {"rows": rows}) for rows in (32, 48)}
+    entries = compile_graphs(graphs, {"w": W})
+    one, other = (bound.steps[0].attrs["packed"].tensor for bound in entries._bound.values())
+    assert one is other
+
+
+@pytest.mark.parametrize("rows", [32, 8])
+def test_only_equal_packed_weights_have_one_memory(rows: int) -> None:
+    memory = PackedMemory()
+    inner = WIDE if rows == 32 else 128
+    weights = [W[:64, :inner].contiguous() + offset for offset in (0, 1, 0)]
+    first, other, same = (pack_product(rows, weight, least=1) for weight in weights)
+    assert first is not None and other is not None and same is not None
+    shared = [buffer_of(one.in_memory(memory)) for one in (first, other, same)]
+    assert shared[0] is buffer_of(first)
+    assert shared[1] is buffer_of(other)
+    assert shared[2] is shared[0]
+
+
+def test_a_packed_weight_that_no_program_holds_is_given_back() -> None:
+    memory = PackedMemory()
+    held = np.ones(8, np.float32)
+    gone = weakref.ref(held)
+    assert memory.share(held) is held
+    del held
+    assert gone() is None
+    new = np.ones(8, np.float32)
+    assert memory.share(new) is new
+
+
+def buffer_of(packed: Any) -> object:
+    return packed.tensor if isinstance(packed, PackedWeight) else packed.blocks
 
 
 def test_all_contexts_share_one_packed_weight() -> None:

@@ -177,3 +177,41 @@ def test_a_model_that_runs_in_segments_cannot_be_walked(tmp_path: Path) -> None:
     model = write(tmp_path / "odd.onnx", "(float[2, 4] x) => (int64[2, n] y) { y = NonZero (x) }")
     with pytest.raises(Unsupported, match="NonZero"):
         compare(BACKENDS["plan"](model), BACKENDS["onnxruntime"](model), model, {"x": np.ones((2, 4), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("straight", "bent", "x", "worst", "why"),
+    [
+        (
+            "(int64[3] x) => (int64[3] y) { y = Abs (x) }",
+            "(int64[3] x) => (int64[3] y) <int64[3] one> { y = Add (x, one) }",
+            np.array([7, 2**62, 2**62]),
+            ((2,), "4611686018427387904", "4611686018427387905"),
+            "1 of 3 elements differ, and int64 has to be equal",
+        ),
+        (
+            "(double[2] x) => (double[2] y) { y = Identity (x) }",
+            "(double[2] x) => (double[2] y) { y = Neg (x) }",
+            np.array([1.0, 1.7e308]),
+            ((1,), "1.7e+308", "-1.7e+308"),
+            "max abs error inf is over 1.7e+298",
+        ),
+        (
+            "(float[0] x) => (float[0] y) { y = Abs (x) }",
+            "(float[0] x) => (double[0] y) { y = Cast <to = 11> (x) }",
+            np.zeros(0, np.float32),
+            None,
+            "dtype float64, expected float32",
+        ),
+    ],
+)
+def test_the_worst_element_of_numbers_at_the_ends_of_their_types(
+    tmp_path: Path, straight: str, bent: str, x: np.ndarray, worst: tuple[tuple[int, ...], str, str] | None, why: str
+) -> None:
+    """float64 does not tell 2**62 from its neighbour, has no 3.4e308, and an empty tensor has no element."""
+    one = write(tmp_path / "straight.onnx", straight)
+    other = write(tmp_path / "bent.onnx", bent, one=np.array([0, 0, 1]))
+    (only,) = compare(BACKENDS["torch"](one), BACKENDS["plan"](other), one, {"x": x}).divergences
+    found = None if only.worst is None else (only.worst.index, only.worst.first, only.worst.second)
+    assert (found, only.errors.why) == (worst, why)
+    assert np.isfinite([only.first.mean, only.first.deviation]).all()

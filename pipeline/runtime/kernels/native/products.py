@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,6 +10,7 @@ from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.native.activations import settings_of
 from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, are_floats
+from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp, post_op
 
 __all__ = ["KERNELS", "NativeWeight", "launch_any", "pack_panels"]
@@ -30,6 +31,10 @@ class NativeWeight:
     @property
     def nbytes(self) -> int:
         return self.panels.nbytes
+
+    def in_memory(self, memory: PackedMemory) -> NativeWeight:
+        """See `ProductWeight`."""
+        return replace(self, panels=memory.share(self.panels))
 
     def launch_product(
         self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
