@@ -63,9 +63,9 @@ def batches(epoch: int, split: int = 0) -> Iterator[tuple[torch.Tensor, torch.Te
         yield x[chosen], y[chosen]
 
 
-def samples() -> Iterator[dict[str, np.ndarray]]:
+def samples(split: int = 0) -> Iterator[dict[str, np.ndarray]]:
     """Images of the training, for ranges of activations: `quantsim.calibration.data` of configs/digits_qat.yaml."""
-    (x, _), _ = read_splits()[0]
+    (x, _), _ = read_splits()[split]
     for image in x:
         yield {"input": image[None].numpy()}
 

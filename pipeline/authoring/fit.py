@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from passes.suggest import plural
-from passes.weights.files import replace_when_done
+from passes.weights.files import replace_when_done, write_errors
 from pipeline.errors import UsageError
 from pipeline.events import EpochEnded, Observer, PhaseEnded, Progress
 from pipeline.training import NotFinite, Phase, Snapshot, TrainProgram
@@ -254,7 +254,7 @@ class TrainingLoop:
         if path is None:
             return
         rows = [[record.step, record.loss, record.seconds] for record in self._records]
-        with replace_when_done(history_path(path)) as temporary:
+        with write_errors(history_path(path)), replace_when_done(history_path(path)) as temporary:
             Path(temporary).write_text(json.dumps({"begun": self._begun, "steps": rows}) + "\n", encoding="utf-8")
         self._program.save(path)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, model_validator
 
+from pipeline.config.paths import is_reference
 from pipeline.config.precision import FLOAT, LEAST_BITS, MOST_BITS, Precision, parse_precision
 from pipeline.config.sections import Count, Natural, Section, Step, as_list
 
@@ -73,6 +74,7 @@ class CalibrationConfig(Section):
 
     data: files (.npz, one sample each), folders and globs of such files, and loaders (`file.py:function`). Without it
         samples are drawn at random, which says nothing of the numbers that the model meets in use.
+    args: what the loaders are called with, by name.
     samples: how many are taken at most.
     method: how a range follows from the values: their least and their greatest; onnxruntime's percentile or entropy
         calibrator, which leave rare values out; or the range that leaves the format the least squared error (mse).
@@ -80,6 +82,7 @@ class CalibrationConfig(Section):
     """
 
     data: DataPaths = ()
+    args: dict[str, Any] = Field(default_factory=dict)
     samples: Count = 32
     method: MethodName = "minmax"
     percentile: Annotated[float, Field(gt=0, le=100)] = DEFAULT_PERCENTILE
@@ -89,6 +92,12 @@ class CalibrationConfig(Section):
     def _check_percentile(self) -> CalibrationConfig:
         if "percentile" in self.model_fields_set and self.method != "percentile":
             raise ValueError(f"found percentile with the method {self.method}, expected it with percentile alone")
+        return self
+
+    @model_validator(mode="after")
+    def _check_args(self) -> CalibrationConfig:
+        if self.args and not any(map(is_reference, self.data)):
+            raise ValueError("found args without a loader in data; expected them for file.py:function")
         return self
 
 

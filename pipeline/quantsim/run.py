@@ -145,14 +145,19 @@ class _Samples:
     """The calibration data, read anew by each stage: samples need not fit into memory together."""
 
     def __init__(self, settings: QuantSimConfig, specs: tuple[InputSpec, ...], model: ModelConfig) -> None:
-        self.entries, self._seed = settings.calibration.data, settings.calibration.seed
+        self.entries, self._args, self._seed = (
+            settings.calibration.data,
+            settings.calibration.args,
+            settings.calibration.seed,
+        )
         self._specs = specs
         self._sizes = {dim: model.sizes(dim)[0] for dim in named_dims(specs)}
 
     def first(self, count: int) -> Iterator[Feeds]:
         """The first `count` samples, or fewer where there are no more."""
         if self.entries:
-            return islice((_without_nan(*sample) for sample in read_samples(self.entries, self._specs, KEY)), count)
+            samples = read_samples(self.entries, self._specs, KEY, self._args)
+            return islice((_without_nan(*sample) for sample in samples), count)
         return (draw_inputs(self._specs, self._sizes, self._seed + index) for index in range(count))
 
     def identity(self) -> list[object]:

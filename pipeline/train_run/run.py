@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from passes.suggest import plural
-from passes.weights.files import replace_when_done
 from pipeline.authoring import Model, TrainingHistory, TrainingLoop
 from pipeline.authoring.fit import FitLimits, history_path
 from pipeline.config import RunConfig
@@ -25,9 +24,11 @@ from pipeline.report.html import page_of, render
 from pipeline.report.training import LossPoint, TrainingPhase, TrainingReport
 from pipeline.result import RunResult
 from pipeline.stages.check import check_settings, check_train
+from pipeline.stages.report import write_quietly
 from pipeline.train_run.settings import make_loss, make_optimizer, make_schedule, training_key
 from pipeline.train_run.source import TrainSource, open_train_source, quantize
 from pipeline.training import TrainProgram, record_step
+from pipeline.training.checkpoint import replace_tensors
 from pipeline.versions import versions
 from pipeline.workspace import Workspace, make_folder
 
@@ -35,6 +36,8 @@ __all__ = ["TrainResult", "TrainRun"]
 
 STATES: Final = "train.safetensors"
 """The states of the step, from which a training goes on."""
+
+HISTORY: Final = history_path(Path(STATES)).name
 
 WEIGHTS: Final = "weights.safetensors"
 """Parameters and buffers by their names in the module, at the end."""
@@ -93,7 +96,7 @@ class TrainRun:
             try:
                 return self._execute()
             finally:
-                self._workspace.write_text("log.txt", self._log.text())
+                write_quietly(lambda: self._workspace.write_text("log.txt", self._log.text()))
 
     def _execute(self) -> TrainResult:
         folder = self._workspace.folder
@@ -120,13 +123,22 @@ class TrainRun:
             if loop.history.records:
                 self._report_failure(self._describe(program, loop.history), error)
             raise
-        program.write_back()
-        self._write_weights(source.module)
-        training = replace(self._describe(program, history), metrics=self._evaluate_all(source))
-        if self._train.export:
-            training = self._export(source, program, training)
+        return self._finish(source, program, history)
+
+    def _finish(self, source: TrainSource, program: TrainProgram, history: TrainingHistory) -> TrainResult:
+        """What comes behind the steps: weights, numbers, ONNX, and the report, also of a failure on that way."""
+        training = self._describe(program, history)
+        try:
+            program.write_back()
+            self._write_weights(source.module)
+            training = replace(training, metrics=self._evaluate_all(source))
+            if self._train.export:
+                training = self._export(source, program, training)
+        except BaseException as error:
+            self._report_failure(training, error)
+            raise
         report = self._report(training)
-        return TrainResult(folder, training, history, report.files)
+        return TrainResult(self._workspace.folder, training, history, report.files)
 
     def _export(self, source: TrainSource, program: TrainProgram, training: TrainingReport) -> TrainingReport:
         """Write the trained model to `model.onnx`, by the main job in a folder of its own."""
@@ -136,7 +148,6 @@ class TrainRun:
             result = source.export(program, folder / MAIN_JOB, self._send)
             result.save(folder / MODEL)
         except Exception as error:
-            self._report_failure(training, error)
             error.add_note(
                 f"the training has ended, and its weights are in {folder / WEIGHTS}; only its ONNX file was not made. "
                 "The same command tries that again, and train.export: false leaves it out"
@@ -155,8 +166,10 @@ class TrainRun:
     def _begin_anew(self, key: str) -> None:
         """Set the files of an earlier training aside, so that none of them is taken for one of this training."""
         folder = self._workspace.folder
-        own = (STATES, history_path(Path(STATES)).name, WEIGHTS, MODEL, "report.json", "report.html")
+        own = (STATES, HISTORY, WEIGHTS, MODEL, "report.json", "report.html")
         found = [folder / name for name in own if (folder / name).exists()]
+        if found == [folder / HISTORY]:  # of a training that was killed before it saved any state
+            found.pop().unlink()
         if found:
             numbers = itertools.count(1)
             aside = next(path for path in (folder / EARLIER / str(number) for number in numbers) if not path.exists())
@@ -215,7 +228,7 @@ class TrainRun:
 
     def _write_weights(self, module: nn.Module) -> None:
         """Tied parameters are stored once, as safetensors has it."""
-        with replace_when_done(self._workspace.folder / WEIGHTS) as temporary:
+        with replace_tensors(self._workspace.folder / WEIGHTS) as temporary:
             safetensors.torch.save_model(module, str(temporary))
 
     def _describe(self, program: TrainProgram, history: TrainingHistory) -> TrainingReport:
@@ -235,7 +248,7 @@ class TrainRun:
 
     def _report_failure(self, training: TrainingReport, error: BaseException) -> None:
         code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 3)
-        self._report(training, str(error) or "stopped", code)
+        write_quietly(lambda: self._report(training, str(error) or "stopped", code))
 
     def _report(self, training: TrainingReport, failure: str = "", exit_code: int = 0) -> Report:
         """Write `report.json` and `report.html`."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import safetensors
 import safetensors.torch
 import torch
 
-from passes.weights.files import replace_when_done
+from passes.weights.files import replace_when_done, write_errors
 from pipeline.errors import UsageError
 from pipeline.runtime.capture import RandomState, Snapshot
 
-__all__ = ["check_place", "read_snapshot", "write_snapshot"]
+__all__ = ["check_place", "read_snapshot", "replace_tensors", "write_snapshot"]
 
 FORMAT = "onnxline train states 1"
 
@@ -36,15 +39,32 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     """Write under a temporary name, then rename.
 
     Raises:
-        UsageError: the folder does not exist, or the path is a folder itself.
+        UsageError: the folder does not exist, the path is a folder itself, or the disk is full.
     """
     check_place(path)
     tensors = {name: tensor.contiguous() for name, tensor in snapshot.states.items()}
     tensors |= {f"{KERNEL}{number}": state for number, state in enumerate(snapshot.random.kernels)}
     if snapshot.random.default is not None:
         tensors[DEFAULT] = snapshot.random.default
-    with replace_when_done(path) as temporary:
+    with replace_tensors(path) as temporary:
         safetensors.torch.save_file(tensors, temporary, metadata={"format": FORMAT})
+
+
+@contextmanager
+def replace_tensors(path: Path) -> Iterator[Path]:
+    """Yield a temporary path for safetensors to write to; the file takes the place of `path` once it is whole.
+
+    Raises:
+        UsageError: the disk is full, or nothing can be written there; what was there before is as it was.
+    """
+    with write_errors(path), replace_when_done(path) as temporary:
+        try:
+            yield temporary
+        except safetensors.SafetensorError as error:  # it has the number of the system's error in its text alone
+            number = SYSTEM_ERROR.search(str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def read_snapshot(path: Path, expected: Mapping[str, torch.Tensor]) -> Snapshot:
@@ -73,3 +93,6 @@ def read_snapshot(path: Path, expected: Mapping[str, torch.Tensor]) -> Snapshot:
         if found != wanted:
             raise UsageError(f"{path} is of another program: {name!r} is {found} there, and {wanted} here")
     return Snapshot(tensors, RandomState(tuple(kernels), default))
+
+
+SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")

@@ -84,7 +84,7 @@ def read_inputs(verify: VerifyConfig, specs: Sequence[InputSpec]) -> GivenInputs
     """
     draws: list[GivenDraw] = []
     notes: list[str] = []
-    samples = _samples(verify.inputs, KEY)
+    samples = _samples(verify.inputs, KEY, {})
     for label, arrays in islice(samples, verify.max_inputs):
         feeds = _check_feeds(label, arrays, specs, KEY)
         sizes = _sizes(label, feeds, specs, KEY)
@@ -97,29 +97,32 @@ def read_inputs(verify: VerifyConfig, specs: Sequence[InputSpec]) -> GivenInputs
 
 
 def read_samples(
-    entries: Sequence[str], specs: Sequence[InputSpec], key: str = KEY
+    entries: Sequence[str], specs: Sequence[InputSpec], key: str = KEY, loader_args: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """A name and the arrays by input for each sample of `entries`, one at a time, checked against the inputs.
 
     Args:
         entries: files (.npz), folders and globs of such files, and loaders (`file.py:function`).
         key: the setting that messages name.
+        loader_args: what each loader is called with.
 
     Arrays without a number are taken, such as a cache of length 0.
 
     Raises:
         SourceError: as for `read_inputs`.
     """
-    for label, arrays in _samples(entries, key):
+    for label, arrays in _samples(entries, key, loader_args or {}):
         yield label, _check_feeds(label, arrays, specs, key, may_be_empty=True)
 
 
-def _samples(entries: Sequence[str], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _samples(
+    entries: Sequence[str], key: str, loader_args: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name, file in input_files(entries, key):
         if file is not None:
             yield name, _read_npz(file, key)
         else:
-            yield from _load_samples(name, key)
+            yield from _load_samples(name, key, loader_args)
 
 
 def _read_npz(file: Path, key: str) -> Mapping[str, Any]:
@@ -140,9 +143,10 @@ def _read_npz(file: Path, key: str) -> Mapping[str, Any]:
         raise SourceError(f"{key}: {file} is no whole .npz file ({why}); write it again with numpy.savez") from error
 
 
-def _load_samples(text: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _load_samples(text: str, key: str, loader_args: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     title = f"{key}: {text}"
-    samples: Any = call_user_code(load_function(text, key, title), f"{title} raises", text)
+    loader = load_function(text, key, title)
+    samples: Any = call_user_code(lambda: loader(**loader_args), f"{title} raises", text)
     if isinstance(samples, Mapping):  # `return {...}` for one draw
         samples = [samples]
     if not isinstance(samples, Iterable):

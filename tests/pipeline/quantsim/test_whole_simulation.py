@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from passes.encodings.aimet import from_aimet
 from passes.weights.detached import attach
 from pipeline.cli import app
-from pipeline.errors import CheckFailed, UsageError
+from pipeline.errors import CheckFailed, ConfigError, SourceError, UsageError
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of
 from tests.support.onnx_models import biased_attention
 
@@ -209,6 +209,26 @@ def test_what_a_killed_calibration_has_measured_is_taken_up(folder: Path) -> Non
     run(folder, *options)
     again = [(folder / "out" / name).read_bytes() for name in ("model.qdq.onnx", "model.encodings")]
     assert again != expected  # a run that has come to its end is no reason to trust the loader
+
+
+def test_a_loader_is_called_with_the_arguments_of_the_section(folder: Path) -> None:
+    code = "import numpy as np\ndef load(peak=1.0):\n    yield {'x': np.full((2, 4), peak, np.float32)}\n"
+    (folder / "load.py").write_text(code)
+    data = (
+        "--set",
+        f"quantsim.calibration.data={folder}/load.py:load",
+        "--set",
+        "quantsim.rules={op:*: {activations: uint8}}",
+    )
+    scales = []
+    for peak in (1.0, 4.0):
+        run(folder, *data, "--set", f"quantsim.calibration.args.peak={peak}")
+        scales.append(from_aimet(json.loads((folder / "out" / "model.encodings").read_text()))["x"].scale.item())
+    assert scales == pytest.approx([1 / 255, 4 / 255])
+    with pytest.raises(ConfigError, match="found args without a loader in data"):
+        run(folder, "--set", "quantsim.calibration.args.peak=1.0")
+    with pytest.raises(SourceError, match=r"raises TypeError: load.* got an unexpected keyword argument 'peek'"):
+        run(folder, *data, "--set", "quantsim.calibration.args.peek=1.0")
 
 
 def test_sizes_are_those_of_the_stored_numbers(folder: Path) -> None:
