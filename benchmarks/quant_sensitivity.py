@@ -36,7 +36,7 @@ from pipeline.quantsim.encodings import Encoding, encode
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.profiles import rules_of
 from pipeline.quantsim.qdq import insert_qdq
-from pipeline.quantsim.sensitivity import Layer, estimate_sensitivity, find_layers, samples_needed
+from pipeline.quantsim.sensitivity import Layer, count_needed_samples, estimate_sensitivity, find_layers
 from pipeline.run import Pipeline
 
 __all__ = ["measure_each_alone", "rank_correlation"]
@@ -139,7 +139,7 @@ def compare(name: str, profile: str) -> Row:
     encodings = encode(placement, calibrate(model, placement, [*samples, *others]), model)
     layers = find_layers(model, encodings)
     estimate_sensitivity(model, encodings, samples[:1], 1)  # imports torch, and wakes its threads
-    count = samples_needed(SAMPLES, len(layers))
+    count = count_needed_samples(SAMPLES, len(layers))
     begun = time.perf_counter()
     estimated = estimate_sensitivity(model, encodings, samples[:count])
     between = time.perf_counter()

@@ -50,7 +50,7 @@ class QuantizedLayers:
         cells = (node for nodes in layers for node in nodes if node.op_type in CELLS)
         self._cells = {id(node): _session_of_node(node, opsets) for node in cells}
 
-    def differences(self, values: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    def measure_differences(self, values: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
         """Each result of each layer: what it is with quantized values, less what it is in float.
 
         Args:

@@ -35,7 +35,7 @@ from pipeline.quantsim.placement import Placement, describe_opaque_operators, pl
 from pipeline.quantsim.profiles import own_rules, read_profile, rules_of
 from pipeline.quantsim.qdq import check_opset, insert_qdq
 from pipeline.quantsim.report import QuantSimReport, make_placement_report, make_report, page_data, report_text
-from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers, samples_needed
+from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensitivity, find_layers
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
 from pipeline.quantsim.sites import Site
 from pipeline.quantsim.suggest import Suggestion, suggest
@@ -300,7 +300,7 @@ class _Simulation:
     def estimate(self, encodings: dict[str, Encoding], samples: _Samples) -> tuple[dict[str, float], str]:
         """What each layer alone does to the outputs; or why that is not estimated."""
         with self._stage("sensitivity") as details:
-            count = samples_needed(self._settings.evaluation, len(find_layers(self._model, encodings)))
+            count = count_needed_samples(self._settings.evaluation, len(find_layers(self._model, encodings)))
 
             def note(done: int) -> None:
                 self._send(Progress("sensitivity", f"sample {done}", done, count))

@@ -27,7 +27,7 @@ from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.noise import drop_unread_nodes, sqnr_db
 from pipeline.quantsim.sites import find_sites
 
-__all__ = ["Layer", "estimate_sensitivity", "find_layers", "samples_needed"]
+__all__ = ["Layer", "count_needed_samples", "estimate_sensitivity", "find_layers"]
 
 PRODUCTS: Final = frozenset({"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
 
@@ -86,7 +86,7 @@ def find_layers(model: DetachedModel, encodings: Mapping[str, Encoding]) -> tupl
     return tuple(layers)
 
 
-def samples_needed(count: int, layers: int) -> int:
+def count_needed_samples(count: int, layers: int) -> int:
     """How many of `count` samples the estimate takes for so many layers: half of them, and in a small model fewer, so
     that it costs about a tenth of a run of the model for each layer with all samples."""
     return min(-(-count // 2), -(-count * layers // RUNS))
@@ -135,7 +135,7 @@ def estimate_sensitivity(
         values = {**feeds, **(session.run(feeds) if session else {})}
         forward = backward.forward(values)
         known = {name: as_tensor(values[name]) for name in reads.intersection(values)}
-        differences = quantized.differences({**known, **forward.values})
+        differences = quantized.measure_differences({**known, **forward.values})
         outputs = forward.outputs()
         scales = scales or {name: 1 / (math.sqrt(_power(array)) or 1) for name, array in outputs.items()}
         signal += directions * sum(_power(scales[name] * array) for name, array in outputs.items())

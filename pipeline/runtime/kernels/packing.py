@@ -236,14 +236,11 @@ POINT = Convolution((1, 1), (0, 0), (1, 1), 1)
 
 def pack_pair(rows: int, first: torch.Tensor, second: torch.Tensor) -> PackedPair | None:
     """Pack the matrices (columns, inner) of two products with `rows` rows, where that pays for both."""
-    packed = [
+    one, other = (
         pack_convolution(TensorSpec((1, weight.shape[1], rows, 1), "float32"), weight[:, :, None, None], POINT)
         for weight in (first, second)
-        if weight.dim() == 2
-    ]
-    if len(packed) != 2 or packed[0] is None or packed[1] is None:
-        return None
-    return PackedPair(packed[0], packed[1])
+    )
+    return None if one is None or other is None else PackedPair(one, other)
 
 
 def launch_pair_onto(

@@ -16,7 +16,7 @@ from pipeline.quantsim.encodings import Encoding, encode
 from pipeline.quantsim.gradients import Backward
 from pipeline.quantsim.noise import measure_noise
 from pipeline.quantsim.placement import place
-from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers
+from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensitivity, find_layers
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, rule
 
 BLOCK = """block (float[1, 12, 32] x) => (float[1, 12, 32] y, float[1, 32] pooled) {
@@ -83,6 +83,29 @@ def test_a_layer_is_a_product_with_its_bias() -> None:
     assert layers[0].tensors() == ("n", "wq", "q0", "bq", "q")
 
 
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "g (float[2, 4] x) => (float[2, 4] y, float[2, 4] h) { h = MatMul(x, w) y = Add(h, b) }",
+        "g (float[2, 4] x) => (float[2, 4] y, float[2, 4] z) { h = MatMul(x, w) y = Add(h, b) z = Relu(h) }",
+    ],
+)
+def test_a_sum_is_no_bias_where_something_else_reads_the_product(graph: str) -> None:
+    model = model_of(graph, w=np.eye(4, dtype=np.float32), b=np.ones(4, np.float32))
+    layers = find_layers(model, encodings_of(model, ("op:*", "int8", "uint8")))
+    assert [layer.output for layer in layers] == ["h"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "layers", "needed"),
+    [(512, 1000, 256), (512, 10, 103), (511, 25, 256), (512, 24, 246), (1, 1, 1), (8, 3, 1)],
+)
+def test_the_estimate_takes_half_of_the_samples_and_fewer_in_a_small_model(
+    samples: int, layers: int, needed: int
+) -> None:
+    assert count_needed_samples(samples, layers) == needed
+
+
 def test_the_estimate_has_the_order_of_a_run_for_each_layer() -> None:
     model = block()
     rules = [
@@ -133,6 +156,21 @@ def test_the_size_of_an_output_is_no_matter() -> None:
             estimate_sensitivity(model, encodings_of(model, ("op:*", "int8", "uint8")), samples(model, 2))["y"]
         )
     assert found[1] == pytest.approx(found[0], abs=0.1)
+
+
+def test_a_sample_counts_by_the_size_of_its_outputs() -> None:
+    """The first row of the weight is rounded to zeros, the others not at all; nothing comes of a sample of zeros."""
+    weight = np.diag(np.array([0.01, 1, 1, 1], np.float32))
+    model = model_of("g (float[1, 4] x) => (float[1, 4] y) { y = MatMul(x, w) }", w=weight)
+    encodings = encodings_of(model, ("op:*", "int4", None))
+    lost, exact = np.array([[1, 0, 0, 0]], np.float32), np.array([[0, 1000, 0, 0]], np.float32)
+
+    def estimate(*samples: np.ndarray) -> float:
+        return estimate_sensitivity(model, encodings, [{"x": sample} for sample in samples])["y"]
+
+    assert estimate(lost) == pytest.approx(0)
+    assert estimate(lost, exact) == pytest.approx(100)
+    assert estimate(0 * lost) == np.inf
 
 
 def test_a_cell_without_a_function_of_torch_is_a_layer_where_no_gradient_goes_through_it() -> None:

@@ -11,6 +11,7 @@ from pipeline.ir.graph import Graph
 from pipeline.ir.parse import from_text
 from pipeline.ir.text import to_text
 from pipeline.runtime import compile_graph
+from pipeline.runtime.tensors import torch_dtype
 from pipeline.runtime.weights import with_weights
 
 __all__ = ["assert_becomes", "assert_stays"]
@@ -50,4 +51,4 @@ def _draw(graph: Graph, vid: int) -> torch.Tensor:
     """Positive numbers, so that a variance is one."""
     value = graph.values[vid]
     generator = torch.Generator().manual_seed(vid)
-    return torch.rand(value.spec.sizes, generator=generator) + 0.1
+    return torch.rand(value.spec.sizes, generator=generator, dtype=torch_dtype(value.spec.dtype)) + 0.1

@@ -131,6 +131,8 @@ def test_a_batch_of_products_into_a_result_with_any_strides() -> None:
     a, b, out = torch.randn(4, 5, 6), torch.randn(6, 4, 3).transpose(0, 1), torch.zeros(5, 4, 3).transpose(0, 1)
     launch_batch(a, b, out)()
     torch.testing.assert_close(out, a @ b, atol=ATOL, rtol=RTOL)
+    none = torch.empty(0, 8, 8)[:, ::4, ::4]
+    launch_batch(none, none, torch.empty(0, 2, 2))()
 
 
 def matrix(rows: int, columns: int, order: str) -> torch.Tensor:
@@ -151,6 +153,7 @@ def matrix(rows: int, columns: int, order: str) -> torch.Tensor:
         (("rows", "columns"), 1024, 128, 128, None),  # short rows
         (("columns", "columns"), 256, 256, 256, None),
         (("rows", "rows"), 4, 1024, 1024, (16, 4)),  # few rows
+        (("rows", "rows"), 16, 256, 512, (8, 16)),
         (("columns", "rows"), 512, 8, 512, (8, 512)),
         (("rows", "columns"), 8, 512, 512, (8, 8)),
         (("rows", "rows"), 1, 2048, 2048, None),  # a vector
@@ -180,6 +183,7 @@ def test_a_product_of_matrices_where_they_lie(
     [
         (torch.randn(64, 512)[:, ::2], torch.randn(256, 256), torch.empty(64, 256)),
         (torch.randn(256).expand(64, 256), torch.randn(256, 256), torch.empty(64, 256)),
+        (torch.randn(64, 1).expand(64, 256), torch.randn(256, 256), torch.empty(64, 256)),
         (torch.randn(64, 256), torch.randn(256, 256), torch.empty(256, 64).t()),
         (torch.randn(64, 256).double(), torch.randn(256, 256).double(), torch.empty(64, 256).double()),
     ],

@@ -17,6 +17,8 @@ from pipeline.lowering.fused import ACTIVATIONS
 from pipeline.runtime import compile_graph
 from pipeline.runtime.capture.operator_calls import read_operator_calls
 from pipeline.runtime.compile import CompiledProgram
+from pipeline.runtime.kernels.packing import launch_pair_onto, pack_pair
+from pipeline.runtime.kernels.post_ops import PLAIN
 
 KINDS = ("LinearPointwise", "FeedForward", "ConvPointwise", "ScaledDotProductAttention", "SmallAttention")
 """The kinds that this file compares."""
@@ -91,20 +93,28 @@ def test_a_product_without_bias_and_the_rows_of_a_transposed_input() -> None:
     assert_close(program, {"x": tensors["x"]}, (tensors["x"].transpose(0, 1) @ tensors["w"]).relu())
 
 
+NAMES = ("first", "second")
+
+
 def feed_forward(
-    x: tuple[int, ...], other: str, biases: bool, *, activation: str = "gelu", turned: bool = False
+    x: tuple[int, ...],
+    other: str,
+    biases: bool,
+    *,
+    activation: str = "gelu",
+    turned: tuple[bool, bool] = (False, False),
 ) -> Graph:
-    """Products of 64 and 256 columns; `other` is what is added: `dies`, `stays`, `x`, or nothing."""
+    """Products of 256 and 64 columns; `other` is what is added: `dies`, `stays`, `x`, or nothing."""
     builder, rows = Builder("layers", EMITTERS), TensorSpec(x, "float32")
     fed = builder.input("x", rows)
     hidden = TensorSpec((*x[:-1], 256), "float32")
-    first = builder.param("first", TensorSpec((64, 256) if turned else (256, 64), "float32"))
-    second = builder.param("second", TensorSpec((256, 64) if turned else (64, 256), "float32"))
+    first = builder.param("first", TensorSpec((64, 256) if turned[0] else (256, 64), "float32"))
+    second = builder.param("second", TensorSpec((256, 64) if turned[1] else (64, 256), "float32"))
     (negated,) = builder.emit("Neg", [fed], [("n", rows)])
     added = {"dies": [negated], "stays": [negated], "x": [fed], "": []}[other]
     params = [builder.param(f"b{size}", TensorSpec((size,), "float32")) for size in (256, 64)] if biases else []
     attrs = {
-        **{"trans_first": not turned, "trans_second": not turned, "add": bool(other)},
+        **{"trans_first": not turned[0], "trans_second": not turned[1], "add": bool(other)},
         **{"bias_first": biases, "bias_second": biases, **of_activation(activation)},
     }
     outs = [("sum", rows), ("hidden", hidden)]
@@ -115,17 +125,24 @@ def feed_forward(
 
 
 @pytest.mark.parametrize(
-    ("rows", "bias", "refusal"),
-    [((), (64,), r"ranks 1, 2 and 2; expected rows and two matrices"), ((8,), (1, 64), r"biases \[\[1, 64\]\]")],
+    ("rows", "bias", "hidden", "refusal"),
+    [
+        ((), (64,), (64,), r"ranks 1, 2 and 2; expected rows and two matrices"),
+        ((8,), (1, 64), (8, 64), r"biases \[\[1, 64\]\]"),
+        ((8,), (64,), (4, 64), r"hidden \[4, 64\]; expected \[8, 64\]"),
+    ],
 )
-def test_no_bias_has_the_shape_of_the_result(rows: tuple[int, ...], bias: tuple[int, ...], refusal: str) -> None:
+def test_no_bias_has_the_shape_of_the_result(
+    rows: tuple[int, ...], bias: tuple[int, ...], hidden: tuple[int, ...], refusal: str
+) -> None:
     """The result may be written over operand 3, which is the first bias where nothing is added."""
-    builder, specs = Builder("layers", EMITTERS), [TensorSpec((*rows, 64), "float32"), TensorSpec((64, 64), "float32")]
-    x, w = builder.input("x", specs[0]), builder.param("w", specs[1])
+    builder, spec = Builder("layers", EMITTERS), TensorSpec((*rows, 64), "float32")
+    x, w = builder.input("x", spec), builder.param("w", TensorSpec((64, 64), "float32"))
     attrs = {"trans_first": True, "trans_second": True, "add": False, "bias_first": True, "bias_second": False}
     ins = [x, w, w, builder.input("bias", TensorSpec(bias, "float32"))]
     with pytest.raises(InternalError, match=refusal):
-        builder.emit("FeedForward", ins, [("y", specs[0]), ("h", specs[0])], {**attrs, **of_activation("relu")})
+        outs = [("y", spec), ("h", TensorSpec(hidden, "float32"))]
+        builder.emit("FeedForward", ins, outs, {**attrs, **of_activation("relu")})
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -136,7 +153,7 @@ def test_two_products_and_the_sum_after_them(other: str, biases: bool, packed: b
     graph = feed_forward((2, 64, 64), other, biases)
     tensors = {graph.values[vid].name: torch.randn(graph.values[vid].spec.sizes) / 8 for vid in graph.weight_names()}
     program = compile_graph(graph, tensors if packed else None)
-    assert (program.packed_bytes > 0) == packed
+    assert program.packed_bytes == packed * sum(tensors[name].nbytes for name in NAMES)
     overwritten = [program.plan.slots[vid].name for vid in program.plan.alias.values()]
     assert ("n" in overwritten) == (other == "dies")
     x = torch.randn(2, 64, 64)
@@ -150,12 +167,39 @@ def test_two_products_and_the_sum_after_them(other: str, biases: bool, packed: b
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("packed", [True, False])
 def test_two_products_with_every_activation(activation: str, packed: bool) -> None:
-    graph = feed_forward((128, 64), "", biases=False, activation=activation, turned=True)
+    graph = feed_forward((128, 64), "", biases=False, activation=activation, turned=(True, True))
     tensors = {"first": torch.randn(64, 256) / 8, "second": torch.randn(256, 64) / 8}
     x = torch.randn(128, 64)
     program = compile_graph(graph, tensors if packed else None)
     expected = -(TORCH[activation](x @ tensors["first"]) @ tensors["second"])
     assert_close(program, {"x": x, **({} if packed else tensors)}, expected)
+
+
+@pytest.mark.parametrize("fixed", [("first",), ("second",), NAMES])
+@pytest.mark.parametrize("turned", [(True, False), (False, True)])
+def test_two_products_of_matrices_in_either_layout_one_of_them_fed(
+    turned: tuple[bool, bool], fixed: tuple[str, ...]
+) -> None:
+    """One matrix may have its columns side by side, and one may come with the feed: then neither is packed."""
+    graph = feed_forward((128, 64), "", biases=True, turned=turned)
+    tensors = {graph.values[vid].name: torch.randn(graph.values[vid].spec.sizes) / 8 for vid in graph.weight_names()}
+    program = compile_graph(graph, {name: tensors[name] for name in fixed})
+    assert (program.packed_bytes > 0) == (len(fixed) == 2)
+    first, second = (tensors[name].t() if turns else tensors[name] for name, turns in zip(NAMES, turned, strict=True))
+    x = torch.randn(128, 64)
+    inner = functional.gelu(functional.linear(x, first, tensors["b256"]))
+    feed = {"x": x, **{name: tensor for name, tensor in tensors.items() if name not in fixed}}
+    assert_close(program, feed, -functional.linear(inner, second, tensors["b64"]))
+
+
+def test_a_pair_is_packed_where_that_pays_for_both_and_takes_rows() -> None:
+    large, small = torch.zeros(64, 64), torch.zeros(1, 64)
+    packed = pack_pair(256, large, large)
+    assert packed is not None
+    assert pack_pair(256, large, small) is None
+    x, out = torch.zeros(4, 64, 64), torch.zeros(4, 64, 64)
+    assert launch_pair_onto(packed, x, (None, None), out, PLAIN) is not None
+    assert launch_pair_onto(packed, x.transpose(0, 1), (None, None), out, PLAIN) is None
 
 
 def test_two_products_are_replayed_as_operators_of_torch() -> None:

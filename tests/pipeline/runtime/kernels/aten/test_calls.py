@@ -302,6 +302,7 @@ CASES: dict[str, tuple[tuple[torch.Tensor, ...], tuple[Function, ...]]] = {
             lambda x, y, m: torch.bmm(x, y.transpose(1, 2)),
             lambda x, y, m: torch.baddbmm(x[:, :, :3], x, y.mT, beta=0.5, alpha=2),
             lambda x, y, m: torch.addmm(m[:, :3], m, m.t(), alpha=0.5),
+            lambda x, y, m: torch.addmm(m[:, :3], m, m.t(), beta=0.5),
             lambda x, y, m: torch.einsum("bij,bkj->bik", x, y),
             lambda x, y, m: torch.outer(x[0, 0], y[0, 0]),
             lambda x, y, m: torch.matmul(x[:, None], y.mT),
