@@ -222,8 +222,8 @@ def _open_ir(path: Path, weights: Path | None) -> Subject:
     state = load_weights(weights) if weights is not None else {}
     graph = with_weights(graph, {name: tensor for name, tensor in state.items() if name in names})
     missing = [
-        graph.values[vid].name
-        for vid in graph.weight_names()
+        own[0]
+        for vid, own in graph.weight_names().items()
         if vid not in graph.payloads and (graph.values[vid].users or vid in graph.outputs)
     ]
     if missing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -62,7 +62,8 @@ def with_weights(graph: Graph, weights: Weights) -> Graph:
     """`graph` with `weights` as payloads; they are matched by any name in `Graph.weight_names`.
 
     Raises:
-        SourceError: names that the graph does not have, or tensors that are not what it declares: all of them.
+        SourceError: names that the graph does not have, tensors that are not what it declares, or different ones under
+            two names of one weight: all of them.
     """
     return _with_named(graph, weights, {name: vid for vid, names in graph.weight_names().items() for name in names})
 
@@ -80,11 +81,27 @@ def _with_named(graph: Graph, tensors: Weights, vids: Mapping[str, int]) -> Grap
     if not tensors:
         return graph
     wrong = [problem for name, tensor in tensors.items() if (problem := _wrong(graph, vids, name, tensor))]
-    if wrong:
+    if wrong := wrong or [*_other_twins(vids, tensors)]:
         listed = "\n".join(f"  - {problem}" for problem in wrong)
         raise SourceError(f"weights that do not belong to graph {graph.name!r}:\n{listed}")
     given = {vids[name]: TensorPayload(tensor) for name, tensor in tensors.items()}
     return replace(graph, payloads={**graph.payloads, **given})
+
+
+def _other_twins(vids: Mapping[str, int], tensors: Weights) -> Iterator[str]:
+    """Names of one weight under which different tensors are given: either could be meant."""
+    first: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        twin = first.setdefault(vids[name], name)
+        if twin != name and not _is_same(tensors[twin], tensor):
+            yield f"{twin!r} and {name!r} are names of one weight, and the two tensors differ: leave one of them out"
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype have the same memory, or the same bytes."""
+    if _same_storage(one, other) and one.storage_offset() == other.storage_offset() and one.stride() == other.stride():
+        return True
+    return bool(TensorPayload(one).numpy().tobytes() == TensorPayload(other).numpy().tobytes())
 
 
 def _wrong(graph: Graph, vids: Mapping[str, int], name: str, tensor: torch.Tensor) -> str:

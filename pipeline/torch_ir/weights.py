@@ -86,9 +86,25 @@ def bind_stored(ir: IR, weights: Tensors, constants: Tensors) -> Bound:
     bound.wrong.extend(_unknown(graph, constants))
     bound.missing.extend(missing_message(graph, value) for value in lacking)
     keys = {key_of(graph, value): _kind(value) for value in lacking}
-    hints = (_prefix(list(keys), weights), _explain_unsaved([key for key in keys if key in ir.unsaved]))
+    hints = (
+        _prefix(list(keys), weights),
+        _explain_unsaved([key for key in keys if key in ir.unsaved]),
+        _explain_placeholder(graph, lacking),
+    )
     unloaded = any(kind == "weight" and key not in ir.unsaved for key, kind in keys.items())
     return Bound(bound.tensors, bound.missing, bound.wrong, tuple(filter(None, hints)), unloaded)
+
+
+def _explain_placeholder(graph: Graph, lacking: Sequence[Value]) -> str:
+    """A hint where a message names a placeholder, and another weight has that very name in the checkpoint."""
+    owners = {key: vid for vid, keys in graph.sources.items() for key in keys}
+    for value in lacking:
+        if owners.get(value.name, value.vid) != value.vid:
+            return (
+                f"The weights lack {key_of(graph, value)!r}, whose placeholder is called {value.name!r}; the weight "
+                f"{value.name!r} is another one."
+            )
+    return ""
 
 
 def missing_message(graph: Graph, value: Value) -> str:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipeline.errors import SourceError, UsageError
 from pipeline.runtime import compile_graph
-from pipeline.torch_ir import IR, IRExecutor, execute_ir, extract_ir, verify_ir_with_state_dict
+from pipeline.torch_ir import IR, ExecutionError, IRExecutor, execute_ir, extract_ir, verify_ir_with_state_dict
 
 
 class Named(nn.Module):
@@ -59,6 +60,27 @@ def test_a_name_in_the_checkpoint_is_no_placeholder(names: tuple[str, ...], tmp_
             assert torch.equal(actual, model(x))
     (actual,) = compile_graph(extracted.graph, model.state_dict()).run({"x": x}).values()
     assert torch.equal(actual, model(x))
+
+
+def test_a_checkpoint_without_a_weight_does_not_take_another_one_for_it() -> None:
+    """The placeholder of `add` is called `p_add`, as another parameter is."""
+    model, x = Named("add p_add"), torch.randn(3)
+    extracted, weights = extract_ir(model, (x,), strict=False), {"p_add": model.get_parameter("p_add")}
+    hint = "The weights lack 'add', whose placeholder is called 'p_add'; the weight 'p_add' is another one."
+    for planned in (True, False):
+        with pytest.raises(ExecutionError, match=f"(?s)Weight/input 'p_add' not found in registry.*{hint}"):
+            IRExecutor(extracted, weights, planned=planned).execute((x,))
+    with pytest.raises(UsageError, match="the feed lacks 'p_add'"):
+        compile_graph(extracted.graph, weights).run({"x": x})
+
+
+def test_two_names_of_one_weight_have_one_tensor() -> None:
+    graph, one = extract_ir(Named("add"), (torch.randn(3),), strict=False).graph, torch.ones(3)
+    for same in (one, one.clone()):
+        (found,) = compile_graph(graph, {"add": one, "p_add": same}).run({"x": torch.zeros(3)}).values()
+        assert torch.equal(found, torch.tensor([2.0, 3.0, 4.0]))
+    with pytest.raises(SourceError, match="'add' and 'p_add' are names of one weight, and the two tensors differ"):
+        compile_graph(graph, {"add": one, "p_add": 2 * one})
 
 
 def test_placeholders_still_name_weights() -> None:
