@@ -122,6 +122,7 @@ class TrainProgram:
 
     def snapshot(self) -> Snapshot:
         """Copies of all states, and of the state of torch's random numbers where the step draws any."""
+        self._follow_schedule()  # which may have gone on since the last step
         return self._compiled.snapshot()
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -155,6 +156,7 @@ class TrainProgram:
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """`{"module": …, "optimizer": …}`, each as torch's own `load_state_dict` takes it. Copies."""
+        self._follow_schedule()
         return to_state_dict(self._sources, self._compiled.states())
 
     def load_state_dict(self, found: Mapping[str, Mapping[str, Any]]) -> None:
