@@ -19,6 +19,7 @@ from pipeline.errors import CheckFailed, UsageError
 from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
 from pipeline.runtime.capture import CaptureReport, RandomState, Snapshot
+from pipeline.runtime.tensors import dtype_name
 from pipeline.training.batch import Arguments, Batch, BatchLayout
 from pipeline.training.blame import find_first_broken
 from pipeline.training.checkpoint import read_snapshot, write_snapshot
@@ -105,6 +106,7 @@ class TrainProgram:
         try:
             capture = self._captures.find(feed)
         except KeyError:
+            self._refuse_other_batch(feed)
             outputs = self._compiled.replay(feed, copy=False)
         else:  # without the looks and the lock of a program that others use too
             outputs = capture.replay_fitting(feed, copy=False)
@@ -230,6 +232,18 @@ class TrainProgram:
     @property
     def steps_done(self) -> int:
         return int(self._compiled.state(STEP))
+
+    def _refuse_other_batch(self, feed: Mapping[str, torch.Tensor]) -> None:
+        for name, example in self._example.items():
+            forms = [
+                f"{dtype_name(one.dtype)}{list(one.shape)}" if isinstance(one, torch.Tensor) else type(one).__name__
+                for one in (feed.get(name), example)
+            ]
+            if forms[0] != forms[1]:
+                raise UsageError(
+                    f"{name!r} of the batch is {forms[0]}; expected {forms[1]}, as in the example batch: all batches "
+                    "have the same shapes and dtypes (drop_last=True of a DataLoader leaves out the last, smaller one)"
+                )
 
     def _without_states(self, feed: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         names = self._layout.names

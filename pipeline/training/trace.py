@@ -180,9 +180,11 @@ def _record(
             if _is_final(error):
                 raise
             tried.append(f"strict={strict}: {_describe(error)}")
+    sentence = _describe(failed)
+    otherwise = [text for text in tried if not text.endswith(sentence)]
+    details = f", which was tried with {' and with '.join(otherwise)}" if otherwise else ""
     raise Unsupported(
-        f"torch cannot record the train step: {_describe(failed)}; nor could it after torch.export, which was tried "
-        f"with {' and with '.join(tried)}"
+        f"torch cannot record the train step: {sentence}; nor could it after torch.export{details}"
     ) from failed
 
 
