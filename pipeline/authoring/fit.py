@@ -187,7 +187,7 @@ class TrainingLoop:
         save_every: int | None,
     ) -> None:
         begun, first = time.perf_counter(), len(self._records)
-        for batch in self._batches_of(batches, epoch):
+        for batch in self._batches_of(batches, epoch, path):
             if is_over():
                 return
             self._step(batch)
@@ -200,16 +200,23 @@ class TrainingLoop:
             if epoch + 1 < epochs:  # the last states of all are saved by the caller
                 self._save(path)
 
-    def _batches_of(self, batches: Batches, epoch: int) -> Iterator[Any]:
-        """The batches of an epoch that were not trained on before."""
+    def _batches_of(self, batches: Batches, epoch: int, path: Path | None) -> Iterator[Any]:
+        """The batches of an epoch that were not trained on before; where one fails, the steps so far are saved."""
         given = iter(batches(epoch) if callable(batches) else batches)
         left_out = 0
         while self._ahead and next(given, None) is not None:
             self._ahead, left_out = self._ahead - 1, left_out + 1
         if not self._ahead:
             self._end_leaving_out()
-        is_empty = not left_out
-        for batch in given:
+        is_empty, end = not left_out, object()
+        while True:
+            try:
+                batch = next(given, end)
+            except Exception:
+                self._save(path)
+                raise
+            if batch is end:
+                break
             is_empty = False
             yield batch
         if is_empty:

@@ -83,6 +83,8 @@ def make_loss(train: TrainConfig) -> LossFunction:
 def make_optimizer(settings: OptimizerConfig, module: nn.Module) -> optim.Optimizer:
     """torch's optimizer of the parameters that ask for a gradient."""
     asked = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not asked:
+        raise UsageError("the module has no parameter with requires_grad; there is nothing to train")
     try:
         return OPTIMIZERS[settings.name](asked, **settings.settings)
     except ValueError as error:

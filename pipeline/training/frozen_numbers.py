@@ -18,23 +18,70 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pipeline.errors import Unsupported
-from pipeline.training.known_values import is_plain, place_outside
+from pipeline.training.known_values import NO_PLACE, is_plain, place_outside
 
-__all__ = ["CallLog", "RecurrentCalls"]
+__all__ = ["CallLog", "RandomState", "RefusedCalls"]
 
 Call: TypeAlias = tuple[str, ...]
 """An operator, and a text for each of its operands and arguments."""
 
 
+class RandomState:
+    """The state of torch's random numbers, which a recording leaves as it is: whatever sets it is refused.
+
+    A seed, or a `torch.random.fork_rng`, would be no part of a step. To see them, each operator that draws is followed
+    by a draw of our own: a state that the code puts back is then another than the one that is expected.
+    """
+
+    def __init__(self) -> None:
+        self._expected = self._before = torch.get_rng_state()
+
+    def follow_draw(self) -> None:
+        """Called in front of each operator that draws."""
+        with _disable_current_modes():
+            self.refuse_changes()
+            torch.rand(1)
+            self._expected = torch.get_rng_state()
+
+    def refuse_changes(self) -> None:
+        """
+        Raises:
+            Unsupported: somebody else has set the state.
+        """
+        if not torch.equal(self._expected, torch.get_rng_state()):
+            place = place_outside()
+            raise Unsupported(
+                "the forward pass or the loss sets the state of torch's random numbers"
+                + (f" ({place})" if place != NO_PLACE else "")
+                + ", as torch.manual_seed, fork_rng and torch.utils.checkpoint do, which no step would do: seed before "
+                "the steps, keep numbers that are to stay in a buffer, and call what draws outside of a checkpoint"
+            )
+
+    def put_back(self) -> None:
+        torch.set_rng_state(self._before)
+
+
 class CallLog(TorchDispatchMode):
     """Writes down each operator that is called, and compares with an earlier log, if there is one."""
 
-    def __init__(self, earlier: CallLog | None = None, name_of: Callable[[torch.Tensor], str] = lambda _: "") -> None:
+    def __init__(
+        self,
+        random: RandomState,
+        earlier: CallLog | None = None,
+        name_of: Callable[[object], str] = lambda _: "",
+        left: Callable[[], Sequence[str]] = list,
+    ) -> None:
+        """`name_of` names attributes, and `left` lists those that the earlier recording has left tensors in."""
         super().__init__()
         self.calls: list[Call] = []
-        self._earlier, self._name_of = earlier, name_of
+        self._random, self._earlier, self._name_of, self._left = random, earlier, name_of, left
         self._constant: Any = WeakIdKeyDictionary()
         """{result of an operator: whether it follows from no operand of the step}."""
+
+    @property
+    def are_remains_constant(self) -> bool:
+        """Whether all results that something still holds have the same numbers at each call of the step."""
+        return all(self._constant.values())
 
     def is_constant(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has the same numbers at each call of the step."""
@@ -43,6 +90,8 @@ class CallLog(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self._random.follow_draw()
         leaves = pytree.tree_leaves((args, kwargs or {}))
         call = (str(func), *map(_text_of, leaves))
         operands = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -50,7 +99,7 @@ class CallLog(TorchDispatchMode):
             self._refuse_results(self._earlier, operands)
             before = self._earlier.calls[len(self.calls)] if len(self.calls) < len(self._earlier.calls) else ()
             if call != before:
-                raise Unsupported(_describe_difference(before, call))
+                raise Unsupported(_describe_difference(before, call, self._left()))
         self.calls.append(call)
         result = func(*args, **(kwargs or {}))
         is_constant = func in OF_SHAPES or all(map(self.is_constant, operands))
@@ -80,14 +129,26 @@ class CallLog(TorchDispatchMode):
             )
 
 
-class RecurrentCalls(TorchFunctionMode):
-    """Refuses calls of torch.lstm and its like with dropout between their layers, which torch does not record."""
+class RefusedCalls(TorchFunctionMode):
+    """Refuses calls that a recording has otherwise: torch.lstm and its like with dropout between their layers, and
+    draws from a generator of its own."""
+
+    def __init__(self, name_of: Callable[[object], str]) -> None:
+        super().__init__()
+        self._name_of = name_of
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
+        for generator in (item for item in (*args, *kwargs.values()) if isinstance(item, torch.Generator)):
+            own = self._name_of(generator)
+            raise Unsupported(
+                f"torch.{name} draws from {f'the torch.Generator {own!r}' if own else 'a torch.Generator'} "
+                f"({place_outside()}), whose state no step would keep: leave generator= out, or draw in front of each "
+                "step and give the numbers with the batch; numbers that are to stay belong into a buffer"
+            )
         if name in RECURRENT:
             # Both forms of each, for padded and for packed sequences, have these behind the list of weights.
             first = next((place for place, item in enumerate(args) if isinstance(item, bool)), len(args))
@@ -118,12 +179,18 @@ def _text_of(leaf: object) -> str:
     return f"{form} with the digest {digest}"
 
 
-def _describe_difference(before: Call, now: Call) -> str:
+def _describe_difference(before: Call, now: Call, left: Sequence[str]) -> str:
     if before[:1] == now[:1] and len(before) == len(now):
         old, new = next(pair for pair in zip(before, now, strict=True) if pair[0] != pair[1])
         found = f"computes with another number when it is recorded again: {old}, then {new}, in {now[0]}"
     else:
         found = f"calls other operators when it is recorded again: {before[0] if before else 'none'}, then {now[0]}"
+    if left:
+        return (
+            f"the forward pass or the loss {found} ({place_outside()}), where the first call has left a tensor in "
+            f"{' and '.join(map(repr, left))}, which no step carries to the next one: register it by register_buffer "
+            "with its first value, in front of the recording, and write to it by copy_"
+        )
     return (
         f"the forward pass or the loss {found} ({place_outside()}); a step would keep the first. Randomness of Python, "
         "counters, times and what an earlier call left are no part of a recording: draw by torch, count and keep in "

@@ -8,7 +8,7 @@ computed, as long as nothing else takes part; an answer that follows from anythi
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pipeline.errors import Unsupported
 
-__all__ = ["NO_PLACE", "AskedForNumber", "KnownValues", "is_plain", "place_outside"]
+__all__ = ["HOMES", "NO_PLACE", "AskedForNumber", "KnownValues", "is_plain", "place_outside"]
 
 UNREGISTERED = ""
 """Stands for a tensor that is neither a parameter nor a buffer; it is a constant of the recording."""
@@ -44,8 +44,10 @@ class KnownValue:
 class KnownValues(TorchDispatchMode):
     """Follows each operator of a recording, and answers what Python asks of a tensor whose numbers are known."""
 
-    def __init__(self) -> None:
+    def __init__(self, name_of: Callable[[object], str] = lambda _: "") -> None:
+        """`name_of` names the attribute that holds a tensor."""
         super().__init__()
+        self._name_of = name_of
         self.decided_by: set[str] = set()
         """The names of the stored tensors that an answer followed from."""
         self._known: Any = WeakIdKeyDictionary()
@@ -53,6 +55,11 @@ class KnownValues(TorchDispatchMode):
     def add(self, traced: torch.Tensor, name: str, stored: torch.Tensor) -> None:
         """Say that `traced` stands for the stored tensor `name`."""
         self._known[traced] = KnownValue(stored, frozenset([name]))
+
+    def numbers_of(self, traced: torch.Tensor) -> torch.Tensor:
+        """The numbers of a tensor of this recording, or zeros where they are not known."""
+        fact = self._find(traced)
+        return torch.zeros(traced.shape, dtype=traced.dtype) if fact is None else fact.tensor.detach().clone()
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -88,12 +95,16 @@ class KnownValues(TorchDispatchMode):
         targets = [
             given.get(entry.name) for entry in func._schema.arguments if entry.alias_info and entry.alias_info.is_write
         ]
-        facts = [self._find(leaf) for leaf in pytree.tree_leaves(targets) if isinstance(leaf, torch.Tensor)]
-        if any(fact is not None and UNREGISTERED in fact.sources for fact in facts):
-            raise Unsupported(
-                f"the step writes to a tensor that is neither a parameter nor a buffer ({func}, {place_outside()}), "
-                "so no step can keep it for the next one: register it by register_buffer"
-            )
+        tensors = [leaf for leaf in pytree.tree_leaves(targets) if isinstance(leaf, torch.Tensor)]
+        facts = [self._find(tensor) for tensor in tensors]
+        for tensor, fact in zip(tensors, facts, strict=True):
+            if fact is not None and UNREGISTERED in fact.sources:
+                name = self._name_of(tensor)
+                raise Unsupported(
+                    f"the step writes to {f'{name!r}, ' if name else ''}a tensor that is neither a parameter nor a "
+                    f"buffer when the recording begins ({func}, {place_outside()}), so no step can keep it for the "
+                    "next one: register it by register_buffer in __init__, or call the module once before"
+                )
         seeded = torch.Tag.nondeterministic_seeded in func.tags
         if known and not seeded and all(fact is not None and not fact.sources for fact in facts):
             self._compute(func, args, kwargs)

@@ -20,6 +20,7 @@ from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
 from pipeline.runtime.capture import CaptureReport, RandomState, Snapshot
 from pipeline.runtime.process_bound import ProcessBound
+from pipeline.runtime.tensors import dtype_name
 from pipeline.training.batch import Arguments, Batch, BatchLayout
 from pipeline.training.blame import find_first_broken
 from pipeline.training.checkpoint import read_snapshot, write_snapshot
@@ -108,6 +109,7 @@ class TrainProgram(ProcessBound):
         try:
             capture = self._captures.find(feed)
         except KeyError:
+            self._refuse_other_batch(feed)
             outputs = self._compiled.replay(feed, copy=False)
         else:  # without the looks and the lock of a program that others use too
             outputs = capture.replay_fitting(feed, copy=False)
@@ -125,6 +127,7 @@ class TrainProgram(ProcessBound):
 
     def snapshot(self) -> Snapshot:
         """Copies of all states, and of the state of torch's random numbers where the step draws any."""
+        self._follow_schedule()  # which may have gone on since the last step
         return self._compiled.snapshot()
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -158,6 +161,7 @@ class TrainProgram(ProcessBound):
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """`{"module": …, "optimizer": …}`, each as torch's own `load_state_dict` takes it. Copies."""
+        self._follow_schedule()
         return to_state_dict(self._sources, self._compiled.states())
 
     def load_state_dict(self, found: Mapping[str, Mapping[str, Any]]) -> None:
@@ -231,6 +235,18 @@ class TrainProgram(ProcessBound):
     @property
     def steps_done(self) -> int:
         return int(self._compiled.state(STEP))
+
+    def _refuse_other_batch(self, feed: Mapping[str, torch.Tensor]) -> None:
+        for name, example in self._example.items():
+            forms = [
+                f"{dtype_name(one.dtype)}{list(one.shape)}" if isinstance(one, torch.Tensor) else type(one).__name__
+                for one in (feed.get(name), example)
+            ]
+            if forms[0] != forms[1]:
+                raise UsageError(
+                    f"{name!r} of the batch is {forms[0]}; expected {forms[1]}, as in the example batch: all batches "
+                    "have the same shapes and dtypes (drop_last=True of a DataLoader leaves out the last, smaller one)"
+                )
 
     def _without_states(self, feed: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         names = self._layout.names

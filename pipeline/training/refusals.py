@@ -8,6 +8,7 @@ from numbers import Real
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from pipeline.errors import Unsupported, UsageError
@@ -97,6 +98,8 @@ def _refuse_dropout_between_layers(name: str, part: nn.Module) -> None:
 
 
 def _refuse_tensor(name: str, tensor: torch.Tensor, advice: str) -> None:
+    if is_lazy(tensor):
+        raise UsageError(f"{name} of a lazy module has no shape yet: call the module once before the optimizer is made")
     if tensor.device.type == "meta":
         raise UsageError(f"{name} is on the device meta, which has no numbers; {advice}")
     if tensor.device.type != "cpu":

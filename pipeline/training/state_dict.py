@@ -69,7 +69,8 @@ def to_state_dict(sources: Sources, states: Mapping[str, torch.Tensor]) -> State
             moments = _moments_of(sources, group, sources.params[number], states)
             if states[STEP] > 0 or any(bool(moment.any()) for moment in moments.values()):
                 counted = {"step": states[STEP].clone()} if RULES[type(sources.optimizer)] == "Adam" else {}
-                state[number] = {**counted, **moments}
+                if counted or moments:  # SGD without a momentum has no state, as in torch
+                    state[number] = {**counted, **moments}
     return {"module": module, "optimizer": {"state": state, "param_groups": groups}}
 
 

@@ -12,7 +12,7 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -27,7 +27,7 @@ from pipeline.errors import OnnxlineError, Unsupported, UsageError
 from pipeline.export.captured_output import capture_output
 from pipeline.training.attributes import ModuleAttributes
 from pipeline.training.batch import Batch, BatchLayout, LossFunction
-from pipeline.training.frozen_numbers import CallLog, RecurrentCalls
+from pipeline.training.frozen_numbers import CallLog, RandomState, RefusedCalls
 from pipeline.training.known_values import NO_PLACE, AskedForNumber, KnownValues, place_outside
 from pipeline.training.refusals import refuse_module
 from pipeline.training.step_function import Clipping, StepFunction
@@ -94,7 +94,7 @@ def trace_step(
     stored = {**asked, **rest, **buffers}
     inputs = [given[name].detach() for name in layout.names]
     step = StepFunction(module, loss, layout, tuple(stored), len(asked), tuple(buffers), clips, checks_gradients)
-    with ModuleAttributes(module) as attributes:
+    with ModuleAttributes(module, loss) as attributes:
         # In the widest dtype, for a limit such as 0.1 to be what torch has.
         is_wide = any(tensor.dtype == torch.float64 for tensor in asked.values())
         limits = [torch.ones((), dtype=torch.float64 if is_wide else torch.float32)] if clips != "none" else []
@@ -166,6 +166,7 @@ def _record(
         if _is_final(error):
             raise
         failed = error
+    attributes.put_back()
     if NO_DERIVATIVE.search(str(failed)):
         place = _place_of_forward(step, stored, others)
         raise Unsupported(f"torch cannot differentiate the train step: {_describe(failed)}{place}") from failed
@@ -179,9 +180,11 @@ def _record(
             if _is_final(error):
                 raise
             tried.append(f"strict={strict}: {_describe(error)}")
+    sentence = _describe(failed)
+    otherwise = [text for text in tried if not text.endswith(sentence)]
+    details = f", which was tried with {' and with '.join(otherwise)}" if otherwise else ""
     raise Unsupported(
-        f"torch cannot record the train step: {_describe(failed)}; nor could it after torch.export, which was tried "
-        f"with {' and with '.join(tried)}"
+        f"torch cannot record the train step: {sentence}; nor could it after torch.export{details}"
     ) from failed
 
 
@@ -197,31 +200,37 @@ def _record_twice(
         Unsupported: the second recording has other operators or numbers, or the first has left it something.
     """
     attributes.put_back()  # what an attempt that failed has left
-    log = CallLog()
-    with _refused_seeds():
-        found = _record_as_written(step, stored, others, log=log)
-    attributes.take_out(log.is_constant)
-    # A branch that a random number takes may be the same the second time.
-    for _ in range(8 if attributes.drew_numbers else 1):
-        again = CallLog(log, attributes.name_of)
-        _record_as_written(replace(step, until_loss=True), stored, others, log=again)
-        attributes.take_out(again.is_constant)
-    return found
-
-
-@contextmanager
-def _refused_seeds() -> Iterator[None]:
-    """Refuse a forward pass that sets the state of torch's random numbers, which a recording leaves as it is."""
-    before = torch.get_rng_state()
+    random = RandomState()
     try:
-        yield
-        if not torch.equal(before, torch.get_rng_state()):
-            raise Unsupported(
-                "the forward pass or the loss sets the state of torch's random numbers (torch.manual_seed), which no "
-                "step would do: seed before the steps, or keep numbers that are to stay in a buffer"
-            )
+        log = CallLog(random)
+        recorded, known = _record_as_written(step, stored, others, log=log, name_of=attributes.name_of)
+        random.refuse_changes()
+        _refuse_new_parameters(step)
+        attributes.take_out(log.is_constant)
+        if log.are_remains_constant:
+            attributes.clear_caches()
+        forward = replace(step, until_loss=True)
+        # A branch that a random number takes may be the same the second time.
+        for _ in range(8 if attributes.drew_numbers else 1):
+            again = CallLog(random, log, attributes.name_of, lambda: attributes.left)
+            _record_as_written(forward, stored, others, log=again, name_of=attributes.name_of)
+            attributes.take_out(again.is_constant)
+            if again.are_remains_constant:
+                attributes.clear_caches()
+        if attributes.took_out:  # a constant to which the second call writes is none
+            with attributes.second_call(known.numbers_of):
+                _record_as_written(forward, stored, others, name_of=attributes.name_of)
     finally:
-        torch.set_rng_state(before)
+        random.put_back()
+    return recorded, frozenset(known.decided_by)
+
+
+def _refuse_new_parameters(step: StepFunction) -> None:
+    for name in sorted({name for name, _ in step.module.named_parameters()} - set(step.names)):
+        raise Unsupported(
+            f"the forward pass makes the parameter {name!r} at its first call, which the optimizer does not have: make "
+            "it in __init__, or call the module once before the optimizer is made"
+        )
 
 
 def _place_of_forward(step: StepFunction, stored: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor]) -> str:
@@ -229,7 +238,7 @@ def _place_of_forward(step: StepFunction, stored: Mapping[str, torch.Tensor], ot
     notes: list[str] = []
     with torch.autograd.set_detect_anomaly(True, check_nan=False):
         try:
-            _record_as_written(step, stored, others, notes)
+            _record_as_written(step, stored, others, notes=notes)
         except Exception:
             frames = traceback.StackSummary.from_list(
                 [(path, int(line), "", None) for path, line in FRAME.findall("\n".join(notes))]
@@ -248,16 +257,19 @@ def _record_as_written(
     step: StepFunction,
     stored: Mapping[str, torch.Tensor],
     others: Sequence[torch.Tensor],
+    *,
     notes: list[str] | None = None,
     log: CallLog | None = None,
-) -> tuple[GraphModule, frozenset[str]]:
-    known = KnownValues()
+    name_of: Callable[[object], str] = lambda _: "",
+) -> tuple[GraphModule, KnownValues]:
+    """The recorded step, and what is known of its numbers; `name_of` names attributes."""
+    known = KnownValues(name_of)
     untrained = [(name, tensor.detach()) for name, tensor in stored.items()][step.trained :]
 
     def call(*tensors: torch.Tensor) -> list[torch.Tensor | None]:
         for traced, (name, tensor) in zip(tensors[step.trained :], untrained, strict=False):
             known.add(traced, name, tensor)
-        with known, log or nullcontext(), RecurrentCalls():
+        with known, log or nullcontext(), RefusedCalls(name_of):
             return step(*tensors)
 
     # Without mkldnn, whose LSTM is one operator that a plan cannot hold.
@@ -267,7 +279,7 @@ def _record_as_written(
         recorded = recorder(*stored.values(), *others)
     recorded.graph.eliminate_dead_code()
     recorded.recompile()
-    return recorded, frozenset(known.decided_by)
+    return recorded, known
 
 
 @contextmanager

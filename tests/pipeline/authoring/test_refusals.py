@@ -203,8 +203,8 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a batch of another size": (
         lambda: compiled().fit([(torch.ones(3, 16), torch.ones(8, 4))], quiet=True),
-        "input 'input' is float32[3, 16] on cpu; expected float32[8, 16] on cpu: convert it, or compile the graph for "
-        "this signature",
+        "'input' of the batch is float32[3, 16]; expected float32[8, 16], as in the example batch: all batches have "
+        "the same shapes and dtypes (drop_last=True of a DataLoader leaves out the last, smaller one)",
     ),
     "no batch": (lambda: compiled().fit([], quiet=True), "fit: epoch 1 has no batch; expected one at least"),
     "an iterator for two epochs": (

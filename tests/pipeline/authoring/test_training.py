@@ -145,6 +145,23 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(after: int, tmp_pa
     assert all(torch.equal(value, whole.state_dict()[key]) for key, value in again.state_dict().items())
 
 
+def test_a_batch_that_cannot_be_made_loses_no_step(tmp_path: Path) -> None:
+    """The data of an epoch end early; the steps until then are saved, and the training goes on behind them."""
+    _, losses = train_whole()
+    path = tmp_path / "states.safetensors"
+
+    def broken(epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        yield from batches_by_epoch(epoch)[: 5 - 2 * epoch]
+        if epoch:
+            raise OSError("the data are gone")
+
+    stopped = make_model()
+    torch.manual_seed(3)
+    with pytest.raises(OSError, match="the data are gone"):
+        stopped.fit(broken, 4, path=path, quiet=True)
+    assert make_model().fit(batches_by_epoch, 4, path=path, resume=True, quiet=True).losses == losses
+
+
 def test_what_is_finished_is_not_trained_on_again(tmp_path: Path) -> None:
     path = tmp_path / "states.safetensors"
     first = make_model()

@@ -42,6 +42,10 @@ def make_nothing():
     return None
 
 
+def make_frozen():
+    return make().requires_grad_(False)
+
+
 def batches(epoch, count=4, interrupt=None):
     draw = torch.Generator().manual_seed(epoch)
     for number in range(count):
@@ -241,6 +245,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
         "returns int, expected the batches of an epoch",
     ),
     "an evaluation without numbers": ({"evaluate": "net.py:say_good"}, "make", "returns what is no number"),
+    "nothing to train": (
+        {},
+        "make_frozen",
+        "the module has no parameter with requires_grad; there is nothing to train",
+    ),
     "an unknown key": ({"epoch": 3}, "make", "epochs"),
     "a schedule that ends": ({"schedule": {"name": "one-cycle", "steps": 5}}, "make", "the schedule refuses step 6"),
 }

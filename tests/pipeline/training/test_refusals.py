@@ -359,7 +359,20 @@ def test_what_is_no_module_or_no_loss_is_refused(module: Any, loss: Any, said: s
 
 def test_a_batch_of_another_shape_is_refused() -> None:
     program, *_ = record(MODELS["mlp"], lambda params: SGD(params, lr=0.1))
-    with pytest.raises(UsageError, match=r"input 'input' is float32\[4, 16\] on cpu; expected float32\[8, 16\]"):
+    with pytest.raises(UsageError, match=r"'input' of the batch is float32\[4, 16\]; expected float32\[8, 16\]"):
         program.step((X[:4], LABEL[:4]))
     with pytest.raises(UsageError, match="the batch is not like the example batch, which is 2 tensors"):
         program.step((X, X, LABEL))
+
+
+def test_a_parameter_without_a_shape_is_refused() -> None:
+    module = nn.LazyLinear(3)
+    with pytest.raises(UsageError, match="parameter 'weight' of a lazy module has no shape yet: call the module once"):
+        record_step(module, LOSS, SGD(module.parameters(), lr=0.1), (X, LABEL))
+
+
+def test_what_torch_export_says_too_is_said_once() -> None:
+    module = forward(decide)()
+    with pytest.raises(Unsupported, match="Python asks for a number") as caught:
+        record_step(module, lambda output, _: torch.tensor(float(output.sum())), sgd(module), (X, LABEL))
+    assert str(caught.value).count("Python asks for a number") == 1

@@ -59,20 +59,57 @@ def test_a_schedule_does_what_it_does_to_torch(name: str) -> None:
     ours, theirs = (SGD(group, lr=0.2, momentum=0.5) for group in groups)
     program = record_step(module, LOSS, ours, BATCH)
 
-    def step_of_torch() -> float:
-        theirs.zero_grad()
-        loss = LOSS(twin(BATCH[0]), BATCH[1])
-        loss.backward()
-        theirs.step()
-        return loss.item()
-
     found = losses(ours, lambda: program.step(BATCH).item(), SCHEDULES[name](ours))
-    expected = losses(theirs, step_of_torch, SCHEDULES[name](theirs))
+    expected = losses(theirs, lambda: step_of_torch(twin, theirs, *BATCH), SCHEDULES[name](theirs))
     assert found == pytest.approx(expected, rel=1e-5)
     rates = [group["lr"] for group in ours.param_groups]
     assert rates == [group["lr"] for group in theirs.param_groups]
-    program.step(BATCH)
     assert [group["lr"] for group in program.state_dict()["optimizer"]["param_groups"]] == rates
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_training_changes_between_torch_and_a_program(name: str, dtype: torch.dtype) -> None:
+    """Three steps of a program, three of torch, then those of another program: all are those of torch alone, and the
+    rate that the schedule has set last is not lost on the way."""
+    x, target = BATCH[0].to(dtype), BATCH[1]
+    found = []
+    for changes in ((), (0, 3, 6)):
+        module = seeded(make_module).to(dtype)
+        optimizer = Adam(module.parameters(), lr=0.2, weight_decay=0.01)
+        schedule, program, own = SCHEDULES[name](optimizer), None, list[float]()
+        for number in range(8):
+            if number in changes and program is None:
+                program = record_step(module, LOSS, optimizer, (x, target))
+            elif number in changes and program is not None:
+                program.write_back()
+                program = None
+            own.append(program.step((x, target)).item() if program else step_of_torch(module, optimizer, x, target))
+            schedule.step(*([own[-1]] if isinstance(schedule, ReduceLROnPlateau) else []))
+        found.append([*own, *(group["lr"] for group in optimizer.param_groups)])
+    assert found[1] == pytest.approx(found[0], rel=1e-5 if dtype == torch.float32 else 1e-12)
+
+
+def step_of_torch(module: nn.Module, optimizer: Optimizer, x: torch.Tensor, target: torch.Tensor) -> float:
+    optimizer.zero_grad()
+    loss = LOSS(module(x), target)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def test_a_snapshot_has_the_rate_that_a_schedule_has_set_last() -> None:
+    module = seeded(make_module)
+    optimizer = SGD(module.parameters(), lr=0.2)
+    program, schedule = record_step(module, LOSS, optimizer, BATCH), lr_scheduler.ExponentialLR(optimizer, 0.1)
+    program.step(BATCH)
+    schedule.step()
+    snapshot = program.snapshot()
+    program.step(BATCH)
+    expected = program.state_dict()["module"]["weight"]
+    program.restore(snapshot)
+    program.step(BATCH)
+    assert torch.equal(program.state_dict()["module"]["weight"], expected)
 
 
 def test_every_scheduler_of_torch_is_tried() -> None:
