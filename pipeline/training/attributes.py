@@ -125,10 +125,9 @@ def _containers(name: str, container: Container) -> Iterator[tuple[str, Containe
             continue
         seen.add(id(one))
         yield title, one
-        if not isinstance(one, set):
-            found += [
-                (f"{title}.{key}" if title else str(key), value) for key, value in _entries(one) if type(value) in KINDS
-            ]
+        found += [
+            (f"{title}.{key}" if title else str(key), value) for key, value in _entries(one) if type(value) in KINDS
+        ]
 
 
 def _entries(container: Container) -> list[tuple[Any, Any]]:
