@@ -71,7 +71,7 @@ def encode(placement: Placement, ranges: Mapping[str, Range], model: DetachedMod
 
 
 def _check_numbers(tensor: str, array: np.ndarray, kind: str) -> None:
-    if array.size and not np.isfinite([array.min(), array.max()]).all():
+    if not np.isfinite([array.min(), array.max()]).all():
         raise UsageError(
             f"quantsim: the stored tensor {tensor!r} holds infinity or NaN, which no scale can express; mend the "
             f"model, or leave the tensor in float: quantsim.rules, tensor:{tensor}: {{{kind}: float}}"

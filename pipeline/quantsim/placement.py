@@ -210,7 +210,7 @@ def _decide(site: Site, rule: PlacementRule | None, infinite: str | None) -> Pla
     if infinite is not None and site.role != "weight":
         return PlacedSite(site, None, rule.selector, f"the constant {infinite} holds infinity or NaN")
     axis = site.summed_axis if precision.granularity == "block" else site.channel_axis
-    is_coarser = precision.granularity != "tensor" and (site.role != "weight" or axis is None)
+    is_coarser = precision.granularity != "tensor" and axis is None  # only weights have axes
     limits = rule.limits if rule.tensors is not None and site.tensor in rule.tensors else None
     asked, given = (precision, precision.per_tensor()) if is_coarser else (None, precision)
     return PlacedSite(site, given, rule.selector, limits=limits, asked=asked)

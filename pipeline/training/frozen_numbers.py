@@ -109,7 +109,7 @@ class CallLog(TorchDispatchMode):
                 self._constant[leaf] = is_constant
         for operand in operands if func._schema.is_mutable else ():
             if operand in self._constant:
-                self._constant[operand] = self._constant[operand] and is_constant
+                self._constant[operand] = is_constant
         return result
 
     def _refuse_results(self, earlier: CallLog, operands: Sequence[torch.Tensor]) -> None:

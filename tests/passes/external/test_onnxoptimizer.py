@@ -12,7 +12,7 @@ import pytest
 import passes
 from passes.catalog.example_model import example_of, read_example
 from passes.external.call_names import number_nodes
-from passes.external.onnxoptimizer import PassOutput, optimize
+from passes.external.onnxoptimizer import COMPARING, PassOutput, optimize
 from passes.graph.traversal import every_node
 from tests.support.onnx_models import attention, model_of
 
@@ -145,7 +145,6 @@ def kept_of(model: onnx.ModelProto, names: Sequence[str]) -> list[str] | None:
     return [tensor.name for tensor in after]
 
 
-FLOAT8 = onnx.TensorProto.FLOAT8E4M3FN
 INT4, UINT4 = onnx.TensorProto.INT4, onnx.TensorProto.UINT4
 
 
@@ -155,8 +154,36 @@ def test_equal_tensors_of_few_bits_become_one_though_the_library_cannot_compare_
         onnxoptimizer.optimize(model, ["eliminate_duplicate_initializer"])
     assert kept_of(model, ["eliminate_duplicate_initializer"]) == ["first", "scale"]
     assert kept_of(model, DEFAULT) == ["first", "scale"], "among other passes in one call too"
-    eight = narrow(packed(FLOAT8, b"1234"), packed(FLOAT8, b"1234"))
-    assert kept_of(eight, ["eliminate_duplicate_initializer"]) == ["first", "scale"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["INT4", "UINT4", "FLOAT4E2M1", "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"],
+)
+def test_equal_tensors_of_every_such_dtype_become_one(name: str) -> None:
+    tensor = packed(onnx.TensorProto.DataType.Value(name), b"1234" if name.startswith("FLOAT8") else b"\x21\x03")
+    assert kept_of(narrow(tensor, tensor), ["eliminate_duplicate_initializer"]) == ["first", "scale"]
+
+
+BRANCH = """
+<ir_version: 10, opset_import: ["": 21]> g (bool really, float[4] x) => (float[4] y) {
+    y = If (really) <
+        then_branch = then () => (float[4] r) {
+            a = DequantizeLinear (first, scale) b = DequantizeLinear (second, scale) r = Add (a, b)
+        },
+        else_branch = else () => (float[4] q) { q = Identity (x) }
+    >
+}
+"""
+
+
+def test_tensors_that_differ_stay_in_another_form_and_in_bodies() -> None:
+    """Numbers in place of bytes, and initializers of a branch."""
+    numbers = [onnx.TensorProto(data_type=INT4, dims=[4], int32_data=[0x21, last]) for last in (3, 4)]
+    assert kept_of(narrow(*numbers), ["eliminate_duplicate_initializer"]) is None
+    model = onnx.parser.parse_model(BRANCH)
+    model.graph.node[0].attribute[0].g.initializer.extend(narrow(packed(INT4), packed(UINT4)).graph.initializer)
+    assert optimize({}, number_copy(model).SerializeToString(), sorted(COMPARING)) is None
 
 
 @pytest.mark.parametrize(
@@ -194,6 +221,8 @@ def test_constants_of_few_bits_are_compared_as_those_of_8(tensor: onnx.TensorPro
             node.attribute.append(onnx.helper.make_attribute("value", tensor))
     change = optimize({}, number_copy(model).SerializeToString(), ["eliminate_common_subexpression"])
     assert change is not None
+    again = optimize({}, number_copy(onnx.load_from_string(change.model)).SerializeToString(), sorted(COMPARING))
+    assert again is None, "and nothing else is changed"
     nodes = list(every_node(onnx.load_from_string(change.model).graph))
     read = [node.input[0] for node in nodes if node.op_type == "DequantizeLinear"]
     assert read == ["p", "p", "u", "v"]

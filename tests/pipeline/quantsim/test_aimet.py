@@ -143,6 +143,17 @@ def test_blocks_of_a_flat_list_have_the_axis_and_the_shape_of_their_weight() -> 
     assert (read(6).axis, read(6).scale.tolist()) == (1, [[1, 2], [3, 4], [5, 6]])
     with pytest.raises(UsageError, match=r"'w' has 8 scales, expected 6: blocks of 2 along axis 1 of \(3, 4\)"):
         read(8)
+    wide = {**row, "block_size": 4}
+    data = {
+        "version": "1.0.0",
+        "activation_encodings": [],
+        "param_encodings": [{**wide, "offset": [-8], "scale": [1.0]}],
+    }
+    one = model_of("g (float[2, 4] x) => (float[2, 1] y) { y = MatMul(x, w) }", w=np.ones((4, 1), np.float32))
+    assert fit_encodings(from_aimet(data), one)["w"].scale.tolist() == [[1.0]], "one block is one all the same"
+    data["param_encodings"] = [{**wide, "enc_type": "PER_GROUP"}]
+    with pytest.raises(UsageError, match="'w' is PER_GROUP; expected one of PER_TENSOR, PER_CHANNEL, PER_BLOCK"):
+        from_aimet(data)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def test_above_the_limit_weights_are_in_files_and_numbers_are_the_same(
     assert beside == inside
     assert not list((tmp_path / "inside").glob("*data"))
     assert sum(file.stat().st_size for file in (tmp_path / "beside").glob("quantized.onnx.*data")) >= 64 * 64
+    assert (tmp_path / "beside" / "device_like.onnx.data").exists()
     source = onnx.load(tmp_path / "beside" / "quantized.onnx", load_external_data=False)
     assert source.ByteSize() < 64 * 64 < onnx.load(tmp_path / "inside" / "quantized.onnx").ByteSize()
 
@@ -120,7 +121,7 @@ def test_a_failure_of_the_float_model_is_not_taken_for_one_of_the_optimizations(
 
 
 GEMM = "g (float[4, 64] x) => (float[4, 64] y) { h = Gemm (x, w, b) r = Relu (h) y = Gemm (r, v, b) }"
-MOVED = "g (float[4, 64] x) => (float[4, 64] y) { t = Transpose (w) h = Gemm (x, t, b) y = Gemm (h, v, b) }"
+MOVED = "g (float[4, 64] x) => (float[4, 64] y) { t = Transpose (w) y = Gemm (x, t, b) }"
 CONV = "g (float[1, 64, 8, 8] x) => (float[1, 64, 8, 8] y) { y = Conv (x, w, b) }"
 
 
@@ -146,3 +147,13 @@ def test_a_bias_in_float_still_has_integer_kernels_where_all_weights_are_quantiz
     placement = place(model, [rule("op:*", "int8/channel", "uint8"), rule("tensor:b", activations="float")])
     quantized = insert_qdq(model, encode(placement, calibrate(model, placement, samples()), model))
     assert run_device_like(model, quantized, samples(), tmp_path).fused["com.microsoft.QGemm"] == 2
+    placement = place(model, [rule("op:*", "int8/channel", "uint8"), rule("tensor:[wxb]", "float", "float")])
+    quantized = insert_qdq(model, encode(placement, calibrate(model, placement, samples()), model))
+    fused = run_device_like(model, quantized, samples(), tmp_path).fused
+    assert fused["com.microsoft.QGemm"] == 1, "a product of floats is none whose weight gets 8 bits"
+
+
+def test_the_largest_difference_stays_what_is_no_number() -> None:
+    size, root = (model_of(f"g (float[2] x) => (float[2] y) {{ y = {op} (x) }}") for op in ("Abs", "Sqrt"))
+    feeds = [{"x": np.full(2, number, np.float32)} for number in (4, -4)]
+    assert np.isnan(compare_outputs(size, root, feeds)["y"].max_abs)

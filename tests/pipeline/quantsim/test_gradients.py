@@ -36,6 +36,7 @@ CASES: Mapping[str, tuple[tuple[int, ...], Mapping[str, tuple[int, ...] | list[i
     'ConvTranspose <strides = [2, 2], auto_pad = "SAME_UPPER"> (x, w)': (IMAGE, {"w": (4, 3, 3, 3)}),
     "ConvTranspose <strides = [2, 2], output_shape = [12, 12]> (x, w)": (IMAGE, {"w": (4, 3, 3, 3)}),
     "ConvTranspose <group = 2, dilations = [2, 2]> (x, w, b)": (IMAGE, {"w": (4, 3, 3, 3), "b": (6,)}),
+    "Gemm <alpha = 0.5, beta = 2.0, transB = 1> (x, w, b)": ((3, 5), {"w": (4, 5), "b": (4,)}),
     "AveragePool <kernel_shape = [3, 3], pads = [1, 1, 0, 0], strides = [2, 2]> (x)": (IMAGE, {}),
     "AveragePool <kernel_shape = [2, 2], pads = [1, 1, 0, 0], count_include_pad = 1> (x)": (IMAGE, {}),
     "GlobalMaxPool(x)": (IMAGE, {}),

@@ -85,7 +85,7 @@ def test_a_computed_constant_with_a_format_of_its_own_is_rounded_to_that_alone()
             z = MatMul(x, w)
         }""",
         stored=stored,
-        two=np.float32(2),
+        two=np.array(2, np.float32),
     )
     feeds = {"x": draw(2, 4)}
     found = measure_differences(model, {"stored": encoding(INT8, 1 / 4), "w": encoding(INT8, 1 / 16)}, feeds)

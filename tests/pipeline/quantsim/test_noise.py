@@ -9,7 +9,7 @@ from onnx.reference import ReferenceEvaluator
 from passes.weights.detached import attach
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import encode
-from pipeline.quantsim.noise import measure_noise
+from pipeline.quantsim.noise import find_fixed_values, measure_noise, sqnr_db
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.sensitivity import estimate_sensitivity
@@ -68,6 +68,27 @@ def test_an_exact_step_is_infinitely_good() -> None:
     noise = measure_noise(model, encodings, ["h", "r"], [{"x": x}])
     assert noise["r"].total_db == noise["r"].local_db == float("inf")
     assert ReferenceEvaluator(attach(model)).run(None, {"x": x})
+
+
+def test_only_what_follows_from_constants_is_fixed() -> None:
+    model = model_of(
+        """g (float[2, 4] x) => (float[2, 4] y) {
+            noise = RandomNormal <shape = [2, 4]> ()
+            t = Transpose(w)
+            s = Add(x, noise)
+            y = MatMul(s, t)
+        }""",
+        w=np.eye(4, dtype=np.float32),
+    )
+    assert find_fixed_values(model.proto.graph, {"w"}) == {"t"}
+
+
+@pytest.mark.parametrize(
+    ("signal", "noise", "ratio"),
+    [(100, 1, 20), (1, 0, np.inf), (0, 0, np.inf), (0, 1, -np.inf), (1, np.inf, -np.inf), (1, np.nan, -np.inf)],
+)
+def test_the_ratio_has_a_number_for_every_noise(signal: float, noise: float, ratio: float) -> None:
+    assert sqnr_db(signal, noise) == ratio
 
 
 def test_a_model_that_computes_nothing_has_no_noise() -> None:

@@ -440,6 +440,9 @@ def test_a_model_of_other_floats_is_refused(kind: str, dtype: str) -> None:
     for model in (
         model_of(text, w=np.eye(4, dtype=dtype)),
         model_of(text.replace("y = MatMul(x, w)", "y = Neg(x)")),
+        model_of(
+            f"g (float[2, 4] f) => ({kind}[2, 4] y) {{ x = CastLike(f, w) y = MatMul(x, w) }}", w=np.eye(4, dtype=dtype)
+        ),
     ):
         with pytest.raises(
             UsageError, match=f"are {dtype}, and only float32 is simulated; convert the model to float32"

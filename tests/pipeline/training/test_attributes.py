@@ -16,6 +16,7 @@ from torch.optim import SGD
 
 from pipeline.errors import Unsupported
 from pipeline.training import record_step
+from pipeline.training.attributes import ModuleAttributes
 
 X, TARGET = torch.ones(2, 4), torch.zeros(2, 4)
 
@@ -66,7 +67,15 @@ def draw_and_leave(module: Changed, x: torch.Tensor) -> torch.Tensor:
     return x if len(numbers) == 3 else -x
 
 
-@pytest.mark.parametrize("change", [lazy_buffer, new_buffer, cache_in_a_dict, keep_the_last, draw_and_leave])
+def draw_and_cache(module: Changed, x: torch.Tensor) -> torch.Tensor:
+    """Drawing has it recorded ten times, and each time without the cache of the last."""
+    return cache_in_a_dict(module, x) if random.random() < 2 else x
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lazy_buffer, new_buffer, cache_in_a_dict, keep_the_last, draw_and_leave, draw_and_cache],
+)
 @pytest.mark.filterwarnings("ignore:the forward pass or the loss draws")
 def test_the_module_is_as_it_was_and_the_steps_are_those_of_torch(change: Change) -> None:
     module = Changed(change)
@@ -127,6 +136,19 @@ def carry_a_first_state(module: Any, x: torch.Tensor) -> torch.Tensor:
     return module.state
 
 
+def keep_a_first_draw(module: Any, x: torch.Tensor) -> torch.Tensor:
+    if not hasattr(module, "noise"):
+        module.noise = torch.rand(4)
+    return x + module.noise
+
+
+def keep_a_first_batch(module: Any, x: torch.Tensor) -> torch.Tensor:
+    if not hasattr(module, "first"):
+        module.first = torch.zeros(2, 4)
+        module.first.copy_(x.detach())
+    return x + module.first
+
+
 def seed_within(_: Changed, x: torch.Tensor) -> torch.Tensor:
     torch.manual_seed(0)
     return x + torch.rand(4)
@@ -163,6 +185,8 @@ def fail_behind_a_cache(module: Changed, x: torch.Tensor) -> torch.Tensor:
         (carry_in_a_list, r"sets 'listed', a tensor"),
         (carry_in_an_attribute, r"sets 'plain', a tensor .*: register it by register_buffer\('plain', …\)"),
         (carry_a_first_state, r"(calls other operators|sets 'state')"),
+        (keep_a_first_draw, "sets 'noise'"),
+        (keep_a_first_batch, "sets 'first'"),
         (seed_within, "sets the state of torch's random numbers"),
         (count_in_a_new_buffer, r"writes to 'seen', a tensor .* \(aten.add_.Tensor, test_attributes.* in __init__"),
         (average_into_an_absent_buffer, "has left a tensor in 'absent', which no step carries .* with its first value"),
@@ -185,3 +209,66 @@ def test_random_numbers_that_decide_nothing_seen_are_warned_of() -> None:
     module = Changed(lambda _, x: x if random.random() < 2 else -x)
     with pytest.warns(UserWarning, match="draws random numbers of Python or numpy, which decided nothing"):
         record_step(module, nn.MSELoss(), SGD(module.parameters(), lr=0.1), (X, TARGET))
+
+
+class TracedTensor(torch.Tensor):
+    """Stands for a tensor of a recording."""
+
+
+def change_containers(module: Changed) -> None:
+    module.kept["b"] = module.kept.pop("a")  # the same value under another key
+    module.listed.reverse()
+    del module.best
+
+
+def draw_from_generators(module: Changed) -> None:
+    for generator in module.listed:
+        generator.random(3) if isinstance(generator, np.random.Generator) else generator.random()
+
+
+def make_holder() -> Changed:
+    """With a tensor in a dict, and generators in a list."""
+    module = Changed(lambda _, x: x)
+    module.kept["a"] = X
+    module.listed += [random.Random(1), np.random.RandomState(1), np.random.default_rng(1)]
+    return module
+
+
+@pytest.mark.parametrize("change", [change_containers, draw_from_generators])
+def test_what_lies_in_containers_is_put_back(change: Callable[[Changed], None]) -> None:
+    module = make_holder()
+    module.kept["itself"] = module.kept
+    kept, listed, best = dict(module.kept), list(module.listed), module.best
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        with ModuleAttributes(module):
+            change(module)
+    assert list(module.kept) == list(kept)
+    assert module.listed == listed
+    assert module.best is best
+    fresh = make_holder().listed
+    assert [generator.random() for generator in module.listed] == [generator.random() for generator in fresh]
+
+
+def test_names_are_those_of_the_part_of_the_module() -> None:
+    module = nn.Sequential(make_holder())
+    (part,) = module
+    attributes = ModuleAttributes(module)
+    extra = torch.ones(2)
+    vars(part).update(best=1.0, extra=extra)
+    assert attributes.name_of(extra) == "0.extra"
+    assert attributes.put_back() == ["0.best"]
+
+
+@pytest.mark.parametrize("is_second_constant", [True, False])
+def test_constants_of_a_recording_are_taken_out_but_in_place_of_a_tensor(is_second_constant: bool) -> None:
+    """With one that is none, a tuple stays whole."""
+    module = Changed(lambda _, x: x)
+    attributes = ModuleAttributes(module)
+    first, second = (torch.ones(1).as_subclass(TracedTensor) for _ in range(2))
+    module.plain, module.kept["both"] = first, (first, second)
+    module.listed.append(second)
+    attributes.take_out(lambda tensor: tensor is first or is_second_constant)
+    assert module.plain is first
+    assert list(module.kept) == ([] if is_second_constant else ["both"])
+    assert len(module.listed) == (not is_second_constant)

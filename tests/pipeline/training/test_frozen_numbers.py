@@ -15,6 +15,7 @@ from torch.optim import SGD
 
 from pipeline.errors import Unsupported
 from pipeline.training import TrainProgram, record_step
+from pipeline.training.frozen_numbers import CallLog, RandomState, RefusedCalls
 from tests.pipeline.training.steps import LOSS, MODELS, mlp
 
 X, LABEL = MODELS["mlp"].batch(0)
@@ -59,9 +60,13 @@ def record(change: Callable[[Scaled, torch.Tensor], torch.Tensor]) -> tuple[Scal
         (lambda _, x: x + np.random.rand(), "another number"),
         (lambda _, x: x * time.perf_counter(), "another number"),
         (lambda _, x: x * next(COUNTER), r"another number when it is recorded again: \d+, then \d+"),
-        (lambda _, x: x * torch.tensor([random.random()]), r"another number .* of \[0\.\d+\]"),
+        (lambda _, x: x * torch.tensor([random.random(), 1, 1, 1]).sum(), r"another number .* of \[0\.\d+, 1\.0, 1"),
         (lambda _, x: x * torch.from_numpy(np.random.rand(10).astype(np.float32)), "another number"),
-        (lambda _, x: x if random.random() < 0.5 else torch.tanh(x), "calls other operators when it is recorded again"),
+        (
+            lambda _, x: torch.sin(x) if random.random() < 0.5 else torch.tanh(x),
+            r"calls other operators when it is recorded again: aten\.(sin|tanh)\.\w+, then aten\.(sin|tanh)",
+        ),
+        (lambda _, x: x if random.random() < 0.6 else torch.tanh(x), "calls other"),  # the first three are below 0.6
         (count, "another number when it is recorded again: 1, then 2"),
     ],
 )
@@ -168,3 +173,24 @@ def test_a_generator_is_refused_by_the_name_of_its_attribute() -> None:
     ):
         record_step(module, LOSS, SGD(module.parameters(), lr=0.1), (X, LABEL))
     assert torch.equal(own.get_state(), state)
+
+
+@pytest.mark.parametrize("cell", [torch.gru, torch.rnn_tanh, torch.rnn_relu])
+def test_direct_calls_of_other_cells_are_refused_by_place_and_by_name(cell: Callable[..., object]) -> None:
+    gates = 3 if cell is torch.gru else 1
+    tensors = (torch.ones(1, 1, 2), torch.ones(2, 1, 2), [torch.ones(2 * gates, 2) for _ in range(4)])
+    names = {"num_layers": 2, "dropout": 0.5, "train": True, "bidirectional": False, "batch_first": False}
+    with RefusedCalls(lambda _: ""):
+        for call in (lambda: cell(*tensors, False, *names.values()), lambda: cell(*tensors, False, **names)):
+            with pytest.raises(Unsupported, match=f"torch.{cell.__name__} is called with 2 layers and dropout=0.5"):
+                call()
+        cell(tensors[0], tensors[1][:1], tensors[2][:2], False, 1, 0.5, True, False, False)  # nothing between layers
+
+
+def test_a_constant_without_plain_numbers_is_known_by_its_form() -> None:
+    with CallLog(RandomState()) as log:
+        torch.ones(2, device="meta").neg()
+        torch.eye(2).to_sparse().neg()
+    texts = [text for call in log.calls for text in call]
+    assert "torch.float32[2]" in texts
+    assert "torch.float32[2, 2]" in texts

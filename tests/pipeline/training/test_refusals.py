@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from pipeline.errors import Unsupported, UsageError
-from pipeline.training import record_step
+from pipeline.training import known_values, record_step, trace
+from pipeline.training.known_values import NO_PLACE, place_outside
 from tests.pipeline.training.steps import LOSS, MODELS, mlp, record
 
 X, LABEL = MODELS["mlp"].batch(0)
@@ -77,6 +80,23 @@ def replace_plain(m: Forward, x: torch.Tensor) -> torch.Tensor:
 
 def decide(m: Forward, x: torch.Tensor) -> torch.Tensor:
     return m.mlp(x) if x.sum() > 0 else m.mlp(-x)
+
+
+def decide_by_a_draw(m: Forward, x: torch.Tensor) -> torch.Tensor:
+    draw = torch.zeros(1).uniform_()
+    return m.mlp(x) if draw.sum() > 2 else m.mlp(-x)
+
+
+def decide_by_a_view(m: Forward, x: torch.Tensor) -> torch.Tensor:
+    """What is written to the whole is in its view too."""
+    whole = torch.zeros(16)
+    view = whole[8:]
+    whole.copy_(x[0].detach())
+    return m.mlp(x) if view.sum() > 0 else m.mlp(-x)
+
+
+def decide_by_a_large_mask(m: Forward, x: torch.Tensor) -> torch.Tensor:
+    return m.mlp(x) if torch.ones(2**22 + 1).all() else m.mlp(-x)
 
 
 def words(m: Forward, x: torch.Tensor) -> torch.Tensor:
@@ -149,7 +169,10 @@ def asks(output: torch.Tensor, label: torch.Tensor) -> float:
             Unsupported,
             r"Python asks for a number of a tensor .*test_refusals\.py:",
         ),
-        (forward(count), sgd, LOSS, (X, LABEL), Unsupported, "Python asks for a number of a tensor"),
+        *(
+            (forward(function), sgd, LOSS, (X, LABEL), Unsupported, "Python asks for a number of a tensor")
+            for function in (count, decide_by_a_draw, decide_by_a_view, decide_by_a_large_mask)
+        ),
         (forward(decide_then_count), sgd, LOSS, (X, LABEL), Unsupported, "by the numbers of the buffer 'count', which"),
         (forward(append), sgd, LOSS, (X, LABEL), Unsupported, r"makes float32\[2, 16\] of the buffer 'history', which"),
         (
@@ -231,7 +254,7 @@ def asks(output: torch.Tensor, label: torch.Tensor) -> float:
             asks,
             (X, LABEL),
             Unsupported,
-            "Python asks for a number .*torch.export, which was tried with strict",
+            "Python asks for a number .*nor could it after torch.export",
         ),
         (
             lambda: mlp().double(),
@@ -376,3 +399,15 @@ def test_what_torch_export_says_too_is_said_once() -> None:
     with pytest.raises(Unsupported, match="Python asks for a number") as caught:
         record_step(module, lambda output, _: torch.tensor(float(output.sum())), sgd(module), (X, LABEL))
     assert str(caught.value).count("Python asks for a number") == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "place"),
+    [
+        (["model.py", str(Path(torch.__file__).parent / "functional.py"), "<eval_with_key>.1"], "model.py:7"),
+        (["script.py", trace.__file__, known_values.__file__], NO_PLACE),  # it only called the recording
+    ],
+)
+def test_the_place_is_the_innermost_line_of_the_user_inside_the_recording(files: list[str], place: str) -> None:
+    frames = traceback.StackSummary.from_list([(file, 7, "forward", "") for file in files])
+    assert place_outside(frames) == place
