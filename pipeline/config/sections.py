@@ -190,7 +190,7 @@ class ModelConfig(Section):
 
 Backend = Literal["torch", "onnxruntime", "plan"]
 
-Fusion = Literal["select", "attention", "linear", "feed-forward", "conv", "channels-last"]
+Fusion = Literal["select", "attention", "linear", "feed-forward", "residual", "conv", "channels-last"]
 """A pass of `pipeline.lowering.fusion`."""
 
 DEFAULT_BACKENDS: Final[tuple[Backend, ...]] = ("onnxruntime", "plan")

@@ -17,9 +17,11 @@ graph "layers" (%0 "x": float32[1, 128, 1024]) {
   const %4 "b2": float32[1024]
 
   %5 "h": float32[1, 128, 1024] = LinearPointwise(%0, %1, %2) {
-    trans: false, bias: true, activation: "tanh", numbers: []
+    trans: false, add: false, bias: true, activation: "tanh", numbers: []
   }
-  %6 "t": float32[1, 128, 1024] = LinearPointwise(%5, %3, %4) {trans: true, bias: true, activation: "none", numbers: []}
+  %6 "t": float32[1, 128, 1024] = LinearPointwise(%5, %3, %4) {
+    trans: true, add: false, bias: true, activation: "none", numbers: []
+  }
   %7 "y": float32[1, 128, 1024] = Add(%0, %6)
 
   return %7
@@ -58,7 +60,7 @@ def test_a_plain_second_product_without_a_sum_is_joined_too() -> None:
           const %2 "second": float32[1024, 1024]
 
           %3 "h": float32[128, 1024] = LinearPointwise(%0, %1) {
-            trans: false, bias: false, activation: "relu", numbers: []
+            trans: false, add: false, bias: false, activation: "relu", numbers: []
           }
           %4 "y": float32[128, 1024] = MatMul(%3, %2)
 
@@ -86,7 +88,10 @@ def test_a_plain_second_product_without_a_sum_is_joined_too() -> None:
     [
         ("[1, 128,", "[1, 64,"),  # small products are as fast one by one
         ("return %7", "return %7, %5"),  # somebody else reads what is between
-        ("""trans: true, bias: true, activation: "none\"""", """trans: true, bias: true, activation: "relu\""""),
+        (
+            """trans: true, add: false, bias: true, activation: "none\"""",
+            """trans: true, add: false, bias: true, activation: "relu\"""",
+        ),
         ("LinearPointwise(%5, %3, %4)", "LinearPointwise(%0, %3, %4)"),  # not one after the other
     ],
 )
@@ -103,7 +108,7 @@ def test_vectors_are_left_alone_however_large_the_matrices() -> None:
 
 
 def test_the_sum_of_two_pairs_belongs_to_the_first_and_a_third_product_stays() -> None:
-    relu = """{trans: false, bias: false, activation: "relu", numbers: []}"""
+    relu = """{trans: false, add: false, bias: false, activation: "relu", numbers: []}"""
     plain = relu.replace("relu", "none")
     graph = join_products(
         from_text(f"""
@@ -129,5 +134,5 @@ def test_the_sum_of_two_pairs_belongs_to_the_first_and_a_third_product_stays() -
         ("FeedForward", "u", False),
         ("FeedForward", "s", True),
         ("FeedForward", "b", False),
-        ("LinearPointwise", "y", None),
+        ("LinearPointwise", "y", False),
     ]
