@@ -100,11 +100,14 @@ class CompiledEntries:
         return context
 
 
-def compile_graphs(graphs: Mapping[str, Graph], weights: Weights | None = None) -> CompiledEntries:
+def compile_graphs(
+    graphs: Mapping[str, Graph], weights: Weights | None = None, *, native: bool = False
+) -> CompiledEntries:
     """Lower, plan, check and bind several graphs of one model, by the names of their entry points.
 
     `weights` are tensors by value name or by name in a checkpoint; each goes to every graph that has it, and is bound
-    without a copy. A state that one graph changes is the state of this name in the others.
+    without a copy. A state that one graph changes is the state of this name in the others. `native` is as for
+    `compile_graph`.
 
     Raises:
         UsageError: no graphs, weights that no graph has, or states that are not the same in all graphs.
@@ -118,7 +121,7 @@ def compile_graphs(graphs: Mapping[str, Graph], weights: Weights | None = None) 
         raise UsageError(f"no graph has a weight {strange[0]!r}{nearest(strange[0], every)}")
     given = {name: {key: one for key, one in (weights or {}).items() if key in known[name]} for name in graphs}
     shared = _with_shared_states(graphs)
-    return CompiledEntries({name: bind_graph(graph, given[name]) for name, graph in shared.items()})
+    return CompiledEntries({name: bind_graph(graph, given[name], native=native) for name, graph in shared.items()})
 
 
 def _with_shared_states(graphs: Mapping[str, Graph]) -> dict[str, Graph]:

@@ -50,6 +50,7 @@ class SizedProgram(Replayable):
         limit: int = MOST_CAPTURES,
         buckets: Buckets | None = None,
         approve: Callable[[Graph], None] = lambda _: None,
+        native: bool = False,
     ) -> None:
         """As `compile_open_graph`; `approve` looks at the graph for each new set of sizes, and may refuse it."""
         self._graph = graph = with_weights(graph, weights or {})
@@ -60,7 +61,7 @@ class SizedProgram(Replayable):
         self._buckets = MappingProxyType({name: tuple(sorted(sizes)) for name, sizes in (buckets or {}).items()})
         self._plans: LastUsed[BoundProgram] = LastUsed(limit)
         self._planning = threading.Lock()
-        self._approve = approve
+        self._approve, self._native = approve, native
         self._limit, self._digest = limit, digest_graph(graph)
         self._own = threading.local()
         self._shared = self._new_sequence() if stateful else None
@@ -141,7 +142,7 @@ class SizedProgram(Replayable):
     def _make_plan(self, dims: Mapping[str, int]) -> BoundProgram:
         graph = bind_dims(self._graph, dims) if dims else self._graph
         self._approve(graph)
-        return bind_graph(graph)
+        return bind_graph(graph, native=self._native)
 
     def _bucket(self, name: str, size: int) -> int:
         """The size to plan for: the least bucket that holds `size`, or `size` itself where the dim has no buckets."""
@@ -219,20 +220,26 @@ class LastUsed(Generic[Kept]):
 
 
 def compile_open_graph(
-    graph: Graph, weights: Weights | None = None, *, limit: int = MOST_CAPTURES, buckets: Buckets | None = None
+    graph: Graph,
+    weights: Weights | None = None,
+    *,
+    limit: int = MOST_CAPTURES,
+    buckets: Buckets | None = None,
+    native: bool = False,
 ) -> SizedProgram:
     """A program for `graph` that plans when sizes are fed for the first time, and keeps the last `limit` plans.
 
     `weights` are bound to all plans without a copy. `buckets` are sizes by the name of a dim, to one of which `run`
     rounds a fed size up; replays are for the sizes that are fed. That is right only where elements behind the fed ones
     do not change the others, which nothing checks: rows of a batch do not, positions of a sequence do without a mask.
+    `native` is as for `compile_graph`.
 
     Raises:
         UsageError: a state with a named dim, so that its values at one size mean nothing at another; buckets of a dim
             that the graph does not have or that follows from others; a limit below 1.
         SourceError: a weight does not fit its declaration.
     """
-    return SizedProgram(graph, weights, limit=limit, buckets=buckets)
+    return SizedProgram(graph, weights, limit=limit, buckets=buckets, native=native)
 
 
 def _refuse_sized_states(graph: Graph) -> None:

@@ -23,7 +23,7 @@ from pipeline.runtime.kernels import (
 )
 from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
 from pipeline.runtime.kernels.native import KERNELS as NATIVE
-from pipeline.runtime.kernels.native import NativeLibrary, load_library
+from pipeline.runtime.kernels.native import NativeLibrary, has_native, is_library_built, load_library
 from pipeline.runtime.kernels.packing import Packer, ProductWeight
 
 __all__ = [
@@ -37,6 +37,8 @@ __all__ = [
     "NativeLibrary",
     "ProductWeight",
     "bind_attrs",
+    "has_native",
+    "is_library_built",
     "load_library",
 ]
 

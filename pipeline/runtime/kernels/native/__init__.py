@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pipeline.lowering import Kind
 from pipeline.lowering.tables import join
 from pipeline.runtime.kernels.native import elementwise, products, rows
-from pipeline.runtime.kernels.native.build import load_library
-from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary
+from pipeline.runtime.kernels.native.build import is_library_built, load_library
+from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, has_native
 
-__all__ = ["KERNELS", "NativeLibrary", "load_library"]
+__all__ = ["KERNELS", "NativeLibrary", "has_native", "is_library_built", "load_library"]
 
 KERNELS: Mapping[Kind, NativeKernel] = join(family.KERNELS for family in (products, rows, elementwise))
 """By kind."""

@@ -6,13 +6,14 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.launches import OverloadCall
 
-__all__ = ["NativeKernel", "NativeLibrary", "are_floats", "as_rows"]
+__all__ = ["NativeKernel", "NativeLibrary", "are_floats", "as_rows", "has_native"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,14 @@ def _pack(settings: Sequence[float]) -> torch.Tensor:
     """Eight bytes for each number: an int as a whole number, a float in double precision."""
     forms = "".join("d" if isinstance(number, float) else "q" for number in settings)
     return torch.frombuffer(bytearray(struct.pack(forms, *settings)), dtype=torch.int64)
+
+
+def has_native(launch: object) -> bool:
+    """Whether `launch` calls a kernel in C++, alone or among other calls."""
+    if isinstance(launch, OverloadCall):
+        return launch.overload.namespace == "onnxline"
+    parts = launch.args if isinstance(launch, partial) else launch if isinstance(launch, tuple) else ()
+    return any(map(has_native, parts))
 
 
 def are_floats(*tensors: torch.Tensor) -> bool:
