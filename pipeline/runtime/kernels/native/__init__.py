@@ -4,7 +4,7 @@
 `library.py` makes launches of them. `products.py`, `rows.py` and `elementwise.py` say for which operands a kernel
 takes a call; `kernels/aten/native.py` does so for torch's operators. Every other call runs by torch.
 
-The kernels take float32 and use one thread, so with more threads torch keeps large products.
+The kernels take float32 and use one thread, so with more threads torch keeps what is large.
 """
 
 from __future__ import annotations

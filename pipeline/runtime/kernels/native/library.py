@@ -13,7 +13,11 @@ import torch
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.launches import OverloadCall
 
-__all__ = ["NativeKernel", "NativeLibrary", "are_floats", "as_rows", "has_native"]
+__all__ = ["NativeKernel", "NativeLibrary", "are_floats", "as_rows", "has_native", "is_for_one_thread"]
+
+
+SHARED = 2**15
+"""Numbers from which on torch shares them among its threads (`at::internal::GRAIN_SIZE`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,11 @@ def has_native(launch: object) -> bool:
 def are_floats(*tensors: torch.Tensor) -> bool:
     """Whether the kernels take tensors like these: float32, with at least one number."""
     return all(tensor.dtype is torch.float32 and tensor.numel() > 0 for tensor in tensors)
+
+
+def is_for_one_thread(out: torch.Tensor) -> bool:
+    """Whether torch would not share the computation of `out`, number by number or row by row, among its threads."""
+    return torch.get_num_threads() == 1 or out.numel() < SHARED
 
 
 def as_rows(tensor: torch.Tensor) -> torch.Tensor | None:
