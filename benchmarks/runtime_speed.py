@@ -8,7 +8,8 @@ machine slows all of them alike. With one thread the time is that of the process
 leaves out the turns of other processes. A row holds the median of a side, and the medians of its ratio to torch eager
 and to onnxruntime in the same round. All sides of a model have the same weights; onnxruntime and `plan` run the same
 file, `plan of torch` runs what torch.export traced. `fused` is after all passes of `pipeline.lowering.fusion`,
-`replayed` is a replay of a capture with the outputs as views; the other sides of `plan` are runs.
+`replayed` is a replay of a capture with the outputs as views; the other sides of `plan` are runs. `native` has kernels
+in C++, which need a compiler.
 light_resnet50 is a file of the onnx package and has no torch side. `--peers` adds torch.compile, which compiles for
 minutes and needs a C++ compiler, and OpenVINO where it is installed. A peer that cannot be run has a row that says why.
 
@@ -57,6 +58,10 @@ EAGER, COMPILED, OPENVINO, PEER, OURS, OF_TORCH = (
     "plan of torch, fused",
 )
 UNFUSED, REPLAYED, OF_TORCH_REPLAYED = "plan", "plan, fused, replayed", "plan of torch, fused, replayed"
+NATIVE, NATIVE_REPLAYED = "plan, fused, native", "plan, fused, native, replayed"
+
+BARRED = (REPLAYED, NATIVE_REPLAYED)
+"""The sides for which a bar is wanted: the second may need a compiler."""
 
 SLICE_S = 0.02
 """Seconds of one turn: a side whose run is shorter runs several times."""
@@ -148,7 +153,7 @@ def _comparison(cases: Sequence[Case], options: argparse.Namespace) -> list[str]
         seconds = measure(_sides(case, options), options.rounds, clock)
         for side, taken in seconds.items():
             ratios = [_ratio(seconds.get(peer), taken) for peer in (EAGER, PEER)]
-            wanted = ", ".join(f"{bar:g} × {peer}" for peer, bar in case.bars.items()) if side == REPLAYED else ""
+            wanted = ", ".join(f"{bar:g} × {peer}" for peer, bar in case.bars.items()) if side in BARRED else ""
             cells = [case.name, side, f"{statistics.median(taken) * 1e3:.3f}", *ratios, wanted]
             rows.append(f"| {' | '.join(cells)} |")
         rows += [f"| {case.name} | {peer} | {reason} | | | |" for peer, reason in _obstacles(case, options)]
@@ -184,6 +189,7 @@ def _sides(case: Case, options: argparse.Namespace) -> dict[str, Side]:
         sides[OPENVINO] = make_openvino(case.path, case.feeds, options.threads)
     sides[UNFUSED], _ = _planned(case, ())
     sides[OURS], sides[REPLAYED] = _planned(case)
+    sides[NATIVE], sides[NATIVE_REPLAYED] = _planned(case, native=True)
     return sides
 
 
@@ -210,10 +216,11 @@ def _onnxruntime(case: Case, threads: int) -> Side:
     return lambda: session.run_with_iobinding(binding)
 
 
-def _planned(case: Case, fusions: Collection[str] = tuple(FUSIONS)) -> tuple[Side, Side]:
+def _planned(case: Case, fusions: Collection[str] = tuple(FUSIONS), *, native: bool = False) -> tuple[Side, Side]:
     """A run and a replay."""
     shapes = {name: array.shape for name, array in case.feeds.items()}
-    program = compile_graph(fuse(from_onnx(case.path, shapes=shapes, emitters=EMITTERS), fusions))
+    graph = fuse(from_onnx(case.path, shapes=shapes, emitters=EMITTERS), fusions)
+    program = compile_graph(graph, native=native)
     return _run_and_replay(program, {name: torch.from_numpy(array) for name, array in case.feeds.items()})
 
 

@@ -138,7 +138,9 @@ class RunConsole:
             arena = bytes_text(result.runtime.arena_bytes)
             packed = result.runtime.packed_bytes
             more = f", {bytes_text(packed)} of packed weights" if packed else ""
-            self.line(f"plan: {plural(result.runtime.ops, 'kernel call')}, one arena of {arena}{more}")
+            native = sum(backend.native_calls for backend in result.runtime.backends)
+            in_cpp = f" ({native} in C++, built by this machine's compiler)" if native else ""
+            self.line(f"plan: {plural(result.runtime.ops, 'kernel call')}{in_cpp}, one arena of {arena}{more}")
         if result.cached:
             self.line(f"not done again, since nothing changed: {', '.join(result.cached)}")
         self.line(f"files: {result.folder}/ ({', '.join(result.report.files)})")

@@ -103,7 +103,7 @@ def compare(
 
     tolerances = {**subject.tolerances, **_tolerances(rtol, atol)}
     try:
-        one, other = (BACKENDS[name](subject.model, subject.fusions) for name in (first, second))
+        one, other = (BACKENDS[name](subject.model, subject.fusions, native=subject.native) for name in (first, second))
         graph = subject.model.graph_for(shapes_of(feeds))
         found = compare_backends(one, other, graph, feeds, tolerances, first_only=first_divergence)
     except StepFailed as failure:
@@ -143,6 +143,10 @@ class Subject:
     @property
     def fusions(self) -> Sequence[str]:
         return self.config.runtime.chosen_fusions if self.config is not None else ()
+
+    @property
+    def native(self) -> bool:
+        return self.config is not None and self.config.runtime.native
 
     @property
     def tolerances(self) -> Mapping[str, Tolerance]:

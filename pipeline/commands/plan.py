@@ -79,7 +79,7 @@ def trace(
     if not (folder / "model.onnx").is_file():
         raise UsageError(f"{folder} has no model.onnx; expected the folder of a run")
     plan: ExecutionPlan = _choose_entry(_read_entries(folder), None)
-    from pipeline.config import RunConfig
+    from pipeline.config import RunConfig, RuntimeConfig
     from pipeline.importers import from_onnx
     from pipeline.lowering import EMITTERS
     from pipeline.lowering.fusion import fuse
@@ -88,9 +88,9 @@ def trace(
 
     shapes = {plan.slots[vid].name: plan.slots[vid].spec.sizes for vid in plan.inputs}
     settings = folder / "run.yaml"
-    fusions = RunConfig.from_yaml(settings).runtime.chosen_fusions if settings.is_file() else ()
+    config = RunConfig.from_yaml(settings).runtime if settings.is_file() else RuntimeConfig()
     graph = from_onnx(folder / "model.onnx", shapes=shapes, emitters=EMITTERS, fallback=True)
-    program = compile_graph(fuse(graph, fusions))
+    program = compile_graph(fuse(graph, config.chosen_fusions), native=config.native)
     bound = program.context.bound
     times = trace_runs(bound, random_feed(program.feed_signature), runs=runs)
     with disk_errors(out.parent), replace_when_done(out) as temporary:

@@ -190,7 +190,7 @@ class ModelConfig(Section):
 
 Backend = Literal["torch", "onnxruntime", "plan"]
 
-Fusion = Literal["select", "attention", "linear", "feed-forward", "conv", "channels-last"]
+Fusion = Literal["select", "attention", "linear", "feed-forward", "residual", "conv", "channels-last"]
 """A pass of `pipeline.lowering.fusion`."""
 
 DEFAULT_BACKENDS: Final[tuple[Backend, ...]] = ("onnxruntime", "plan")
@@ -337,12 +337,14 @@ class RuntimeConfig(Section):
         map, which says what is in which of them during which calls.
     pins: {name of a value: name of the region that holds it as long as it lives}.
     fusions: passes on the IR before `plan` runs it, or `all` of them.
+    native: kernels in C++, which the compiler of this machine builds once, compute what they can of `plan`.
     """
 
     backends: tuple[Backend, ...] | None = None
     regions: StrictStr | None = None
     pins: dict[str, StrictStr] = Field(default_factory=dict)
     fusions: tuple[Fusion, ...] | Literal["all"] = ()
+    native: bool = False
 
     @field_validator("regions")
     @classmethod

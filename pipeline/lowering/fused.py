@@ -88,7 +88,7 @@ def two_products(call: OpCall) -> str | None:
 
 
 ACTIVATION = (one_of("activation", *ACTIVATIONS), numbers_of_activation)
-LINEAR = signature(same_dtype, floating, operands(2, bias=1), *ACTIVATION, inputs=(2, 3))
+LINEAR = signature(same_dtype, floating, operands(2, add=1, bias=1), *ACTIVATION, inputs=(2, 4))
 CONV = signature(
     same_dtype,
     floating,
@@ -109,7 +109,7 @@ FEED_FORWARD = signature(
 ATTENTION = signature(same_dtype, floating, heads, operands(3, mask=1), inputs=(3, 4))
 
 KINDS = (
-    kind(Kind.LinearPointwise, LINEAR, "trans=?,bias=?,activation=s,numbers=f[]"),
+    kind(Kind.LinearPointwise, LINEAR, "trans=?,add=?,bias=?,activation=s,numbers=f[]", version=2),
     kind(
         Kind.ConvPointwise,
         CONV,

@@ -224,6 +224,8 @@ class BackendReport:
     """Operators that another runtime computed in its place, each as often as the model has it."""
     segments: int = 0
     """How many plans and steps between them the model ran in; 0 where one plan holds all of it."""
+    native_calls: int = 0
+    """How many calls were computed by kernels in C++, which this machine's compiler built."""
 
     @property
     def remark(self) -> str:

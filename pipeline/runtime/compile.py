@@ -63,6 +63,11 @@ class CompiledProgram(Replayable):
         """Memory of weights that are packed for their kernels, one copy for all threads."""
         return self._bound.packed_bytes
 
+    @property
+    def native_calls(self) -> int:
+        """How many calls kernels in C++ compute; 0 without `native`."""
+        return self.context.native_calls
+
     def run(self, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
         """Outputs by name for inputs by name; `copy=False` returns views that a later run of the thread may change.
 

@@ -11,6 +11,7 @@ from pipeline.planning import ExecutionPlan, FeedEntry
 from pipeline.runtime.binding import LAUNCH_ERRORS, ProgramMemory, RunBody
 from pipeline.runtime.capture import Captures, OneMemory
 from pipeline.runtime.feeding import LARGE, CopiedSlot, FedSlot, PointedSlot
+from pipeline.runtime.kernels import has_native
 from pipeline.runtime.operands import SlotPointer, operands, storage_id, tensors_by_storage
 from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.program import BoundProgram
@@ -82,6 +83,11 @@ class Context(ProcessBound):
         self._shapes_checked = False
         self._reached = 0
         """How many steps of the last run began, and so may have written."""
+
+    @property
+    def native_calls(self) -> int:
+        """How many launches call a kernel in C++."""
+        return sum(map(has_native, self._launches))
 
     def run(self, feed: Feed, *, copy: bool = True) -> Tensors:
         """Outputs by name for inputs by name.

@@ -132,12 +132,15 @@ class CompiledEntries(ProcessBound):
         return context
 
 
-def compile_graphs(graphs: Mapping[str, Graph], weights: Weights | None = None) -> CompiledEntries:
+def compile_graphs(
+    graphs: Mapping[str, Graph], weights: Weights | None = None, *, native: bool = False
+) -> CompiledEntries:
     """Lower, plan, check and bind several graphs of one model, by the names of their entry points.
 
     `weights` are tensors by value name or by name in a checkpoint; each goes to every graph that has it, and is bound
     without a copy. A state that one graph changes is the state of this name in the others, and its first value is that
-    of any graph that has one.
+    of any graph that has one. `native` is as for
+    `compile_graph`.
 
     Raises:
         UsageError: no graphs, weights that no graph has, or states that are not the same in all graphs.
@@ -157,7 +160,9 @@ def compile_graphs(graphs: Mapping[str, Graph], weights: Weights | None = None) 
         for name, graph in graphs.items()
     }
     memory = PackedMemory()
-    return CompiledEntries({name: bind_graph(graph, memory=memory) for name, graph in _with_shared_states(own).items()})
+    return CompiledEntries(
+        {name: bind_graph(graph, memory=memory, native=native) for name, graph in _with_shared_states(own).items()}
+    )
 
 
 def _with_shared_states(graphs: Mapping[str, Graph]) -> dict[str, Graph]:

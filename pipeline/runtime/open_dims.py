@@ -51,6 +51,7 @@ class SizedProgram(Replayable):
         limit: int = MOST_CAPTURES,
         buckets: Buckets | None = None,
         approve: Callable[[Graph], None] = lambda _: None,
+        native: bool = False,
     ) -> None:
         """As `compile_open_graph`; `approve` looks at the graph for each new set of sizes, and may refuse it."""
         self._graph = graph = with_weights(graph, weights or {})
@@ -65,7 +66,7 @@ class SizedProgram(Replayable):
         self._planning: dict[SizeKey, threading.Lock] = {}
         """For sizes whose plan is being made: who needs it too waits for it, and nobody else does."""
         self._shapes = {value.name: value.spec.shape for value in graph.values}
-        self._approve, self._packed = approve, PackedMemory()
+        self._approve, self._native, self._packed = approve, native, PackedMemory()
         self._limit, self._digest = limit, digest_graph(graph)
         self._own = threading.local()
         self._shared = self._new_sequence() if stateful else None
@@ -162,7 +163,7 @@ class SizedProgram(Replayable):
     def _make_plan(self, dims: Mapping[str, int]) -> BoundProgram:
         graph = bind_dims(self._graph, dims) if dims else self._graph
         self._approve(graph)
-        return bind_graph(graph, memory=self._packed)
+        return bind_graph(graph, memory=self._packed, native=self._native)
 
     def _bucket(self, name: str, size: int) -> int:
         """The size to plan for: the least bucket that holds `size`, or `size` itself where the dim has no buckets."""
@@ -246,20 +247,26 @@ class LastUsed(Generic[Kept]):
 
 
 def compile_open_graph(
-    graph: Graph, weights: Weights | None = None, *, limit: int = MOST_CAPTURES, buckets: Buckets | None = None
+    graph: Graph,
+    weights: Weights | None = None,
+    *,
+    limit: int = MOST_CAPTURES,
+    buckets: Buckets | None = None,
+    native: bool = False,
 ) -> SizedProgram:
     """A program for `graph` that plans when sizes are fed for the first time, and keeps the last `limit` plans.
 
     `weights` are bound to all plans without a copy. `buckets` are sizes by the name of a dim, to one of which `run`
     rounds a fed size up; replays are for the sizes that are fed. That is right only where elements behind the fed ones
     do not change the others, which nothing checks: rows of a batch do not, positions of a sequence do without a mask.
+    `native` is as for `compile_graph`.
 
     Raises:
         UsageError: a state with a named dim, so that its values at one size mean nothing at another; buckets of a dim
             that the graph does not have or that follows from others; a limit below 1.
         SourceError: a weight does not fit its declaration.
     """
-    return SizedProgram(graph, weights, limit=limit, buckets=buckets)
+    return SizedProgram(graph, weights, limit=limit, buckets=buckets, native=native)
 
 
 def _refuse_sized_states(graph: Graph) -> None:

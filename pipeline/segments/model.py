@@ -22,12 +22,16 @@ __all__ = ["SegmentedModel"]
 class SegmentedModel:
     """Runs a model in segments, which are made at the first run for a feed of some shapes, and kept.
 
+    `native`: their plans have kernels in C++, as with `compile_graph`.
+
     Raises:
         SourceError: the model cannot be read, is not valid, or its data files are outside its folder or cut short.
         Unsupported: sparse initializers.
     """
 
-    def __init__(self, model: onnx.ModelProto | str | Path, *, base_dir: str | Path | None = None) -> None:
+    def __init__(
+        self, model: onnx.ModelProto | str | Path, *, base_dir: str | Path | None = None, native: bool = False
+    ) -> None:
         source = read_source(model, base_dir)
         graph = source.model.graph
         self._stored = read_initializers(graph, source.folder, takes_all=True)
@@ -35,7 +39,7 @@ class SegmentedModel:
         self.inputs = tuple(value.name for value in graph.input if value.name not in {*self._stored, *self._odd})
         self.outputs = tuple(value.name for value in graph.output)
         nodes = pending_nodes(graph.node, source.model.opset_import)
-        self._stage = Stage(NodeList(graph.name or "graph", nodes, self.outputs, self._stored))
+        self._stage = Stage(NodeList(graph.name or "graph", nodes, self.outputs, self._stored), native=native)
 
     def run(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         """Outputs by name: arrays, lists of arrays for sequences, None for an optional without a value.

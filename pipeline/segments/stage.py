@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,9 @@ class StageStep(Protocol):
     @property
     def calls(self) -> int: ...
 
+    @property
+    def native_calls(self) -> int: ...
+
     def run(self, values: Values) -> None: ...
 
     def stages(self) -> Iterator[Stage]: ...
@@ -44,6 +48,8 @@ class FallbackCount:
     steps: int
     calls: int
     fallbacks: tuple[str, ...]
+    native_calls: int = 0
+    """Those of the calls that kernels in C++ compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,7 @@ class Stage:
 
     part: NodeList
     variants: list[Variant] = field(default_factory=list)
+    native: bool = False
     _reads: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -95,13 +102,14 @@ class Stage:
 
     def count(self) -> FallbackCount:
         """What the steps that are kept hold, in this stage, in those after it, and in bodies."""
-        steps, calls, names = 0, 0, []
+        steps, calls, native, names = 0, 0, 0, []
         for variant in self.variants:
             inner = [stage.count() for stage in (*variant.step.stages(), variant.following) if stage is not None]
             steps += 1 + sum(each.steps for each in inner)
             calls += variant.step.calls + sum(each.calls for each in inner)
+            native += variant.step.native_calls + sum(each.native_calls for each in inner)
             names += [*variant.step.fallbacks(), *(name for each in inner for name in each.fallbacks)]
-        return FallbackCount(steps, calls, tuple(names))
+        return FallbackCount(steps, calls, tuple(names), native)
 
     def _make(self, signature: tuple[object, ...], values: Values) -> Variant:
         """The first step: as many nodes as one plan can hold, or one node."""
@@ -115,10 +123,10 @@ class Stage:
             fixed |= {name: np.array(array) for name, array in known.items()}
         rest = list(segment.rest)
         if segment.begins:
-            step: StageStep = PlanStep(segment)
+            step: StageStep = PlanStep(segment, native=self.native)
         else:
-            step = HostStep(rest.pop(0), self.part.stored, read, Stage)
-        return Variant(signature, fixed, step, Stage(self.part.after(rest)) if rest else None)
+            step = HostStep(rest.pop(0), self.part.stored, read, partial(Stage, native=self.native))
+        return Variant(signature, fixed, step, Stage(self.part.after(rest), native=self.native) if rest else None)
 
 
 def _signature(value: Any) -> object:

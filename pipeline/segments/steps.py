@@ -26,11 +26,12 @@ Values = MutableMapping[str, Any]
 class PlanStep:
     """Runs a plan, and names the constants that its nodes make."""
 
-    def __init__(self, segment: PlanSegment) -> None:
+    def __init__(self, segment: PlanSegment, *, native: bool = False) -> None:
         self._constants = segment.constants
-        self._program = compile_graph(segment.graph) if segment.graph.outputs else None
+        self._program = compile_graph(segment.graph, native=native) if segment.graph.outputs else None
         self._fallbacks = [str(op.attrs["op"]) for op in segment.graph.ops if op.kind == Kind.OnnxNode.name]
         self.calls = len(segment.graph.ops)
+        self.native_calls = 0 if self._program is None else self._program.native_calls
 
     def run(self, values: Values) -> None:
         values.update(self._constants)
@@ -50,6 +51,7 @@ class HostStep:
     """Runs one node: a loop over a body, an operation of our own on values of any kind, or another runtime."""
 
     calls = 1
+    native_calls = 0
 
     def __init__(
         self, node: PendingNode, stored: Mapping[str, Stored], values: Mapping[str, Any], make_stage: MakeStage

@@ -56,12 +56,14 @@ def run_backends(
 
     Raises:
         CheckFailed: onnxruntime fails, or exceeds its time limit, which follows from weights and inputs.
-        UsageError: a backend that is required cannot take the model; `Unsupported` lists what it lacks.
+        UsageError: a backend that is required cannot take the model; `Unsupported` lists what it lacks. Kernels in C++
+            were asked for, and cannot be compiled here.
     """
     remove_ir(workspace)
     path = written_path(workspace)
     model = OnnxFile(path, _trainable(path, exported.parameters, config.model.trainable))
     names = config.runtime.chosen
+    _build_kernels(config.runtime, observer)
     reports: list[BackendReport] = []
     planned: dict[str, Any] = {}
 
@@ -72,10 +74,11 @@ def run_backends(
     for index, name in enumerate(names):
         observer(Progress("runtime", name, index, len(names)))
         try:
-            backend = BACKENDS[name](model, config.runtime.chosen_fusions)
+            backend = BACKENDS[name](model, config.runtime.chosen_fusions, native=config.runtime.native)
             planned |= _write_ir(backend, references.draws[0], config.runtime, path, workspace)
             found = _run(name, backend, references.draws, judge)
-            reports.append(replace(found, fallbacks=backend.fallbacks, segments=backend.segments))
+            counts = {"fallbacks": backend.fallbacks, "segments": backend.segments}
+            reports.append(replace(found, **counts, native_calls=backend.native_calls))
         except StepFailed as failure:
             raise CheckFailed(f"the final model does not run on {name}: {failure}") from failure
         except DataError:  # the input values are wrong, not the model
@@ -88,6 +91,21 @@ def run_backends(
                 planned = {}
             reports.append(_unsupported_report(name, refusal))
     return RuntimeReport(backends=tuple(reports), **planned)
+
+
+def _build_kernels(config: RuntimeConfig, observer: Observer) -> None:
+    """Compile the kernels in C++ before the first backend runs, where they are asked for and not there yet.
+
+    Raises:
+        UsageError: this machine has no compiler that can do it.
+    """
+    if not config.native or "plan" not in config.chosen:
+        return
+    from pipeline.runtime.kernels import is_library_built, load_library
+
+    if not is_library_built():
+        observer(Progress("runtime", "compiling kernels in C++, once", 0, len(config.chosen)))
+    load_library()
 
 
 def _unsupported_report(name: str, refusal: UsageError) -> BackendReport:

@@ -103,10 +103,13 @@ class GraphModel:
 
 
 class Backend(ABC):
-    """One model on one backend, to be run on many draws."""
+    """One model on one backend, to be run on many draws.
 
-    def __init__(self, model: RunnableModel, fusions: Collection[str] = ()) -> None:
-        self._model, self._fusions = model, fusions
+    `fusions` are passes on the IR, and `native` asks for kernels in C++; only `plan` has either.
+    """
+
+    def __init__(self, model: RunnableModel, fusions: Collection[str] = (), *, native: bool = False) -> None:
+        self._model, self._fusions, self._native = model, fusions, native
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
@@ -116,6 +119,11 @@ class Backend(ABC):
     @property
     def segments(self) -> int:
         """How many plans and steps between them there are; 0 where the model is run as a whole."""
+        return 0
+
+    @property
+    def native_calls(self) -> int:
+        """How many calls kernels in C++ compute; known after a run."""
         return 0
 
     @abstractmethod
@@ -148,8 +156,8 @@ class Backend(ABC):
 class OnnxRuntime(Backend):
     """onnxruntime on the CPU, graph optimization off."""
 
-    def __init__(self, model: RunnableModel, fusions: Collection[str] = ()) -> None:
-        super().__init__(model, fusions)
+    def __init__(self, model: RunnableModel, fusions: Collection[str] = (), *, native: bool = False) -> None:
+        super().__init__(model, fusions, native=native)
         self._detached = read_model(model.path)
         self._runner: Runner | None = None
 
@@ -175,8 +183,8 @@ class Torch(Backend):
     Fallbacks are the only calls that it shares with `plan`.
     """
 
-    def __init__(self, model: RunnableModel, fusions: Collection[str] = ()) -> None:
-        super().__init__(model, fusions)
+    def __init__(self, model: RunnableModel, fusions: Collection[str] = (), *, native: bool = False) -> None:
+        super().__init__(model, fusions, native=native)
         self._graph: Graph | None = None
 
     @property
@@ -225,8 +233,8 @@ class Plan(Backend):
     A model whose shapes or course only a run tells has no plan as a whole, and runs in segments.
     """
 
-    def __init__(self, model: RunnableModel, fusions: Collection[str] = ()) -> None:
-        super().__init__(model, fusions)
+    def __init__(self, model: RunnableModel, fusions: Collection[str] = (), *, native: bool = False) -> None:
+        super().__init__(model, fusions, native=native)
         self._shapes: Shapes = {}
         self._compiled: tuple[Graph, CompiledProgram] | None = None
         self._segmented: SegmentedModel | None = None
@@ -241,6 +249,12 @@ class Plan(Backend):
     def segments(self) -> int:
         return 0 if self._segmented is None else self._segmented.count().steps
 
+    @property
+    def native_calls(self) -> int:
+        if self._segmented is not None:
+            return self._segmented.count().native_calls
+        return 0 if self._compiled is None else self._compiled[1].native_calls
+
     def compile_whole(self, shapes: Shapes) -> tuple[Graph, CompiledProgram] | None:
         """As `_compile_for`; None where the model has to run in segments.
 
@@ -253,7 +267,7 @@ class Plan(Backend):
             try:
                 return self._compile_for(shapes)
             except Unsupported:
-                self._segmented = SegmentedModel(self._model.path)
+                self._segmented = SegmentedModel(self._model.path, native=self._native)
         return None
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
@@ -292,7 +306,8 @@ class Plan(Backend):
         if self._compiled is None or self._shapes != shapes:
             self._compiled = None  # first, to free its storage
             graph = fuse(self._model.graph_for(shapes), self._fusions)  # import
-            self._shapes, self._compiled = shapes, (graph, compile_graph(graph))  # lower, plan, bind
+            program = compile_graph(graph, native=self._native)  # lower, plan, bind
+            self._shapes, self._compiled = shapes, (graph, program)
         return self._compiled
 
 

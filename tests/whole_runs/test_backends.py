@@ -16,8 +16,10 @@ from typer.testing import CliRunner, Result
 from pipeline import Pipeline, RunConfig
 from pipeline.baseline import read_baseline
 from pipeline.cli import app
-from pipeline.errors import CheckFailed, Unsupported
+from pipeline.errors import CheckFailed, Unsupported, UsageError
 from pipeline.lowering.fusion import FUSIONS
+from pipeline.runtime.kernels import load_library
+from tests.support.native import native_library
 
 MODELS = {
     "GRU": """
@@ -229,7 +231,9 @@ def test_a_graph_is_compiled_once_for_draws_of_the_same_shapes(tmp_path: Path, m
     from pipeline import runtime
 
     compiled, compile_graph = [], runtime.compile_graph
-    monkeypatch.setattr(runtime, "compile_graph", lambda graph: compiled.append(graph) or compile_graph(graph))
+    monkeypatch.setattr(
+        runtime, "compile_graph", lambda graph, **options: compiled.append(graph) or compile_graph(graph, **options)
+    )
     config = config_of(tmp_path, "negated", "(float[2] x) => (float[2] y) { y = Neg (x) }", verify={"draws": 3})
     assert run(config).exit_code == 0
     assert len(compiled) == 1
@@ -242,6 +246,45 @@ def test_fusions_that_are_chosen_are_in_the_ir_and_the_results_stay_right(tmp_pa
         assert run(config).exit_code == 0
         text = (tmp_path / "out" / "ir.txt").read_text(encoding="utf-8")
         assert re.findall(r"= (\w+)\(", text) == kinds
+
+
+def test_kernels_in_cpp_are_counted_in_the_report(tmp_path: Path) -> None:
+    native_library()
+    relu = (
+        "(float[2,2] x) => (float[2,2] y) <float[2,2] w = {1, 2, 3, 4}> { p = MatMul (x, w) r = Neg (p) y = Relu (r) }"
+    )
+    config = config_of(tmp_path, "native", relu, runtime={"backends": ["plan"], "native": True})
+    shown = run(config)
+    assert shown.exit_code == 0
+    assert read_report(config)["runtime"]["backends"][0]["native_calls"] == 2
+    assert "plan: 3 kernel calls (2 in C++, built by this machine's compiler)" in shown.output
+    traced = CliRunner().invoke(app, ["plan", "trace", str(tmp_path / "out"), "-o", str(tmp_path / "trace.json")])
+    assert traced.exit_code == 0
+    compared = CliRunner().invoke(app, ["debug", "compare", "plan", "torch", str(tmp_path / "out")])
+    assert compared.exit_code == 0
+
+
+def test_a_model_in_segments_has_them_too(tmp_path: Path) -> None:
+    native_library()
+    text = "(float[n] x) => (float[m] y) { i = NonZero (x) f = Cast <to = 1> (i) g = Relu (f) y = Squeeze (g) }"
+    config = config_of(tmp_path, "segmented", text, runtime={"backends": ["plan"], "native": True})
+    assert run(config).exit_code == 0
+    (backend,) = read_report(config)["runtime"]["backends"]
+    assert backend["segments"] > 1
+    assert backend["native_calls"] > 0
+
+
+def test_without_a_compiler_a_run_that_asks_for_them_ends_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nobody named `plan`, which may else be left out."""
+    load_library.cache_clear()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    config = config_of(tmp_path, "native", "(float[2] x) => (float[2] y) { y = Relu (x) }", runtime={"native": True})
+    refusal = run(config).exception
+    assert isinstance(refusal, UsageError)
+    assert "native needs a C++ compiler, and did not find 'no-such-compiler' of $CXX; install one" in str(refusal)
+    assert run(config_of(tmp_path, "plain", "(float[2] x) => (float[2] y) { y = Relu (x) }")).exit_code == 0
 
 
 def test_every_fusion_has_a_name_in_the_configuration() -> None:

@@ -25,6 +25,7 @@ from pipeline.lowering.fusion.images import store_images_by_channel
 from pipeline.lowering.fusion.layout import keep_channels_last
 from pipeline.lowering.fusion.orders import store_as_copied
 from pipeline.lowering.fusion.pointwise import fuse_convolutions, fuse_products
+from pipeline.lowering.fusion.residual import add_in_products
 
 __all__ = ["FUSIONS", "TRAIN_PASSES", "fuse", "fuse_train_step"]
 
@@ -33,6 +34,7 @@ FUSIONS: Mapping[str, Callable[[Graph], Graph]] = {
     "attention": fuse_attention,
     "linear": fuse_products,
     "feed-forward": join_products,
+    "residual": add_in_products,
     "conv": fuse_convolutions,
     "channels-last": keep_channels_last,
 }

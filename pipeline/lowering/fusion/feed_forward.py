@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container
 
 from pipeline.ir.graph import Attr, Graph, Op, TensorSpec
-from pipeline.lowering.fusion.pointwise import is_float32
-from pipeline.lowering.fusion.readers import MatrixProduct, read_product, read_sum
-from pipeline.lowering.fusion.rewrite import Rewrite, is_constant, only_user
+from pipeline.lowering.fusion.pointwise import read_stored_product
+from pipeline.lowering.fusion.readers import MatrixProduct, read_sum
+from pipeline.lowering.fusion.rewrite import Rewrite, only_user
 
 __all__ = ["join_products"]
 
@@ -23,9 +23,9 @@ def join_products(graph: Graph) -> Graph:
     rewrite = Rewrite(graph)
     taken: set[int] = set()
     for op in graph.ops:
-        first = _read_any_product(graph, op) if op.oid not in taken else None
+        first = read_stored_product(graph, op) if op.oid not in taken else None
         after = only_user(graph, op.outputs[0]) if first is not None and op.kind == "LinearPointwise" else None
-        second = _read_any_product(graph, after) if after is not None else None
+        second = read_stored_product(graph, after) if after is not None else None
         if first is None or after is None or second is None or after.attrs.get("activation", "none") != "none":
             continue
         if second.x == op.outputs[0] and _is_large(graph, first) and _is_large(graph, second):
@@ -33,17 +33,6 @@ def join_products(graph: Graph) -> Graph:
             taken |= {after.oid, last.oid}
             _put_both(rewrite, op, first, second, last, other)
     return rewrite.build()
-
-
-def _read_any_product(graph: Graph, op: Op) -> MatrixProduct | None:
-    """A product with a constant matrix, alone or with what `linear` joined to it."""
-    if not is_float32(graph, op):
-        return None
-    if op.kind == "LinearPointwise":
-        bias = op.inputs[2] if op.attrs["bias"] else None
-        return MatrixProduct(op.inputs[0], op.inputs[1], bool(op.attrs["trans"]), bias)
-    product = read_product(graph, op)
-    return None if product is None or not is_constant(graph, product.weight) else product
 
 
 def _is_large(graph: Graph, product: MatrixProduct) -> bool:

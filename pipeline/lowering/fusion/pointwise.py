@@ -16,7 +16,7 @@ from pipeline.lowering.fusion.readers import (
 )
 from pipeline.lowering.fusion.rewrite import Rewrite, is_constant, only_user
 
-__all__ = ["fuse_convolutions", "fuse_products"]
+__all__ = ["NONE", "fuse_convolutions", "fuse_products", "is_float32", "of_activation", "read_stored_product"]
 
 NONE: Activation = ("none", ())
 
@@ -37,10 +37,26 @@ def fuse_products(graph: Graph) -> Graph:
         last, activation = _activation_after(graph, last)
         if last is op:
             continue
-        attrs: dict[str, Attr] = {"trans": product.trans, "bias": bias is not None, **of_activation(activation)}
+        attrs: dict[str, Attr] = {
+            "trans": product.trans,
+            "add": False,
+            "bias": bias is not None,
+            **of_activation(activation),
+        }
         ins = [product.x, product.weight, *([] if bias is None else [bias])]
         rewrite.replace(last, "LinearPointwise", ins, last.outputs, attrs)
     return rewrite.build()
+
+
+def read_stored_product(graph: Graph, op: Op) -> MatrixProduct | None:
+    """A product with a constant matrix, alone or with the bias and the activation that `linear` joined to it."""
+    if not is_float32(graph, op):
+        return None
+    if op.kind == "LinearPointwise" and not op.attrs["add"]:
+        bias = op.inputs[2] if op.attrs["bias"] else None
+        return MatrixProduct(op.inputs[0], op.inputs[1], bool(op.attrs["trans"]), bias)
+    product = read_product(graph, op)
+    return None if product is None or not is_constant(graph, product.weight) else product
 
 
 def _add_of_bias(graph: Graph, op: Op, product: MatrixProduct) -> tuple[Op, int] | None:

@@ -154,6 +154,8 @@ def _backends(report: Report) -> dict[str, str]:
         worst = worst_of([backend.errors])
         error = f"error {error_text(worst[1])}, " if worst else ""
         facts[backend.name] = backend.shortfall or f"{error}{milliseconds_text(backend.seconds)} a run"
+        if backend.native_calls:
+            facts["kernels in C++"] = f"{plural(backend.native_calls, 'call')}, built by the compiler of this machine"
     if report.runtime.ops:
         counts = {"ops": report.runtime.ops, "values": report.runtime.values, "aliases": report.runtime.aliases}
         facts["IR and plan"] = ", ".join(f"{count:,} {what}" for what, count in counts.items())

@@ -23,7 +23,7 @@ from pipeline.runtime.kernels import (
 )
 from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
 from pipeline.runtime.kernels.native import KERNELS as NATIVE
-from pipeline.runtime.kernels.native import NativeLibrary, load_library
+from pipeline.runtime.kernels.native import NativeLibrary, has_native, is_library_built, load_library
 from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.packing import Packer, ProductWeight
 
@@ -39,6 +39,8 @@ __all__ = [
     "PackedMemory",
     "ProductWeight",
     "bind_attrs",
+    "has_native",
+    "is_library_built",
     "load_library",
 ]
 

@@ -88,7 +88,18 @@ class BlockedWeight:
     def launch_product(
         self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
     ) -> Launch | None:
-        """See `ProductWeight`; the bias and the activation follow in place."""
+        """See `ProductWeight`."""
+        return self.launch_with(x, bias, None, out, after)
+
+    def launch_with(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        other: torch.Tensor | None,
+        out: torch.Tensor,
+        after: PostOp = PLAIN,
+    ) -> Launch | None:
+        """See `ProductWeight`; bias, activation and sum follow in place."""
         count, inner, width = self.blocks.shape
         try:
             rows, result = x.view(-1, inner), out.view(-1, count * width)
@@ -102,7 +113,8 @@ class BlockedWeight:
             groups, blocks, results = groups[0, 0], self.blocks, results[:, 0]
         product = partial(_multiply, results, groups, blocks, HeldArrays())
         add_bias = None if bias is None else partial(torch.add, result, bias, out=result)
-        return in_turn(product, add_bias, after.bind_in_place(result))
+        add_other = None if other is None else partial(torch.add, out, other, out=out)
+        return in_turn(product, add_bias, after.bind_in_place(result), add_other)
 
 
 def pack_blocks(rows: int, weight: torch.Tensor) -> BlockedWeight | None:

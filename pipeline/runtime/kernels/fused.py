@@ -43,13 +43,21 @@ CHANNELS_FIRST = (0, 3, 1, 2)
 
 
 def linear(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    x, weight, bias, out = ins[0], ins[1], ins[2] if attrs["bias"] else None, outs[0]
+    """The result is never the memory of the tensor that is added: kernels write partial sums before they read it."""
+    (x, weight), (other, bias), out = ins[:2], split_optional(ins[2:], attrs["add"], attrs["bias"]), outs[0]
     packed = attrs.get("packed")
-    launch = packed.launch_product(x, bias, out, post_op(attrs)) if packed else None
+    launch = packed.launch_with(x, bias, other, out, post_op(attrs)) if packed else None
     if launch is not None:
         return launch
     product = multiply(x, weight.t() if attrs["trans"] else weight, bias, out)
-    return in_turn(product, post_op(attrs).bind_in_place(out))
+    add_other = None if other is None else partial(torch.add, out, other, out=out)
+    return in_turn(product, post_op(attrs).bind_in_place(out), add_other)
+
+
+def split_optional(rest: Ins, *flags: bool) -> list[torch.Tensor | None]:
+    """The operands that a call may lack, in order, each where its flag says that it is there."""
+    left = iter(rest)
+    return [next(left) if flag else None for flag in flags]
 
 
 def pack_linear(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> ProductWeight | None:
@@ -63,10 +71,8 @@ def pack_linear(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> Pr
 
 def feed_forward(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """The sum comes last, so it may be written over the tensor that is added, which the products do not read then."""
-    rest = list(ins[3:])
-    other = rest.pop(0) if attrs["add"] else None
-    first_bias = rest.pop(0) if attrs["bias_first"] else None
-    second_bias = rest.pop(0) if attrs["bias_second"] else None
+    flags = (attrs["add"], attrs["bias_first"], attrs["bias_second"])
+    other, first_bias, second_bias = split_optional(ins[3:], *flags)
     (x, first, second), (out, hidden) = ins[:3], outs
     copy = None if other is None or is_same_memory(out, other) else partial(out.copy_, other)
     packed, after = attrs.get("packed"), post_op(attrs)

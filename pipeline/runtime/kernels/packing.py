@@ -69,19 +69,32 @@ class PackedWeight:
     def launch_product(
         self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
     ) -> Launch | None:
-        """See `ProductWeight`. oneDNN allocates its result."""
+        """See `ProductWeight`."""
+        return self.launch_with(x, bias, None, out, after)
+
+    def launch_with(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        other: torch.Tensor | None,
+        out: torch.Tensor,
+        after: PostOp = PLAIN,
+    ) -> Launch | None:
+        """See `ProductWeight`. oneDNN allocates its result; a sum with it takes the place of its copy."""
         try:
             rows, result = x.view(-1, x.shape[-1]), out.view(-1, out.shape[-1])
+            added = None if other is None else other.view(result.shape)
         except RuntimeError:
             return None
-        operator = torch.ops.mkldnn._linear_pointwise.default
-        return _with_dense_bias(
-            lambda dense: copy_result(
-                OverloadCall.bind(operator, rows, self.tensor, dense, after.name, after.numbers, after.algorithm),
-                [result],
-            ),
-            bias,
-        )
+        operator, rest = torch.ops.mkldnn._linear_pointwise.default, (after.name, after.numbers, after.algorithm)
+
+        def bind(dense: torch.Tensor | None) -> Launch:
+            product = OverloadCall.bind(operator, rows, self.tensor, dense, *rest)
+            if added is None:
+                return copy_result(product, [result])
+            return give_result(product, OverloadCall.bind(torch.ops.aten.add.out, out=result), (added,))
+
+        return _with_dense_bias(bind, bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +133,17 @@ class ProductWeight(Protocol):
         self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
     ) -> Launch | None:
         """The product of the rows of `x` with the matrix; None where strides cannot show rows."""
+        ...
+
+    def launch_with(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        other: torch.Tensor | None,
+        out: torch.Tensor,
+        after: PostOp = PLAIN,
+    ) -> Launch | None:
+        """The product, plus `other` after the activation; `other` has the shape of `out`, and memory of its own."""
         ...
 
 

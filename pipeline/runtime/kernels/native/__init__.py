@@ -4,7 +4,7 @@
 `library.py` makes launches of them. `products.py`, `rows.py` and `elementwise.py` say for which operands a kernel
 takes a call; `kernels/aten/native.py` does so for torch's operators. Every other call runs by torch.
 
-The kernels take float32 and use one thread, so with more threads torch keeps large products.
+The kernels take float32 and use one thread, so with more threads torch keeps what is large.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pipeline.lowering import Kind
 from pipeline.lowering.tables import join
 from pipeline.runtime.kernels.native import elementwise, products, rows
-from pipeline.runtime.kernels.native.build import load_library
-from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary
+from pipeline.runtime.kernels.native.build import is_library_built, load_library
+from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, has_native
 
-__all__ = ["KERNELS", "NativeLibrary", "load_library"]
+__all__ = ["KERNELS", "NativeLibrary", "has_native", "is_library_built", "load_library"]
 
 KERNELS: Mapping[Kind, NativeKernel] = join(family.KERNELS for family in (products, rows, elementwise))
 """By kind."""

@@ -21,7 +21,7 @@ from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
 from pipeline.runtime.kernels.native.library import NativeLibrary
 
-__all__ = ["load_library"]
+__all__ = ["is_library_built", "load_library"]
 
 SOURCES = Path(__file__).with_name("sources")
 
@@ -43,7 +43,7 @@ def load_library() -> NativeLibrary:
         UsageError: no compiler is there, it fails, or the folder for the library cannot be written or is not ours.
     """
     compiler = _find_compiler()
-    path = _cache_folder() / f"native-{_digest(compiler)}.so"
+    path = _library_path(compiler)
     if not path.is_file():
         _compile(compiler, path)
     _refuse_foreign(path)
@@ -56,13 +56,26 @@ def load_library() -> NativeLibrary:
     return NativeLibrary(ctypes.CDLL(str(path)))
 
 
+def is_library_built() -> bool:
+    """Whether this machine has compiled them already.
+
+    Raises:
+        UsageError: as `load_library`.
+    """
+    return _library_path(_find_compiler()).is_file()
+
+
+def _library_path(compiler: str) -> Path:
+    return _cache_folder() / f"native-{_digest(compiler)}.so"
+
+
 def _find_compiler() -> str:
     """`$CXX`, or the first of `COMPILERS` that is there."""
     chosen = os.environ.get("CXX", "")
     found = [shutil.which(name) for name in ([chosen] if chosen else COMPILERS)]
     path = next(filter(None, found), None)
     if path is None:
-        tried = f"$CXX, {chosen!r}," if chosen else f"any of {', '.join(COMPILERS)}"
+        tried = f"{chosen!r} of $CXX" if chosen else f"any of {', '.join(COMPILERS)}"
         raise UsageError(f"native needs a C++ compiler, and did not find {tried}; install one, {LEAVE_OUT}")
     return path
 

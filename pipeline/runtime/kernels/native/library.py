@@ -6,13 +6,18 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.launches import OverloadCall
 
-__all__ = ["NativeKernel", "NativeLibrary", "are_floats", "as_rows"]
+__all__ = ["NativeKernel", "NativeLibrary", "are_floats", "as_rows", "has_native", "is_for_one_thread"]
+
+
+SHARED = 2**15
+"""Numbers from which on torch shares them among its threads (`at::internal::GRAIN_SIZE`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +50,22 @@ def _pack(settings: Sequence[float]) -> torch.Tensor:
     return torch.frombuffer(bytearray(struct.pack(forms, *settings)), dtype=torch.int64)
 
 
+def has_native(launch: object) -> bool:
+    """Whether `launch` calls a kernel in C++, alone or among other calls."""
+    if isinstance(launch, OverloadCall):
+        return launch.overload.namespace == "onnxline"
+    parts = launch.args if isinstance(launch, partial) else launch if isinstance(launch, tuple) else ()
+    return any(map(has_native, parts))
+
+
 def are_floats(*tensors: torch.Tensor) -> bool:
     """Whether the kernels take tensors like these: float32, with at least one number."""
     return all(tensor.dtype is torch.float32 and tensor.numel() > 0 for tensor in tensors)
+
+
+def is_for_one_thread(out: torch.Tensor) -> bool:
+    """Whether torch would not share the computation of `out`, number by number or row by row, among its threads."""
+    return torch.get_num_threads() == 1 or out.numel() < SHARED
 
 
 def as_rows(tensor: torch.Tensor) -> torch.Tensor | None:

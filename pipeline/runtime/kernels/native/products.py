@@ -50,7 +50,7 @@ class NativeWeight:
         out: torch.Tensor,
         after: PostOp = PLAIN,
     ) -> Launch | None:
-        """The product, plus `other` after the activation; `other` may be the memory of `out`."""
+        """See `ProductWeight`. The kernel writes partial sums, so `other` may not be the memory of `out`."""
         product = RowProduct.find(x, self.columns, bias, other, out, after)
         return product and self.library.launch(
             "multiply_packed", [out], [product.rows, self.panels, *product.added], product.settings
@@ -131,7 +131,7 @@ def matmul(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch
 
 
 def linear(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
-    if "packed" in attrs:
+    if "packed" in attrs or attrs["add"]:
         return None
     weight = ins[1].t() if attrs["trans"] else ins[1]
     return launch_any(library, ins[0], weight, ins[2] if attrs["bias"] else None, outs[0], post_op(attrs))

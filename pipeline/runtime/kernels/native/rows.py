@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
-from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, are_floats, as_rows
+from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, are_floats, as_rows, is_for_one_thread
 
 __all__ = ["KERNELS"]
 
 
-def layer_norm(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
+def normalize(is_centered: bool, library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
+    """Over the axes from `axis` on; not centered, it divides by the root of the mean square."""
     over = ins[0].shape[attrs["axis"] :]
     columns = math.prod(over)
     if not are_floats(*ins, *outs) or any(item.shape != over or not item.is_contiguous() for item in ins[1:]):
         return None
+    if not is_for_one_thread(outs[0]):
+        return None
     rows = as_rows(ins[0].flatten(attrs["axis"])) if ins[0].is_contiguous() else as_rows(ins[0])
     if rows is None or rows.shape[1] != columns:
         return None
-    settings = (len(rows), columns, rows.stride(0), int(len(ins) == 3), float(attrs["epsilon"]))
+    settings = (len(rows), columns, rows.stride(0), int(len(ins) == 3), int(is_centered), float(attrs["epsilon"]))
     return library.launch("normalize_rows", outs, [rows, *ins[1:]], settings)
 
 
 def softmax(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
     rows = as_rows(ins[0]) if attrs["axis"] in (-1, ins[0].dim() - 1) and are_floats(ins[0]) else None
-    if rows is None:
+    if rows is None or not is_for_one_thread(outs[0]):
         return None
     return library.launch("softmax_rows", outs, [rows], (*rows.shape, rows.stride(0)))
 
@@ -42,7 +46,8 @@ def small_attention(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) 
 
 
 KERNELS: dict[Kind, NativeKernel] = {
-    Kind.LayerNormalization: layer_norm,
+    Kind.LayerNormalization: partial(normalize, True),
+    Kind.RMSNormalization: partial(normalize, False),
     Kind.Softmax: softmax,
     Kind.SmallAttention: small_attention,
 }

@@ -17,9 +17,11 @@ graph "layers" (%0 "x": float32[1, 128, 1024]) {
   const %4 "b2": float32[1024]
 
   %5 "h": float32[1, 128, 1024] = LinearPointwise(%0, %1, %2) {
-    trans: false, bias: true, activation: "tanh", numbers: []
+    trans: false, add: false, bias: true, activation: "tanh", numbers: []
   }
-  %6 "t": float32[1, 128, 1024] = LinearPointwise(%5, %3, %4) {trans: true, bias: true, activation: "none", numbers: []}
+  %6 "t": float32[1, 128, 1024] = LinearPointwise(%5, %3, %4) {
+    trans: true, add: false, bias: true, activation: "none", numbers: []
+  }
   %7 "y": float32[1, 128, 1024] = Add(%0, %6)
 
   return %7
@@ -55,7 +57,9 @@ graph "layers" (%0 "x": float32[128, 1024]) {
   const %2 "b1": float32[2048]
   const %3 "second": float32[2048, 512]
 
-  %4 "h": float32[128, 2048] = LinearPointwise(%0, %1, %2) {trans: false, bias: true, activation: "relu", numbers: []}
+  %4 "h": float32[128, 2048] = LinearPointwise(%0, %1, %2) {
+    trans: false, add: false, bias: true, activation: "relu", numbers: []
+  }
   %5 "y": float32[128, 512] = MatMul(%4, %3)
 
   return %5
@@ -109,7 +113,10 @@ def test_a_sum_with_another_shape_stays() -> None:
     [
         ("[1, 128,", "[1, 64,"),  # small products are as fast one by one
         ("return %7", "return %7, %5"),  # somebody else reads what is between
-        ("""trans: true, bias: true, activation: "none\"""", """trans: true, bias: true, activation: "relu\""""),
+        (
+            """trans: true, add: false, bias: true, activation: "none\"""",
+            """trans: true, add: false, bias: true, activation: "relu\"""",
+        ),
         ("LinearPointwise(%5, %3, %4)", "LinearPointwise(%0, %3, %4)"),  # not one after the other
         ("LinearPointwise(%5, %3, %4)", "LinearPointwise(%0, %3, %5)"),  # the first is a bias of the second
         ("[1, 128,", "[1, n,"),
@@ -129,7 +136,7 @@ def test_vectors_are_left_alone_however_large_the_matrices() -> None:
 
 
 def test_the_sum_of_two_pairs_belongs_to_the_first_and_a_third_product_stays() -> None:
-    relu = """{trans: false, bias: false, activation: "relu", numbers: []}"""
+    relu = """{trans: false, add: false, bias: false, activation: "relu", numbers: []}"""
     plain = relu.replace("relu", "none")
     graph = join_products(
         from_text(f"""
@@ -155,5 +162,5 @@ def test_the_sum_of_two_pairs_belongs_to_the_first_and_a_third_product_stays() -
         ("FeedForward", "u", False),
         ("FeedForward", "s", True),
         ("FeedForward", "b", False),
-        ("LinearPointwise", "y", None),
+        ("LinearPointwise", "y", False),
     ]

@@ -29,7 +29,7 @@ def test_a_product_takes_its_bias_and_its_activation() -> None:
           param %2 "b": float32[8]
 
           %3 "y": float32[2, 8] =
-            LinearPointwise(%0, %1, %2) {trans: false, bias: true, activation: "gelu", numbers: []} @"fc"
+            LinearPointwise(%0, %1, %2) {trans: false, add: false, bias: true, activation: "gelu", numbers: []} @"fc"
 
           return %3
         }
@@ -57,7 +57,7 @@ def test_torch_s_linear_and_the_bound_of_a_clamp() -> None:
           param %2 "b": float32[8]
 
           %3 "y": float32[2, 3, 8] =
-            LinearPointwise(%0, %1, %2) {trans: true, bias: true, activation: "clip", numbers: [0.0, 1.5]}
+            LinearPointwise(%0, %1, %2) {trans: true, add: false, bias: true, activation: "clip", numbers: [0.0, 1.5]}
 
           return %3
         }

@@ -72,7 +72,7 @@ def assert_close(program: CompiledProgram, feed: dict[str, torch.Tensor], expect
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_product_with_a_bias_and_every_activation(activation: str, packed: bool) -> None:
     x, weight, bias = torch.randn(2, 16, 512), torch.randn(1024, 512), torch.randn(1024)
-    attrs = {"trans": True, "bias": True, **of_activation(activation)}
+    attrs = {"trans": True, "add": False, "bias": True, **of_activation(activation)}
     stored = {1: weight, 2: bias} if packed else {}
     program, feed = compile_one("LinearPointwise", (2, 16, 1024), attrs, [x] if packed else [x, weight, bias], stored)
     assert (program.packed_bytes > 0) == packed
@@ -85,12 +85,46 @@ def test_a_product_without_bias_and_the_rows_of_a_transposed_input() -> None:
     x = builder.input("x", TensorSpec((64, 4, 256), "float32"))
     w = builder.param("w", TensorSpec((256, 256), "float32"))
     (turned,) = builder.emit("Transpose", [x], [("t", TensorSpec((4, 64, 256), "float32"))], {"perm": (1, 0, 2)})
-    attrs = {"trans": False, "bias": False, **of_activation("relu")}
+    attrs = {"trans": False, "add": False, "bias": False, **of_activation("relu")}
     (y,) = builder.emit("LinearPointwise", [turned, w], [("y", TensorSpec((4, 64, 256), "float32"))], attrs)
     tensors = {"x": torch.randn(64, 4, 256), "w": torch.randn(256, 256)}
     program = compile_graph(builder.build([y]), {"w": tensors["w"]})
     assert program.packed_bytes > 0
     assert_close(program, {"x": tensors["x"]}, (tensors["x"].transpose(0, 1) @ tensors["w"]).relu())
+
+
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+@pytest.mark.parametrize(
+    ("rows", "columns", "stored"),
+    [(32, 1024, True), (32, 1031, True), (2, 24, True), (32, 1024, False)],
+    ids=["in blocks", "by oneDNN", "small", "fed"],
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_product_and_the_tensor_that_is_added_to_it(
+    rows: int, columns: int, stored: bool, bias: bool, activation: str
+) -> None:
+    x, weight, other = torch.randn(1, rows, 512), torch.randn(columns, 512), torch.randn(1, rows, columns)
+    operands = [x, weight, other, *([torch.randn(columns)] if bias else [])]
+    attrs = {"trans": True, "add": True, "bias": bias, **of_activation(activation)}
+    kept = {at: operands[at] for at in (1, 3)[: 1 + bias]} if stored else {}
+    fed = [operand for at, operand in enumerate(operands) if at not in kept]
+    program, feed = compile_one("LinearPointwise", (1, rows, columns), attrs, fed, kept)
+    product = functional.linear(x, weight, operands[3] if bias else None)
+    assert_close(program, feed, TORCH[activation](product) + other)
+
+
+def test_a_sum_is_not_written_over_what_is_added() -> None:
+    """Kernels write partial sums; `n` dies in the call, and would be lost before it is read."""
+    builder, spec = Builder("layer", EMITTERS), TensorSpec((16, 64), "float32")
+    x, w = builder.input("x", spec), builder.param("w", TensorSpec((64, 64), "float32"))
+    (negated,) = builder.emit("Neg", [x], [("n", spec)])
+    attrs = {"trans": True, "add": True, "bias": False, **of_activation("none")}
+    (sum_,) = builder.emit("LinearPointwise", [x, w, negated], [("sum", spec)], attrs)
+    (y,) = builder.emit("Neg", [sum_], [("y", spec)])
+    weight = torch.randn(64, 64)
+    program, fed = compile_graph(builder.build([y]), {"w": weight}), torch.randn(16, 64)
+    assert "sum" not in [program.plan.slots[vid].name for vid in program.plan.alias]
+    assert_close(program, {"x": fed}, fed - fed @ weight.t())
 
 
 NAMES = ("first", "second")
@@ -318,10 +352,10 @@ def test_the_scores_of_attention_are_of_each_query_and_key() -> None:
     [
         ({"activation": "mish"}, "attr activation='mish'; expected one of"),
         ({"activation": "clip", "numbers": (1.0,)}, "attr numbers=\\(1.0,\\); clip has 2"),
-        ({"bias": True}, "2 inputs; expected 3 by bias"),
+        ({"bias": True}, "2 inputs; expected 3 by add, bias"),
     ],
 )
 def test_a_wrong_call_is_refused_when_it_is_built(given: dict[str, Any], said: str) -> None:
-    attrs = {"trans": False, "bias": False, "activation": "none", "numbers": (), **given}
+    attrs = {"trans": False, "add": False, "bias": False, "activation": "none", "numbers": (), **given}
     with pytest.raises(InternalError, match=said):
         compile_one("LinearPointwise", (2, 2), attrs, [torch.ones(2, 2), torch.ones(2, 2)], {})

@@ -4,14 +4,15 @@
 
 #include "softmax.h"
 
-// out <- (x - mean) / sqrt(variance + epsilon) * scale + bias, over each row.
-// Settings: rows, columns, row stride of x, has a bias, epsilon.
+// out <- (x - mean) / sqrt(variance + epsilon) * scale + bias, over each row; where it is not centered, the mean is taken for 0.
+// Settings: rows, columns, row stride of x, has a bias, is centered, epsilon.
 KERNEL(normalize_rows) {
   ptrdiff_t rows = settings[0].whole, columns = settings[1].whole, stride = settings[2].whole;
   float *out = (float *)operands[0];
   const float *x = (const float *)operands[1], *scale = (const float *)operands[2];
   const float *bias = settings[3].whole ? (const float *)operands[3] : nullptr;
-  double epsilon = settings[4].real;
+  bool is_centered = settings[4].whole;
+  double epsilon = settings[5].real;
   ptrdiff_t even = columns / LANES * LANES, rest = columns - even;
   for (ptrdiff_t row = 0; row < rows; row++, x += stride, out += columns) {
     Vector sums[4] = {}, squares[4] = {};
@@ -21,7 +22,7 @@ KERNEL(normalize_rows) {
       for (int i = 0; i < 4; i++) sums[i] += load(x + at + i * LANES);
     for (; at < even; at += LANES) sums[0] += load(x + at);
     if (rest) sums[1] += load_some(x + at, rest);
-    float mean = sum_of(sums[0] + sums[1] + (sums[2] + sums[3])) / columns;
+    float mean = is_centered ? sum_of(sums[0] + sums[1] + (sums[2] + sums[3])) / columns : 0.0f;
     for (at = 0; at + 4 * LANES <= even; at += 4 * LANES)
 #pragma GCC unroll 4
       for (int i = 0; i < 4; i++) {

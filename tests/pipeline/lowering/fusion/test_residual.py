@@ -1,0 +1,134 @@
+"""A product and the tensor that is added to it become one call, also through views that keep the order."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.ir.check import check
+from pipeline.ir.parse import from_text
+from pipeline.lowering.fusion.residual import add_in_products
+from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
+
+BEFORE = """
+graph "layer" (%0 "x": float32[2, 8, 16], %1 "r": float32[2, 8, 32]) {
+  const %2 "w": float32[16, 32]
+  const %3 "b": float32[32]
+
+  %4 "p": float32[2, 8, 32] = LinearPointwise(%0, %2, %3) {
+    trans: false, add: false, bias: true, activation: "gelu", numbers: []
+  }
+  %5 "y": float32[2, 8, 32] = Add(%1, %4)
+
+  return %5
+}
+"""
+
+
+def test_a_sum_after_the_activation_is_part_of_the_product() -> None:
+    assert_becomes(
+        add_in_products,
+        BEFORE,
+        """
+        graph "layer" (%0 "x": float32[2, 8, 16], %1 "r": float32[2, 8, 32]) {
+          const %2 "w": float32[16, 32]
+          const %3 "b": float32[32]
+
+          %4 "y": float32[2, 8, 32] = LinearPointwise(%0, %2, %1, %3) {
+            trans: false, add: true, bias: true, activation: "gelu", numbers: []
+          }
+
+          return %4
+        }
+        """,
+    )
+
+
+def test_a_gemm_whose_rows_are_shown_otherwise_before_the_sum() -> None:
+    assert_becomes(
+        add_in_products,
+        """
+        graph "layer" (%0 "x": float32[8, 16], %1 "r": float32[1, 8, 32]) {
+          const %2 "w": float32[32, 16]
+          const %3 "b": float32[32]
+
+          %4 "p": float32[8, 32] = Gemm(%0, %2, %3) {alpha: 1.0, beta: 1.0, trans_a: false, trans_b: true}
+          %5 "rows": float32[8, 1, 32] = Reshape(%4) {shape: [8, 1, 32]}
+          %6 "turned": float32[1, 8, 32] = Transpose(%5) {perm: [1, 0, 2]}
+          %7 "y": float32[1, 8, 32] = Add(%1, %6)
+
+          return %7
+        }
+        """,
+        """
+        graph "layer" (%0 "x": float32[8, 16], %1 "r": float32[1, 8, 32]) {
+          const %2 "w": float32[32, 16]
+          const %3 "b": float32[32]
+
+          %5 "y other by rows": float32[8, 32] = Reshape(%1) {shape: [8, 32]}
+          %6 "y by rows": float32[8, 32] = LinearPointwise(%0, %2, %5, %3) {
+            trans: true, add: true, bias: true, activation: "none", numbers: []
+          }
+          %4 "y": float32[1, 8, 32] = Reshape(%6) {shape: [1, 8, 32]}
+
+          return %4
+        }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("return %5", "return %5, %4"),  # somebody else reads the product
+        ("Add(%1, %4)", "Mul(%1, %4)"),
+        ("Add(%1, %4)", "Add(%4, %4)"),  # the product is read twice
+        ('%1 "r": float32[2, 8, 32]', '%1 "r": float32[2, 1, 32]'),  # what is added is spread
+    ],
+)
+def test_other_sums_are_left_alone(old: str, new: str) -> None:
+    assert old in BEFORE
+    assert_stays(add_in_products, BEFORE.replace(old, new))
+
+
+VIEWED = """
+graph "layer" (%0 "x": float32[8, 16], %1 "r": float32[8, 8], %2 "v": float32[16, 8]) {
+  const %3 "w": float32[16, 8]
+
+  %4 "p": float32[8, 8] = MatMul(%0, %3)
+  %5 "turned": float32[8, 8] = Transpose(%4) {perm: [0, 1]}
+  %6 "y": float32[8, 8] = Add(%1, %5)
+
+  return %6
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("[0, 1]", "[1, 0]"), ("MatMul(%0, %3)", "MatMul(%0, %2)")],
+    ids=["the view moves elements", "the matrix changes from run to run"],
+)
+def test_other_products_are_left_alone(old: str, new: str) -> None:
+    assert [op.kind for op in add_in_products(from_text(VIEWED)).ops] == ["LinearPointwise"]
+    assert_stays(add_in_products, VIEWED.replace(old, new))
+
+
+def test_the_sum_of_two_products_belongs_to_the_first() -> None:
+    graph = add_in_products(
+        from_text("""
+        graph "layer" (%0 "x": float32[8, 16]) {
+          const %1 "w": float32[16, 16]
+
+          %2 "p": float32[8, 16] = MatMul(%0, %1)
+          %3 "q": float32[8, 16] = MatMul(%0, %1)
+          %4 "y": float32[8, 16] = Add(%2, %3)
+
+          return %4
+        }
+        """)
+    )
+    check(graph)
+    assert [(op.kind, graph.values[op.inputs[-1]].name) for op in graph.ops] == [
+        ("MatMul", "w"),
+        ("LinearPointwise", "q"),
+    ]

@@ -1,0 +1,149 @@
+"""Normalisation, softmax and attention in C++ beside float64: odd sizes, strides, -inf, NaN, in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from pipeline.lowering import Kind
+from pipeline.runtime.kernels.base import Launch
+from pipeline.runtime.kernels.native import KERNELS
+from tests.support.native import native_library
+
+COLUMNS = st.sampled_from((1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130, 513))
+ROWS = st.sampled_from((1, 2, 7, 33))
+
+ATOL, RTOL = 2e-6, 2e-5
+"""float32: each result is a few roundings (6e-8) from a row sum of up to 513 numbers near 1, in four partial sums."""
+
+
+def bind(kind: Kind, ins: list[torch.Tensor], outs: list[torch.Tensor], **attrs: Any) -> Launch | None:
+    return KERNELS[kind](native_library(), ins, outs, attrs)
+
+
+def launch(kind: Kind, ins: list[torch.Tensor], outs: list[torch.Tensor], **attrs: Any) -> None:
+    found = bind(kind, ins, outs, **attrs)
+    assert found is not None
+    found()
+
+
+def draw(seed: int, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, np.float32))
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, COLUMNS, st.booleans(), st.booleans(), st.integers(0, 2**16))
+def test_layer_normalisation(rows: int, columns: int, with_bias: bool, apart: bool, seed: int) -> None:
+    """Also of rows with other numbers between them, and far from 0, where a sum of squares would lose the variance."""
+    x = (draw(seed, rows, columns + 5)[:, :columns] if apart else draw(seed, rows, columns)) + 10
+    weights = [draw(seed + 1, columns), *([draw(seed + 2, columns)] if with_bias else [])]
+    out = torch.full((rows, columns), torch.nan)
+    launch(Kind.LayerNormalization, [x, *weights], [out], axis=-1, epsilon=1e-5)
+    wanted = functional.layer_norm(x.double(), (columns,), *(weight.double() for weight in weights), eps=1e-5)
+    # A number near 10 has a last digit of 1e-6, and a row of one number a deviation of the root of epsilon.
+    torch.testing.assert_close(out.double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ROWS, COLUMNS, st.integers(0, 2**16))
+def test_normalisation_by_the_root_of_the_mean_square(rows: int, columns: int, seed: int) -> None:
+    x, scale = draw(seed, 2, rows, columns), draw(seed + 1, columns)
+    out = torch.full((2, rows, columns), torch.nan)
+    launch(Kind.RMSNormalization, [x, scale], [out], axis=2, epsilon=1e-6)
+    wanted = functional.rms_norm(x.double(), (columns,), scale.double(), 1e-6)
+    torch.testing.assert_close(out.double(), wanted, atol=ATOL, rtol=RTOL)
+
+
+def test_a_normalisation_over_several_axes_and_in_place() -> None:
+    x, scale, bias = draw(0, 5, 3, 7), draw(1, 3, 7), draw(2, 3, 7)
+    wanted = functional.layer_norm(x.double(), (3, 7), scale.double(), bias.double(), 1e-5)
+    launch(Kind.LayerNormalization, [x, scale, bias], [x], axis=1, epsilon=1e-5)
+    torch.testing.assert_close(x.double(), wanted, atol=ATOL, rtol=RTOL)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, COLUMNS, st.booleans(), st.integers(0, 2**16))
+def test_softmax(rows: int, columns: int, apart: bool, seed: int) -> None:
+    x = draw(seed, rows, columns + 3)[:, :columns] if apart else draw(seed, rows, columns)
+    x = x * 30
+    out = torch.full((rows, columns), torch.nan)
+    launch(Kind.Softmax, [x], [out], axis=1)
+    # The exponent of a number is off by its last digit, which is 8e-6 of what is near 100.
+    torch.testing.assert_close(out.double(), x.double().softmax(1), atol=1e-6, rtol=2e-5)
+
+
+INF, NAN = torch.inf, torch.nan
+
+
+@pytest.mark.parametrize("columns", [4, 16, 21])
+@pytest.mark.parametrize("odd", [[-INF], [-INF, -INF], [NAN], [NAN, -INF], [INF], [INF, -INF], [1e30, -1e30]], ids=str)
+@pytest.mark.parametrize("place", ["begin", "end", "all"])
+def test_softmax_of_infinities_and_nan(columns: int, odd: list[float], place: str) -> None:
+    """As torch: weights of -inf are 0, and a row that is -inf everywhere, or has NaN or inf, is NaN. In place."""
+    x = draw(0, 1, columns)
+    numbers = torch.tensor(odd * columns)[:columns] if place == "all" else torch.tensor(odd)
+    at = slice(None, len(numbers)) if place != "end" else slice(-len(numbers), None)
+    x[0, at] = numbers
+    wanted = x.double().softmax(1)
+    launch(Kind.Softmax, [x], [x], axis=-1)
+    torch.testing.assert_close(x.double(), wanted, atol=1e-6, rtol=2e-5, equal_nan=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 2),
+    st.integers(1, 3),
+    st.sampled_from((1, 2, 13, 15, 32, 33)),
+    st.sampled_from((1, 3, 16, 17, 40)),
+    st.sampled_from((1, 4, 16, 31, 32, 64)),
+    st.booleans(),
+    st.integers(0, 2**16),
+)
+def test_attention(batch: int, heads: int, queries: int, keys: int, width: int, by_token: bool, seed: int) -> None:
+    """The operands as a product with three parts leaves them, token by token, or head by head."""
+
+    def operand(of: int, tokens: int) -> torch.Tensor:
+        if by_token:
+            return draw(seed + of, batch, tokens, heads, width).transpose(1, 2)
+        return draw(seed + of, batch, heads, tokens, width)
+
+    query, key, value = operand(0, queries), operand(1, keys), operand(2, keys)
+    out, scores = torch.full((batch, queries, heads, width), NAN), torch.full((batch, heads, queries, keys), NAN)
+    launch(Kind.SmallAttention, [query, key, value], [out, scores], scale=0.25)
+    weights = (query.double() @ key.double().transpose(2, 3) * 0.25).softmax(-1)
+    torch.testing.assert_close(scores.double(), weights, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(out.double(), (weights @ value.double()).transpose(1, 2), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("number", [NAN, -INF])
+def test_attention_to_a_key_that_is_no_number(number: float) -> None:
+    """One query times -inf is -inf or inf by its sign, so only queries above 0 are free of the second key."""
+    query, key, value = draw(0, 1, 1, 3, 8).abs(), draw(1, 1, 1, 5, 8), draw(2, 1, 1, 5, 8)
+    key[0, 0, 1, 2] = number
+    out, scores = torch.empty(1, 3, 1, 8), torch.empty(1, 1, 3, 5)
+    launch(Kind.SmallAttention, [query, key, value], [out, scores], scale=1.0)
+    weights = (query.double() @ key.double().transpose(2, 3)).softmax(-1)
+    torch.testing.assert_close(scores.double(), weights, atol=1e-5, rtol=1e-4, equal_nan=True)
+    assert out.isnan().all() == (number != number)
+
+
+def test_other_operands_are_left_to_torch() -> None:
+    x, scale = draw(0, 4, 8), draw(1, 8)
+    narrow = draw(2, 8, 4).t()
+    assert bind(Kind.LayerNormalization, [x.double(), scale.double()], [x.double()], axis=1, epsilon=1e-5) is None
+    assert bind(Kind.LayerNormalization, [x, draw(0, 1)], [x.clone()], axis=1, epsilon=1e-5) is None
+    assert bind(Kind.LayerNormalization, [narrow, scale[:4]], [torch.empty(8, 4).t()], axis=1, epsilon=1e-5) is None
+    assert bind(Kind.Softmax, [x], [x.clone()], axis=0) is None
+    assert bind(Kind.Softmax, [narrow], [torch.empty(4, 8)], axis=1) is None
+    assert bind(Kind.Softmax, [x.half()], [x.half()], axis=1) is None
+    assert bind(Kind.Softmax, [x[:0]], [x[:0]], axis=1) is None
+    heads = draw(3, 1, 2, 5, 8)
+    outs = [torch.empty(1, 5, 2, 8), torch.empty(1, 2, 5, 5)]
+    assert bind(Kind.SmallAttention, [heads, heads, heads.bfloat16()], outs, scale=1.0) is None
+    assert bind(Kind.SmallAttention, [heads, heads, draw(3, 1, 2, 8, 5).transpose(2, 3)], outs, scale=1.0) is None
