@@ -17,6 +17,7 @@ from pipeline.runtime.kernels.native.losses import (
     launch_row_sum,
     launch_threshold_gradient,
 )
+from pipeline.runtime.kernels.native.near import launch_near
 from pipeline.runtime.kernels.native.products import launch_any
 from pipeline.runtime.kernels.post_ops import PostOp
 
@@ -32,14 +33,15 @@ def launch_native(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch 
 
 
 def mm(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
-    return launch_any(library, call.args[0], call.args[1], None, outs[0])
+    x, matrix = call.args
+    return launch_near(library, x, matrix, outs[0]) or launch_any(library, x, matrix, None, outs[0])
 
 
 def addmm(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
     bias, x, matrix = call.args[:3]
     if bias.dim() != 1 or any(call.given.get(name, 1) != 1 for name in ("alpha", "beta")):
         return None
-    return launch_any(library, x, matrix, bias, outs[0])
+    return launch_near(library, x, matrix, outs[0], bias=bias) or launch_any(library, x, matrix, bias, outs[0])
 
 
 def mv(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
@@ -50,11 +52,12 @@ def mv(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
 
 def relu(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
     rows = in_one_order(outs[0], call.args[0])
-    return rows and launch_activation(library, rows[1], rows[0], PostOp("relu"))
+    return None if rows is None else launch_activation(library, rows[1], rows[0], PostOp("relu"))
 
 
 def threshold_backward(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
-    return launch_threshold_gradient(library, *call.args, outs[0])
+    gradient, x, threshold = call.args
+    return launch_threshold_gradient(library, gradient, x, threshold, outs[0])
 
 
 def log_softmax(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:

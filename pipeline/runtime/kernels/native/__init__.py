@@ -1,8 +1,9 @@
 """Kernels in C++, which the compiler of this machine builds once; they run only where they are asked for.
 
 `sources/` holds them, and `call.cpp` the operators by which torch calls them; `build.py` compiles and loads them, and
-`library.py` makes launches of them. `products.py`, `rows.py`, `elementwise.py` and `updates.py` say for which
-operands a kernel takes a call; `kernels/aten/native.py` does so for torch's operators, with `losses.py`. Every other call runs by torch.
+`library.py` makes launches of them. `products.py`, `rows.py`, `elementwise.py` and `updates.py` say for which operands
+a kernel takes a call; `kernels/aten/native.py` does so for torch's operators, with `near.py` and `losses.py`. Every
+other call runs by torch.
 
 The kernels take float32 and use one thread, so with more threads torch keeps large products.
 """

@@ -64,9 +64,7 @@ def launch_class_loss_gradient(
         return None
     if not gradient.is_contiguous():
         return None
-    return library.launch(
-        "class_loss_gradient", [out], [gradient, labels, counted], (*out.shape, ignored, reduction)
-    )
+    return library.launch("class_loss_gradient", [out], [gradient, labels, counted], (*out.shape, ignored, reduction))
 
 
 def _are_labels_of(labels: torch.Tensor, x: torch.Tensor) -> bool:
