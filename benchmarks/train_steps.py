@@ -1,11 +1,12 @@
 """Recorded train steps beside eager torch, eager torch with the fused Adam, torch.compile, AOTInductor and JAX.
 
-    python -m benchmarks.train_steps [--rounds 11] [--peers] [--jax PYTHON] [--only NAMES]
+    python -m benchmarks.train_steps [--rounds 11] [--native] [--peers] [--jax PYTHON] [--only NAMES]
 
 One process (JAX has another one), one thread, float32. The sides take turns, and every other round turns the order
 around: a busy machine then slows all of them alike. A row holds the median of a side in µs, and the median of its
 speed-up over eager torch with the default Adam in the same round. Each side begins with the same weights, and its first
-losses have to be those of eager torch. `--peers` compiles for minutes. `--jax` is an interpreter that has jax, for the
+losses have to be those of eager torch. `--native` adds the recorded steps with kernels in C++, which a compiler of this
+machine builds. `--peers` compiles for minutes. `--jax` is an interpreter that has jax, for the
 MLPs.
 """
 
@@ -17,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -27,7 +29,7 @@ from benchmarks.measure import machine, versions_line
 from benchmarks.train_peers import JaxStep, find_obstacle, make_aot_step, make_compiled_step
 from pipeline.training import record_step
 
-EAGER, FUSED, OURS = "eager", "fused Adam", "recorded"
+EAGER, FUSED, OURS, NATIVE = "eager", "fused Adam", "recorded", "recorded, native"
 COMPILED, AOT, JAX = "torch.compile, one graph", "AOTInductor", "JAX jit, donated"
 
 PEERS = {COMPILED: make_compiled_step, AOT: make_aot_step}
@@ -114,7 +116,7 @@ CASES = (
 )
 
 
-def sides(case: Case, *, peers: bool, jax: str) -> dict[str, Side]:
+def sides(case: Case, *, peers: bool, jax: str, native: bool) -> dict[str, Side]:
     """Those who train the case, by name. `jax` is an interpreter that has jax, or empty."""
     torch.manual_seed(0)
     batch = (torch.randn(case.shape), torch.randint(0, 10, case.shape[:1]))
@@ -143,9 +145,10 @@ def sides(case: Case, *, peers: bool, jax: str) -> dict[str, Side]:
         found[name] = SideHere(make(twin(), LOSS, batch))
     if jax and isinstance(first, nn.Sequential) and all(isinstance(layer, nn.Linear | nn.ReLU) for layer in first):
         found[JAX] = JaxStep(jax, first, batch)
-    module = twin()
-    program = record_step(module, LOSS, Adam(module.parameters()), batch)
-    found[OURS] = SideHere(lambda: program.step(batch))
+    for name in (OURS, NATIVE) if native else (OURS,):
+        module = twin()
+        program = record_step(module, LOSS, Adam(module.parameters()), batch, native=name == NATIVE)
+        found[name] = SideHere(partial(program.step, batch))
     return found
 
 
@@ -173,20 +176,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--peers", action="store_true", help="torch's compilers too, which need a C++ compiler")
+    parser.add_argument("--native", action="store_true", help="recorded steps with kernels in C++ too")
     parser.add_argument("--only", default="", help="part of a case's name")
     parser.add_argument("--jax", default="", metavar="PYTHON", help="an interpreter that has jax")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"| step | {EAGER}, µs | {FUSED} | {COMPILED} | {AOT} | {JAX} | {OURS} | wanted |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print(f"| step | {EAGER}, µs | {FUSED} | {COMPILED} | {AOT} | {JAX} | {OURS} | {NATIVE} | wanted |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for case in CASES:
         if options.only not in case.name:
             continue
-        medians, ratios = measure(sides(case, peers=options.peers, jax=options.jax), options.rounds)
+        own = sides(case, peers=options.peers, jax=options.jax, native=options.native)
+        medians, ratios = measure(own, options.rounds)
         peers = " | ".join(f"{ratios[name]:.2f}" if name in ratios else "not run" for name in (*PEERS, JAX))
+        ours = " | ".join(
+            f"{ratios[name]:.2f} ({medians[name]:.0f} µs)" if name in ratios else "not run" for name in (OURS, NATIVE)
+        )
         print(
-            f"| {case.name} | {medians[EAGER]:.0f} | {ratios[FUSED]:.2f} | {peers} | {ratios[OURS]:.2f} "
-            f"({medians[OURS]:.0f} µs) | ≥ {case.wanted} |",
+            f"| {case.name} | {medians[EAGER]:.0f} | {ratios[FUSED]:.2f} | {peers} | {ours} | ≥ {case.wanted} |",
             flush=True,
         )
     obstacle = find_obstacle() or ("" if options.peers else "without --peers")

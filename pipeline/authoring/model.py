@@ -101,6 +101,7 @@ class Model:
         schedule: Schedule | None = None,
         max_norm: float | None = None,
         target: TensorSpec | None = None,
+        native: bool = False,
         quiet: bool = False,
         observer: Observer | None = None,
     ) -> Self:
@@ -109,10 +110,12 @@ class Model:
         schedule: makes a scheduler of torch.optim.lr_scheduler of the optimizer.
         max_norm: clip the norm of all gradients.
         target: what targets look like, where the loss does not say it; by default like the output.
+        native: kernels in C++ compute what they can; the compiler of this machine builds them once.
         quiet: print no line for each phase.
 
         Raises:
-            UsageError: there is no layer, or the loss is no single number that depends on a parameter.
+            UsageError: there is no layer, the loss is no single number that depends on a parameter, or no compiler is
+                there for `native`.
             Unsupported: something that the runtime cannot train.
         """
         if not isinstance(optimizer, OptimizerSpec):
@@ -121,7 +124,7 @@ class Model:
         module = as_module(step).train()
         feed = {step.values[vid].name: _zeros(step.values[vid].spec) for vid in step.inputs}
         made = optimizer.make(module.parameters())
-        self._program = record_step(module, lambda output, _: output, made, feed, max_norm=max_norm)
+        self._program = record_step(module, lambda output, _: output, made, feed, max_norm=max_norm, native=native)
         self._loss, self._loop = loss, TrainingLoop(self._program, schedule, self._name_tensors)
         show = observer or RunConsole(quiet=quiet).show
         for phase in self.phases[:-1]:

@@ -187,7 +187,8 @@ class TrainRun:
 
     def _record(self, module: nn.Module, first: Any) -> TrainProgram:
         optimizer = make_optimizer(self._train.optimizer, module)
-        program = record_step(module, make_loss(self._train), optimizer, first, max_norm=self._train.max_norm)
+        train = self._train
+        program = record_step(module, make_loss(train), optimizer, first, max_norm=train.max_norm, native=train.native)
         for phase in program.phases:
             if phase.name != "Replay":
                 self._send(PhaseEnded(phase.name, phase.seconds, phase.detail))

@@ -39,6 +39,7 @@ def record_step(
     max_value: float | None = None,
     check_gradients: bool = False,
     large: int = LARGE,
+    native: bool = False,
     observe: Observer | None = None,
 ) -> TrainProgram:
     """Record forward, loss, backward and the optimizer's update as one program.
@@ -49,14 +50,15 @@ def record_step(
     max_value: clip each element of the gradients, as `torch.nn.utils.clip_grad_value_` does; `program.limit` likewise.
     check_gradients: stop also where a gradient is not finite, which reads each gradient once more; max_norm does too.
     large: bytes from which on a parameter is updated as soon as its gradient is final, and not with the others.
+    native: kernels in C++ compute what they can (see `compile_graph`); losses differ from torch's by roundings.
     observe: is called with an event when a phase (`pipeline/training/phases.py`) begins, and when one has ended.
 
     The module is recorded in the mode that it is in, which is `module.train()` for dropout and BatchNorm. Module and
     optimizer are not changed; the program begins with their values, also in the middle of a training.
 
     Raises:
-        UsageError: the batch has no form that is known, the loss is no single number that depends on a parameter, or
-            the module or a limit is none.
+        UsageError: the batch has no form that is known, the loss is no single number that depends on a parameter,
+            the module or a limit is none, or no compiler is there for `native`.
         Unsupported: another optimizer than SGD, Adam and AdamW, or something that torch cannot record.
     """
     if max_norm is not None and max_value is not None:
@@ -77,7 +79,8 @@ def record_step(
     def compile_step() -> tuple[Graph, CompiledProgram]:
         settings = read_optimizer(optimizer, module, traced.params)
         graph = make_graph(traced, settings, large=large)
-        return graph, compile_graph(fuse_train_step(graph), {**stored, **_initial(settings, stored, graph, limit)})
+        values = {**stored, **_initial(settings, stored, graph, limit)}
+        return graph, compile_graph(fuse_train_step(graph), values, native=native)
 
     graph, compiled = recorder.run(
         "Compile", compile_step, lambda made: f"{len(made[0].ops)} ops, arena of {bytes_text(made[1].plan.arena_bytes)}"

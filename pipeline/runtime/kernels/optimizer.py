@@ -15,7 +15,7 @@ from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
 from pipeline.runtime.kernels.launches import in_turn
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "group_tensors", "prepare_update"]
 
 FUSED: Any = torch
 
@@ -26,8 +26,8 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 def sgd(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """Moments begin at zero, which is what torch begins with where the dampening is 0."""
     *operands, rate, skip = ins
-    params, *moments = _groups(outs, attrs["count"])
-    gradients, copies = _prepare(operands, outs, attrs["count"])
+    params, *moments = group_tensors(outs, attrs["count"])
+    gradients, copies = prepare_update(operands, outs, attrs["count"])
     update = partial(
         FUSED._fused_sgd_,
         params,
@@ -48,8 +48,8 @@ def sgd(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
 def adam(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     *operands, step, rate, skip = ins
     count = attrs["count"]
-    params, first, second, *largest = _groups(outs, count)
-    gradients, copies = _prepare(operands, outs, count)
+    params, first, second, *largest = group_tensors(outs, count)
+    gradients, copies = prepare_update(operands, outs, count)
     update = partial(
         FUSED._fused_adamw_ if attrs["decoupled"] else FUSED._fused_adam_,
         params,
@@ -86,11 +86,11 @@ def count_step(ins: Ins, outs: Outs, _: Attrs) -> Launch:
     )
 
 
-def _groups(tensors: Sequence[torch.Tensor], count: int) -> list[list[torch.Tensor]]:
+def group_tensors(tensors: Sequence[torch.Tensor], count: int) -> list[list[torch.Tensor]]:
     return [list(tensors[at : at + count]) for at in range(0, len(tensors), count)]
 
 
-def _prepare(operands: Ins, outs: Outs, count: int) -> tuple[list[torch.Tensor], list[Pair]]:
+def prepare_update(operands: Ins, outs: Outs, count: int) -> tuple[list[torch.Tensor], list[Pair]]:
     """The gradients, row after row as torch's kernels read them, and what has to be copied before each update."""
     copies = [
         (out, old)

@@ -8,6 +8,16 @@ from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.kernels.native.elementwise import launch_activation
 from pipeline.runtime.kernels.native.library import NativeLibrary
+from pipeline.runtime.kernels.native.losses import (
+    in_one_order,
+    launch_class_loss,
+    launch_class_loss_gradient,
+    launch_log_softmax,
+    launch_log_softmax_gradient,
+    launch_row_sum,
+    launch_threshold_gradient,
+)
+from pipeline.runtime.kernels.native.near import launch_near
 from pipeline.runtime.kernels.native.products import launch_any
 from pipeline.runtime.kernels.post_ops import PostOp
 
@@ -23,22 +33,63 @@ def launch_native(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch 
 
 
 def mm(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
-    return launch_any(library, call.args[0], call.args[1], None, outs[0])
+    x, matrix = call.args
+    return launch_near(library, x, matrix, outs[0]) or launch_any(library, x, matrix, None, outs[0])
 
 
 def addmm(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
     bias, x, matrix = call.args[:3]
     if bias.dim() != 1 or any(call.given.get(name, 1) != 1 for name in ("alpha", "beta")):
         return None
-    return launch_any(library, x, matrix, bias, outs[0])
+    return launch_near(library, x, matrix, outs[0], bias=bias) or launch_any(library, x, matrix, bias, outs[0])
+
+
+def mv(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
+    """Where the columns of the matrix are rows in memory."""
+    matrix, vector = call.args
+    return launch_row_sum(library, matrix.t(), vector, outs[0])
 
 
 def relu(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
-    return launch_activation(library, call.args[0], outs[0], PostOp("relu"))
+    rows = in_one_order(outs[0], call.args[0])
+    return None if rows is None else launch_activation(library, rows[1], rows[0], PostOp("relu"))
+
+
+def threshold_backward(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
+    gradient, x, threshold = call.args
+    return launch_threshold_gradient(library, gradient, x, threshold, outs[0])
+
+
+def log_softmax(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
+    x, axis, _ = call.args
+    return launch_log_softmax(library, x, axis, outs[0])
+
+
+def log_softmax_backward(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
+    gradient, output, axis, _ = call.args
+    return launch_log_softmax_gradient(library, gradient, output, axis, outs[0])
+
+
+def nll_loss(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
+    x, labels, weight, reduction, ignored = call.args
+    return None if weight is not None else launch_class_loss(library, x, labels, reduction, ignored, outs)
+
+
+def nll_loss_backward(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
+    gradient, _, labels, weight, reduction, ignored, counted = call.args
+    if weight is not None:
+        return None
+    return launch_class_loss_gradient(library, gradient, labels, counted, reduction, ignored, outs[0])
 
 
 CALLS: Mapping[str, NativeCall] = {
     "aten.mm.default": mm,
     "aten.addmm.default": addmm,
+    "aten.mv.default": mv,
     "aten.relu.default": relu,
+    "aten.threshold_backward.default": threshold_backward,
+    "aten._log_softmax.default": log_softmax,
+    "aten._log_softmax_backward_data.default": log_softmax_backward,
+    "aten.nll_loss_forward.default": nll_loss,
+    "aten.nll_loss_backward.default": nll_loss_backward,
 }

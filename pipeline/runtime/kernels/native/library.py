@@ -47,7 +47,7 @@ NativeKernel = Callable[[NativeLibrary, Ins, Outs, Attrs], Launch | None]
 def _pack(settings: Sequence[float]) -> torch.Tensor:
     """Eight bytes for each number: an int as a whole number, a float in double precision."""
     forms = "".join("d" if isinstance(number, float) else "q" for number in settings)
-    return torch.frombuffer(bytearray(struct.pack(forms, *settings)), dtype=torch.int64)
+    return torch.frombuffer(bytearray(struct.pack(forms, *settings) or bytes(8)), dtype=torch.int64)
 
 
 def has_native(launch: object) -> bool:

@@ -1,5 +1,5 @@
-// Operators of torch that call a kernel by its address: onnxline::call_1 has one result, call_2 two, call_3 three, with one
-// overload for each number of operands that are read (TorchScript finds an overload by their number alone).
+// Operators of torch that call a kernel by its address: onnxline::call_1 has one result, call_4 four, with one overload for
+// each number of operands that are read (TorchScript finds an overload by their number alone).
 //
 // A graph of TorchScript can thus call kernels between operators of torch. The arguments are the address, the settings
 // (a tensor that holds their bytes), the results, and what is read.
@@ -12,7 +12,7 @@
 
 typedef void Kernel(void *const *operands, const Setting *settings);
 
-constexpr size_t MOST_RESULTS = 3, MOST_READ = 8;
+constexpr size_t MOST_RESULTS = 4, MOST_READ = 8;
 
 static void call_kernel(torch::jit::Stack *stack, size_t count) {
   auto arguments = torch::jit::last(*stack, count);

@@ -7,6 +7,10 @@
 #include <utility>
 
 #if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
 constexpr int LANES = 16;
 #elif defined(__AVX__)
 constexpr int LANES = 8;
@@ -36,12 +40,22 @@ static inline void store(float *to, Vector x) { memcpy(to, &x, sizeof x); }
 
 // The first `count` numbers; the other lanes are 0.
 static inline Vector load_some(const float *from, ptrdiff_t count) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_loadu_ps((__mmask16)((1 << count) - 1), from);
+#else
   Vector found = {};
   memcpy(&found, from, 4 * count);
   return found;
+#endif
 }
 
-static inline void store_some(float *to, Vector x, ptrdiff_t count) { memcpy(to, &x, 4 * count); }
+static inline void store_some(float *to, Vector x, ptrdiff_t count) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(to, (__mmask16)((1 << count) - 1), x);
+#else
+  memcpy(to, &x, 4 * count);
+#endif
+}
 
 static inline Vector spread(float x) { return x - Vector{}; }
 
