@@ -172,6 +172,18 @@ static inline void finish(const Product &t, const After &after, const Tile &tile
   }
 }
 
+// Bring what the sums will be added to, and written to, near while they are computed.
+static void fetch(const Product &t, const After &after, const Tile &tile) {
+  bool adds = after.other && after.other != t.out && (after.adds_first ? tile.begins : tile.ends);
+  for (ptrdiff_t i = tile.first; i < tile.first + tile.rows; i++) {
+    for (int half = 0; half < 2; half++) {
+      ptrdiff_t place = tile.column + half * LANES;
+      __builtin_prefetch(t.out + i * t.out_row + place, 1);
+      if (adds) __builtin_prefetch(after.other + i * after.other_row + place);
+    }
+  }
+}
+
 static void finish_by_kind(const Product &t, const After &after, const Tile &tile) {
   if (after.activation == Activation::none)
     finish(t, after, tile, [](Vector x) { return x; });
@@ -217,8 +229,10 @@ static void multiply_all(const Product &t, const After &after) {
           of.ahead = PANEL / tiles;
           of.next = panel + PANEL * t.depth + tile * of.ahead * depth;
           Pair sums[TILE];
+          Tile found = {sums, first + from(tile), count, column, width, start == 0, start + depth == t.depth};
+          fetch(t, after, found);
           MULTIPLY[count](of, sums);
-          finish_by_kind(t, after, {sums, first + from(tile), count, column, width, start == 0, start + depth == t.depth});
+          finish_by_kind(t, after, found);
         }
       }
     }
