@@ -28,7 +28,7 @@ KERNEL(convolve_points) {
 // Winograd's F(2 x 2, 3 x 3): tiles of 4 x 4 pixels, which overlap by two, become 16 numbers for each channel. For each of
 // the 16 a product with a matrix follows, and these become 2 x 2 pixels: 16 multiplications take the place of 36.
 constexpr int PLACES = 16;
-constexpr ptrdiff_t NEAR = 3 << 16;  // numbers of the tiles that are near at a time
+constexpr ptrdiff_t NEAR_TILES = 3 << 16;  // numbers of the tiles that are near at a time
 
 // The first two and the last two of four numbers, as sums of which the products are the convolution's.
 static inline void split(Vector *a, Vector *b, Vector *c, Vector *d) {
@@ -111,7 +111,7 @@ KERNEL(convolve_tiles) {
   Images x = images(operands[1], 0), out = images(operands[0], 1), other = images(s[19].whole ? *rest : nullptr, 2);
   After after = {bias, nullptr, 0, (Activation)s[20].whole, s + 21};
 
-  ptrdiff_t tiles = s[0].whole * t.down() * t.across(), most = NEAR / (PLACES * t.row());
+  ptrdiff_t tiles = s[0].whole * t.down() * t.across(), most = NEAR_TILES / (PLACES * t.row());
   ptrdiff_t blocks = most < TILE ? (tiles + TILE - 1) / TILE : (tiles + most - 1) / most;
   ptrdiff_t largest = (tiles + blocks - 1) / blocks, matrix = t.channels * PANEL;
   static thread_local std::vector<float> zeros, rows;
@@ -129,7 +129,7 @@ KERNEL(convolve_tiles) {
           ptrdiff_t from = step * count / steps, to = (step + 1) * count / steps, ahead = PANEL / steps;
           const float *left = rows.data() + (place * count + from) * t.row();
           MULTIPLY[to - from]({left, t.row(), 1, panel, t.channels, panel + matrix + step * ahead * t.channels, ahead},
-                              (Pair *)sums.data() + place * count + from);
+                              {(float *)((Pair *)sums.data() + place * count + from)});
         }
       for (ptrdiff_t i = 0; i < count; i++) t.end((Pair *)sums.data() + i, count, first + i, column, out, other, after);
     }

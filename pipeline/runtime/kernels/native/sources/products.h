@@ -16,6 +16,8 @@ constexpr int TILE = 6;  // 12 of 16
 #endif
 constexpr ptrdiff_t DEPTH = 512, BLOCK = 8 * TILE;  // rows of a panel, and of the left matrix, that are near at a time
 
+constexpr ptrdiff_t NEAR = 1 << 16;  // numbers of a matrix that is near as a whole
+
 typedef Vector Pair[2];
 
 // Rows of the left matrix, a panel, and what is read after it: that comes nearer by `ahead` numbers for each row of the panel.
@@ -28,8 +30,19 @@ struct Factors {
   ptrdiff_t ahead = 0;
 };
 
+// Where sums go, and what is done to them in their registers: a bias, numbers that are there already, another matrix, ReLU.
+struct End {
+  float *out;
+  ptrdiff_t row = PANEL;
+  const float *bias = nullptr;
+  bool continues = false;
+  const float *other = nullptr;
+  ptrdiff_t other_row = 0;
+  bool relu = false;
+};
+
 template <int ROWS>
-static void multiply(const Factors &of, Pair *__restrict out) {
+static void multiply(const Factors &of, const End &end) {
   Vector sums[ROWS][2] = {};
   const float *__restrict panel = of.panel, *__restrict left = of.left, *next = of.next;
   ptrdiff_t row = of.row, inner = of.inner, ahead = of.ahead;
@@ -43,11 +56,22 @@ static void multiply(const Factors &of, Pair *__restrict out) {
       sums[i][1] += x * second;
     }
   }
+  auto add = [&](const float *from, ptrdiff_t apart) {
 #pragma GCC unroll 16
-  for (int i = 0; i < ROWS; i++) out[i][0] = sums[i][0], out[i][1] = sums[i][1];
+    for (int i = 0; i < ROWS; i++) sums[i][0] += load(from + i * apart), sums[i][1] += load(from + i * apart + LANES);
+  };
+  if (end.bias) add(end.bias, 0);
+  if (end.continues) add(end.out, end.row);
+  if (end.other) add(end.other, end.other_row);
+  if (end.relu)
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++)
+      for (int half = 0; half < 2; half++) sums[i][half] = activate(Activation::relu, sums[i][half], nullptr);
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++) store(end.out + i * end.row, sums[i][0]), store(end.out + i * end.row + LANES, sums[i][1]);
 }
 
-typedef void Multiply(const Factors &, Pair *);
+typedef void Multiply(const Factors &, const End &);
 
 static Multiply *const MULTIPLY[] = {
     nullptr,     multiply<1>, multiply<2>, multiply<3>,  multiply<4>,  multiply<5>,  multiply<6>,
@@ -140,57 +164,47 @@ static void fill_tile(float *to, const Product &t, ptrdiff_t first, ptrdiff_t co
   }
 }
 
-// A tile of sums on its way to the result.
+// A tile of the result.
 struct Tile {
-  const Pair *sums;
   ptrdiff_t first, rows, column, columns;
   bool begins, ends;  // the sums hold the first numbers of the rows, or the last ones
 };
 
-template <typename Activate>
-static inline void finish(const Product &t, const After &after, const Tile &tile, Activate activate) {
+// Sums that need more than `End` does: few columns, other activations, or a sum after an activation.
+static void finish(const Product &t, const After &after, const Tile &tile, const Pair *sums) {
   for (int half = 0; half < 2; half++) {
     ptrdiff_t place = tile.column + half * LANES, left = tile.columns - half * LANES;
     if (left <= 0) return;
-    bool whole = left >= LANES;
-    auto read = [=](const float *from) { return whole ? load(from) : load_some(from, left); };
+    auto read = [=](const float *from) { return left < LANES ? load_some(from, left) : load(from); };
     Vector bias = tile.ends && after.bias ? read(after.bias + place) : Vector{};
     float *out = t.out + tile.first * t.out_row + place;
     bool adds = after.other && (after.adds_first ? tile.begins : tile.ends);
-    const float *other = adds ? after.other + tile.first * after.other_row + place : nullptr;
-    for (ptrdiff_t i = 0; i < tile.rows; i++, out += t.out_row) {
-      Vector x = tile.sums[i][half] + bias;
+    const float *other = after.other + tile.first * after.other_row + place;
+    for (ptrdiff_t i = 0; i < tile.rows; i++, out += t.out_row, other += after.other_row) {
+      Vector x = sums[i][half] + bias;
       if (!tile.begins) x += read(out);
-      if (other && after.adds_first) x += read(other + i * after.other_row);
-      if (tile.ends) x = activate(x);
-      if (other && !after.adds_first) x += read(other + i * after.other_row);
-      if (whole)
-        store(out, x);
-      else
+      if (adds && after.adds_first) x += read(other);
+      if (tile.ends) x = activate(after.activation, x, after.numbers);
+      if (adds && !after.adds_first) x += read(other);
+      if (left < LANES)
         store_some(out, x, left);
+      else
+        store(out, x);
     }
   }
 }
 
-// Bring what the sums will be added to, and written to, near while they are computed.
-static void fetch(const Product &t, const After &after, const Tile &tile) {
-  bool adds = after.other && after.other != t.out && (after.adds_first ? tile.begins : tile.ends);
-  for (ptrdiff_t i = tile.first; i < tile.first + tile.rows; i++) {
-    for (int half = 0; half < 2; half++) {
-      ptrdiff_t place = tile.column + half * LANES;
-      __builtin_prefetch(t.out + i * t.out_row + place, 1);
-      if (adds) __builtin_prefetch(after.other + i * after.other_row + place);
-    }
+static void multiply_tile(const Product &t, const After &after, const Tile &tile, const Factors &of) {
+  bool plain = !tile.ends || after.activation == Activation::none, relu = !plain && after.activation == Activation::relu;
+  bool adds = after.other && (after.adds_first ? tile.begins : tile.ends);
+  if (tile.columns < PANEL || !(plain || (relu && (after.adds_first || !adds)))) {
+    Pair sums[TILE];
+    MULTIPLY[tile.rows](of, {(float *)sums});
+    return finish(t, after, tile, sums);
   }
-}
-
-static void finish_by_kind(const Product &t, const After &after, const Tile &tile) {
-  if (after.activation == Activation::none)
-    finish(t, after, tile, [](Vector x) { return x; });
-  else if (after.activation == Activation::relu)
-    finish(t, after, tile, [](Vector x) { return activate(Activation::relu, x, nullptr); });
-  else
-    finish(t, after, tile, [&](Vector x) { return activate(after.activation, x, after.numbers); });
+  MULTIPLY[tile.rows](of, {t.out + tile.first * t.out_row + tile.column, t.out_row,
+                           tile.ends && after.bias ? after.bias + tile.column : nullptr, !tile.begins,
+                           adds ? after.other + tile.first * after.other_row + tile.column : nullptr, after.other_row, relu});
 }
 
 static bool overlap(const Product &t, const After &after) {
@@ -206,10 +220,11 @@ static void multiply_all(const Product &t, const After &after) {
     return multiply_all(t, {after.bias, held.data(), t.columns, after.activation, after.numbers});
   }
   bool fills = t.depth > DEPTH || t.inner != 1 || t.has_lines() || (t.row % 1024 == 0 && t.rows > 4);
+  ptrdiff_t block = t.depth * t.columns <= NEAR ? TILE : BLOCK;  // a matrix that stays near leaves rows and results in order
   for (ptrdiff_t start = 0; start < t.depth; start += DEPTH) {
     ptrdiff_t depth = t.depth - start < DEPTH ? t.depth - start : DEPTH;
-    for (ptrdiff_t first = 0; first < t.rows; first += BLOCK) {
-      ptrdiff_t rows = t.rows - first < BLOCK ? t.rows - first : BLOCK, tiles = (rows + TILE - 1) / TILE;
+    for (ptrdiff_t first = 0; first < t.rows; first += block) {
+      ptrdiff_t rows = t.rows - first < block ? t.rows - first : block, tiles = (rows + TILE - 1) / TILE;
       auto from = [=](ptrdiff_t tile) { return tile * rows / tiles; };
       if (fills)
         for (ptrdiff_t tile = 0; tile < tiles; tile++)
@@ -228,11 +243,7 @@ static void multiply_all(const Product &t, const After &after) {
           // The panel after this one, a part with each tile.
           of.ahead = PANEL / tiles;
           of.next = panel + PANEL * t.depth + tile * of.ahead * depth;
-          Pair sums[TILE];
-          Tile found = {sums, first + from(tile), count, column, width, start == 0, start + depth == t.depth};
-          fetch(t, after, found);
-          MULTIPLY[count](of, sums);
-          finish_by_kind(t, after, found);
+          multiply_tile(t, after, {first + from(tile), count, column, width, start == 0, start + depth == t.depth}, of);
         }
       }
     }
