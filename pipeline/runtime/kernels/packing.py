@@ -144,7 +144,7 @@ class ConvolutionWeight(Protocol):
         ...
 
 
-Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], ProductWeight | PackedPair | None]
+Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], ProductWeight | ConvolutionWeight | PackedPair | None]
 """(attributes, specs of the operands, stored operands) -> the packed weight, or None where it does not pay."""
 
 

@@ -7,6 +7,7 @@ results of its tiles, also of those one pixel further away than the kernel reach
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +28,12 @@ CHANNELS_LAST = (0, 2, 3, 1)
 TRANSFORM = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
 """Three numbers of a kernel become four, by which those of a tile are multiplied."""
 
-PLACES = 16
-"""Numbers of a tile of 4 × 4."""
+PLACES, SIDE = 16, 2
+"""Numbers of a tile of 4 × 4, and results on each of its sides."""
+
+SHARE_OF_POINTS, SHARE_OF_TILES, FIXED = 1.05, 0.6, 2**20
+"""oneDNN is slower up to so many multiplications of ours for each one of the definition (ours are also those of panels
+and vectors that are not full), and as slow as so many by its call alone. benchmarks/RESULTS.md has the measurement."""
 
 
 def pack_native_convolution(
@@ -43,21 +48,38 @@ def pack_native_convolution(
     if not is_for_one_thread(x.numel // x.sizes[1] * weight.numel()):
         return None
     size = tuple(weight.shape[2:])
-    if size == (1, 1) and not any(shape.pads):
+    if size == (1, 1) and not any(shape.pads) and _is_faster_by_points(library, x, weight, shape):
         matrix = pack_panels(library, 1, weight.flatten(1))
         return matrix and PointWeight(matrix, shape.strides, bias)
-    if size == (3, 3) and shape.strides == shape.dilations == (1, 1):
-        return TileWeight(library, _pack_tiles(library, weight), weight.shape[1], shape.pads, bias)
+    plain = shape.strides == shape.dilations == (1, 1)
+    if size == (3, 3) and plain and _is_faster_by_tiles(library, x, weight, shape):
+        return TileWeight(library, _pack_tiles(library, weight), shape.pads, bias)
     return None
+
+
+def _is_faster_by_points(library: NativeLibrary, x: TensorSpec, weight: torch.Tensor, shape: Convolution) -> bool:
+    pixels = x.sizes[0] * math.prod(-(-size // step) for size, step in zip(x.sizes[2:], shape.strides, strict=True))
+    ours = pixels * _round_up(weight.shape[0], library.panel) * weight.shape[1]
+    return ours <= SHARE_OF_POINTS * pixels * weight.numel() + FIXED
+
+
+def _is_faster_by_tiles(library: NativeLibrary, x: TensorSpec, weight: torch.Tensor, shape: Convolution) -> bool:
+    sides = [size + 2 * pad - 2 for size, pad in zip(x.sizes[2:], shape.pads, strict=True)]
+    columns, channels = _round_up(weight.shape[0], library.panel), _round_up(weight.shape[1], library.panel // 2)
+    ours = math.prod(-(-side // SIDE) for side in sides) * PLACES * columns * channels
+    return x.sizes[0] * ours <= SHARE_OF_TILES * x.sizes[0] * math.prod(sides) * weight.numel() + FIXED
+
+
+def _round_up(size: int, step: int) -> int:
+    return -(-size // step) * step
 
 
 def _pack_tiles(library: NativeLibrary, weight: torch.Tensor) -> torch.Tensor:
     """(panels, 16 places, channels, columns of a panel)"""
     transform = torch.tensor(TRANSFORM, dtype=torch.float64)
     tiles = torch.einsum("ih,jw,ochw->ijco", transform, transform, weight.double()).flatten(0, 1).float()
-    panels = -(-weight.shape[0] // library.panel)
-    padded = functional.pad(tiles, (0, panels * library.panel - weight.shape[0]))
-    return padded.unflatten(2, (panels, library.panel)).permute(2, 0, 1, 3).contiguous()
+    padded = functional.pad(tiles, (0, -weight.shape[0] % library.panel))
+    return padded.unflatten(2, (-1, library.panel)).permute(2, 0, 1, 3).contiguous()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +97,8 @@ class Operands:
     ) -> Operands | None:
         """For tensors with channels first; None where the kernels do not take them."""
         given = [tensor for tensor in (x, out, other, bias) if tensor is not None]
+        other = None if other is None else other.expand(out.shape).permute(CHANNELS_LAST)
         x, out = x.permute(CHANNELS_LAST), out.permute(CHANNELS_LAST)
-        if other is not None:
-            other = other.expand(out.permute(0, 3, 1, 2).shape).permute(CHANNELS_LAST)
         if not are_floats(*given) or not out.is_contiguous() or (bias is not None and not bias.is_contiguous()):
             return None
         dense = all(images is None or images.stride(3) == 1 or images.shape[3] == 1 for images in (x, other))
@@ -138,7 +159,6 @@ class TileWeight:
 
     library: NativeLibrary
     panels: torch.Tensor
-    channels: int
     pads: tuple[int, ...]
     bias: torch.Tensor | None
 

@@ -11,7 +11,7 @@ from pipeline.ir.graph import TensorSpec
 from pipeline.runtime.kernels import NativeLibrary, load_library
 from pipeline.runtime.kernels.fused import conv, pack_conv
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
-from pipeline.runtime.kernels.packing import Convolution
+from pipeline.runtime.kernels.packing import Convolution, ConvolutionWeight
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
 
 CHANNELS = st.sampled_from((1, 3, 15, 16, 17, 32, 33, 64, 70))
@@ -32,20 +32,29 @@ def images(*shape: int, seed: int) -> torch.Tensor:
     return made.contiguous(memory_format=torch.channels_last)
 
 
+def pack(library: NativeLibrary, x: torch.Tensor, weight: torch.Tensor, shape: Convolution) -> ConvolutionWeight:
+    """Packed for images of one pixel more than the kernel, at which no other kernel is faster."""
+    spec = TensorSpec((1, x.shape[1], *weight.shape[2:]), "float32")
+    packed = pack_native_convolution(library, spec, weight, shape, None)
+    assert packed is not None
+    return packed
+
+
+def launch(packed: ConvolutionWeight, x, bias, other, out, after=PLAIN) -> None:
+    found = packed.launch_convolution(x, bias, other, out, after)
+    assert found is not None
+    found()
+
+
 def check(library, x, weight, shape, *, bias=None, other=None, after=PLAIN, in_place=False, roundings=1.0):
     """Each of n additions rounds a sum of about √n by 2^-24, and roundings add up like another √n."""
-    packed = pack_native_convolution(library, TensorSpec(tuple(x.shape), "float32"), weight, shape, None)
-    assert packed is not None
     wanted = functional.conv2d(x.double(), weight.double(), None if bias is None else bias.double(), *shape_args(shape))
     out = torch.full(wanted.shape, torch.nan).contiguous(memory_format=torch.channels_last)
     if other is not None:
         wanted = wanted + other.double()
-    if in_place:
-        out.copy_(other)
-        other = out
-    launch = packed.launch_convolution(x, bias, other, out, after)
-    assert launch is not None
-    launch()
+        if in_place:
+            other = out.copy_(other)
+    launch(pack(library, x, weight, shape), x, bias, other, out, after)
     tolerance = roundings * 2**-23 * (weight[0].numel() + 16)
     torch.testing.assert_close(out.double(), AFTER[after](wanted), atol=tolerance, rtol=1e-5)
 
@@ -109,16 +118,15 @@ def test_many_tiles_and_many_channels(library):
     """More tiles than are near at a time, and channels of which few tiles are."""
     shape = Convolution((1, 1), (1, 1), (1, 1), 1)
     for channels, size in ((64, 57), (1030, 9), (16, 90)):
-        x, weight = images(2, channels, size, size, seed=size), images(40, channels, 3, 3, seed=size + 1)
+        x, weight = images(2, channels, size, size, seed=size), images(24, channels, 3, 3, seed=size + 1)
         check(library, x, weight, shape, roundings=4)
 
 
 def test_roundings_of_tiles_are_about_those_of_the_definition(library):
     x, weight = images(1, 256, 14, 14, seed=1), images(256, 256, 3, 3, seed=2)
     shape = Convolution((1, 1), (1, 1), (1, 1), 1)
-    packed = pack_native_convolution(library, TensorSpec(tuple(x.shape), "float32"), weight, shape, None)
     out = torch.empty(1, 256, 14, 14).contiguous(memory_format=torch.channels_last)
-    packed.launch_convolution(x, None, None, out, PLAIN)()
+    launch(pack(library, x, weight, shape), x, None, None, out)
     exact = functional.conv2d(x.double(), weight.double(), padding=1)
     ours, torchs = (
         (found - exact).norm() for found in (out.double(), functional.conv2d(x, weight, padding=1).double())
@@ -126,7 +134,22 @@ def test_roundings_of_tiles_are_about_those_of_the_definition(library):
     assert ours < 4 * torchs
 
 
-POINT, TILE = Convolution((1, 1), (0, 0), (1, 1), 1), Convolution((1, 1), (1, 1), (1, 1), 1)
+@pytest.mark.parametrize(
+    ("channels", "columns", "size", "kernel", "is_ours"),
+    [
+        pytest.param(64, 64, 56, 3, True, id="tiles of full panels"),
+        pytest.param(64, 40, 56, 3, False, id="tiles of half a panel"),
+        pytest.param(3, 64, 224, 3, False, id="three channels, which are part of a vector"),
+        pytest.param(3, 64, 14, 3, True, id="three channels, and less work than a call of oneDNN"),
+        pytest.param(64, 256, 56, 1, True, id="one pixel"),
+        pytest.param(64, 40, 112, 1, False, id="one pixel, and half a panel"),
+        pytest.param(64, 40, 14, 1, True, id="one pixel, and less work than a call of oneDNN"),
+    ],
+)
+def test_who_is_faster(library, channels, columns, size, kernel, is_ours):
+    spec, weight = TensorSpec((1, channels, size, size), "float32"), torch.ones(columns, channels, kernel, kernel)
+    shape = Convolution((1, 1), (kernel // 2, kernel // 2), (1, 1), 1)
+    assert (pack_native_convolution(library, spec, weight, shape, None) is not None) == is_ours
 
 
 @pytest.mark.parametrize(
@@ -148,9 +171,8 @@ def test_what_other_kernels_compute(library, kernel, shape):
 @pytest.mark.parametrize("size", [1, 3])
 def test_operands_that_lie_otherwise_are_left_to_torch(library, size):
     shape = Convolution((1, 1), (size // 2, size // 2), (1, 1), 1)
-    spec = TensorSpec((1, 8, 32, 32), "float32")
-    packed = pack_native_convolution(library, spec, torch.ones(16, 8, size, size), shape, None)
     x, out = images(1, 8, 32, 32, seed=0), images(1, 16, 32, 32, seed=0)
+    packed = pack(library, x, torch.ones(16, 8, size, size), shape)
     assert packed.launch_convolution(x, None, None, out, PLAIN) is not None
     assert packed.launch_convolution(x.contiguous(), None, None, out, PLAIN) is None
     assert packed.launch_convolution(x, None, None, out.contiguous(), PLAIN) is None
@@ -178,6 +200,7 @@ def test_a_norm_is_part_of_the_weight(library, size, with_bias):
     assert type(packed).__name__ == {1: "PointWeight", 3: "TileWeight"}[size]
     conv(ins, [out.permute(0, 2, 3, 1)], attrs)()
     wanted = functional.conv2d(x.double(), weight.double(), None if bias is None else bias.double(), padding=size // 2)
-    numbers = (tensor.double() for tensor in (mean, variance, scale, shift))
-    wanted = torch.relu(functional.batch_norm(wanted, *numbers, eps=1e-5) + other.double())
+    mean, variance, scale, shift = (tensor.double() for tensor in (mean, variance, scale, shift))
+    wanted = functional.batch_norm(wanted, mean, variance, scale, shift, eps=1e-5)
+    wanted = torch.relu(wanted + other.double())
     torch.testing.assert_close(out.double(), wanted, atol=1e-4, rtol=1e-5)

@@ -100,6 +100,8 @@ def test_activations(library, after):
     weight, out = torch.ones(1, 1), torch.empty(len(x), 1)
     packed = pack_panels(library, 1, weight)
     assert packed is not None
-    packed.launch_product(x, None, out, after)()
+    launch = packed.launch_product(x, None, out, after)
+    assert launch is not None
+    launch()
     wanted = ACTIVATIONS[after](x.double())
     torch.testing.assert_close(out.double(), wanted.float().double(), atol=1e-6, rtol=1e-6, equal_nan=True)
