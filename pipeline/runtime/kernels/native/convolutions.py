@@ -83,7 +83,7 @@ def _pack_tiles(library: NativeLibrary, weight: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Operands:
+class ImageOperands:
     """What a convolution reads and writes, with channels last and side by side."""
 
     x: torch.Tensor
@@ -94,7 +94,7 @@ class Operands:
     @classmethod
     def find(
         cls, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor
-    ) -> Operands | None:
+    ) -> ImageOperands | None:
         """For tensors with channels first; None where the kernels do not take them."""
         given = [tensor for tensor in (x, out, other, bias) if tensor is not None]
         other = None if other is None else other.expand(out.shape).permute(CHANNELS_LAST)
@@ -129,7 +129,7 @@ class PointWeight:
         self, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor, after: PostOp
     ) -> Launch | None:
         """See `ConvolutionWeight`."""
-        operands = Operands.find(x, bias, other, out)
+        operands = ImageOperands.find(x, bias, other, out)
         if operands is None:
             return None
         added = operands.out if operands.other is None else operands.other
@@ -170,7 +170,7 @@ class TileWeight:
         self, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor, after: PostOp
     ) -> Launch | None:
         """See `ConvolutionWeight`."""
-        operands = Operands.find(x, bias, other, out)
+        operands = ImageOperands.find(x, bias, other, out)
         if operands is None:
             return None
         images, height, width, channels = operands.x.shape
