@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,11 +16,13 @@ from pipeline.runtime.kernels.blocked import launch_batch
 from pipeline.runtime.kernels.conv import pad_sides
 from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.linear import multiply
+from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
 from pipeline.runtime.kernels.packing import (
     ACTIVATED_FROM,
     ONTO,
     PRODUCT_FROM,
     Convolution,
+    ConvolutionWeight,
     PackedPair,
     PackedWeight,
     Packer,
@@ -33,7 +36,7 @@ from pipeline.runtime.kernels.packing import (
     pack_pair,
     pack_product,
 )
-from pipeline.runtime.kernels.post_ops import post_op
+from pipeline.runtime.kernels.post_ops import PostOp, post_op
 
 __all__ = ["KERNELS", "PACKERS"]
 
@@ -120,21 +123,40 @@ class ConvOperands(NamedTuple):
 def conv(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     of = ConvOperands.of(ins, attrs)
     out = outs[0].permute(CHANNELS_FIRST) if attrs["channels_last"] else outs[0]
-    packed: PackedWeight | None = attrs.get("packed")
+    packed: ConvolutionWeight | None = attrs.get("packed")
     after = post_op(attrs)
-    if packed is None or not is_symmetric(attrs):
-        return partial(_convolve_in_turn, out, of, attrs, after.bind_in_place(out))
-    bias = packed.bias if of.norm else of.bias
-    if of.other is None:
-        return launch_convolution(packed, of.x, bias, out, convolution(attrs), after)
-    if after.name in ONTO:
-        return launch_convolution_onto(packed, of.x, bias, out, convolution(attrs), of.other, after)
-    return in_turn(
-        launch_convolution_onto(packed, of.x, bias, out, convolution(attrs), of.other), after.bind_in_place(out)
-    )
+    bias = packed.bias if packed and of.norm else of.bias
+    launch = packed.launch_convolution(of.x, bias, of.other, out, after) if packed else None
+    return launch or partial(_convolve_in_turn, out, of, attrs, after.bind_in_place(out))
 
 
-def pack_conv(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedWeight | None:
+@dataclass(frozen=True, slots=True)
+class BlockedKernels:
+    """Kernels of a convolution as oneDNN keeps them."""
+
+    weight: PackedWeight
+    shape: Convolution
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self.weight.bias
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    def launch_convolution(
+        self, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor, after: PostOp
+    ) -> Launch:
+        """See `ConvolutionWeight`."""
+        if other is None:
+            return launch_convolution(self.weight, x, bias, out, self.shape, after)
+        if after.name in ONTO:
+            return launch_convolution_onto(self.weight, x, bias, out, self.shape, other, after)
+        return in_turn(launch_convolution_onto(self.weight, x, bias, out, self.shape, other), after.bind_in_place(out))
+
+
+def pack_conv(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> ConvolutionWeight | None:
     """Multiply the normalisation into the weight, one factor for each of its output channels."""
     weight, x = stored.get(1), specs[0]
     if weight is None or not is_symmetric(attrs):
@@ -144,7 +166,7 @@ def pack_conv(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> Pack
     first = 2 + attrs["add"]
     bias = stored.get(first) if attrs["bias"] else None
     if not attrs["norm"]:
-        return pack_convolution(x, weight, convolution(attrs))
+        return pack_kernels(attrs, x, weight)
     first += attrs["bias"]
     norm = [stored.get(at) for at in range(first, first + 4)]
     if any(tensor is None for tensor in norm) or (attrs["bias"] and bias is None):
@@ -153,7 +175,20 @@ def pack_conv(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> Pack
     factor = scale / torch.sqrt(variance + attrs["epsilon"])
     offset = shift + ((0 if bias is None else bias.double()) - mean) * factor
     folded = (weight.double() * factor.view(-1, 1, 1, 1)).float()
-    return pack_convolution(x, folded, convolution(attrs), offset.float())
+    return pack_kernels(attrs, x, folded, offset.float())
+
+
+def pack_kernels(
+    attrs: Attrs, x: TensorSpec, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> ConvolutionWeight | None:
+    """For the kernels in C++ where the program has them and they are faster, or else for oneDNN where that pays."""
+    shape = convolution(attrs)
+    native = attrs.get("native") if attrs["channels_last"] else None
+    found = native and pack_native_convolution(native, x, weight, shape, bias)
+    if found:
+        return found
+    packed = pack_convolution(x, weight, shape, bias)
+    return packed and BlockedKernels(packed, shape)
 
 
 def convolution(attrs: Attrs) -> Convolution:

@@ -26,6 +26,7 @@ __all__ = [
     "ACTIVATED_FROM",
     "ONTO",
     "Convolution",
+    "ConvolutionWeight",
     "PackedPair",
     "PackedWeight",
     "Packer",
@@ -48,6 +49,16 @@ ACTIVATED_FROM = 2**21
 
 CONVOLUTION_FROM = 2**20
 """Multiplications from which a packed convolution is faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution over two dimensions, with the same pad on both sides."""
+
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +158,31 @@ class ProductWeight(Protocol):
         ...
 
 
-Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], ProductWeight | PackedPair | None]
+class ConvolutionWeight(Protocol):
+    """Stored kernels of a convolution in a form of their own, and a bias that goes with them."""
+
+    @property
+    def bias(self) -> torch.Tensor | None: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the weight itself does not share."""
+        ...
+
+    def launch_convolution(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        other: torch.Tensor | None,
+        out: torch.Tensor,
+        after: PostOp,
+    ) -> Launch | None:
+        """`after` of the convolution plus `other`, which may be the memory of `out`; None where strides forbid it."""
+        ...
+
+
+Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], ProductWeight | ConvolutionWeight | PackedPair | None]
 """(attributes, specs of the operands, stored operands) -> the packed weight, or None where it does not pay."""
-
-
-@dataclass(frozen=True, slots=True)
-class Convolution:
-    """A convolution over two dimensions, with the same pad on both sides."""
-
-    strides: tuple[int, ...]
-    pads: tuple[int, ...]
-    dilations: tuple[int, ...]
-    groups: int
 
 
 def pack_product(

@@ -13,7 +13,7 @@ from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary,
 from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp, post_op
 
-__all__ = ["KERNELS", "NativeWeight", "launch_any", "pack_panels"]
+__all__ = ["KERNELS", "NativeWeight", "is_for_one_thread", "launch_any", "pack_panels"]
 
 SHARED = 2**22
 """Multiplications from which on several threads of torch are faster than one of ours."""
@@ -60,7 +60,7 @@ class NativeWeight:
 def pack_panels(library: NativeLibrary, rows: int, weight: torch.Tensor) -> NativeWeight | None:
     """The float32 matrix `weight` (columns, inner) in panels; None where torch is faster, with more threads."""
     columns, inner = weight.shape
-    if not weight.numel() or not _is_for_one_thread(rows * weight.numel()):
+    if not weight.numel() or not is_for_one_thread(rows * weight.numel()):
         return None
     panels = torch.empty(-(-columns // library.panel) * library.panel * inner)
     library.launch("pack_panels", [panels], [weight], [inner, columns, weight.stride(1), weight.stride(0)])()
@@ -114,7 +114,7 @@ def launch_any(
     after: PostOp = PLAIN,
 ) -> Launch | None:
     """The product of the rows of `x` with a matrix (inner, columns) that may change from run to run."""
-    if matrix.dim() != 2 or not are_floats(matrix) or not _is_for_one_thread(x.numel() * matrix.shape[1]):
+    if matrix.dim() != 2 or not are_floats(matrix) or not is_for_one_thread(x.numel() * matrix.shape[1]):
         return None
     product = RowProduct.find(x, matrix.shape[1], bias, None, out, after)
     return product and library.launch(
@@ -122,7 +122,8 @@ def launch_any(
     )
 
 
-def _is_for_one_thread(multiplications: int) -> bool:
+def is_for_one_thread(multiplications: int) -> bool:
+    """Whether so many are faster by one thread of ours than by all of torch."""
     return torch.get_num_threads() == 1 or multiplications < SHARED
 
 

@@ -16,13 +16,38 @@ constexpr int TILE = 6;  // 12 of 16
 #endif
 constexpr ptrdiff_t DEPTH = 512, BLOCK = 8 * TILE;  // rows of a panel, and of the left matrix, that are near at a time
 
+constexpr ptrdiff_t NEAR = 1 << 16;  // numbers of a matrix that is near as a whole
+
 typedef Vector Pair[2];
 
+// Rows of the left matrix, a panel, and what is read after it: that comes nearer by `ahead` numbers for each row of the panel.
+struct Factors {
+  const float *left;
+  ptrdiff_t row, inner;
+  const float *panel;
+  ptrdiff_t depth;
+  const float *next = nullptr;
+  ptrdiff_t ahead = 0;
+};
+
+// Where sums go, and what is done to them in their registers: a bias, numbers that are there already, another matrix, ReLU.
+struct End {
+  float *out;
+  ptrdiff_t row = PANEL;
+  const float *bias = nullptr;
+  bool continues = false;
+  const float *other = nullptr;
+  ptrdiff_t other_row = 0;
+  bool relu = false;
+};
+
 template <int ROWS>
-static void multiply(const float *__restrict left, ptrdiff_t row, ptrdiff_t inner, const float *__restrict panel,
-                     ptrdiff_t step, ptrdiff_t depth, Pair *__restrict out) {
+static void multiply(const Factors &of, const End &end) {
   Vector sums[ROWS][2] = {};
-  for (ptrdiff_t k = 0; k < depth; k++, panel += step, left += inner) {
+  const float *__restrict panel = of.panel, *__restrict left = of.left, *next = of.next;
+  ptrdiff_t row = of.row, inner = of.inner, ahead = of.ahead;
+  for (ptrdiff_t k = 0; k < of.depth; k++, panel += PANEL, left += inner, next += ahead) {
+    __builtin_prefetch(next, 0, 2);
     Vector first = load(panel), second = load(panel + LANES);
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++) {
@@ -31,11 +56,22 @@ static void multiply(const float *__restrict left, ptrdiff_t row, ptrdiff_t inne
       sums[i][1] += x * second;
     }
   }
+  auto add = [&](const float *from, ptrdiff_t apart) {
 #pragma GCC unroll 16
-  for (int i = 0; i < ROWS; i++) out[i][0] = sums[i][0], out[i][1] = sums[i][1];
+    for (int i = 0; i < ROWS; i++) sums[i][0] += load(from + i * apart), sums[i][1] += load(from + i * apart + LANES);
+  };
+  if (end.bias) add(end.bias, 0);
+  if (end.continues) add(end.out, end.row);
+  if (end.other) add(end.other, end.other_row);
+  if (end.relu)
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++)
+      for (int half = 0; half < 2; half++) sums[i][half] = activate(Activation::relu, sums[i][half], nullptr);
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++) store(end.out + i * end.row, sums[i][0]), store(end.out + i * end.row + LANES, sums[i][1]);
 }
 
-typedef void Multiply(const float *, ptrdiff_t, ptrdiff_t, const float *, ptrdiff_t, ptrdiff_t, Pair *);
+typedef void Multiply(const Factors &, const End &);
 
 static Multiply *const MULTIPLY[] = {
     nullptr,     multiply<1>, multiply<2>, multiply<3>,  multiply<4>,  multiply<5>,  multiply<6>,
@@ -81,22 +117,17 @@ static inline float *panels_for(ptrdiff_t depth, ptrdiff_t columns) {
   return held.data();
 }
 
-// What follows a product while it is in registers: a bias for each column, another matrix, an activation.
+// What follows a product while it is in registers: a bias for each column, an activation, and another matrix, which is added
+// before the activation or after it. `other` may be the memory of the result.
 struct After {
   const float *bias, *other;
   ptrdiff_t other_row;
   Activation activation;
   const Setting *numbers;
-
-  Vector operator()(Vector x, ptrdiff_t row, ptrdiff_t column, ptrdiff_t count) const {
-    if (bias) x += count < LANES ? load_some(bias + column, count) : load(bias + column);
-    x = activate(activation, x, numbers);
-    const float *added = other + row * other_row + column;
-    if (other) x += count < LANES ? load_some(added, count) : load(added);
-    return x;
-  }
+  bool adds_first = false;
 };
 
+// Rows may lie in lines of `width` rows, `line` apart; a width of 0 says that all lie in one line.
 struct Product {
   ptrdiff_t rows, columns, depth;
   const float *left;
@@ -104,58 +135,115 @@ struct Product {
   const float *panels;
   float *out;
   ptrdiff_t out_row;
+  ptrdiff_t width = 0, line = 0;
+
+  bool has_lines() const { return width && width < rows; }
+  const float *at(ptrdiff_t i) const { return has_lines() ? left + i / width * line + i % width * row : left + i * row; }
 };
 
-static thread_local float near_rows[BLOCK * DEPTH] __attribute__((aligned(64)));
+// A row of `near_rows` is no power of two long: numbers at such distances push each other out of the cache.
+constexpr ptrdiff_t BETWEEN = 16;
+static thread_local float near_rows[BLOCK * (DEPTH + BETWEEN)] __attribute__((aligned(64)));
 
-// Rows of `block` from `first` on, for tiles: (depth, rows of the tile) one behind the other.
-static void fill_rows(const Product &t, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t tiles, ptrdiff_t start, ptrdiff_t depth) {
-  for (ptrdiff_t tile = 0; tile < tiles; tile++) {
-    ptrdiff_t from = tile * rows / tiles, count = (tile + 1) * rows / tiles - from;
-    const float *source = t.left + (first + from) * t.row + start * t.inner;
-    float *to = near_rows + from * depth;
-    if (t.row == 1)
-      for (ptrdiff_t k = 0; k < depth; k++) memcpy(to + k * count, source + k * t.inner, 4 * count);
+// Rows of a tile from `first` on; where a column lies without gaps, column by column.
+static void fill_tile(float *to, const Product &t, ptrdiff_t first, ptrdiff_t count, ptrdiff_t start, ptrdiff_t depth) {
+  if (t.row == 1 && !t.has_lines()) {
+    const float *source = t.left + first + start * t.inner;
+    if (count == TILE)
+      for (ptrdiff_t k = 0; k < depth; k++) memcpy(to + k * TILE, source + k * t.inner, 4 * TILE);
     else
-      for (ptrdiff_t i = 0; i < count; i++)
-        for (ptrdiff_t k = 0; k < depth; k++) to[k * count + i] = source[i * t.row + k * t.inner];
+      for (ptrdiff_t k = 0; k < depth; k++) memcpy(to + k * count, source + k * t.inner, 4 * count);
+    return;
+  }
+  for (ptrdiff_t i = 0; i < count; i++, to += depth + BETWEEN) {
+    const float *source = t.at(first + i) + start * t.inner;
+    if (t.inner == 1)
+      memcpy(to, source, 4 * depth);
+    else
+      for (ptrdiff_t k = 0; k < depth; k++) to[k] = source[k * t.inner];
   }
 }
 
+// A tile of the result.
+struct Tile {
+  ptrdiff_t first, rows, column, columns;
+  bool begins, ends;  // the sums hold the first numbers of the rows, or the last ones
+};
+
+// Sums that need more than `End` does: few columns, other activations, or a sum after an activation.
+static void finish(const Product &t, const After &after, const Tile &tile, const Pair *sums) {
+  for (int half = 0; half < 2; half++) {
+    ptrdiff_t place = tile.column + half * LANES, left = tile.columns - half * LANES;
+    if (left <= 0) return;
+    auto read = [=](const float *from) { return left < LANES ? load_some(from, left) : load(from); };
+    Vector bias = tile.ends && after.bias ? read(after.bias + place) : Vector{};
+    float *out = t.out + tile.first * t.out_row + place;
+    bool adds = after.other && (after.adds_first ? tile.begins : tile.ends);
+    const float *other = after.other + tile.first * after.other_row + place;
+    for (ptrdiff_t i = 0; i < tile.rows; i++, out += t.out_row, other += after.other_row) {
+      Vector x = sums[i][half] + bias;
+      if (!tile.begins) x += read(out);
+      if (adds && after.adds_first) x += read(other);
+      if (tile.ends) x = activate(after.activation, x, after.numbers);
+      if (adds && !after.adds_first) x += read(other);
+      if (left < LANES)
+        store_some(out, x, left);
+      else
+        store(out, x);
+    }
+  }
+}
+
+static void multiply_tile(const Product &t, const After &after, const Tile &tile, const Factors &of) {
+  bool plain = !tile.ends || after.activation == Activation::none, relu = !plain && after.activation == Activation::relu;
+  bool adds = after.other && (after.adds_first ? tile.begins : tile.ends);
+  if (tile.columns < PANEL || !(plain || (relu && (after.adds_first || !adds)))) {
+    Pair sums[TILE];
+    MULTIPLY[tile.rows](of, {(float *)sums});
+    return finish(t, after, tile, sums);
+  }
+  MULTIPLY[tile.rows](of, {t.out + tile.first * t.out_row + tile.column, t.out_row,
+                           tile.ends && after.bias ? after.bias + tile.column : nullptr, !tile.begins,
+                           adds ? after.other + tile.first * after.other_row + tile.column : nullptr, after.other_row, relu});
+}
+
+static bool overlap(const Product &t, const After &after) {
+  return after.other < t.out + t.rows * t.out_row && t.out < after.other + t.rows * after.other_row;
+}
+
 static void multiply_all(const Product &t, const After &after) {
-  // Numbers at distances of powers of two push each other out of the cache.
-  bool fills = t.depth > DEPTH || t.inner != 1 || (t.row % 1024 == 0 && t.rows > 4);
+  if (after.other && !after.adds_first && t.depth > DEPTH && overlap(t, after)) {
+    // Partial sums lie in the result, where they would overwrite what is added at the end.
+    static thread_local std::vector<float> held;
+    held.resize(t.rows * t.columns);
+    for (ptrdiff_t i = 0; i < t.rows; i++) memcpy(&held[i * t.columns], after.other + i * after.other_row, 4 * t.columns);
+    return multiply_all(t, {after.bias, held.data(), t.columns, after.activation, after.numbers});
+  }
+  bool fills = t.depth > DEPTH || t.inner != 1 || t.has_lines() || (t.row % 1024 == 0 && t.rows > 4);
+  ptrdiff_t block = t.depth * t.columns <= NEAR ? TILE : BLOCK;  // a matrix that stays near leaves rows and results in order
   for (ptrdiff_t start = 0; start < t.depth; start += DEPTH) {
     ptrdiff_t depth = t.depth - start < DEPTH ? t.depth - start : DEPTH;
-    bool begins = start == 0, ends = start + depth == t.depth;
-    for (ptrdiff_t first = 0; first < t.rows; first += BLOCK) {
-      ptrdiff_t rows = t.rows - first < BLOCK ? t.rows - first : BLOCK, tiles = (rows + TILE - 1) / TILE;
-      if (fills) fill_rows(t, first, rows, tiles, start, depth);
+    for (ptrdiff_t first = 0; first < t.rows; first += block) {
+      ptrdiff_t rows = t.rows - first < block ? t.rows - first : block, tiles = (rows + TILE - 1) / TILE;
+      auto from = [=](ptrdiff_t tile) { return tile * rows / tiles; };
+      if (fills)
+        for (ptrdiff_t tile = 0; tile < tiles; tile++)
+          fill_tile(near_rows + from(tile) * (depth + BETWEEN), t, first + from(tile), from(tile + 1) - from(tile), start, depth);
       for (ptrdiff_t column = 0; column < t.columns; column += PANEL) {
         const float *panel = t.panels + column * t.depth + start * PANEL;
         ptrdiff_t width = t.columns - column < PANEL ? t.columns - column : PANEL;
         for (ptrdiff_t tile = 0; tile < tiles; tile++) {
-          ptrdiff_t from = tile * rows / tiles, count = (tile + 1) * rows / tiles - from;
-          Pair sums[TILE];
-          if (fills)
-            MULTIPLY[count](near_rows + from * depth, 1, count, panel, PANEL, depth, sums);
-          else
-            MULTIPLY[count](t.left + (first + from) * t.row + start * t.inner, t.row, t.inner, panel, PANEL, depth, sums);
-          for (ptrdiff_t i = 0; i < count; i++) {
-            ptrdiff_t at = first + from + i;
-            for (int half = 0; half < 2; half++) {
-              ptrdiff_t place = column + half * LANES, left = width - half * LANES;
-              if (left <= 0) continue;
-              float *out = t.out + at * t.out_row + place;
-              Vector x = sums[i][half];
-              if (!begins) x += left < LANES ? load_some(out, left) : load(out);
-              if (ends) x = after(x, at, place, left);
-              if (left < LANES)
-                store_some(out, x, left);
-              else
-                store(out, x);
-            }
+          ptrdiff_t count = from(tile + 1) - from(tile);
+          Factors of = {t.left + (first + from(tile)) * t.row + start * t.inner, t.row, t.inner, panel, depth};
+          if (fills) {
+            bool turned = t.row == 1 && !t.has_lines();
+            of.left = near_rows + from(tile) * (depth + BETWEEN);
+            of.row = turned ? 1 : depth + BETWEEN, of.inner = turned ? count : 1;
           }
+          // The panel after this one, a part with each tile.
+          of.ahead = PANEL / tiles;
+          of.next = panel + PANEL * t.depth + tile * of.ahead * depth;
+          multiply_tile(t, after, {first + from(tile), count, column, width, start == 0, start + depth == t.depth}, of);
         }
       }
     }

@@ -47,6 +47,21 @@ def test_a_stored_matrix(library, rows, depth, columns, with_bias, with_other, s
     torch.testing.assert_close(out.double(), wanted, atol=tolerance(depth), rtol=1e-5)
 
 
+@pytest.mark.parametrize("depth", [7, 512, 1100])
+def test_what_is_added_may_be_the_memory_of_the_result(library, depth):
+    """Beyond 512 partial sums lie in the result too."""
+    of = np.random.default_rng(depth)
+    x, weight = (torch.from_numpy(of.standard_normal((size, depth), np.float32)) for size in (30, 70))
+    out = torch.from_numpy(of.standard_normal((30, 70), np.float32))
+    wanted = torch.relu(x.double() @ weight.double().t()) + out.double()
+    packed = pack_panels(library, 1, weight)
+    assert packed is not None
+    launch = packed.launch_with(x, None, out, out, PostOp("relu"))
+    assert launch is not None
+    launch()
+    torch.testing.assert_close(out.double(), wanted, atol=tolerance(depth), rtol=1e-5)
+
+
 @settings(max_examples=60, deadline=None)
 @given(SIZES, DEPTHS, SIZES, st.booleans(), st.booleans(), st.integers(0, 2**16))
 def test_matrices_that_lie_anywhere(library, rows, depth, columns, turns_left, turns_right, seed):
@@ -85,6 +100,8 @@ def test_activations(library, after):
     weight, out = torch.ones(1, 1), torch.empty(len(x), 1)
     packed = pack_panels(library, 1, weight)
     assert packed is not None
-    packed.launch_product(x, None, out, after)()
+    launch = packed.launch_product(x, None, out, after)
+    assert launch is not None
+    launch()
     wanted = ACTIVATIONS[after](x.double())
     torch.testing.assert_close(out.double(), wanted.float().double(), atol=1e-6, rtol=1e-6, equal_nan=True)

@@ -1,0 +1,206 @@
+"""Convolutions by the kernels in C++, beside torch in float64: sizes, strides, pads, sums, norms, and others."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from pipeline.errors import UsageError
+from pipeline.ir.graph import TensorSpec
+from pipeline.runtime.kernels import NativeLibrary, load_library
+from pipeline.runtime.kernels.fused import conv, pack_conv
+from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
+from pipeline.runtime.kernels.packing import Convolution, ConvolutionWeight
+from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
+
+CHANNELS = st.sampled_from((1, 3, 15, 16, 17, 32, 33, 64, 70))
+SPATIAL = st.integers(1, 17)
+AFTER = {PLAIN: lambda x: x, PostOp("relu"): torch.relu, PostOp("swish"): functional.silu}
+
+
+@pytest.fixture(scope="module")
+def library() -> NativeLibrary:
+    try:
+        return load_library()
+    except UsageError as error:
+        pytest.skip(f"the kernels in C++ cannot be built here: {error}")
+
+
+def images(*shape: int, seed: int) -> torch.Tensor:
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return made.contiguous(memory_format=torch.channels_last)
+
+
+def pack(library: NativeLibrary, x: torch.Tensor, weight: torch.Tensor, shape: Convolution) -> ConvolutionWeight:
+    """Packed for images of one pixel more than the kernel, at which no other kernel is faster."""
+    spec = TensorSpec((1, x.shape[1], *weight.shape[2:]), "float32")
+    packed = pack_native_convolution(library, spec, weight, shape, None)
+    assert packed is not None
+    return packed
+
+
+def launch(packed: ConvolutionWeight, x, bias, other, out, after=PLAIN) -> None:
+    found = packed.launch_convolution(x, bias, other, out, after)
+    assert found is not None
+    found()
+
+
+def check(library, x, weight, shape, *, bias=None, other=None, after=PLAIN, in_place=False, roundings=1.0):
+    """Each of n additions rounds a sum of about √n by 2^-24, and roundings add up like another √n."""
+    wanted = functional.conv2d(x.double(), weight.double(), None if bias is None else bias.double(), *shape_args(shape))
+    out = torch.full(wanted.shape, torch.nan).contiguous(memory_format=torch.channels_last)
+    if other is not None:
+        wanted = wanted + other.double()
+        if in_place:
+            other = out.copy_(other)
+    launch(pack(library, x, weight, shape), x, bias, other, out, after)
+    tolerance = roundings * 2**-23 * (weight[0].numel() + 16)
+    torch.testing.assert_close(out.double(), AFTER[after](wanted), atol=tolerance, rtol=1e-5)
+
+
+def shape_args(shape: Convolution):
+    return shape.strides, shape.pads, shape.dilations, shape.groups
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    *(st.integers(1, 3), CHANNELS, CHANNELS, SPATIAL, SPATIAL, st.integers(1, 3), st.integers(1, 3)),
+    *(
+        st.booleans(),
+        st.sampled_from(("none", "apart", "in place")),
+        st.sampled_from(list(AFTER)),
+        st.integers(0, 2**16),
+    ),
+)
+def test_kernels_of_one_pixel(library, count, inner, columns, height, width, down, across, biased, adds, after, seed):
+    shape = Convolution((down, across), (0, 0), (1, 1), 1)
+    x, weight = images(count, inner, height, width, seed=seed), images(columns, inner, 1, 1, seed=seed + 1)
+    size = (count, columns, -(-height // down), -(-width // across))
+    other = None if adds == "none" else images(*size, seed=seed + 2)
+    bias = images(columns, 1, 1, 1, seed=seed + 3).flatten() if biased else None
+    check(library, x, weight, shape, bias=bias, other=other, after=after, in_place=adds == "in place")
+
+
+def test_one_pixel_and_many_channels(library):
+    """Beyond 512 channels partial sums lie in the result, and what is added lies there too."""
+    x, weight, other = images(1, 1100, 5, 7, seed=1), images(40, 1100, 1, 1, seed=2), images(1, 40, 3, 4, seed=3)
+    shape = Convolution((2, 2), (0, 0), (1, 1), 1)
+    for in_place in (False, True):
+        check(library, x, weight, shape, other=other, in_place=in_place)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    *(st.integers(1, 3), CHANNELS, CHANNELS, SPATIAL, SPATIAL, st.integers(0, 3), st.integers(0, 3)),
+    *(
+        st.booleans(),
+        st.sampled_from(("none", "apart", "in place")),
+        st.sampled_from(list(AFTER)),
+        st.integers(0, 2**16),
+    ),
+)
+def test_kernels_of_three_by_three(
+    library, count, inner, columns, height, width, above, left, biased, adds, after, seed
+):
+    """Winograd's tiles hold sums of four numbers, so each rounding counts up to four times."""
+    size = (count, columns, height + 2 * above - 2, width + 2 * left - 2)
+    if min(size) < 1:
+        return
+    shape = Convolution((1, 1), (above, left), (1, 1), 1)
+    x, weight = images(count, inner, height, width, seed=seed), images(columns, inner, 3, 3, seed=seed + 1)
+    other = None if adds == "none" else images(*size, seed=seed + 2)
+    bias = images(columns, 1, 1, 1, seed=seed + 3).flatten() if biased else None
+    check(library, x, weight, shape, bias=bias, other=other, after=after, in_place=adds == "in place", roundings=4)
+
+
+def test_many_tiles_and_many_channels(library):
+    """More tiles than are near at a time, and channels of which few tiles are."""
+    shape = Convolution((1, 1), (1, 1), (1, 1), 1)
+    for channels, size in ((64, 57), (1030, 9), (16, 90)):
+        x, weight = images(2, channels, size, size, seed=size), images(24, channels, 3, 3, seed=size + 1)
+        check(library, x, weight, shape, roundings=4)
+
+
+def test_roundings_of_tiles_are_about_those_of_the_definition(library):
+    x, weight = images(1, 256, 14, 14, seed=1), images(256, 256, 3, 3, seed=2)
+    shape = Convolution((1, 1), (1, 1), (1, 1), 1)
+    out = torch.empty(1, 256, 14, 14).contiguous(memory_format=torch.channels_last)
+    launch(pack(library, x, weight, shape), x, None, None, out)
+    exact = functional.conv2d(x.double(), weight.double(), padding=1)
+    ours, torchs = (
+        (found - exact).norm() for found in (out.double(), functional.conv2d(x, weight, padding=1).double())
+    )
+    assert ours < 4 * torchs
+
+
+@pytest.mark.parametrize(
+    ("channels", "columns", "size", "kernel", "is_ours"),
+    [
+        pytest.param(64, 64, 56, 3, True, id="tiles of full panels"),
+        pytest.param(64, 40, 56, 3, False, id="tiles of half a panel"),
+        pytest.param(3, 64, 224, 3, False, id="three channels, which are part of a vector"),
+        pytest.param(3, 64, 14, 3, True, id="three channels, and less work than a call of oneDNN"),
+        pytest.param(64, 256, 56, 1, True, id="one pixel"),
+        pytest.param(64, 40, 112, 1, False, id="one pixel, and half a panel"),
+        pytest.param(64, 40, 14, 1, True, id="one pixel, and less work than a call of oneDNN"),
+    ],
+)
+def test_who_is_faster(library, channels, columns, size, kernel, is_ours):
+    spec, weight = TensorSpec((1, channels, size, size), "float32"), torch.ones(columns, channels, kernel, kernel)
+    shape = Convolution((1, 1), (kernel // 2, kernel // 2), (1, 1), 1)
+    assert (pack_native_convolution(library, spec, weight, shape, None) is not None) == is_ours
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape"),
+    [
+        pytest.param((8, 4, 1, 1), Convolution((1, 1), (0, 0), (1, 1), 2), id="groups of one pixel"),
+        pytest.param((8, 8, 1, 1), Convolution((1, 1), (1, 1), (1, 1), 1), id="pads around one pixel"),
+        pytest.param((8, 4, 3, 3), Convolution((1, 1), (1, 1), (1, 1), 2), id="groups"),
+        pytest.param((8, 8, 3, 3), Convolution((2, 2), (1, 1), (1, 1), 1), id="strides"),
+        pytest.param((8, 8, 3, 3), Convolution((1, 1), (2, 2), (2, 2), 1), id="dilations"),
+        pytest.param((8, 8, 5, 5), Convolution((1, 1), (2, 2), (1, 1), 1), id="5 × 5"),
+    ],
+)
+def test_what_other_kernels_compute(library, kernel, shape):
+    spec = TensorSpec((1, 8, 32, 32), "float32")
+    assert pack_native_convolution(library, spec, torch.ones(kernel), shape, None) is None
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_operands_that_lie_otherwise_are_left_to_torch(library, size):
+    shape = Convolution((1, 1), (size // 2, size // 2), (1, 1), 1)
+    x, out = images(1, 8, 32, 32, seed=0), images(1, 16, 32, 32, seed=0)
+    packed = pack(library, x, torch.ones(16, 8, size, size), shape)
+    assert packed.launch_convolution(x, None, None, out, PLAIN) is not None
+    assert packed.launch_convolution(x.contiguous(), None, None, out, PLAIN) is None
+    assert packed.launch_convolution(x, None, None, out.contiguous(), PLAIN) is None
+    assert packed.launch_convolution(x, None, out.contiguous(), out, PLAIN) is None
+    assert packed.launch_convolution(x, torch.ones(1).expand(16), None, out, PLAIN) is None
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_norm_is_part_of_the_weight(library, size, with_bias):
+    x, weight = images(2, 20, 9, 9, seed=1), images(24, 20, size, size, seed=2)
+    of = [images(24, 1, 1, 1, seed=seed).flatten() for seed in range(3, 8)]
+    bias, scale, shift, mean, variance = of[0] if with_bias else None, of[1], of[2], of[3], of[4].abs() + 0.5
+    other, out = images(2, 24, 9, 9, seed=9), images(2, 24, 9, 9, seed=9)
+    ins = [x.permute(0, 2, 3, 1), weight, other.permute(0, 2, 3, 1)]
+    ins += [tensor for tensor in (bias, scale, shift, mean, variance) if tensor is not None]
+    attrs = {
+        **{"strides": (1, 1), "pads": (size // 2,) * 4, "dilations": (1, 1), "group": 1, "add": True},
+        **{"bias": with_bias, "norm": True, "epsilon": 1e-5, "channels_last": True, "activation": "relu"},
+        **{"numbers": (), "native": library},
+    }
+    specs = [TensorSpec(tuple(tensor.shape), "float32") for tensor in ins]
+    stored = {at: tensor for at, tensor in enumerate(ins) if at not in (0, 2)}
+    attrs["packed"] = packed = pack_conv(attrs, specs, stored)
+    assert type(packed).__name__ == {1: "PointWeight", 3: "TileWeight"}[size]
+    conv(ins, [out.permute(0, 2, 3, 1)], attrs)()
+    wanted = functional.conv2d(x.double(), weight.double(), None if bias is None else bias.double(), padding=size // 2)
+    mean, variance, scale, shift = (tensor.double() for tensor in (mean, variance, scale, shift))
+    wanted = functional.batch_norm(wanted, mean, variance, scale, shift, eps=1e-5)
+    wanted = torch.relu(wanted + other.double())
+    torch.testing.assert_close(out.double(), wanted, atol=1e-4, rtol=1e-5)
