@@ -14,14 +14,8 @@ from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
 from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.max_pool import PoolWindow, launch_max_pool
-from pipeline.runtime.kernels.packing import (
-    Convolution,
-    PackedWeight,
-    Packer,
-    Stored,
-    launch_convolution,
-    pack_convolution,
-)
+from pipeline.runtime.kernels.packing import PackedWeight, Packer, Stored, launch_convolution, pack_convolution
+from pipeline.runtime.kernels.weight_forms import Convolution
 
 __all__ = ["KERNELS", "PACKERS", "pad_sides"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,16 +17,14 @@ from pipeline.runtime.kernels.conv import pad_sides
 from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.linear import multiply
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
+from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.packing import (
     ACTIVATED_FROM,
     ONTO,
     PRODUCT_FROM,
-    Convolution,
-    ConvolutionWeight,
     PackedPair,
     PackedWeight,
     Packer,
-    ProductWeight,
     Stored,
     is_same_memory,
     launch_convolution,
@@ -37,6 +35,7 @@ from pipeline.runtime.kernels.packing import (
     pack_product,
 )
 from pipeline.runtime.kernels.post_ops import PostOp, post_op
+from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, ProductWeight
 
 __all__ = ["KERNELS", "PACKERS"]
 
@@ -144,6 +143,10 @@ class BlockedKernels:
     @property
     def nbytes(self) -> int:
         return self.weight.nbytes
+
+    def in_memory(self, memory: PackedMemory) -> BlockedKernels:
+        """See `ConvolutionWeight`."""
+        return replace(self, weight=self.weight.in_memory(memory))
 
     def launch_convolution(
         self, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor, after: PostOp

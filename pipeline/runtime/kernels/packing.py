@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -21,16 +21,14 @@ from pipeline.runtime.kernels.native.library import NativeLibrary
 from pipeline.runtime.kernels.native.products import pack_panels
 from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
+from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, ProductWeight
 
 __all__ = [
     "ACTIVATED_FROM",
     "ONTO",
-    "Convolution",
-    "ConvolutionWeight",
     "PackedPair",
     "PackedWeight",
     "Packer",
-    "ProductWeight",
     "Stored",
     "is_same_memory",
     "launch_convolution",
@@ -49,16 +47,6 @@ ACTIVATED_FROM = 2**21
 
 CONVOLUTION_FROM = 2**20
 """Multiplications from which a packed convolution is faster."""
-
-
-@dataclass(frozen=True, slots=True)
-class Convolution:
-    """A convolution over two dimensions, with the same pad on both sides."""
-
-    strides: tuple[int, ...]
-    pads: tuple[int, ...]
-    dilations: tuple[int, ...]
-    groups: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,59 +114,6 @@ class PackedPair:
 
 Stored = Mapping[int, torch.Tensor]
 """By position, the operands of a call that no run can change."""
-
-
-class ProductWeight(Protocol):
-    """A stored matrix in a form of its own."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that the weight itself does not share."""
-        ...
-
-    def in_memory(self, memory: PackedMemory) -> ProductWeight:
-        """The same in the memory of an equal one, where there is one."""
-        ...
-
-    def launch_product(
-        self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
-    ) -> Launch | None:
-        """The product of the rows of `x` with the matrix; None where strides cannot show rows."""
-        ...
-
-    def launch_with(
-        self,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        other: torch.Tensor | None,
-        out: torch.Tensor,
-        after: PostOp = PLAIN,
-    ) -> Launch | None:
-        """The product, plus `other` after the activation; `other` has the shape of `out`, and memory of its own."""
-        ...
-
-
-class ConvolutionWeight(Protocol):
-    """Stored kernels of a convolution in a form of their own, and a bias that goes with them."""
-
-    @property
-    def bias(self) -> torch.Tensor | None: ...
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that the weight itself does not share."""
-        ...
-
-    def launch_convolution(
-        self,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        other: torch.Tensor | None,
-        out: torch.Tensor,
-        after: PostOp,
-    ) -> Launch | None:
-        """`after` of the convolution plus `other`, which may be the memory of `out`; None where strides forbid it."""
-        ...
 
 
 Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], ProductWeight | ConvolutionWeight | PackedPair | None]

@@ -18,7 +18,6 @@ from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import EMITTERS
 from pipeline.runtime import CompiledProgram, compile_graph, compile_graphs, compile_open_graph
 from pipeline.runtime.kernels.packing import (
-    Convolution,
     PackedMemory,
     PackedWeight,
     launch_convolution,
@@ -26,6 +25,7 @@ from pipeline.runtime.kernels.packing import (
     pack_convolution,
     pack_product,
 )
+from pipeline.runtime.kernels.weight_forms import Convolution
 
 ATOL, RTOL = 1e-3, 2e-5
 """float32: sums of 2048 products of numbers near 1, in orders of their own."""

@@ -19,7 +19,8 @@ from pipeline.runtime.kernels.aten.out_variants import make_and_copy, write_out
 from pipeline.runtime.kernels.aten.packed import launch_packed, may_pack, pack_call
 from pipeline.runtime.kernels.aten.regions import higher_order
 from pipeline.runtime.kernels.base import Attrs, Bind, Ins, Kernel, Launch, Outs
-from pipeline.runtime.kernels.packing import PackedWeight, Packer, ProductWeight, Stored
+from pipeline.runtime.kernels.packing import PackedWeight, Packer, Stored
+from pipeline.runtime.kernels.weight_forms import ProductWeight
 
 __all__ = ["CALLS", "KERNELS", "PACKERS", "bind_attrs"]
 

@@ -8,7 +8,7 @@ results of its tiles, also of those one pixel further away than the kernel reach
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
@@ -18,8 +18,9 @@ from pipeline.runtime.kernels.base import Launch
 from pipeline.runtime.kernels.native.activations import settings_of
 from pipeline.runtime.kernels.native.library import NativeLibrary, are_floats, as_rows
 from pipeline.runtime.kernels.native.products import NativeWeight, is_for_one_thread, pack_panels
-from pipeline.runtime.kernels.packing import Convolution, ConvolutionWeight
+from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PostOp
+from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight
 
 __all__ = ["pack_native_convolution"]
 
@@ -125,6 +126,10 @@ class PointWeight:
     def nbytes(self) -> int:
         return self.matrix.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
+    def in_memory(self, memory: PackedMemory) -> PointWeight:
+        """See `ConvolutionWeight`."""
+        return replace(self, matrix=self.matrix.in_memory(memory))
+
     def launch_convolution(
         self, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor, after: PostOp
     ) -> Launch | None:
@@ -165,6 +170,10 @@ class TileWeight:
     @property
     def nbytes(self) -> int:
         return self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def in_memory(self, memory: PackedMemory) -> TileWeight:
+        """See `ConvolutionWeight`."""
+        return replace(self, panels=memory.share(self.panels))
 
     def launch_convolution(
         self, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor, after: PostOp
