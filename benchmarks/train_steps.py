@@ -69,7 +69,7 @@ class Side(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SideHere:
+class LocalSide:
     """In this process; `step` returns the loss."""
 
     step: Callable[[], object]
@@ -138,14 +138,14 @@ def sides(case: Case, *, peers: bool, jax: str) -> dict[str, Side]:
     found: dict[str, Side] = {}
     for name, options in ((EAGER, {}), (FUSED, {"fused": True})):
         module = twin()
-        found[name] = SideHere(eager(module, Adam(module.parameters(), **options)))
+        found[name] = LocalSide(eager(module, Adam(module.parameters(), **options)))
     for name, make in PEERS.items() if peers and not find_obstacle() else ():
-        found[name] = SideHere(make(twin(), LOSS, batch))
+        found[name] = LocalSide(make(twin(), LOSS, batch))
     if jax and isinstance(first, nn.Sequential) and all(isinstance(layer, nn.Linear | nn.ReLU) for layer in first):
         found[JAX] = JaxStep(jax, first, batch)
     module = twin()
     program = record_step(module, LOSS, Adam(module.parameters()), batch)
-    found[OURS] = SideHere(lambda: program.step(batch))
+    found[OURS] = LocalSide(lambda: program.step(batch))
     return found
 
 

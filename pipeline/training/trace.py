@@ -198,7 +198,7 @@ def _record_twice(
     """
     attributes.put_back()  # what an attempt that failed has left
     log = CallLog()
-    with _refused_seeds():
+    with _refuse_seeds():
         found = _record_as_written(step, stored, others, log=log)
     attributes.take_out(log.is_constant)
     # A branch that a random number takes may be the same the second time.
@@ -210,7 +210,7 @@ def _record_twice(
 
 
 @contextmanager
-def _refused_seeds() -> Iterator[None]:
+def _refuse_seeds() -> Iterator[None]:
     """Refuse a forward pass that sets the state of torch's random numbers, which a recording leaves as it is."""
     before = torch.get_rng_state()
     try:
