@@ -209,7 +209,7 @@ class TracedTensor(torch.Tensor):
 
 
 def change_containers(module: ChangeableLinear) -> None:
-    module.kept["b"] = module.kept.pop("a")  # the same value under another key
+    module.kept["other"] = module.kept.pop("itself")  # the same value under another key
     module.listed.reverse()
     del module.best
 
