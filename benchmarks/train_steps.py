@@ -71,7 +71,7 @@ class Side(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SideHere:
+class LocalSide:
     """In this process; `step` returns the loss."""
 
     step: Callable[[], object]
@@ -140,15 +140,15 @@ def sides(case: Case, *, peers: bool, jax: str, native: bool) -> dict[str, Side]
     found: dict[str, Side] = {}
     for name, options in ((EAGER, {}), (FUSED, {"fused": True})):
         module = twin()
-        found[name] = SideHere(eager(module, Adam(module.parameters(), **options)))
+        found[name] = LocalSide(eager(module, Adam(module.parameters(), **options)))
     for name, make in PEERS.items() if peers and not find_obstacle() else ():
-        found[name] = SideHere(make(twin(), LOSS, batch))
+        found[name] = LocalSide(make(twin(), LOSS, batch))
     if jax and isinstance(first, nn.Sequential) and all(isinstance(layer, nn.Linear | nn.ReLU) for layer in first):
         found[JAX] = JaxStep(jax, first, batch)
     for name in (OURS, NATIVE) if native else (OURS,):
         module = twin()
         program = record_step(module, LOSS, Adam(module.parameters()), batch, native=name == NATIVE)
-        found[name] = SideHere(partial(program.step, batch))
+        found[name] = LocalSide(partial(program.step, batch))
     return found
 
 

@@ -94,7 +94,7 @@ def optimize(
     if contrib not in ("keep", "refuse"):
         raise UsageError(f"contrib is {contrib!r}, expected 'keep' or 'refuse'")
     with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context:
-        context.start()
+        context.start()  # they take a second to import, in which names are checked and the model is read
         steps, policy = steps_of(recipe), Policy(tuple(skip), tuple(keep), watch, contrib)
         check_names(flatten(steps), policy, context)
         stored = _read_source(model, context, proof)

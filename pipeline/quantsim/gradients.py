@@ -31,32 +31,32 @@ Arrays = Mapping[str, np.ndarray]
 class Backward:
     """Backward passes through the part of `model` behind the values `names`.
 
-    `reads` are the values that a pass has to be given beside the weights, and `made` those that it computes.
+    `reads` are the values that a pass has to be given beside the weights, and `computed` those that it computes.
 
     Args:
-        made_here: values that are computed here too, though they lie before all `names` or are among them.
+        computed_here: values that are computed here too, though they lie before all `names` or are among them.
 
     Raises:
         Unsupported: operators on the way have no function here, and all are listed; or no output of floats is there.
     """
 
-    def __init__(self, model: DetachedModel, names: Collection[str], made_here: Collection[str] = ()) -> None:
+    def __init__(self, model: DetachedModel, names: Collection[str], computed_here: Collection[str] = ()) -> None:
         graph = model.proto.graph
         self._names = frozenset(names)
-        self._nodes, missing = _path(
-            graph, self._names, frozenset(made_here), find_floats(model.proto, EVERY_FLOAT).keys()
+        self._nodes, missing = _find_path(
+            graph, self._names, frozenset(computed_here), find_floats(model.proto, EVERY_FLOAT).keys()
         )
         if missing:
             shown = ", ".join(sorted(missing))
             raise Unsupported(f"no gradient goes through {plural(len(missing), 'operator')} of the model: {shown}")
-        made = frozenset(name for node in self._nodes for name in node.output)
+        computed = frozenset(name for node in self._nodes for name in node.output)
         read = {name for node in self._nodes for name in node.input if name}
         stored = {tensor.name: tensor for tensor in graph.initializer}
         self._weights = {name: as_tensor(model.array(stored[name])) for name in read & stored.keys()}
-        self.made = made
-        self._starts = self._names - made
-        self.reads = tuple(sorted((read | self._starts) - made - stored.keys()))
-        self._outputs = [info.name for info in graph.output if info.name in made | self._starts]
+        self.computed = computed
+        self._starts = self._names - computed
+        self.reads = tuple(sorted((read | self._starts) - computed - stored.keys()))
+        self._outputs = [info.name for info in graph.output if info.name in computed | self._starts]
         if not self._outputs:
             raise Unsupported("no output of floats depends on a layer that is quantized")
 
@@ -111,17 +111,17 @@ def _to_wide_array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32)).numpy()
 
 
-def _path(
-    graph: onnx.GraphProto, names: Collection[str], made_here: frozenset[str], floats: Collection[str]
+def _find_path(
+    graph: onnx.GraphProto, names: Collection[str], computed_here: frozenset[str], floats: Collection[str]
 ) -> tuple[list[NodeProto], set[str]]:
-    """The nodes between `names` and the outputs, by float values, with those that make the values `made_here`; and the
-    operators that have no function."""
+    """The nodes between `names` and the outputs, by float values, with those that make the values `computed_here`; and
+    the operators that have no function."""
     reached = set(names)
     forward: list[NodeProto] = []
     for node in graph.node:
         results = [name for name in node.output if name in floats]
         is_behind = not reached.isdisjoint(reads_of(node)) and results
-        if is_behind or not made_here.isdisjoint(node.output):
+        if is_behind or not computed_here.isdisjoint(node.output):
             forward.append(node)
             reached.update(results)
     wanted = {info.name for info in graph.output}

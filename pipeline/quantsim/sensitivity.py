@@ -124,7 +124,7 @@ def estimate_sensitivity(
     own = {name for layer in layers for name in layer.tensors()}
     chosen = {name: encoding for name, encoding in encodings.items() if name in own}
     quantized = QuantizedLayers(model, chosen, [layer.nodes for layer in layers])
-    reads = {name for node in nodes for name in node.input if name and name not in backward.made}
+    reads = {name for node in nodes for name in node.input if name and name not in backward.computed}
     reads.update(backward.reads)
     session = _session_of(model, reads)
     draw = np.random.default_rng(0)

@@ -44,8 +44,8 @@ def launch_max_pool(x: torch.Tensor, out: torch.Tensor, window: PoolWindow) -> L
     if not _is_stored_alike(x, out):
         return None  # each call would turn the axes around, where one copy of the result does
     images = x.dim() - len(window.sizes)
-    taps = list(product(*(_spans(x, out, window, axis, images) for axis in range(len(window.sizes)))))
-    pairs = [_views(x, out, spans, window.strides, images) for spans in taps]
+    taps = list(product(*(_find_spans(x, out, window, axis, images) for axis in range(len(window.sizes)))))
+    pairs = [_cut_views(x, out, spans, window.strides, images) for spans in taps]
     whole = [view for view, part in pairs if part.shape == out.shape]
     parts = [(view, part) for view, part in pairs if part.shape != out.shape]
     return in_turn(*_begin(whole, out), *(partial(torch.maximum, part, view, out=part) for view, part in parts))
@@ -60,7 +60,7 @@ def _is_stored_alike(x: torch.Tensor, out: torch.Tensor) -> bool:
 def _begin(whole: Sequence[torch.Tensor], out: torch.Tensor) -> Iterator[Launch]:
     """The maximum of the views that have an element for each window."""
     if not whole:
-        yield partial(out.fill_, _lowest(out.dtype))
+        yield partial(out.fill_, _lowest_number(out.dtype))
     elif len(whole) == 1:
         yield partial(out.copy_, whole[0])
     else:
@@ -68,11 +68,11 @@ def _begin(whole: Sequence[torch.Tensor], out: torch.Tensor) -> Iterator[Launch]
         yield from (partial(torch.maximum, out, view, out=out) for view in whole[2:])
 
 
-def _lowest(dtype: torch.dtype) -> float:
+def _lowest_number(dtype: torch.dtype) -> float:
     return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
-def _spans(x: torch.Tensor, out: torch.Tensor, window: PoolWindow, axis: int, images: int) -> Iterator[Span]:
+def _find_spans(x: torch.Tensor, out: torch.Tensor, window: PoolWindow, axis: int, images: int) -> Iterator[Span]:
     """For each element of the window along `axis`; those that are padding in every window are left out."""
     size, windows, stride = x.shape[images + axis], out.shape[images + axis], window.strides[axis]
     for at in range(window.sizes[axis]):
@@ -83,7 +83,7 @@ def _spans(x: torch.Tensor, out: torch.Tensor, window: PoolWindow, axis: int, im
             yield first, last, start + first * stride
 
 
-def _views(
+def _cut_views(
     x: torch.Tensor, out: torch.Tensor, spans: Sequence[Span], strides: Sequence[int], images: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One element of each window that has it, and where the maxima of these windows are."""

@@ -64,7 +64,7 @@ class Forgetful(Module):
         return functional.relu(x).shape  # type: ignore[return-value]
 
 
-class Calculating(Module):
+class Calculation(Module):
     def forward(self, x: IRTensor) -> IRTensor:
         return torch.cat([torch.ones(8, 1), x], dim=1)  # type: ignore[list-item, return-value]
 
@@ -213,8 +213,8 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         "function from the number of an epoch to its batches",
     ),
     "a function of torch": (
-        lambda: Model((8, 16)).add(Calculating()),
-        "layer '0', Calculating(): forward calls cat of torch, which computes with numbers; expected the operations of "
+        lambda: Model((8, 16)).add(Calculation()),
+        "layer '0', Calculation(): forward calls cat of torch, which computes with numbers; expected the operations of "
         "pipeline.authoring.functional",
     ),
     "saving after no step": (

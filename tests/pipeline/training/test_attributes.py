@@ -23,7 +23,7 @@ X, TARGET = torch.ones(2, 4), torch.zeros(2, 4)
 Change = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
-class Changed(nn.Module):
+class ChangeableLinear(nn.Module):
     """A linear layer, whose result `change` may do anything with."""
 
     def __init__(self, change: Change) -> None:
@@ -49,25 +49,25 @@ def new_buffer(module: Any, x: torch.Tensor) -> torch.Tensor:
     return x + module.mask
 
 
-def cache_in_a_dict(module: Changed, x: torch.Tensor) -> torch.Tensor:
+def cache_in_a_dict(module: ChangeableLinear, x: torch.Tensor) -> torch.Tensor:
     if x.shape[1] not in module.kept:
         module.kept[x.shape[1]] = (torch.arange(4.0), {"one": torch.ones(4)})
     table, rest = module.kept[x.shape[1]]
     return x * table + rest["one"]
 
 
-def keep_the_last(module: Changed, x: torch.Tensor) -> torch.Tensor:
+def keep_the_last(module: ChangeableLinear, x: torch.Tensor) -> torch.Tensor:
     module.plain = module.kept["last"] = x
     module.listed.append(x)
     return x
 
 
-def draw_and_leave(module: Changed, x: torch.Tensor) -> torch.Tensor:
+def draw_and_leave(module: ChangeableLinear, x: torch.Tensor) -> torch.Tensor:
     numbers = random.random(), np.random.rand(), module.own.random()
     return x if len(numbers) == 3 else -x
 
 
-def draw_and_cache(module: Changed, x: torch.Tensor) -> torch.Tensor:
+def draw_and_cache(module: ChangeableLinear, x: torch.Tensor) -> torch.Tensor:
     """Drawing has it recorded ten times, and each time without the cache of the last."""
     return cache_in_a_dict(module, x) if random.random() < 2 else x
 
@@ -78,7 +78,7 @@ def draw_and_cache(module: Changed, x: torch.Tensor) -> torch.Tensor:
 )
 @pytest.mark.filterwarnings("ignore:the forward pass or the loss draws")
 def test_the_module_is_as_it_was_and_the_steps_are_those_of_torch(change: Change) -> None:
-    module = Changed(change)
+    module = ChangeableLinear(change)
     before = (dict(vars(module)), list(module.state_dict()), dict(module.kept), list(module.listed))
     drawn = _random_states(module)
 
@@ -100,7 +100,7 @@ def test_weights_that_are_computed_at_each_call_are_recorded() -> None:
     _compare_with_torch(module, program.step)
 
 
-def _random_states(module: Changed) -> list[str]:
+def _random_states(module: ChangeableLinear) -> list[str]:
     return [repr(state) for state in (random.getstate(), np.random.get_state(), module.own.bit_generator.state)]
 
 
@@ -115,18 +115,18 @@ def _compare_with_torch(module: nn.Module, step: Callable[[tuple[torch.Tensor, t
         optimizer.step()
 
 
-def carry_in_a_dict(module: Changed, x: torch.Tensor) -> torch.Tensor:
+def carry_in_a_dict(module: ChangeableLinear, x: torch.Tensor) -> torch.Tensor:
     module.kept["h"] = x + module.kept["h"].detach() if "h" in module.kept else x
     return module.kept["h"]
 
 
-def carry_in_a_list(module: Changed, x: torch.Tensor) -> torch.Tensor:
+def carry_in_a_list(module: ChangeableLinear, x: torch.Tensor) -> torch.Tensor:
     y = x + module.listed[-1].detach() if module.listed else x
     module.listed.append(y)
     return y
 
 
-def carry_in_an_attribute(module: Changed, x: torch.Tensor) -> torch.Tensor:
+def carry_in_an_attribute(module: ChangeableLinear, x: torch.Tensor) -> torch.Tensor:
     module.plain = module.plain.detach() + x
     return module.plain
 
@@ -149,7 +149,7 @@ def keep_a_first_batch(module: Any, x: torch.Tensor) -> torch.Tensor:
     return x + module.first
 
 
-def seed_within(_: Changed, x: torch.Tensor) -> torch.Tensor:
+def seed_within(_: ChangeableLinear, x: torch.Tensor) -> torch.Tensor:
     torch.manual_seed(0)
     return x + torch.rand(4)
 
@@ -173,7 +173,7 @@ def make_a_parameter(module: Any, x: torch.Tensor) -> torch.Tensor:
     return x * module.gain
 
 
-def fail_behind_a_cache(module: Changed, x: torch.Tensor) -> torch.Tensor:
+def fail_behind_a_cache(module: ChangeableLinear, x: torch.Tensor) -> torch.Tensor:
     module.kept["mask"] = module.mask = torch.ones(4)
     return x if x.sum() > 0 else -x
 
@@ -195,7 +195,7 @@ def fail_behind_a_cache(module: Changed, x: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_what_is_refused_leaves_nothing_either(change: Change, said: str) -> None:
-    module = Changed(change)
+    module = ChangeableLinear(change)
     own, drawn = copy.copy(vars(module)), torch.get_rng_state()
     with pytest.raises(Unsupported, match=said):
         record_step(module, nn.MSELoss(), SGD(module.parameters(), lr=0.1), (X, TARGET))
@@ -206,7 +206,7 @@ def test_what_is_refused_leaves_nothing_either(change: Change, said: str) -> Non
 
 
 def test_random_numbers_that_decide_nothing_seen_are_warned_of() -> None:
-    module = Changed(lambda _, x: x if random.random() < 2 else -x)
+    module = ChangeableLinear(lambda _, x: x if random.random() < 2 else -x)
     with pytest.warns(UserWarning, match="draws random numbers of Python or numpy, which decided nothing"):
         record_step(module, nn.MSELoss(), SGD(module.parameters(), lr=0.1), (X, TARGET))
 
@@ -215,27 +215,27 @@ class TracedTensor(torch.Tensor):
     """Stands for a tensor of a recording."""
 
 
-def change_containers(module: Changed) -> None:
-    module.kept["b"] = module.kept.pop("a")  # the same value under another key
+def change_containers(module: ChangeableLinear) -> None:
+    module.kept["other"] = module.kept.pop("itself")  # the same value under another key
     module.listed.reverse()
     del module.best
 
 
-def draw_from_generators(module: Changed) -> None:
+def draw_from_generators(module: ChangeableLinear) -> None:
     for generator in module.listed:
         generator.random(3) if isinstance(generator, np.random.Generator) else generator.random()
 
 
-def make_holder() -> Changed:
+def make_holder() -> ChangeableLinear:
     """With a tensor in a dict, and generators in a list."""
-    module = Changed(lambda _, x: x)
+    module = ChangeableLinear(lambda _, x: x)
     module.kept["a"] = X
     module.listed += [random.Random(1), np.random.RandomState(1), np.random.default_rng(1)]
     return module
 
 
 @pytest.mark.parametrize("change", [change_containers, draw_from_generators])
-def test_what_lies_in_containers_is_put_back(change: Callable[[Changed], None]) -> None:
+def test_what_lies_in_containers_is_put_back(change: Callable[[ChangeableLinear], None]) -> None:
     module = make_holder()
     module.kept["itself"] = module.kept
     kept, listed, best = dict(module.kept), list(module.listed), module.best
@@ -263,7 +263,7 @@ def test_names_are_those_of_the_part_of_the_module() -> None:
 @pytest.mark.parametrize("is_second_constant", [True, False])
 def test_constants_of_a_recording_are_taken_out_but_in_place_of_a_tensor(is_second_constant: bool) -> None:
     """With one that is none, a tuple stays whole."""
-    module = Changed(lambda _, x: x)
+    module = ChangeableLinear(lambda _, x: x)
     attributes = ModuleAttributes(module)
     first, second = (torch.ones(1).as_subclass(TracedTensor) for _ in range(2))
     module.plain, module.kept["both"] = first, (first, second)

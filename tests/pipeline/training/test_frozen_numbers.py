@@ -23,10 +23,10 @@ X, LABEL = MODELS["mlp"].batch(0)
 COUNTER = itertools.count()
 
 
-class Scaled(nn.Module):
+class ChangeableMlp(nn.Module):
     """An MLP whose result is changed by a function of the module and the result."""
 
-    def __init__(self, change: Callable[[Scaled, torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, change: Callable[[ChangeableMlp, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.mlp, self.change, self.calls = mlp(), change, 0
         self.fixed = 0.5
@@ -35,18 +35,18 @@ class Scaled(nn.Module):
         return self.change(self, self.mlp(x))
 
 
-def count(module: Scaled, x: torch.Tensor) -> torch.Tensor:
+def count(module: ChangeableMlp, x: torch.Tensor) -> torch.Tensor:
     module.calls += 1
     return x * module.calls
 
 
-def count_seldom(module: Scaled, x: torch.Tensor) -> torch.Tensor:
+def count_seldom(module: ChangeableMlp, x: torch.Tensor) -> torch.Tensor:
     module.calls += 1
     return x if module.calls % 100 else -x
 
 
-def record(change: Callable[[Scaled, torch.Tensor], torch.Tensor]) -> tuple[Scaled, TrainProgram]:
-    module = Scaled(change)
+def record(change: Callable[[ChangeableMlp, torch.Tensor], torch.Tensor]) -> tuple[ChangeableMlp, TrainProgram]:
+    module = ChangeableMlp(change)
     return module, record_step(module, LOSS, SGD(module.parameters(), lr=0.1), (X, LABEL))
 
 
@@ -72,7 +72,7 @@ def record(change: Callable[[Scaled, torch.Tensor], torch.Tensor]) -> tuple[Scal
 )
 @pytest.mark.filterwarnings("ignore:the forward pass changes")
 def test_a_number_that_changes_is_refused_with_its_line(
-    change: Callable[[Scaled, torch.Tensor], torch.Tensor], said: str
+    change: Callable[[ChangeableMlp, torch.Tensor], torch.Tensor], said: str
 ) -> None:
     random.seed(3)
     with pytest.raises(Unsupported, match=rf"{said}.*\(test_frozen_numbers.py:\d+\); a step would keep the first"):
@@ -94,7 +94,7 @@ def test_a_counter_is_warned_of_and_put_back() -> None:
 
 
 def test_numbers_that_stay_and_random_numbers_of_torch_are_recorded() -> None:
-    def change(module: Scaled, x: torch.Tensor) -> torch.Tensor:
+    def change(module: ChangeableMlp, x: torch.Tensor) -> torch.Tensor:
         draw = random.Random(5).random()  # a generator of its own, the same each time
         return nn.functional.dropout(x * module.fixed, 0.5) * torch.rand(()) + draw
 

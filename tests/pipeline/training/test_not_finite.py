@@ -19,7 +19,7 @@ def sgd(module: nn.Module) -> Optimizer:
     return SGD(module.parameters(), lr=0.1)
 
 
-class Divided(nn.Module):
+class Division(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(16, 10)
@@ -29,7 +29,7 @@ class Divided(nn.Module):
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_operator() -> None:
-    module = seeded(Divided)
+    module = seeded(Division)
     program = record_step(module, LOSS, Adam(module.parameters()), (X, LABEL))
     program.step((X, LABEL))
     before = program.snapshot()
@@ -45,7 +45,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_operator() -> Non
     assert program.steps_done == 2
 
 
-class Gambling(nn.Module):
+class Gamble(nn.Module):
     """Each of four divisions, on lines of their own, is by zero where a dropout has drawn so."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Gambling(nn.Module):
 
 def test_the_operator_is_found_also_where_a_dropout_decides() -> None:
     """The step is run again with the numbers that it drew: the division is the one whose divisor was dropped."""
-    module, twin = seeded(Gambling), seeded(Gambling)
+    module, twin = seeded(Gamble), seeded(Gamble)
     program = record_step(module, LOSS, sgd(module), (X, LABEL))
     divisions = [op.name for op in program.graph.ops if op.kind == "aten.div.Tensor"][:4]
     blamed = set[str]()
@@ -86,7 +86,7 @@ def test_an_input_that_is_not_finite_is_named() -> None:
         program.step((X * torch.nan, LABEL))
 
 
-class Rooted(nn.Module):
+class Root(nn.Module):
     """The gradient of a root is infinite at 0, where the root itself is finite."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class Rooted(nn.Module):
 
 @pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"check_gradients": True}])
 def test_a_gradient_that_is_not_finite_stops_the_step(options: dict[str, Any]) -> None:
-    module = seeded(Rooted)
+    module = seeded(Root)
     program = record_step(module, LOSS, sgd(module), (X, LABEL), **options)
     before = program.snapshot()
     with pytest.raises(NotFinite, match="step 1: a gradient is not finite; the first operator that gave such a number"):
@@ -110,7 +110,7 @@ def test_a_gradient_that_is_not_finite_stops_the_step(options: dict[str, Any]) -
 
 
 def test_parameters_that_a_gradient_has_spoilt_are_named_one_step_later() -> None:
-    module = seeded(Rooted)
+    module = seeded(Root)
     program = record_step(module, LOSS, sgd(module), (X, LABEL))
     program.step((X, LABEL))
     with pytest.raises(NotFinite, match=r"module\.scale held such numbers before .*record with check_gradients=True"):
@@ -118,7 +118,7 @@ def test_parameters_that_a_gradient_has_spoilt_are_named_one_step_later() -> Non
 
 
 def test_a_failed_step_draws_no_random_number_for_its_message() -> None:
-    module = nn.Sequential(nn.Dropout(0.5), seeded(Divided))
+    module = nn.Sequential(nn.Dropout(0.5), seeded(Division))
     program = record_step(module, LOSS, sgd(module), (X, LABEL))
     torch.manual_seed(0)
     program.step((X, LABEL))

@@ -120,17 +120,19 @@ def batch_norm(call: AtenCall, outs: Outs) -> Launch | None:
 
 def max_pool(call: AtenCall, outs: Outs) -> Launch | None:
     """As the maximum of shifted views, which allocates nothing; one number may stand for each axis."""
-    made = call.operator(call.args[0].to("meta"), *call.args[1:], **call.kwargs)
-    if made.shape != outs[0].shape or made.dtype is not outs[0].dtype:
+    expected = call.operator(call.args[0].to("meta"), *call.args[1:], **call.kwargs)
+    if expected.shape != outs[0].shape or expected.dtype is not outs[0].dtype:
         return None  # torch's own call names what does not fit
     axes = int(call.kind[len("aten.max_pool")])
-    sizes = _each(call.args[1], axes)
-    strides = _each(call.given.get("stride") or sizes, axes)
-    pads, dilations = (_each(call.given.get(name, usual), axes) for name, usual in (("padding", 0), ("dilation", 1)))
+    sizes = _repeat_by_axis(call.args[1], axes)
+    strides = _repeat_by_axis(call.given.get("stride") or sizes, axes)
+    pads, dilations = (
+        _repeat_by_axis(call.given.get(name, usual), axes) for name, usual in (("padding", 0), ("dilation", 1))
+    )
     return launch_max_pool(call.args[0], outs[0], PoolWindow(sizes, strides, pads, dilations))
 
 
-def _each(value: int | Sequence[int], axes: int) -> Sequence[int]:
+def _repeat_by_axis(value: int | Sequence[int], axes: int) -> Sequence[int]:
     numbers = [value] if isinstance(value, int) else list(value)
     return numbers * axes if len(numbers) == 1 else numbers
 
