@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from passes.suggest import plural
 from pipeline.importers.from_onnx.node import Importer, Node, direct
 from pipeline.ir.graph import Attr, TensorSpec
 
@@ -64,16 +65,53 @@ def max_pool(node: Node) -> None:
 
 def average_pool(node: Node) -> None:
     kernel, strides, dilations = pool_kernel(node), per_axis(node, "strides"), per_axis(node, "dilations")
+    pads, include = window_pads(node, kernel, strides, dilations), node.attributes.flag("count_include_pad")
     if set(dilations) - {1}:
-        raise node.refusal(f"found dilations {dilations}, expected 1 in each dimension")
+        total = sum_windows(node, node.operand(0), kernel, strides, dilations, pads)
+        counts = count_elements(node, kernel, strides, dilations, pads if include else (0,) * len(pads), pads)
+        node.emit("Div", [total, node.constant_operand(counts.astype(node.spec(0).dtype))])
+        return
     attrs: dict[str, Attr] = {
         "kernel": kernel,
         "strides": strides,
-        "pads": window_pads(node, kernel, strides, dilations),
+        "pads": pads,
         "ceil_mode": node.attributes.flag("ceil_mode"),
-        "count_include_pad": node.attributes.flag("count_include_pad"),
+        "count_include_pad": include,
     }
     node.emit("AveragePool", node.operands(0), attrs)
+
+
+def sum_windows(node: Node, vid: int, kernel: Sizes, strides: Sizes, dilations: Sizes, pads: Sizes) -> int:
+    """The sum over each window of `vid`, which is like input 0: a convolution of each channel with ones."""
+    spec, out = node.spec(0), node.output()
+    if not out.numel:
+        raise node.refusal("no window fits")
+    rows = zip(spec.sizes[2:], out.sizes[2:], kernel, strides, dilations, pads, strict=False)
+    # With ceil_mode a window may hang over the pads.
+    ends = tuple(
+        max((count - 1) * stride + (window - 1) * dilation + 1 - size - begin, 0)
+        for size, count, window, stride, dilation, begin in rows
+    )
+    ones = node.constant_operand(np.ones((spec.sizes[1], 1, *kernel), spec.dtype))
+    attrs: dict[str, Attr] = {
+        "strides": strides,
+        "pads": pads[: len(kernel)] + ends,
+        "dilations": dilations,
+        "group": spec.sizes[1],
+    }
+    return node.step("Conv", [vid, ones], out, attrs)
+
+
+def count_elements(
+    node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes, counted: Sizes, pads: Sizes
+) -> np.ndarray:
+    """How many elements of input 0, and of the pads that are `counted`, each window has."""
+    counts, rank = np.ones(()), len(kernel)
+    for axis, (size, windows) in enumerate(zip(node.spec(0).sizes[2:], node.output().sizes[2:], strict=True)):
+        places = np.arange(windows)[:, None] * strides[axis] + np.arange(kernel[axis]) * dilations[axis] - pads[axis]
+        inside = (places >= -counted[axis]) & (places < size + counted[axis + rank])
+        counts = counts[..., None] * inside.sum(1)
+    return counts[None, None]
 
 
 def max_unpool(node: Node) -> None:
@@ -101,21 +139,23 @@ def max_unpool(node: Node) -> None:
 
 def lp_pool(node: Node) -> None:
     """The p-norm over a window: a sum of powers is the average, pads included, times the size of the window."""
-    kernel, strides = pool_kernel(node), per_axis(node, "strides")
-    if set(per_axis(node, "dilations")) - {1} or node.attributes.flag("ceil_mode"):
-        raise node.refusal("it has dilations or ceil_mode, expected neither")
+    kernel, strides, dilations = pool_kernel(node), per_axis(node, "strides"), per_axis(node, "dilations")
     power, spec, out = node.attributes.integer("p", 2), node.spec(0), node.output()
+    pads = window_pads(node, kernel, strides, dilations)
+    exponent, root = (node.constant_operand(np.array(number, spec.dtype)) for number in (power, 1 / power))
+    powers = node.step("Pow", [node.step("Abs", node.operands(0), spec), exponent], spec)
+    if node.attributes.flag("ceil_mode") or set(dilations) - {1}:
+        node.emit("Pow", [sum_windows(node, powers, kernel, strides, dilations, pads), root])
+        return
     attrs: dict[str, Attr] = {
         "kernel": kernel,
         "strides": strides,
-        "pads": window_pads(node, kernel, strides, (1,) * len(kernel)),
+        "pads": pads,
         "ceil_mode": False,
         "count_include_pad": True,
     }
-    size, exponent = (node.constant_operand(np.array(number, spec.dtype)) for number in (math.prod(kernel), power))
-    root = node.constant_operand(np.array(1 / power, spec.dtype))
-    powers = node.step("Pow", [node.step("Abs", node.operands(0), spec), exponent], spec)
     mean = node.step("AveragePool", [powers], out, attrs)
+    size = node.constant_operand(np.array(math.prod(kernel), spec.dtype))
     node.emit("Pow", [node.step("Mul", [mean, size], out), root])
 
 
@@ -169,15 +209,37 @@ def window_pads(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes) -> 
     """The pads of a window over input 0, with `auto_pad` resolved."""
     mode = node.attributes.text("auto_pad", "NOTSET")
     node.attributes.settle("pads")
-    if mode in ("NOTSET", ""):
-        return explicit_pads(node, kernel)
-    if mode == "VALID":
-        return (0,) * (2 * len(kernel))
+    if mode not in ("SAME_UPPER", "SAME_LOWER"):
+        if mode not in ("NOTSET", "", "VALID"):
+            raise node.refusal(f"found auto_pad {mode!r}, expected NOTSET, VALID, SAME_UPPER or SAME_LOWER")
+        pads = (0,) * (2 * len(kernel)) if mode == "VALID" else explicit_pads(node, kernel)
+        refuse_windows(node, kernel, strides, dilations, pads)
+        return pads
     totals = []
     for size, window, stride, dilation in zip(node.spec(0).sizes[2:], kernel, strides, dilations, strict=True):
         reach = (window - 1) * dilation + 1
+        # Where a stride steps over elements, none is left out before the first window: ONNX's inference has no pad
+        # below 0, as TensorFlow. Onnxruntime has, and takes no notice of dilations, which the standard's formula has.
         totals.append(max((-(-size // stride) - 1) * stride + reach - size, 0))
     return split_pads(totals, odd_at_end=mode == "SAME_UPPER")
+
+
+def refuse_windows(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes, pads: Sizes) -> None:
+    """Refuse windows of which the standard's text, its inference and onnxruntime do not count the same number."""
+    ceils, is_valid = node.attributes.flag("ceil_mode"), node.attributes.text("auto_pad") == "VALID"
+    rows = zip(node.spec(0).sizes[2:], kernel, strides, dilations, pads, pads[len(kernel) :], strict=False)
+    for axis, (size, window, stride, dilation, begin, end) in enumerate(rows, 2):
+        reach, whole = (window - 1) * dilation + 1, size + begin + end
+        windows, last = (whole - reach) // stride + 1, -(-(whole - reach) // stride)
+        if reach > whole and not (ceils and not is_valid and last >= -1):
+            raise node.refusal(
+                f"its window reaches over {reach} elements of axis {axis}, which has {whole} with its pads"
+            )
+        if ceils and is_valid and last >= windows and last * stride < size:
+            raise node.refusal(
+                f"auto_pad VALID with ceil_mode is {plural(windows, 'window')} along axis {axis} by ONNX's text, and "
+                f"{last + 1} by its inference and onnxruntime; give pads in place of auto_pad"
+            )
 
 
 def transposed_pads(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes, extra: Sizes) -> Sizes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -51,11 +52,12 @@ def resize(node: Node) -> None:
     # A window of another size than the output's would move the corners of `align_corners`.
     whole = all(abs(scale * old - new) < 1e-6 for scale, old, new in zip(scales, before, after, strict=True))
     odd = how.mode == "cubic" or how.antialias or (how.mode == "linear" and how.exclude_outside)
-    if not odd and how.coordinates in PLAIN and (whole or how.coordinates != "align_corners"):
+    plain = how.coordinates in PLAIN and (whole or how.coordinates != "align_corners")
+    if not odd and plain and (how.mode != "nearest" or rounds_exactly(how, scales, before, after)):
         read.settle("extrapolation_value", "cubic_coeff_a")
         attrs: dict[str, Attr] = {
             "mode": how.mode,
-            "scales": scales,
+            "scales": tuple(map(float, scales)),
             "coordinates": how.coordinates,
             "nearest": how.nearest,
         }
@@ -64,8 +66,8 @@ def resize(node: Node) -> None:
     resample(node, how, scales, axes)
 
 
-def chosen_scales(node: Node, axes: tuple[int, ...]) -> tuple[float, ...]:
-    """The scale of each axis: as given, or as the sizes and the policy about the aspect ratio say."""
+def chosen_scales(node: Node, axes: tuple[int, ...]) -> tuple[Fraction, ...]:
+    """The exact scale of each axis: as given, or as the sizes and the policy about the aspect ratio say."""
     before, after = node.spec(0).sizes, node.output().sizes
     policy = node.attributes.text("keep_aspect_ratio_policy", "stretch")
     # Up to opset 10 the scales are input 1; later input 1 is the region.
@@ -75,17 +77,60 @@ def chosen_scales(node: Node, axes: tuple[int, ...]) -> tuple[float, ...]:
         raise node.refusal("it has its scales as an attribute, expected an input")
     if given.size:
         node.check_length("scales", given, len(axes))
-        chosen = {axis: float(scale) for axis, scale in zip(axes, given, strict=True)}
-        return tuple(chosen.get(axis, 1.0) for axis in range(len(before)))
+        chosen = {axis: positive(node, float(scale)) for axis, scale in zip(axes, given, strict=True)}
+        return tuple(chosen.get(axis, Fraction(1)) for axis in range(len(before)))
     if policy == "stretch" or not node.has(3):
-        return tuple(new / old for new, old in zip(after, before, strict=True))
+        return tuple(Fraction(new, old) for new, old in zip(after, before, strict=True))
     sizes = node.need_constant(3, "sizes")
-    ratios = [float(size) / before[axis] for axis, size in zip(axes, sizes, strict=True)]
+    ratios = [Fraction(int(size), before[axis]) for axis, size in zip(axes, sizes, strict=True)]
     scale = min(ratios) if policy == "not_larger" else max(ratios)
-    return tuple(scale if axis in axes else 1.0 for axis in range(len(before)))
+    return tuple(scale if axis in axes else Fraction(1) for axis in range(len(before)))
 
 
-def resample(node: Node, how: Resampling, scales: tuple[float, ...], axes: tuple[int, ...]) -> None:
+def positive(node: Node, scale: float) -> Fraction:
+    if not 0 < scale < math.inf:
+        raise node.refusal(f"it has the scale {scale}, expected a number above 0")
+    return Fraction(scale)
+
+
+def rounds_exactly(
+    how: Resampling, scales: tuple[Fraction, ...], before: tuple[int, ...], after: tuple[int, ...]
+) -> bool:
+    """Whether places in float64, as the kind has them, round to the elements that the formulas of ONNX name.
+
+    With 7 elements resized to 9, the fifth is at (4 + 0.5) / (9 / 7) - 0.5 = 3, and in float64 just below.
+    """
+    if how.coordinates == "half_pixel_symmetric":  # its sum depends on the order of its terms
+        return False
+    return all(
+        np.array_equal(
+            np.clip(ROUNDING[how.nearest](source_places(how.coordinates, old, new, float(scale), WHOLE)), 0, old - 1),
+            nearest_elements(how, old, new, scale),
+        )
+        for scale, old, new in zip(scales, before, after, strict=True)
+        if (scale, old) != (1, new)
+    )
+
+
+def nearest_elements(how: Resampling, size: int, new_size: int, scale: Fraction) -> np.ndarray:
+    """The element next to each place, in numbers without rounding."""
+    length, half = scale * size, Fraction(1, 2)
+    if abs(length - new_size) < 1e-6:  # a scale in float32 that was meant to give a whole number
+        length = Fraction(new_size)
+    offset = -half
+    if how.coordinates == "half_pixel_symmetric":
+        offset += Fraction(size, 2) * (1 - new_size / length)
+    places = [(at + half) / scale + offset for at in range(new_size)]
+    if how.coordinates == "align_corners":
+        places = [Fraction(at * (size - 1)) / (length - 1) if length != 1 else Fraction(0) for at in range(new_size)]
+    elif how.coordinates == "asymmetric":
+        places = [at / scale for at in range(new_size)]
+    elif how.coordinates == "pytorch_half_pixel" and new_size == 1:
+        places = [Fraction(0)]
+    return np.array([min(max(EXACT_ROUNDING[how.nearest](place), 0), size - 1) for place in places], np.int64)
+
+
+def resample(node: Node, how: Resampling, scales: tuple[Fraction, ...], axes: tuple[int, ...]) -> None:
     spec, after = node.spec(0), node.output().sizes
     if how.mode != "nearest" and "float" not in spec.dtype:
         raise node.refusal(f"it interpolates {spec.dtype}, expected floating point")
@@ -99,7 +144,7 @@ def resample(node: Node, how: Resampling, scales: tuple[float, ...], axes: tuple
     inside = np.ones([1] * rank, bool)
     for axis in range(rank):
         places = source_places(
-            how.coordinates, sizes[axis], after[axis], scales[axis], (region[axis], region[axis + rank])
+            how.coordinates, sizes[axis], after[axis], float(scales[axis]), (region[axis], region[axis + rank])
         )
         if how.coordinates == "tf_crop_and_resize":
             shape = [-1 if at == axis else 1 for at in range(rank)]
@@ -117,15 +162,19 @@ def resample(node: Node, how: Resampling, scales: tuple[float, ...], axes: tuple
     node.emit("Where", [node.constant_operand(inside), vid, outside])
 
 
-def along_axis(node: Node, vid: int, axis: int, how: Resampling, places: np.ndarray, scale: float) -> int:
+def along_axis(node: Node, vid: int, axis: int, how: Resampling, places: np.ndarray, scale: Fraction) -> int:
     """`vid` resampled at `places` of one axis."""
     spec, count = node.vid_spec(vid), len(places)
     size = spec.sizes[axis]
     result = TensorSpec((*spec.sizes[:axis], count, *spec.sizes[axis + 1 :]), spec.dtype)
     if how.mode == "nearest":
-        picked = np.clip(ROUNDING[how.nearest](places), 0, size - 1).astype(np.int64)
+        picked = (
+            nearest_elements(how, size, count, scale)
+            if how.coordinates in PLAIN
+            else np.clip(ROUNDING[how.nearest](places), 0, size - 1).astype(np.int64)
+        )
         return node.step("Gather", [vid, node.constant_operand(picked)], result, {"axis": axis})
-    near, shares = taps(how, places, size, scale)
+    near, shares = taps(how, places, size, float(scale))
     if near.shape[1] > MOST_TAPS:
         matrix = np.zeros((count, size))
         np.add.at(matrix, (np.arange(count)[:, None], near), shares)
@@ -209,6 +258,16 @@ ROUNDING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "floor": np.floor,
     "ceil": np.ceil,
 }
+
+EXACT_ROUNDING: dict[str, Callable[[Fraction], int]] = {
+    "round_prefer_floor": lambda place: math.ceil(place - Fraction(1, 2)),
+    "round_prefer_ceil": lambda place: math.floor(place + Fraction(1, 2)),
+    "floor": math.floor,
+    "ceil": math.ceil,
+}
+
+WHOLE = (0.0, 1.0)
+"""The region of a Resize without one."""
 
 MOST_TAPS = 8
 """Neighbours of which each is a term of a sum; more of them are a product with a matrix."""

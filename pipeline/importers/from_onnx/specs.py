@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
-from pipeline.importers.from_onnx.attributes import Attributes
+from pipeline.importers.from_onnx.attributes import Attributes, op_key
 from pipeline.ir.graph import DTYPE_BITS, Dim, TensorSpec
 
 __all__ = [
@@ -181,7 +181,35 @@ def infer(
             "check the model with onnx.checker.check_model(…, full_check=True), and the sizes given as dims"
         ) from error
     found = {value.name: declared_spec(value, {}) for value in inferred.graph.output}
-    return {name: spec for name, spec in found.items() if spec is not None}
+    outputs = {name: spec for name, spec in found.items() if spec is not None}
+    return fit_windows(node, specs, outputs) if op_key(node.domain, node.op_type) in WINDOWED else outputs
+
+
+def fit_windows(
+    node: onnx.NodeProto, specs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]
+) -> dict[str, TensorSpec]:
+    """The outputs of a pool or convolution, with no element where no window fits into the input with its pads.
+
+    The standard rounds the quotient down, or up with ceil_mode; ONNX's inference rounds a negative one towards zero.
+    """
+    read, sizes = Attributes(node), specs[node.input[0]].sizes[2:]
+    kernel = read.integers("kernel_shape") or specs[node.input[1]].sizes[2:]
+    count, mode = len(kernel), read.text("auto_pad", "NOTSET")
+    if count != len(sizes) or mode.startswith("SAME"):
+        return dict(outputs)
+    strides, dilations = (read.integers(name) or (1,) * count for name in ("strides", "dilations"))
+    pads = (read.integers("pads") if mode != "VALID" else None) or (0,) * 2 * count
+    rows = zip(sizes, kernel, strides, dilations, pads, pads[count:], strict=False)
+    rooms = [size + begin + end - (window - 1) * step - 1 for size, window, _, step, begin, end in rows]
+    hangs = read.flag("ceil_mode") and mode != "VALID"
+    none = {axis for axis, room in enumerate(rooms, 2) if room < 0 and not (hangs and room > -strides[axis - 2])}
+    return {
+        name: TensorSpec(tuple(0 if axis in none else size for axis, size in enumerate(spec.shape)), spec.dtype)
+        for name, spec in outputs.items()
+    }
+
+
+WINDOWED = frozenset({"AveragePool", "Conv", "LpPool", "MaxPool"})
 
 
 def qkv_sizes(attributes: Attributes, weight: TensorSpec) -> tuple[int, ...]:

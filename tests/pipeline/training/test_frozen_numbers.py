@@ -128,32 +128,32 @@ def test_a_direct_call_of_lstm_with_dropout_is_refused() -> None:
         record_step(plain, LOSS, SGD(plain.parameters(), lr=0.1), (X, LABEL)).step((X, LABEL))
 
 
-def draw_with_a_seed(_: Scaled, x: torch.Tensor) -> torch.Tensor:
+def draw_with_a_seed(_: ChangeableMlp, x: torch.Tensor) -> torch.Tensor:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         return x + torch.randn(10)
 
 
-def draw_in_a_fork(_: Scaled, x: torch.Tensor) -> torch.Tensor:
+def draw_in_a_fork(_: ChangeableMlp, x: torch.Tensor) -> torch.Tensor:
     with torch.random.fork_rng(devices=[]):
         return x + torch.randn(10)
 
 
-def put_the_state_back(_: Scaled, x: torch.Tensor) -> torch.Tensor:
+def put_the_state_back(_: ChangeableMlp, x: torch.Tensor) -> torch.Tensor:
     state = torch.get_rng_state()
     y = nn.functional.dropout(x)
     torch.set_rng_state(state)
     return y + nn.functional.dropout(x)
 
 
-def drop_in_a_checkpoint(_: Scaled, x: torch.Tensor) -> torch.Tensor:
+def drop_in_a_checkpoint(_: ChangeableMlp, x: torch.Tensor) -> torch.Tensor:
     """torch draws the same dropout again in the backward pass; a recording would have two."""
     return torch.utils.checkpoint.checkpoint(nn.functional.dropout, x.sin(), use_reentrant=False).sin()
 
 
 @pytest.mark.parametrize("change", [draw_with_a_seed, draw_in_a_fork, put_the_state_back, drop_in_a_checkpoint])
 def test_a_state_of_random_numbers_that_is_set_and_put_back_is_refused(change: Callable[..., torch.Tensor]) -> None:
-    module = Scaled(change)
+    module = ChangeableMlp(change)
     before = torch.get_rng_state()
     with pytest.raises(Unsupported, match="sets the state of torch's random numbers"):
         record_step(module, LOSS, SGD(module.parameters(), lr=0.1), (X, LABEL))
@@ -165,7 +165,7 @@ def test_a_generator_is_refused_by_the_name_of_its_attribute() -> None:
 
     with pytest.raises(Unsupported, match=r"torch.randn draws from a torch.Generator \(test_frozen_numbers.*no step"):
         record(lambda _, x: x + torch.randn(10, generator=own))
-    module = Scaled(lambda module, x: x * torch.empty_like(x).bernoulli_(generator=module.noise))
+    module = ChangeableMlp(lambda module, x: x * torch.empty_like(x).bernoulli_(generator=module.noise))
     module.noise = own
     state = own.get_state()
     with pytest.raises(
