@@ -5,6 +5,7 @@
 #ifndef ONNXLINE_PLAN_H
 #define ONNXLINE_PLAN_H
 
+#include <limits.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -87,7 +88,7 @@ static inline uint32_t onnxline_crc32(const uint8_t *data, size_t size) { /* as 
 
 /* Check the header and read the table of texts; NULL, or what is wrong. Free reader->texts in the end. */
 static inline const char *onnxline_open(onnxline_reader *reader, const uint8_t *data, size_t size) {
-    onnxline_reader fresh = {data + 8, data + size, 0, NULL, 0, 0, 0};
+    onnxline_reader fresh = {data + (size < 8 ? size : 8), data + size, 0, NULL, 0, 0, 0};
     *reader = fresh;
     if (size < ONNXLINE_PLAN_HEADER || memcmp(data, ONNXLINE_PLAN_MAGIC, 8)) return "this is no plan.bin";
     if (onnxline_u32(reader) != ONNXLINE_PLAN_VERSION) return "another version of plan.bin";
@@ -121,7 +122,7 @@ static inline uint8_t *onnxline_load(const char *path, size_t *size) {
     if (!file) return NULL;
     long end = fseek(file, 0, SEEK_END) ? -1 : ftell(file);
     rewind(file);
-    uint8_t *data = end < 0 ? NULL : (uint8_t *)malloc((size_t)end + 1);
+    uint8_t *data = end < 0 || end == LONG_MAX ? NULL : (uint8_t *)malloc((size_t)end + 1); /* LONG_MAX: a folder */
     *size = data ? fread(data, 1, (size_t)end, file) : 0;
     fclose(file);
     return data;

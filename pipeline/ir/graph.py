@@ -80,8 +80,8 @@ class TensorSpec:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BITS:
             raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPE_BITS)}")
-        if any(isinstance(dim, int) and dim < 0 for dim in self.shape):
-            raise ValueError(f"a size may not be negative: {self.shape}")
+        if negative := [dim for dim in self.shape if isinstance(dim, int) and dim < 0]:
+            raise ValueError(f"a size may not be negative: found {negative[0]} at axis {self.shape.index(negative[0])}")
 
     @property
     def rank(self) -> int:

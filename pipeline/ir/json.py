@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from passes.suggest import plural
@@ -101,19 +101,20 @@ def read_graph(data: Mapping[str, Any], payloads: Mapping[str, Payload] | None =
     where = "the top level"
     try:
         decls = []
-        for index, tensor in enumerate(data["tensors"]):
+        for index, tensor in enumerate(items_of(data["tensors"])):
             where = f"tensors[{index}]"
             decls.append(read_tensor(tensor))
         vids = {decl.name: vid for vid, decl in enumerate(decls)}
         ops = []
-        for index, op in enumerate(data["ops"]):
+        for index, op in enumerate(items_of(data["ops"])):
             where = f"ops[{index}]"
             ops.append(read_op(index, op, vids))
         where = "inputs or outputs"
-        inputs, outputs = ([vids[name] for name in data[side]] for side in ("inputs", "outputs"))
+        inputs, outputs = ([vids[name] for name in items_of(data[side])] for side in ("inputs", "outputs"))
         where = "updates, sources, dims or guards"
         facts = read_facts(data, vids)
-        return assemble(data["name"], decls, ops, inputs, outputs, payloads, facts)
+        where = "the top level"
+        return assemble(text_of(data["name"]), decls, ops, inputs, outputs, payloads, facts)
     except KeyError as error:
         raise SourceError(f"IR JSON: {where} needs {error}, which is not there; compare it with `to_json`") from error
     except (TypeError, ValueError, AttributeError) as error:
@@ -123,9 +124,9 @@ def read_graph(data: Mapping[str, Any], payloads: Mapping[str, Payload] | None =
 def read_facts(data: Mapping[str, Any], vids: Mapping[str, int]) -> GraphFacts:
     return GraphFacts(
         {vids[name]: vids[after] for name, after in data.get("updates", {}).items()},
-        {vids[name]: tuple(keys) for name, keys in data.get("sources", {}).items()},
+        {vids[name]: tuple(map(text_of, items_of(keys))) for name, keys in data.get("sources", {}).items()},
         {name: DimRange(least, most) for name, (least, most) in data.get("dims", {}).items()},
-        tuple(data.get("guards", ())),
+        tuple(map(text_of, items_of(data.get("guards", ())))),
     )
 
 
@@ -142,9 +143,9 @@ def write_tensor(value: Value) -> dict[str, Any]:
 
 
 def read_tensor(data: Mapping[str, Any]) -> ValueDecl:
-    spec = TensorSpec(tuple(data["shape"]), data["dtype"], data["device"])
+    spec = TensorSpec(tuple(items_of(data["shape"])), data["dtype"], data["device"])
     strides = data.get("strides")
-    return ValueDecl(data["name"], spec, Role(data["role"]), None if strides is None else tuple(strides))
+    return ValueDecl(data["name"], spec, Role(data["role"]), None if strides is None else tuple(items_of(strides)))
 
 
 def write_op(op: Op, names: list[str]) -> dict[str, Any]:
@@ -168,16 +169,16 @@ def read_op(oid: int, data: Mapping[str, Any], vids: Mapping[str, int]) -> Op:
     kernel = data["kernel"]
     return Op(
         oid,
-        data["kind"],
-        tuple(vids[name] for name in data["inputs"]),
-        tuple(vids[name] for name in data["outputs"]),
+        text_of(data["kind"]),
+        tuple(vids[name] for name in items_of(data["inputs"])),
+        tuple(vids[name] for name in items_of(data["outputs"])),
         {key: read_attr(item) for key, item in data["attrs"].items()},
         kernel and KernelSpec(kernel["kind_id"], kernel["attr_schema"], bytes.fromhex(kernel["attr_blob"])),
         {key: read_attr(item) for key, item in data["constraints"].items()},
-        data["name"],
-        data["origin"],
-        data.get("line", ""),
-        tuple(read_graph(body) for body in data.get("bodies", ())),
+        text_of(data["name"]),
+        text_of(data["origin"]),
+        text_of(data.get("line", "")),
+        tuple(read_graph(body) for body in items_of(data.get("bodies", ()))),
     )
 
 
@@ -194,10 +195,46 @@ def write_attr(item: Attr) -> dict[str, Any]:
 def read_attr(data: Mapping[str, Any]) -> Any:
     ((tag, item),) = data.items()
     if tag == "list":
-        return tuple(read_attr(part) for part in item)
+        return tuple(read_attr(part) for part in items_of(item))
     if tag in SINGULARS:
-        return tuple(SINGULARS[tag](part) for part in item)
+        return tuple(SINGULARS[tag](part) for part in items_of(item))
     return READERS[tag](item)
+
+
+def items_of(item: Any) -> Sequence[Any]:
+    """`item` if it is a list: a text, or the keys of an object, would be taken for several items."""
+    if not isinstance(item, list | tuple):
+        raise ValueError(f"found {item!r:.60}, expected a list")
+    return item
+
+
+def text_of(item: Any) -> str:
+    if not isinstance(item, str):
+        raise ValueError(f"found {item!r:.60}, expected a text")
+    return item
+
+
+def int_of(item: Any) -> int:
+    """`item` if it is a whole number; 1.5 and true are none, though Python makes one of them."""
+    if type(item) is not int:
+        raise ValueError(f"found {item!r:.60}, expected a whole number")
+    return item
+
+
+def float_of(item: Any) -> float:
+    """A number, or the text for one that JSON does not have."""
+    try:
+        if type(item) in (int, float) or item in ("inf", "-inf", "nan"):
+            return float(item)
+    except OverflowError:
+        pass
+    raise ValueError(f"found {item!r:.60}, expected a number of float64, or the text inf, -inf or nan")
+
+
+def bool_of(item: Any) -> bool:
+    if type(item) is not bool:
+        raise ValueError(f"found {item!r:.60}, expected true or false")
+    return item
 
 
 def spell(item: Any) -> Any:
@@ -209,7 +246,7 @@ def same(item: Any) -> Any:
 
 
 PLURALS: dict[type, str] = {int: "ints", float: "floats", str: "strings"}
-SINGULARS: dict[str, Callable[[Any], Attr]] = {"ints": int, "floats": float, "strings": str}
+SINGULARS: dict[str, Callable[[Any], Attr]] = {"ints": int_of, "floats": float_of, "strings": text_of}
 
 WRITERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     type(None): ("none", same),
@@ -226,13 +263,13 @@ WRITERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
 
 READERS: dict[str, Callable[[Any], Attr]] = {
     "none": lambda item: None,
-    "bool": bool,
-    "int": int,
-    "float": float,
-    "string": str,
-    "complex": lambda item: complex(float(item[0]), float(item[1])),
-    "use": InputRef,
-    "body": BodyRef,
-    "word": lambda item: TorchConst(*item),
-    "size": SymExpr,
+    "bool": bool_of,
+    "int": int_of,
+    "float": float_of,
+    "string": text_of,
+    "complex": lambda item: complex(*map(float_of, items_of(item))),
+    "use": lambda item: InputRef(int_of(item)),
+    "body": lambda item: BodyRef(int_of(item)),
+    "word": lambda item: TorchConst(*map(text_of, items_of(item))),
+    "size": lambda item: SymExpr(text_of(item)),
 }

@@ -12,6 +12,7 @@ import torch
 
 from pipeline.errors import InternalError
 from pipeline.runtime.kernels import Launch
+from pipeline.runtime.kernels.blocked import kernels_for_threads
 from pipeline.runtime.program import BoundProgram, LaunchStep
 from pipeline.runtime.states import States
 
@@ -58,7 +59,8 @@ class ProgramMemory:
             step = step.with_attrs(bodies=tuple(map(self.runner_of, bodies)))
         ins, outs = ([slots[vid] for vid in vids] for vids in (step.call.in_vids, step.call.out_vids))
         try:
-            return step.bind(ins, outs)
+            with kernels_for_threads(self.bound.program.threads):
+                return step.bind(ins, outs)
         except LAUNCH_ERRORS as error:
             raise self.bound.program.failure(step, error) from error
 

@@ -68,6 +68,8 @@ class UnboundProgram:
     """The bodies of higher-order calls, by the index of the call."""
     places: Sequence[str] = ()
     """The source of each call, for messages."""
+    threads: int = field(default_factory=torch.get_num_threads)
+    """Threads of torch when it was compiled. Kernels are chosen for them, also where a context is made later."""
 
     @classmethod
     def resolve(

@@ -32,7 +32,7 @@ FLAGS = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-fsanitize=add
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
 
 
-Print = Callable[[bytes], subprocess.CompletedProcess[str]]
+Print = Callable[[bytes | Path], subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,10 @@ def print_plan(tmp_path_factory: pytest.TempPathFactory) -> Print:
     source, program = ROOT / "examples/plan_reader/print_plan.c", folder / "print_plan"
     subprocess.run([str(COMPILER), *FLAGS, "-o", str(program), str(source)], check=True, capture_output=True)
 
-    def run(data: bytes) -> subprocess.CompletedProcess[str]:
-        path = Path(folder / "plan.bin")
-        path.write_bytes(data)
+    def run(data: bytes | Path) -> subprocess.CompletedProcess[str]:
+        path = data if isinstance(data, Path) else folder / "plan.bin"
+        if isinstance(data, bytes):
+            path.write_bytes(data)
         return subprocess.run([str(program), str(path)], capture_output=True, text=True, errors="replace", check=False)
 
     return run
@@ -111,6 +112,18 @@ def test_it_refuses_what_was_cut_or_changed(print_plan: Print, data: bytes) -> N
         for hostile in (bytes(changed), data[: draw.randrange(len(data))]):
             refused = print_plan(hostile)
             assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
+
+
+@pytest.mark.parametrize("size", [0, 5, 8, 63])
+def test_it_refuses_a_file_without_a_header(print_plan: Print, data: bytes, size: int) -> None:
+    refused = print_plan(data[:size])
+    assert (refused.returncode, refused.stderr) == (1, "this is no plan.bin\n")
+
+
+def test_it_refuses_a_folder_and_what_is_not_there(print_plan: Print, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "plan.bin"):
+        refused = print_plan(path)
+        assert (refused.returncode, refused.stderr) == (1, "expected the path of a plan.bin\n")
 
 
 def test_it_survives_files_that_were_signed_anew(print_plan: Print, data: bytes) -> None:

@@ -93,6 +93,14 @@ MISTAKES = {
     "no kind": (damaged(ops=[{}]), "ops[0] needs 'kernel', which is not there"),
     "role": (damaged(tensors=[{**PICTURE["tensors"][0], "role": "king"}]), "tensors[0] cannot be read: 'king' is not"),
     "dtype": (damaged(tensors=[{**PICTURE["tensors"][0], "dtype": "f12"}]), "unknown dtype 'f12'"),
+    "shape": (damaged(tensors=[{**PICTURE["tensors"][0], "shape": "24"}]), "found '24', expected a list"),
+    "operands": (damaged(ops=[{**OP, "inputs": "x"}]), "found 'x', expected a list"),
+    "half an int": (damaged(ops=[{**OP, "attrs": {"a": {"int": 1.5}}}]), "found 1.5, expected a whole number"),
+    "no int": (damaged(ops=[{**OP, "attrs": {"a": {"ints": [1, math.inf]}}}]), "found inf, expected a whole number"),
+    "true as an int": (damaged(ops=[{**OP, "attrs": {"a": {"int": True}}}]), "found True, expected a whole number"),
+    "int as a bool": (damaged(ops=[{**OP, "attrs": {"a": {"bool": 2}}}]), "found 2, expected true or false"),
+    "huge float": (damaged(ops=[{**OP, "attrs": {"a": {"float": 10**400}}}]), "expected a number of float64"),
+    "number as a text": (damaged(ops=[{**OP, "attrs": {"a": {"string": 3}}}]), "found 3, expected a text"),
     "attribute": (damaged(ops=[{**OP, "attrs": {"a": 1}}]), "ops[0] cannot be read: 'int' object has no attribute"),
 }
 

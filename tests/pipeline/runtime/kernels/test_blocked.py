@@ -23,6 +23,7 @@ from pipeline.runtime.kernels.blocked import (
     split_into_blocks,
 )
 from pipeline.runtime.kernels.post_ops import post_op
+from tests.support.torch_programs import compile_module
 
 ATOL, RTOL = 1e-4, 2e-5
 """float32: sums of up to 128 products of numbers near 1, in orders of their own."""
@@ -193,6 +194,26 @@ def test_what_the_small_kernels_cannot_read_is_left_to_torch(
 ) -> None:
     assert launch_in_blocks(torch.randn(64, 256), torch.randn(256, 256), torch.empty(64, 256)) is not None
     assert launch_in_blocks(a, b, out) is None
+
+
+@needs_small_kernels
+@pytest.mark.usefixtures("one_thread")
+def test_a_context_has_the_kernels_that_its_program_was_compiled_with() -> None:
+    """Other kernels sum in another order, and one program has the same bits in all of its contexts and captures."""
+
+    class Product(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return torch.mm(a, b)
+
+    program, feed = compile_module(Product(), [torch.randn(64, 256), torch.randn(256, 256)])
+    (first,) = program.run(feed).values()
+    torch.set_num_threads(2)
+    other, _ = compile_module(Product(), list(feed.values()))
+    later = [program.new_context().run(feed), program.replay(feed), program.new_context().run(feed)]
+    assert all(torch.equal(first, one) for (one,) in (found.values() for found in later))
+    launches = [type(one.context._launches[0]).__name__ + str(one.context._launches[0]) for one in (program, other)]
+    assert "_multiply_batch" in launches[0]
+    assert "_multiply_batch" not in launches[1]
 
 
 @pytest.mark.usefixtures("one_thread")
