@@ -1,6 +1,6 @@
 """Numbers of Python that are others at each call, of which a recorded step would keep those of the recording.
 
-`x * random.random()`, a counter or the time leaves a constant in the graph. So forward pass and loss are recorded once
+`x * random.random()`, a counter or the time leaves a constant in the graph. So forward pass and loss are called once
 more, and their operators are compared with those of the first time. A tensor that the first time left somewhere, and
 the second reads, is refused too: no step carries it to the next one.
 """
