@@ -281,8 +281,8 @@ def _call_again(
     log: CallLog | None = None,
 ) -> None:
     """Call forward and loss as in a recording, for `log` and for what is refused; without a graph it is fast."""
+    function = _functional_step(replace(step, until_loss=True), stored, KnownValues(name_of), name_of, log)
     with _recording(None), FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        function = _functional_step(replace(step, until_loss=True), stored, KnownValues(name_of), name_of, log)
         function(*(fake.from_tensor(tensor, static_shapes=True) for tensor in (*stored.values(), *others)))
 
 
