@@ -20,13 +20,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pipeline.errors import Unsupported
 from pipeline.training.known_values import NO_PLACE, is_plain, place_outside
 
-__all__ = ["CallLog", "RandomState", "RefusedCalls"]
+__all__ = ["CallLog", "RandomGuard", "RefusedCalls"]
 
 Call: TypeAlias = tuple[str, ...]
 """An operator, and a text for each of its operands and arguments."""
 
 
-class RandomState:
+class RandomGuard:
     """The state of torch's random numbers, which a recording leaves as it is: whatever sets it is refused.
 
     A seed, or a `torch.random.fork_rng`, would be no part of a step. To see them, each operator that draws is followed
@@ -66,7 +66,7 @@ class CallLog(TorchDispatchMode):
 
     def __init__(
         self,
-        random: RandomState,
+        random: RandomGuard,
         earlier: CallLog | None = None,
         name_of: Callable[[object], str] = lambda _: "",
         left: Callable[[], Sequence[str]] = list,

@@ -28,7 +28,7 @@ from pipeline.errors import OnnxlineError, Unsupported, UsageError
 from pipeline.export.captured_output import capture_output
 from pipeline.training.attributes import ModuleAttributes
 from pipeline.training.batch import Batch, BatchLayout, LossFunction
-from pipeline.training.frozen_numbers import CallLog, RandomState, RefusedCalls
+from pipeline.training.frozen_numbers import CallLog, RandomGuard, RefusedCalls
 from pipeline.training.known_values import NO_PLACE, AskedForNumber, KnownValues, place_outside
 from pipeline.training.refusals import refuse_module
 from pipeline.training.step_function import Clipping, StepFunction
@@ -201,7 +201,7 @@ def _record_twice(
         Unsupported: the second call has other operators or numbers, or the first has left it something.
     """
     attributes.put_back()  # what an attempt that failed has left
-    random = RandomState()
+    random = RandomGuard()
     try:
         log = CallLog(random)
         recorded, known = _record_as_written(step, stored, others, log=log, name_of=attributes.name_of)
