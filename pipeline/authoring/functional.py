@@ -209,15 +209,16 @@ def conv2d(
     out, channels, *kernel = operands[0].shape
     channels *= groups
     _expect(x, x.rank == 4 and x.shape[1] == channels, f"[batch, {channels}, height, width]", operands[0].dtype)
-    strides, pads, dilations = _pair(stride), _pair(padding), _pair(dilation)
+    strides, dilations = _pair(x, "stride", stride), _pair(x, "dilation", dilation)
+    pads = _pair(x, "padding", padding, 0)
     sizes = _windows(x, kernel, strides, pads, dilations)
     attrs: dict[str, Attr] = {"strides": strides, "pads": (*pads, *pads), "dilations": dilations, "group": groups}
     return x.builder.emit_one("Conv", [x, *operands], TensorSpec((x.shape[0], out, *sizes), x.dtype), attrs)
 
 
 def max_pool2d(x: IRTensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> IRTensor:
-    kernel, pads = _pair(kernel_size), _pair(padding)
-    strides = kernel if stride is None else _pair(stride)
+    kernel, pads = _pair(x, "kernel_size", kernel_size), _pair(x, "padding", padding, 0)
+    strides = kernel if stride is None else _pair(x, "stride", stride)
     _expect(x, x.rank == 4, "[batch, channels, height, width]", *FLOATS)
     if any(2 * pad > size for pad, size in zip(pads, kernel, strict=True)):
         raise x.builder.refusal(
@@ -238,7 +239,7 @@ def layer_norm(
     _expect(x, bool(sizes) and x.shape[-len(sizes) :] == sizes, f"[..., {', '.join(map(str, sizes))}]", *FLOATS)
     ones = x.builder.constant(torch.ones(sizes, dtype=torch_dtype(x.dtype))) if weight is None else weight
     operands = _read(x, ones, *([] if bias is None else [bias]))
-    attrs: dict[str, Attr] = {"axis": x.rank - len(sizes), "epsilon": eps}
+    attrs: dict[str, Attr] = {"axis": x.rank - len(sizes), "epsilon": _number(x, "eps", eps)}
     return x.builder.emit_one("LayerNormalization", operands, x.spec, attrs)
 
 
@@ -254,7 +255,7 @@ def batch_norm(
     """Normalised by the running statistics; in training by those of the batch, which then move the running ones."""
     channels = mean.data.shape[0]
     _expect(x, x.rank >= 2 and x.shape[1] == channels, f"[batch, {channels}, ...]", *FLOATS)
-    builder = x.builder
+    builder, eps, momentum = x.builder, _number(x, "eps", eps), _number(x, "momentum", momentum, most=1)
     operands = [x, *_read_with(x, weight, bias, mean, variance)]
     if not builder.training:
         return builder.emit_one("BatchNormalization", operands, x.spec, {"epsilon": eps})
@@ -280,8 +281,8 @@ BATCH_NORM_OPERANDS: Final = ("input", "weight", "bias", "running_mean", "runnin
 
 def dropout(x: IRTensor, p: float = 0.5) -> IRTensor:
     """In training a share `p` of the elements is zero, and the others are scaled up; at inference `x` as it is."""
-    if not 0 <= p < 1:
-        raise x.builder.refusal(f"dropout found p={p}, expected 0 ≤ p < 1")
+    if not isinstance(p, int | float) or not 0 <= p < 1:
+        raise x.builder.refusal(f"dropout found p={p!r}, expected 0 ≤ p < 1")
     if not x.builder.training or not p:
         return x
     attrs: dict[str, Attr] = {"ratio": float(p), "seed": 0}
@@ -340,20 +341,29 @@ def _text(x: IRTensor) -> str:
 
 
 def _axis(x: IRTensor, dim: int) -> int:
-    if not -x.rank <= dim < x.rank:
-        raise x.builder.refusal(f"found axis {dim} of {_text(x)}, expected {-x.rank} to {x.rank - 1}")
+    if not isinstance(dim, int) or not -x.rank <= dim < x.rank:
+        raise x.builder.refusal(f"found axis {dim!r} of {_text(x)}, expected {-x.rank} to {x.rank - 1}")
     return dim % x.rank
 
 
-def _pair(value: Pair) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+def _pair(x: IRTensor, name: str, value: Pair, least: int = 1) -> tuple[int, int]:
+    pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
+    if len(pair) != 2 or any(not isinstance(size, int) or size < least for size in pair):
+        raise x.builder.refusal(f"found {name}={value!r}, expected a whole number from {least} on, or a pair of them")
+    return pair
+
+
+def _number(x: IRTensor, name: str, value: float, *, most: float = math.inf) -> float:
+    if not isinstance(value, int | float) or not 0 <= value <= most or math.isinf(value):
+        limit = "that is not below zero" if math.isinf(most) else f"from 0 to {most:g}"
+        raise x.builder.refusal(f"found {name}={value!r}, expected a number {limit}")
+    return float(value)
 
 
 def _windows(
-    x: IRTensor, kernel: Sequence[int], strides: Pair, pads: tuple[int, int], dilations: tuple[int, int]
+    x: IRTensor, kernel: Sequence[int], steps: tuple[int, int], pads: tuple[int, int], dilations: tuple[int, int]
 ) -> tuple[int, ...]:
     """The sizes of height and width after a kernel has moved over them."""
-    steps = _pair(strides)
     spans = [dilation * (size - 1) + 1 for size, dilation in zip(kernel, dilations, strict=True)]
     room = [size + 2 * pad - span for size, pad, span in zip(x.shape[2:], pads, spans, strict=True)]
     if min(room) < 0:

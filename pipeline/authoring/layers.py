@@ -71,12 +71,14 @@ class Conv2d(Module):
     ) -> None:
         if isinstance(padding, str):
             raise UsageError(f"Conv2d: found padding={padding!r}, expected a whole number or a pair of them")
-        if in_channels % groups or out_channels % groups:
+        if not isinstance(groups, int) or groups < 1 or in_channels % groups or out_channels % groups:
             raise UsageError(
                 f"Conv2d: found groups={groups} for {in_channels} and {out_channels} channels, "
                 "expected a divisor of both"
             )
         kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
+        if len(kernel) != 2:
+            raise UsageError(f"Conv2d: found kernel_size={kernel_size}, expected a whole number or a pair of them")
         self._settings = (in_channels, out_channels, kernel_size)
         self._stride, self._padding, self._dilation, self._groups = stride, padding, dilation, groups
         self.weight = Parameter(_empty("Conv2d", dtype, out_channels, in_channels // groups, *kernel))
@@ -119,6 +121,8 @@ class LayerNorm(Module):
         dtype: str = "float32",
     ) -> None:
         self._shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        if not self._shape:
+            raise UsageError("LayerNorm: found normalized_shape=(), expected the size of one axis at least")
         self._eps = eps
         empty = _empty("LayerNorm", dtype, *self._shape)
         self.weight = Parameter(torch.ones_like(empty)) if elementwise_affine else None
@@ -174,8 +178,8 @@ class Dropout(Module):
     """In training each element is zero with the probability `p`; at inference nothing happens."""
 
     def __init__(self, p: float = 0.5) -> None:
-        if not 0 <= p < 1:
-            raise UsageError(f"Dropout: found p={p}, expected 0 ≤ p < 1")
+        if not isinstance(p, int | float) or not 0 <= p < 1:
+            raise UsageError(f"Dropout: found p={p!r}, expected 0 ≤ p < 1")
         self._p = p
 
     def forward(self, x: IRTensor) -> IRTensor:

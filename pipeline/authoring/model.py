@@ -363,6 +363,9 @@ def _with_batch(spec: TensorSpec, batch: int) -> TensorSpec:
 
 def _check_inputs(tensors: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> int:
     """The number of samples of inputs that fit."""
+    for name, tensor in zip(_input_names(len(specs)), tensors, strict=True):
+        if not isinstance(tensor, torch.Tensor):
+            raise UsageError(f"{name!r} is a {type(tensor).__name__}, expected a tensor")
     sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors}
     for name, tensor, spec in zip(_input_names(len(specs)), tensors, specs, strict=True):
         if tuple(tensor.shape[1:]) != spec.sizes[1:] or dtype_name(tensor.dtype) != spec.dtype or len(sizes) > 1:

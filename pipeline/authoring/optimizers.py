@@ -24,7 +24,7 @@ class OptimizerSpec:
         """
         try:
             return self._make(parameters)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise UsageError(f"{self}: {error}") from None
 
     def _make(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:

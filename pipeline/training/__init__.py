@@ -8,7 +8,8 @@ blame.py        where a step broke                      phases.py       the phas
 
 step_function.py the function that is recorded          known_values.py  numbers that Python asks for meanwhile
 refusals.py     what is wrong before that               frozen_numbers.py numbers of Python that a step would keep
-attributes.py   what a forward pass leaves in its modules  export.py        a trained program → ONNX by the main job
+attributes.py   what a forward pass leaves in its modules  user_caches.py  caches of the user's files
+export.py       a trained program → ONNX by the main job
 
 graph_module.py a Graph or an ONNX model as a torch module, which the above takes like any other
 trained.py      which of its weights are trained       qdq.py          a quantized model in trainable form

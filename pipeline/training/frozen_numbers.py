@@ -1,6 +1,6 @@
 """Numbers of Python that are others at each call, of which a recorded step would keep those of the recording.
 
-`x * random.random()`, a counter or the time leaves a constant in the graph. So forward pass and loss are recorded once
+`x * random.random()`, a counter or the time leaves a constant in the graph. So forward pass and loss are called once
 more, and their operators are compared with those of the first time. A tensor that the first time left somewhere, and
 the second reads, is refused too: no step carries it to the next one.
 """
@@ -20,13 +20,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pipeline.errors import Unsupported
 from pipeline.training.known_values import NO_PLACE, is_plain, place_outside
 
-__all__ = ["CallLog", "GeneratorState", "RefusedCalls"]
+__all__ = ["CallLog", "RandomGuard", "RefusedCalls"]
 
 Call: TypeAlias = tuple[str, ...]
 """An operator, and a text for each of its operands and arguments."""
 
 
-class GeneratorState:
+class RandomGuard:
     """The state of torch's random numbers, which a recording leaves as it is: whatever sets it is refused.
 
     A seed, or a `torch.random.fork_rng`, would be no part of a step. To see them, each operator that draws is followed
@@ -66,7 +66,7 @@ class CallLog(TorchDispatchMode):
 
     def __init__(
         self,
-        random: GeneratorState,
+        random: RandomGuard,
         earlier: CallLog | None = None,
         name_of: Callable[[object], str] = lambda _: "",
         left: Callable[[], Sequence[str]] = list,

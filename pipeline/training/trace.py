@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -27,7 +28,7 @@ from pipeline.errors import OnnxlineError, Unsupported, UsageError
 from pipeline.export.captured_output import capture_output
 from pipeline.training.attributes import ModuleAttributes
 from pipeline.training.batch import Batch, BatchLayout, LossFunction
-from pipeline.training.frozen_numbers import CallLog, GeneratorState, RefusedCalls
+from pipeline.training.frozen_numbers import CallLog, RandomGuard, RefusedCalls
 from pipeline.training.known_values import NO_PLACE, AskedForNumber, KnownValues, place_outside
 from pipeline.training.refusals import refuse_module
 from pipeline.training.step_function import Clipping, StepFunction
@@ -194,13 +195,13 @@ def _record_twice(
     others: Sequence[torch.Tensor],
     attributes: ModuleAttributes,
 ) -> tuple[GraphModule, frozenset[str]]:
-    """Record the step, and forward and loss again.
+    """Record the step, and call forward and loss again.
 
     Raises:
-        Unsupported: the second recording has other operators or numbers, or the first has left it something.
+        Unsupported: the second call has other operators or numbers, or the first has left it something.
     """
     attributes.put_back()  # what an attempt that failed has left
-    random = GeneratorState()
+    random = RandomGuard()
     try:
         log = CallLog(random)
         recorded, known = _record_as_written(step, stored, others, log=log, name_of=attributes.name_of)
@@ -209,17 +210,16 @@ def _record_twice(
         attributes.take_out(log.is_constant)
         if log.are_remains_constant:
             attributes.clear_caches()
-        forward = replace(step, until_loss=True)
         # A branch that a random number takes may be the same the second time.
         for _ in range(8 if attributes.drew_numbers else 1):
             again = CallLog(random, log, attributes.name_of, lambda: attributes.left)
-            _record_as_written(forward, stored, others, log=again, name_of=attributes.name_of)
+            _call_again(step, stored, others, attributes.name_of, again)
             attributes.take_out(again.is_constant)
             if again.are_remains_constant:
                 attributes.clear_caches()
         if attributes.took_out:  # a constant to which the second call writes is none
             with attributes.second_call(known.numbers_of):
-                _record_as_written(forward, stored, others, name_of=attributes.name_of)
+                _call_again(step, stored, others, attributes.name_of)
     finally:
         random.put_back()
     return recorded, frozenset(known.decided_by)
@@ -264,6 +264,36 @@ def _record_as_written(
 ) -> tuple[GraphModule, KnownValues]:
     """The recorded step, and what is known of its numbers; `name_of` names attributes."""
     known = KnownValues(name_of)
+    with _recording(notes):
+        function = _functional_step(step, stored, known, name_of, log)
+        recorder = make_fx(function, tracing_mode="fake", record_stack_traces=True, _allow_non_fake_inputs=True)
+        recorded = recorder(*stored.values(), *others)
+    recorded.graph.eliminate_dead_code()
+    recorded.recompile()
+    return recorded, known
+
+
+def _call_again(
+    step: StepFunction,
+    stored: Mapping[str, torch.Tensor],
+    others: Sequence[torch.Tensor],
+    name_of: Callable[[object], str],
+    log: CallLog | None = None,
+) -> None:
+    """Call forward and loss as in a recording, for `log` and for what is refused; without a graph it is fast."""
+    function = _functional_step(replace(step, until_loss=True), stored, KnownValues(name_of), name_of, log)
+    with _recording(None), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        function(*(fake.from_tensor(tensor, static_shapes=True) for tensor in (*stored.values(), *others)))
+
+
+def _functional_step(
+    step: StepFunction,
+    stored: Mapping[str, torch.Tensor],
+    known: KnownValues,
+    name_of: Callable[[object], str],
+    log: CallLog | None,
+) -> Callable[..., list[torch.Tensor | None]]:
+    """The step without writes; `known` and `log` see each operator as the step calls it."""
     untrained = [(name, tensor.detach()) for name, tensor in stored.items()][step.trained :]
 
     def call(*tensors: torch.Tensor) -> list[torch.Tensor | None]:
@@ -272,14 +302,14 @@ def _record_as_written(
         with known, log or nullcontext(), RefusedCalls(name_of):
             return step(*tensors)
 
-    # Without mkldnn, whose LSTM is one operator that a plan cannot hold.
+    return dispatch_functionalize(call, FunctionalTensorMode())
+
+
+@contextmanager
+def _recording(notes: list[str] | None) -> Iterator[None]:
+    """Without mkldnn, whose LSTM is one operator that a plan cannot hold."""
     with _warnings_into(notes), enable_python_dispatcher(), torch.backends.mkldnn.flags(enabled=False):
-        function = dispatch_functionalize(call, FunctionalTensorMode())
-        recorder = make_fx(function, tracing_mode="fake", record_stack_traces=True, _allow_non_fake_inputs=True)
-        recorded = recorder(*stored.values(), *others)
-    recorded.graph.eliminate_dead_code()
-    recorded.recompile()
-    return recorded, known
+        yield
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from torch import nn
 
+import passes
 from pipeline.training.known_values import HOMES
 
 __all__ = ["CONTAINERS", "UserCaches", "find_caches"]
@@ -83,7 +84,8 @@ def _is_of_user(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if file is None:
         return module.__name__ == "__main__"
-    return not any(Path(file).is_relative_to(home) for home in INSTALLED)
+    path = Path(file)
+    return not LIBRARIES & set(path.parts) and not any(path.is_relative_to(home) for home in INSTALLED)
 
 
 def _functions_of(cls: type, title: str, found: UserCaches) -> list[FunctionType]:
@@ -117,8 +119,9 @@ LARGEST: Final = 1000
 
 FUNCTION_CACHE: Final = functools._lru_cache_wrapper
 
-INSTALLED: Final = (
-    *HOMES,
-    *{Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-)
-"""Folders of code that is not the user's."""
+LIBRARIES: Final = {"site-packages", "dist-packages"}
+
+STDLIB: Final = (Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+
+INSTALLED: Final = (*HOMES, Path(passes.__file__).parent, *STDLIB)
+"""Folders of code that is not the user's, beside those of installed libraries."""

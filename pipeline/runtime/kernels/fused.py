@@ -74,8 +74,8 @@ def pack_linear(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> Pr
 def feed_forward(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """The sum comes last, so it may be written over the tensor that is added, which the products do not read then.
 
-    With packed weights oneDNN has memory of its own for the middle value, and `hidden` is not written. The plan has room
-    for it all the same, since a graph is planned before its weights are bound, and only they say whether they are packed.
+    With packed weights oneDNN has memory of its own for the middle value, and `hidden` is not written. The plan has
+    room for it all the same: a graph is planned before its weights are bound, and only they say whether they are packed.
     """
     flags = (attrs["add"], attrs["bias_first"], attrs["bias_second"])
     other, first_bias, second_bias = split_optional(ins[3:], *flags)

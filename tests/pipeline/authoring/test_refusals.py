@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ from pipeline.authoring import (
     MSELoss,
     Parameter,
     ReLU,
+    Softmax,
     functional,
 )
 from pipeline.errors import UsageError
@@ -123,6 +125,55 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "groups": (
         lambda: Conv2d(3, 4, 3, groups=2),
         "Conv2d: found groups=2 for 3 and 4 channels, expected a divisor of both",
+    ),
+    "no group": (
+        lambda: Conv2d(3, 4, 3, groups=0),
+        "Conv2d: found groups=0 for 3 and 4 channels, expected a divisor of both",
+    ),
+    "a kernel of three sizes": (
+        lambda: Conv2d(1, 4, (1, 2, 3)),  # type: ignore[arg-type]
+        "Conv2d: found kernel_size=(1, 2, 3), expected a whole number or a pair of them",
+    ),
+    **{
+        f"{name} {value}": (
+            lambda name=name, value=value: Model((8, 1, 4, 4)).add(Conv2d(1, 4, 3, **{name: value})),
+            f"layer '0', Conv2d(1, 4, 3, {name}={value}): found {name}={value}, expected a whole number from {least} "
+            "on, or a pair of them",
+        )
+        for name, value, least in (("stride", 0, 1), ("dilation", (1, 0), 1), ("padding", -1, 0), ("stride", (1,), 1))
+    },
+    "a pool of nothing": (
+        lambda: Model((8, 1, 4, 4)).add(MaxPool2d(0)),
+        "layer '0', MaxPool2d(0): found kernel_size=0, expected a whole number from 1 on, or a pair of them",
+    ),
+    "a pool that stays": (
+        lambda: Model((8, 1, 4, 4)).add(MaxPool2d(2, 0)),
+        "layer '0', MaxPool2d(2): found stride=0, expected a whole number from 1 on, or a pair of them",
+    ),
+    "a norm of no axis": (
+        lambda: LayerNorm(()),
+        "LayerNorm: found normalized_shape=(), expected the size of one axis at least",
+    ),
+    "an epsilon": (
+        lambda: Model((8, 16)).add(LayerNorm(16, eps=-1.0)),
+        "layer '0', LayerNorm(16): found eps=-1.0, expected a number that is not below zero",
+    ),
+    "an epsilon that is none": (
+        lambda: Model((8, 16)).add(LayerNorm(16, eps=math.nan)),
+        "layer '0', LayerNorm(16): found eps=nan, expected a number that is not below zero",
+    ),
+    "a momentum": (
+        lambda: Model((8, 2, 4, 4)).add(BatchNorm2d(2, momentum=None)),  # type: ignore[arg-type]
+        "layer '0', BatchNorm2d(2): found momentum=None, expected a number from 0 to 1",
+    ),
+    "an axis by name": (
+        lambda: Model((8, 16)).add(Softmax("x")),  # type: ignore[arg-type]
+        "layer '0', Softmax(x): found axis 'x' of float32[8, 16], expected -2 to 1",
+    ),
+    "a share by name": (lambda: Dropout("x"), "Dropout: found p='x', expected 0 ≤ p < 1"),  # type: ignore[arg-type]
+    "a list of numbers": (
+        lambda: Model((8, 16)).add(Linear(16, 4)).predict([[1.0] * 16]),  # type: ignore[arg-type]
+        "'input' is a list, expected a tensor",
     ),
     "a size": (lambda: Linear(0, 4), "Linear: found the size 0, expected a whole number above zero"),
     "a share": (lambda: Dropout(1.0), "Dropout: found p=1.0, expected 0 ≤ p < 1"),

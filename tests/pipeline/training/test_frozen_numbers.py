@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 from pipeline.errors import Unsupported
 from pipeline.training import TrainProgram, record_step
-from pipeline.training.frozen_numbers import CallLog, GeneratorState, RefusedCalls
+from pipeline.training.frozen_numbers import CallLog, RandomGuard, RefusedCalls
 from tests.pipeline.training.steps import LOSS, MODELS, mlp
 
 X, LABEL = MODELS["mlp"].batch(0)
@@ -188,7 +188,7 @@ def test_direct_calls_of_other_cells_are_refused_by_place_and_by_name(cell: Call
 
 
 def test_a_constant_without_plain_numbers_is_known_by_its_form() -> None:
-    with CallLog(GeneratorState()) as log:
+    with CallLog(RandomGuard()) as log:
         torch.ones(2, device="meta").neg()
         torch.eye(2).to_sparse().neg()
     texts = [text for call in log.calls for text in call]

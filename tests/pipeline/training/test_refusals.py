@@ -254,7 +254,7 @@ def asks(output: torch.Tensor, label: torch.Tensor) -> float:
             asks,
             (X, LABEL),
             Unsupported,
-            "Python asks for a number .*nor could it after torch.export",
+            "Python asks for a number .*; nor could it after torch.export$",
         ),
         (
             lambda: mlp().double(),
