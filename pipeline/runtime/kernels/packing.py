@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import torch
 
 from pipeline.ir.graph import TensorSpec
-from pipeline.runtime.kernels.base import Attrs, Launch
+from pipeline.runtime.kernels.base import Attrs, Launch, Outs
 from pipeline.runtime.kernels.blocked import pack_blocks
 from pipeline.runtime.kernels.launches import OverloadCall, copy_result, give_result, in_turn
 from pipeline.runtime.kernels.native.library import NativeLibrary
-from pipeline.runtime.kernels.native.products import pack_panels
+from pipeline.runtime.kernels.native.products import NativePair, pack_panels
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
 
 __all__ = [
@@ -28,12 +28,12 @@ __all__ = [
     "PackedPair",
     "PackedWeight",
     "Packer",
+    "PairWeight",
     "ProductWeight",
     "Stored",
     "is_same_memory",
     "launch_convolution",
     "launch_convolution_onto",
-    "launch_pair_onto",
     "pack_convolution",
     "pack_pair",
     "pack_product",
@@ -103,6 +103,20 @@ class PackedPair:
     def nbytes(self) -> int:
         return self.first.nbytes + self.second.nbytes
 
+    def launch_pair(
+        self,
+        x: torch.Tensor,
+        biases: tuple[torch.Tensor | None, torch.Tensor | None],
+        other: torch.Tensor | None,
+        outs: Outs,
+        after: PostOp,
+    ) -> Launch | None:
+        """See `PairWeight`. The products are added to what is in the result then."""
+        out = outs[0]
+        onto = launch_pair_onto(self, x, biases, out, after)
+        copy = None if other is None or is_same_memory(out, other) else partial(out.copy_, other)
+        return onto and in_turn(out.zero_ if other is None else copy, onto)
+
 
 Stored = Mapping[int, torch.Tensor]
 """By position, the operands of a call that no run can change."""
@@ -134,7 +148,31 @@ class ProductWeight(Protocol):
         ...
 
 
-Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], ProductWeight | PackedPair | None]
+class PairWeight(Protocol):
+    """The stored matrices of two products in a row."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the weights themselves do not share."""
+        ...
+
+    def launch_pair(
+        self,
+        x: torch.Tensor,
+        biases: tuple[torch.Tensor | None, torch.Tensor | None],
+        other: torch.Tensor | None,
+        outs: Outs,
+        after: PostOp,
+    ) -> Launch | None:
+        """Both products with `after` between them, plus `other`, which may be the memory of the result.
+
+        The outputs are the result, and what is between the products, which may stay unwritten. None where strides
+        cannot show rows.
+        """
+        ...
+
+
+Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], ProductWeight | PairWeight | None]
 """(attributes, specs of the operands, stored operands) -> the packed weight, or None where it does not pay."""
 
 
@@ -245,8 +283,17 @@ POINT = Convolution((1, 1), (0, 0), (1, 1), 1)
 """Of kernels of one pixel: a product of the pixels with a matrix."""
 
 
-def pack_pair(rows: int, first: torch.Tensor, second: torch.Tensor) -> PackedPair | None:
-    """Pack the matrices (columns, inner) of two products with `rows` rows, where that pays for both."""
+def pack_pair(
+    rows: int, first: torch.Tensor, second: torch.Tensor, native: NativeLibrary | None = None
+) -> PairWeight | None:
+    """Pack the matrices (columns, inner) of two products with `rows` rows, where that pays for both.
+
+    In panels for the kernels in C++ where the program has them, or else for oneDNN.
+    """
+    if native is not None and all(item.dim() == 2 and item.dtype is torch.float32 for item in (first, second)):
+        panels = pack_panels(native, rows, first), pack_panels(native, rows, second)
+        if panels[0] is not None and panels[1] is not None:
+            return NativePair(panels[0], panels[1])
     packed = [
         pack_convolution(TensorSpec((1, weight.shape[1], rows, 1), "float32"), weight[:, :, None, None], POINT)
         for weight in (first, second)

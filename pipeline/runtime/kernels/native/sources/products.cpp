@@ -8,7 +8,16 @@ KERNEL(pack_panels) {
               settings[3].whole);
 }
 
-// out <- activation(rows @ panels + bias) + other.
+// What is added, out of the way of partial sums, which lie in the result until the last ones.
+static const float *keep_apart(const float *other, ptrdiff_t other_row, const float *out, ptrdiff_t rows, ptrdiff_t columns) {
+  static thread_local std::vector<float> held;
+  if (!other || other >= out + rows * columns || out >= other + rows * other_row) return other;
+  held.resize(rows * columns);
+  for (ptrdiff_t i = 0; i < rows; i++) memcpy(&held[i * columns], other + i * other_row, 4 * columns);
+  return held.data();
+}
+
+// out <- activation(rows @ panels + bias) + other, which may be the memory of the result.
 // Settings: rows, columns, depth, strides of the rows, row stride of the result, has a bias, has another, its row stride,
 // the activation and its numbers.
 KERNEL(multiply_packed) {
@@ -16,9 +25,14 @@ KERNEL(multiply_packed) {
   void *const *rest = operands + 3;
   const float *bias = s[6].whole ? (const float *)*rest++ : nullptr;
   const float *other = s[7].whole ? (const float *)*rest : nullptr;
+  ptrdiff_t other_row = s[8].whole;
+  if (const float *out = (const float *)operands[0]; s[2].whole > DEPTH) {
+    const float *apart = keep_apart(other, other_row, out, s[0].whole, s[1].whole);
+    if (apart != other) other = apart, other_row = s[1].whole;
+  }
   multiply_all({s[0].whole, s[1].whole, s[2].whole, (const float *)operands[1], s[3].whole, s[4].whole,
                 (const float *)operands[2], (float *)operands[0], s[5].whole},
-               {bias, other, s[8].whole, (Activation)s[9].whole, s + 10});
+               {bias, other, other_row, (Activation)s[9].whole, s + 10});
 }
 
 // out <- activation(rows @ matrix + bias) + other, for a matrix with any strides.
