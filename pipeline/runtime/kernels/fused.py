@@ -22,20 +22,18 @@ from pipeline.runtime.kernels.packing import (
     ACTIVATED_FROM,
     ONTO,
     PRODUCT_FROM,
-    PackedPair,
     PackedWeight,
     Packer,
     Stored,
     is_same_memory,
     launch_convolution,
     launch_convolution_onto,
-    launch_pair_onto,
     pack_convolution,
     pack_pair,
     pack_product,
 )
 from pipeline.runtime.kernels.post_ops import PostOp, post_op
-from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, ProductWeight
+from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, PairWeight, ProductWeight
 
 __all__ = ["KERNELS", "PACKERS"]
 
@@ -74,17 +72,17 @@ def pack_linear(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> Pr
 def feed_forward(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """The sum comes last, so it may be written over the tensor that is added, which the products do not read then.
 
-    With packed weights oneDNN has memory of its own for the middle value, and `hidden` is not written. The plan has
-    room for it all the same: a graph is planned before its weights are bound, and only they say whether they are packed.
+    oneDNN has memory of its own for the middle value, and does not write `hidden`. The plan has room for it all the
+    same, since a graph is planned before its weights are bound, and only then they are packed.
     """
     flags = (attrs["add"], attrs["bias_first"], attrs["bias_second"])
     other, first_bias, second_bias = split_optional(ins[3:], *flags)
     (x, first, second), (out, hidden) = ins[:3], outs
-    copy = None if other is None or is_same_memory(out, other) else partial(out.copy_, other)
     packed, after = attrs.get("packed"), post_op(attrs)
-    onto = packed and launch_pair_onto(packed, x, (first_bias, second_bias), out, after)
-    if onto:
-        return in_turn(out.zero_ if other is None else copy, onto)
+    launch = packed.launch_pair(x, (first_bias, second_bias), other, outs, after) if packed else None
+    if launch is not None:
+        return launch
+    copy = None if other is None or is_same_memory(out, other) else partial(out.copy_, other)
     first, second = first.t() if attrs["trans_first"] else first, second.t() if attrs["trans_second"] else second
     begin = in_turn(multiply(x, first, first_bias, hidden), after.bind_in_place(hidden))
     if other is None:
@@ -94,13 +92,13 @@ def feed_forward(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     return in_turn(begin, copy, partial(torch.addmm, result, rows, second, out=result), add_bias)
 
 
-def pack_feed_forward(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PackedPair | None:
+def pack_feed_forward(attrs: Attrs, specs: Sequence[TensorSpec], stored: Stored) -> PairWeight | None:
     first, second = stored.get(1), stored.get(2)
     if first is None or second is None:
         return None
     rows = specs[0].numel // max(specs[0].sizes[-1], 1)
     weights = (first if attrs["trans_first"] else first.t(), second if attrs["trans_second"] else second.t())
-    return pack_pair(rows, *weights)
+    return pack_pair(rows, *weights, native=attrs.get("native"))
 
 
 class ConvOperands(NamedTuple):

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from pipeline.ir.graph import TensorSpec
-from pipeline.runtime.kernels.base import Attrs, Launch
+from pipeline.runtime.kernels.base import Attrs, Launch, Outs
 from pipeline.runtime.kernels.blocked import pack_blocks
 from pipeline.runtime.kernels.launches import OverloadCall, copy_result, give_result, in_turn
 from pipeline.runtime.kernels.native.library import NativeLibrary
-from pipeline.runtime.kernels.native.products import pack_panels
+from pipeline.runtime.kernels.native.products import NativePair, pack_panels
 from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
-from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, ProductWeight
+from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, PairWeight, ProductWeight
 
 __all__ = [
     "ACTIVATED_FROM",
@@ -33,7 +33,6 @@ __all__ = [
     "is_same_memory",
     "launch_convolution",
     "launch_convolution_onto",
-    "launch_pair_onto",
     "pack_convolution",
     "pack_pair",
     "pack_product",
@@ -111,12 +110,26 @@ class PackedPair:
         """See `ProductWeight`."""
         return PackedPair(self.first.in_memory(memory), self.second.in_memory(memory))
 
+    def launch_pair(
+        self,
+        x: torch.Tensor,
+        biases: tuple[torch.Tensor | None, torch.Tensor | None],
+        other: torch.Tensor | None,
+        outs: Outs,
+        after: PostOp,
+    ) -> Launch | None:
+        """See `PairWeight`. The products are added to what is in the result then."""
+        out = outs[0]
+        onto = launch_pair_onto(self, x, biases, out, after)
+        copy = None if other is None or is_same_memory(out, other) else partial(out.copy_, other)
+        return onto and in_turn(out.zero_ if other is None else copy, onto)
+
 
 Stored = Mapping[int, torch.Tensor]
 """By position, the operands of a call that no run can change."""
 
 
-Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], ProductWeight | ConvolutionWeight | PackedPair | None]
+Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], ProductWeight | ConvolutionWeight | PairWeight | None]
 """(attributes, specs of the operands, stored operands) -> the packed weight, or None where it does not pay."""
 
 
@@ -217,8 +230,17 @@ POINT = Convolution((1, 1), (0, 0), (1, 1), 1)
 """Of kernels of one pixel: a product of the pixels with a matrix."""
 
 
-def pack_pair(rows: int, first: torch.Tensor, second: torch.Tensor) -> PackedPair | None:
-    """Pack the matrices (columns, inner) of two products with `rows` rows, where that pays for both."""
+def pack_pair(
+    rows: int, first: torch.Tensor, second: torch.Tensor, native: NativeLibrary | None = None
+) -> PairWeight | None:
+    """Pack the matrices (columns, inner) of two products with `rows` rows, where that pays for both.
+
+    In panels for the kernels in C++ where the program has them, or else for oneDNN.
+    """
+    if native is not None and all(item.dim() == 2 and item.dtype is torch.float32 for item in (first, second)):
+        panels = pack_panels(native, rows, first), pack_panels(native, rows, second)
+        if panels[0] is not None and panels[1] is not None:
+            return NativePair(panels[0], panels[1])
     one, other = (
         pack_convolution(TensorSpec((1, weight.shape[1], rows, 1), "float32"), weight[:, :, None, None], POINT)
         for weight in (first, second)

@@ -7,11 +7,11 @@ from typing import Protocol
 
 import torch
 
-from pipeline.runtime.kernels.base import Launch
+from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
 
-__all__ = ["Convolution", "ConvolutionWeight", "ProductWeight"]
+__all__ = ["Convolution", "ConvolutionWeight", "PairWeight", "ProductWeight"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,34 @@ class ProductWeight(Protocol):
         after: PostOp = PLAIN,
     ) -> Launch | None:
         """The product, plus `other` after the activation; `other` has the shape of `out`, and memory of its own."""
+        ...
+
+
+class PairWeight(Protocol):
+    """The stored matrices of two products in a row."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the weights themselves do not share."""
+        ...
+
+    def in_memory(self, memory: PackedMemory) -> PairWeight:
+        """The same in the memory of an equal one, where there is one."""
+        ...
+
+    def launch_pair(
+        self,
+        x: torch.Tensor,
+        biases: tuple[torch.Tensor | None, torch.Tensor | None],
+        other: torch.Tensor | None,
+        outs: Outs,
+        after: PostOp,
+    ) -> Launch | None:
+        """Both products with `after` between them, plus `other`, which may be the memory of the result.
+
+        The outputs are the result, and what is between the products, which may stay unwritten. None where strides
+        cannot show rows.
+        """
         ...
 
 

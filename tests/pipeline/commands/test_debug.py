@@ -41,8 +41,8 @@ def _bent_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx.save(onnx.parser.parse_model(MODEL.replace("Neg", "Abs")), tmp_path / "bent.onnx")
 
     class BentPlan(Plan):
-        def __init__(self, model: RunnableModel, fusions: tuple[str, ...] = ()) -> None:
-            super().__init__(OnnxFile(tmp_path / "bent.onnx"), fusions)
+        def __init__(self, model: RunnableModel, fusions: tuple[str, ...] = (), *, native: bool = False) -> None:
+            super().__init__(OnnxFile(tmp_path / "bent.onnx"), fusions, native=native)
 
     monkeypatch.setitem(backends.BACKENDS, "plan", BentPlan)  # type: ignore[arg-type]
 

@@ -21,7 +21,7 @@ from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
 from pipeline.runtime.kernels.native.library import NativeLibrary
 
-__all__ = ["is_library_built", "load_library"]
+__all__ = ["build_library", "is_library_built", "load_library"]
 
 SOURCES = Path(__file__).with_name("sources")
 
@@ -42,11 +42,7 @@ def load_library() -> NativeLibrary:
     Raises:
         UsageError: no compiler is there, it fails, or the folder for the library cannot be written or is not ours.
     """
-    compiler = _find_compiler()
-    path = _library_path(compiler)
-    if not path.is_file():
-        _compile(compiler, path)
-    _refuse_foreign(path)
+    path = build_library()
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
@@ -54,6 +50,24 @@ def load_library() -> NativeLibrary:
             f"native: {path} cannot be loaded ({error}); remove it, so that it is compiled again"
         ) from error
     return NativeLibrary(ctypes.CDLL(str(path)))
+
+
+def build_library() -> Path:
+    """The library as a file, compiled where it is not there yet.
+
+    Raises:
+        UsageError: as `load_library`.
+    """
+    compiler = _find_compiler()
+    path = _library_path(compiler)
+    if not path.is_file():
+        if not os.access(path.parent, os.W_OK):
+            raise UsageError(
+                f"native: {path.parent} cannot be written; set XDG_CACHE_HOME to a folder that can, {LEAVE_OUT}"
+            )
+        _compile(compiler, path)
+    _refuse_foreign(path)
+    return path
 
 
 def is_library_built() -> bool:
@@ -137,9 +151,10 @@ def _compile(compiler: str, path: Path) -> None:
             text=True,
             check=False,
         )
-        if found.returncode:
+        if found.returncode or not unfinished.is_file():
             lines = [line for line in found.stderr.splitlines() if "error" in line] or found.stderr.splitlines()
+            why = lines[0] if lines else "it said nothing" if found.returncode else "it wrote no library"
             raise UsageError(
-                f"native: {compiler} failed to compile the kernels ({lines[0] if lines else 'it said nothing'}); "
+                f"native: {compiler} failed to compile the kernels ({why}); "
                 f"name another compiler in $CXX (it has to know C++20), {LEAVE_OUT}"
             )

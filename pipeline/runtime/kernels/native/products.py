@@ -8,12 +8,13 @@ import torch
 
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
+from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.native.activations import settings_of
 from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, are_floats
 from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp, post_op
 
-__all__ = ["KERNELS", "NativeWeight", "is_for_one_thread", "launch_any", "pack_panels"]
+__all__ = ["KERNELS", "NativePair", "NativeWeight", "is_for_one_thread", "launch_any", "pack_panels"]
 
 SHARED = 2**22
 """Multiplications from which on several threads of torch are faster than one of ours."""
@@ -50,11 +51,41 @@ class NativeWeight:
         out: torch.Tensor,
         after: PostOp = PLAIN,
     ) -> Launch | None:
-        """See `ProductWeight`. The kernel writes partial sums, so `other` may not be the memory of `out`."""
+        """See `ProductWeight`; `other` may be the memory of `out`."""
         product = RowProduct.find(x, self.columns, bias, other, out, after)
         return product and self.library.launch(
             "multiply_packed", [out], [product.rows, self.panels, *product.added], product.settings
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NativePair:
+    """The matrices of two products in a row."""
+
+    first: NativeWeight
+    second: NativeWeight
+
+    @property
+    def nbytes(self) -> int:
+        return self.first.nbytes + self.second.nbytes
+
+    def in_memory(self, memory: PackedMemory) -> NativePair:
+        """See `ProductWeight`."""
+        return NativePair(self.first.in_memory(memory), self.second.in_memory(memory))
+
+    def launch_pair(
+        self,
+        x: torch.Tensor,
+        biases: tuple[torch.Tensor | None, torch.Tensor | None],
+        other: torch.Tensor | None,
+        outs: Outs,
+        after: PostOp,
+    ) -> Launch | None:
+        """See `PairWeight`."""
+        out, hidden = outs
+        begin = self.first.launch_product(x, biases[0], hidden, after)
+        end = self.second.launch_with(hidden, biases[1], other, out)
+        return begin and end and in_turn(begin, end)
 
 
 def pack_panels(library: NativeLibrary, rows: int, weight: torch.Tensor) -> NativeWeight | None:

@@ -1,4 +1,4 @@
-"""Normalisation, softmax and attention over rows of numbers."""
+"""Normalisation, softmax and attention: what is computed row by row."""
 
 from __future__ import annotations
 
@@ -45,9 +45,28 @@ def small_attention(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) 
     return library.launch("attend", outs, ins, (*sizes, *strides, float(attrs["scale"])))
 
 
+def attention(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
+    """As `small_attention`, and the scores are no value of the plan. A mask is read row by row, without copies."""
+    query, key, value = ins[:3]
+    out = outs[0].permute(0, 2, 1, 3)
+    if not are_floats(*ins, *outs) or any(item.stride(3) != 1 and item.shape[3] > 1 for item in ins):
+        return None
+    if not is_for_one_thread(outs[0]):
+        return None
+    mask = ins[3].expand(*query.shape[:3], key.shape[2]) if attrs["mask"] else None
+    if mask is not None and mask.stride(3) != 1 and mask.shape[3] > 1:
+        return None  # one number for all keys
+    sizes = (*query.shape[:3], *key.shape[2:])
+    strides = [stride for item in (query, key, value, out) for stride in item.stride()[:3]]
+    of_mask = (0, 0, 0) if mask is None else mask.stride()[:3]
+    settings = (*sizes, *strides, float(attrs["scale"]), int(mask is not None), *of_mask)
+    return library.launch("attend_all", outs, ins, settings)
+
+
 KERNELS: dict[Kind, NativeKernel] = {
     Kind.LayerNormalization: partial(normalize, True),
     Kind.RMSNormalization: partial(normalize, False),
     Kind.Softmax: softmax,
     Kind.SmallAttention: small_attention,
+    Kind.ScaledDotProductAttention: attention,
 }

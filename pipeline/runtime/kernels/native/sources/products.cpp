@@ -8,7 +8,7 @@ KERNEL(pack_panels) {
               settings[3].whole);
 }
 
-// out <- activation(rows @ panels + bias) + other.
+// out <- activation(rows @ panels + bias) + other, which may be the memory of the result.
 // Settings: rows, columns, depth, strides of the rows, row stride of the result, has a bias, has another, its row stride,
 // the activation and its numbers.
 KERNEL(multiply_packed) {

@@ -121,6 +121,53 @@ def test_attention(batch: int, heads: int, queries: int, keys: int, width: int, 
     torch.testing.assert_close(out.double(), (weights @ value.double()).transpose(1, 2), atol=2e-5, rtol=1e-4)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from((1, 5, 64, 65, 130)),
+    st.sampled_from((1, 3, 16, 17, 70)),
+    st.sampled_from((1, 8, 33, 64)),
+    st.sampled_from(((), (1, 1, 1), (2, 1, 1), (1, 3, 1), (1, 1, 0), (2, 3, 0))),
+    st.booleans(),
+    st.integers(0, 2**16),
+)
+def test_attention_with_a_mask(
+    queries: int, keys: int, width: int, mask: tuple[int, ...], by_token: bool, seed: int
+) -> None:
+    """Of sizes that no score is kept for. The mask is spread over batch, heads or queries (0 for: not over these)."""
+
+    def operand(of: int, tokens: int) -> torch.Tensor:
+        if by_token:
+            return draw(seed + of, 2, tokens, 3, width).transpose(1, 2)
+        return draw(seed + of, 2, 3, tokens, width)
+
+    ins = [operand(0, queries), operand(1, keys), operand(2, keys)]
+    added = torch.zeros(1, 1, 1, 1)
+    if mask:
+        added = draw(seed + 3, *mask[:2], mask[2] or queries, keys)
+        added[added < -0.7] = -INF
+    out = torch.full((2, queries, 3, width), NAN)
+    attrs = {"scale": 0.25, "mask": bool(mask)}
+    launch(Kind.ScaledDotProductAttention, [*ins, *([added] if mask else [])], [out], **attrs)
+    query, key, value = (item.double() for item in ins)
+    weights = (query @ key.transpose(2, 3) * 0.25 + added.double()).softmax(-1).nan_to_num(0)
+    torch.testing.assert_close(out.double(), (weights @ value).transpose(1, 2), atol=2e-5, rtol=1e-4)
+
+
+def test_a_query_that_no_key_answers_is_0_and_nan_stays() -> None:
+    """As torch's kernel has it."""
+    query, key, value = (draw(of, 1, 1, 3, 8) for of in range(3))
+    key[0, 0, 2, 1] = NAN
+    mask = torch.tensor([[0.0, -INF, -INF], [-INF, -INF, -INF], [0.0, 0.0, 0.0]]).view(1, 1, 3, 3)
+    out = torch.empty(1, 3, 1, 8)
+    launch(Kind.ScaledDotProductAttention, [query, key[:, :, :], value, mask], [out], scale=1.0, mask=True)
+    assert out[0, 2].isnan().all()
+    key = key.nan_to_num(1.0)
+    launch(Kind.ScaledDotProductAttention, [query, key, value, mask], [out], scale=1.0, mask=True)
+    wanted = functional.scaled_dot_product_attention(query, key, value, mask, scale=1.0).transpose(1, 2)
+    assert torch.equal(out[0, 1], torch.zeros(1, 8))
+    torch.testing.assert_close(out, wanted, atol=ATOL, rtol=RTOL)
+
+
 @pytest.mark.parametrize("number", [NAN, -INF])
 def test_attention_to_a_key_that_is_no_number(number: float) -> None:
     """One query times -inf is -inf or inf by its sign, so only queries above 0 are free of the second key."""
@@ -146,4 +193,6 @@ def test_other_operands_are_left_to_torch() -> None:
     heads = draw(3, 1, 2, 5, 8)
     outs = [torch.empty(1, 5, 2, 8), torch.empty(1, 2, 5, 5)]
     assert bind(Kind.SmallAttention, [heads, heads, heads.bfloat16()], outs, scale=1.0) is None
+    spread = [heads, heads, heads, torch.zeros(1, 1, 5, 1)]
+    assert bind(Kind.ScaledDotProductAttention, spread, outs[:1], scale=1.0, mask=True) is None
     assert bind(Kind.SmallAttention, [heads, heads, draw(3, 1, 2, 8, 5).transpose(2, 3)], outs, scale=1.0) is None

@@ -1,0 +1,154 @@
+"""The kernels in C++ are compiled once, by a compiler that may be missing or fail, into a folder that is ours alone.
+
+A process can load one such library only, so most tests build without loading, by compilers of a few lines.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import UsageError
+from pipeline.runtime.kernels.native.build import build_library, is_library_built
+from tests.support.paths import TESTS
+
+LOADING = """
+from pipeline.errors import UsageError
+from pipeline.runtime.kernels import load_library
+try:
+    print("panel", load_library().panel)
+except UsageError as error:
+    print(error)
+"""
+
+BUILDING = """
+from pipeline.runtime.kernels.native.build import build_library
+print(build_library())
+"""
+
+QUICK = """
+case "$*" in *-shared*) ;; *) echo "quick 1.0"; exit 0 ;; esac
+echo compiled >> "$0.log"
+while [ "$1" != -o ]; do shift; done
+echo library > "$2"
+"""
+"""A compiler that writes down its calls, and makes a file that is no library."""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for the library."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "onnxline"
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return choose_compiler(tmp_path / "quick", QUICK, monkeypatch)
+
+
+def choose_compiler(path: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("CXX", str(path))
+    return path
+
+
+def run_elsewhere(code: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", code], cwd=TESTS.parent, stdout=subprocess.PIPE, text=True)
+
+
+def test_it_is_compiled_once(cache: Path, quick: Path) -> None:
+    assert not is_library_built()
+    path = build_library()
+    assert is_library_built()
+    assert build_library() == path
+    assert list(cache.iterdir()) == [path]
+    assert Path(f"{quick}.log").read_text() == "compiled\n"
+
+
+def test_other_sources_flags_or_compilers_make_another_library(
+    cache: Path, quick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build_library()
+    choose_compiler(quick, QUICK.replace("1.0", "2.0"), monkeypatch)
+    second = build_library()
+    choose_compiler(tmp_path / "other", QUICK, monkeypatch)
+    assert len({first, second, build_library()}) == len(list(cache.iterdir())) == 3
+
+
+def test_a_compiler_that_is_missing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UsageError, match=r"did not find 'no-such-compiler' of \$CXX; install one, or leave out `nat"):
+        build_library()
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(cache))
+    with pytest.raises(UsageError, match=r"did not find any of c\+\+, g\+\+, clang\+\+; install one"):
+        build_library()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("echo 'note: a line' >&2; echo 'x.cpp:1: error: no such flag' >&2; exit 1", "x.cpp:1: error: no such flag"),
+        ("echo 'unknown option' >&2; exit 2", "unknown option"),
+        ("exit 1", "it said nothing"),
+        ("exit 0", "it wrote no library"),
+    ],
+)
+def test_a_compiler_that_fails(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
+) -> None:
+    choose_compiler(tmp_path / "failing", body, monkeypatch)
+    with pytest.raises(UsageError) as refusal:
+        build_library()
+    assert f"failed to compile the kernels ({said}); name another compiler in $CXX" in str(refusal.value)
+    assert list(cache.iterdir()) == []  # nothing half done is left
+
+
+def test_a_damaged_library(cache: Path, quick: Path) -> None:
+    build_library()
+    said = run_elsewhere(LOADING).communicate(timeout=300)[0]
+    assert "cannot be loaded (" in said
+    assert "; remove it, so that it is compiled again" in said
+
+
+def test_a_folder_that_cannot_be_made(cache: Path, quick: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file in its place")
+    with pytest.raises(UsageError, match=r"cannot be made \(.*\); set XDG_CACHE_HOME to a folder that can, or leave"):
+        build_library()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() == 0, reason="whoever may write everywhere")
+def test_a_folder_that_cannot_be_written(cache: Path, quick: Path) -> None:
+    cache.mkdir(mode=0o500, parents=True)
+    with pytest.raises(UsageError, match=r"cannot be written"):
+        build_library()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="who may write is a matter of POSIX permissions")
+def test_a_folder_or_a_library_that_others_can_write_to(cache: Path, quick: Path) -> None:
+    """Whoever can write there could have anything run here."""
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+    with pytest.raises(UsageError, match=r"others can write to .*, and code in it would be run"):
+        build_library()
+    assert list(cache.iterdir()) == []
+    cache.chmod(0o700)
+    build_library().chmod(0o722)
+    with pytest.raises(UsageError, match=r"others can write to .*\.so"):
+        build_library()
+
+
+def test_two_processes_that_build_at_once(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each writes a file of its own; the one that ends last takes the place of the other, whose path stays right."""
+    waiting = 'while [ $(wc -l < "$0.log") -lt 2 ]; do sleep 0.1; done'
+    slow = choose_compiler(tmp_path / "slow", QUICK.replace("while", f"{waiting}\nwhile", 1), monkeypatch)
+    started = [run_elsewhere(BUILDING) for _ in range(2)]
+    said = [process.communicate(timeout=300)[0].strip() for process in started]
+    assert said == [str(path) for path in cache.iterdir()] * 2
+    assert Path(f"{slow}.log").read_text() == "compiled\n" * 2  # both were at it at the same time
