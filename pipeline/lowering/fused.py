@@ -54,6 +54,16 @@ def numbers_of_activation(call: OpCall) -> str | None:
     return None if right else f"attr numbers={numbers}; {name} has {wanted}"
 
 
+def product_with_relu(call: OpCall) -> str | None:
+    """Two matrices, then the bias, then the gate, which is like the result."""
+    (a, b, *more), out = call.ins, call.outs[0]
+    wanted = [out.shape[1:]] * bool(call.attrs["bias"]) + [out.shape] * bool(call.attrs["gate"])
+    if [a.rank, b.rank, out.rank] != [2, 2, 2] or [spec.shape for spec in more] != wanted:
+        shapes = [list(spec.shape) for spec in call.ins]
+        return f"operands {shapes} → {list(out.shape)}; expected two matrices, and what bias and gate say behind them"
+    return None
+
+
 def heads(call: OpCall) -> str | None:
     """Operands of attention are (batch, heads, tokens, width); its result is (batch, tokens, heads, width)."""
     ranks = [spec.rank for spec in call.ins]
@@ -124,4 +134,6 @@ KINDS = (
     ),
     kind(Kind.ScaledDotProductAttention, ATTENTION, "scale=f,mask=?"),
     kind(Kind.SmallAttention, signature(same_dtype, floating, scores_of_heads, inputs=(3, 3), outputs=2), "scale=f"),
+    kind(Kind.ReluProduct, signature(same_dtype, floating, product_with_relu, inputs=(2, 4)), "bias=?,gate=?"),
 )
+"""ReluProduct is a product with ReLU behind it, or the gradient of one; the gate is then the result of that ReLU."""

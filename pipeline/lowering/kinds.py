@@ -154,6 +154,7 @@ class Kind(IntEnum):
     ScaledDotProductAttention = 1503
     SmallAttention = 1601
     FeedForward = 1901
+    ReluProduct = 1971
 
     # aten
     Aten = 901

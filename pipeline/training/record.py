@@ -80,7 +80,7 @@ def record_step(
         settings = read_optimizer(optimizer, module, traced.params)
         graph = make_graph(traced, settings, large=large)
         values = {**stored, **_initial(settings, stored, graph, limit)}
-        return graph, compile_graph(fuse_train_step(graph), values, native=native)
+        return graph, compile_graph(fuse_train_step(graph, native=native), values, native=native)
 
     graph, compiled = recorder.run(
         "Compile", compile_step, lambda made: f"{len(made[0].ops)} ops, arena of {bytes_text(made[1].plan.arena_bytes)}"

@@ -18,6 +18,7 @@ from pipeline.lowering.fusion.feed_forward import join_products
 from pipeline.lowering.fusion.gradients import (
     add_biases_in_products,
     join_parts,
+    join_relu_with_products,
     scale_before_spreading,
     sum_rows_by_product,
 )
@@ -27,7 +28,7 @@ from pipeline.lowering.fusion.orders import store_as_copied
 from pipeline.lowering.fusion.pointwise import fuse_convolutions, fuse_products
 from pipeline.lowering.fusion.residual import add_in_products
 
-__all__ = ["FUSIONS", "TRAIN_PASSES", "fuse", "fuse_train_step"]
+__all__ = ["FUSIONS", "NATIVE_TRAIN_PASSES", "TRAIN_PASSES", "fuse", "fuse_train_step"]
 
 FUSIONS: Mapping[str, Callable[[Graph], Graph]] = {
     "select": take_constant_places,
@@ -49,6 +50,9 @@ TRAIN_PASSES: Mapping[str, Callable[[Graph], Graph]] = {
     "order": store_as_copied,
 }
 """Passes on train steps, by name, in the order in which they run."""
+
+NATIVE_TRAIN_PASSES: Mapping[str, Callable[[Graph], Graph]] = {**TRAIN_PASSES, "relu": join_relu_with_products}
+"""Passes on train steps whose kernels are in C++."""
 
 
 def fuse(graph: Graph, names: Collection[str] = tuple(FUSIONS)) -> Graph:
@@ -72,10 +76,13 @@ def fuse(graph: Graph, names: Collection[str] = tuple(FUSIONS)) -> Graph:
     return graph
 
 
-def fuse_train_step(graph: Graph) -> Graph:
-    """`graph`, a train step, after all of `TRAIN_PASSES`; as it is where it counts through memory (see `fuse`)."""
+def fuse_train_step(graph: Graph, *, native: bool = False) -> Graph:
+    """`graph`, a train step, after all of `TRAIN_PASSES`; as it is where it counts through memory (see `fuse`).
+
+    `native`: after all of `NATIVE_TRAIN_PASSES`, for kernels in C++.
+    """
     if any(op.kind == AS_STRIDED for op in graph.ops):
         return graph
-    for apply in TRAIN_PASSES.values():
+    for apply in (NATIVE_TRAIN_PASSES if native else TRAIN_PASSES).values():
         graph = apply(graph)
     return graph

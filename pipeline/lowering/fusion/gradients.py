@@ -15,7 +15,13 @@ from pipeline.ir.graph import Attr, Graph, InputRef, Op, TensorSpec, TorchConst
 from pipeline.lowering.fusion.readers import read_sum
 from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
 
-__all__ = ["add_biases_in_products", "join_parts", "scale_before_spreading", "sum_rows_by_product"]
+__all__ = [
+    "add_biases_in_products",
+    "join_parts",
+    "join_relu_with_products",
+    "scale_before_spreading",
+    "sum_rows_by_product",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,3 +235,28 @@ def _sums_few_rows(graph: Graph, op: Op) -> bool:
     spec = graph.values[op.inputs[0]].spec
     is_matrix = spec.rank == 2 and spec.is_static and spec.device == "cpu"
     return is_matrix and spec.dtype in ("float32", "float64") and 0 < spec.sizes[0] <= FEW_ROWS and spec.sizes[1] > 0
+
+
+def join_relu_with_products(graph: Graph) -> Graph:
+    """`relu`: a product of matrices, and the ReLU behind it or the gradient of one, become one call."""
+    rewrite = Rewrite(graph)
+    for op in graph.ops:
+        gated = op.kind == "aten.threshold_backward.default"
+        if op.kind != "aten.relu.default" and not (gated and op.attrs["threshold"] == 0):
+            continue
+        product = producer(graph, op.inputs[0])
+        if product is None or only_user(graph, op.inputs[0]) is not op or dict(product.attrs) not in (MM, ADDMM):
+            continue
+        operands = [graph.values[vid] for vid in product.inputs]
+        has_bias = product.kind == "aten.addmm.default"
+        if product.kind not in ("aten.mm.default", "aten.addmm.default") or (has_bias and operands[0].spec.rank != 1):
+            continue
+        if any(value.spec.dtype != "float32" for value in operands):
+            continue
+        bias, matrices = product.inputs[: int(has_bias)], product.inputs[int(has_bias) :]
+        attrs: dict[str, Attr] = {"bias": has_bias, "gate": gated}
+        rewrite.replace(op, "ReluProduct", (*matrices, *bias, *op.inputs[1:]), op.outputs, attrs)
+    return rewrite.build()
+
+
+MM: dict[str, Attr] = {"self": InputRef(0), "mat2": InputRef(1)}

@@ -39,6 +39,7 @@ REFUSED: Mapping[Kind, str] = {
     Kind.ScaledDotProductAttention: FUSED,
     Kind.SmallAttention: FUSED,
     Kind.FeedForward: FUSED,
+    Kind.ReluProduct: FUSED,
     **dict.fromkeys(
         (Kind.Aten, Kind.HigherOrder, *TYPED), "the ops of torch's graphs are run by torch's own operators"
     ),

@@ -14,7 +14,7 @@ from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
 from pipeline.runtime.kernels.blocked import launch_batch
 from pipeline.runtime.kernels.conv import pad_sides
-from pipeline.runtime.kernels.launches import in_turn
+from pipeline.runtime.kernels.launches import OverloadCall, in_turn
 from pipeline.runtime.kernels.linear import multiply
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
 from pipeline.runtime.kernels.packed_memory import PackedMemory
@@ -244,12 +244,26 @@ def small_attention(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     return in_turn(*launches)
 
 
+def relu_product(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    """By torch's own kernels, one after the other."""
+    (a, b, *more), out = ins, outs[0]
+    bias, gate = more[0] if attrs["bias"] else None, more[-1] if attrs["gate"] else None
+    product = partial(torch.mm, a, b, out=out) if bias is None else partial(torch.addmm, bias, a, b, out=out)
+    if gate is None:
+        return in_turn(product, partial(torch.clamp_min, out, 0, out=out))
+    return in_turn(product, OverloadCall.bind(GATE, out, gate, 0, grad_input=out))
+
+
+GATE = torch.ops.aten.threshold_backward.grad_input
+
+
 KERNELS: dict[Kind, Kernel] = {
     Kind.LinearPointwise: linear,
     Kind.ConvPointwise: conv,
     Kind.FeedForward: feed_forward,
     Kind.ScaledDotProductAttention: attention,
     Kind.SmallAttention: small_attention,
+    Kind.ReluProduct: relu_product,
 }
 
 PACKERS: dict[Kind, Packer] = {

@@ -19,6 +19,7 @@ from pipeline.cli import app
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError, SourceError, UsageError
 from pipeline.events import Event, Note, PhaseEnded
+from pipeline.runtime.kernels import load_library
 from pipeline.train_run import TrainRun
 from pipeline.training import NotFinite
 from tests.support.paths import ROOT
@@ -214,6 +215,13 @@ def test_a_loss_of_ones_own_and_a_limit(folder: Path) -> None:
     halves, _ = run(settings(folder, loss="net.py:half", steps=5), folder / "two")
     assert len(halves) == 5
     assert halves[0] == pytest.approx(losses[0] / 2)
+
+
+def test_native_asks_for_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_library.cache_clear()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UsageError, match=r"native needs a C\+\+ compiler, and did not find \$CXX, 'no-such-compiler'"):
+        run(settings(folder, native=True), folder / "out")
 
 
 def test_a_loss_that_is_not_finite_is_exit_code_1(folder: Path) -> None:

@@ -6,10 +6,11 @@ import math
 
 import torch
 
-from pipeline.runtime.kernels.base import Launch
-from pipeline.runtime.kernels.native.library import NativeLibrary, are_floats
+from pipeline.lowering import Kind
+from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
+from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, are_floats
 
-__all__ = ["launch_near"]
+__all__ = ["KERNELS", "launch_near"]
 
 LARGEST = 2**19
 """Numbers in a second operand. Where one has more (2 MB), panels are as fast."""
@@ -40,3 +41,12 @@ def launch_near(
     settings = (len(x), columns, len(matrix), *x.stride(), step, column, int(bias is not None), int(gate is not None))
     floor = 0.0 if relu else -math.inf
     return library.launch("multiply_near_matrices", [out], [x, matrix, *added], (*settings, floor))
+
+
+def relu_product(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
+    (x, matrix, *more), gated = ins, bool(attrs["gate"])
+    bias, gate = more[0] if attrs["bias"] else None, more[-1] if gated else None
+    return launch_near(library, x, matrix, outs[0], bias=bias, relu=not gated, gate=gate)
+
+
+KERNELS: dict[Kind, NativeKernel] = {Kind.ReluProduct: relu_product}

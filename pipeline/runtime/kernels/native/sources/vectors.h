@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -38,10 +38,19 @@ static inline Vector load(const float *from) {
 
 static inline void store(float *to, Vector x) { memcpy(to, &x, sizeof x); }
 
+#if defined(__AVX__) && !defined(__AVX512F__)
+static inline __m256i first_lanes(ptrdiff_t count) {
+  static const int32_t LANES_AND_NONE[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+  return _mm256_loadu_si256((const __m256i *)(LANES_AND_NONE + LANES - count));
+}
+#endif
+
 // The first `count` numbers; the other lanes are 0.
 static inline Vector load_some(const float *from, ptrdiff_t count) {
 #if defined(__AVX512F__)
   return _mm512_maskz_loadu_ps((__mmask16)((1 << count) - 1), from);
+#elif defined(__AVX__)
+  return _mm256_maskload_ps(from, first_lanes(count));
 #else
   Vector found = {};
   memcpy(&found, from, 4 * count);
@@ -52,6 +61,8 @@ static inline Vector load_some(const float *from, ptrdiff_t count) {
 static inline void store_some(float *to, Vector x, ptrdiff_t count) {
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(to, (__mmask16)((1 << count) - 1), x);
+#elif defined(__AVX__)
+  _mm256_maskstore_ps(to, first_lanes(count), x);
 #else
   memcpy(to, &x, 4 * count);
 #endif

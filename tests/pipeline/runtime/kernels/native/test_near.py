@@ -6,6 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.lowering import Kind
+from pipeline.runtime.kernels import KERNELS as BY_TORCH
+from pipeline.runtime.kernels.native import KERNELS
 from pipeline.runtime.kernels.native.near import LARGEST, launch_near
 
 SIZES = st.sampled_from((1, 2, 3, 10, 14, 15, 16, 17, 31, 32, 33, 49, 64, 113))
@@ -76,6 +79,22 @@ def test_a_gate_stops_nan_as_torch_does(library):
     launch()
     wanted = torch.ops.aten.threshold_backward(left @ right, gate, 0)
     assert out.isnan().tolist() == wanted.isnan().tolist() == [[False, True, True, True]] * 3
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("gate", [False, True])
+def test_a_product_with_relu_is_that_of_torch(library, bias, gate):
+    """By both kernels of the kind; a float of about 5, after 30 additions."""
+    operands = [torch.randn(9, 30), torch.randn(30, 20), *[torch.randn(20)] * bias, *[torch.randn(9, 20).relu()] * gate]
+    outs, attrs = [torch.empty(9, 20) for _ in range(2)], {"bias": bias, "gate": gate}
+    launch = KERNELS[Kind.ReluProduct](library, operands, outs[:1], attrs)
+    assert launch is not None
+    launch()
+    BY_TORCH[Kind.ReluProduct](operands, outs[1:], attrs)()
+    wanted = operands[0].double() @ operands[1].double() + (operands[2].double() if bias else 0)
+    wanted = torch.where(operands[-1] > 0, wanted, 0) if gate else wanted.relu()
+    for out in outs:
+        torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
