@@ -28,7 +28,7 @@ KERNEL(convolve_points) {
 // Winograd's F(2 x 2, 3 x 3): tiles of 4 x 4 pixels, which overlap by two, become 16 numbers for each channel. For each of
 // the 16 a product with a matrix follows, and these become 2 x 2 pixels: 16 multiplications take the place of 36.
 constexpr int PLACES = 16;
-constexpr ptrdiff_t NEAR_TILES = 3 << 16;  // numbers of the tiles that are near at a time
+constexpr ptrdiff_t NEAR_TILES = 1 << 18;  // numbers of the tiles that are near at a time, unless these are too few for the matrix
 
 // The first two and the last two of four numbers, as sums of which the products are the convolution's.
 static inline void split(Vector *a, Vector *b, Vector *c, Vector *d) {
@@ -112,8 +112,8 @@ KERNEL(convolve_tiles) {
   After after = {bias, nullptr, 0, (Activation)s[20].whole, s + 21};
 
   ptrdiff_t tiles = s[0].whole * t.down() * t.across(), most = NEAR_TILES / (PLACES * t.row());
-  ptrdiff_t blocks = most < TILE ? (tiles + TILE - 1) / TILE : (tiles + most - 1) / most;
-  ptrdiff_t largest = (tiles + blocks - 1) / blocks, matrix = t.channels * PANEL;
+  if (most < 2 * TILE) most = 2 * TILE;
+  ptrdiff_t blocks = (tiles + most - 1) / most, largest = (tiles + blocks - 1) / blocks, matrix = t.channels * PANEL;
   static thread_local std::vector<float> zeros, rows;
   static thread_local std::vector<Vector> sums;
   zeros.resize(t.channels);
