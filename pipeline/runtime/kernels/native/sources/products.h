@@ -21,13 +21,14 @@ constexpr ptrdiff_t NEAR = 1 << 16;  // numbers of a matrix that is near as a wh
 typedef Vector Pair[2];
 
 // Rows of the left matrix, a panel, and what is read after it: that comes nearer by `ahead` numbers for each row of the panel.
+// The numbers of a row may lie in several `stretches` of `depth` numbers, `stretch` apart.
 struct Factors {
   const float *left;
   ptrdiff_t row, inner;
   const float *panel;
   ptrdiff_t depth;
   const float *next = nullptr;
-  ptrdiff_t ahead = 0;
+  ptrdiff_t ahead = 0, stretches = 1, stretch = 0;
 };
 
 // Where sums go, and what is done to them in their registers: a bias, numbers that are there already, another matrix, ReLU.
@@ -44,16 +45,19 @@ struct End {
 template <int ROWS>
 static void multiply(const Factors &of, const End &end) {
   Vector sums[ROWS][2] = {};
-  const float *__restrict panel = of.panel, *__restrict left = of.left, *next = of.next;
+  const float *__restrict panel = of.panel, *next = of.next;
   ptrdiff_t row = of.row, inner = of.inner, ahead = of.ahead;
-  for (ptrdiff_t k = 0; k < of.depth; k++, panel += PANEL, left += inner, next += ahead) {
-    __builtin_prefetch(next, 0, 2);
-    Vector first = load(panel), second = load(panel + LANES);
+  for (ptrdiff_t at = 0; at < of.stretches; at++) {
+    const float *__restrict left = of.left + at * of.stretch;
+    for (ptrdiff_t k = 0; k < of.depth; k++, panel += PANEL, left += inner, next += ahead) {
+      __builtin_prefetch(next, 0, 2);
+      Vector first = load(panel), second = load(panel + LANES);
 #pragma GCC unroll 16
-    for (int i = 0; i < ROWS; i++) {
-      float x = left[i * row];
-      sums[i][0] += x * first;
-      sums[i][1] += x * second;
+      for (int i = 0; i < ROWS; i++) {
+        float x = left[i * row];
+        sums[i][0] += x * first;
+        sums[i][1] += x * second;
+      }
     }
   }
   auto add = [&](const float *from, ptrdiff_t apart) {

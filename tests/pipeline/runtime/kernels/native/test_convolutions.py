@@ -114,6 +114,28 @@ def test_kernels_of_three_by_three(
     check(library, x, weight, shape, bias=bias, other=other, after=after, in_place=adds == "in place", roundings=4)
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    *(st.integers(1, 2), st.sampled_from((1, 3, 5, 15)), CHANNELS, st.integers(7, 20), st.integers(7, 20)),
+    *(st.integers(2, 7), st.integers(2, 7), st.integers(1, 4), st.integers(1, 4), st.integers(0, 4), st.integers(0, 4)),
+    *(
+        st.booleans(),
+        st.sampled_from(("none", "apart", "in place")),
+        st.sampled_from(list(AFTER)),
+        st.integers(0, 2**16),
+    ),
+)
+def test_few_channels(
+    library, count, inner, columns, height, width, tall, wide, down, across, above, left, biased, adds, after, seed
+):
+    size = (count, columns, (height + 2 * above - tall) // down + 1, (width + 2 * left - wide) // across + 1)
+    shape = Convolution((down, across), (above, left), (1, 1), 1)
+    x, weight = images(count, inner, height, width, seed=seed), images(columns, inner, tall, wide, seed=seed + 1)
+    other = None if adds == "none" else images(*size, seed=seed + 2)
+    bias = images(columns, 1, 1, 1, seed=seed + 3).flatten() if biased else None
+    check(library, x, weight, shape, bias=bias, other=other, after=after, in_place=adds == "in place", roundings=4)
+
+
 def test_many_tiles_and_many_channels(library):
     """More tiles than are near at a time, and channels of which few tiles are."""
     shape = Convolution((1, 1), (1, 1), (1, 1), 1)
@@ -139,8 +161,10 @@ def test_roundings_of_tiles_are_about_those_of_the_definition(library):
     [
         pytest.param(64, 64, 56, 3, True, id="tiles of full panels"),
         pytest.param(64, 40, 56, 3, False, id="tiles of half a panel"),
-        pytest.param(3, 64, 224, 3, False, id="three channels, which are part of a vector"),
+        pytest.param(16, 16, 112, 3, False, id="tiles of half a panel for few channels"),
         pytest.param(3, 64, 14, 3, True, id="three channels, and less work than a call of oneDNN"),
+        pytest.param(3, 64, 224, 7, True, id="three channels of 7 × 7"),
+        pytest.param(3, 16, 224, 7, False, id="three channels of 7 × 7, and half a panel"),
         pytest.param(64, 256, 56, 1, True, id="one pixel"),
         pytest.param(64, 40, 112, 1, False, id="one pixel, and half a panel"),
         pytest.param(64, 40, 14, 1, True, id="one pixel, and less work than a call of oneDNN"),
@@ -156,19 +180,19 @@ def test_who_is_faster(library, channels, columns, size, kernel, is_ours):
     ("kernel", "shape"),
     [
         pytest.param((8, 4, 1, 1), Convolution((1, 1), (0, 0), (1, 1), 2), id="groups of one pixel"),
-        pytest.param((8, 8, 1, 1), Convolution((1, 1), (1, 1), (1, 1), 1), id="pads around one pixel"),
+        pytest.param((8, 16, 1, 1), Convolution((1, 1), (1, 1), (1, 1), 1), id="pads around one pixel"),
         pytest.param((8, 4, 3, 3), Convolution((1, 1), (1, 1), (1, 1), 2), id="groups"),
-        pytest.param((8, 8, 3, 3), Convolution((2, 2), (1, 1), (1, 1), 1), id="strides"),
+        pytest.param((8, 16, 3, 3), Convolution((2, 2), (1, 1), (1, 1), 1), id="strides, and many channels"),
         pytest.param((8, 8, 3, 3), Convolution((1, 1), (2, 2), (2, 2), 1), id="dilations"),
-        pytest.param((8, 8, 5, 5), Convolution((1, 1), (2, 2), (1, 1), 1), id="5 × 5"),
+        pytest.param((8, 16, 5, 5), Convolution((1, 1), (2, 2), (1, 1), 1), id="5 × 5, and many channels"),
     ],
 )
 def test_what_other_kernels_compute(library, kernel, shape):
-    spec = TensorSpec((1, 8, 32, 32), "float32")
+    spec = TensorSpec((1, kernel[1] * shape.groups, 32, 32), "float32")
     assert pack_native_convolution(library, spec, torch.ones(kernel), shape, None) is None
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [1, 3, 5])
 def test_operands_that_lie_otherwise_are_left_to_torch(library, size):
     shape = Convolution((1, 1), (size // 2, size // 2), (1, 1), 1)
     x, out = images(1, 8, 32, 32, seed=0), images(1, 16, 32, 32, seed=0)
