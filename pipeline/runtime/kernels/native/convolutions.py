@@ -9,13 +9,16 @@ results of its tiles, also of those one pixel further away than the kernel reach
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.runtime.kernels.base import Launch
+from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.native.activations import settings_of
 from pipeline.runtime.kernels.native.library import NativeLibrary, are_floats, as_rows
 from pipeline.runtime.kernels.native.products import NativeWeight, is_for_one_thread, pack_panels
@@ -97,7 +100,7 @@ def _pack_tiles(library: NativeLibrary, weight: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ImageOperands:
-    """What a convolution reads and writes, with channels last and side by side."""
+    """What a convolution reads and writes, with channels last."""
 
     x: torch.Tensor
     bias: torch.Tensor | None
@@ -114,8 +117,7 @@ class ImageOperands:
         x, out = x.permute(CHANNELS_LAST), out.permute(CHANNELS_LAST)
         if not are_floats(*given) or not out.is_contiguous() or (bias is not None and not bias.is_contiguous()):
             return None
-        dense = all(images is None or images.stride(3) == 1 or images.shape[3] == 1 for images in (x, other))
-        return cls(x, bias, other, out) if dense else None
+        return cls(x, bias, other, out) if other is None or _is_side_by_side(other) else None
 
     @property
     def added(self) -> tuple[torch.Tensor, ...]:
@@ -124,6 +126,17 @@ class ImageOperands:
     @property
     def has(self) -> tuple[int, int]:
         return int(self.bias is not None), int(self.other is not None)
+
+    def launch_dense(self, bind: Callable[[torch.Tensor], Launch]) -> Launch:
+        """`bind(x)`, after a copy where the channels of `x` do not lie side by side."""
+        if _is_side_by_side(self.x):
+            return bind(self.x)
+        dense = torch.empty(self.x.shape)
+        return in_turn(partial(dense.copy_, self.x), bind(dense))
+
+
+def _is_side_by_side(images: torch.Tensor) -> bool:
+    return images.stride(3) == 1 or images.shape[3] == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +162,14 @@ class PointWeight:
         rows = as_rows(added)
         if rows is None:
             return None
-        settings = (*self._settings_of_pixels(operands.x), *operands.has, rows.stride(0), *settings_of(after))
-        return self.matrix.library.launch(
-            "convolve_points", [operands.out], [operands.x, self.matrix.panels, *operands.added], settings
+        rest = (*operands.has, rows.stride(0), *settings_of(after))
+        return operands.launch_dense(
+            lambda x: self.matrix.library.launch(
+                "convolve_points",
+                [operands.out],
+                [x, self.matrix.panels, *operands.added],
+                (*self._settings_of_pixels(x), *rest),
+            )
         )
 
     def _settings_of_pixels(self, x: torch.Tensor) -> tuple[int, ...]:
@@ -186,16 +204,13 @@ class TileWeight:
         operands = ImageOperands.find(x, bias, other, out)
         if operands is None:
             return None
-        images, height, width, channels = operands.x.shape
-        _, out_height, out_width, columns = operands.out.shape
-        added = operands.out if operands.other is None else operands.other
-        strides = [stride for tensor in (operands.x, operands.out, added) for stride in tensor.stride()[:3]]
-        sizes = (images, height, width, channels, columns, *self.pads, out_height, out_width)
-        return self.library.launch(
-            "convolve_tiles",
-            [operands.out],
-            [operands.x, self.panels, *operands.added],
-            (*sizes, *strides, *operands.has, *settings_of(after)),
+        out, added = operands.out, operands.out if operands.other is None else operands.other
+        sizes = (*operands.x.shape, out.shape[3], *self.pads, *out.shape[1:3])
+        rest = (*out.stride()[:3], *added.stride()[:3], *operands.has, *settings_of(after))
+        return operands.launch_dense(
+            lambda x: self.library.launch(
+                "convolve_tiles", [out], [x, self.panels, *operands.added], (*sizes, *x.stride()[:3], *rest)
+            )
         )
 
 
@@ -223,7 +238,7 @@ class LineWeight:
         if rows is None:
             return None
         sizes = (*operands.x.shape, self.matrix.columns, *self.size, *self.shape.strides, *self.shape.pads)
-        settings = (*sizes, *operands.out.shape[1:3], *operands.x.stride()[:3], *operands.has, rows.stride(0))
+        settings = (*sizes, *operands.out.shape[1:3], *operands.x.stride(), *operands.has, rows.stride(0))
         return self.matrix.library.launch(
             "convolve_lines",
             [operands.out],

@@ -26,24 +26,27 @@ KERNEL(convolve_points) {
                  {bias, other ? other + n * pixels * other_row : nullptr, other_row, (Activation)s[11].whole, s + 12, true});
 }
 
-// The image with a frame of zeros, without gaps.
-static void fill_frame(float *to, const Images &x, ptrdiff_t n, const ptrdiff_t (&size)[3], const ptrdiff_t (&framed)[2], ptrdiff_t top,
-                       ptrdiff_t left) {
+// The image with a frame of zeros, without gaps; `channel` is the stride of its channels.
+static void fill_frame(float *to, const Images &x, ptrdiff_t n, ptrdiff_t channel, const ptrdiff_t (&size)[3], const ptrdiff_t (&framed)[2],
+                       ptrdiff_t top, ptrdiff_t left) {
   ptrdiff_t channels = size[2], line = framed[1] * channels;
   ptrdiff_t most = framed[1] - left, width = size[1] < most ? size[1] : most;
   memset(to, 0, 4 * framed[0] * line);
   for (ptrdiff_t y = 0; y < size[0] && y + top < framed[0]; y++) {
     float *place = to + (y + top) * line + left * channels;
-    if (x.pixel == channels)
+    if (channel == 1 && x.pixel == channels)
       memcpy(place, x.at(n, y, 0), 4 * channels * (width > 0 ? width : 0));
     else
-      for (ptrdiff_t z = 0; z < width; z++) memcpy(place + z * channels, x.at(n, y, z), 4 * channels);
+      for (ptrdiff_t c = 0; c < channels; c++) {
+        const float *from = x.at(n, y, 0) + c * channel;
+        for (ptrdiff_t z = 0; z < width; z++) place[z * channels + c] = from[z * x.pixel];
+      }
   }
 }
 
 // out <- activation(convolution + bias + other), for few channels: a line of the kernel reads one stretch of the image.
 // Settings: images, height, width, channels, columns, lines and pixels of the kernel, its strides, pads at the top and left,
-// height and width of the result, strides of x by (image, line, pixel), has a bias, has another, its row stride, the
+// height and width of the result, strides of x by (image, line, pixel, channel), has a bias, has another, its row stride, the
 // activation and its numbers.
 KERNEL(convolve_lines) {
   const Setting *s = settings;
@@ -52,14 +55,14 @@ KERNEL(convolve_lines) {
   ptrdiff_t framed[] = {(height - 1) * down + lines, (width - 1) * across + s[6].whole}, line = framed[1] * size[2];
   Images x = {(float *)operands[1], s[13].whole, s[14].whole, s[15].whole};
   void *const *rest = operands + 3;
-  const float *bias = s[16].whole ? (const float *)*rest++ : nullptr;
-  const float *other = s[17].whole ? (const float *)*rest : nullptr;
-  After after = {bias, other, s[18].whole, (Activation)s[19].whole, s + 20, true};
+  const float *bias = s[17].whole ? (const float *)*rest++ : nullptr;
+  const float *other = s[18].whole ? (const float *)*rest : nullptr;
+  After after = {bias, other, s[19].whole, (Activation)s[20].whole, s + 21, true};
   static thread_local std::vector<float> frame;
   frame.resize(framed[0] * line);
   ptrdiff_t depth = lines * stretch, tiles = (width + TILE - 1) / TILE;
   for (ptrdiff_t n = 0; n < s[0].whole; n++) {
-    fill_frame(frame.data(), x, n, size, framed, s[9].whole, s[10].whole);
+    fill_frame(frame.data(), x, n, s[16].whole, size, framed, s[9].whole, s[10].whole);
     Product product = {s[0].whole * height * width, columns, depth, nullptr, 0, 1, nullptr, (float *)operands[0], columns};
     for (ptrdiff_t y = 0; y < height; y++)
       for (ptrdiff_t column = 0; column < columns; column += PANEL)

@@ -193,12 +193,19 @@ def test_what_other_kernels_compute(library, kernel, shape):
 
 
 @pytest.mark.parametrize("size", [1, 3, 5])
+def test_images_with_channels_first_and_with_gaps(library, size):
+    weight, shape = images(40, 5, size, size, seed=1), Convolution((1, 1), (size // 2, size // 2), (1, 1), 1)
+    check(library, images(2, 5, 9, 8, seed=0).contiguous(), weight, shape, roundings=4)
+    check(library, images(2, 5, 19, 18, seed=0)[:, :, 3:-1:2, :8], weight, shape, roundings=4)
+    check(library, images(2, 11, 9, 8, seed=0)[:, 1::2], weight, shape, roundings=4)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
 def test_operands_that_lie_otherwise_are_left_to_torch(library, size):
     shape = Convolution((1, 1), (size // 2, size // 2), (1, 1), 1)
     x, out = images(1, 8, 32, 32, seed=0), images(1, 16, 32, 32, seed=0)
     packed = pack(library, x, torch.ones(16, 8, size, size), shape)
     assert packed.launch_convolution(x, None, None, out, PLAIN) is not None
-    assert packed.launch_convolution(x.contiguous(), None, None, out, PLAIN) is None
     assert packed.launch_convolution(x, None, None, out.contiguous(), PLAIN) is None
     assert packed.launch_convolution(x, None, out.contiguous(), out, PLAIN) is None
     assert packed.launch_convolution(x, torch.ones(1).expand(16), None, out, PLAIN) is None
