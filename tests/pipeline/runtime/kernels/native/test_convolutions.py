@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from pipeline.errors import UsageError
+from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
+from pipeline.lowering import EMITTERS
+from pipeline.runtime import compile_graph
 from pipeline.runtime.kernels import NativeLibrary, load_library
 from pipeline.runtime.kernels.fused import conv, pack_conv
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
@@ -235,3 +238,33 @@ def test_a_norm_is_part_of_the_weight(library, size, with_bias):
     wanted = functional.batch_norm(wanted, mean, variance, scale, shift, eps=1e-5)
     wanted = torch.relu(wanted + other.double())
     torch.testing.assert_close(out.double(), wanted, atol=1e-4, rtol=1e-5)
+
+
+def test_a_residual_block_in_a_program(library):
+    """As a run and as a replay: a convolution of the input, and one that is written over what is added."""
+    image, wide = TensorSpec((1, 9, 9, 32), "float32"), TensorSpec((1, 9, 9, 48), "float32")
+    builder = Builder("block", EMITTERS)
+    x, first = builder.input("x", image), builder.param("first", TensorSpec((32, 32, 3, 3), "float32"))
+    second, third = (builder.param(name, TensorSpec((48, 32, 1, 1), "float32")) for name in ("second", "third"))
+    fixed = {"strides": (1, 1), "dilations": (1, 1), "group": 1, "epsilon": 0.0, "bias": False, "norm": False}
+    fixed |= {"channels_last": True, "activation": "relu", "numbers": ()}
+    around, alone = {**fixed, "pads": (1, 1, 1, 1), "add": False}, {**fixed, "pads": (0, 0, 0, 0), "add": False}
+    (inner,) = builder.emit("ConvPointwise", [x, first], [("inner", image)], around)
+    (other,) = builder.emit("ConvPointwise", [x, third], [("other", wide)], alone)
+    (added,) = builder.emit("ConvPointwise", [inner, second, other], [("added", wide)], {**alone, "add": True})
+    (y,) = builder.emit("Neg", [added], [("y", wide)])
+    graph = builder.build([y])
+    weights = {
+        "first": torch.randn(32, 32, 3, 3),
+        "second": torch.randn(48, 32, 1, 1),
+        "third": torch.randn(48, 32, 1, 1),
+    }
+    program, feed = compile_graph(graph, weights, native=True), {"x": torch.randn(1, 9, 9, 32)}
+    assert program.plan.alias[added] == other
+    pixels = feed["x"].permute(0, 3, 1, 2).double()
+    inside = functional.conv2d(pixels, weights["first"].double(), padding=1).relu()
+    beside = functional.conv2d(pixels, weights["third"].double()).relu()
+    wanted = -(functional.conv2d(inside, weights["second"].double()) + beside).relu().permute(0, 2, 3, 1)
+    program.capture(feed)
+    for found in (program.run(feed), program.replay(feed), program.run(feed), program.replay(feed)):
+        torch.testing.assert_close(found["y"].double(), wanted, atol=1e-3, rtol=1e-5)
