@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,6 +19,7 @@ from pipeline.runtime.kernels.blocked import pack_blocks
 from pipeline.runtime.kernels.launches import OverloadCall, copy_result, give_result, in_turn
 from pipeline.runtime.kernels.native.library import NativeLibrary
 from pipeline.runtime.kernels.native.products import pack_panels
+from pipeline.runtime.kernels.packed_weights import Convolution, ConvolutionWeight, ProductWeight
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
 
 __all__ = [
@@ -48,16 +49,6 @@ ACTIVATED_FROM = 2**21
 
 CONVOLUTION_FROM = 2**20
 """Multiplications from which a packed convolution is faster."""
-
-
-@dataclass(frozen=True, slots=True)
-class Convolution:
-    """A convolution over two dimensions, with the same pad on both sides."""
-
-    strides: tuple[int, ...]
-    pads: tuple[int, ...]
-    dilations: tuple[int, ...]
-    groups: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,44 +95,6 @@ class PackedPair:
 
 Stored = Mapping[int, torch.Tensor]
 """By position, the operands of a call that no run can change."""
-
-
-class ProductWeight(Protocol):
-    """A stored matrix in a form of its own."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that the weight itself does not share."""
-        ...
-
-    def launch_product(
-        self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
-    ) -> Launch | None:
-        """The product of the rows of `x` with the matrix; None where strides cannot show rows."""
-        ...
-
-
-class ConvolutionWeight(Protocol):
-    """Stored kernels of a convolution in a form of their own, and a bias that goes with them."""
-
-    @property
-    def bias(self) -> torch.Tensor | None: ...
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that the weight itself does not share."""
-        ...
-
-    def launch_convolution(
-        self,
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
-        other: torch.Tensor | None,
-        out: torch.Tensor,
-        after: PostOp,
-    ) -> Launch | None:
-        """`after` of the convolution plus `other`, which may be the memory of `out`; None where strides forbid it."""
-        ...
 
 
 Packer = Callable[[Attrs, Sequence[TensorSpec], Stored], ProductWeight | ConvolutionWeight | PackedPair | None]

@@ -22,7 +22,7 @@ from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.native.activations import settings_of
 from pipeline.runtime.kernels.native.library import NativeLibrary, are_floats, as_rows
 from pipeline.runtime.kernels.native.products import NativeWeight, is_for_one_thread, pack_panels
-from pipeline.runtime.kernels.packing import Convolution, ConvolutionWeight
+from pipeline.runtime.kernels.packed_weights import Convolution, ConvolutionWeight
 from pipeline.runtime.kernels.post_ops import PostOp
 
 __all__ = ["pack_native_convolution"]
