@@ -102,15 +102,16 @@ static void fill_half(float *to, const float *from, ptrdiff_t depth, ptrdiff_t w
 
 // A matrix of (depth, columns) in panels; columns beyond the last one are 0.
 static void fill_panels(float *to, const float *from, ptrdiff_t depth, ptrdiff_t columns, ptrdiff_t row, ptrdiff_t column) {
-  for (ptrdiff_t first = 0; first < columns; first += PANEL, to += depth * PANEL) {
-    ptrdiff_t width = columns - first < PANEL ? columns - first : PANEL;
-    const float *source = from + first * column;
-    if (column == 1 && width == PANEL) {
-      for (ptrdiff_t k = 0; k < depth; k++) memcpy(to + k * PANEL, source + k * row, 4 * PANEL);
-      continue;
-    }
-    for (ptrdiff_t half = 0; half < PANEL; half += LANES) fill_half(to + half, source + half * column, depth, width - half, row, column);
+  ptrdiff_t whole = column == 1 ? columns / PANEL * PANEL : 0;
+  // Few rows at a time, which are read in order, and written to each panel side by side.
+  for (ptrdiff_t start = 0; start < depth; start += LANES) {
+    ptrdiff_t end = start + LANES < depth ? start + LANES : depth;
+    for (ptrdiff_t first = 0; first < whole; first += PANEL)
+      for (ptrdiff_t k = start; k < end; k++) memcpy(to + first * depth + k * PANEL, from + k * row + first, 4 * PANEL);
   }
+  for (ptrdiff_t first = whole; first < columns; first += PANEL)
+    for (ptrdiff_t half = 0; half < PANEL; half += LANES)
+      fill_half(to + first * depth + half, from + (first + half) * column, depth, columns - first - half, row, column);
 }
 
 // Panels of matrices that change from run to run. It grows to the largest one of a thread, and then stays.
