@@ -131,6 +131,7 @@ def test_kernels_of_three_by_three(
 def test_few_channels(
     library, count, inner, columns, height, width, tall, wide, down, across, above, left, biased, adds, after, seed
 ):
+    inner = min(inner, library.lanes - 1)
     size = (count, columns, (height + 2 * above - tall) // down + 1, (width + 2 * left - wide) // across + 1)
     shape = Convolution((down, across), (above, left), (1, 1), 1)
     x, weight = images(count, inner, height, width, seed=seed), images(columns, inner, tall, wide, seed=seed + 1)
@@ -160,20 +161,21 @@ def test_roundings_of_tiles_are_about_those_of_the_definition(library):
 
 
 @pytest.mark.parametrize(
-    ("channels", "columns", "size", "kernel", "is_ours"),
+    ("channels", "panels", "size", "kernel", "is_ours"),
     [
-        pytest.param(64, 64, 56, 3, True, id="tiles of full panels"),
-        pytest.param(64, 40, 56, 3, False, id="tiles of half a panel"),
-        pytest.param(16, 16, 112, 3, False, id="tiles of half a panel for few channels"),
-        pytest.param(3, 64, 14, 3, True, id="three channels, and less work than a call of oneDNN"),
-        pytest.param(3, 64, 224, 7, True, id="three channels of 7 × 7"),
-        pytest.param(3, 16, 224, 7, False, id="three channels of 7 × 7, and half a panel"),
-        pytest.param(64, 256, 56, 1, True, id="one pixel"),
-        pytest.param(64, 40, 112, 1, False, id="one pixel, and half a panel"),
-        pytest.param(64, 40, 14, 1, True, id="one pixel, and less work than a call of oneDNN"),
+        pytest.param(64, 2, 56, 3, True, id="tiles of full panels"),
+        pytest.param(64, 1.25, 56, 3, False, id="tiles of a quarter of a panel"),
+        pytest.param(16, 0.5, 112, 3, False, id="tiles of half a panel for few channels"),
+        pytest.param(3, 2, 14, 3, True, id="three channels, and less work than a call of oneDNN"),
+        pytest.param(3, 2, 224, 7, True, id="three channels of 7 × 7"),
+        pytest.param(3, 0.5, 224, 7, False, id="three channels of 7 × 7, and half a panel"),
+        pytest.param(64, 8, 56, 1, True, id="one pixel"),
+        pytest.param(64, 1.25, 112, 1, False, id="one pixel, and a quarter of a panel"),
+        pytest.param(64, 1.25, 14, 1, True, id="one pixel, and less work than a call of oneDNN"),
     ],
 )
-def test_who_is_faster(library, channels, columns, size, kernel, is_ours):
+def test_who_is_faster(library, channels, panels, size, kernel, is_ours):
+    columns = int(panels * library.panel)
     spec, weight = TensorSpec((1, channels, size, size), "float32"), torch.ones(columns, channels, kernel, kernel)
     shape = Convolution((1, 1), (kernel // 2, kernel // 2), (1, 1), 1)
     assert (pack_native_convolution(library, spec, weight, shape, None) is not None) == is_ours
@@ -197,17 +199,17 @@ def test_what_other_kernels_compute(library, kernel, shape):
 
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_images_with_channels_first_and_with_gaps(library, size):
-    weight, shape = images(40, 5, size, size, seed=1), Convolution((1, 1), (size // 2, size // 2), (1, 1), 1)
-    check(library, images(2, 5, 9, 8, seed=0).contiguous(), weight, shape, roundings=4)
-    check(library, images(2, 5, 19, 18, seed=0)[:, :, 3:-1:2, :8], weight, shape, roundings=4)
-    check(library, images(2, 11, 9, 8, seed=0)[:, 1::2], weight, shape, roundings=4)
+    weight, shape = images(40, 3, size, size, seed=1), Convolution((1, 1), (size // 2, size // 2), (1, 1), 1)
+    check(library, images(2, 3, 9, 8, seed=0).contiguous(), weight, shape, roundings=4)
+    check(library, images(2, 3, 19, 18, seed=0)[:, :, 3:-1:2, :8], weight, shape, roundings=4)
+    check(library, images(2, 7, 9, 8, seed=0)[:, 1::2], weight, shape, roundings=4)
 
 
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_operands_that_lie_otherwise_are_left_to_torch(library, size):
     shape = Convolution((1, 1), (size // 2, size // 2), (1, 1), 1)
-    x, out = images(1, 8, 32, 32, seed=0), images(1, 16, 32, 32, seed=0)
-    packed = pack(library, x, torch.ones(16, 8, size, size), shape)
+    x, out = images(1, 3, 32, 32, seed=0), images(1, 16, 32, 32, seed=0)
+    packed = pack(library, x, torch.ones(16, 3, size, size), shape)
     assert packed.launch_convolution(x, None, None, out, PLAIN) is not None
     assert packed.launch_convolution(x, None, None, out.contiguous(), PLAIN) is None
     assert packed.launch_convolution(x, None, out.contiguous(), out, PLAIN) is None
