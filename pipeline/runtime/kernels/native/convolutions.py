@@ -1,4 +1,5 @@
-"""Convolutions over images with channels last: of one pixel as products, and of 3 × 3 pixels by Winograd's tiles.
+"""Convolutions over images with channels last: of one pixel as products, of 3 × 3 pixels by Winograd's tiles, and of
+any size over few channels as products with stretches of lines.
 
 Winograd's F(2 × 2, 3 × 3) takes 16 multiplications where the sums of the definition take 36. Its roundings are about as
 large as theirs; but each result is computed from 4 × 4 pixels, so that an infinite number, or NaN, makes NaN of all
@@ -8,13 +9,16 @@ results of its tiles, also of those one pixel further away than the kernel reach
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch.nn import functional
 
 from pipeline.ir.graph import TensorSpec
 from pipeline.runtime.kernels.base import Launch
+from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.native.activations import settings_of
 from pipeline.runtime.kernels.native.library import NativeLibrary, are_floats, as_rows
 from pipeline.runtime.kernels.native.products import NativeWeight, is_for_one_thread, pack_panels
@@ -32,7 +36,7 @@ TRANSFORM = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
 PLACES, SIDE = 16, 2
 """Numbers of a tile of 4 × 4, and results on each of its sides."""
 
-SHARE_OF_POINTS, SHARE_OF_TILES, FIXED = 1.05, 0.6, 2**20
+SHARE_OF_PRODUCTS, SHARE_OF_TILES, FIXED = 1.05, 0.6, 2**20
 """oneDNN is slower up to so many multiplications of ours for each one of the definition (ours are also those of panels
 and vectors that are not full), and as slow as so many by its call alone. benchmarks/RESULTS.md has the measurement."""
 
@@ -48,27 +52,39 @@ def pack_native_convolution(
         return None
     if not is_for_one_thread(x.numel // x.sizes[1] * weight.numel()):
         return None
-    size = tuple(weight.shape[2:])
-    if size == (1, 1) and not any(shape.pads) and _is_faster_by_points(library, x, weight, shape):
-        matrix = pack_panels(library, 1, weight.flatten(1))
+    down, across = weight.shape[2:]
+    if (down, across) == (1, 1) and not any(shape.pads):
+        matrix = _pack_matrix(library, x, weight, shape)
         return matrix and PointWeight(matrix, shape.strides, bias)
-    plain = shape.strides == shape.dilations == (1, 1)
-    if size == (3, 3) and plain and _is_faster_by_tiles(library, x, weight, shape):
+    if shape.dilations != (1, 1):
+        return None
+    if (down, across) == (3, 3) and shape.strides == (1, 1) and _is_faster_by_tiles(library, x, weight, shape):
         return TileWeight(library, _pack_tiles(library, weight), shape.pads, bias)
-    return None
+    matrix = _pack_matrix(library, x, weight, shape) if weight.shape[1] < library.lanes else None
+    return matrix and LineWeight(matrix, (down, across), shape, bias)
 
 
-def _is_faster_by_points(library: NativeLibrary, x: TensorSpec, weight: torch.Tensor, shape: Convolution) -> bool:
-    pixels = x.sizes[0] * math.prod(-(-size // step) for size, step in zip(x.sizes[2:], shape.strides, strict=True))
-    ours = pixels * _round_up(weight.shape[0], library.panel) * weight.shape[1]
-    return ours <= SHARE_OF_POINTS * pixels * weight.numel() + FIXED
+def _pack_matrix(
+    library: NativeLibrary, x: TensorSpec, weight: torch.Tensor, shape: Convolution
+) -> NativeWeight | None:
+    """The kernels as rows of a matrix; None where too many columns of its panels are empty."""
+    pixels = x.sizes[0] * math.prod(_sizes_of_result(x, weight, shape))
+    ours = pixels * _round_up(weight.shape[0], library.panel) * weight[0].numel()
+    if ours > SHARE_OF_PRODUCTS * pixels * weight.numel() + FIXED:
+        return None
+    return pack_panels(library, 1, weight.permute(CHANNELS_LAST).flatten(1))
 
 
 def _is_faster_by_tiles(library: NativeLibrary, x: TensorSpec, weight: torch.Tensor, shape: Convolution) -> bool:
-    sides = [size + 2 * pad - 2 for size, pad in zip(x.sizes[2:], shape.pads, strict=True)]
-    columns, channels = _round_up(weight.shape[0], library.panel), _round_up(weight.shape[1], library.panel // 2)
-    ours = math.prod(-(-side // SIDE) for side in sides) * PLACES * columns * channels
-    return x.sizes[0] * ours <= SHARE_OF_TILES * x.sizes[0] * math.prod(sides) * weight.numel() + FIXED
+    sides = _sizes_of_result(x, weight, shape)
+    tiles = x.sizes[0] * math.prod(_round_up(side, SIDE) // SIDE for side in sides)
+    ours = tiles * PLACES * _round_up(weight.shape[0], library.panel) * _round_up(weight.shape[1], library.lanes)
+    return ours <= SHARE_OF_TILES * x.sizes[0] * math.prod(sides) * weight.numel() + FIXED
+
+
+def _sizes_of_result(x: TensorSpec, weight: torch.Tensor, shape: Convolution) -> list[int]:
+    axes = zip(x.sizes[2:], weight.shape[2:], shape.pads, shape.strides, strict=True)
+    return [(size + 2 * pad - kernel) // stride + 1 for size, kernel, pad, stride in axes]
 
 
 def _round_up(size: int, step: int) -> int:
@@ -85,7 +101,7 @@ def _pack_tiles(library: NativeLibrary, weight: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ImageOperands:
-    """What a convolution reads and writes, with channels last and side by side."""
+    """What a convolution reads and writes, with channels last."""
 
     x: torch.Tensor
     bias: torch.Tensor | None
@@ -102,8 +118,7 @@ class ImageOperands:
         x, out = x.permute(CHANNELS_LAST), out.permute(CHANNELS_LAST)
         if not are_floats(*given) or not out.is_contiguous() or (bias is not None and not bias.is_contiguous()):
             return None
-        dense = all(images is None or images.stride(3) == 1 or images.shape[3] == 1 for images in (x, other))
-        return cls(x, bias, other, out) if dense else None
+        return cls(x, bias, other, out) if other is None or _is_side_by_side(other) else None
 
     @property
     def added(self) -> tuple[torch.Tensor, ...]:
@@ -112,6 +127,17 @@ class ImageOperands:
     @property
     def has(self) -> tuple[int, int]:
         return int(self.bias is not None), int(self.other is not None)
+
+    def launch_dense(self, bind: Callable[[torch.Tensor], Launch]) -> Launch:
+        """`bind(x)`, after a copy where the channels of `x` do not lie side by side."""
+        if _is_side_by_side(self.x):
+            return bind(self.x)
+        dense = torch.empty(self.x.shape)
+        return in_turn(partial(dense.copy_, self.x), bind(dense))
+
+
+def _is_side_by_side(images: torch.Tensor) -> bool:
+    return images.stride(3) == 1 or images.shape[3] == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +167,14 @@ class PointWeight:
         rows = as_rows(added)
         if rows is None:
             return None
-        settings = (*self._settings_of_pixels(operands.x), *operands.has, rows.stride(0), *settings_of(after))
-        return self.matrix.library.launch(
-            "convolve_points", [operands.out], [operands.x, self.matrix.panels, *operands.added], settings
+        rest = (*operands.has, rows.stride(0), *settings_of(after))
+        return operands.launch_dense(
+            lambda x: self.matrix.library.launch(
+                "convolve_points",
+                [operands.out],
+                [x, self.matrix.panels, *operands.added],
+                (*self._settings_of_pixels(x), *rest),
+            )
         )
 
     def _settings_of_pixels(self, x: torch.Tensor) -> tuple[int, ...]:
@@ -182,14 +213,48 @@ class TileWeight:
         operands = ImageOperands.find(x, bias, other, out)
         if operands is None:
             return None
-        images, height, width, channels = operands.x.shape
-        _, out_height, out_width, columns = operands.out.shape
-        added = operands.out if operands.other is None else operands.other
-        strides = [stride for tensor in (operands.x, operands.out, added) for stride in tensor.stride()[:3]]
-        sizes = (images, height, width, channels, columns, *self.pads, out_height, out_width)
-        return self.library.launch(
-            "convolve_tiles",
+        out, added = operands.out, operands.out if operands.other is None else operands.other
+        sizes = (*operands.x.shape, out.shape[3], *self.pads, *out.shape[1:3])
+        rest = (*out.stride()[:3], *added.stride()[:3], *operands.has, *settings_of(after))
+        return operands.launch_dense(
+            lambda x: self.library.launch(
+                "convolve_tiles", [out], [x, self.panels, *operands.added], (*sizes, *x.stride()[:3], *rest)
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LineWeight:
+    """Kernels of any size over few channels: a matrix, of which each line of a kernel reads one stretch of an image."""
+
+    matrix: NativeWeight
+    size: tuple[int, int]
+    shape: Convolution
+    bias: torch.Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrix.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def in_memory(self, memory: PackedMemory) -> LineWeight:
+        """See `ConvolutionWeight`."""
+        return replace(self, matrix=self.matrix.in_memory(memory))
+
+    def launch_convolution(
+        self, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor, after: PostOp
+    ) -> Launch | None:
+        """See `ConvolutionWeight`."""
+        operands = ImageOperands.find(x, bias, other, out)
+        if operands is None:
+            return None
+        rows = as_rows(operands.out if operands.other is None else operands.other)
+        if rows is None:
+            return None
+        sizes = (*operands.x.shape, self.matrix.columns, *self.size, *self.shape.strides, *self.shape.pads)
+        settings = (*sizes, *operands.out.shape[1:3], *operands.x.stride(), *operands.has, rows.stride(0))
+        return self.matrix.library.launch(
+            "convolve_lines",
             [operands.out],
-            [operands.x, self.panels, *operands.added],
-            (*sizes, *strides, *operands.has, *settings_of(after)),
+            [operands.x, self.matrix.panels, *operands.added],
+            (*settings, *settings_of(after)),
         )

@@ -31,6 +31,11 @@ class NativeLibrary:
         """Columns of a panel: two registers of numbers."""
         return ctypes.c_int.in_dll(self.handle, "panel_columns").value
 
+    @property
+    def lanes(self) -> int:
+        """Numbers of a register."""
+        return self.panel // 2
+
     def launch(
         self, kernel: str, outs: Sequence[torch.Tensor], ins: Sequence[torch.Tensor], settings: Sequence[float]
     ) -> Launch:

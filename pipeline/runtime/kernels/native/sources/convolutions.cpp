@@ -1,4 +1,5 @@
-// Convolutions over images with channels last: kernels of one pixel as products, and of 3 x 3 pixels by Winograd's tiles.
+// Convolutions over images with channels last: kernels of one pixel as products, of 3 x 3 pixels by Winograd's tiles, and of
+// any size over few channels as products with stretches of lines.
 
 #include "products.h"
 
@@ -25,10 +26,61 @@ KERNEL(convolve_points) {
                  {bias, other ? other + n * pixels * other_row : nullptr, other_row, (Activation)s[11].whole, s + 12, true});
 }
 
+// The image with a frame of zeros, without gaps; `channel` is the stride of its channels.
+static void fill_frame(float *to, const Images &x, ptrdiff_t n, ptrdiff_t channel, const ptrdiff_t (&size)[3], const ptrdiff_t (&framed)[2],
+                       ptrdiff_t top, ptrdiff_t left) {
+  ptrdiff_t channels = size[2], line = framed[1] * channels;
+  ptrdiff_t most = framed[1] - left, width = size[1] < most ? size[1] : most;
+  memset(to, 0, 4 * framed[0] * line);
+  for (ptrdiff_t y = 0; y < size[0] && y + top < framed[0]; y++) {
+    float *place = to + (y + top) * line + left * channels;
+    if (channel == 1 && x.pixel == channels)
+      memcpy(place, x.at(n, y, 0), 4 * channels * (width > 0 ? width : 0));
+    else
+      for (ptrdiff_t c = 0; c < channels; c++) {
+        const float *from = x.at(n, y, 0) + c * channel;
+        for (ptrdiff_t z = 0; z < width; z++) place[z * channels + c] = from[z * x.pixel];
+      }
+  }
+}
+
+// out <- activation(convolution + bias + other), for few channels: a line of the kernel reads one stretch of the image.
+// Settings: images, height, width, channels, columns, lines and pixels of the kernel, its strides, pads at the top and left,
+// height and width of the result, strides of x by (image, line, pixel, channel), has a bias, has another, its row stride, the
+// activation and its numbers.
+KERNEL(convolve_lines) {
+  const Setting *s = settings;
+  ptrdiff_t size[] = {s[1].whole, s[2].whole, s[3].whole}, columns = s[4].whole, height = s[11].whole, width = s[12].whole;
+  ptrdiff_t lines = s[5].whole, stretch = s[6].whole * size[2], down = s[7].whole, across = s[8].whole;
+  ptrdiff_t framed[] = {(height - 1) * down + lines, (width - 1) * across + s[6].whole}, line = framed[1] * size[2];
+  Images x = {(float *)operands[1], s[13].whole, s[14].whole, s[15].whole};
+  void *const *rest = operands + 3;
+  const float *bias = s[17].whole ? (const float *)*rest++ : nullptr;
+  const float *other = s[18].whole ? (const float *)*rest : nullptr;
+  After after = {bias, other, s[19].whole, (Activation)s[20].whole, s + 21, true};
+  static thread_local std::vector<float> frame;
+  frame.resize(framed[0] * line);
+  ptrdiff_t depth = lines * stretch, tiles = (width + TILE - 1) / TILE;
+  for (ptrdiff_t n = 0; n < s[0].whole; n++) {
+    fill_frame(frame.data(), x, n, s[16].whole, size, framed, s[9].whole, s[10].whole);
+    Product product = {s[0].whole * height * width, columns, depth, nullptr, 0, 1, nullptr, (float *)operands[0], columns};
+    for (ptrdiff_t y = 0; y < height; y++)
+      for (ptrdiff_t column = 0; column < columns; column += PANEL)
+        for (ptrdiff_t tile = 0; tile < tiles; tile++) {
+          ptrdiff_t from = tile * width / tiles, count = (tile + 1) * width / tiles - from;
+          Factors of = {frame.data() + y * down * line + from * across * size[2], across * size[2], 1,
+                        (const float *)operands[2] + column * depth, stretch};
+          of.stretches = lines, of.stretch = line;
+          ptrdiff_t left = columns - column < PANEL ? columns - column : PANEL;
+          multiply_tile(product, after, {(n * height + y) * width + from, count, column, left, true, true}, of);
+        }
+  }
+}
+
 // Winograd's F(2 x 2, 3 x 3): tiles of 4 x 4 pixels, which overlap by two, become 16 numbers for each channel. For each of
 // the 16 a product with a matrix follows, and these become 2 x 2 pixels: 16 multiplications take the place of 36.
 constexpr int PLACES = 16;
-constexpr ptrdiff_t NEAR_TILES = 3 << 16;  // numbers of the tiles that are near at a time
+constexpr ptrdiff_t NEAR_TILES = 1 << 18;  // numbers of the tiles that are near at a time, unless these are too few for the matrix
 
 // The first two and the last two of four numbers, as sums of which the products are the convolution's.
 static inline void split(Vector *a, Vector *b, Vector *c, Vector *d) {
@@ -112,8 +164,8 @@ KERNEL(convolve_tiles) {
   After after = {bias, nullptr, 0, (Activation)s[20].whole, s + 21};
 
   ptrdiff_t tiles = s[0].whole * t.down() * t.across(), most = NEAR_TILES / (PLACES * t.row());
-  ptrdiff_t blocks = most < TILE ? (tiles + TILE - 1) / TILE : (tiles + most - 1) / most;
-  ptrdiff_t largest = (tiles + blocks - 1) / blocks, matrix = t.channels * PANEL;
+  if (most < 2 * TILE) most = 2 * TILE;
+  ptrdiff_t blocks = (tiles + most - 1) / most, largest = (tiles + blocks - 1) / blocks, matrix = t.channels * PANEL;
   static thread_local std::vector<float> zeros, rows;
   static thread_local std::vector<Vector> sums;
   zeros.resize(t.channels);

@@ -21,13 +21,14 @@ constexpr ptrdiff_t NEAR = 1 << 16;  // numbers of a matrix that is near as a wh
 typedef Vector Pair[2];
 
 // Rows of the left matrix, a panel, and what is read after it: that comes nearer by `ahead` numbers for each row of the panel.
+// The numbers of a row may lie in several `stretches` of `depth` numbers, `stretch` apart.
 struct Factors {
   const float *left;
   ptrdiff_t row, inner;
   const float *panel;
   ptrdiff_t depth;
   const float *next = nullptr;
-  ptrdiff_t ahead = 0;
+  ptrdiff_t ahead = 0, stretches = 1, stretch = 0;
 };
 
 // Where sums go, and what is done to them in their registers: a bias, numbers that are there already, another matrix, ReLU.
@@ -44,16 +45,19 @@ struct End {
 template <int ROWS>
 static void multiply(const Factors &of, const End &end) {
   Vector sums[ROWS][2] = {};
-  const float *__restrict panel = of.panel, *__restrict left = of.left, *next = of.next;
+  const float *__restrict panel = of.panel, *next = of.next;
   ptrdiff_t row = of.row, inner = of.inner, ahead = of.ahead;
-  for (ptrdiff_t k = 0; k < of.depth; k++, panel += PANEL, left += inner, next += ahead) {
-    __builtin_prefetch(next, 0, 2);
-    Vector first = load(panel), second = load(panel + LANES);
+  for (ptrdiff_t at = 0; at < of.stretches; at++) {
+    const float *__restrict left = of.left + at * of.stretch;
+    for (ptrdiff_t k = 0; k < of.depth; k++, panel += PANEL, left += inner, next += ahead) {
+      __builtin_prefetch(next, 0, 2);
+      Vector first = load(panel), second = load(panel + LANES);
 #pragma GCC unroll 16
-    for (int i = 0; i < ROWS; i++) {
-      float x = left[i * row];
-      sums[i][0] += x * first;
-      sums[i][1] += x * second;
+      for (int i = 0; i < ROWS; i++) {
+        float x = left[i * row];
+        sums[i][0] += x * first;
+        sums[i][1] += x * second;
+      }
     }
   }
   auto add = [&](const float *from, ptrdiff_t apart) {
@@ -98,15 +102,16 @@ static void fill_half(float *to, const float *from, ptrdiff_t depth, ptrdiff_t w
 
 // A matrix of (depth, columns) in panels; columns beyond the last one are 0.
 static void fill_panels(float *to, const float *from, ptrdiff_t depth, ptrdiff_t columns, ptrdiff_t row, ptrdiff_t column) {
-  for (ptrdiff_t first = 0; first < columns; first += PANEL, to += depth * PANEL) {
-    ptrdiff_t width = columns - first < PANEL ? columns - first : PANEL;
-    const float *source = from + first * column;
-    if (column == 1 && width == PANEL) {
-      for (ptrdiff_t k = 0; k < depth; k++) memcpy(to + k * PANEL, source + k * row, 4 * PANEL);
-      continue;
-    }
-    for (ptrdiff_t half = 0; half < PANEL; half += LANES) fill_half(to + half, source + half * column, depth, width - half, row, column);
+  ptrdiff_t whole = column == 1 ? columns / PANEL * PANEL : 0;
+  // Few rows at a time, which are read in order, and written to each panel side by side.
+  for (ptrdiff_t start = 0; start < depth; start += LANES) {
+    ptrdiff_t end = start + LANES < depth ? start + LANES : depth;
+    for (ptrdiff_t first = 0; first < whole; first += PANEL)
+      for (ptrdiff_t k = start; k < end; k++) memcpy(to + first * depth + k * PANEL, from + k * row + first, 4 * PANEL);
   }
+  for (ptrdiff_t first = whole; first < columns; first += PANEL)
+    for (ptrdiff_t half = 0; half < PANEL; half += LANES)
+      fill_half(to + first * depth + half, from + (first + half) * column, depth, columns - first - half, row, column);
 }
 
 // Panels of matrices that change from run to run. It grows to the largest one of a thread, and then stays.

@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from pipeline.errors import UsageError
+from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
+from pipeline.lowering import EMITTERS
+from pipeline.runtime import compile_graph
 from pipeline.runtime.kernels import NativeLibrary, load_library
 from pipeline.runtime.kernels.fused import conv, pack_conv
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
@@ -114,6 +117,29 @@ def test_kernels_of_three_by_three(
     check(library, x, weight, shape, bias=bias, other=other, after=after, in_place=adds == "in place", roundings=4)
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    *(st.integers(1, 2), st.sampled_from((1, 3, 5, 15)), CHANNELS, st.integers(7, 20), st.integers(7, 20)),
+    *(st.integers(2, 7), st.integers(2, 7), st.integers(1, 4), st.integers(1, 4), st.integers(0, 4), st.integers(0, 4)),
+    *(
+        st.booleans(),
+        st.sampled_from(("none", "apart", "in place")),
+        st.sampled_from(list(AFTER)),
+        st.integers(0, 2**16),
+    ),
+)
+def test_few_channels(
+    library, count, inner, columns, height, width, tall, wide, down, across, above, left, biased, adds, after, seed
+):
+    inner = min(inner, library.lanes - 1)
+    size = (count, columns, (height + 2 * above - tall) // down + 1, (width + 2 * left - wide) // across + 1)
+    shape = Convolution((down, across), (above, left), (1, 1), 1)
+    x, weight = images(count, inner, height, width, seed=seed), images(columns, inner, tall, wide, seed=seed + 1)
+    other = None if adds == "none" else images(*size, seed=seed + 2)
+    bias = images(columns, 1, 1, 1, seed=seed + 3).flatten() if biased else None
+    check(library, x, weight, shape, bias=bias, other=other, after=after, in_place=adds == "in place", roundings=4)
+
+
 def test_many_tiles_and_many_channels(library):
     """More tiles than are near at a time, and channels of which few tiles are."""
     shape = Convolution((1, 1), (1, 1), (1, 1), 1)
@@ -135,18 +161,21 @@ def test_roundings_of_tiles_are_about_those_of_the_definition(library):
 
 
 @pytest.mark.parametrize(
-    ("channels", "columns", "size", "kernel", "is_ours"),
+    ("channels", "panels", "size", "kernel", "is_ours"),
     [
-        pytest.param(64, 64, 56, 3, True, id="tiles of full panels"),
-        pytest.param(64, 40, 56, 3, False, id="tiles of half a panel"),
-        pytest.param(3, 64, 224, 3, False, id="three channels, which are part of a vector"),
-        pytest.param(3, 64, 14, 3, True, id="three channels, and less work than a call of oneDNN"),
-        pytest.param(64, 256, 56, 1, True, id="one pixel"),
-        pytest.param(64, 40, 112, 1, False, id="one pixel, and half a panel"),
-        pytest.param(64, 40, 14, 1, True, id="one pixel, and less work than a call of oneDNN"),
+        pytest.param(64, 2, 56, 3, True, id="tiles of full panels"),
+        pytest.param(64, 1.25, 56, 3, False, id="tiles of a quarter of a panel"),
+        pytest.param(16, 0.5, 112, 3, False, id="tiles of half a panel for few channels"),
+        pytest.param(3, 2, 14, 3, True, id="three channels, and less work than a call of oneDNN"),
+        pytest.param(3, 2, 224, 7, True, id="three channels of 7 × 7"),
+        pytest.param(3, 0.5, 224, 7, False, id="three channels of 7 × 7, and half a panel"),
+        pytest.param(64, 8, 56, 1, True, id="one pixel"),
+        pytest.param(64, 1.25, 112, 1, False, id="one pixel, and a quarter of a panel"),
+        pytest.param(64, 1.25, 14, 1, True, id="one pixel, and less work than a call of oneDNN"),
     ],
 )
-def test_who_is_faster(library, channels, columns, size, kernel, is_ours):
+def test_who_is_faster(library, channels, panels, size, kernel, is_ours):
+    columns = int(panels * library.panel)
     spec, weight = TensorSpec((1, channels, size, size), "float32"), torch.ones(columns, channels, kernel, kernel)
     shape = Convolution((1, 1), (kernel // 2, kernel // 2), (1, 1), 1)
     assert (pack_native_convolution(library, spec, weight, shape, None) is not None) == is_ours
@@ -156,25 +185,32 @@ def test_who_is_faster(library, channels, columns, size, kernel, is_ours):
     ("kernel", "shape"),
     [
         pytest.param((8, 4, 1, 1), Convolution((1, 1), (0, 0), (1, 1), 2), id="groups of one pixel"),
-        pytest.param((8, 8, 1, 1), Convolution((1, 1), (1, 1), (1, 1), 1), id="pads around one pixel"),
+        pytest.param((8, 16, 1, 1), Convolution((1, 1), (1, 1), (1, 1), 1), id="pads around one pixel"),
         pytest.param((8, 4, 3, 3), Convolution((1, 1), (1, 1), (1, 1), 2), id="groups"),
-        pytest.param((8, 8, 3, 3), Convolution((2, 2), (1, 1), (1, 1), 1), id="strides"),
+        pytest.param((8, 16, 3, 3), Convolution((2, 2), (1, 1), (1, 1), 1), id="strides, and many channels"),
         pytest.param((8, 8, 3, 3), Convolution((1, 1), (2, 2), (2, 2), 1), id="dilations"),
-        pytest.param((8, 8, 5, 5), Convolution((1, 1), (2, 2), (1, 1), 1), id="5 × 5"),
+        pytest.param((8, 16, 5, 5), Convolution((1, 1), (2, 2), (1, 1), 1), id="5 × 5, and many channels"),
     ],
 )
 def test_what_other_kernels_compute(library, kernel, shape):
-    spec = TensorSpec((1, 8, 32, 32), "float32")
+    spec = TensorSpec((1, kernel[1] * shape.groups, 32, 32), "float32")
     assert pack_native_convolution(library, spec, torch.ones(kernel), shape, None) is None
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_images_with_channels_first_and_with_gaps(library, size):
+    weight, shape = images(40, 3, size, size, seed=1), Convolution((1, 1), (size // 2, size // 2), (1, 1), 1)
+    check(library, images(2, 3, 9, 8, seed=0).contiguous(), weight, shape, roundings=4)
+    check(library, images(2, 3, 19, 18, seed=0)[:, :, 3:-1:2, :8], weight, shape, roundings=4)
+    check(library, images(2, 7, 9, 8, seed=0)[:, 1::2], weight, shape, roundings=4)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
 def test_operands_that_lie_otherwise_are_left_to_torch(library, size):
     shape = Convolution((1, 1), (size // 2, size // 2), (1, 1), 1)
-    x, out = images(1, 8, 32, 32, seed=0), images(1, 16, 32, 32, seed=0)
-    packed = pack(library, x, torch.ones(16, 8, size, size), shape)
+    x, out = images(1, 3, 32, 32, seed=0), images(1, 16, 32, 32, seed=0)
+    packed = pack(library, x, torch.ones(16, 3, size, size), shape)
     assert packed.launch_convolution(x, None, None, out, PLAIN) is not None
-    assert packed.launch_convolution(x.contiguous(), None, None, out, PLAIN) is None
     assert packed.launch_convolution(x, None, None, out.contiguous(), PLAIN) is None
     assert packed.launch_convolution(x, None, out.contiguous(), out, PLAIN) is None
     assert packed.launch_convolution(x, torch.ones(1).expand(16), None, out, PLAIN) is None
@@ -204,3 +240,33 @@ def test_a_norm_is_part_of_the_weight(library, size, with_bias):
     wanted = functional.batch_norm(wanted, mean, variance, scale, shift, eps=1e-5)
     wanted = torch.relu(wanted + other.double())
     torch.testing.assert_close(out.double(), wanted, atol=1e-4, rtol=1e-5)
+
+
+def test_a_residual_block_in_a_program(library):
+    """As a run and as a replay: a convolution of the input, and one that is written over what is added."""
+    image, wide = TensorSpec((1, 9, 9, 32), "float32"), TensorSpec((1, 9, 9, 48), "float32")
+    builder = Builder("block", EMITTERS)
+    x, first = builder.input("x", image), builder.param("first", TensorSpec((32, 32, 3, 3), "float32"))
+    second, third = (builder.param(name, TensorSpec((48, 32, 1, 1), "float32")) for name in ("second", "third"))
+    fixed = {"strides": (1, 1), "dilations": (1, 1), "group": 1, "epsilon": 0.0, "bias": False, "norm": False}
+    fixed |= {"channels_last": True, "activation": "relu", "numbers": ()}
+    around, alone = {**fixed, "pads": (1, 1, 1, 1), "add": False}, {**fixed, "pads": (0, 0, 0, 0), "add": False}
+    (inner,) = builder.emit("ConvPointwise", [x, first], [("inner", image)], around)
+    (other,) = builder.emit("ConvPointwise", [x, third], [("other", wide)], alone)
+    (added,) = builder.emit("ConvPointwise", [inner, second, other], [("added", wide)], {**alone, "add": True})
+    (y,) = builder.emit("Neg", [added], [("y", wide)])
+    graph = builder.build([y])
+    weights = {
+        "first": torch.randn(32, 32, 3, 3),
+        "second": torch.randn(48, 32, 1, 1),
+        "third": torch.randn(48, 32, 1, 1),
+    }
+    program, feed = compile_graph(graph, weights, native=True), {"x": torch.randn(1, 9, 9, 32)}
+    assert program.plan.alias[added] == other
+    pixels = feed["x"].permute(0, 3, 1, 2).double()
+    inside = functional.conv2d(pixels, weights["first"].double(), padding=1).relu()
+    beside = functional.conv2d(pixels, weights["third"].double()).relu()
+    wanted = -(functional.conv2d(inside, weights["second"].double()) + beside).relu().permute(0, 2, 3, 1)
+    program.capture(feed)
+    for found in (program.run(feed), program.replay(feed), program.run(feed), program.replay(feed)):
+        torch.testing.assert_close(found["y"].double(), wanted, atol=1e-3, rtol=1e-5)
