@@ -51,4 +51,4 @@ def _draw(graph: Graph, vid: int) -> torch.Tensor:
     """Positive numbers, so that a variance is one."""
     value = graph.values[vid]
     generator = torch.Generator().manual_seed(vid)
-    return torch.rand(value.spec.sizes, generator=generator, dtype=torch_dtype(value.spec.dtype)) + 0.1
+    return (torch.rand(value.spec.sizes, generator=generator) + 0.1).to(torch_dtype(value.spec.dtype))
