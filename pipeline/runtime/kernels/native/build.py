@@ -197,5 +197,5 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 def _compiler_error(compiler: Sequence[str], why: str) -> UsageError:
     return UsageError(
         f"native: {shlex.join(compiler)} failed to compile the kernels ({why}); "
-        f"name another compiler in $CXX (it has to know C++20), {LEAVE_OUT}"
+        f"name another compiler in $CXX (GCC 12, Clang 14, or a newer one), {LEAVE_OUT}"
     )
