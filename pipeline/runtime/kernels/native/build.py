@@ -10,8 +10,11 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
+import stat
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -40,9 +43,13 @@ def load_library() -> NativeLibrary:
     """The kernels; they are compiled if this machine has not compiled them yet, which takes 5 to 10 seconds.
 
     Raises:
-        UsageError: no compiler is there, it fails, or the folder for the library cannot be written or is not ours.
+        UsageError: no compiler is there, it fails, the folder for the library cannot be written or is not ours, or the
+            process has loaded other kernels already.
     """
     path = build_library()
+    if hasattr(torch.ops.onnxline, "call_1") and os.path.realpath(path) not in torch.ops.loaded_libraries:
+        # The second one would register the operators of the first again, at which torch aborts the process.
+        raise UsageError(f"native: this process has loaded other kernels than {path}; load these in a new process")
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
@@ -79,23 +86,35 @@ def is_library_built() -> bool:
     return _library_path(_find_compiler()).is_file()
 
 
-def _library_path(compiler: str) -> Path:
+def _library_path(compiler: Sequence[str]) -> Path:
     return _cache_folder() / f"native-{_digest(compiler)}.so"
 
 
-def _find_compiler() -> str:
-    """`$CXX`, or the first of `COMPILERS` that is there."""
-    chosen = os.environ.get("CXX", "")
-    found = [shutil.which(name) for name in ([chosen] if chosen else COMPILERS)]
-    path = next(filter(None, found), None)
-    if path is None:
-        tried = f"{chosen!r} of $CXX" if chosen else f"any of {', '.join(COMPILERS)}"
-        raise UsageError(f"native needs a C++ compiler, and did not find {tried}; install one, {LEAVE_OUT}")
-    return path
+def _find_compiler() -> list[str]:
+    """The words of `$CXX`, which may be a path with spaces or have flags, or the first of `COMPILERS` that is there."""
+    chosen = os.environ.get("CXX", "").strip()
+    for name, *flags in [[chosen], _split_words(chosen)] if chosen else [[name] for name in COMPILERS]:
+        path = shutil.which(name)
+        if path is not None:
+            return [path, *flags]
+    tried = f"{chosen!r} of $CXX" if chosen else f"any of {', '.join(COMPILERS)}"
+    raise UsageError(f"native needs a C++ compiler, and did not find {tried}; install one, {LEAVE_OUT}")
+
+
+def _split_words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # a quote that does not end
+        return [command]
 
 
 def _cache_folder() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onnxline"
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onnxline"
+    except RuntimeError as error:  # a user without a home
+        raise UsageError(
+            f"native: found no home folder; set XDG_CACHE_HOME to a folder of yours, {LEAVE_OUT}"
+        ) from error
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -107,23 +126,24 @@ def _cache_folder() -> Path:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Raise UsageError where somebody else could have put code there, which would run here."""
+    """Raise UsageError where somebody else could have put code there, or a link to it, which would run here."""
     if not hasattr(os, "getuid"):
         return
-    found = path.stat()
-    if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022:
-        raise UsageError(
-            f"native: others can write to {path}, and code in it would be run; expected that only you can "
-            f"(`chmod go-w`), or set XDG_CACHE_HOME to another folder"
-        )
+    for found in (path.lstat(), path.stat()):
+        is_open = found.st_mode & 0o022 and not stat.S_ISLNK(found.st_mode)
+        if is_open or found.st_uid not in (os.getuid(), 0):
+            raise UsageError(
+                f"native: others can write to {path}, and code in it would be run; expected that only you can "
+                f"(`chmod go-w`), or set XDG_CACHE_HOME to another folder"
+            )
 
 
-def _digest(compiler: str) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+def _digest(compiler: Sequence[str]) -> str:
+    version = _run([*compiler, "--version"]).stdout
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
-    for part in (*FLAGS, compiler, version, torch.__version__, platform.machine(), _processor()):
+    for part in (*FLAGS, *compiler, version, torch.__version__, platform.machine(), _processor()):
         digest.update(f"{part}\n".encode())
     return digest.hexdigest()[:24]
 
@@ -137,24 +157,45 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(compiler: Sequence[str], path: Path) -> None:
+    try:
+        with replace_when_done(path) as unfinished:
+            _compile_into(unfinished, compiler)
+            unfinished.chmod(0o755)  # a umask may have left it open to a group
+    except OSError as error:
+        raise UsageError(
+            f"native: {path} cannot be written ({error.strerror}); make room, or set XDG_CACHE_HOME to another folder, "
+            f"{LEAVE_OUT}"
+        ) from error
+
+
+def _compile_into(path: Path, compiler: Sequence[str]) -> None:
     root = Path(torch.__file__).parent
     sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
-    with replace_when_done(path) as unfinished:
-        found = subprocess.run(
-            [
-                *(compiler, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"),
-                *(f"-isystem{root / 'include'}", *sources, "-o", str(unfinished)),
-                *(f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu"),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if found.returncode or not unfinished.is_file():
-            lines = [line for line in found.stderr.splitlines() if "error" in line] or found.stderr.splitlines()
-            why = lines[0] if lines else "it said nothing" if found.returncode else "it wrote no library"
-            raise UsageError(
-                f"native: {compiler} failed to compile the kernels ({why}); "
-                f"name another compiler in $CXX (it has to know C++20), {LEAVE_OUT}"
-            )
+    found = _run(
+        [
+            *(*compiler, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"),
+            *(f"-isystem{root / 'include'}", *sources, "-o", str(path)),
+            *(f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu"),
+        ]
+    )
+    if found.returncode or not path.is_file():
+        lines = [line for line in found.stderr.splitlines() if "error" in line] or found.stderr.splitlines()
+        why = lines[0] if lines else "it said nothing" if found.returncode else "it wrote no library"
+        raise _compiler_error(compiler, why)
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a compiler, whose messages are in English then."""
+    english = {**os.environ, "LC_ALL": "C"}
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=english)
+    except OSError as error:
+        raise _compiler_error(command[:1], f"it cannot be run: {error.strerror}") from error
+
+
+def _compiler_error(compiler: Sequence[str], why: str) -> UsageError:
+    return UsageError(
+        f"native: {shlex.join(compiler)} failed to compile the kernels ({why}); "
+        f"name another compiler in $CXX (GCC 12, Clang 14, or a newer one), {LEAVE_OUT}"
+    )

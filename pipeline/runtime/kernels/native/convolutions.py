@@ -9,7 +9,7 @@ results of its tiles, also of those one pixel further away than the kernel reach
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -52,23 +52,23 @@ def pack_native_convolution(
         return None
     if not is_for_one_thread(x.numel // x.sizes[1] * weight.numel()):
         return None
-    down, across = weight.shape[2:]
+    kernels, (down, across) = Kernels(tuple(weight.shape), shape), weight.shape[2:]
     if (down, across) == (1, 1) and not any(shape.pads):
         matrix = _pack_matrix(library, x, weight, shape)
-        return matrix and PointWeight(matrix, shape.strides, bias)
+        return matrix and PointWeight(matrix, kernels, bias)
     if shape.dilations != (1, 1):
         return None
     if (down, across) == (3, 3) and shape.strides == (1, 1) and _is_faster_by_tiles(library, x, weight, shape):
-        return TileWeight(library, _pack_tiles(library, weight), shape.pads, bias)
+        return TileWeight(library, _pack_tiles(library, weight), kernels, bias)
     matrix = _pack_matrix(library, x, weight, shape) if weight.shape[1] < library.lanes else None
-    return matrix and LineWeight(matrix, (down, across), shape, bias)
+    return matrix and LineWeight(matrix, kernels, bias)
 
 
 def _pack_matrix(
     library: NativeLibrary, x: TensorSpec, weight: torch.Tensor, shape: Convolution
 ) -> NativeWeight | None:
     """The kernels as rows of a matrix; None where too many columns of its panels are empty."""
-    pixels = x.sizes[0] * math.prod(_sizes_of_result(x, weight, shape))
+    pixels = x.sizes[0] * math.prod(Kernels(tuple(weight.shape), shape).sides_of_result(x.sizes[2:]))
     ours = pixels * _round_up(weight.shape[0], library.panel) * weight[0].numel()
     if ours > SHARE_OF_PRODUCTS * pixels * weight.numel() + FIXED:
         return None
@@ -76,15 +76,10 @@ def _pack_matrix(
 
 
 def _is_faster_by_tiles(library: NativeLibrary, x: TensorSpec, weight: torch.Tensor, shape: Convolution) -> bool:
-    sides = _sizes_of_result(x, weight, shape)
+    sides = Kernels(tuple(weight.shape), shape).sides_of_result(x.sizes[2:])
     tiles = x.sizes[0] * math.prod(_round_up(side, SIDE) // SIDE for side in sides)
     ours = tiles * PLACES * _round_up(weight.shape[0], library.panel) * _round_up(weight.shape[1], library.lanes)
     return ours <= SHARE_OF_TILES * x.sizes[0] * math.prod(sides) * weight.numel() + FIXED
-
-
-def _sizes_of_result(x: TensorSpec, weight: torch.Tensor, shape: Convolution) -> list[int]:
-    axes = zip(x.sizes[2:], weight.shape[2:], shape.pads, shape.strides, strict=True)
-    return [(size + 2 * pad - kernel) // stride + 1 for size, kernel, pad, stride in axes]
 
 
 def _round_up(size: int, step: int) -> int:
@@ -100,6 +95,23 @@ def _pack_tiles(library: NativeLibrary, weight: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Kernels:
+    """The sizes of kernels (columns, channels, height, width), and how they are moved over images."""
+
+    sizes: tuple[int, ...]
+    shape: Convolution
+
+    def sides_of_result(self, sides: Sequence[int]) -> list[int]:
+        axes = zip(sides, self.sizes[2:], self.shape.pads, self.shape.strides, strict=True)
+        return [(size + 2 * pad - kernel) // stride + 1 for size, kernel, pad, stride in axes]
+
+    def fit(self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> bool:
+        """Whether tensors with channels first have the sizes of one call."""
+        wanted = (x.shape[0], self.sizes[0], *self.sides_of_result(x.shape[2:]))
+        return x.shape[1] == self.sizes[1] and out.shape == wanted and (bias is None or bias.shape == wanted[1:2])
+
+
+@dataclass(frozen=True, slots=True)
 class ImageOperands:
     """What a convolution reads and writes, with channels last."""
 
@@ -110,9 +122,16 @@ class ImageOperands:
 
     @classmethod
     def find(
-        cls, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor
+        cls,
+        kernels: Kernels,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        other: torch.Tensor | None,
+        out: torch.Tensor,
     ) -> ImageOperands | None:
-        """For tensors with channels first; None where the kernels do not take them."""
+        """For tensors with channels first; None where our kernels do not take them."""
+        if not kernels.fit(x, bias, out):
+            return None
         given = [tensor for tensor in (x, out, other, bias) if tensor is not None]
         other = None if other is None else other.expand(out.shape).permute(CHANNELS_LAST)
         x, out = x.permute(CHANNELS_LAST), out.permute(CHANNELS_LAST)
@@ -145,7 +164,7 @@ class PointWeight:
     """Kernels of one pixel: a matrix."""
 
     matrix: NativeWeight
-    strides: tuple[int, ...]
+    kernels: Kernels
     bias: torch.Tensor | None
 
     @property
@@ -160,7 +179,7 @@ class PointWeight:
         self, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor, after: PostOp
     ) -> Launch | None:
         """See `ConvolutionWeight`."""
-        operands = ImageOperands.find(x, bias, other, out)
+        operands = ImageOperands.find(self.kernels, x, bias, other, out)
         if operands is None:
             return None
         added = operands.out if operands.other is None else operands.other
@@ -179,7 +198,7 @@ class PointWeight:
 
     def _settings_of_pixels(self, x: torch.Tensor) -> tuple[int, ...]:
         """All pixels as rows of one matrix, or else those of one image after the other, in lines."""
-        down, across = self.strides
+        down, across = self.kernels.shape.strides
         pixels = x[:, ::down, ::across]
         sizes = (self.matrix.columns, self.matrix.inner)
         rows = as_rows(pixels)
@@ -195,7 +214,7 @@ class TileWeight:
 
     library: NativeLibrary
     panels: torch.Tensor
-    pads: tuple[int, ...]
+    kernels: Kernels
     bias: torch.Tensor | None
 
     @property
@@ -210,11 +229,11 @@ class TileWeight:
         self, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor, after: PostOp
     ) -> Launch | None:
         """See `ConvolutionWeight`."""
-        operands = ImageOperands.find(x, bias, other, out)
+        operands = ImageOperands.find(self.kernels, x, bias, other, out)
         if operands is None:
             return None
         out, added = operands.out, operands.out if operands.other is None else operands.other
-        sizes = (*operands.x.shape, out.shape[3], *self.pads, *out.shape[1:3])
+        sizes = (*operands.x.shape, out.shape[3], *self.kernels.shape.pads, *out.shape[1:3])
         rest = (*out.stride()[:3], *added.stride()[:3], *operands.has, *settings_of(after))
         return operands.launch_dense(
             lambda x: self.library.launch(
@@ -228,8 +247,7 @@ class LineWeight:
     """Kernels of any size over few channels: a matrix, of which each line of a kernel reads one stretch of an image."""
 
     matrix: NativeWeight
-    size: tuple[int, int]
-    shape: Convolution
+    kernels: Kernels
     bias: torch.Tensor | None
 
     @property
@@ -244,13 +262,14 @@ class LineWeight:
         self, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor, after: PostOp
     ) -> Launch | None:
         """See `ConvolutionWeight`."""
-        operands = ImageOperands.find(x, bias, other, out)
+        operands = ImageOperands.find(self.kernels, x, bias, other, out)
         if operands is None:
             return None
         rows = as_rows(operands.out if operands.other is None else operands.other)
         if rows is None:
             return None
-        sizes = (*operands.x.shape, self.matrix.columns, *self.size, *self.shape.strides, *self.shape.pads)
+        kernels, shape = self.kernels.sizes, self.kernels.shape
+        sizes = (*operands.x.shape, kernels[0], *kernels[2:], *shape.strides, *shape.pads)
         settings = (*sizes, *operands.out.shape[1:3], *operands.x.stride(), *operands.has, rows.stride(0))
         return self.matrix.library.launch(
             "convolve_lines",

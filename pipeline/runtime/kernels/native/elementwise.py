@@ -9,14 +9,20 @@ import torch
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.native.activations import settings_of
-from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, are_floats, is_for_one_thread
+from pipeline.runtime.kernels.native.library import (
+    NativeKernel,
+    NativeLibrary,
+    are_floats,
+    is_dense_like,
+    is_for_one_thread,
+)
 from pipeline.runtime.kernels.post_ops import PostOp
 
 __all__ = ["KERNELS", "launch_activation"]
 
 
 def launch_activation(library: NativeLibrary, x: torch.Tensor, out: torch.Tensor, after: PostOp) -> Launch | None:
-    if not are_floats(x, out) or not x.is_contiguous() or not is_for_one_thread(out):
+    if not are_floats(x, out) or not x.is_contiguous() or not is_dense_like(out, x) or not is_for_one_thread(out):
         return None
     return library.launch("activate_all", [out], [x], (x.numel(), *settings_of(after)))
 

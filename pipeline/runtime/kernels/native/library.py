@@ -13,7 +13,7 @@ import torch
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.launches import OverloadCall
 
-__all__ = ["NativeKernel", "NativeLibrary", "are_floats", "as_rows", "has_native", "is_for_one_thread"]
+__all__ = ["NativeKernel", "NativeLibrary", "are_floats", "as_rows", "has_native", "is_dense_like", "is_for_one_thread"]
 
 
 SHARED = 2**15
@@ -66,6 +66,14 @@ def has_native(launch: object) -> bool:
 def are_floats(*tensors: torch.Tensor) -> bool:
     """Whether the kernels take tensors like these: float32, with at least one number."""
     return all(tensor.dtype is torch.float32 and tensor.numel() > 0 for tensor in tensors)
+
+
+def is_dense_like(out: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether `out` has the sizes of `x`, and lies without gaps.
+
+    A graph may declare other sizes than a call has: then torch's kernel names the call, and ours would write elsewhere.
+    """
+    return out.shape == x.shape and out.is_contiguous()
 
 
 def is_for_one_thread(out: torch.Tensor) -> bool:

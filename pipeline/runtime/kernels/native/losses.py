@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pipeline.runtime.kernels.base import Launch, Outs
-from pipeline.runtime.kernels.native.library import NativeLibrary, are_floats, as_rows
+from pipeline.runtime.kernels.native.library import NativeLibrary, are_floats, as_rows, is_dense_like
 
 __all__ = [
     "launch_class_loss",
@@ -18,7 +18,7 @@ __all__ = [
 
 
 def launch_log_softmax(library: NativeLibrary, x: torch.Tensor, axis: int, out: torch.Tensor) -> Launch | None:
-    rows = _rows_of_last_axis(x, axis) if are_floats(x, out) and out.is_contiguous() else None
+    rows = _rows_of_last_axis(x, axis) if are_floats(x, out) and is_dense_like(out, x) else None
     return None if rows is None else library.launch("log_softmax_rows", [out], [rows], (*rows.shape, rows.stride(0)))
 
 
@@ -26,7 +26,7 @@ def launch_log_softmax_gradient(
     library: NativeLibrary, gradient: torch.Tensor, output: torch.Tensor, axis: int, out: torch.Tensor
 ) -> Launch | None:
     """`output` is that of log_softmax."""
-    if not are_floats(gradient, output, out) or not out.is_contiguous():
+    if not are_floats(gradient, output, out) or gradient.shape != output.shape or not is_dense_like(out, output):
         return None
     rows, outputs = _rows_of_last_axis(gradient, axis), _rows_of_last_axis(output, axis)
     if rows is None or outputs is None:
@@ -45,7 +45,7 @@ def launch_class_loss(
     """`x` has the logarithms of shares of classes. The launch raises IndexError for a label that is no class."""
     if not are_floats(x, *outs) or not _are_labels_of(labels, x) or outs[1].numel() != 1 or x.stride(1) != 1:
         return None
-    if not outs[0].is_contiguous():
+    if outs[0].numel() != _losses_of(x, reduction) or not outs[0].is_contiguous():
         return None
     return library.launch("class_loss", outs, [x, labels], (*x.shape, x.stride(0), ignored, reduction))
 
@@ -62,9 +62,14 @@ def launch_class_loss_gradient(
     """`counted` is the second result of the loss."""
     if not are_floats(gradient, counted, out) or not _are_labels_of(labels, out) or not out.is_contiguous():
         return None
-    if not gradient.is_contiguous():
+    if gradient.numel() != _losses_of(out, reduction) or not gradient.is_contiguous() or counted.numel() != 1:
         return None
     return library.launch("class_loss_gradient", [out], [gradient, labels, counted], (*out.shape, ignored, reduction))
+
+
+def _losses_of(x: torch.Tensor, reduction: int) -> int:
+    """How many numbers a loss has: one, or without a reduction one for each row."""
+    return 1 if reduction else len(x)
 
 
 def _are_labels_of(labels: torch.Tensor, x: torch.Tensor) -> bool:
@@ -93,6 +98,6 @@ def launch_row_sum(library: NativeLibrary, x: torch.Tensor, factors: torch.Tenso
     """The rows of `x`, each times its factor, in one sum."""
     if not are_floats(x, factors, out) or (x.stride(1) != 1 and x.shape[1] != 1) or factors.stride(0) != 1:
         return None
-    if not out.is_contiguous():
+    if (*factors.shape, *out.shape) != x.shape or not out.is_contiguous():
         return None
     return library.launch("weigh_rows", [out], [x, factors], (*x.shape, x.stride(0)))

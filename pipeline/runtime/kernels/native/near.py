@@ -37,6 +37,8 @@ def launch_near(
     if (bias is not None and bias.shape != matrix.shape[1:]) or (gate is not None and gate.shape != out.shape):
         return None
     columns = matrix.shape[1]
+    if x.shape[1] != len(matrix) or out.shape != (len(x), columns):
+        return None
     step, column = (columns, 1) if matrix.is_contiguous() else matrix.stride()
     settings = (len(x), columns, len(matrix), *x.stride(), step, column, int(bias is not None), int(gate is not None))
     floor = 0.0 if relu else -math.inf

@@ -52,7 +52,7 @@ class NativeWeight:
         after: PostOp = PLAIN,
     ) -> Launch | None:
         """See `ProductWeight`; `other` may be the memory of `out`."""
-        product = RowProduct.find(x, self.columns, bias, other, out, after)
+        product = RowProduct.find(x, (self.inner, self.columns), bias, other, out, after)
         return product and self.library.launch(
             "multiply_packed", [out], [product.rows, self.panels, *product.added], product.settings
         )
@@ -110,15 +110,18 @@ class RowProduct:
     def find(
         cls,
         x: torch.Tensor,
-        columns: int,
+        sizes: tuple[int, int],
         bias: torch.Tensor | None,
         other: torch.Tensor | None,
         out: torch.Tensor,
         after: PostOp,
     ) -> RowProduct | None:
-        """None where the operands are none that the kernel takes."""
+        """With a matrix of `sizes` (inner, columns); None where the operands are none that the kernel takes."""
+        inner, columns = sizes
         given = [tensor for tensor in (bias, other) if tensor is not None]
-        if not are_floats(x, out, *given) or x.dim() < 2:
+        if not are_floats(x, out, *given) or x.dim() < 2 or x.shape[-1] != inner:
+            return None
+        if out.shape != (*x.shape[:-1], columns) or (other is not None and other.shape != out.shape):
             return None
         try:
             rows = x.view(-1, x.shape[-1])
@@ -126,14 +129,14 @@ class RowProduct:
             bias = None if bias is None else bias.view(columns)
         except RuntimeError:
             return None
-        if out.numel() != len(rows) * columns or not out.is_contiguous():
+        if not out.is_contiguous():
             return None
         if (bias is not None and bias.stride(0) != 1 and columns > 1) or (added is not None and added.stride(1) != 1):
             return None
-        sizes = (len(rows), columns, rows.shape[1], rows.stride(0), rows.stride(1), columns)
+        numbers = (len(rows), columns, inner, rows.stride(0), rows.stride(1), columns)
         more = (int(bias is not None), int(added is not None), 0 if added is None else added.stride(0))
         kept = tuple(tensor for tensor in (bias, added) if tensor is not None)
-        return cls(rows, kept, (*sizes, *more, *settings_of(after)))
+        return cls(rows, kept, (*numbers, *more, *settings_of(after)))
 
 
 def launch_any(
@@ -147,7 +150,7 @@ def launch_any(
     """The product of the rows of `x` with a matrix (inner, columns) that may change from run to run."""
     if matrix.dim() != 2 or not are_floats(matrix) or not is_for_one_thread(x.numel() * matrix.shape[1]):
         return None
-    product = RowProduct.find(x, matrix.shape[1], bias, None, out, after)
+    product = RowProduct.find(x, (matrix.shape[0], matrix.shape[1]), bias, None, out, after)
     return product and library.launch(
         "multiply_any", [out], [product.rows, matrix, *product.added], (*matrix.stride(), *product.settings)
     )

@@ -5,9 +5,18 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import torch
+
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
-from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, are_floats, as_rows, is_for_one_thread
+from pipeline.runtime.kernels.native.library import (
+    NativeKernel,
+    NativeLibrary,
+    are_floats,
+    as_rows,
+    is_dense_like,
+    is_for_one_thread,
+)
 
 __all__ = ["KERNELS"]
 
@@ -18,7 +27,7 @@ def normalize(is_centered: bool, library: NativeLibrary, ins: Ins, outs: Outs, a
     columns = math.prod(over)
     if not are_floats(*ins, *outs) or any(item.shape != over or not item.is_contiguous() for item in ins[1:]):
         return None
-    if not is_for_one_thread(outs[0]):
+    if not is_dense_like(outs[0], ins[0]) or not is_for_one_thread(outs[0]):
         return None
     rows = as_rows(ins[0].flatten(attrs["axis"])) if ins[0].is_contiguous() else as_rows(ins[0])
     if rows is None or rows.shape[1] != columns:
@@ -29,7 +38,7 @@ def normalize(is_centered: bool, library: NativeLibrary, ins: Ins, outs: Outs, a
 
 def softmax(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
     rows = as_rows(ins[0]) if attrs["axis"] in (-1, ins[0].dim() - 1) and are_floats(ins[0]) else None
-    if rows is None or not is_for_one_thread(outs[0]):
+    if rows is None or not is_dense_like(outs[0], ins[0]) or not is_for_one_thread(outs[0]):
         return None
     return library.launch("softmax_rows", outs, [rows], (*rows.shape, rows.stride(0)))
 
@@ -38,7 +47,9 @@ def small_attention(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) 
     """The result is (batch, tokens, heads, width), the operands (batch, heads, tokens, width)."""
     query, key, value = ins
     out = outs[0].permute(0, 2, 1, 3)
-    if not are_floats(*ins, *outs) or any(item.stride(3) != 1 and item.shape[3] > 1 for item in ins):
+    if not are_floats(*ins, *outs) or not _fit(query, key, value, out) or not attrs["scale"] >= 0:
+        return None
+    if outs[1].shape != (*query.shape[:3], key.shape[2]) or not outs[1].is_contiguous():
         return None
     sizes = (*query.shape[:3], key.shape[2], query.shape[3], value.shape[3])
     strides = [stride for item in (query, key, value, out) for stride in item.stride()[:3]]
@@ -49,9 +60,9 @@ def attention(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Lau
     """As `small_attention`, and the scores are no value of the plan. A mask is read row by row, without copies."""
     query, key, value = ins[:3]
     out = outs[0].permute(0, 2, 1, 3)
-    if not are_floats(*ins, *outs) or any(item.stride(3) != 1 and item.shape[3] > 1 for item in ins):
+    if not are_floats(*ins, *outs) or not _fit(query, key, value, out) or value.shape[3] != key.shape[3]:
         return None
-    if not is_for_one_thread(outs[0]):
+    if not attrs["scale"] >= 0 or not is_for_one_thread(outs[0]):
         return None
     mask = ins[3].expand(*query.shape[:3], key.shape[2]) if attrs["mask"] else None
     if mask is not None and mask.stride(3) != 1 and mask.shape[3] > 1:
@@ -61,6 +72,16 @@ def attention(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Lau
     of_mask = (0, 0, 0) if mask is None else mask.stride()[:3]
     settings = (*sizes, *strides, float(attrs["scale"]), int(mask is not None), *of_mask)
     return library.launch("attend_all", outs, ins, settings)
+
+
+def _fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether the sizes are those of one call, one key and value for each head of the query, and rows lie dense."""
+    sizes, keys = query.shape[:3], key.shape[2]
+    if (key.shape, value.shape[:3]) != ((*sizes[:2], keys, query.shape[3]), (*sizes[:2], keys)):
+        return False
+    return out.shape == (*sizes, value.shape[3]) and all(
+        item.stride(3) == 1 or item.shape[3] == 1 for item in (query, key, value, out)
+    )
 
 
 KERNELS: dict[Kind, NativeKernel] = {

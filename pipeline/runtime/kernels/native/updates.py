@@ -9,7 +9,7 @@ import torch
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.launches import in_turn
-from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, are_floats
+from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, are_floats, is_dense_like
 from pipeline.runtime.kernels.optimizer import group_tensors, prepare_update
 
 __all__ = ["KERNELS"]
@@ -21,6 +21,10 @@ def adam(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch |
         return None
     gradients, copies = prepare_update(operands, outs, attrs["count"])
     groups = group_tensors(outs, attrs["count"])
+    if not all(
+        is_dense_like(out, gradient) for group in groups for out, gradient in zip(group, gradients, strict=True)
+    ):
+        return None
     decay = 0 if attrs["weight_decay"] == 0 else 2 if attrs["decoupled"] else 1
     numbers = [float(attrs[name]) for name in ("beta1", "beta2", "epsilon", "weight_decay")]
     kinds = (decay, int(attrs["maximize"]), int(len(groups) == 4))

@@ -28,8 +28,8 @@ static void multiply_near(const NearProduct &t, ptrdiff_t first, ptrdiff_t colum
   ptrdiff_t row = t.row;
   Vector sums[ROWS][VECTORS] = {};
   for (ptrdiff_t k = 0; k < t.depth; k++, right += t.step, left += t.inner) {
-    Vector ahead = load(right), end = VECTORS == 1 || last < LANES ? load_part(right + END, last) : load(right + END);
-    if (VECTORS == 1) ahead = end;
+    Vector end = VECTORS == 1 || last < LANES ? load_part(right + END, last) : load(right + END);
+    Vector ahead = VECTORS == 1 ? end : load(right);
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++) {
       float x = left[i * row];

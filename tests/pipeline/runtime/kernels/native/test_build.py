@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.errors import UsageError
 from pipeline.runtime.kernels.native.build import build_library, is_library_built
+from tests.support.native import native_library
 from tests.support.paths import TESTS
 
 LOADING = """
@@ -28,6 +29,21 @@ except UsageError as error:
 BUILDING = """
 from pipeline.runtime.kernels.native.build import build_library
 print(build_library())
+"""
+
+LOADING_TWO = """
+import os
+from pipeline.errors import UsageError
+from pipeline.runtime.kernels.native.build import load_library
+load_library()
+load_library.cache_clear()
+print("again", load_library().panel)
+load_library.cache_clear()
+os.environ["CXX"] = os.environ["OTHER"]
+try:
+    load_library()
+except UsageError as error:
+    print(error)
 """
 
 QUICK = """
@@ -98,6 +114,10 @@ def test_a_compiler_that_is_missing(cache: Path, monkeypatch: pytest.MonkeyPatch
         ("echo 'unknown option' >&2; exit 2", "unknown option"),
         ("exit 1", "it said nothing"),
         ("exit 0", "it wrote no library"),
+        (
+            "test $LC_ALL = C && printf 'error: \\351 is no letter\\n' >&2; exit 1",
+            "error: \N{REPLACEMENT CHARACTER} is no letter",
+        ),
     ],
 )
 def test_a_compiler_that_fails(
@@ -110,6 +130,27 @@ def test_a_compiler_that_fails(
     assert list(cache.iterdir()) == []  # nothing half done is left
 
 
+def test_a_compiler_that_is_no_program(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose_compiler(tmp_path / "text", "", monkeypatch).write_text("no program")
+    with pytest.raises(UsageError, match=r"failed to compile the kernels \(it cannot be run: .*\); name another"):
+        build_library()
+
+
+def test_a_compiler_with_flags_or_a_space_in_its_path(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my tools").mkdir()
+    path = choose_compiler(tmp_path / "my tools" / "quick", QUICK.replace("compiled", "$1 $2"), monkeypatch)
+    first = build_library()
+    monkeypatch.setenv("CXX", f"'{path}' -m64 ")
+    second = build_library()
+    assert first != second
+    assert Path(f"{path}.log").read_text() == "-std=c++20 -O3\n-m64 -std=c++20\n"
+    monkeypatch.setenv("CXX", f"'{path}")
+    with pytest.raises(UsageError, match=r"did not find .* of \$CXX"):
+        build_library()
+
+
 def test_a_damaged_library(cache: Path, quick: Path) -> None:
     build_library()
     said = run_elsewhere(LOADING).communicate(timeout=300)[0]
@@ -120,6 +161,51 @@ def test_a_damaged_library(cache: Path, quick: Path) -> None:
 def test_a_folder_that_cannot_be_made(cache: Path, quick: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file in its place")
     with pytest.raises(UsageError, match=r"cannot be made \(.*\); set XDG_CACHE_HOME to a folder that can, or leave"):
+        build_library()
+
+
+def test_a_user_without_a_home(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", fail)
+    with pytest.raises(UsageError, match=r"found no home folder; set XDG_CACHE_HOME to a folder of yours, or leave"):
+        build_library()
+
+
+def test_a_folder_in_the_place_of_the_library(cache: Path, quick: Path) -> None:
+    path = build_library()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(
+        UsageError, match=r"\.so cannot be written \(Is a directory\); make room, or set XDG_CACHE_HOME"
+    ):
+        build_library()
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o000])
+def test_a_umask_that_lets_a_group_write(cache: Path, quick: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        path = build_library()
+    finally:
+        os.umask(before)
+    assert (cache.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o755)
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root gives a link to somebody else")
+@pytest.mark.parametrize("of", ["folder", "library"])
+def test_a_link_of_somebody_else(cache: Path, quick: Path, tmp_path: Path, of: str) -> None:
+    """It may lead to a folder of ours now, and elsewhere when the library is loaded."""
+    place = build_library() if of == "library" else cache
+    place.parent.mkdir(parents=True, exist_ok=True)
+    target = place.rename(tmp_path / "ours") if of == "library" else tmp_path
+    place.symlink_to(target)
+    os.lchown(place, os.getuid(), os.getgid())
+    assert build_library().is_file()
+    os.lchown(place, 12345, -1)
+    with pytest.raises(UsageError, match="others can write to"):
         build_library()
 
 
@@ -152,3 +238,16 @@ def test_two_processes_that_build_at_once(cache: Path, tmp_path: Path, monkeypat
     said = [process.communicate(timeout=300)[0].strip() for process in started]
     assert said == [str(path) for path in cache.iterdir()] * 2
     assert Path(f"{slow}.log").read_text() == "compiled\n" * 2  # both were at it at the same time
+
+
+def test_a_process_has_one_library_of_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch would abort at operators that are registered twice."""
+    native_library()
+    other = choose_compiler(tmp_path / "quick", QUICK, monkeypatch)
+    monkeypatch.setenv("OTHER", str(other))
+    monkeypatch.delenv("CXX")
+    process = run_elsewhere(LOADING_TWO)
+    again, refusal = process.communicate(timeout=300)[0].splitlines()
+    assert again.startswith("again ")
+    assert "this process has loaded other kernels than" in refusal
+    assert process.returncode == 0

@@ -180,6 +180,20 @@ def test_attention_to_a_key_that_is_no_number(number: float) -> None:
     assert out.isnan().all() == (number != number)
 
 
+@pytest.mark.parametrize("size", [1e5, 1e9, 1e30])
+@pytest.mark.parametrize("scale", [0.3, 3.7, 0.0])
+@pytest.mark.parametrize("keys", [5, 16, 37])
+def test_attention_with_large_scores(size: float, scale: float, keys: int) -> None:
+    """One key has the whole weight then. A product that is not rounded before a difference gives it none, or more."""
+    query, key, value = draw(0, 1, 2, 9, 32) * size, draw(1, 1, 2, keys, 32), draw(2, 1, 2, keys, 32)
+    out, scores = torch.empty(1, 9, 2, 32), torch.empty(1, 2, 9, keys)
+    wanted = functional.scaled_dot_product_attention(query, key, value, scale=scale).transpose(1, 2)
+    launch(Kind.SmallAttention, [query, key, value], [out, scores], scale=scale)
+    torch.testing.assert_close(out, wanted, atol=2e-5, rtol=1e-4)
+    launch(Kind.ScaledDotProductAttention, [query, key, value], [out], scale=scale, mask=False)
+    torch.testing.assert_close(out, wanted, atol=2e-5, rtol=1e-4)
+
+
 def test_other_operands_are_left_to_torch() -> None:
     x, scale = draw(0, 4, 8), draw(1, 8)
     narrow = draw(2, 8, 4).t()
@@ -193,6 +207,8 @@ def test_other_operands_are_left_to_torch() -> None:
     heads = draw(3, 1, 2, 5, 8)
     outs = [torch.empty(1, 5, 2, 8), torch.empty(1, 2, 5, 5)]
     assert bind(Kind.SmallAttention, [heads, heads, heads.bfloat16()], outs, scale=1.0) is None
+    assert bind(Kind.SmallAttention, [heads, heads, heads], outs, scale=-1.0) is None
+    assert bind(Kind.ScaledDotProductAttention, [heads, heads, heads], outs[:1], scale=-1.0, mask=False) is None
     spread = [heads, heads, heads, torch.zeros(1, 1, 5, 1)]
     assert bind(Kind.ScaledDotProductAttention, spread, outs[:1], scale=1.0, mask=True) is None
     assert bind(Kind.SmallAttention, [heads, heads, draw(3, 1, 2, 8, 5).transpose(2, 3)], outs, scale=1.0) is None
