@@ -10,8 +10,10 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -37,7 +39,7 @@ LEAVE_OUT = "or leave out `native`, without which torch computes everything"
 
 @cache
 def load_library() -> NativeLibrary:
-    """The kernels; they are compiled if this machine has not compiled them yet, which takes 5 to 10 seconds.
+    """The kernels; they are compiled if this machine has not compiled them yet, which takes some 15 seconds.
 
     Raises:
         UsageError: no compiler is there, it fails, or the folder for the library cannot be written or is not ours.
@@ -79,19 +81,22 @@ def is_library_built() -> bool:
     return _library_path(_find_compiler()).is_file()
 
 
-def _library_path(compiler: str) -> Path:
+def _library_path(compiler: Sequence[str]) -> Path:
     return _cache_folder() / f"native-{_digest(compiler)}.so"
 
 
-def _find_compiler() -> str:
-    """`$CXX`, or the first of `COMPILERS` that is there."""
+def _find_compiler() -> tuple[str, ...]:
+    """`$CXX`, which may have arguments or be a compiler behind ccache, or the first of `COMPILERS` that is there."""
     chosen = os.environ.get("CXX", "")
-    found = [shutil.which(name) for name in ([chosen] if chosen else COMPILERS)]
-    path = next(filter(None, found), None)
+    try:
+        program, *arguments = shlex.split(chosen) or [""]
+    except ValueError as error:
+        raise UsageError(f"native: $CXX is {chosen!r}, which has no end ({error}); write a command") from error
+    path = next(filter(None, map(shutil.which, [program] if program else COMPILERS)), None)
     if path is None:
-        tried = f"{chosen!r} of $CXX" if chosen else f"any of {', '.join(COMPILERS)}"
+        tried = f"{program!r} of $CXX" if program else f"any of {', '.join(COMPILERS)}"
         raise UsageError(f"native needs a C++ compiler, and did not find {tried}; install one, {LEAVE_OUT}")
-    return path
+    return path, *arguments
 
 
 def _cache_folder() -> Path:
@@ -118,12 +123,12 @@ def _refuse_foreign(path: Path) -> None:
         )
 
 
-def _digest(compiler: str) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+def _digest(compiler: Sequence[str]) -> str:
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
-    for part in (*FLAGS, compiler, version, torch.__version__, platform.machine(), _processor()):
+    for part in (*FLAGS, *compiler, version, torch.__version__, platform.machine(), _processor()):
         digest.update(f"{part}\n".encode())
     return digest.hexdigest()[:24]
 
@@ -137,13 +142,13 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(compiler: Sequence[str], path: Path) -> None:
     root = Path(torch.__file__).parent
     sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
     with replace_when_done(path) as unfinished:
         found = subprocess.run(
             [
-                *(compiler, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"),
+                *(*compiler, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"),
                 *(f"-isystem{root / 'include'}", *sources, "-o", str(unfinished)),
                 *(f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu"),
             ],
@@ -155,6 +160,6 @@ def _compile(compiler: str, path: Path) -> None:
             lines = [line for line in found.stderr.splitlines() if "error" in line] or found.stderr.splitlines()
             why = lines[0] if lines else "it said nothing" if found.returncode else "it wrote no library"
             raise UsageError(
-                f"native: {compiler} failed to compile the kernels ({why}); "
+                f"native: {shlex.join(compiler)} failed to compile the kernels ({why}); "
                 f"name another compiler in $CXX (it has to know C++20), {LEAVE_OUT}"
             )
