@@ -11,7 +11,6 @@ import hashlib
 import os
 import platform
 import shlex
-import shutil
 import subprocess
 from collections.abc import Sequence
 from functools import cache
@@ -20,6 +19,7 @@ from pathlib import Path
 import torch
 
 from passes.weights.files import replace_when_done
+from pipeline.compiler import LEAVE_OUT, find_compiler
 from pipeline.errors import UsageError
 from pipeline.runtime.kernels.native.library import NativeLibrary
 
@@ -27,14 +27,10 @@ __all__ = ["build_library", "is_library_built", "load_library"]
 
 SOURCES = Path(__file__).with_name("sources")
 
-COMPILERS = ("c++", "g++", "clang++")
-
 FLAGS = (
     *("-std=c++20", "-O3", "-shared", "-fPIC"),
     *("-march=native", "-ffp-contract=fast", "-fno-math-errno"),
 )
-
-LEAVE_OUT = "or leave out `native`, without which torch computes everything"
 
 
 @cache
@@ -60,7 +56,7 @@ def build_library() -> Path:
     Raises:
         UsageError: as `load_library`.
     """
-    compiler = _find_compiler()
+    compiler = find_compiler()
     path = _library_path(compiler)
     if not path.is_file():
         if not os.access(path.parent, os.W_OK):
@@ -78,25 +74,11 @@ def is_library_built() -> bool:
     Raises:
         UsageError: as `load_library`.
     """
-    return _library_path(_find_compiler()).is_file()
+    return _library_path(find_compiler()).is_file()
 
 
 def _library_path(compiler: Sequence[str]) -> Path:
     return _cache_folder() / f"native-{_digest(compiler)}.so"
-
-
-def _find_compiler() -> tuple[str, ...]:
-    """`$CXX`, which may have arguments or be a compiler behind ccache, or the first of `COMPILERS` that is there."""
-    chosen = os.environ.get("CXX", "")
-    try:
-        program, *arguments = shlex.split(chosen) or [""]
-    except ValueError as error:
-        raise UsageError(f"native: $CXX is {chosen!r}, which has no end ({error}); write a command") from error
-    path = next(filter(None, map(shutil.which, [program] if program else COMPILERS)), None)
-    if path is None:
-        tried = f"{program!r} of $CXX" if program else f"any of {', '.join(COMPILERS)}"
-        raise UsageError(f"native needs a C++ compiler, and did not find {tried}; install one, {LEAVE_OUT}")
-    return path, *arguments
 
 
 def _cache_folder() -> Path:
