@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["bytes_text", "milliseconds_text", "nearest", "nearest_names", "plural"]
+__all__ = ["bytes_text", "milliseconds_text", "nearest", "nearest_names", "plural", "with_article"]
 
 UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
@@ -30,6 +30,11 @@ def nearest_names(name: str, known: Iterable[str], count: int, cutoff: float = 0
 def plural(count: int, word: str, words: str = "") -> str:
     """`1 pass`, `2 passes`; `words` where the plural is not `word` and an s."""
     return f"{count:,} {word if count == 1 else words or word + 's'}"
+
+
+def with_article(noun: str) -> str:
+    """`an int`, `a DynamicCache`."""
+    return f"{'an' if noun[0] in 'aeiouAEIOU' else 'a'} {noun}"
 
 
 def bytes_text(count: int) -> str:

@@ -94,6 +94,10 @@ def compare(
         raise UsageError("--inputs gives the numbers, so --seed has no effect; leave one of them out")
     if first_divergence and most is not None:
         raise UsageError("--first-divergence shows one value, so --most has no effect; leave one of them out")
+    if model.endswith(IR_ENDINGS) and (overrides or out is not None):
+        raise UsageError(
+            f"{'--set' if overrides else '--out'} is for a configuration or an ONNX file; an IR runs as it is"
+        )
     subject = (
         _open_ir(Path(model), weights) if model.endswith(IR_ENDINGS) else _open_model(model, overrides, out, weights)
     )

@@ -12,7 +12,7 @@ import torch
 
 from pipeline.errors import InternalError
 from pipeline.runtime.kernels import Launch
-from pipeline.runtime.kernels.blocked import kernels_for_threads
+from pipeline.runtime.kernels.threads import kernels_for_threads
 from pipeline.runtime.program import BoundProgram, LaunchStep
 from pipeline.runtime.states import States
 

@@ -139,8 +139,7 @@ def compile_graphs(
 
     `weights` are tensors by value name or by name in a checkpoint; each goes to every graph that has it, and is bound
     without a copy. A state that one graph changes is the state of this name in the others, and its first value is that
-    of any graph that has one. `native` is as for
-    `compile_graph`.
+    of any graph that has one. `native` is as for `compile_graph`.
 
     Raises:
         UsageError: no graphs, weights that no graph has, or states that are not the same in all graphs.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, NoReturn, SupportsIndex
 
+from passes.suggest import with_article
 from pipeline.errors import UsageError
 
 __all__ = ["ProcessBound"]
@@ -22,6 +23,6 @@ class ProcessBound:
             UsageError: always.
         """
         raise UsageError(
-            f"a {type(self).__name__} can be neither copied nor pickled, since its launches hold memory of this "
-            f"process; {self.instead}"
+            f"{with_article(type(self).__name__)} can be neither copied nor pickled, since its launches hold memory "
+            f"of this process; {self.instead}"
         )

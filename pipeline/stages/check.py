@@ -11,6 +11,7 @@ from passes.recipe.recipe import steps_of
 from passes.recipe.steps import library_versions
 from passes.run.apply_policy import check_names
 from passes.step import Repeat, Step, flatten
+from pipeline.compiler import find_compiler
 from pipeline.config import ExportConfig, RunConfig, TrainConfig, locate, locate_checkpoint, split_factory
 from pipeline.errors import ConfigError
 from pipeline.export.user_code import check_function
@@ -27,7 +28,7 @@ def default_folder(config: RunConfig, out: str | Path | None) -> Path:
 
 
 def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repeat, ...]:
-    """Check every name, option and path, and return the steps of the recipe.
+    """Check every name, option and path, and the compiler if one is needed; return the steps of the recipe.
 
     Names that an earlier run in the same folder has checked with the libraries are not checked again.
 
@@ -36,6 +37,8 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
     """
     _check_paths(config)
     refuse_export_keys(config)
+    if config.runtime.native and "plan" in config.runtime.chosen:
+        find_compiler()
     if config.passes.encodings is not None:
         read_aimet(Path(config.passes.encodings))
     steps = steps_of(config.passes.recipe)
@@ -71,6 +74,8 @@ def check_train(config: RunConfig) -> TrainConfig:
         locate(model.onnx)
     if config.checkpoint is not None:
         locate_checkpoint(config.checkpoint)
+    if train.native:
+        find_compiler()
     return train
 
 

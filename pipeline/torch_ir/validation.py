@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from passes.suggest import with_article
 from pipeline.errors import UsageError
 from pipeline.importers.from_torch.modules import every_tensor
 
@@ -115,5 +116,4 @@ def mistaken(
 
 def a_type(given: Any) -> str:
     """`an int`, `a DynamicCache`, `None`."""
-    name = type(given).__name__
-    return "None" if given is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    return "None" if given is None else with_article(type(given).__name__)

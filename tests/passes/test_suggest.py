@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from passes.suggest import bytes_text, milliseconds_text
+from passes.suggest import bytes_text, milliseconds_text, with_article
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,11 @@ def test_a_size_has_the_largest_unit_that_fits(count: int, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0.00035, "0.35 ms"), (0.0999, "99.90 ms"), (1.4, "1400 ms")])
 def test_a_time_is_in_milliseconds(seconds: float, text: str) -> None:
     assert milliseconds_text(seconds) == text
+
+
+def test_an_article_goes_by_the_first_letter() -> None:
+    assert [with_article(noun) for noun in ("int", "DynamicCache", "EntryPoint")] == [
+        "an int",
+        "a DynamicCache",
+        "an EntryPoint",
+    ]

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import Context, ContextVar
+from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,11 +24,11 @@ import torch
 from pipeline.runtime.kernels.base import Launch
 from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
+from pipeline.runtime.kernels.threads import planned_threads
 
 __all__ = [
     "HAS_SMALL_KERNELS",
     "BlockedWeight",
-    "kernels_for_threads",
     "launch_batch",
     "launch_in_blocks",
     "pack_blocks",
@@ -70,25 +69,6 @@ class BlockMemory(Protocol):
     def share(self, packed: np.ndarray) -> np.ndarray:
         """`packed`, or an earlier one with the same bytes."""
         ...
-
-
-PLANNED_THREADS: Final[ContextVar[int]] = ContextVar("PLANNED_THREADS", default=0)
-"""Threads of torch when the program was compiled whose launches are bound now; 0 where none is."""
-
-
-@contextmanager
-def kernels_for_threads(threads: int) -> Iterator[None]:
-    """Choose kernels as for so many threads of torch. A context that is made later than its program chooses those that
-    it had then, whatever the number is now: other kernels sum in another order."""
-    token = PLANNED_THREADS.set(threads)
-    try:
-        yield
-    finally:
-        PLANNED_THREADS.reset(token)
-
-
-def _threads() -> int:
-    return PLANNED_THREADS.get() or torch.get_num_threads()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +124,7 @@ def pack_blocks(rows: int, weight: torch.Tensor) -> BlockedWeight | None:
     Several threads of torch share a product, which numpy's small kernels do not.
     """
     columns, inner = weight.shape
-    if not HAS_SMALL_KERNELS or torch.get_num_threads() > 1 or not LEAST <= rows * weight.numel() <= MOST:
+    if not HAS_SMALL_KERNELS or planned_threads() > 1 or not LEAST <= rows * weight.numel() <= MOST:
         return None
     fitting = list(_divisions(rows, columns, inner)) if inner <= DEEPEST else []
     if not fitting:
@@ -182,7 +162,7 @@ def launch_in_blocks(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Lau
 def _divide_in_place(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[int, int] | None:
     """(columns of a block, rows of a group) for matrices that are read where they lie."""
     (rows, inner), columns = a.shape, b.shape[1]
-    if not HAS_SMALL_KERNELS or _threads() > 1 or rows * inner * columns > MOST:
+    if not HAS_SMALL_KERNELS or planned_threads() > 1 or rows * inner * columns > MOST:
         return None
     if min(rows, inner) < 2 or not (out.is_cpu and out.is_contiguous()):
         return None  # a product with one row, which torch does faster, or not in rows

@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from passes.proof.numbers import Tolerance, tolerance_for
+from passes.suggest import with_article
 from pipeline.runtime.tensors import dtype_name
 from pipeline.torch_ir.tree import Leaf, Tree, structure, under
 
@@ -44,7 +45,7 @@ def _walk(result: Any, tree: Tree, outputs: Sequence[torch.Tensor], path: str) -
         return
     kind, children = structure(result) or ("", {})
     if kind != tree.kind:
-        yield Pair(path, result, None, f"the model gives {_describe_item(result)}, the IR {_a(tree.kind)}")
+        yield Pair(path, result, None, f"the model gives {_describe_item(result)}, the IR {with_article(tree.kind)}")
         return
     if tree.keys is None and len(children) != len(tree.children):  # without names, only positions can be compared
         yield Pair(path, result, None, f"the model gives {len(children)} items, the IR {len(tree.children)}")
@@ -88,11 +89,7 @@ def _in_order(result: Any, outputs: Sequence[torch.Tensor]) -> Iterator[Pair]:
 def _describe_item(item: Any) -> str:
     if isinstance(item, torch.Tensor):
         return "a tensor"
-    return "None" if item is None else _a(type(item).__qualname__)
-
-
-def _a(kind: str) -> str:
-    return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
+    return "None" if item is None else with_article(type(item).__qualname__)
 
 
 OWN = {"float32": Tolerance(1e-5, 1e-5)}

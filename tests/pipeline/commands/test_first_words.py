@@ -257,6 +257,17 @@ def test_names_are_checked_before_the_model_is_made(config_file, onnxline, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+def test_a_compiler_is_looked_for_before_the_model_is_made(config_file, onnxline, tmp_path, monkeypatch) -> None:
+    """The factory raises, which is not said where a compiler is missing. Other backends than `plan` need none."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    words = ["run", config_file(factory="broken"), "--set", "runtime.native=true", "--out", tmp_path / "out"]
+    code, said = onnxline(*words)
+    assert code == 2, said
+    assert "native needs a C++ compiler, and did not find 'no-such-compiler' of $CXX" in said
+    assert not (tmp_path / "out").exists()
+    assert "C++ compiler" not in onnxline(*words, "--set", "runtime.backends=[torch]")[1]
+
+
 def test_a_mistake_leaves_a_good_report(model: Path, onnxline, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert onnxline("run", model, "--out", out, "--recipe", "eliminate_identity")[0] == 0

@@ -220,7 +220,7 @@ def test_a_loss_of_ones_own_and_a_limit(folder: Path) -> None:
 def test_native_asks_for_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_library.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(UsageError, match=r"native needs a C\+\+ compiler, and did not find \$CXX, 'no-such-compiler'"):
+    with pytest.raises(UsageError, match=r"needs a C\+\+ compiler, and did not find 'no-such-compiler' of \$CXX"):
         run(settings(folder, native=True), folder / "out")
 
 

@@ -49,6 +49,7 @@ MADE: dict[str, tuple[Callable[[], object], str]] = {
         lambda: compile_graphs({"only": graph()}),
         f"take `new_sequence()` for states of its own, or {AGAIN}",
     ),
+    "EntryPoint": (lambda: compile_graphs({"only": graph()}).entry("only"), AGAIN),
     "Context": (lambda: compile_graph(graph()).new_context(), AGAIN),
     "TrainProgram": (
         train_program,
@@ -61,7 +62,9 @@ MADE: dict[str, tuple[Callable[[], object], str]] = {
 def test_a_copy_is_refused_in_one_sentence(name: str) -> None:
     make, instead = MADE[name]
     made = make()
-    message = f"a {name} can be neither copied nor pickled, since its launches hold memory of this process; {instead}"
+    article = "an" if name == "EntryPoint" else "a"
+    said = f"{article} {name} can be neither copied nor pickled, since its launches hold memory of this process"
+    message = f"{said}; {instead}"
     for copier in COPIERS.values():
         with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
             copier(made)

@@ -2,8 +2,8 @@
 
 `sources/` holds them, and `call.cpp` the operators by which torch calls them; `build.py` compiles and loads them, and
 `library.py` makes launches of them. `products.py`, `near.py`, `rows.py`, `elementwise.py` and `updates.py` say for
-which operands a kernel takes a call; `kernels/aten/native.py` does so for torch's operators, with `losses.py` too.
-Every other call runs by torch.
+which operands a kernel takes a call, `convolutions.py` which weights are packed for one; `kernels/aten/native.py` does
+so for torch's operators, with `losses.py` too. Every other call runs by torch.
 
 The kernels take float32 and use one thread, so with more threads torch keeps what is large.
 """

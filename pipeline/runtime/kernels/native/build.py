@@ -11,7 +11,6 @@ import hashlib
 import os
 import platform
 import shlex
-import shutil
 import stat
 import subprocess
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 import torch
 
 from passes.weights.files import replace_when_done
+from pipeline.compiler import LEAVE_OUT, find_compiler
 from pipeline.errors import UsageError
 from pipeline.runtime.kernels.native.library import NativeLibrary
 
@@ -28,19 +28,15 @@ __all__ = ["build_library", "is_library_built", "load_library"]
 
 SOURCES = Path(__file__).with_name("sources")
 
-COMPILERS = ("c++", "g++", "clang++")
-
 FLAGS = (
     *("-std=c++20", "-O3", "-shared", "-fPIC"),
     *("-march=native", "-ffp-contract=fast", "-fno-math-errno"),
 )
 
-LEAVE_OUT = "or leave out `native`, without which torch computes everything"
-
 
 @cache
 def load_library() -> NativeLibrary:
-    """The kernels; they are compiled if this machine has not compiled them yet, which takes 5 to 10 seconds.
+    """The kernels; they are compiled if this machine has not compiled them yet, which takes some 15 seconds.
 
     Raises:
         UsageError: no compiler is there, it fails, the folder for the library cannot be written or is not ours, or the
@@ -65,7 +61,7 @@ def build_library() -> Path:
     Raises:
         UsageError: as `load_library`.
     """
-    compiler = _find_compiler()
+    compiler = find_compiler()
     path = _library_path(compiler)
     if not path.is_file():
         if not os.access(path.parent, os.W_OK):
@@ -83,29 +79,11 @@ def is_library_built() -> bool:
     Raises:
         UsageError: as `load_library`.
     """
-    return _library_path(_find_compiler()).is_file()
+    return _library_path(find_compiler()).is_file()
 
 
 def _library_path(compiler: Sequence[str]) -> Path:
     return _cache_folder() / f"native-{_digest(compiler)}.so"
-
-
-def _find_compiler() -> list[str]:
-    """The words of `$CXX`, which may be a path with spaces or have flags, or the first of `COMPILERS` that is there."""
-    chosen = os.environ.get("CXX", "").strip()
-    for name, *flags in [[chosen], _split_words(chosen)] if chosen else [[name] for name in COMPILERS]:
-        path = shutil.which(name)
-        if path is not None:
-            return [path, *flags]
-    tried = f"{chosen!r} of $CXX" if chosen else f"any of {', '.join(COMPILERS)}"
-    raise UsageError(f"native needs a C++ compiler, and did not find {tried}; install one, {LEAVE_OUT}")
-
-
-def _split_words(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError:  # a quote that does not end
-        return [command]
 
 
 def _cache_folder() -> Path:

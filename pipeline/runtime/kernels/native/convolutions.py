@@ -21,7 +21,7 @@ from pipeline.runtime.kernels.base import Launch
 from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.native.activations import settings_of
 from pipeline.runtime.kernels.native.library import NativeLibrary, are_floats, as_rows
-from pipeline.runtime.kernels.native.products import NativeWeight, is_for_one_thread, pack_panels
+from pipeline.runtime.kernels.native.products import NativeWeight, is_faster_alone, pack_panels
 from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PostOp
 from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight
@@ -50,7 +50,7 @@ def pack_native_convolution(
     """
     if weight.dim() != 4 or weight.dtype is not torch.float32 or not weight.numel() or shape.groups != 1:
         return None
-    if not is_for_one_thread(x.numel // x.sizes[1] * weight.numel()):
+    if not is_faster_alone(x.numel // x.sizes[1] * weight.numel()):
         return None
     kernels, (down, across) = Kernels(tuple(weight.shape), shape), weight.shape[2:]
     if (down, across) == (1, 1) and not any(shape.pads):

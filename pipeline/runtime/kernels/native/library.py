@@ -12,6 +12,7 @@ import torch
 
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.launches import OverloadCall
+from pipeline.runtime.kernels.threads import planned_threads
 
 __all__ = ["NativeKernel", "NativeLibrary", "are_floats", "as_rows", "has_native", "is_dense_like", "is_for_one_thread"]
 
@@ -77,8 +78,9 @@ def is_dense_like(out: torch.Tensor, x: torch.Tensor) -> bool:
 
 
 def is_for_one_thread(out: torch.Tensor) -> bool:
-    """Whether torch would not share the computation of `out`, number by number or row by row, among its threads."""
-    return torch.get_num_threads() == 1 or out.numel() < SHARED
+    """Whether torch would not share the computation of `out`, number by number or row by row, among the threads that
+    kernels are chosen for."""
+    return planned_threads() == 1 or out.numel() < SHARED
 
 
 def as_rows(tensor: torch.Tensor) -> torch.Tensor | None:

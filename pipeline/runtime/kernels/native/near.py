@@ -9,6 +9,7 @@ import torch
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, are_floats
+from pipeline.runtime.kernels.threads import planned_threads
 
 __all__ = ["KERNELS", "launch_near"]
 
@@ -28,7 +29,7 @@ def launch_near(
 ) -> Launch | None:
     """The product of two matrices plus a bias; then ReLU, or 0 where `gate`, the result of a ReLU, is 0."""
     added = [tensor for tensor in (bias, gate) if tensor is not None]
-    if torch.get_num_threads() > 1 or not are_floats(x, matrix, out, *added) or matrix.numel() > LARGEST:
+    if planned_threads() > 1 or not are_floats(x, matrix, out, *added) or matrix.numel() > LARGEST:
         return None
     if x.dim() != 2 or matrix.dim() != 2 or 1 not in matrix.stride():
         return None

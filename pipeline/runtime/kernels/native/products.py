@@ -13,8 +13,9 @@ from pipeline.runtime.kernels.native.activations import settings_of
 from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, are_floats
 from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp, post_op
+from pipeline.runtime.kernels.threads import planned_threads
 
-__all__ = ["KERNELS", "NativePair", "NativeWeight", "is_for_one_thread", "launch_any", "pack_panels"]
+__all__ = ["KERNELS", "NativePair", "NativeWeight", "is_faster_alone", "launch_any", "pack_panels"]
 
 SHARED = 2**22
 """Multiplications from which on several threads of torch are faster than one of ours."""
@@ -91,7 +92,7 @@ class NativePair:
 def pack_panels(library: NativeLibrary, rows: int, weight: torch.Tensor) -> NativeWeight | None:
     """The float32 matrix `weight` (columns, inner) in panels; None where torch is faster, with more threads."""
     columns, inner = weight.shape
-    if not weight.numel() or not is_for_one_thread(rows * weight.numel()):
+    if not weight.numel() or not is_faster_alone(rows * weight.numel()):
         return None
     panels = torch.empty(-(-columns // library.panel) * library.panel * inner)
     library.launch("pack_panels", [panels], [weight], [inner, columns, weight.stride(1), weight.stride(0)])()
@@ -148,7 +149,7 @@ def launch_any(
     after: PostOp = PLAIN,
 ) -> Launch | None:
     """The product of the rows of `x` with a matrix (inner, columns) that may change from run to run."""
-    if matrix.dim() != 2 or not are_floats(matrix) or not is_for_one_thread(x.numel() * matrix.shape[1]):
+    if matrix.dim() != 2 or not are_floats(matrix) or not is_faster_alone(x.numel() * matrix.shape[1]):
         return None
     product = RowProduct.find(x, (matrix.shape[0], matrix.shape[1]), bias, None, out, after)
     return product and library.launch(
@@ -156,9 +157,9 @@ def launch_any(
     )
 
 
-def is_for_one_thread(multiplications: int) -> bool:
+def is_faster_alone(multiplications: int) -> bool:
     """Whether so many are faster by one thread of ours than by all of torch."""
-    return torch.get_num_threads() == 1 or multiplications < SHARED
+    return planned_threads() == 1 or multiplications < SHARED
 
 
 def matmul(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:

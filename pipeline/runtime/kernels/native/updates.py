@@ -9,7 +9,13 @@ import torch
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.launches import in_turn
-from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, are_floats, is_dense_like
+from pipeline.runtime.kernels.native.library import (
+    NativeKernel,
+    NativeLibrary,
+    are_floats,
+    is_dense_like,
+    is_for_one_thread,
+)
 from pipeline.runtime.kernels.optimizer import group_tensors, prepare_update
 
 __all__ = ["KERNELS"]
@@ -18,6 +24,8 @@ __all__ = ["KERNELS"]
 def adam(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
     *operands, step, rate, skip = ins
     if not are_floats(*operands, *outs, step, skip) or rate.dtype is not torch.float64:
+        return None
+    if not all(map(is_for_one_thread, outs)):
         return None
     gradients, copies = prepare_update(operands, outs, attrs["count"])
     groups = group_tensors(outs, attrs["count"])

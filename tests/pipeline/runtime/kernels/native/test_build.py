@@ -97,6 +97,17 @@ def test_other_sources_flags_or_compilers_make_another_library(
     assert len({first, second, build_library()}) == len(list(cache.iterdir())) == 3
 
 
+def test_a_compiler_with_arguments(cache: Path, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `ccache g++`, or `g++ -m64`."""
+    plain = build_library()
+    monkeypatch.setenv("CXX", f"/bin/sh '{quick}' -m64")
+    assert build_library() != plain
+    assert Path(f"{quick}.log").read_text() == "compiled\n" * 2
+    monkeypatch.setenv("CXX", "g++ 'x")
+    with pytest.raises(UsageError, match=r"did not find \"g\+\+ 'x\" of \$CXX"):
+        build_library()
+
+
 def test_a_compiler_that_is_missing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UsageError, match=r"did not find 'no-such-compiler' of \$CXX; install one, or leave out `nat"):

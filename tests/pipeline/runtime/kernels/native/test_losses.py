@@ -11,6 +11,7 @@ from pipeline.runtime.kernels.native.losses import (
     launch_row_sum,
     launch_threshold_gradient,
 )
+from pipeline.runtime.kernels.threads import kernels_for_threads
 
 aten = torch.ops.aten
 
@@ -108,3 +109,17 @@ def test_what_is_left_to_torch(library):
     assert launch_class_loss(library, x.t(), torch.arange(6), 1, -100, loss) is None
     assert launch_class_loss(library, x, normal(8).long()[::2], 1, -100, loss) is None
     assert launch_row_sum(library, x.t(), torch.ones(6), torch.empty(4)) is None
+
+
+@pytest.mark.parametrize(("threads", "rows", "taken"), [(1, 2048, True), (2, 2048, False), (2, 2047, True)])
+def test_threads_of_torch_share_what_is_large(library, threads, rows, taken):
+    """From 2^15 numbers on, where the program was compiled for several."""
+    x, out = torch.zeros(rows, 16), torch.zeros(rows, 16)
+    with kernels_for_threads(threads):
+        launches = (
+            launch_log_softmax(library, x, 1, out),
+            launch_log_softmax_gradient(library, x, x, 1, out),
+            launch_threshold_gradient(library, x, x, 0, out),
+            launch_row_sum(library, x, torch.ones(rows), torch.zeros(16)),
+        )
+    assert {launch is not None for launch in launches} == {taken}

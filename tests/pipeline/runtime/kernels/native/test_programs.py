@@ -132,6 +132,21 @@ def test_with_two_threads_large_products_are_by_torch() -> None:
     assert (large.native_calls, small.native_calls) == (0, 4)
 
 
+def test_a_context_that_is_made_later_has_the_kernels_of_its_program() -> None:
+    """Whatever the number of torch's threads is then: kernels of torch would sum in another order."""
+    program, _ = both(layer(512))
+    feed = {"x": torch.randn(512, 64)}
+    wanted = program.run(feed)
+    torch.set_num_threads(2)
+    try:
+        later = program.new_context()
+        found = later.run(feed)
+    finally:
+        torch.set_num_threads(1)
+    assert later.native_calls == program.native_calls == 4
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
 def test_eight_threads_at_once() -> None:
     """Each has a context, and rows in panels, of its own."""
     program, plain = both(layer(33))

@@ -8,6 +8,7 @@ import torch
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.native import KERNELS
 from pipeline.runtime.kernels.optimizer import KERNELS as BY_TORCH
+from pipeline.runtime.kernels.threads import kernels_for_threads
 
 SIZES = [(1,), (16,), (17,), (3, 5, 7), (33, 32)]
 
@@ -107,3 +108,13 @@ def test_a_number_that_is_not_finite_is_not_counted(library, number, skip):
     KERNELS[Kind.NotFinite](library, [torch.tensor(number)], [found], {})()
     KERNELS[Kind.CountStep](library, [torch.tensor(4.0), found], [count], {})()
     assert (found.item(), count.item()) == (skip, 5 - skip)
+
+
+@pytest.mark.parametrize(("threads", "taken"), [(1, True), (2, False)])
+def test_threads_of_torch_share_a_large_parameter(library, threads, taken):
+    """One of 2^15 numbers is enough, since all parameters are one call of torch."""
+    ins = [torch.zeros(size) for _ in range(4) for size in ((8,), (2**15,))] + scalars()
+    outs = [*ins[:2], *ins[4:8]]
+    with kernels_for_threads(threads):
+        launch = KERNELS[Kind.Adam](library, ins, outs, {**attrs(), "count": 2})
+    assert (launch is not None) == taken
