@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 
 from pipeline.runtime.kernels.base import Launch, Outs
-from pipeline.runtime.kernels.native.library import NativeLibrary, are_floats, as_rows, is_dense_like
+from pipeline.runtime.kernels.native.library import (
+    NativeLibrary,
+    are_floats,
+    as_rows,
+    is_dense_like,
+    is_for_one_thread,
+)
 
 __all__ = [
     "launch_class_loss",
@@ -19,7 +25,9 @@ __all__ = [
 
 def launch_log_softmax(library: NativeLibrary, x: torch.Tensor, axis: int, out: torch.Tensor) -> Launch | None:
     rows = _rows_of_last_axis(x, axis) if are_floats(x, out) and is_dense_like(out, x) else None
-    return None if rows is None else library.launch("log_softmax_rows", [out], [rows], (*rows.shape, rows.stride(0)))
+    if rows is None or not is_for_one_thread(out):
+        return None
+    return library.launch("log_softmax_rows", [out], [rows], (*rows.shape, rows.stride(0)))
 
 
 def launch_log_softmax_gradient(
@@ -29,7 +37,7 @@ def launch_log_softmax_gradient(
     if not are_floats(gradient, output, out) or gradient.shape != output.shape or not is_dense_like(out, output):
         return None
     rows, outputs = _rows_of_last_axis(gradient, axis), _rows_of_last_axis(output, axis)
-    if rows is None or outputs is None:
+    if rows is None or outputs is None or not is_for_one_thread(out):
         return None
     settings = (*rows.shape, rows.stride(0), outputs.stride(0))
     return library.launch("log_softmax_gradient", [out], [rows, outputs], settings)
@@ -82,7 +90,7 @@ def launch_threshold_gradient(
 ) -> Launch | None:
     """All operands have the memory order of the first result."""
     rows = in_one_order(out, gradient, x)
-    if rows is None or not are_floats(*rows):
+    if rows is None or not are_floats(*rows) or not is_for_one_thread(out):
         return None
     return library.launch("pass_above", rows[:1], rows[1:], (out.numel(), float(threshold)))
 
@@ -98,6 +106,6 @@ def launch_row_sum(library: NativeLibrary, x: torch.Tensor, factors: torch.Tenso
     """The rows of `x`, each times its factor, in one sum."""
     if not are_floats(x, factors, out) or (x.stride(1) != 1 and x.shape[1] != 1) or factors.stride(0) != 1:
         return None
-    if (*factors.shape, *out.shape) != x.shape or not out.is_contiguous():
+    if (*factors.shape, *out.shape) != x.shape or not out.is_contiguous() or not is_for_one_thread(x):
         return None
     return library.launch("weigh_rows", [out], [x, factors], (*x.shape, x.stride(0)))

@@ -108,3 +108,19 @@ def test_what_is_left_to_torch(library):
     assert launch_class_loss(library, x.t(), torch.arange(6), 1, -100, loss) is None
     assert launch_class_loss(library, x, normal(8).long()[::2], 1, -100, loss) is None
     assert launch_row_sum(library, x.t(), torch.ones(6), torch.empty(4)) is None
+
+
+def test_with_two_threads_large_calls_are_left_to_torch(library):
+    small, large, few = normal(64, 50), normal(64, 512), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for x, is_ours in ((small, True), (large, False)):
+            launches = [
+                launch_log_softmax(library, x, 1, torch.empty_like(x)),
+                launch_log_softmax_gradient(library, x, x, 1, torch.empty_like(x)),
+                launch_threshold_gradient(library, x, x, 0, torch.empty_like(x)),
+                launch_row_sum(library, x, x[:, 0].contiguous(), torch.empty(x.shape[1])),
+            ]
+            assert [launch is not None for launch in launches] == [is_ours] * 4
+    finally:
+        torch.set_num_threads(few)
