@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 
 from pipeline.runtime.kernels.base import Launch, Outs
-from pipeline.runtime.kernels.native.library import NativeLibrary, are_floats, as_rows, is_dense_like, is_for_one_thread
+from pipeline.runtime.kernels.native.library import (
+    NativeLibrary,
+    are_floats,
+    as_rows,
+    is_dense_like,
+    is_for_one_thread,
+)
 
 __all__ = [
     "launch_class_loss",

@@ -108,7 +108,7 @@ struct Tiles {
       Vector d[PLACES];
       ptrdiff_t count = channels - c;
 #pragma GCC unroll 16
-      for (int i = 0; i < PLACES; i++) d[i] = count < LANES ? load_some(from[i] + c, count) : load(from[i] + c);
+      for (int i = 0; i < PLACES; i++) d[i] = load_up_to(from[i] + c, count);
 #pragma GCC unroll 4
       for (int i = 0; i < 4; i++) split(d + i, d + 4 + i, d + 8 + i, d + 12 + i);
 #pragma GCC unroll 4
@@ -125,7 +125,7 @@ struct Tiles {
     for (int half = 0; half < 2; half++) {
       ptrdiff_t place = column + half * LANES, count = columns - place;
       if (count <= 0) return;
-      auto read = [=](const float *at) { return count < LANES ? load_some(at, count) : load(at); };
+      auto read = [=](const float *at) { return load_up_to(at, count); };
       Vector sums[2][4], bias = after.bias ? read(after.bias + place) : Vector{};
 #pragma GCC unroll 4
       for (int i = 0; i < 4; i++) {
@@ -139,10 +139,7 @@ struct Tiles {
           if (other.data) x += read(other.at(n, y + i, z + j) + place);
           x = activate(after.activation, x, after.numbers);
           float *to = out.at(n, y + i, z + j) + place;
-          if (count < LANES)
-            store_some(to, x, count);
-          else
-            store(to, x);
+          store_up_to(to, x, count);
         }
     }
   }

@@ -29,13 +29,10 @@ KERNEL(weigh_rows) {
     for (int i = 0; i < SUMS; i++) store(out + at + i * LANES, sums[i]);
   }
   for (; at < columns; at += LANES) {
-    ptrdiff_t left = columns - at < LANES ? columns - at : LANES;
+    ptrdiff_t left = columns - at;
     Vector sum = {};
     for (ptrdiff_t row = 0; row < rows; row++)
-      sum += (left < LANES ? load_some(x + row * stride + at, left) : load(x + row * stride + at)) * factors[row];
-    if (left < LANES)
-      store_some(out + at, sum, left);
-    else
-      store(out + at, sum);
+      sum += load_up_to(x + row * stride + at, left) * factors[row];
+    store_up_to(out + at, sum, left);
   }
 }

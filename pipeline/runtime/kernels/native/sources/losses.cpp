@@ -14,17 +14,6 @@ static inline void walk(ptrdiff_t columns, Each each) {
   if (at < columns) each(at, columns - at);
 }
 
-static inline Vector load_up_to(const float *from, ptrdiff_t count) {
-  return count < LANES ? load_some(from, count) : load(from);
-}
-
-static inline void store_up_to(float *to, Vector x, ptrdiff_t count) {
-  if (count < LANES)
-    store_some(to, x, count);
-  else
-    store(to, x);
-}
-
 // The first `count` lanes of x; the others are `rest`.
 static inline Vector fill_lanes(Vector x, ptrdiff_t count, float rest) {
   Whole lane;

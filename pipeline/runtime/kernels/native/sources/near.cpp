@@ -16,10 +16,6 @@ struct NearProduct {
   float floor;
 };
 
-static inline Vector load_part(const float *from, ptrdiff_t count) {
-  return count < LANES ? load_some(from, count) : load(from);
-}
-
 // One tile: `last` columns of its last vector are there.
 template <int ROWS, int VECTORS>
 static void multiply_near(const NearProduct &t, ptrdiff_t first, ptrdiff_t column, ptrdiff_t last) {
@@ -28,7 +24,7 @@ static void multiply_near(const NearProduct &t, ptrdiff_t first, ptrdiff_t colum
   ptrdiff_t row = t.row;
   Vector sums[ROWS][VECTORS] = {};
   for (ptrdiff_t k = 0; k < t.depth; k++, right += t.step, left += t.inner) {
-    Vector end = VECTORS == 1 || last < LANES ? load_part(right + END, last) : load(right + END);
+    Vector end = VECTORS == 1 || last < LANES ? load_up_to(right + END, last) : load(right + END);
     Vector ahead = VECTORS == 1 ? end : load(right);
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++) {
@@ -39,7 +35,7 @@ static void multiply_near(const NearProduct &t, ptrdiff_t first, ptrdiff_t colum
   }
   Vector bias[VECTORS] = {};
   if (t.bias)
-    for (int j = 0; j < VECTORS; j++) bias[j] = load_part(t.bias + column + j * LANES, j == VECTORS - 1 ? last : LANES);
+    for (int j = 0; j < VECTORS; j++) bias[j] = load_up_to(t.bias + column + j * LANES, j == VECTORS - 1 ? last : LANES);
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 2
@@ -47,11 +43,8 @@ static void multiply_near(const NearProduct &t, ptrdiff_t first, ptrdiff_t colum
       ptrdiff_t at = (first + i) * t.columns + column + j * LANES, count = j == VECTORS - 1 ? last : LANES;
       Vector x = sums[i][j] + bias[j];
       x = x < t.floor ? spread(t.floor) : x;
-      if (t.gate) x = load_part(t.gate + at, count) <= 0.0f ? Vector{} : x;
-      if (count < LANES)
-        store_some(t.out + at, x, count);
-      else
-        store(t.out + at, x);
+      if (t.gate) x = load_up_to(t.gate + at, count) <= 0.0f ? Vector{} : x;
+      store_up_to(t.out + at, x, count);
     }
 }
 
@@ -74,7 +67,7 @@ static void turn_half(float *to, const float *from, ptrdiff_t depth, ptrdiff_t w
       if (WHOLE && count == LANES)
         square[j] = load(from + j * column + k);
       else
-        square[j] = j < width ? load_part(from + j * column + k, count) : Vector{};
+        square[j] = j < width ? load_up_to(from + j * column + k, count) : Vector{};
     }
     turn_square(square);
 #pragma GCC unroll 16

@@ -180,7 +180,7 @@ static void finish(const Product &t, const After &after, const Tile &tile, const
   for (int half = 0; half < 2; half++) {
     ptrdiff_t place = tile.column + half * LANES, left = tile.columns - half * LANES;
     if (left <= 0) return;
-    auto read = [=](const float *from) { return left < LANES ? load_some(from, left) : load(from); };
+    auto read = [=](const float *from) { return load_up_to(from, left); };
     Vector bias = tile.ends && after.bias ? read(after.bias + place) : Vector{};
     float *out = t.out + tile.first * t.out_row + place;
     bool adds = after.other && (after.adds_first ? tile.begins : tile.ends);
@@ -191,10 +191,7 @@ static void finish(const Product &t, const After &after, const Tile &tile, const
       if (adds && after.adds_first) x += read(other);
       if (tile.ends) x = activate(after.activation, x, after.numbers);
       if (adds && !after.adds_first) x += read(other);
-      if (left < LANES)
-        store_some(out, x, left);
-      else
-        store(out, x);
+      store_up_to(out, x, left);
     }
   }
 }

@@ -68,6 +68,18 @@ static inline void store_some(float *to, Vector x, ptrdiff_t count) {
 #endif
 }
 
+// Up to a whole vector: the first `count` numbers.
+static inline Vector load_up_to(const float *from, ptrdiff_t count) {
+  return count < LANES ? load_some(from, count) : load(from);
+}
+
+static inline void store_up_to(float *to, Vector x, ptrdiff_t count) {
+  if (count < LANES)
+    store_some(to, x, count);
+  else
+    store(to, x);
+}
+
 static inline Vector spread(float x) { return x - Vector{}; }
 
 static inline Vector larger(Vector x, Vector y) { return x < y || y != y ? y : x; }  // NaN where one is
