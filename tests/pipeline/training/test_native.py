@@ -13,7 +13,7 @@ from pipeline.errors import DataError, UsageError
 from pipeline.runtime.kernels import load_library
 from pipeline.training import NotFinite, TrainProgram, record_step
 from tests.pipeline.training.steps import LOSS, MODELS, MakeOptimizer, seeded, step_of_torch
-from tests.pipeline.training.test_not_finite import Divided
+from tests.pipeline.training.test_not_finite import Division
 
 STEPS = 100
 KEY_BIASES = ("in_proj_bias", "key.bias", "k_proj.bias", "c_attn.bias")
@@ -108,7 +108,7 @@ def test_a_loss_that_is_not_finite_stops_and_changes_nothing(number: float) -> N
 
 
 def test_the_operator_at_fault_is_named() -> None:
-    module = seeded(Divided)
+    module = seeded(Division)
     x, label = MODELS["mlp"].batch(0)
     program = record_step(module, LOSS, Adam(module.parameters()), (x, label), native=True)
     with pytest.raises(NotFinite, match=r"step 1: the loss is nan; the first operator .* is 'div', aten.div.Tensor"):
