@@ -87,7 +87,7 @@ class ModuleAttributes:
     def second_call(self, number_of: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
         """Put plain tensors in the place of the constants that were taken out, as they are at a second call."""
         for (_, key), (container, _, value) in self._taken.items():
-            container[key] = pytree.tree_map_only(torch.Tensor, number_of, value)
+            container[key] = pytree.tree_map_only(torch.Tensor, number_of, value, is_leaf=MetNodes())
         try:
             yield
         finally:
@@ -124,7 +124,7 @@ class ModuleAttributes:
             for key, value in self._own_entries(container):
                 if not isinstance(value, NEVER_TENSORS):
                     name = _without_place(title, key, container)
-                    yield from ((name, leaf) for leaf in pytree.tree_leaves(value))
+                    yield from ((name, leaf) for leaf in pytree.tree_leaves(value, is_leaf=MetNodes()))
 
     def put_back(self) -> list[str]:
         """Put everything back; the names of the numbers that were others."""
@@ -196,7 +196,21 @@ def _traced_in(value: object) -> list[torch.Tensor]:
     """The tensors of a recording in an entry."""
     if isinstance(value, NEVER_TENSORS):
         return []
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor) and not is_plain(leaf)]
+    leaves = pytree.tree_leaves(value, is_leaf=MetNodes())
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not is_plain(leaf)]
+
+
+class MetNodes:
+    """Says of each node on a way through containers whether it was met before, as one that lies in itself."""
+
+    def __init__(self) -> None:
+        self._met: dict[int, object] = {}
+        """By id; all are kept, since the number of one that is gone is given again."""
+
+    def __call__(self, node: object) -> bool:
+        is_known = id(node) in self._met
+        self._met[id(node)] = node
+        return is_known
 
 
 def _put_entry_back(container: dict[Any, Any], key: Any, before: Any) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Final, Literal
 
 import torch
@@ -25,6 +27,7 @@ __all__ = [
     "learning_rates",
     "rate_state",
     "read_optimizer",
+    "read_rate",
     "refuse_changes",
     "refuse_half_a_state",
 ]
@@ -86,7 +89,7 @@ def read_optimizer(optimizer: Optimizer, module: nn.Module, trained: Sequence[st
         _refuse_dtypes(rule, own)
         sorts = MOMENTS[rule](options)
         groups.append(
-            OptimizerGroup(number, tuple(name for name, _ in own), ATTRS[rule](options), sorts, _rate(options))
+            OptimizerGroup(number, tuple(name for name, _ in own), ATTRS[rule](options), sorts, read_rate(options))
         )
         for name, tensor in own:
             state = optimizer.state.get(tensor) or {}
@@ -103,7 +106,7 @@ def read_optimizer(optimizer: Optimizer, module: nn.Module, trained: Sequence[st
 
 def learning_rates(optimizer: Optimizer) -> list[float]:
     """The learning rate of each group, as it is now."""
-    return [_rate(options) for options in optimizer.param_groups]
+    return [read_rate(options) for options in optimizer.param_groups]
 
 
 def has_rate_in_tensor(optimizer: Optimizer) -> bool:
@@ -151,8 +154,16 @@ def rate_state(rate: float) -> torch.Tensor:
     return torch.tensor(rate, dtype=torch.float64)
 
 
-def _rate(options: Mapping[str, Any]) -> float:
-    return float(options["lr"])
+def read_rate(options: Mapping[str, Any]) -> float:
+    """The learning rate of a group.
+
+    Raises:
+        UsageError: it is no finite number; a step would spoil the parameters by it, which its loss would not show.
+    """
+    rate = options["lr"]
+    if not isinstance(rate, Real | torch.Tensor) or not math.isfinite(rate):
+        raise UsageError(f"the learning rate of a group of the optimizer is {rate!r}; expected a finite number")
+    return float(rate)
 
 
 def _refuse_dtypes(rule: Rule, params: Sequence[tuple[str, torch.Tensor]]) -> None:

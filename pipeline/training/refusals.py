@@ -45,10 +45,12 @@ def refuse_module(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
     """Check what a recording reads.
 
     Raises:
-        UsageError: a tensor has no numbers.
+        UsageError: a tensor has no numbers, or torch's inference mode is on.
         Unsupported: a wrapper around the module, another device than the CPU, a hook that a step would not call, or a
             dropout that torch leaves out of recordings.
     """
+    if torch.is_inference_mode_enabled():
+        raise UsageError("torch.inference_mode() is on, in which torch has no gradients: record the step outside of it")
     inside = getattr(module, "_orig_mod", None)
     if isinstance(inside, nn.Module):
         raise Unsupported(f"the module comes in a {type(module).__name__}; give the module inside: module._orig_mod")

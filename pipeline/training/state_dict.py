@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from pipeline.errors import UsageError
 from pipeline.training.graph import STEP, moment_name, rate_name
-from pipeline.training.optimizer import MOMENTS, RULES, rate_state, refuse_changes, refuse_half_a_state
+from pipeline.training.optimizer import MOMENTS, RULES, rate_state, read_rate, refuse_changes, refuse_half_a_state
 
 __all__ = ["Sources", "from_state_dict", "to_state_dict"]
 
@@ -134,7 +134,7 @@ def _of_optimizer(
         raise UsageError("the optimizer's state dict has other groups of parameters than this program")
     refuse_changes(sources.options, groups, "the optimizer's state dict")
     rule = RULES[type(sources.optimizer)]
-    given = {rate_name(index): rate_state(float(group["lr"])) for index, group in enumerate(groups)}
+    given = {rate_name(index): rate_state(read_rate(group)) for index, group in enumerate(groups)}
     steps = set[int]()
     for group in groups:
         for number in group["params"]:

@@ -249,8 +249,10 @@ def join_relu_with_products(graph: Graph) -> Graph:
             continue
         operands = [graph.values[vid] for vid in product.inputs]
         has_bias = product.kind == "aten.addmm.default"
-        if product.kind not in ("aten.mm.default", "aten.addmm.default") or (has_bias and operands[0].spec.rank != 1):
+        if product.kind not in ("aten.mm.default", "aten.addmm.default"):
             continue
+        if has_bias and operands[0].spec.shape != graph.values[product.outputs[0]].spec.shape[1:]:
+            continue  # one number for all columns, or a matrix
         if any(value.spec.dtype != "float32" for value in operands):
             continue
         bias, matrices = product.inputs[: int(has_bias)], product.inputs[int(has_bias) :]

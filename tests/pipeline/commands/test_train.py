@@ -164,6 +164,32 @@ def test_other_settings_begin_anew(folder: Path) -> None:
     assert again == losses
 
 
+def test_what_begins_anew_leaves_no_file_of_the_training_before(folder: Path) -> None:
+    path, out = settings(folder), folder / "out"
+    run(path, out)
+    (out / "model.onnx").write_text("the model of the training before")
+    states = ("train.safetensors", "train.safetensors.history.json")
+    rest = ("report.html", "report.json", "weights.safetensors")
+    _, events = run(path, out, anew=True)  # though its settings are the same
+    assert not says_that_it_goes_on(events)
+    assert not (out / "model.onnx").exists()
+    assert sorted(file.name for file in (out / "earlier" / "1").iterdir()) == sorted(("model.onnx", *rest, *states))
+    (out / states[0]).unlink()
+    _, events = run(path, out)
+    assert not says_that_it_goes_on(events)
+    assert sorted(file.name for file in (out / "earlier" / "2").iterdir()) == sorted((*rest, states[1]))
+    for name in (*rest, states[0]):
+        (out / name).unlink()
+    run(path, out)  # a history alone is of a training that saved nothing
+    assert not (out / "earlier" / "3").exists()
+    _, events = run(path, out)
+    assert says_that_it_goes_on(events)
+
+
+def says_that_it_goes_on(events: list[Event]) -> bool:
+    return any(isinstance(event, Note) and "going on" in event.text for event in events)
+
+
 def test_a_failed_training_lists_no_file_of_another_one(folder: Path) -> None:
     """The first training's files are set aside, and the report is of the second one alone."""
     path, out = settings(folder), folder / "out"
@@ -206,7 +232,7 @@ def test_weights_beside_an_onnx_belong_to_its_settings(folder: Path) -> None:
         )
         found.append((folder / "model.onnx").read_bytes())
         _, events = run(path, folder / "out")
-        assert not [event for event in events if isinstance(event, Note) and "going on" in event.text]
+        assert not says_that_it_goes_on(events)
     assert found[0] == found[1]
 
 

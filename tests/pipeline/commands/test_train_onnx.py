@@ -205,6 +205,10 @@ def test_an_export_that_fails_leaves_the_training(folder: Path) -> None:
     assert (report["exit_code"], report["training"]["steps"]) == (raised.value.exit_code, 12)
     assert "weights.safetensors" in report["files"]
     assert "model.onnx" not in report["files"]
+    (folder / "out" / "model.onnx").write_text("of the same training, before its factory was changed")
+    with pytest.raises(OnnxlineError):
+        train(folder, model)
+    assert not (folder / "out" / "model.onnx").exists()
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {

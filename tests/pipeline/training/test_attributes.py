@@ -56,6 +56,13 @@ def cache_in_a_dict(module: ChangeableLinear, x: torch.Tensor) -> torch.Tensor:
     return x * table + rest["one"]
 
 
+def cache_in_itself(module: ChangeableLinear, x: torch.Tensor) -> torch.Tensor:
+    if "made" not in module.kept:
+        module.kept["made"] = {"table": torch.arange(4.0)}
+        module.kept["made"]["again"] = (module.kept["made"],)
+    return x * module.kept["made"]["table"]
+
+
 def keep_the_last(module: ChangeableLinear, x: torch.Tensor) -> torch.Tensor:
     module.plain = module.kept["last"] = x
     module.listed.append(x)
@@ -248,6 +255,19 @@ def test_what_lies_in_containers_is_put_back(change: Callable[[ChangeableLinear]
     assert module.best is best
     fresh = make_holder().listed
     assert [generator.random() for generator in module.listed] == [generator.random() for generator in fresh]
+
+
+def test_containers_that_lie_in_themselves_are_looked_through_once() -> None:
+    """A dict in itself, in a tuple that a list holds, before a recording and made by one."""
+    module = ChangeableLinear(cache_in_itself)
+    module.kept["itself"], module.listed[:] = module.kept, [(module.listed, module.kept)]
+    step = record_step(module, nn.MSELoss(), SGD(module.parameters(), lr=0.1), (X, TARGET))
+    assert module.kept.keys() == {"itself"}
+    wanted = nn.functional.mse_loss(module(X), TARGET)
+    torch.testing.assert_close(step.step((X, TARGET)), wanted.detach())
+    generator = torch.Generator()
+    module.kept["drawn"] = (module.listed, {"by": generator})
+    assert ModuleAttributes(module).name_of(generator) == "listed"  # which holds the dict
 
 
 def test_names_are_those_of_the_part_of_the_module() -> None:

@@ -394,6 +394,12 @@ def test_a_parameter_without_a_shape_is_refused() -> None:
         record_step(module, LOSS, SGD(module.parameters(), lr=0.1), (X, LABEL))
 
 
+def test_inference_mode_is_named() -> None:
+    module = nn.Linear(X.shape[1], 3)
+    with torch.inference_mode(), pytest.raises(UsageError, match=r"record the step outside of it"):
+        record_step(module, LOSS, sgd(module), (X, LABEL))
+
+
 def test_what_torch_export_says_too_is_said_once() -> None:
     module = forward(decide)()
     with pytest.raises(Unsupported, match="Python asks for a number") as caught:

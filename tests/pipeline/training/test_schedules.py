@@ -159,3 +159,24 @@ def test_a_rate_in_a_tensor_may_be_written_in_place() -> None:
     before = program.state_dict()["module"]["weight"]
     program.step(BATCH)
     assert torch.equal(program.state_dict()["module"]["weight"], before)
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), torch.tensor(float("nan")), "0.1"])
+def test_a_rate_that_is_no_finite_number_is_refused(rate: object) -> None:
+    """The loss of that step is finite, and its update would spoil every parameter."""
+    module = seeded(make_module)
+    optimizer = Adam(module.parameters(), lr=0.1)
+    program = record_step(module, LOSS, optimizer, BATCH)
+    program.step(BATCH)
+    other = program.state_dict()["optimizer"]
+    other["param_groups"][0]["lr"] = optimizer.param_groups[0]["lr"] = rate
+    for refused in (
+        lambda: program.step(BATCH),
+        lambda: program.load_state_dict({"optimizer": other}),
+        lambda: record_step(module, LOSS, optimizer, BATCH),
+    ):
+        with pytest.raises(UsageError, match=r"the learning rate of a group of the optimizer is .* finite number"):
+            refused()
+    optimizer.param_groups[0]["lr"] = 0.1
+    program.step(BATCH)
+    assert program.steps_done == 2

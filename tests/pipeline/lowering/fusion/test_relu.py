@@ -72,6 +72,7 @@ def test_what_stays(old: str, new: str) -> None:
     ("old", "new"),
     [
         ('"b": float32[4]', '"b": float32[2, 4]'),
+        ('"b": float32[4]', '"b": float32[1]'),
         ("mat2: $2}", "mat2: $2, beta: 2}"),
         ("mat2: $2}", "mat2: $2, alpha: 0.5}"),
     ],
