@@ -67,7 +67,13 @@ def product_with_relu(call: OpCall) -> str | None:
 def heads(call: OpCall) -> str | None:
     """Operands of attention are (batch, heads, tokens, width); its result is (batch, tokens, heads, width)."""
     ranks = [spec.rank for spec in call.ins]
-    return None if set(ranks) == {4} else f"ranks {ranks}; expected 4 (batch, heads, tokens, width)"
+    if set(ranks) != {4}:
+        return f"ranks {ranks}; expected 4 (batch, heads, tokens, width)"
+    query, key, value = (spec.shape for spec in call.ins[:3])
+    if key[2] != value[2] or query[3] != key[3]:
+        shapes = ", ".join(str(list(shape)) for shape in (query, key, value))
+        return f"query, key and value {shapes}; expected as many values as keys, and keys as wide as queries"
+    return None
 
 
 def scores_of_heads(call: OpCall) -> str | None:

@@ -168,8 +168,8 @@ def test_nothing_in_common_is_not_called_no_difference(
     onnx.save(onnx.parser.parse_model(re.sub(r"\b(scaled|bent|y)\b", r"\1_", MODEL)), tmp_path / "other.onnx")
 
     class OtherPlan(Plan):
-        def __init__(self, model: RunnableModel, fusions: tuple[str, ...] = ()) -> None:
-            super().__init__(OnnxFile(tmp_path / "other.onnx"), fusions)
+        def __init__(self, model: RunnableModel, fusions: tuple[str, ...] = (), *, native: bool = False) -> None:
+            super().__init__(OnnxFile(tmp_path / "other.onnx"), fusions, native=native)
 
     monkeypatch.setitem(backends.BACKENDS, "plan", OtherPlan)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="torch and plan have no value in common, so nothing was compared"):

@@ -347,6 +347,14 @@ def test_the_scores_of_attention_are_of_each_query_and_key() -> None:
         small_attention(1, (1, 3, 7, 5))
 
 
+@pytest.mark.parametrize("shapes", [[(1, 3, 50, 8), (1, 3, 5, 8)], [(1, 3, 50, 4), (1, 3, 50, 8)]])
+def test_keys_and_values_fit_each_other(shapes: list[tuple[int, ...]]) -> None:
+    """torch's kernel reads beyond values that are fewer than the keys."""
+    fed = [torch.ones(shape) for shape in [(1, 3, 5, 8), *shapes]]
+    with pytest.raises(InternalError, match="expected as many values as keys, and keys as wide as queries"):
+        compile_one("ScaledDotProductAttention", (1, 5, 3, 8), {"scale": 0.3, "mask": False}, fed, {})
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

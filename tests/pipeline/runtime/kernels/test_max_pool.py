@@ -124,8 +124,8 @@ def test_no_strides_are_those_of_the_window_and_another_shape_is_an_error_of_tor
 
 @pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
 def test_a_window_that_does_not_fit_gives_an_empty_result(kind: str) -> None:
-    """As onnxruntime gives it; torch refuses to pool such an image."""
-    op = onnx.parser.parse_node(f"y = {kind} <kernel_shape = [2, 2]> (x)")
+    """With ceil_mode, as onnxruntime gives it; torch refuses to pool such an image."""
+    op = onnx.parser.parse_node(f"y = {kind} <kernel_shape = [2, 2], ceil_mode = 1> (x)")
     x, y = (onnx.helper.make_tensor_value_info(name, 1, (1, 2, 5, size)) for name, size in (("x", 1), ("y", 0)))
     model = onnx.helper.make_model(onnx.helper.make_graph([op], "g", [x], [y]))
     program = compile_graph(from_onnx(model))
