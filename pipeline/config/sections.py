@@ -364,6 +364,16 @@ class RuntimeConfig(Section):
             raise ValueError("found 'pins' without 'regions', expected both: a pin names a region")
         return self
 
+    @model_validator(mode="after")
+    def _check_options_of_plan(self) -> RuntimeConfig:
+        given = [name for name in ("native", "fusions") if getattr(self, name)]
+        if given and "plan" not in self.chosen:
+            raise ValueError(
+                f"found {given[0]!r}, which is for the backend plan, with backends {', '.join(self.chosen)}; "
+                f"add plan to 'backends', or leave {given[0]!r} out"
+            )
+        return self
+
     @property
     def chosen(self) -> tuple[Backend, ...]:
         """The backends to try, in order."""

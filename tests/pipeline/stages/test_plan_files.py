@@ -121,8 +121,13 @@ def test_a_pin_of_no_value_is_refused(model: Path) -> None:
         ({"regions": "sram:2MB,dram"}, "expected NAME:SIZE with a size such as 512KiB or 2MiB"),
         ({"regions": "sram,dram"}, "'sram' has no size"),
         ({"pins": {"h": "sram"}}, "found 'pins' without 'regions'"),
+        (
+            {"native": True, "backends": ["torch"]},
+            "found 'native', which is for the backend plan, with backends torch;",
+        ),
+        ({"fusions": "all", "backends": ["onnxruntime"]}, "add plan to 'backends', or leave 'fusions' out"),
     ],
 )
-def test_regions_are_checked_with_the_configuration(settings: dict[str, Any], message: str) -> None:
+def test_options_of_plans_are_checked_with_the_configuration(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         RuntimeConfig(**settings)
