@@ -17,7 +17,7 @@ from pipeline.ir.graph import TensorSpec
 from pipeline.runtime.kernels.base import Attrs, Launch, Outs
 from pipeline.runtime.kernels.blocked import pack_blocks
 from pipeline.runtime.kernels.launches import OverloadCall, copy_result, give_result, in_turn
-from pipeline.runtime.kernels.native.library import NativeLibrary
+from pipeline.runtime.kernels.native.kernel_library import NativeLibrary
 from pipeline.runtime.kernels.native.products import NativePair, pack_panels
 from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.kernels.native.elementwise import launch_activation
-from pipeline.runtime.kernels.native.library import NativeLibrary
+from pipeline.runtime.kernels.native.kernel_library import NativeLibrary
 from pipeline.runtime.kernels.native.losses import (
     in_one_order,
     launch_class_loss,

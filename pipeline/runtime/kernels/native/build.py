@@ -22,7 +22,7 @@ import torch
 from passes.weights.files import replace_when_done
 from pipeline.compiler import LEAVE_OUT, find_compiler
 from pipeline.errors import UsageError
-from pipeline.runtime.kernels.native.library import NativeLibrary
+from pipeline.runtime.kernels.native.kernel_library import NativeLibrary
 
 __all__ = ["build_library", "is_library_built", "load_library"]
 

@@ -20,7 +20,7 @@ from pipeline.ir.graph import TensorSpec
 from pipeline.runtime.kernels.base import Launch
 from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.native.activations import settings_of
-from pipeline.runtime.kernels.native.library import NativeLibrary, are_floats, as_rows
+from pipeline.runtime.kernels.native.kernel_library import NativeLibrary, are_floats, as_rows
 from pipeline.runtime.kernels.native.products import NativeWeight, is_faster_alone, pack_panels
 from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PostOp
@@ -188,7 +188,7 @@ class PointWeight:
             return None
         rest = (*operands.has, rows.stride(0), *settings_of(after))
         return operands.launch_dense(
-            lambda x: self.matrix.library.launch(
+            lambda x: self.matrix.native.launch(
                 "convolve_points",
                 [operands.out],
                 [x, self.matrix.panels, *operands.added],
@@ -212,7 +212,7 @@ class PointWeight:
 class TileWeight:
     """Kernels of 3 × 3 pixels, each as the 16 numbers by which those of a tile are multiplied."""
 
-    library: NativeLibrary
+    native: NativeLibrary
     panels: torch.Tensor
     kernels: Kernels
     bias: torch.Tensor | None
@@ -236,7 +236,7 @@ class TileWeight:
         sizes = (*operands.x.shape, out.shape[3], *self.kernels.shape.pads, *out.shape[1:3])
         rest = (*out.stride()[:3], *added.stride()[:3], *operands.has, *settings_of(after))
         return operands.launch_dense(
-            lambda x: self.library.launch(
+            lambda x: self.native.launch(
                 "convolve_tiles", [out], [x, self.panels, *operands.added], (*sizes, *x.stride()[:3], *rest)
             )
         )
@@ -271,7 +271,7 @@ class LineWeight:
         kernels, shape = self.kernels.sizes, self.kernels.shape
         sizes = (*operands.x.shape, kernels[0], *kernels[2:], *shape.strides, *shape.pads)
         settings = (*sizes, *operands.out.shape[1:3], *operands.x.stride(), *operands.has, rows.stride(0))
-        return self.matrix.library.launch(
+        return self.matrix.native.launch(
             "convolve_lines",
             [operands.out],
             [operands.x, self.matrix.panels, *operands.added],

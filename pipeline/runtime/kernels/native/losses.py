@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pipeline.runtime.kernels.base import Launch, Outs
-from pipeline.runtime.kernels.native.library import (
+from pipeline.runtime.kernels.native.kernel_library import (
     NativeLibrary,
     are_floats,
     as_rows,

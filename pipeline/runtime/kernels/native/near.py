@@ -8,7 +8,7 @@ import torch
 
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
-from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, are_floats
+from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeLibrary, are_floats
 from pipeline.runtime.kernels.threads import planned_threads
 
 __all__ = ["KERNELS", "launch_near"]

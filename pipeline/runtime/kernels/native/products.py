@@ -10,7 +10,7 @@ from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.native.activations import settings_of
-from pipeline.runtime.kernels.native.library import NativeKernel, NativeLibrary, are_floats
+from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeLibrary, are_floats
 from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp, post_op
 from pipeline.runtime.kernels.threads import planned_threads
@@ -25,7 +25,7 @@ SHARED = 2**22
 class NativeWeight:
     """A stored matrix in panels of columns, as the kernel reads them."""
 
-    library: NativeLibrary
+    native: NativeLibrary
     panels: torch.Tensor
     columns: int
     inner: int
@@ -54,7 +54,7 @@ class NativeWeight:
     ) -> Launch | None:
         """See `ProductWeight`; `other` may be the memory of `out`."""
         product = RowProduct.find(x, (self.inner, self.columns), bias, other, out, after)
-        return product and self.library.launch(
+        return product and self.native.launch(
             "multiply_packed", [out], [product.rows, self.panels, *product.added], product.settings
         )
 

@@ -9,7 +9,7 @@ import torch
 
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
-from pipeline.runtime.kernels.native.library import (
+from pipeline.runtime.kernels.native.kernel_library import (
     NativeKernel,
     NativeLibrary,
     are_floats,
