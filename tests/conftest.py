@@ -94,6 +94,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(mark)
     if config.getoption("fast"):
         items[:] = [item for item, marks in marked if not marks]
+    skip_without_gpu([item for item in items if item.get_closest_marker("gpu")])
+
+
+def skip_without_gpu(items: Sequence[pytest.Item]) -> None:
+    """Skip the tests marked `gpu` if torch sees no CUDA device. Torch is imported only where such a test is collected."""
+    if not items:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device on this machine"))
 
 
 def marks_of(path: Path, test: str = "") -> Sequence[str]:

@@ -20,7 +20,7 @@ DEVICES = [
     pytest.param(
         "cuda",
         marks=[
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+            pytest.mark.gpu,
             pytest.mark.xfail(raises=Unsupported, strict=True, reason="plans run on the CPU only"),
         ],
     ),
