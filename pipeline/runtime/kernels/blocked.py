@@ -87,18 +87,12 @@ class BlockedWeight:
         return BlockedWeight(memory.share(self.blocks), self.rows)
 
     def launch_product(
-        self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
-    ) -> Launch | None:
-        """See `ProductWeight`."""
-        return self.launch_with(x, bias, None, out, after)
-
-    def launch_with(
         self,
         x: torch.Tensor,
         bias: torch.Tensor | None,
-        other: torch.Tensor | None,
         out: torch.Tensor,
         after: PostOp = PLAIN,
+        other: torch.Tensor | None = None,
     ) -> Launch | None:
         """See `ProductWeight`; bias, activation and sum follow in place."""
         count, inner, width = self.blocks.shape

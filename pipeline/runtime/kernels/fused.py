@@ -46,7 +46,7 @@ def linear(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """The result is never the memory of the tensor that is added: kernels write partial sums before they read it."""
     (x, weight), (other, bias), out = ins[:2], split_optional(ins[2:], attrs["add"], attrs["bias"]), outs[0]
     packed = attrs.get("packed")
-    launch = packed.launch_with(x, bias, other, out, post_op(attrs)) if packed else None
+    launch = packed.launch_product(x, bias, out, post_op(attrs), other) if packed else None
     if launch is not None:
         return launch
     product = multiply(x, weight.t() if attrs["trans"] else weight, bias, out)

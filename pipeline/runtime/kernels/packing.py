@@ -65,18 +65,12 @@ class PackedWeight:
         return replace(self, tensor=memory.share(self.tensor))
 
     def launch_product(
-        self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
-    ) -> Launch | None:
-        """See `ProductWeight`."""
-        return self.launch_with(x, bias, None, out, after)
-
-    def launch_with(
         self,
         x: torch.Tensor,
         bias: torch.Tensor | None,
-        other: torch.Tensor | None,
         out: torch.Tensor,
         after: PostOp = PLAIN,
+        other: torch.Tensor | None = None,
     ) -> Launch | None:
         """See `ProductWeight`. oneDNN allocates its result; a sum with it takes the place of its copy."""
         try:

@@ -37,20 +37,17 @@ class ProductWeight(Protocol):
         ...
 
     def launch_product(
-        self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
-    ) -> Launch | None:
-        """The product of the rows of `x` with the matrix; None where strides cannot show rows."""
-        ...
-
-    def launch_with(
         self,
         x: torch.Tensor,
         bias: torch.Tensor | None,
-        other: torch.Tensor | None,
         out: torch.Tensor,
         after: PostOp = PLAIN,
+        other: torch.Tensor | None = None,
     ) -> Launch | None:
-        """The product, plus `other` after the activation; `other` has the shape of `out`, and memory of its own."""
+        """The product of the rows of `x` with the matrix, plus `other` after the activation.
+
+        `other` has the shape of `out`, and memory of its own. None where strides cannot show rows.
+        """
         ...
 
 

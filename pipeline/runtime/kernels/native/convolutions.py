@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 import torch
 from torch.nn import functional
@@ -160,8 +161,8 @@ def _is_side_by_side(images: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class PointWeight:
-    """Kernels of one pixel: a matrix."""
+class MatrixKernels:
+    """Kernels of a convolution as a matrix, by which pixels or stretches of lines are multiplied."""
 
     matrix: NativeWeight
     kernels: Kernels
@@ -171,9 +172,14 @@ class PointWeight:
     def nbytes(self) -> int:
         return self.matrix.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
-    def in_memory(self, memory: PackedMemory) -> PointWeight:
+    def in_memory(self, memory: PackedMemory) -> Self:
         """See `ConvolutionWeight`."""
         return replace(self, matrix=self.matrix.in_memory(memory))
+
+
+@dataclass(frozen=True, slots=True)
+class PointWeight(MatrixKernels):
+    """Kernels of one pixel: a matrix."""
 
     def launch_convolution(
         self, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor, after: PostOp
@@ -243,20 +249,8 @@ class TileWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class LineWeight:
+class LineWeight(MatrixKernels):
     """Kernels of any size over few channels: a matrix, of which each line of a kernel reads one stretch of an image."""
-
-    matrix: NativeWeight
-    kernels: Kernels
-    bias: torch.Tensor | None
-
-    @property
-    def nbytes(self) -> int:
-        return self.matrix.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-    def in_memory(self, memory: PackedMemory) -> LineWeight:
-        """See `ConvolutionWeight`."""
-        return replace(self, matrix=self.matrix.in_memory(memory))
 
     def launch_convolution(
         self, x: torch.Tensor, bias: torch.Tensor | None, other: torch.Tensor | None, out: torch.Tensor, after: PostOp

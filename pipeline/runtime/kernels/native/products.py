@@ -39,18 +39,12 @@ class NativeWeight:
         return replace(self, panels=memory.share(self.panels))
 
     def launch_product(
-        self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: PostOp = PLAIN
-    ) -> Launch | None:
-        """See `ProductWeight`."""
-        return self.launch_with(x, bias, None, out, after)
-
-    def launch_with(
         self,
         x: torch.Tensor,
         bias: torch.Tensor | None,
-        other: torch.Tensor | None,
         out: torch.Tensor,
         after: PostOp = PLAIN,
+        other: torch.Tensor | None = None,
     ) -> Launch | None:
         """See `ProductWeight`; `other` may be the memory of `out`."""
         product = RowProduct.find(x, (self.inner, self.columns), bias, other, out, after)
@@ -85,7 +79,7 @@ class NativePair:
         """See `PairWeight`."""
         out, hidden = outs
         begin = self.first.launch_product(x, biases[0], hidden, after)
-        end = self.second.launch_with(hidden, biases[1], other, out)
+        end = self.second.launch_product(hidden, biases[1], out, other=other)
         return begin and end and in_turn(begin, end)
 
 

@@ -6,12 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from pipeline.errors import UsageError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import EMITTERS
 from pipeline.runtime import compile_graph
-from pipeline.runtime.kernels import NativeLibrary, load_library
+from pipeline.runtime.kernels import NativeLibrary
 from pipeline.runtime.kernels.fused import conv, pack_conv
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
@@ -20,14 +19,6 @@ from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight
 CHANNELS = st.sampled_from((1, 3, 15, 16, 17, 32, 33, 64, 70))
 SPATIAL = st.integers(1, 17)
 AFTER = {PLAIN: lambda x: x, PostOp("relu"): torch.relu, PostOp("swish"): functional.silu}
-
-
-@pytest.fixture(scope="module")
-def library() -> NativeLibrary:
-    try:
-        return load_library()
-    except UsageError as error:
-        pytest.skip(f"the kernels in C++ cannot be built here: {error}")
 
 
 def images(*shape: int, seed: int) -> torch.Tensor:

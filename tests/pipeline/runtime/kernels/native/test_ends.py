@@ -50,7 +50,7 @@ def test_products(library, columns, depth):
             launch()
             torch.testing.assert_close(out, wanted, atol=1e-4, rtol=1e-4)
         packed = pack_panels(library, 5, matrix.t())
-        packed.launch_with(left, bias, out.copy_(bias.expand(5, -1)), out)()
+        packed.launch_product(left, bias, out, other=out.copy_(bias.expand(5, -1)))()
         torch.testing.assert_close(out, wanted + bias, atol=1e-4, rtol=1e-4)
 
 

@@ -6,21 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import UsageError
-from pipeline.runtime.kernels import NativeLibrary, load_library
 from pipeline.runtime.kernels.native.products import launch_any, pack_panels
 from pipeline.runtime.kernels.post_ops import PostOp
 
 SIZES = st.sampled_from((1, 2, 3, 5, 14, 15, 16, 17, 31, 32, 33, 64, 113, 200))
 DEPTHS = st.sampled_from((1, 2, 7, 16, 64, 511, 512, 513, 1024, 1100))
-
-
-@pytest.fixture(scope="module")
-def library() -> NativeLibrary:
-    try:
-        return load_library()
-    except UsageError as error:
-        pytest.skip(f"the kernels in C++ cannot be built here: {error}")
 
 
 def tolerance(depth: int) -> float:
@@ -38,7 +28,7 @@ def test_a_stored_matrix(library, rows, depth, columns, with_bias, with_other, s
     out = torch.full((rows, columns), torch.nan)
     packed = pack_panels(library, 1, weight)
     assert packed is not None
-    launch = packed.launch_with(x, bias, other, out)
+    launch = packed.launch_product(x, bias, out, other=other)
     assert launch is not None
     launch()
     wanted = x.double() @ weight.double().t()
@@ -56,7 +46,7 @@ def test_what_is_added_may_be_the_memory_of_the_result(library, depth):
     wanted = torch.relu(x.double() @ weight.double().t()) + out.double()
     packed = pack_panels(library, 1, weight)
     assert packed is not None
-    launch = packed.launch_with(x, None, out, out, PostOp("relu"))
+    launch = packed.launch_product(x, None, out, PostOp("relu"), out)
     assert launch is not None
     launch()
     torch.testing.assert_close(out.double(), wanted, atol=tolerance(depth), rtol=1e-5)
