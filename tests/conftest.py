@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def skip_without_gpu(items: Sequence[pytest.Item]) -> None:
-    """Skip the tests marked `gpu` if torch sees no CUDA device. Torch is imported only where such a test is collected."""
+    """Skip `items` if torch sees no CUDA device. Torch is imported only if there are such tests."""
     if not items:
         return
     import torch
