@@ -142,7 +142,7 @@ def _reach(view: GraphView, name: str, axis: int | None, through: frozenset[str]
         seen.add((node.output[0], axis))
         projection = _as_projection(view, node)
         if projection is None:
-            if node.op_type in through and _carries(node, value):
+            if (node.op_type in through and _carries(node, value)) or _is_depthwise(view, node):
                 front.extend((*value_and_axis, passed) for value_and_axis in inputs_with_axis(view, node, axis))
             continue
         before = projection.axis_of_data(axis)
@@ -169,6 +169,13 @@ def _turned_heads(view: GraphView, projection: Projection) -> list[Projection]:
     data = projection.contracted
     behind = _reach(view, data.name, data.feature, HEAD_OPS)
     return behind if behind and all(_columns(view, source) > size[-1] for source in behind) else []
+
+
+def _is_depthwise(view: GraphView, node: NodeProto) -> bool:
+    """Whether a Conv filters each channel by itself, as after the projections of Primer: it mixes positions alone."""
+    product = product_of(view, node) if "Conv" in node.op_type else None
+    dims = view.dims(product.operands[1]) if product is not None and product.operands[1] in view.folded else None
+    return dims is not None and dims[1] == 1 and dims[0] != 1
 
 
 def _columns(view: GraphView, projection: Projection) -> int:

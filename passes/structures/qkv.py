@@ -16,6 +16,7 @@ from passes.model.canonical import ValueDigests, meanings_of
 from passes.model.extraction import with_functions_inlined
 from passes.model.rounding import Sums, sums_of
 from passes.structures.attention import Operands, attention_operands
+from passes.structures.bodies import inner_views
 from passes.structures.matrices import Matrix, matrix_values
 from passes.structures.projection import Projection, computed_from, projections_behind, without_shared_rotation
 from passes.structures.quantized_weights import packing_of, quantized_weight
@@ -49,7 +50,7 @@ def find_separate_qkv(view: GraphView) -> SearchResult:
     instances: list[Instance] = []
     merged: list[MergedProjection] = []
     others = 0
-    for each in (whole, *whole.inner_views()):
+    for each in (whole, *inner_views(whole)):
         candidates = _search(each)
         instances += _instances(each, candidates.triples, view.producers.keys())
         merged += candidates.merged
@@ -85,7 +86,9 @@ def _search(view: GraphView) -> QkvCandidates:
             if pair not in pairs:
                 pairs.add(pair)
                 triples.append(read)
-    return QkvCandidates(triples, merged, others)
+    # A delta rule reads its state by K too, before it writes.
+    own = {projection.value for triple in triples for projection in triple}
+    return QkvCandidates(triples, [entry for entry in merged if entry.projection.value not in own], others)
 
 
 def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | MergedProjection | None:
