@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from passes.structures.activations import find_gelus, find_swiglus
+from passes.structures.activations import find_geglus, find_gelus, find_swiglus
 from passes.structures.attention import find_attentions
 from passes.structures.boundary_check import find_lost_boundaries, with_sources
 from passes.structures.candidates import Candidate, find_by_shape
 from passes.structures.core_check import find_lost_cores, with_copies
 from passes.structures.embeddings import find_embeddings, find_rotary_embeddings
+from passes.structures.group_norms import find_group_norms
 from passes.structures.norms import find_batch_norms, find_layer_norms, find_rms_norms
 from passes.structures.projection_check import find_lost_projections
 from passes.structures.qkv import find_separate_qkv
@@ -101,7 +102,9 @@ STRUCTURES: Final[Mapping[str, Structure]] = {
             _by_shape("batchnorm", "BatchNormalization", find_batch_norms, *_NORMS),
             _by_shape("layernorm", "layer norm", find_layer_norms, *_NORMS, "ReduceMean", "Sqrt"),
             _by_shape("rmsnorm", "RMS norm", find_rms_norms, *_NORMS, "ReduceMean", "Sqrt"),
+            _by_shape("groupnorm", "group norm", find_group_norms, *_NORMS, "ReduceMean", "Sqrt"),
             _by_shape("gelu", "GELU", find_gelus, *_CURVES),
+            _by_shape("geglu", "product of gelu(x·W) and x·V", find_geglus, *_CURVES),
             _by_shape("swiglu", "product of silu(x·W) and x·V", find_swiglus, *_CURVES),
             _by_shape("embedding", "lookup of rows in a table of weights", find_embeddings, "Gather", "GatherND"),
             _by_shape("rope", "rotary embedding", find_rotary_embeddings, "Cos", "Sin", "Neg", "Softmax"),

@@ -18,6 +18,7 @@ __all__ = [
     "HEAD_OPS",
     "Operand",
     "Projection",
+    "as_projection",
     "computed_from",
     "projections_behind",
     "without_shared_rotation",
@@ -140,7 +141,7 @@ def _reach(view: GraphView, name: str, axis: int | None, through: frozenset[str]
         if node is None or (node.output[0], axis) in seen or value in view.folded:
             continue
         seen.add((node.output[0], axis))
-        projection = _as_projection(view, node)
+        projection = as_projection(view, node)
         if projection is None:
             if (node.op_type in through and _carries(node, value)) or _is_depthwise(view, node):
                 front.extend((*value_and_axis, passed) for value_and_axis in inputs_with_axis(view, node, axis))
@@ -199,7 +200,8 @@ def _is_chain(view: GraphView, projections: list[Projection]) -> bool:
     )
 
 
-def _as_projection(view: GraphView, node: NodeProto) -> Projection | None:
+def as_projection(view: GraphView, node: NodeProto) -> Projection | None:
+    """`node` as a product of data with a constant matrix; None for another node."""
     product = product_of(view, node)
     if product is None:
         return None
