@@ -60,7 +60,7 @@ class PassRow:
     reproducer: str = ""
     """The file with the smallest model on which the step still crashes or times out."""
     merges: tuple[str, ...] = ()
-    """A sentence for each group of products of one input that the step has merged, and that no tracked structure holds."""
+    """A sentence for each group of products of one input that it has merged, and that no tracked structure holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,9 @@ class PassRun:
         for row in self.rows:
             if row.merges and row.status is Status.RAN and (keep or row.merges[0].partition(" ")[0] not in named):
                 more = f" (and {len(row.merges) - 1} more places)" if len(row.merges) > 1 else ""
-                sentences.append(f"{row.merges[0]}{more}; no structure in the report holds them, but skip leaves a pass out")
+                sentences.append(
+                    f"{row.merges[0]}{more}; no structure in the report holds them, but skip leaves a pass out"
+                )
         return tuple(sentences)
 
     def save(self, path: str | PathLike[str]) -> None:

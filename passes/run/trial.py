@@ -285,7 +285,6 @@ class Trial:
         observed = self.narrow(step.without(culprits), sound).authors if sound.lost else {}
         return NarrowedStep(step.without(culprits), sound, culprits, {**authors, **observed})
 
-
     def find_merges(self, attempt: Attempt) -> tuple[MergedProducts, ...]:
         """The products of one input that a sound attempt has merged, of which no structure speaks that is tracked."""
         if not attempt.changed or attempt.why:

@@ -1,4 +1,4 @@
-"""Find GELU, GEGLU and SwiGLU: as one op each, or as several. A GELU is known by its numbers, whatever it is made of."""
+"""Find GELU, GEGLU and SwiGLU: as one op each, or as several. A GELU is known by its numbers, whatever makes it."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def _spelled_out(view: GraphView, curve: NodeProto) -> Iterator[Candidate]:
             return
 
 
-def _values_at(
-    view: GraphView, name: str, known: Mapping[str, Array], values: dict[str, Array | None]
-) -> Array | None:
+def _values_at(view: GraphView, name: str, known: Mapping[str, Array], values: dict[str, Array | None]) -> Array | None:
     """The numbers that `name` has where those in `known` are given; None if it depends on something else.
 
     Args:
@@ -61,7 +59,9 @@ def _values_at(
         node = view.producers.get(name)
         if number is not None:
             values[name] = np.full_like(GRID, number)
-        elif node is not None and op_of(node) in POINTWISE and name not in view.folded and len(values) < 3 * MOST_VALUES:
+        elif (
+            node is not None and op_of(node) in POINTWISE and name not in view.folded and len(values) < 3 * MOST_VALUES
+        ):
             inputs = [_values_at(view, read, known, values) for read in node.input]
             if all(read is not None for read in inputs):
                 with np.errstate(all="ignore"):

@@ -12,7 +12,7 @@ from typing import Final
 
 from onnx import NodeProto
 
-from passes.structures.axes import Product, Side, inputs_with_axis, is_join, join_of, product_of
+from passes.structures.axes import Product, Side, inputs_with_axis, join_of, product_of
 from passes.structures.candidates import Candidate, find_fused
 from passes.structures.projection import Operand, projections_behind
 from passes.structures.view import GraphView, op_of
@@ -152,7 +152,11 @@ def _find_weighted_values(view: GraphView, division: NodeProto) -> Iterator[Oper
     Q lets the quotient through, or the sum of values before the division.
     """
     total = {division.input[1], *(name for node in _summands(view, division.input[1]) for name in node.input)}
-    beside = {view.other_operand(reader, name) for reader, name in view.downstream(division.output[0], AFTER) if reader.op_type == "Mul"}
+    beside = {
+        view.other_operand(reader, name)
+        for reader, name in view.downstream(division.output[0], AFTER)
+        if reader.op_type == "Mul"
+    }
     weighted: list[tuple[str, str]] = []
     for node in _summands(view, division.input[0]):
         if node.op_type == "Mul" and view.folded.isdisjoint(node.input):
@@ -217,7 +221,9 @@ def _read_linear(view: GraphView, joint: _Joint) -> Operands | None:
     scores, context = joint.as_scores(), joint.as_context()
     summed, dims = joint.inner.contracted_axis(0), view.dims(joint.inner.operands[0])
     is_outer = summed is None or (dims is not None and dims[summed] == 1)
-    if not is_outer and all(projections_behind(view, Operand(one.name, one.feature, one.feature)) for one in (scores.query, scores.key)):
+    if not is_outer and all(
+        projections_behind(view, Operand(one.name, one.feature, one.feature)) for one in (scores.query, scores.key)
+    ):
         return scores
     if all(
         projections_behind(view, Operand(one.name, one.feature, one.feature)) for one in (context.key, context.value)
@@ -266,8 +272,18 @@ BETWEEN: Final = frozenset(
 )
 """Ops that may be between the two products of linear attention: a scale, a mask, a decay, the sum over all keys."""
 
-STATE: Final = BETWEEN | {"CumSum", "ReduceSum", "Concat", "Slice", "Gather", "Neg", "Pad", "ScatterND", "ScatterElements"}
-"""Ops that may also be between the two: what sums the products of keys and values over positions, at once or by steps."""
+STATE: Final = BETWEEN | {
+    "CumSum",
+    "ReduceSum",
+    "Concat",
+    "Slice",
+    "Gather",
+    "Neg",
+    "Pad",
+    "ScatterND",
+    "ScatterElements",
+}
+"""Ops that may also be between the two: what sums products of keys and values, at once or by steps."""
 
 MIXERS: Final = frozenset({"MatMul", "Einsum"})
 """Products with weights that mix heads, as talking heads do."""

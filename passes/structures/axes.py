@@ -101,8 +101,10 @@ def is_join(view: GraphView, product: Product) -> bool:
 
 
 def join_of(view: GraphView, node: NodeProto) -> Product | None:
-    """`node` as a product of two computed operands, also as a Mul with a sum after it, or as a Mul of a column and a row:
-    an outer product, as a recurrence adds to its state."""
+    """`node` as a product of two computed operands.
+
+    It may also be a Mul with a sum after it, or a Mul of a column and a row, as a recurrence adds to its state.
+    """
     product = product_of(view, node) or _summed_mul(view, node) or _outer_mul(view, node)
     return product if product is not None and is_join(view, product) else None
 

@@ -14,9 +14,18 @@ from onnx import NodeProto
 
 from passes.structures.axes import axes_of
 from passes.structures.candidates import Candidate, find_fused
+from passes.structures.matrices import matrix_of, matrix_values
 from passes.structures.view import PASSING_OPS, GraphView, op_of
 
-__all__ = ["NormPattern", "find_batch_norms", "find_layer_norms", "find_norm_patterns", "find_rms_norms", "reshape_back", "scale_and_bias"]
+__all__ = [
+    "NormPattern",
+    "find_batch_norms",
+    "find_layer_norms",
+    "find_norm_patterns",
+    "find_rms_norms",
+    "reshape_back",
+    "scale_and_bias",
+]
 
 BATCH_NORM_OPS: Final = ("BatchNormalization",)
 LAYER_NORM_OPS: Final = ("LayerNormalization", "com.microsoft.SkipLayerNormalization")
@@ -256,9 +265,7 @@ def _reads(view: GraphView, read: str, name: str) -> bool:
     return view.behind(read, STATISTIC_OPS, pairs=True) == view.behind(name, STATISTIC_OPS, pairs=True)
 
 
-def _products_with(
-    view: GraphView, inverse: str, before: list[NodeProto], spread: Spread
-) -> Iterator[list[NodeProto]]:
+def _products_with(view: GraphView, inverse: str, before: list[NodeProto], spread: Spread) -> Iterator[list[NodeProto]]:
     for node in _readers(view, inverse, "Mul"):
         for name in node.input:
             numerator = None if _reads(view, name, inverse) else _numerator(view, name, spread)
@@ -308,17 +315,21 @@ def scale_and_bias(view: GraphView, last: NodeProto) -> list[NodeProto]:
 
 
 def reshape_back(view: GraphView, x: str, last: NodeProto) -> NodeProto | None:
-    """The Reshape after the `last` node of a norm that undoes the one before `x`, which put channels into groups: axis 1
-    has fewer elements there. None where nothing is grouped."""
+    """The Reshape after the `last` node of a norm that undoes the one before `x`, which put channels into groups.
+
+    Axis 1 has fewer elements there. None where nothing is grouped.
+    """
     into, readers = view.maker(x, "Reshape"), view.readers(last.output[0])
     if into is None or len(readers) != 1 or readers[0].op_type != "Reshape":
         return None
-    before, groups, after = (view.dims(name) for name in (into.input[0], into.output[0], readers[0].output[0]))
-    if before is None or groups is None or before != after or min(len(before), len(groups)) < 2:
+    before, after, matrix = view.dims(into.input[0]), view.dims(readers[0].output[0]), matrix_of(view, into.input[1])
+    sizes = None if matrix is None else matrix_values(view, matrix)
+    if before is None or before != after or len(before) < 2:
         return None
-    channels, count = before[1], groups[1]
-    is_split = isinstance(channels, int) and isinstance(count, int) and count < channels and channels % count == 0
-    return readers[0] if is_split and before[0] == groups[0] else None
+    channels, count = before[1], sizes[1] if sizes is not None and sizes.size > 1 else (view.dims(x) or ("", ""))[1]
+    if not isinstance(channels, int) or isinstance(count, str) or count < 1:
+        return None
+    return readers[0] if count < channels and channels % count == 0 else None
 
 
 ROOTS: Final = ("Sqrt", "Pow", "ReduceL2")

@@ -10,7 +10,7 @@ from typing import Final
 from onnx import TensorProto
 
 from passes.structures.projection import as_projection
-from passes.structures.view import PASSING_OPS, GraphView, op_of
+from passes.structures.view import PASSING_OPS, GraphView
 from passes.suggest import plural
 
 __all__ = ["MergedProjection", "describe_others", "find_packed"]
@@ -52,7 +52,10 @@ def describe_others(
         return rest or _nearest(view), remedy
     if not rest:
         return "", ""
-    return f"{plural(len(apart), 'attention block')} with separate Q, K and V ({_join_names(apart)}), and {rest}", remedy
+    return (
+        f"{plural(len(apart), 'attention block')} with separate Q, K and V ({_join_names(apart)}), and {rest}",
+        remedy,
+    )
 
 
 def _without_triple(merged: Sequence[MergedProjection], others: int) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
-__all__ = ["FORMS", "HEADS", "WIDTH", "Attention", "make"]
+__all__ = ["FORMS", "make_zoo"]
 
-WIDTH, HEADS, LENGTH = 16, 2, 5
+WIDTH, HEADS, LENGTH = 16, 2, 2
 
 Tensor = torch.Tensor
 Form = Callable[["Attention", Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -29,8 +28,10 @@ class Attention(nn.Module):
         self.taps = nn.ModuleList(nn.Conv1d(WIDTH, WIDTH, 3, padding=2, groups=WIDTH) for _ in range(3))
         self.gate = nn.Linear(WIDTH, HEADS)
         self.decay = nn.Parameter(torch.rand(HEADS))
+        self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, x: Tensor, *cache: Tensor) -> Tensor:
+        x = self.norm(x)
         return self.o(self.form(self, x, self.q(x), self.k(x), self.v(x), *cache))
 
 
@@ -62,7 +63,9 @@ def differential_apart(m: Attention, x: Tensor, q: Tensor, k: Tensor, v: Tensor)
 
 
 def primer(m: Attention, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = (tap(z.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2) for tap, z in zip(m.taps, (q, k, v)))
+    q, k, v = (
+        tap(z.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2) for tap, z in zip(m.taps, (q, k, v), strict=True)
+    )
     return join((heads(q) @ heads(k).transpose(-1, -2)).softmax(-1) @ heads(v))
 
 
@@ -70,9 +73,9 @@ def primer_shifted(m: Attention, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> 
     """The depthwise convolution as a sum of shifted products."""
 
     def mix(z: Tensor, weight: Tensor) -> Tensor:
-        return sum(F.pad(z, (0, 0, at, 0))[:, : z.shape[1]] * weight[:, 0, at] for at in range(3))
+        return sum(functional.pad(z, (0, 0, at, 0))[:, : z.shape[1]] * weight[:, 0, at] for at in range(3))
 
-    q, k, v = (mix(z, tap.weight) for tap, z in zip(m.taps, (q, k, v)))
+    q, k, v = (mix(z, tap.weight) for tap, z in zip(m.taps, (q, k, v), strict=True))
     return join((heads(q) @ heads(k).transpose(-1, -2)).softmax(-1) @ heads(v))
 
 
@@ -94,7 +97,7 @@ def cumulative(m: Attention, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tens
 
 
 def cumulative_einsum(m: Attention, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = F.elu(heads(q)) + 1, F.elu(heads(k)) + 1, heads(v)
+    q, k, v = functional.elu(heads(q)) + 1, functional.elu(heads(k)) + 1, heads(v)
     state = torch.einsum("bhld,bhlm->bhldm", k, v).cumsum(2)
     return join(torch.einsum("bhld,bhldm->bhlm", q, state))
 
@@ -131,7 +134,7 @@ def retention_by_steps(m: Attention, x: Tensor, q: Tensor, k: Tensor, v: Tensor)
 
 def delta_rule(m: Attention, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Gated DeltaNet: the state forgets what it holds under a key before it takes the new value."""
-    q, k, v = F.normalize(heads(q), dim=-1), F.normalize(heads(k), dim=-1), heads(v)
+    q, k, v = functional.normalize(heads(q), dim=-1), functional.normalize(heads(k), dim=-1), heads(v)
     gates = m.gate(x).sigmoid().transpose(1, 2)
     state, rows = x.new_zeros(x.shape[0], HEADS, WIDTH // HEADS, WIDTH // HEADS), []
     for at in range(x.shape[1]):
@@ -171,7 +174,7 @@ def weighted_keys_by_steps(m: Attention, x: Tensor, q: Tensor, k: Tensor, v: Ten
 
 
 FORMS: dict[str, Form] = {
-    form.__name__.replace("_", " "): form
+    form.__name__: form
     for form in (
         *(cached_and_new, differential, differential_apart, primer, primer_shifted, einsum_3d, einsum_heads),
         *(cumulative, cumulative_einsum, summed_by_hand, random_features, retention, retention_by_steps),
@@ -180,9 +183,20 @@ FORMS: dict[str, Form] = {
 }
 
 
-def make(form: str) -> tuple[Attention, tuple[Any, ...]]:
-    """The module of a form, and its arguments."""
+class Zoo(nn.Module):
+    """One module of each form, so that one export has them all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forms = nn.ModuleDict({name: Attention(form) for name, form in FORMS.items()})
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> list[Tensor]:
+        cached = {"cached_and_new": (keys, values)}
+        return [module(x, *cached.get(name, ())) for name, module in self.forms.items()]
+
+
+def make_zoo() -> tuple[Zoo, tuple[Tensor, ...]]:
+    """The module, with weights from a seed, and its arguments."""
     torch.manual_seed(0)
-    cache = torch.randn(2, HEADS, 3, WIDTH // HEADS)
-    past = (cache, cache.flip(2)) if FORMS[form] is cached_and_new else ()
-    return Attention(FORMS[form]).eval(), (torch.randn(2, LENGTH, WIDTH), *past)
+    cache = torch.randn(1, HEADS, 3, WIDTH // HEADS)
+    return Zoo().eval(), (torch.randn(1, LENGTH, WIDTH), cache, cache.flip(2))
