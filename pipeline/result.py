@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from passes.proof.draws import InputSampler
 from passes.run.result import PassRow, StructureVerdict
 from pipeline.report import ExportReport, PassesReport, Report, RuntimeReport
 
@@ -35,6 +36,8 @@ class RunResult:
     cached: tuple[str, ...]
     code: Mapping[str, str] = field(default_factory=dict)
     """Python files that made the model → their digests."""
+    sampler: InputSampler | None = None
+    """Draws inputs of the model at sizes and in ranges on which the reference ran; None where nothing was run."""
 
     @property
     def passes(self) -> tuple[PassRow, ...]:
