@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, numpy_helper
@@ -226,7 +226,7 @@ class _Steps:
     types: Mapping[str, int] | None
     nodes: list[NodeProto] = field(default_factory=list)
 
-    def add(self, op: str, inputs: Sequence[str], output: str = "", **attributes: object) -> str:
+    def add(self, op: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
         output = output or f"{NOISE}{self.name}/{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, list(inputs), [output], **attributes))
         return output
@@ -323,7 +323,7 @@ def _uniform_pool() -> np.ndarray:
 
 POOLS: Final[Mapping[str, Callable[[], np.ndarray]]] = {"normal": _normal_pool, "uniform": _uniform_pool}
 
-WRITERS: Final[Mapping[str, tuple[str, Callable[[_Steps, NodeProto, Noise, int], None]]]] = {
+WRITERS: Final[Mapping[str, tuple[str, Callable[[_Steps, NodeProto, Noise], None]]]] = {
     "RandomNormal": ("normal", _write_normal),
     "RandomNormalLike": ("normal", _write_normal),
     "RandomUniform": ("uniform", _write_uniform),

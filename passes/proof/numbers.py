@@ -75,7 +75,7 @@ NO_ERROR: Final = Errors(0.0, 0.0, 1.0, math.inf, 0.0, 0.0)
 """The errors of values that are equal in every bit."""
 
 
-NOT_COMPARED: Final = Errors(*[math.nan] * 6, judged_as=DRAWN)
+NOT_COMPARED: Final = Errors(math.nan, math.nan, math.nan, math.nan, math.nan, math.nan, judged_as=DRAWN)
 """The errors of values of which only shape and dtype were compared, since random numbers differ from run to run."""
 
 
