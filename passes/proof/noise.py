@@ -72,7 +72,7 @@ class FixedNoise:
         if opset_of(proto) < LEAST_OPSET:
             return model
         found = list(map(_describe, _random_nodes(proto.graph)))
-        _Writer(proto, dict(zip(found, self._match(found), strict=True))).write()
+        _NoiseWriter(proto, dict(zip(found, self._match(found), strict=True))).write()
         return model.with_proto(proto)
 
     def _match(self, found: Sequence[_RandomNode]) -> list[str]:
@@ -155,7 +155,7 @@ def _random_nodes(graph: GraphProto, false: frozenset[str] = frozenset()) -> Ite
 
 
 @dataclass(slots=True)
-class _Writer:
+class _NoiseWriter:
     """Replaces the random nodes of one model."""
 
     proto: ModelProto
@@ -195,7 +195,7 @@ class _Writer:
     def _replace(self, node: NodeProto, turns: tuple[str, ...]) -> list[NodeProto]:
         """The nodes that compute the results of `node`."""
         known = _describe(node)
-        steps = _Steps(known.name, self.types)
+        steps = _NoiseSteps(known.name, self.types)
         key = f"{self.keys[known]} {known.seed.hex()}"
         pool, write = WRITERS[node.op_type]
         self.pools.add(pool)
@@ -203,7 +203,7 @@ class _Writer:
         return steps.nodes
 
     @staticmethod
-    def _noise(steps: _Steps, pool: str, key: str, shape: str, turns: tuple[str, ...]) -> str:
+    def _noise(steps: _NoiseSteps, pool: str, key: str, shape: str, turns: tuple[str, ...]) -> str:
         """float32 numbers of `shape`, from the pool: index `i` reads place `start + i · step`."""
         digest = hashlib.sha256(key.encode()).digest()
         start, step, *further = (int.from_bytes(digest[at : at + 4], "big") % (POOL - 1) + 1 for at in (0, 4, 8, 12))
@@ -219,7 +219,7 @@ class _Writer:
 
 
 @dataclass(slots=True)
-class _Steps:
+class _NoiseSteps:
     """The nodes that replace one random node."""
 
     name: str
@@ -250,23 +250,23 @@ def _attribute(node: NodeProto, name: str, default: float) -> float:
     return default if found is None else helper.get_attribute_value(found)
 
 
-def _write_normal(steps: _Steps, node: NodeProto, noise: Noise) -> None:
+def _write_normal(steps: _NoiseSteps, node: NodeProto, noise: Noise) -> None:
     scale, mean = _attribute(node, "scale", 1.0), _attribute(node, "mean", 0.0)
     _write_scaled(steps, node, noise, scale, mean)
 
 
-def _write_uniform(steps: _Steps, node: NodeProto, noise: Noise) -> None:
+def _write_uniform(steps: _NoiseSteps, node: NodeProto, noise: Noise) -> None:
     low, high = _attribute(node, "low", 0.0), _attribute(node, "high", 1.0)
     _write_scaled(steps, node, noise, high - low, low)
 
 
-def _write_scaled(steps: _Steps, node: NodeProto, noise: Noise, scale: float, offset: float) -> None:
+def _write_scaled(steps: _NoiseSteps, node: NodeProto, noise: Noise, scale: float, offset: float) -> None:
     shape = steps.add("Shape", [node.input[0]]) if node.input else steps.int64(_shape_attribute(node))
     scaled = steps.add("Mul", [noise(shape), steps.float32(scale)])
     _cast(steps, steps.add("Add", [scaled, steps.float32(offset)]), node, node.output[0])
 
 
-def _cast(steps: _Steps, value: str, node: NodeProto, output: str = "") -> str:
+def _cast(steps: _NoiseSteps, value: str, node: NodeProto, output: str = "") -> str:
     """`value` in the type of the result of `node`: that of its attribute `dtype`, or that of its input."""
     dtype = int(_attribute(node, "dtype", 0)) or DEFAULT_TYPES.get(node.op_type, 0)
     if not dtype and steps.types is not None:
@@ -280,13 +280,13 @@ def _shape_attribute(node: NodeProto) -> list[int]:
     return next((list(one.ints) for one in node.attribute if one.type == AttributeProto.INTS), [])
 
 
-def _write_bernoulli(steps: _Steps, node: NodeProto, noise: Noise) -> None:
+def _write_bernoulli(steps: _NoiseSteps, node: NodeProto, noise: Noise) -> None:
     uniform = noise(steps.add("Shape", [node.input[0]]))
     chance = steps.add("Cast", [node.input[0]], to=TensorProto.FLOAT)
     _cast(steps, steps.add("Less", [uniform, chance]), node, node.output[0])
 
 
-def _write_multinomial(steps: _Steps, node: NodeProto, noise: Noise) -> None:
+def _write_multinomial(steps: _NoiseSteps, node: NodeProto, noise: Noise) -> None:
     """The first class at which the sum of probabilities exceeds a uniform number."""
     logits = steps.add("Cast", [node.input[0]], to=TensorProto.FLOAT)
     sums = steps.add("CumSum", [steps.add("Softmax", [logits], axis=1), steps.int64(1)])
@@ -299,7 +299,7 @@ def _write_multinomial(steps: _Steps, node: NodeProto, noise: Noise) -> None:
     _cast(steps, steps.add("ArgMax", [beyond], axis=2, keepdims=0), node, node.output[0])
 
 
-def _write_dropout(steps: _Steps, node: NodeProto, noise: Noise) -> None:
+def _write_dropout(steps: _NoiseSteps, node: NodeProto, noise: Noise) -> None:
     value, ratio, training = node.input[0], node.input[1], node.input[2]
     ratio = steps.add("Cast", [ratio], to=TensorProto.FLOAT) if ratio else steps.float32(0.5)
     uniform = noise(steps.add("Shape", [value]))
@@ -323,7 +323,7 @@ def _uniform_pool() -> np.ndarray:
 
 POOLS: Final[Mapping[str, Callable[[], np.ndarray]]] = {"normal": _normal_pool, "uniform": _uniform_pool}
 
-WRITERS: Final[Mapping[str, tuple[str, Callable[[_Steps, NodeProto, Noise], None]]]] = {
+WRITERS: Final[Mapping[str, tuple[str, Callable[[_NoiseSteps, NodeProto, Noise], None]]]] = {
     "RandomNormal": ("normal", _write_normal),
     "RandomNormalLike": ("normal", _write_normal),
     "RandomUniform": ("uniform", _write_uniform),
