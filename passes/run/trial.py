@@ -294,8 +294,7 @@ class Trial:
             for instances in self.watched.instances.values()
             for instance in instances
         ]
-        merges = find_merged_products(self.model, attempt.model)
-        return tuple(merge for merge in merges if not any(merge.weights <= digests for digests in tracked))
+        return find_merged_products(self.model, attempt.model, tracked)
 
     def find_merger(self, step: Step) -> str:
         """The name of `step`, which merges products, or of the inner pass that does."""

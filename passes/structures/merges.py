@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,20 +35,25 @@ class MergedProducts:
         return f"{', '.join(self.names[:-1])} and {self.names[-1]}"
 
 
-def find_merged_products(before: DetachedModel, after: DetachedModel) -> tuple[MergedProducts, ...]:
-    """The products of `before` that `after` has merged."""
-    known = set(_matrices(before))
-    new = [tensor for digest, tensor in _matrices(after).items() if digest not in known and not after.is_unread(tensor)]
+def find_merged_products(
+    before: DetachedModel, after: DetachedModel, known: Sequence[frozenset[str]] = ()
+) -> tuple[MergedProducts, ...]:
+    """The products of `before` that `after` has merged, less those whose matrices are all in one set of `known`
+    digests: a structure speaks of these."""
+    old = set(_matrices(before))
+    new = [tensor for digest, tensor in _matrices(after).items() if digest not in old and not after.is_unread(tensor)]
     joined = set(_concats(after)) - set(_concats(before))
     if not new and not joined:
         return ()
     wide = [_WideMatrix(after.array(tensor)) for tensor in new]
     found: dict[frozenset[str], MergedProducts] = {}
     for group in _products_of_one_input(before):
+        if any(digests.issuperset(group) for digests in known):
+            continue
         parts = [frozenset(digest for digest in group if digest in digests) for digests in joined]
         parts += [_parts_of(matrix, group, before) for matrix in wide]
         for digests in parts:
-            if len(digests) > 1 and not any(digests <= other for other in found):
+            if len(digests) > 1 and not any(digests <= other for other in (*found, *known)):
                 names = tuple(_name_of(group[digest]) for digest in group if digest in digests)
                 found[digests] = MergedProducts(names, digests)
     return tuple(found.values())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from passes.structures import STRUCTURES
+from tests.support.onnx_models import detached
 from tests.support.structure_models import drawn, found, lost, names
 
 HEAD = "g (float[2, 4, 8] x) => (float[2, 4, 6] y) <float[8, 6] w, float[8, 6] v, float[6] b, float[8, 12] both>"
@@ -92,3 +94,10 @@ def test_geglu(form: str) -> None:
 @pytest.mark.parametrize("kind", ["geglu", "swiglu"])
 def test_gelu_and_silu_alone_are_no_gates(kind: str) -> None:
     assert found(kind, drawn(f"{HEAD} {{ g = MatMul (x, w) a = Gelu (g) y = Mul (a, b) }}")) == ()
+
+
+@pytest.mark.parametrize(("kind", "forms"), [("swiglu", FORMS), ("geglu", GEGLUS)])
+def test_one_matrix_names_the_step_that_takes_it_apart(kind: str, forms: dict[str, str]) -> None:
+    said = STRUCTURES[kind].find(detached(drawn(f"{HEAD} {{ {forms['one matrix that is split']} }}")))
+    assert said.instead == f"1 {kind} block whose gate and value are one matrix in the source already: both"
+    assert "split-gate-up" in said.remedy
