@@ -12,10 +12,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from passes.errors import UsageError
 from passes.load import memory_budget, seconds_to_run
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import WeightFile
 from passes.worker.client import Worker
+from passes.worker.platforms import LEAST_GIB
 
 __all__ = ["PassContext", "limit_runs", "memory_limit", "open_context", "open_local_context"]
 
@@ -123,7 +125,12 @@ def memory_limit(memory_gib: float | None) -> int:
 
     By default nine tenths of the machine's memory, or of our own limit where that is less, so that a worker that asks
     for more dies alone.
+
+    Raises:
+        UsageError: it is less than a worker needs to start.
     """
     if memory_gib is not None:
-        return int(memory_gib * 2**30)
+        if 0 < memory_gib < LEAST_GIB:
+            raise UsageError(f"memory_gib is {memory_gib:g}, expected at least {LEAST_GIB}, or 0 for no limit")
+        return int(min(memory_gib, 2**32) * 2**30)
     return memory_budget()

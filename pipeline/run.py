@@ -18,7 +18,7 @@ from passes.recipe.user_passes import code_digest
 from passes.suggest import bytes_text, plural
 from passes.worker.platforms import missing_here
 from pipeline.config import RunConfig
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, refusal_of
 from pipeline.events import Event, Note, Observer, PassesEnded, RunLog, StageEnded, StageStarted
 from pipeline.export.source import Source, TorchSource
 from pipeline.report import BackendReport, ExportReport, PassesReport, Report, RuntimeReport
@@ -297,4 +297,4 @@ def _backend_text(backend: BackendReport) -> str:
 
 
 def _exit_code_of(error: BaseException) -> int:
-    return 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 3)
+    return 130 if isinstance(error, KeyboardInterrupt) else getattr(refusal_of(error) or error, "exit_code", 3)

@@ -237,8 +237,8 @@ class Worker:
         words = self._stderr.read().decode(errors="replace").strip()[-LAST_WORDS:]
         self._stop()  # which sees that it was not we who killed it
         cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        if "bad_alloc" in words:
-            cause += f", out of memory at {self._limit()}"
+        if "bad_alloc" in words or "MemoryError" in words:
+            cause, words = f"{cause}, out of memory at {self._limit()}", ""
         message = f"the worker process died ({cause})" + (f": {words}" if words else "")
         return StepCrashed(message, was_killed=self.was_killed)
 

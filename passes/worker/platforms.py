@@ -110,6 +110,10 @@ def _read_text(path: Path) -> str:
         return ""
 
 
+LEAST_GIB: Final = 0.1
+"""GiB that a worker process needs for its libraries, before it does anything."""
+
+
 def limit_memory(limit: int) -> None:
     """Refuse to allocate more than `limit` bytes in this process; 0: no limit. Files that are mapped do not count."""
     if limit and resource is not None and sys.platform == "linux":

@@ -32,7 +32,7 @@ from pipeline.config.sections import (
     VerifyConfig,
 )
 from pipeline.config.train import TrainConfig
-from pipeline.config.yaml_source import Document, Marks, describe
+from pipeline.config.yaml_source import Document, Marks, check_plain, describe
 from pipeline.errors import ConfigError
 
 __all__ = ["RunConfig", "json_schema"]
@@ -164,6 +164,7 @@ class RunConfig(Section):
         """
         if not isinstance(data, Mapping):
             raise ConfigError(f"{title}: found {describe(data)}, expected a mapping of sections: {{'model': …}}")
+        check_plain(data, title)
         anchored = anchor_paths(dict(data), Path(base_dir))
         return _validate(cls, Document(anchored, Marks.none(title)), title)
 

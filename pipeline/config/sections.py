@@ -23,6 +23,7 @@ from pydantic import (
 from passes.proof import numbers
 from passes.proof.draws import FURTHER_SIZES
 from passes.recipe import DEFAULT_RECIPE
+from passes.worker.platforms import LEAST_GIB
 from pipeline.errors import UsageError
 
 __all__ = [
@@ -53,6 +54,12 @@ Seed = Annotated[StrictInt, Field(ge=0, lt=2**63)]
 Count = Annotated[StrictInt, Field(ge=1)]
 Seconds = Annotated[StrictFloat, Field(gt=0)]
 Fraction = Annotated[StrictFloat, Field(ge=0)]
+
+
+def _check_memory(gib: float) -> float:
+    if 0 < gib < LEAST_GIB:
+        raise ValueError(f"expected at least {LEAST_GIB}, which a worker process needs to start, or 0 for no limit")
+    return gib
 
 
 class Section(BaseModel):
@@ -264,7 +271,7 @@ class PassesConfig(Section):
     keep: tuple[StrictStr, ...] = ()
     watch: StrictBool = True
     timeout_s: Seconds = 600.0
-    memory_gib: Fraction | None = None
+    memory_gib: Annotated[Fraction, AfterValidator(_check_memory)] | None = None
     encodings: StrictStr | None = None
     contrib: Literal["keep", "refuse"] | None = None
 
