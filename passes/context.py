@@ -12,12 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from passes.errors import UsageError
 from passes.load import memory_budget, seconds_to_run
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import WeightFile
 from passes.worker.client import Worker
-from passes.worker.platforms import LEAST_GIB
+from passes.worker.platforms import check_limits
 
 __all__ = ["PassContext", "limit_runs", "memory_limit", "open_context", "open_local_context"]
 
@@ -130,7 +129,6 @@ def memory_limit(memory_gib: float | None) -> int:
         UsageError: it is less than a worker needs to start.
     """
     if memory_gib is not None:
-        if 0 < memory_gib < LEAST_GIB:
-            raise UsageError(f"memory_gib is {memory_gib:g}, expected at least {LEAST_GIB}, or 0 for no limit")
+        check_limits(1.0, memory_gib)
         return int(min(memory_gib, 2**32) * 2**30)
     return memory_budget()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 
 from passes.advisories.known import quarantined_by_entry
 from passes.context import open_context
+from passes.errors import check_type
 from passes.recipe.recipe import names_of
 from passes.recipe.user_passes import code_digest
 from passes.suggest import bytes_text, plural
@@ -72,6 +74,10 @@ class Pipeline:
             raise UsageError(
                 f"Pipeline: found {type(config).__name__}, expected a RunConfig, as RunConfig.from_yaml reads"
             )
+        if out is not None:
+            check_type(out, (str, PathLike), "Pipeline: out", "the path of a folder")
+        if not callable(observer):
+            raise UsageError(f"Pipeline: observer: found {type(observer).__name__}, expected a function of one event")
         self.config = config
         self.folder = default_folder(config, out)
         self._observer = observer
@@ -135,7 +141,8 @@ class _Run:
         executed = self.runtime(exported, references)  # import, lower, plan, run, compare with the reference
         write_settings(self.config, self.versions, self.workspace, is_given=self._source is not None)
         report = self.report()
-        return RunResult(self.workspace.folder, exported, optimized, executed, report, report.cached, self.code)
+        stages = (exported, optimized, executed, report, report.cached)
+        return RunResult(self.workspace.folder, *stages, self.code, references.sampler)
 
     def source(self) -> Source:
         with self.stage("source") as outcome:

@@ -69,7 +69,10 @@ def _wrap(console: Console, line: Text) -> Text:
         return line
     line.overflow = "ignore"
     margin = len(line.plain) - len(line.plain.lstrip()) + INDENT
-    first, *rest = line.wrap(console, max(console.width - margin, 1))
+    lines = line.wrap(console, max(console.width - margin, 1))
+    for part in lines:
+        part.rstrip()
+    first, *rest = lines
     return Text("\n").join([first, *(Text(" " * margin).append_text(more) for more in rest)])
 
 
