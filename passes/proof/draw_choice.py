@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -91,7 +92,8 @@ class _Choice:
             extremes = ends if not others or sizes == [first] else frozenset()
             yield self._draw_first_of(sizes, extremes)
             ends -= extremes
-        for extreme in (ends, frozenset({Trait.ZEROS}) & self.plan.traits):
+        wide = frozenset({Trait.WIDE}) & self.plan.traits
+        for extreme in (ends, frozenset({Trait.ZEROS}) & self.plan.traits, *[wide] * self._wide_draws(first)):
             if extreme:
                 yield from self._draw_extremes(first, extreme)
         yield from self._at_further_sizes(first)
@@ -172,17 +174,25 @@ class _Choice:
         self, seed: int, sizes: Mapping[str, int], ends: frozenset[Trait], *, is_optional: bool
     ) -> ChosenDraw | None:
         """The draw at `sizes` with as many of `ends` as the reference runs with; reports those given up."""
-        traits, notes = ends | ({Trait.ROWS} & self.plan.traits), []
-        while True:
+        asked = ends | (frozenset({Trait.ROWS, Trait.EXACT}) & self.plan.traits)
+        present = [trait for trait in GIVEN_UP if trait in asked]
+        reduced = [asked - {trait} for trait in present]
+        reduced += [asked - set(present[:count]) for count in range(2, len(present) + 1)]
+        whys: list[str] = []
+        for traits in dict.fromkeys((asked, *reduced)):
             chosen = self._try_draw(Draw(seed, sizes, traits), is_optional=is_optional)
             if chosen is not None:
+                notes = [f"not drawn: {WORDS[trait]} ({whys[0]})" for trait in present if trait not in traits]
                 self.skipped.extend(note for note in notes if note not in self.skipped)
                 return chosen
-            given_up = next((trait for trait in GIVEN_UP if trait in traits), None)
-            if given_up is None:
-                return None
-            notes.append(f"not drawn: {WORDS[given_up]} ({self.why})")
-            traits -= {given_up}
+            whys.append(self.why)
+        return None
+
+    def _wide_draws(self, sizes: Mapping[str, int]) -> int:
+        """How many draws reach the ends and the middle of wide ranges: one, or two for an input of one number."""
+        draw = Draw(0, sizes)
+        counts = [math.prod(known.sizes_in(draw)) for known in self.plan.inputs if known.wide is not None]
+        return 2 if min(counts, default=2) < 2 else 1
 
     def _at_further_sizes(self, first: Mapping[str, int]) -> Iterator[ChosenDraw]:
         """Draw every named dim at each further size, in turns: this takes few draws, and no two dims are 1."""
@@ -233,7 +243,7 @@ class _Choice:
         nan = [name for name in self.outputs if _has_nan(results[name])]
         if nan:
             return f"output {nan[0]!r} holds NaN there"
-        if not draw.traits & {Trait.OUTLIERS, Trait.ZEROS, Trait.ONES}:
+        if not draw.traits - {Trait.ROWS}:
             return ""
         infinite = [name for name in self.outputs if name not in self.unbounded and not _is_finite(results[name])]
         if infinite:
@@ -248,7 +258,7 @@ class _Choice:
         return ""
 
 
-GIVEN_UP: Final = (Trait.OUTLIERS, Trait.ONES, Trait.ZEROS, Trait.ROWS)
+GIVEN_UP: Final = (Trait.OUTLIERS, Trait.ONES, Trait.ZEROS, Trait.WIDE, Trait.EXACT, Trait.ROWS)
 """The order in which traits are given up, if the reference does not run with all of them."""
 
 

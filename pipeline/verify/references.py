@@ -16,7 +16,7 @@ from passes.optimize import second_sizes
 from passes.proof.client import choose_in_worker
 from passes.proof.draw_choice import ChosenDraw, choose_draws, sampler_of
 from passes.proof.draws import DrawPlan, GivenDraw, InputSampler, Trait
-from passes.proof.lookups import rows_by_input
+from passes.proof.lookups import has_loops, rows_by_input
 from passes.proof.numbers import DRAWN
 from passes.proof.precision import computed_types
 from passes.proof.types import Reference
@@ -98,7 +98,7 @@ def compute_references(source: Source, plan: DrawPlan, context: PassContext) -> 
         chosen = list(choose_draws(plan, run, source.outputs, skipped, SourceError))
     else:
         model = read_model(source.path)
-        plan = plan.with_rows(rows_by_input(model))
+        plan = plan.with_rows(rows_by_input(model), has_loops=has_loops(model))
         drawn = [name for name, dtype in computed_types(model, source.outputs).items() if dtype == DRAWN]
         try:
             with limit_runs(context, model, [plan.first_feeds, *(draw.feeds for draw in plan.given)]):

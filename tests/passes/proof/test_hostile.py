@@ -292,8 +292,8 @@ def test_the_turns_of_a_loop(context: PassContext) -> None:
     result = run(model_of(LOOP), context, ("other_body", {"op": "Loop", "attribute": "body"}))
     assert result.rows[0].status is Status.REVERTED
     [loop] = result.coverage.loops
-    assert set(loop.turns) == {0, 1}
-    assert result.coverage.not_covered == ("Loop 'y': no draw runs it for more",)
+    assert {0, 1, 4} <= set(loop.turns) <= set(range(8))
+    assert result.coverage.not_covered == ()
 
 
 DIVIDES = """
