@@ -21,7 +21,7 @@ from passes.graph.traversal import bodies_in, every_node, live_nodes
 from passes.proof.lookups import OPS, Lookup, constant_values, find_lookups, values_of_inputs
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Gauges", "Readings", "add_gauges", "gauges_of"]
+__all__ = ["CONDITIONS", "Gauges", "Readings", "add_gauges", "gauges_of", "gauges_of_changes"]
 
 GAUGE: Final = "onnxline.gauge/"
 """Prefix of the names of the values that gauges add."""
@@ -120,6 +120,31 @@ def gauges_of(model: DetachedModel) -> Gauges:
             if limit is not None:
                 limits.append(limit)
     return Gauges(tuple(find_lookups(model)), tuple(branches), tuple(loops), tuple(limits), nested)
+
+
+def gauges_of_changes(model: DetachedModel, source: DetachedModel) -> Gauges:
+    """What gauges can measure in the nodes that passes have brought in: branches, loops, limits and comparisons.
+
+    Comparisons of sizes count too, since a pass may act at one size alone. Nodes with the operator and the first output
+    of a node of `source` are not new.
+    """
+    known = {(node.op_type, _first(node)) for node in source.proto.graph.node}
+    nodes = [node for node in live_nodes(model.proto.graph)[::-1] if node.domain in ONNX_DOMAINS]
+    new = {_first(node): node for node in nodes if (node.op_type, _first(node)) not in known}
+    if not any(node.op_type in MEASURED | COMPARISONS for node in new.values()):
+        return Gauges()
+    every, constant = gauges_of(model), constant_values(model)
+    compared = tuple(
+        Limit(name, node.op_type, name)
+        for name, node in new.items()
+        if node.op_type in COMPARISONS and name not in constant
+    )
+    limits = tuple(limit for limit in every.limits if limit.output in new and limit.op != "Where")
+    return Gauges(
+        branches=tuple(branch for branch in every.branches if branch[0] in new),
+        loops=tuple(name for name in every.loops if name in new),
+        limits=limits + compared,
+    )
 
 
 def _first(node: NodeProto) -> str:
@@ -221,7 +246,7 @@ def _watch_limit(graph: GraphProto, limit: Limit, place: int) -> None:
     def name(part: str) -> str:
         return _name("limit", place, part)
 
-    if limit.op == "Where":
+    if limit.op in CONDITIONS:
         above, below = limit.value, _add(graph, "Not", [limit.value], name("not"))
         both = _add(graph, "And", [above, below], name("neither"))  # a Where does one or the other
         conditions = {"below": below, "above": above, "inside": both}
@@ -264,4 +289,9 @@ KINKED: Final = frozenset({"Abs", "Celu", "Elu", "LeakyRelu", "PRelu", "Relu", "
 """Ops that change numbers below zero, and leave numbers (far) above it unchanged."""
 
 LIMITING: Final = frozenset({"Clip", "Min", "Max", "ThresholdedRelu", "Where", *BETWEEN, *KINKED})
+COMPARISONS: Final = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsInf"})
+
+CONDITIONS: Final = COMPARISONS | {"Where"}
+"""Ops whose limit is a condition: it is below where it is false, and above where it is true."""
+
 MEASURED: Final = LIMITING | {"If", "Loop"}

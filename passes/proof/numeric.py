@@ -27,7 +27,7 @@ from passes.proof.client import ProofClient
 from passes.proof.coverage import Coverage, coverage_of
 from passes.proof.draws import BROUGHT_DOWN, DrawPlan, Trait
 from passes.proof.fault_injection import InjectedFault, build_fault
-from passes.proof.gauges import Gauges, Readings, gauges_of
+from passes.proof.gauges import Gauges, Readings, gauges_of, gauges_of_changes
 from passes.proof.noise import FixedNoise
 from passes.proof.numbers import DRAWN, Tolerance
 from passes.proof.part import parts_of
@@ -37,7 +37,7 @@ from passes.proof.types import BaselineRun, DrawErrors, Measurement, Reference, 
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 
-__all__ = ["NumericProver"]
+__all__ = ["STRUCTURE_ONLY", "NumericProver"]
 
 
 class NumericProver:
@@ -233,7 +233,13 @@ class NumericProver:
         fixed, reading = self._fix_noise(model, reading)
         self._wrong_tables(model, self._meanings(reading or read(fixed)))
         tables, uncovered = (self._tables.tables, self._tables.uncovered) if self._tables else ((), ())
-        return coverage_of(draws, labels, self._inputs, self._skipped, self._gauges, self._readings, tables, uncovered)
+        known = (self._inputs, self._skipped, self._gauges, self._readings, tables, uncovered)
+        return coverage_of(draws, labels, *known, self._measure_changes(fixed))
+
+    def _measure_changes(self, model: DetachedModel) -> tuple[Gauges, Readings]:
+        """Gauges in the nodes that passes have brought into the final `model`, and what they read."""
+        gauges = Gauges() if self._watched is None else gauges_of_changes(model, self._watched)
+        return gauges, Readings() if gauges == Gauges() else self._client.read_gauges(model, gauges)
 
     def has_run(self, model: DetachedModel) -> bool:
         return self._ran is model.proto
@@ -263,7 +269,7 @@ class NumericProver:
         except StepFailed as failure:
             if self._watched is not None:
                 raise
-            raise ModelError(f"the model does not run as it is: {failure}") from failure
+            raise ModelError(f"the model does not run as it is: {failure}{STRUCTURE_ONLY}") from failure
 
     def _record_baseline(
         self, model: DetachedModel, meanings: ValueDigests, fault: InjectedFault, baseline: BaselineRun
@@ -353,6 +359,11 @@ def _values_to_hold(model: DetachedModel, meanings: ValueDigests, inner: Sequenc
     """The values of a run to hold for later proofs: name → meaning."""
     return {name: meanings.values[name] for name in (*small_values(model), *inner)}
 
+
+STRUCTURE_ONLY: Final = (
+    "; if nothing here can run it, prove by structure alone: --proof structure (proof='structure', "
+    "verify.proof: structure)"
+)
 
 RANDOM: Final = (
     "every output of the model depends on random numbers that cannot be fixed ({}), so nothing can be compared; make "

@@ -18,6 +18,7 @@ from passes.proof.draw_choice import ChosenDraw, choose_draws, sampler_of
 from passes.proof.draws import DrawPlan, GivenDraw, InputSampler, Trait
 from passes.proof.lookups import has_loops, rows_by_input
 from passes.proof.numbers import DRAWN
+from passes.proof.numeric import STRUCTURE_ONLY
 from passes.proof.precision import computed_types
 from passes.proof.types import Reference
 from passes.weights.detached import read_model
@@ -104,7 +105,8 @@ def compute_references(source: Source, plan: DrawPlan, context: PassContext) -> 
             with limit_runs(context, model, [plan.first_feeds, *(draw.feeds for draw in plan.given)]):
                 chosen, skipped = choose_in_worker(model, plan, context, drawn)
         except StepFailed as error:
-            raise SourceError(f"the ONNX file does not run as it is: {error}{_ask_for_sizes(plan)}") from error
+            advice = _ask_for_sizes(plan) or STRUCTURE_ONLY
+            raise SourceError(f"the ONNX file does not run as it is: {error}{advice}") from error
     draws = tuple(_reference(draw) for draw in chosen)
     if not any(array.size for draw in draws for array in draw.outputs.values()):
         skipped.append("no number: every output is empty on every draw, so only shapes and dtypes are compared")
