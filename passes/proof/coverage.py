@@ -124,6 +124,7 @@ def coverage_of(
             *uncovered,
             *([] if readings.why_not else _unseen(branches, loops, limits)),
             *_unseen_changes(*changes),
+            *_other_sizes(_sizes(seeded)),
             *(
                 [f"{gauges.nested} nodes inside of If, Loop, Scan and functions were not looked at"]
                 if gauges.nested
@@ -157,6 +158,12 @@ def _sizes(draws: Sequence[Draw]) -> dict[str, tuple[int, ...]]:
         for name, size in draw.sizes.items():
             sizes.setdefault(name, set()).add(size)
     return {name: tuple(sorted(values)) for name, values in sizes.items()}
+
+
+def _other_sizes(sizes: Mapping[str, Sequence[int]]) -> list[str]:
+    """A sentence on the sizes of open dims that no draw has."""
+    drawn = [f"{name or 'unnamed dims'} {', '.join(map(str, several))}" for name, several in sizes.items()]
+    return [f"sizes of open dims other than those drawn: {'; '.join(drawn)}"] if drawn else []
 
 
 def _masks(draws: Sequence[Draw]) -> tuple[str, ...]:

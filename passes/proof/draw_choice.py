@@ -196,9 +196,10 @@ class _Choice:
 
     def _at_further_sizes(self, first: Mapping[str, int]) -> Iterator[ChosenDraw]:
         """Draw every named dim at each further size, in turns: this takes few draws, and no two dims are 1."""
-        missing = {(dim, size) for dim in self.plan.dims for size in self.plan.further} - self.drawn
+        further = self.plan.further_sizes()
+        missing = {(dim, size) for dim, sizes in further.items() for size in sizes} - self.drawn
         reasons: dict[tuple[str, int], str] = {}
-        for sizes in _arrangements(self.plan.dims, self.plan.further, first):
+        for sizes in _arrangements(further, len(self.plan.further), first):
             fresh = missing & set(sizes.items())
             if not fresh:
                 continue
@@ -262,21 +263,25 @@ GIVEN_UP: Final = (Trait.OUTLIERS, Trait.ONES, Trait.ZEROS, Trait.WIDE, Trait.EX
 """The order in which traits are given up, if the reference does not run with all of them."""
 
 
-def _arrangements(dims: Sequence[str], further: Sequence[int], first: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
+def _arrangements(
+    further: Mapping[str, Sequence[int]], turns: int, first: Mapping[str, int]
+) -> Iterator[Mapping[str, int]]:
     """Sizes for all dims, in the order in which they are tried.
 
-    First the further sizes in turns: batch 1 with a sequence of 8, and the reverse, since a softmax over a sequence of
-    1 is always 1 and hides faults before it. Then one dim alone, since others may have to keep their sizes, and then
-    all dims at the same size, since some models need equal ones.
+    First the first `turns` of the further sizes in turns: batch 1 with a sequence of 8, and the reverse, since a
+    softmax over a sequence of 1 is always 1 and hides faults before it. Then those that only some dims have. Then one
+    dim alone, since others may have to keep their sizes, and then all dims at the same size, since some models need
+    equal ones.
     """
-    count = len(further)
-    for turn in range(count):
-        yield {dim: further[(place + turn) % count] for place, dim in enumerate(dims)}
-    for dim in dims:
-        for size in further:
+    for turn in range(turns):
+        yield {dim: sizes[(place + turn) % turns] for place, (dim, sizes) in enumerate(further.items())}
+    for place in range(turns, max(map(len, further.values()), default=0)):
+        yield {dim: sizes[place] if place < len(sizes) else first[dim] for dim, sizes in further.items()}
+    for dim, sizes in further.items():
+        for size in sizes:
             yield {**first, dim: size}
-    for size in further:
-        yield dict.fromkeys(dims, size)
+    for size in dict.fromkeys(size for sizes in further.values() for size in sizes):
+        yield dict.fromkeys(further, size)
 
 
 def _nudge(array: np.ndarray) -> np.ndarray:

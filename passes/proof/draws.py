@@ -38,6 +38,9 @@ __all__ = [
 FURTHER_SIZES: Final = (1, 8)
 """Further sizes of every named dim: batch 1 is what is deployed, and 8 is larger than the first sizes."""
 
+INNER_SIZES: Final = (7, 13)
+"""Further sizes of dims that are no first axis: an odd one, and one above the others. Such batches would cost time."""
+
 OUTLIERS: Final = 10.0
 """The factor on the range of floats in the draw of outliers."""
 
@@ -45,6 +48,10 @@ OUTLIERS: Final = 10.0
 OTHER_FIRST_SIZES: Final = (1, 16, 64, 256, 512, 1024)
 """Sizes to try for dims without a given size, if the model does not run at the first one: some models take only a batch
 of 1, audio models frame their samples, image models halve their pixels."""
+
+
+LEAST_FIRST: Final = 2
+"""The first size of an open dim, unless the model does not run at it."""
 
 
 class Trait(StrEnum):
@@ -154,7 +161,7 @@ class DrawnInput:
         chosen = self.traits & draw.traits & {Trait.ROWS, Trait.WIDE, Trait.ONES, Trait.ZEROS}
         if self.example is not None and self.example.size and not chosen:
             return _fit(self.example, shape)
-        low, high = self._interval(draw.traits)
+        low, high = self._interval(draw.traits & self.traits)
         array = draw_array(identity, shape, self.dtype, low, high)
         if Trait.WIDE in chosen and (low, high) == self.wide:
             if self.is_float and high > MOST_FRACTION:
@@ -298,6 +305,17 @@ class DrawPlan:
     def dims(self) -> tuple[str, ...]:
         """The named dims, each once."""
         return tuple(dict.fromkeys(dim for known in self.inputs for dim in known.shape if isinstance(dim, str)))
+
+    def further_sizes(self) -> Mapping[str, tuple[int, ...]]:
+        """Named dim → further sizes to draw it at; those of a dim that had to be drawn larger are near that size."""
+        leading = {dim for known in self.inputs for dim in known.shape[:1]}
+        first = self.needed[0]
+        sizes: dict[str, tuple[int, ...]] = {}
+        for dim in self.dims:
+            inner = INNER_SIZES if dim not in leading and self.further == FURTHER_SIZES else ()
+            shift = first[dim] - LEAST_FIRST if dim in self.open and first[dim] in OTHER_FIRST_SIZES[1:] else 0
+            sizes[dim] = tuple(size + shift for size in (*self.further, *inner))
+        return sizes
 
     @property
     def traits(self) -> frozenset[Trait]:

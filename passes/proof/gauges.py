@@ -19,6 +19,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import bodies_in, every_node, live_nodes
 from passes.proof.lookups import OPS, Lookup, constant_values, find_lookups, values_of_inputs
+from passes.proof.weak_blocks import Branch, find_branches
 from passes.weights.detached import DetachedModel
 
 __all__ = ["CONDITIONS", "Gauges", "Readings", "add_gauges", "gauges_of", "gauges_of_changes"]
@@ -54,6 +55,8 @@ class Gauges:
     """For each If, its first output and its condition."""
     loops: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
+    branches_added: tuple[Branch, ...] = ()
+    """Residual branches, whose norm is measured beside that of what they are added to."""
     nested: int = 0
     """Nodes of these kinds inside of bodies and functions, where nothing is measured."""
 
@@ -70,6 +73,8 @@ class Readings:
     counts: dict[int, list[int]] = field(default_factory=dict)
     reached: dict[int, tuple[bool, bool, bool]] = field(default_factory=dict)
     """Limit → whether it acted below, acted above, and did nothing."""
+    ratios: dict[int, float] = field(default_factory=dict)
+    """Residual branch → the largest ratio of its norm to that of what it is added to."""
     why_not: str = ""
     """Why nothing was measured; empty where it was."""
 
@@ -86,6 +91,11 @@ class Readings:
             now = [bool(got[_name("limit", place, part)]) for part in PARTS]
             was = self.reached.get(place, (False, False, False))
             self.reached[place] = (was[0] or now[0], was[1] or now[1], was[2] or now[2])
+
+        for place, _ in enumerate(gauges.branches_added):
+            added, trunk = (float(got[_name("norm", place, part)].ravel()[0]) for part in ("added", "trunk"))
+            ratio = added / trunk if trunk else math.inf
+            self.ratios[place] = max(self.ratios.get(place, 0.0), ratio)
 
     def _add_rows(self, place: int, lookup: Lookup, got: Mapping[str, np.ndarray]) -> None:
         values = {name: got[_name("lookup", place, str(at))] for at, name in enumerate(lookup.selectors) if name}
@@ -119,7 +129,8 @@ def gauges_of(model: DetachedModel) -> Gauges:
             limit = _limit(node, facts)
             if limit is not None:
                 limits.append(limit)
-    return Gauges(tuple(find_lookups(model)), tuple(branches), tuple(loops), tuple(limits), nested)
+    added = find_branches(model, facts.constant)
+    return Gauges(tuple(find_lookups(model)), tuple(branches), tuple(loops), tuple(limits), added, nested)
 
 
 def gauges_of_changes(model: DetachedModel, source: DetachedModel) -> Gauges:
@@ -222,6 +233,11 @@ def add_gauges(graph: GraphProto, gauges: Gauges) -> list[str]:
     for place, output in enumerate(gauges.loops):
         wanted.append(_name("loop", place))
         _count_turns(nodes[output], wanted[-1])
+    for place, branch in enumerate(gauges.branches_added):
+        for part, value in (("added", branch.added), ("trunk", branch.trunk)):
+            wanted.append(_name("norm", place, part))
+            number = _add(graph, "Cast", [value], _name("norm", place, part, "value"), to=TensorProto.FLOAT)
+            _add(graph, "ReduceL2", [number], wanted[-1], keepdims=0)
     for place, limit in enumerate(gauges.limits):
         _watch_limit(graph, limit, place)
         wanted.extend(_name("limit", place, part) for part in PARTS)
