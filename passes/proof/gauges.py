@@ -19,7 +19,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import bodies_in, every_node, live_nodes
 from passes.proof.lookups import OPS, Lookup, constant_values, find_lookups, values_of_inputs
-from passes.proof.weak_blocks import Branch, find_branches
+from passes.proof.weak_blocks import ResidualBranch, find_branches
 from passes.weights.detached import DetachedModel
 
 __all__ = ["CONDITIONS", "Gauges", "Readings", "add_gauges", "gauges_of", "gauges_of_changes"]
@@ -55,7 +55,7 @@ class Gauges:
     """For each If, its first output and its condition."""
     loops: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
-    branches_added: tuple[Branch, ...] = ()
+    branches_added: tuple[ResidualBranch, ...] = ()
     """Residual branches, whose norm is measured beside that of what they are added to."""
     nested: int = 0
     """Nodes of these kinds inside of bodies and functions, where nothing is measured."""

@@ -34,7 +34,7 @@ from passes.proof.part import parts_of
 from passes.proof.precision import Precisions, computed_types
 from passes.proof.tables import Match, TableCheck, TablesPart, tables_of
 from passes.proof.types import BaselineRun, DrawErrors, Measurement, Reference, RunRequest, Sensitivity, worst_errors
-from passes.proof.weak_blocks import Branch
+from passes.proof.weak_blocks import ResidualBranch
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 
@@ -93,7 +93,7 @@ class NumericProver:
         self._readings = Readings()
         self._tables: TableCheck | None = None
         self._tolerances = dict(tolerances or {})
-        self._weak: tuple[Branch, ...] = ()
+        self._weak: tuple[ResidualBranch, ...] = ()
         """Residual branches in which a fault would stay within the tolerance of what they are added to."""
 
     @classmethod

@@ -18,11 +18,11 @@ from passes.graph.traversal import live_nodes
 from passes.structures.view import module_of
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Branch", "find_branches"]
+__all__ = ["ResidualBranch", "find_branches"]
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class ResidualBranch:
     """A residual branch: `added` is what it adds to `trunk`, and `value` is that before constant factors."""
 
     name: str
@@ -32,7 +32,7 @@ class Branch:
     value: str
 
 
-def find_branches(model: DetachedModel, constant: AbstractSet[str]) -> tuple[Branch, ...]:
+def find_branches(model: DetachedModel, constant: AbstractSet[str]) -> tuple[ResidualBranch, ...]:
     """The residual branches of the graph: an Add of a value and of what is computed from it."""
     makers = {name: node for node in model.proto.graph.node for name in node.output if name}
     branches = []
@@ -42,7 +42,7 @@ def find_branches(model: DetachedModel, constant: AbstractSet[str]) -> tuple[Bra
         for added, trunk in (tuple(node.input), tuple(node.input)[::-1]):
             if added in makers and _reaches(added, trunk, makers):
                 value = _before_factors(added, makers, constant)
-                branches.append(Branch(module_of([makers[value]]) or value, added, trunk, value))
+                branches.append(ResidualBranch(module_of([makers[value]]) or value, added, trunk, value))
                 break
     return tuple(branches)
 
