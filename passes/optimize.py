@@ -94,10 +94,10 @@ def optimize(
     if contrib not in ("keep", "refuse"):
         raise UsageError(f"contrib is {contrib!r}, expected 'keep' or 'refuse'")
     with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context:
-        context.start()  # they take a second to import, in which names are checked and the model is read
-        steps, policy = steps_of(recipe), Policy(tuple(skip), tuple(keep), watch, contrib)
-        check_names(flatten(steps), policy, context)
         stored = _read_source(model, context, proof)
+        context.start()  # they take a second to import, in which names are checked
+        steps, policy = steps_of(recipe, context.user_code), Policy(tuple(skip), tuple(keep), watch, contrib)
+        check_names(flatten(steps), policy, context)
         limits = nullcontext() if prover or proof == STRUCTURE else limit_runs(context, stored)
         prover = prover or _choose_prover(stored, context, proof, feeds, sizes)
         source, stacks = collapse(stored)

@@ -12,9 +12,9 @@ import onnx
 
 from passes.graph.traversal import sort_nodes
 from passes.load import check_model
-from passes.weights.detached import DetachedModel, detach
+from passes.weights.detached import DetachedModel, WeightStore, detach
 from passes.weights.mapped import FileMaps, FileRange, find_file_range, release
-from passes.weights.stand_ins import Weight
+from passes.weights.stand_ins import Weight, key_of
 
 if TYPE_CHECKING:
     from passes.weights.sessions import Session
@@ -35,11 +35,13 @@ class WeightRef:
     path: str
     offset: int
     nbytes: int
+    digest: str = ""
+    unread: bool = False
 
     def weight(self, digest: str = "", *, maps: FileMaps | None = None) -> Weight:
         """Map the weight; `maps` shares mappings between weights."""
         data = (maps or FileMaps()).view(FileRange(self.path, self.offset, self.nbytes))
-        return Weight(self.dims, self.data_type, data, digest)
+        return Weight(self.dims, self.data_type, data, digest or self.digest, self.unread)
 
 
 class WeightFile:
@@ -93,6 +95,13 @@ class MappedModel:
 
         return Session(self.model(), self.map_weights(), extra_outputs)
 
+    def detached(self, known: WeightStore | None = None) -> DetachedModel:
+        """The model that was sent; weights that are in `known` are taken from there."""
+        proto, known, found = self.model(), known or {}, self.map_weights()
+        keys = {tensor.name: key_of(tensor) for tensor in proto.graph.initializer if tensor.name in found}
+        store = {key: known.get(key, found[name]) for name, key in keys.items() if key is not None}
+        return DetachedModel(proto, store)
+
     def map_weights(self) -> dict[str, Weight]:
         maps = FileMaps()
         return {one.name: one.weight(maps=maps) for one in self.weights}
@@ -105,7 +114,8 @@ def portable(model: DetachedModel, spill: WeightFile) -> MappedModel:
         weight = model.weight(tensor)
         if weight is not None:
             path, offset = spill.place(weight)
-            found.append(WeightRef(tensor.name, weight.dims, weight.data_type, path, offset, weight.data.nbytes))
+            place = (path, offset, weight.data.nbytes, weight.digest, weight.unread)
+            found.append(WeightRef(tensor.name, weight.dims, weight.data_type, *place))
     return MappedModel(model.proto.SerializeToString(), tuple(found))
 
 
