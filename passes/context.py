@@ -17,7 +17,7 @@ from passes.weights.detached import DetachedModel
 from passes.weights.sharing import WeightFile
 from passes.worker.client import Worker
 
-__all__ = ["USER_CODE", "PassContext", "limit_runs", "memory_limit", "open_context", "open_local_context"]
+__all__ = ["USER_CODE", "PassContext", "limit_runs", "open_context", "open_local_context", "worker_memory"]
 
 USER_CODE: Final = ("passes.recipe.user_code",)
 """What the worker for passes of the user's imports before it forks."""
@@ -73,10 +73,10 @@ def open_context(
 
     Args:
         timeout_s: seconds for one call of a pass.
-        memory_gib: what each worker may allocate; see `memory_limit`.
+        memory_gib: what each worker may allocate; see `worker_memory`.
         folder: where temporary files go; one of the system's by default, removed at the end.
     """
-    limit = memory_limit(memory_gib)
+    limit = worker_memory(memory_gib)
     with (
         tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place,
         Worker(timeout_s, limit, ("onnxoptimizer",)) as worker,
@@ -124,8 +124,8 @@ def limit_runs(
         proofs.timeout_s = before
 
 
-def memory_limit(memory_gib: float | None) -> int:
-    """In bytes; 0 for no limit.
+def worker_memory(memory_gib: float | None) -> int:
+    """The memory limit of one worker in bytes; 0 for no limit.
 
     By default nine tenths of the machine's memory, or of our own limit where that is less, so that a worker that asks
     for more dies alone.

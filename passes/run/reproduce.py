@@ -19,6 +19,7 @@ from passes.model.extraction import extract_nodes, types_of
 from passes.step import Step
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save
+from passes.worker.inference import InferenceError, infer_shapes
 
 __all__ = ["bypass_nodes", "is_same_failure", "save_reproducer", "smallest"]
 
@@ -163,8 +164,8 @@ def _read_instead(node: NodeProto, old: str, new: str) -> None:
 def _is_sound(model: DetachedModel) -> bool:
     """Whether all types fit together; gives the outputs theirs."""
     try:
-        inferred = onnx.shape_inference.infer_shapes(model.proto, check_type=True, strict_mode=True).graph
-    except Exception:  # it does not say which
+        inferred = infer_shapes(model.proto, check_type=True, strict_mode=True).graph
+    except (InferenceError, StepFailed):
         return False
     if not all(info.type.tensor_type.HasField("shape") for info in inferred.output):
         return False

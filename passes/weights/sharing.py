@@ -45,15 +45,25 @@ class WeightRef:
 
 
 class WeightFile:
-    """A growing file for weights that are only in memory.
+    """A file for weights that are only in memory; it grows until `renew` is called.
 
     Args:
         folder: where the file is made; it lives as long as the folder.
     """
 
     def __init__(self, folder: Path, name: str = "weights.data") -> None:
-        self._path = folder / name
+        self._path = self._first = folder / name
+        self._renewed = 0
         self._places: dict[str, tuple[str, int]] = {}
+
+    def renew(self) -> None:
+        """Begin another file, as for another model. What is mapped from the last one stays valid, and its room on the
+        disk is free when nothing is mapped any more."""
+        if self._places:
+            self._path.unlink(missing_ok=True)
+            self._renewed += 1  # a name that was in use would be taken for the file that is still mapped
+            self._path = self._first.with_stem(f"{self._first.stem}-{self._renewed}")
+            self._places = {}
 
     def place(self, weight: Weight) -> tuple[str, int]:
         """The file that holds the bytes of `weight`, and their offset in it."""
