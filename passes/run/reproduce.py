@@ -132,7 +132,8 @@ def bypass_nodes(model: DetachedModel) -> Iterator[DetachedModel]:
         far = [name for value in near if value in makers for name in makers[value].input if name]
         for name in dict.fromkeys((*near, *far)):
             shorter = model.with_proto(_without(model.proto, node.output[0], name))
-            if _is_sound(shorter):
+            # A node whose other outputs are read stays: then nothing is shorter, however often that is tried.
+            if len(shorter.proto.graph.node) < len(graph.node) and _is_sound(shorter):
                 yield shorter
 
 

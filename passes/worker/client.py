@@ -279,18 +279,20 @@ class Worker:
         """The error that says how the process, or that of one call, died, with its last words."""
         assert self._stderr is not None
         self._stderr.seek(0)
-        words = self._stderr.read().decode(errors="replace").strip()[-LAST_WORDS:]
+        words = self._stderr.read().decode(errors="replace").strip()
         cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         who = "the pass ended its process" if self.alone and code >= 0 else "the worker process died"
-        if "bad_alloc" in words:
+        if "bad_alloc" in words or "MemoryError" in words:
             cause += f", out of memory at {self._limit()}"
-        message = f"{who} ({cause})" + (f": {words}" if words else "")
+        if words.startswith("Traceback"):
+            words = words.splitlines()[-1]
+        message = f"{who} ({cause})" + (f": {words[-LAST_WORDS:]}" if words else "")
         return StepCrashed(message, was_killed=code in KILLED)
 
     def _limit(self) -> str:
         if not self.memory_bytes:
             return "there is"
-        return f"the limit of {self.memory_bytes / 2**30:.1f} GiB (memory_gib)"
+        return f"the limit of {self.memory_bytes / 2**30:.3g} GiB (memory_gib)"
 
 
 def _environment(own: Mapping[str, str], count: int) -> dict[str, str]:

@@ -22,6 +22,7 @@ from passes.proof.draws import Draw, DrawnInput, DrawPlan, draw_array
 from passes.weights.detached import read_model
 from pipeline.errors import SourceError
 from pipeline.importers import from_onnx
+from tests.support.onnx_models import model_of
 
 BAD = "BADUTF8"
 
