@@ -95,15 +95,15 @@ class MappedModel:
         """The graph, with stand-ins for weights."""
         return onnx.load_from_string(self.proto)
 
-    def session(self, extra_outputs: Sequence[str] = ()) -> Session:
-        """A session over the mapped weights.
+    def session(self, extra_outputs: Sequence[str] = (), *, may_evaluate: bool = False) -> Session:
+        """A session over the mapped weights; for `may_evaluate` see `Session`.
 
         Raises:
             StepFailed: onnxruntime refuses the model.
         """
         from passes.weights.sessions import Session  # not above: a worker that runs no model needs no onnxruntime
 
-        return Session(self.model(), self.map_weights(), extra_outputs)
+        return Session(self.model(), self.map_weights(), extra_outputs, may_evaluate=may_evaluate)
 
     def detached(self, known: WeightStore | None = None) -> DetachedModel:
         """The model that was sent; weights that are in `known` are taken from there."""
