@@ -73,7 +73,7 @@ def optimize(
             model does not run so, and then, where it runs, each as another size.
         sizes: what every open dim is drawn as beside that, where the model runs so.
         timeout_s: seconds for one call of native code.
-        memory_gib: what one worker process may allocate; see `passes.context.memory_limit`.
+        memory_gib: what one worker process may allocate; see `passes.context.worker_memory`.
         reproducers: a folder for the smallest model that still brings a step down; none is saved by default.
         encodings: those of `model`, by tensor or as a file of AIMET's, to be carried to the final model: see
             `PassRun.encodings`.
@@ -95,10 +95,11 @@ def optimize(
     if contrib not in ("keep", "refuse"):
         raise UsageError(f"contrib is {contrib!r}, expected 'keep' or 'refuse'")
     with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context:
-        context.start()  # they take a second to import, in which names are checked and the model is read
-        steps, policy = steps_of(recipe), Policy(tuple(skip), tuple(keep), watch, contrib)
-        check_names(flatten(steps), policy, context)
+        context.spill.renew()
         stored = _read_source(model, context, proof)
+        context.start()  # they take a second to import, in which names are checked
+        steps, policy = steps_of(recipe, context.user_code), Policy(tuple(skip), tuple(keep), watch, contrib)
+        check_names(flatten(steps), policy, context)
         limits = nullcontext() if prover or proof == STRUCTURE else limit_runs(context, stored)
         prover = prover or _choose_prover(stored, context, proof, feeds, sizes)
         source, stacks = collapse(stored)
