@@ -1,8 +1,8 @@
 """Write the result of any torch operator into given storage: by its overload with `out=`, or by a copy.
 
 Some overloads with `out=` take the memory of the result for rows, whatever its strides are (`avg_pool3d`), or for the
-memory format of an operand (`native_batch_norm`), and `triu` even writes beyond it. So one is only called where operands
-and results lie in rows, or where the operator is known to take any order.
+memory format of an operand (`native_batch_norm`), and `triu` even writes beyond it. So such an overload is only called
+where operands and results lie in rows, or where the operator is known to take any order.
 """
 
 from __future__ import annotations
