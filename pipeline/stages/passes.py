@@ -108,7 +108,8 @@ def run_passes(
         pictures = _make_or_note(lambda: take_pictures(run, source, history.broken), Pictures(), "drawings", observer)
     history.clear_old_results()  # a recipe may have no step
     _save_final(run, path, stored, exported, config, workspace)
-    for text in (*_notes(run, run.model.proto), *_contrib_notes(config, run.model.proto)):
+    merged = run.describe_merges(wishes.keep, wishes.recipe)
+    for text in (*_notes(run, run.model.proto), *merged, *_contrib_notes(config, run.model.proto)):
         observer(Note(text))
     files = [path, *sorted(path.parent.glob(f"{path.name}.*.data")), *_save_encodings(run, version, workspace)]
     return PassesReport(
