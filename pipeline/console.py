@@ -141,6 +141,8 @@ class RunConsole:
             native = sum(backend.native_calls for backend in result.runtime.backends)
             in_cpp = f" ({native} in C++, built by this machine's compiler)" if native else ""
             self.line(f"plan: {plural(result.runtime.ops, 'kernel call')}{in_cpp}, one arena of {arena}{more}")
+        for sentence in result.export.lifted:
+            self.line(sentence)
         if result.cached:
             self.line(f"not done again, since nothing changed: {', '.join(result.cached)}")
         self.line(f"files: {result.folder}/ ({', '.join(result.report.files)})")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -90,6 +90,8 @@ class DrawnInput:
     """Whether the range is a default, and not given."""
     is_padding: bool = False
     """Whether it is a padding mask: the first element of each row is one, so that no row is fully masked."""
+    first: np.ndarray | None = field(default=None, compare=False)
+    """The value in the first draw of a plan, such as the first state of a cache; None: it is drawn there too."""
 
     @property
     def is_float(self) -> bool:
@@ -256,7 +258,11 @@ class DrawPlan:
         for name, shape in shapes.items():
             check_drawn(name, shape)
         check_drawn_together(shapes)
-        return {known.name: known.draw(draw) for known in self.inputs}
+        is_first = draw.seed == self.seed
+        return {
+            known.name: known.draw(draw) if known.first is None or not is_first else known.first
+            for known in self.inputs
+        }
 
 
 @dataclass(frozen=True, slots=True)

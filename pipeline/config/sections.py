@@ -239,6 +239,8 @@ class ExportConfig(Section):
         (or the data of the ONNX file); then the final model is written into their folder.
     pieces: name of a parameter → names of its pieces in the checkpoint; `pieces_of` in
         export/weight_free/checkpoint_names.py says what they may be.
+    written_buffers: of a buffer or an input that forward writes to: `lift` makes the buffer an input, and the new value
+        an output; `refuse` stops the run.
     """
 
     opset: Annotated[StrictInt, Field(ge=7)] = 20
@@ -247,6 +249,7 @@ class ExportConfig(Section):
     output_names: Names | None = None
     weights: Literal["copied", "referenced"] = "copied"
     pieces: dict[StrictStr, tuple[StrictStr, ...]] = Field(default_factory=dict)
+    written_buffers: Literal["lift", "refuse"] = "lift"
 
 
 class PassesConfig(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
@@ -60,7 +60,8 @@ class InputSpec:
     """One flat input. A text in `shape` is a named dynamic dim.
 
     Floats are drawn uniformly from [low, high]; whole numbers and bools from low up to, and without, high; where
-    low equals high every element is low. With `padding` the first element of each row is one.
+    low equals high every element is low. With `padding` the first element of each row is one. `first` is the value of
+    the first draw, and of draws of the user's own data that leave the input out.
     """
 
     name: str
@@ -70,6 +71,7 @@ class InputSpec:
     high: float
     seed: int | None = None
     padding: bool = False
+    first: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @property
     def identity(self) -> str:
@@ -142,7 +144,11 @@ def draw_inputs(inputs: Iterable[InputSpec], sizes: Mapping[str, int], seed: int
 def drawn_inputs(inputs: Iterable[InputSpec]) -> tuple[DrawnInput, ...]:
     """The inputs in the form that a `DrawPlan` takes."""
     return tuple(
-        DrawnInput(spec.name, spec.shape, spec.dtype, spec.low, spec.high, spec.identity, is_padding=spec.padding)
+        DrawnInput(
+            *(spec.name, spec.shape, spec.dtype, spec.low, spec.high, spec.identity),
+            is_padding=spec.padding,
+            first=spec.first,
+        )
         for spec in inputs
     )
 

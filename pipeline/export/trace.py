@@ -81,8 +81,8 @@ def _dynamic_shapes(source: TorchSource) -> dict[str, Any] | None:
     AUTO and not a named Dim: a named one is refused as soon as the model bounds it (a table of positions, a stride),
     though the graph would be dynamic. Dims that AUTO silently makes constant are found by `name_dims`.
     """
-    specs = dict(zip(input_tensors(source.module, source.example), source.inputs, strict=True))
-    if not any(isinstance(dim, str) for spec in source.inputs for dim in spec.shape):
+    specs = dict(zip(input_tensors(source.module, source.example), source.own_inputs, strict=True))
+    if not any(isinstance(dim, str) for spec in source.own_inputs for dim in spec.shape):
         return None
     axes = (
         {axis: torch.export.Dim.AUTO for axis, dim in enumerate(specs[name].shape) if isinstance(dim, str)}

@@ -159,6 +159,8 @@ class ExportReport:
     """Outputs that depend on random numbers: of these only shape and dtype are compared."""
     weights: str = ""
     """Where the weights of a torch module come from: `random, seed 0`; empty for an ONNX source."""
+    lifted: tuple[str, ...] = ()
+    """Sentences on the inputs and outputs for buffers and inputs that forward writes to."""
 
     @property
     def not_covered(self) -> tuple[str, ...]:

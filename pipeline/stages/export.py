@@ -55,10 +55,11 @@ def export_and_compare(config: RunConfig, source: Source, references: References
     path, folder = exported_path(config, source, workspace), shards_folder(config)
     parameters: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    lifted: tuple[str, ...] = ()
     computed_in: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[int, int | None]] = {}
     if not isinstance(source, OnnxSource):
-        from pipeline.export import export_onnx  # a second, which a run that has exported before does not need
+        from pipeline.export import describe_lifted, export_onnx  # a second, which a cached export does not need
 
         exported = export_onnx(source, config.export)
         if folder is not None:
@@ -66,6 +67,7 @@ def export_and_compare(config: RunConfig, source: Source, references: References
         exported.save(path)
         parameters, notes = exported.parameters, exported.notes
         ranges, computed_in = exported.ranges, exported.computed_in
+        lifted = tuple(describe_lifted(exported.source.lifted))
         del exported
     model = read_model(path, unread=leaves_unread(config), folder=folder)
     measurement, draws, not_drawn = _measure_export(model, references.draws, ranges, config, workspace, computed_in)
@@ -86,6 +88,7 @@ def export_and_compare(config: RunConfig, source: Source, references: References
         not_drawn=not_drawn,
         random=_random_outputs(measurement.errors),
         weights="" if isinstance(source, OnnxSource) else source.weights,
+        lifted=lifted,
     )
 
 
