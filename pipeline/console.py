@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from passes.proof.numbers import only_compared
 from passes.run.result import PassRow, Status, StructureVerdict
 from passes.suggest import bytes_text, milliseconds_text, plural
 from pipeline import events
@@ -181,7 +182,7 @@ def _table(rows: Sequence[PassRow], width: int, *, wraps: bool) -> Iterator[Text
 
 
 def _cells(row: PassRow) -> tuple[str, ...]:
-    error = max((errors.max_abs for errors in row.errors.values()), default=None)
+    error = max((errors.max_abs for errors in only_compared(row.errors).values()), default=None)
     return (
         row.name,
         row.status.replace("_", " "),
@@ -229,7 +230,8 @@ def _lost_lines(structures: Sequence[StructureVerdict], keep: Sequence[str]) -> 
 def _backend_line(backend: BackendReport, origin: str) -> str:
     if backend.shortfall:
         return f"{backend.name}: {backend.shortfall}"
-    worst = max((errors.max_abs for errors in backend.errors.values()), default=0.0)
+    worst = max((errors.max_abs for errors in only_compared(backend.errors).values()), default=None)
     remark = f" ({backend.remark})" if backend.remark else ""
     time = milliseconds_text(backend.seconds)
-    return f"{backend.name}: {time} a run, max abs error {worst:.2e} against {origin}{remark}"
+    error = "no output compared" if worst is None else f"max abs error {worst:.2e} against {origin}"
+    return f"{backend.name}: {time} a run, {error}{remark}"
