@@ -20,7 +20,16 @@ from pipeline.export.caches import register_caches
 from pipeline.export.call_watch import Watch, version_of, watch_call
 from pipeline.export.captured_output import capture_output
 from pipeline.export.error_location import first_line, where_raised
-from pipeline.export.inputs import InputSpec, draw_inputs, input_spec, is_float, named_axes, named_dims, shape_text
+from pipeline.export.inputs import (
+    InputSpec,
+    draw_inputs,
+    input_spec,
+    is_float,
+    named_axes,
+    named_dims,
+    shape_text,
+    with_own_names,
+)
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.tree import input_tensors, named_leaves, not_dense, output_tensors, parameter_names, refill
 from pipeline.export.weight_free.meta_init import is_weightless, take_buffers
@@ -88,6 +97,9 @@ def _on_meta(module: nn.Module, example: Example) -> Example:
 
 def _draw_example(module: nn.Module, model: ModelConfig) -> tuple[Example, tuple[InputSpec, ...]]:
     names, anything = parameter_names(module)
+    own = [name for name in model.inputs if name.partition(".")[0] in names]
+    own = sorted(own, key=lambda name: _position(name.partition(".")[0], names))
+    model = with_own_names(model, own or names[: len(model.inputs)])
     declared = {name: entry for name, entry in model.inputs.items() if name not in _of_buffers(model, module)}
     if not declared:
         takes = f"forward of {type(module).__name__} takes: {', '.join(names)}"
@@ -130,6 +142,7 @@ def _insert(tree: dict[str, Any], keys: list[str], tensor: torch.Tensor) -> None
 
 def _check_example(module: nn.Module, example: Example, model: ModelConfig) -> tuple[Example, tuple[InputSpec, ...]]:
     tensors = input_tensors(module, example)
+    model = with_own_names(model, list(tensors))
     for name, tensor in tensors.items():
         if other := not_dense(tensor):
             raise SourceError(f"the example's input {name!r}: found {other}")

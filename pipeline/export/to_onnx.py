@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from sympy import Integer, false
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -45,15 +46,16 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
     """
     with capture_output() as notes:
         source = as_configured(source, settings)
-        program = source.program or trace_module(source)
+        program, checks = (source.program, ()) if source.program else trace_module(source)
         translated = _translate(program, settings.opset)
     model = translated.model
+    _drop_numbers(translated)
     _lift_buffers(translated, source)
     parameters = _parameters(model, source)  # before renaming, while names are torch's
     name_inputs_and_outputs(model, [spec.name for spec in source.inputs], source.outputs)
     name_dims(model, source.inputs)
     names = frozenset(str(value.name) for value in parameters)
-    notes = (*source.notes, *dict.fromkeys(notes))
+    notes = (*source.notes, *checks, *dict.fromkeys(notes))
     exported = ExportedModel(model, source, names, notes, _computed_types(program), _ranges(program, source))
     if path is not None:
         exported.save(path)
@@ -81,6 +83,18 @@ def _translate(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
         more = " or more" if got and opset < got else ""
         raise Unsupported(f"export.opset: asked for {opset}, torch could make {got} only; set it to {got}{more}")
     return result
+
+
+def _drop_numbers(translated: torch.onnx.ONNXProgram) -> None:
+    """Remove the outputs that are no tensors, as a call has none for them: the length that a layer of a cache counts."""
+    program, graph = translated.exported_program, translated.model.graph
+    assert program is not None
+    specs = [spec for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    kinds = [spec.arg for spec in specs if not isinstance(spec.arg, ConstantArgument)]
+    if len(kinds) == len(graph.outputs):
+        graph.outputs[:] = [
+            value for value, kind in zip(list(graph.outputs), kinds, strict=True) if isinstance(kind, TensorArgument)
+        ]
 
 
 def _lift_buffers(translated: torch.onnx.ONNXProgram, source: TorchSource) -> None:

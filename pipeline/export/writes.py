@@ -56,7 +56,7 @@ def as_configured(source: TorchSource, settings: ExportConfig) -> TorchSource:
 
 def _lift_writes(source: TorchSource, settings: ExportConfig) -> TorchSource:
     with capture_output():
-        traced = trace_module(source)
+        traced, checks = trace_module(source)
         program = _with_statistics_apart(functionalize_program(traced))
     pairs = zip(input_tensors(source.module, source.example), source.own_inputs, strict=True)
     own = dict(zip(placeholders(program), pairs, strict=True))
@@ -91,7 +91,7 @@ def _lift_writes(source: TorchSource, settings: ExportConfig) -> TorchSource:
         outputs=(*source.outputs, *(value.after for value in lifted)),
         lifted=tuple(lifted),
         program=program,
-        notes=(*source.notes, *describe_lifted(lifted, idle)),
+        notes=(*source.notes, *checks, *describe_lifted(lifted, idle)),
     )
 
 

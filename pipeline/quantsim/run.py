@@ -381,8 +381,10 @@ def _file_of_loader(entry: str) -> Path:
 
 
 def _section_of(path: Path, config: RunConfig) -> ModelConfig:
-    """The section `model` for the final model, whose inputs are declared as those of the source."""
-    return ModelConfig(onnx=str(path), inputs=config.model.inputs, dims=config.model.dims)
+    """The section `model` for the final model. Of a torch source the file itself declares the inputs, under the names
+    that they were exported with."""
+    inputs = {} if config.model.onnx is None else config.model.inputs
+    return ModelConfig(onnx=str(path), inputs=inputs, dims=config.model.dims)
 
 
 RANDOM_DATA: Final = (
