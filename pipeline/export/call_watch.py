@@ -93,7 +93,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 def _are_equal(buffer: torch.Tensor, values: torch.Tensor) -> bool:
     is_plain = type(buffer) is torch.Tensor and buffer.layout is torch.strided and not buffer.is_meta
-    return not is_plain or torch.equal(buffer, values)
+    return not is_plain or torch.equal(buffer, values) or torch.equal(buffer.nan_to_num(), values.nan_to_num())
 
 
 def _write(buffer: torch.Tensor, values: torch.Tensor) -> None:

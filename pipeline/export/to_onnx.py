@@ -86,7 +86,7 @@ def _translate(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
 
 
 def _drop_numbers(translated: torch.onnx.ONNXProgram) -> None:
-    """Remove the outputs that are no tensors, as a call has none for them: the length that a layer of a cache counts."""
+    """Remove the outputs that are no tensors, as a call has none for them: the length that a cache counts."""
     program, graph = translated.exported_program, translated.model.graph
     assert program is not None
     specs = [spec for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]

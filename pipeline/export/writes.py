@@ -82,6 +82,13 @@ def _lift_writes(source: TorchSource, settings: ExportConfig) -> TorchSource:
             "two calls; return the new value from forward, or set export.written_buffers: lift, by which a buffer "
             "becomes an input and its new value an output"
         )
+    known = {*program.graph_signature.buffers_to_mutate.values(), *(name for name, _ in own.values())}
+    lost = sorted(source.writes - known)
+    if lost:
+        raise Unsupported(
+            f"forward changes the buffer {lost[0]!r}, and torch.export loses the change, as where a module that "
+            "assigns to its buffer stands in two places: write in place, as in self.buffer.copy_(value)"
+        )
     idle = sorted(source.writes - {value.target for value in lifted} - {name for name, _ in own.values()})
     with capture_output():
         program = _returning(program, news)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -199,12 +200,19 @@ def _not_drawn(reference: Reference, why: str) -> str:
 
 
 def _does_not_run(failure: StepFailed) -> Unsupported:
-    return Unsupported(
-        f"the exported model cannot be compared with torch: {failure}\n"
-        "  onnxruntime's CPU kernels lack some dtypes, bfloat16 above all: make the model in float32 or float16, "
-        "or try another export.opset"
+    """The error for an export that onnxruntime does not run; advice on dtypes only where one of them is the cause."""
+    lacks = LACKS_DTYPE.search(str(failure))
+    advice = (
+        f"onnxruntime's CPU kernels lack some dtypes{', bfloat16 above all' if 'bfloat16' in str(failure) else ''}: "
+        "make the model in float32 or float16"
+        if lacks
+        else "try another export.opset, or find the operator with `model:` narrowed to a part of the model"
     )
+    return Unsupported(f"the exported model cannot be compared with torch: {failure}\n  {advice}")
 
+
+LACKS_DTYPE: Final = re.compile(r"NOT_IMPLEMENTED|Could not find an implementation|Type '?tensor\(\w+\)'? of input")
+"""How onnxruntime says that no kernel takes a dtype."""
 
 ASSUMED: Final = 2
 """The least size that torch.export assumes for every open dim."""
