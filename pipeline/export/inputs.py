@@ -95,6 +95,10 @@ class InputSpec:
     high: float
     seed: int | None = None
     padding: bool = False
+    is_assumed: bool = False
+    """Whether nobody has said what it holds: no range, and no example."""
+    example: np.ndarray | None = field(default=None, compare=False)
+    """Whole numbers of the factory's own example, unless a range was declared."""
     first: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -136,7 +140,7 @@ def input_spec(name: str, declared: InputConfig, shape: tuple[int | str, ...], d
         _check_whole_range(name, low, high, dtype)
     if declared.padding and (is_float(dtype) or not shape or (low, high) != (0, 2)):
         raise SourceError(f"input {name!r}: found padding: true, which is for masks of zeros and ones with axes")
-    return InputSpec(name, shape, dtype, low, high, declared.seed, declared.padding)
+    return InputSpec(name, shape, dtype, low, high, declared.seed, declared.padding, declared.range is None)
 
 
 def _check_float_range(name: str, low: float, high: float, dtype: str) -> None:
@@ -170,7 +174,9 @@ def drawn_inputs(inputs: Iterable[InputSpec]) -> tuple[DrawnInput, ...]:
     return tuple(
         DrawnInput(
             *(spec.name, spec.shape, spec.dtype, spec.low, spec.high, spec.identity),
+            is_assumed=spec.is_assumed,
             is_padding=spec.padding,
+            example=spec.example,
             first=spec.first,
         )
         for spec in inputs
