@@ -383,6 +383,10 @@ class RuntimeConfig(Section):
     def chosen_fusions(self) -> tuple[Fusion, ...]:
         return get_args(Fusion) if self.fusions == "all" else self.fusions
 
+    def is_default(self, backend: str) -> bool:
+        """Whether nobody named `backend`, and the run is right without it."""
+        return backend != "onnxruntime" and self.backends is None
+
     def requires(self, backend: str) -> bool:
         """Whether a model that `backend` cannot take is an error: of `plan` only where somebody named it.
 
