@@ -77,7 +77,7 @@ def run_backends(
     for index, name in enumerate(names):
         observer(Progress("runtime", name, index, len(names)))
         backend = BACKENDS[name](model, config.runtime.chosen_fusions, native=config.runtime.native)
-        trial = _Trial(backend, name, config.runtime)
+        trial = _BackendTrial(backend, name, config.runtime)
         for reference in references.draws:
             trial.run(reference, judge, partial(_write_ir, backend, reference, config.runtime, path, workspace))
         if name == "plan" and not trial.planned:
@@ -117,7 +117,7 @@ def refuse_wrong_results(report: RuntimeReport) -> None:
         raise CheckFailed(f"the final model does not run right: {'; '.join(bad)}")
 
 
-class _Trial:
+class _BackendTrial:
     """One backend on the draws, one after the other."""
 
     def __init__(self, backend: Backend, name: str, config: RuntimeConfig) -> None:
