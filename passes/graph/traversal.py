@@ -13,6 +13,7 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, numpy_helper
 
 from passes.graph.op_facts import ONNX_DOMAINS, SIZES
+from passes.worker.inference import InferenceError, infer_shapes
 
 __all__ = [
     "bodies_in",
@@ -140,8 +141,8 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
 def infer_types(model: onnx.ModelProto) -> GraphProto:
     """The graph with the types of all values that inference can reach; without them if inference fails."""
     try:
-        return onnx.shape_inference.infer_shapes(model).graph
-    except Exception:  # it raises errors of many types
+        return infer_shapes(model).graph
+    except InferenceError:
         return model.graph
 
 

@@ -14,10 +14,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeGuard
+
+from passes.errors import UsageError
 
 try:
     import fcntl
@@ -26,8 +28,10 @@ except ImportError:  # Windows
     fcntl = resource = None
 
 __all__ = [
+    "adopt_orphans",
     "available_cores",
     "connection_of",
+    "end_descendants",
     "end_with",
     "flush_native",
     "kill",
@@ -110,6 +114,32 @@ def _read_text(path: Path) -> str:
         return ""
 
 
+LEAST_GIB: Final = 0.25
+"""What a worker has allocated when it has loaded onnx, onnxruntime and an optimizer."""
+
+
+def check_limits(timeout_s: object, memory_gib: object) -> None:
+    """Refuse limits that are no numbers, or that nothing can keep.
+
+    Raises:
+        UsageError: naming the limit, what was found, and what was expected.
+    """
+    if not _is_number(timeout_s) or not timeout_s > 0:
+        raise UsageError(f"timeout_s is {timeout_s!r}, expected seconds, more than 0")
+    if memory_gib is not None:
+        if not _is_number(memory_gib) or not memory_gib >= 0:
+            raise UsageError(f"memory_gib is {memory_gib!r}, expected a number, 0 or more")
+        if 0 < memory_gib < LEAST_GIB:
+            raise UsageError(
+                f"memory_gib is {memory_gib!r}, expected {LEAST_GIB} or more, or 0 for no limit: a worker takes so "
+                "much before it has a model"
+            )
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def limit_memory(limit: int) -> None:
     """Refuse to allocate more than `limit` bytes in this process; 0: no limit. Files that are mapped do not count."""
     if limit and resource is not None and sys.platform == "linux":
@@ -145,11 +175,45 @@ def start_process(
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """End a process of `start_process`, with all that it has started where it leads a session."""
+    if sys.platform == "win32":
+        process.kill()
+        return
+    left_session = list(_descendants(process.pid))
     with contextlib.suppress(ProcessLookupError):
-        if sys.platform == "win32":
-            process.kill()
-        else:
-            os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
+    _kill(left_session)
+
+
+def _descendants(process: int) -> Iterator[int]:
+    """The processes that `process` has started, and those that they have; on Linux, and nothing elsewhere."""
+    for file in Path("/proc", str(process), "task").glob("*/children"):
+        for child in map(int, _read_text(file).split()):
+            yield child
+            yield from _descendants(child)
+
+
+def _kill(processes: Iterable[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+SET_CHILD_SUBREAPER: Final = 36
+"""PR_SET_CHILD_SUBREAPER of <linux/prctl.h>."""
+
+
+def adopt_orphans() -> None:
+    """From now on a process whose parent ends becomes a child of this one, where it descends from it."""
+    ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_descendants() -> None:
+    """End all that this process has started, with what that has started, whatever session it is in."""
+    while left := list(_descendants(os.getpid())):
+        _kill(left)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
 
 
 def was_killed(process: subprocess.Popen[bytes]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -27,7 +28,7 @@ from passes.diff import (
 from passes.encodings.aimet import AimetVersion, aimet_text, read_aimet
 from passes.encodings.report import carried_as_data, summarize_carried
 from passes.load import byte_count
-from passes.model.analysis import AnalyzedModel
+from passes.model.analysis import AnalyzedModel, what_is_invalid
 from passes.model.canonical import structure_fingerprint
 from passes.policy.contrib import describe_left
 from passes.portability import find_obstacles
@@ -174,7 +175,8 @@ def _save_final(
     run: PassRun, path: Path, stored: DetachedModel, exported: Path, config: RunConfig, workspace: Workspace
 ) -> None:
     shared = (stored, exported) if exported.parent == path.parent == workspace.folder else None
-    save(run.model, path, check=_check, referring=shards_folder(config) is not None, source=shared)
+    is_referring = shards_folder(config) is not None
+    save(run.model, path, check=partial(_check, source=stored), referring=is_referring, source=shared)
     link_to(path, workspace)
 
 
@@ -264,10 +266,12 @@ def _write_diff(
     )
 
 
-def _check(path: Path) -> None:
+def _check(path: Path, source: DetachedModel) -> None:
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
+        if what_is_invalid(source):  # an operator that ONNX does not know was there before
+            return
         raise CheckFailed(
             f"the final model is not valid ONNX, so it was not written: {' '.join(str(error).split())}; "
             "check the source with onnx.checker.check_model, and leave out passes with passes.skip"
