@@ -104,6 +104,9 @@ class Step:
     """Inner passes known to do nothing else than to write operators that ONNX does not have; they are left out where
     these are refused."""
 
+    fixes_defaults: ClassVar[bool] = False
+    """Whether it makes constants of initializers that are inputs, too; other steps are shown the inputs alone."""
+
     makes_structures: ClassVar[tuple[str, ...]] = ()
     """Kinds of structures that it makes: they are looked for in its result, and what is new counts from there on."""
 

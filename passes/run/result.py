@@ -86,6 +86,10 @@ class PassRun:
     """What the draws have shown, and what a wrong pass could have changed unseen."""
     encodings: CarriedEncodings | None = None
     """The encodings of the final model, where those of the source were given."""
+    remarks: tuple[str, ...] = ()
+    """What a user should know of the final model, one sentence each."""
+    invalid: str = ""
+    """What ONNX's checker finds wrong in the final model, where it took the source; empty for nothing."""
 
     @property
     def reverted(self) -> tuple[PassRow, ...]:

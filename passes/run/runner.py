@@ -10,7 +10,9 @@ from pathlib import Path
 from passes.catalog import pass_names
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.model.analysis import AnalyzedModel
+from passes.model.analysis import AnalyzedModel, what_is_invalid
+from passes.model.defaults import describe_defaults, free_initializers, restore_version
+from passes.model.signature import fill_in_outputs
 from passes.policy.policy import Policy
 from passes.proof.prover import Prover
 from passes.provenance import Carrier, name_weights
@@ -54,6 +56,7 @@ def run_passes(
     Raises:
         PolicyError: an unknown name, or a `keep` that matches nothing in the model.
     """
+    source, model = model, free_initializers(model)
     blocks = [item if isinstance(item, Repeat) else Repeat((item,), limit=1) for item in recipe]
     steps = flatten(recipe)
     names = pass_names(steps, context)
@@ -83,8 +86,13 @@ def run_passes(
     loop.conclude()
     refuse_unmatched(loop.watched, policy, loop.model)
     power, coverage = prover.power(), prover.coverage(loop.model, loop.subject.reading)
-    final = name_weights(model, loop.model)  # last: what was proven goes by the names from before
-    return PassRun(final, tuple(loop.rows), loop.verdicts(), power, library_versions(), watched, coverage)
+    named = name_weights(model, loop.model)  # last: what was proven goes by the names from before
+    final = restore_version(source, fill_in_outputs(named))
+    return PassRun(
+        *(final, tuple(loop.rows), loop.verdicts(), power, library_versions(), watched, coverage),
+        remarks=tuple(filter(None, [describe_defaults(final)])),
+        invalid="" if subject.invalid else what_is_invalid(final),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from passes.context import PassContext
 from passes.errors import InvalidResult, StepFailed
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import canonical_digest
+from passes.model.defaults import with_defaults
 from passes.model.signature import annotations_of, keep_signature
 from passes.policy.contrib import describe_brought_in
 from passes.policy.known_passes import DESTROYS, merging
@@ -202,6 +203,7 @@ class Trial:
 
     def _judge(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt:
         """Run `step` on `pinned`, a pinned copy of `source`, and judge the result against the current model."""
+        pinned = with_defaults(self.model, pinned) if step.fixes_defaults else pinned
         result = apply_step(step, pinned, self.context)
         after = self._receive(result, step, source, pinned) if result.changed else None
         if after is None:
@@ -221,7 +223,8 @@ class Trial:
         self, result: PassResult, step: Step, source: AnalyzedModel, pinned: DetachedModel
     ) -> AnalyzedModel | None:
         """Unpin the result of `step` on `pinned` and carry provenance over to it; None if nothing has changed."""
-        after = AnalyzedModel(self.remove_pins(result.model, narrows=step.narrows))
+        made = result.model if step.fixes_defaults else with_defaults(self.model, result.model)
+        after = AnalyzedModel(self.remove_pins(made, narrows=step.narrows))
         if after.invalid and not self.subject.invalid:  # sources are; then no step is blamed for it
             raise InvalidResult(f"makes a model that is not valid ONNX: {after.invalid}")
         is_same = after.size == self.subject.size and after.reading.canonical == self.subject.reading.canonical

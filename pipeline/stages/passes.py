@@ -173,8 +173,13 @@ def _prover_of(
 def _save_final(
     run: PassRun, path: Path, stored: DetachedModel, exported: Path, config: RunConfig, workspace: Workspace
 ) -> None:
+    if run.invalid:
+        raise CheckFailed(
+            f"the final model is not valid ONNX, so it was not written: {run.invalid}; "
+            "check the source with onnx.checker.check_model, and leave out passes with passes.skip"
+        )
     shared = (stored, exported) if exported.parent == path.parent == workspace.folder else None
-    save(run.model, path, check=_check, referring=shards_folder(config) is not None, source=shared)
+    save(run.model, path, referring=shards_folder(config) is not None, source=shared)
     link_to(path, workspace)
 
 
@@ -203,7 +208,7 @@ def _notes(run: PassRun, final: onnx.ModelProto) -> tuple[str, ...]:
         notes.append(f"a fault in the weights of {', '.join(run.power.blind)} would not show in the outputs")
     if run.encodings is not None:
         notes.append(f"{summarize_carried(run.encodings)} ({CARRIED_REPORT} lists them)")
-    return (*notes, *find_obstacles(final))
+    return (*notes, *run.remarks, *find_obstacles(final))
 
 
 def _contrib_notes(config: RunConfig, final: onnx.ModelProto) -> tuple[str, ...]:
@@ -262,16 +267,6 @@ def _write_diff(
     workspace.write_text(
         f"{folder}/diff.json", json.dumps({**diff_as_data(diff), **numbers_as_data(numbers, why)}, indent=1)
     )
-
-
-def _check(path: Path) -> None:
-    try:
-        onnx.checker.check_model(str(path))
-    except onnx.checker.ValidationError as error:
-        raise CheckFailed(
-            f"the final model is not valid ONNX, so it was not written: {' '.join(str(error).split())}; "
-            "check the source with onnx.checker.check_model, and leave out passes with passes.skip"
-        ) from error
 
 
 def refuse_reverts(config: RunConfig, report: PassesReport) -> None:
