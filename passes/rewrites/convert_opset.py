@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 import onnx
-from onnx import NodeProto, inliner, version_converter
+from onnx import NodeProto, version_converter
 
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
 from passes.graph.op_facts import ONNX_DOMAINS, opset_of
-from passes.graph.traversal import bodies_in, every_graph, every_node, infer_types
+from passes.graph.traversal import bodies_in, every_graph, every_node, infer_types, inline_functions
 from passes.step import Description, PassResult, Step, structure
-from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
 __all__ = ["ConvertOpset", "convert"]
@@ -64,7 +63,7 @@ def convert(model: bytes, to: int) -> bytes:
     Raises:
         StepFailed: naming the nodes that the converter cannot convert.
     """
-    proto = _inline(onnx.load_from_string(model))
+    proto = inline_functions(onnx.load_from_string(model))
     try:
         return version_converter.convert_version(proto, to).SerializeToString()
     except Exception as error:
@@ -72,12 +71,9 @@ def convert(model: bytes, to: int) -> bytes:
         if not blamed:
             raise
         more = [words.rpartition("' ")[0] + "'" for words in blamed[1 : NAMED + 1]]
-        rest = f"; neither can {plural(len(blamed) - 1, 'more node')}, such as {', '.join(more)}" if more else ""
+        others = f"{len(blamed) - 1} more" if len(blamed) > NAMED + 1 else "also"
+        rest = f"; {others}: {', '.join(more)}" if more else ""
         raise StepFailed(blamed[0] + rest) from error
-
-
-def _inline(proto: onnx.ModelProto) -> onnx.ModelProto:
-    return inliner.inline_local_functions(proto) if proto.functions else proto
 
 
 def _unconvertible(proto: onnx.ModelProto, to: int) -> Iterator[tuple[NodeProto, str]]:
