@@ -49,6 +49,7 @@ class OnnxScriptOptimizer(CompositeStep):
     suspects: ClassVar[tuple[str, ...]] = ("constant_folding", SHAPES)
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = {"common_subexpression_elimination": ("qkv",)}
     destroys_equals: ClassVar[tuple[str, ...]] = ("common_subexpression_elimination",)
+    limits: ClassVar[tuple[str, ...] | None] = ("output_size_limit",)
     hands_on_options: ClassVar[bool] = True
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
@@ -173,6 +174,7 @@ class OnnxScriptRewrites(CompositeStep):
     name: str = field(default="onnxscript_rewrites", init=False)
     source: str = field(default="onnxscript", init=False)
     description: ClassVar[Description] = values("Run onnxscript's rewrite rules, or its fusions")
+    limits: ClassVar[tuple[str, ...] | None] = ()
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = REWRITES_DESTROY
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:

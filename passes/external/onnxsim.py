@@ -144,6 +144,11 @@ class OnnxSim(CompositeStep):
 
     suspects: ClassVar[tuple[str, ...]] = tuple(STAGES)
     joins_weights: ClassVar[tuple[str, ...]] = ("fuse_attention",)
+    limits: ClassVar[tuple[str, ...] | None] = ("tensor_size_threshold",)
+    growing: ClassVar[tuple[str, ...]] = (
+        "fuse_matmul_add_bias_into_gemm_batched",
+        "eliminate_loop_with_const_trip_count",
+    )
     writes_contrib: ClassVar[tuple[str, ...]] = ("fuse_attention", "fuse_gqa")
     never_run: ClassVar[Mapping[str, str]] = NEVER_RUN
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = DESTROYS

@@ -45,6 +45,7 @@ class OnnxSlim(CompositeStep):
         "subexpression_elimination": ("qkv",),
     }
     destroys_equals: ClassVar[tuple[str, ...]] = ("subexpression_elimination",)
+    limits: ClassVar[tuple[str, ...] | None] = ("size_threshold",)
     hands_on_options: ClassVar[bool] = True
 
     @property

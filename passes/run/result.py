@@ -55,6 +55,9 @@ class PassRow:
     """Op type → how many nodes more, or fewer, the step left; empty when it changed nothing."""
     lost: tuple[str, ...] = ()
     """The structures that it broke, such as `qkv encoder.layer.0`."""
+    remarks: tuple[str, ...] = ()
+    """What else it did that a user should know: growth, and nodes that it removed since their stored values are zero or
+    one. They stand in `reason`, too."""
     turn: int = 1
     """Which turn of a `repeat` this is."""
     reproducer: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,10 +19,12 @@ from passes.provenance import Carrier, name_weights
 from passes.recipe.steps import library_versions
 from passes.run.apply_policy import with_skips
 from passes.run.gc_pause import pause_collector
+from passes.run.growth import describe_growth
 from passes.run.reproduce import save_reproducer
 from passes.run.result import PassRow, PassRun, Status, StructureVerdict, op_changes
 from passes.run.tracked import TrackedStructures, find_structures, refuse_unmatched
 from passes.run.trial import Attempt, Trial
+from passes.run.void_nodes import describe_void_nodes
 from passes.step import Repeat, Step, flatten
 from passes.weights.detached import DetachedModel
 
@@ -90,7 +92,7 @@ def run_passes(
     final = restore_version(source, fill_in_outputs(named))
     return PassRun(
         *(final, tuple(loop.rows), loop.verdicts(), power, library_versions(), watched, coverage),
-        remarks=tuple(filter(None, [describe_defaults(final)])),
+        remarks=(*filter(None, [describe_defaults(final)]), *_closing_remarks(loop.rows, model, final)),
         invalid="" if subject.invalid else what_is_invalid(final),
     )
 
@@ -263,12 +265,24 @@ class _PassLoop:
     def _row(self, step: Step, status: Status, reason: str, attempt: Attempt | None) -> PassRow:
         reason = " ".join(reason.split())  # native errors come in many lines; a row has one
         nodes = len(self.model.proto.graph.node)
-        after, changed, errors, diff, lost = nodes, False, {}, {}, ()
+        after, changed, errors, diff, lost, remarks = nodes, False, {}, {}, (), ()
         if attempt is not None and attempt.changed:
             after, changed, errors = attempt.nodes, True, attempt.errors
             diff = op_changes(self.model, attempt.model)
             lost = tuple(f"{kind} {name}" for kind, name in attempt.lost)
-        return PassRow(step.name, step.source, status, reason, nodes, after, 0.0, changed, errors, diff, lost)
+            if status is Status.RAN:
+                remarks = (*describe_growth(self.model, attempt.model), *describe_void_nodes(self.model, attempt.model))
+                reason = "; ".join(filter(None, (reason, *remarks)))
+        return PassRow(step.name, step.source, status, reason, nodes, after, 0.0, changed, errors, diff, lost, remarks)
+
+
+def _closing_remarks(rows: Sequence[PassRow], source: DetachedModel, final: DetachedModel) -> Iterator[str]:
+    """What the rows say of nodes of zeros and ones, and of growth that is still there in the end."""
+    grown = describe_growth(source, final)
+    for row in rows:
+        for remark in row.remarks:
+            if grown or " grew " not in remark:
+                yield f"{row.name}: {remark}"
 
 
 def _reason(step: Step, attempt: Attempt) -> str:
