@@ -138,6 +138,9 @@ class Step:
     growing: ClassVar[tuple[str, ...]] = ()
     """Inner passes that can leave more nodes than they found."""
 
+    input_shapes: Mapping[str, Sequence[int]] = MappingProxyType({})
+    """The shapes that it was asked to give the model's inputs, by name."""
+
     narrows: bool = False
     """Whether it was asked to give the model's inputs other shapes than those that they declare."""
 

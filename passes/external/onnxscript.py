@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from passes.context import PassContext
+from passes.errors import PolicyError
 from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, texts
 from passes.external.onnxscript_rules import matching_in_linear_time, rebind
 from passes.external.through_ir import through_ir
@@ -78,6 +79,9 @@ class OnnxScriptOptimizer(CompositeStep):
         known = ask(context, option_names, self.name)
         refuse_unknown(self.options, known, "onnxscript.optimizer.optimize has no option")
         refuse_wrong_values(context, hints, self.name, self.options)
+        for name, value in self.options.items():
+            if type(value) is int and value < 0:
+                raise PolicyError(f"{self.name}: {name} is {value}; expected 0 or more")
 
 
 def _call_on_ir(

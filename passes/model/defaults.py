@@ -47,7 +47,7 @@ def drop_default_inputs(graph: onnx.GraphProto) -> set[str]:
 
 
 def restore_version(source: DetachedModel, final: DetachedModel) -> DetachedModel:
-    """`final` in the older IR version of `source`, with its initializers as inputs; as it is, if its opsets are newer."""
+    """`final` in the older IR version of `source`, with its initializers as inputs; itself if its opsets are newer."""
     is_older = 0 < source.proto.ir_version < FREE_INITIALIZERS
     if not is_older or list(source.proto.opset_import) != list(final.proto.opset_import):
         return final

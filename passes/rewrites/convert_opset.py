@@ -112,7 +112,9 @@ def _why_not(error: str, of: int, to: int) -> str:
     """The converter's message on one node, as the end of a sentence."""
     lacks = NO_ADAPTER.search(error)
     if lacks is not None:
-        return f"is another operator {'before' if to < of else 'after'} opset {lacks[1]}, and onnx has no adapter for it"
+        return (
+            f"is another operator {'before' if to < of else 'after'} opset {lacks[1]}, and onnx has no adapter for it"
+        )
     if "No Previous Version" in error:
         return f"has no form at opset {to} that onnx's converter knows"
     return f"cannot be converted: {' '.join(error.rpartition('` failed: ')[2].split())}"

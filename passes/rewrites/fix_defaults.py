@@ -1,4 +1,4 @@
-"""Initializers that are inputs, too, become constants: callers can no longer override them, and passes can fold them."""
+"""Initializers that are inputs, too, become constants, which callers cannot override and passes can fold."""
 
 from __future__ import annotations
 

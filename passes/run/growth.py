@@ -39,7 +39,9 @@ NAMED: Final = 3
 def stored_bytes(model: DetachedModel) -> int:
     """Bytes of all stored tensors, those of bodies and Constants too; a tensor stored under two names counts twice."""
     stored = [tensor for graph in every_graph(model.proto.graph) for tensor in graph.initializer]
-    held = [attribute.t for node in every_node(model.proto.graph) for attribute in node.attribute if attribute.HasField("t")]
+    held = [
+        attribute.t for node in every_node(model.proto.graph) for attribute in node.attribute if attribute.HasField("t")
+    ]
     return sum(map(_bytes_of, (*stored, *held)))
 
 
@@ -59,7 +61,8 @@ def describe_growth(before: DetachedModel, after: DetachedModel) -> tuple[str, .
         largest = [_describe(tensor, made_by) for tensor in new[:NAMED]]
         more = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
         sentences.append(
-            f"stored tensors grew from {bytes_text(had)} to {bytes_text(has)}" + (f": {', '.join(largest)}{more}" if new else "")
+            f"stored tensors grew from {bytes_text(had)} to {bytes_text(has)}"
+            + (f": {', '.join(largest)}{more}" if new else "")
         )
     nodes, left = count_nodes(before), count_nodes(after)
     if left > nodes:
@@ -109,7 +112,6 @@ class _FoldedGroup:
     nodes: Mapping[str, NodeProto]
     sources: Mapping[str, TensorProto]
     gain: int
-
 
     @property
     def is_copy(self) -> bool:

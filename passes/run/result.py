@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from os import PathLike
 
+import numpy as np
 import onnx
 
 from passes.encodings.carry import CarriedEncodings
@@ -89,6 +90,10 @@ class PassRun:
     """What the draws have shown, and what a wrong pass could have changed unseen."""
     encodings: CarriedEncodings | None = None
     """The encodings of the final model, where those of the source were given."""
+    example: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """The inputs of the first draw, by name; none where nothing was run."""
+    nodes_before: int = 0
+    """The nodes of the source."""
     remarks: tuple[str, ...] = ()
     """What a user should know of the final model, one sentence each."""
     invalid: str = ""

@@ -93,6 +93,8 @@ def run_passes(
     return PassRun(
         *(final, tuple(loop.rows), loop.verdicts(), power, library_versions(), watched, coverage),
         remarks=(*filter(None, [describe_defaults(final)]), *_closing_remarks(loop.rows, model, final)),
+        example=next(iter(prover.feeds()), {}),
+        nodes_before=len(model.proto.graph.node),
         invalid="" if subject.invalid else what_is_invalid(final),
     )
 

@@ -231,9 +231,7 @@ class Trial:
         pinned = with_defaults(self.model, pinned) if step.fixes_defaults else pinned
         return self._judge_result(apply_step(step, pinned, self.context), step, source, pinned)
 
-    def _judge_result(
-        self, result: PassResult, step: Step, source: AnalyzedModel, pinned: DetachedModel
-    ) -> Attempt:
+    def _judge_result(self, result: PassResult, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt:
         after = self._receive(result, step, source, pinned) if result.changed else None
         if after is None:
             return Attempt(self.subject, False, {}, None, "", note=result.why or "")

@@ -20,7 +20,13 @@ __all__ = ["describe_void_nodes"]
 
 FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
-UNIT_OPERANDS: Final = {"Add": ("zero", (0, 1)), "Sub": ("zero", (1,)), "Mul": ("one", (0, 1)), "Div": ("one", (1,)), "Pow": ("one", (1,))}
+UNIT_OPERANDS: Final = {
+    "Add": ("zero", (0, 1)),
+    "Sub": ("zero", (1,)),
+    "Mul": ("one", (0, 1)),
+    "Div": ("one", (1,)),
+    "Pow": ("one", (1,)),
+}
 """Operator → the operand that makes it void, and where that may stand."""
 
 ABSORBING: Final = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -34,13 +35,17 @@ from passes.portability import find_obstacles
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE
 from passes.provenance.names import map_names
+from passes.provenance.stripping import strip_metadata
+from passes.recipe.recipe import RecipeItem, steps_of
+from passes.run.apply_policy import fix_input_shapes
 from passes.run.result import PassRow, PassRun, op_counts
+from passes.step import flatten
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
 from passes.weights.weight_stacks import collapse
 from pipeline.config import RunConfig
-from pipeline.errors import CheckFailed
+from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Note, Observer, PassEnded, Progress
 from pipeline.report import DIFFS, SOURCE, Mark, PassesReport, Pictures, diff_folder
 from pipeline.stages.pictures import BrokenStructures, take_pictures
@@ -85,6 +90,7 @@ def run_passes(
         stored = read_model(exported, unread=leaves_unread(config), folder=shards_folder(config))
         source, _ = collapse(stored)  # as the passes get it
         history.marks[SOURCE] = _mark(SOURCE, source)
+        _check_shapes(wishes.recipe, stored, references)
         with limit_runs(context, source, [draw.feeds for draw in references.draws]):
             run = passes.optimize(
                 stored,
@@ -106,6 +112,8 @@ def run_passes(
             )
         pictures = _make_or_note(lambda: take_pictures(run, source, history.broken), Pictures(), "drawings", observer)
     history.clear_old_results()  # a recipe may have no step
+    if wishes.strip_metadata:
+        run = replace(run, model=strip_metadata(run.model))
     _save_final(run, path, stored, exported, config, workspace)
     for text in (*_notes(run, run.model.proto), *_contrib_notes(config, run.model.proto)):
         observer(Note(text))
@@ -158,6 +166,22 @@ class _History:
         else:
             self.marks.pop(place, None)
             shutil.rmtree(self._workspace.folder / folder, ignore_errors=True)
+
+
+def _check_shapes(recipe: Sequence[RecipeItem], model: DetachedModel, references: References) -> None:
+    """Refuse a step that is asked to fix input shapes in which the reference did not run."""
+    fixed = fix_input_shapes(flatten(steps_of(recipe)), model.proto)
+    for info in fixed.graph.input if fixed is not None else ():
+        dims = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
+        drawn = {draw.feeds[info.name].shape for draw in references.draws if info.name in draw.feeds}
+        others = [
+            list(shape) for shape in drawn if any(size and size != got for size, got in zip(dims, shape, strict=True))
+        ]
+        if others:
+            raise UsageError(
+                f"the recipe fixes {info.name!r} at {dims}, and the run compares at {others[0]} too; give the shape to "
+                f"the source of the run instead: model.inputs: {{{info.name}: {{shape: {dims}}}}}"
+            )
 
 
 def _prover_of(
