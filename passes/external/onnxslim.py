@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 import onnx
 
 from passes.context import PassContext
+from passes.errors import PolicyError
 from passes.external.installed import (
     ask,
     refuse_failing,

@@ -58,11 +58,16 @@ class PassRow:
     """The structures that it broke, such as `qkv encoder.layer.0`."""
     remarks: tuple[str, ...] = ()
     """What else it did that a user should know: growth, and nodes that it removed since their stored values are zero or
-    one. They stand in `reason`, too."""
+    one."""
     turn: int = 1
     """Which turn of a `repeat` this is."""
     reproducer: str = ""
     """The file with the smallest model on which the step still crashes or times out."""
+
+    @property
+    def words(self) -> str:
+        """The reason and the remarks, as they stand beside the row."""
+        return "; ".join(filter(None, (self.reason, *self.remarks)))
 
 
 @dataclass(frozen=True, slots=True)

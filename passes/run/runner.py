@@ -58,7 +58,7 @@ def run_passes(
     Raises:
         PolicyError: an unknown name, or a `keep` that matches nothing in the model.
     """
-    source, model = model, free_initializers(model)
+    source, model = model, fill_in_outputs(free_initializers(model))
     blocks = [item if isinstance(item, Repeat) else Repeat((item,), limit=1) for item in recipe]
     steps = flatten(recipe)
     names = pass_names(steps, context)
@@ -274,7 +274,6 @@ class _PassLoop:
             lost = tuple(f"{kind} {name}" for kind, name in attempt.lost)
             if status is Status.RAN:
                 remarks = (*describe_growth(self.model, attempt.model), *describe_void_nodes(self.model, attempt.model))
-                reason = "; ".join(filter(None, (reason, *remarks)))
         return PassRow(step.name, step.source, status, reason, nodes, after, 0.0, changed, errors, diff, lost, remarks)
 
 
