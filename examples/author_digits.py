@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline.authoring import (
+from onnxline.authoring import (
     AdamW,
     BatchNorm2d,
     Conv2d,
@@ -29,7 +29,7 @@ from pipeline.authoring import (
     ReLU,
     functional,
 )
-from pipeline.ir import to_text
+from onnxline.ir import to_text
 from train_digits import BATCH, batches, read_splits
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from kimi_k25_text_local import KimiK25TextForCausalLM, KimiTextConfig, shrunk
+from onnxline.errors import OnnxlineError, UsageError
+from onnxline.static_cache import CacheSizes
 from passes.run.gc_pause import pause_collector
-from pipeline.errors import OnnxlineError, UsageError
-from pipeline.export.static_cache import CacheSizes
 
 MODEL: Final = "moonshotai/Kimi-K2.5"
 CONFIG: Final = Path(__file__).with_name("kimi_k25_text_local") / "config.json"

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from pipeline.training import record_step
+from onnxline.training import record_step
 
 TEXT = Path(__file__).resolve().parents[1] / "LICENSE"
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
-from pipeline.training import record_step
+from onnxline.training import record_step
 
 BATCH = 64
 

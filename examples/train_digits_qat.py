@@ -22,9 +22,9 @@ from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
-from pipeline.config import RunConfig
-from pipeline.quantsim import QuantSim
-from pipeline.training import TrainProgram, as_module, record_step, with_weights
+from onnxline import RunConfig
+from onnxline.quantsim import QuantSim
+from onnxline.training import TrainProgram, as_module, record_step, with_weights
 from train_digits import SPLITS, read_splits
 
 BATCH = 64

@@ -6,28 +6,30 @@
     result = onnxline.optimize(module, (example,), keep=["qkv"])  # a torch module: export, passes, proof
 
 This package holds no code of its own: it names the public parts of `passes` and `pipeline`, and loads each when it is
-first used. A script may have modules of its own that are called `passes` or `pipeline`; ours are then loaded under
-other names.
+first used. Whole rooms have import paths here too: `from onnxline.authoring import Model`. A script may have modules of
+its own that are called `passes` or `pipeline`; ours are then loaded under other names.
 """
 
 from __future__ import annotations
 
 import importlib
 import runpy
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from passes.diff import compare_models
+    from passes.diff import compare_models, diff_text
+    from passes.diff import compare_models as diff
     from passes.errors import ModelError, OnnxlineError, PassError, PolicyError
     from passes.guard import guard
-    from passes.run.result import PassRow, PassRun, Status, StructureVerdict
+    from passes.run.result import OptimizeResult, PassRow, PassRun, Status, StructureVerdict
     from passes.why import Origin, WeightOrigin, why, why_weights
     from pipeline.config import RunConfig
     from pipeline.errors import CheckFailed, ConfigError, InternalError, SourceError, Unsupported, UsageError
     from pipeline.importers import from_onnx
     from pipeline.ir import Builder, Graph, as_states
-    from pipeline.optimize import optimize
+    from pipeline.optimize import optimize, run
     from pipeline.planning import check_plan
     from pipeline.result import RunResult
     from pipeline.run import Pipeline
@@ -59,6 +61,7 @@ __all__ = [
     "ModelError",
     "NotFinite",
     "OnnxlineError",
+    "OptimizeResult",
     "Origin",
     "PassError",
     "PassRow",
@@ -81,6 +84,8 @@ __all__ = [
     "check_plan",
     "compare_models",
     "compile_graph",
+    "diff",
+    "diff_text",
     "execute_ir",
     "extract_ir",
     "from_onnx",
@@ -88,6 +93,7 @@ __all__ = [
     "ir_to_mermaid",
     "optimize",
     "record_step",
+    "run",
     "verify_ir_with_state_dict",
     "why",
     "why_weights",
@@ -95,17 +101,17 @@ __all__ = [
 
 HOMES: Final = {
     "passes": (
-        "ModelError", "OnnxlineError", "Origin", "PassError", "PassRow", "PassRun", "PolicyError", "Status",
-        "StructureVerdict", "WeightOrigin", "guard", "why", "why_weights",
+        "ModelError", "OnnxlineError", "OptimizeResult", "Origin", "PassError", "PassRow", "PassRun", "PolicyError",
+        "Status", "StructureVerdict", "WeightOrigin", "guard", "why", "why_weights",
     ),
-    "passes.diff": ("compare_models",),
+    "passes.diff": ("compare_models", "diff_text"),
     "pipeline.config": ("RunConfig",),
     "pipeline.errors": (
         "CheckFailed", "ConfigError", "InternalError", "SourceError", "Unsupported", "UsageError",
     ),
     "pipeline.importers": ("from_onnx",),
     "pipeline.ir": ("Builder", "Graph", "as_states"),
-    "pipeline.optimize": ("optimize",),
+    "pipeline.optimize": ("optimize", "run"),
     "pipeline.planning": ("check_plan",),
     "pipeline.result": ("RunResult",),
     "pipeline.run": ("Pipeline",),
@@ -116,13 +122,41 @@ HOMES: Final = {
     "pipeline.torch_ir": ("IR", "execute_ir", "extract_ir", "ir_to_mermaid", "verify_ir_with_state_dict"),
 }  # fmt: skip
 
+ALIASES: Final = {"diff": "compare_models"}
+"""Names that are shorter here than in their room."""
+
 # By path: `passes` may be a module of the script's. Decided once, so that nothing of ours is loaded twice.
 _OWN_NAMES: Final = Path(__file__).resolve().parents[1] / "passes" / "worker" / "own_names.py"
 PREFIX: Final[str] = runpy.run_path(str(_OWN_NAMES))["choose_prefix"]()
 """What stands before `passes` and `pipeline` in this process: nothing, or `_onnxline.`."""
 
 
+ROOMS: Final = (
+    "authoring", "bisect", "errors", "importers", "ir", "jobs", "onnx_backend", "passes", "planning", "quantsim",
+    "runtime", "static_cache", "torch_ir", "training",
+)  # fmt: skip
+"""The modules of this package that name a whole room, such as `onnxline.ir`."""
+
+
+def open_room(home: str) -> tuple[Sequence[str], Callable[[str], Any]]:
+    """The `__all__` and `__getattr__` of a module that shows the public names of `home`, such as `pipeline.ir`.
+
+    The module is no package, so that no file of the room can be imported a second time by another name.
+    """
+    room = importlib.import_module(PREFIX + home)
+
+    def find(name: str) -> Any:
+        if name not in room.__all__:
+            raise AttributeError(f"{home} has no public name {name!r}")
+        return getattr(room, name)
+
+    return room.__all__, find
+
+
 def __getattr__(name: str) -> Any:
+    if name in ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
+    name = ALIASES.get(name, name)
     home = next((module for module, names in HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'onnxline' has no attribute {name!r}")
@@ -130,4 +164,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted((*__all__, *ROOMS))

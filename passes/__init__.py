@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from passes.errors import ModelError, OnnxlineError, PassError, PolicyError
     from passes.guard import guard
     from passes.optimize import optimize
-    from passes.run.result import PassRow, PassRun, Status, StructureVerdict
+    from passes.run.result import OptimizeResult, PassRow, PassRun, Status, StructureVerdict
     from passes.why import Origin, WeightOrigin, why, why_weights
 
 __all__ = [
     "ModelError",
     "OnnxlineError",
+    "OptimizeResult",
     "Origin",
     "PassError",
     "PassRow",
@@ -35,7 +36,7 @@ HOMES: Final = {
     "errors": ("ModelError", "OnnxlineError", "PassError", "PolicyError"),
     "guard": ("guard",),
     "optimize": ("optimize",),
-    "run.result": ("PassRow", "PassRun", "Status", "StructureVerdict"),
+    "run.result": ("OptimizeResult", "PassRow", "PassRun", "Status", "StructureVerdict"),
     "why": ("Origin", "WeightOrigin", "why", "why_weights"),
 }
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import yaml
 
-from passes.proof.numbers import Errors
+from passes.proof.numbers import DRAWN, Errors
 from passes.run.result import PassRow, Status, StructureVerdict
 from passes.weights.files import replace_when_done, write_errors
 from pipeline.errors import UsageError
@@ -92,7 +92,7 @@ def _backend(backend: BackendReport) -> Plain | str:
 
 
 def _errors(errors: Mapping[str, Errors]) -> Plain:
-    return {name: _band(error.max_abs) for name, error in errors.items()}
+    return {name: "random" if error.judged_as == DRAWN else _band(error.max_abs) for name, error in errors.items()}
 
 
 def _band(error: float) -> str:

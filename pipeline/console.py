@@ -12,13 +12,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from passes.proof.numbers import only_compared
 from passes.run.result import PassRow, Status, StructureVerdict
 from passes.suggest import bytes_text, milliseconds_text, plural
 from pipeline import events
 from pipeline.events import line_of
+from pipeline.progress import StageBar
 from pipeline.workspace import REPRODUCERS
 
 if TYPE_CHECKING:
@@ -62,34 +63,22 @@ class RunConsole:
     ) -> None:
         self._console = console or Console(quiet=quiet)
         self._verbose, self._keep = verbose, keep
-        self._bar = Progress(
-            TextColumn("{task.description:<10}"),
-            BarColumn(),
-            TextColumn("{task.fields[part]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-            disable=quiet or not self._console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=None, part="")
+        self._bar = StageBar(self._console, shown=self._console.is_terminal and not quiet)
         self._passes_ended: events.PassesEnded | None = None
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        self._bar.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._bar.stop()
+        self._bar.__exit__(kind, error, tb)
 
     def show(self, event: events.Event) -> None:
         """Show one event of a run."""
+        self._bar.update(event)
         match event:
-            case events.StageStarted(name):
-                self._bar.reset(self._task, description=name, total=None, part="")
             case events.EpochEnded():
                 self.line(line_of(event))
-            case events.Progress(_, part, done, total):
-                self._bar.update(self._task, completed=done, total=total, part=part)
             case events.PassesEnded():
                 self._passes_ended = event
             case events.StageEnded() | events.PhaseEnded() | events.Note():
@@ -179,7 +168,7 @@ def _table(rows: Sequence[PassRow], width: int, *, wraps: bool) -> Iterator[Text
 
 
 def _cells(row: PassRow) -> tuple[str, ...]:
-    error = max((errors.max_abs for errors in row.errors.values()), default=None)
+    error = max((errors.max_abs for errors in only_compared(row.errors).values()), default=None)
     return (
         row.name,
         row.status.replace("_", " "),
@@ -227,7 +216,8 @@ def _lost_lines(structures: Sequence[StructureVerdict], keep: Sequence[str]) -> 
 def _backend_line(backend: BackendReport, origin: str) -> str:
     if backend.shortfall:
         return f"{backend.name}: {backend.shortfall}"
-    worst = max((errors.max_abs for errors in backend.errors.values()), default=0.0)
+    worst = max((errors.max_abs for errors in only_compared(backend.errors).values()), default=None)
     remark = f" ({backend.remark})" if backend.remark else ""
     time = milliseconds_text(backend.seconds)
-    return f"{backend.name}: {time} a run, max abs error {worst:.2e} against {origin}{remark}"
+    error = "no output compared" if worst is None else f"max abs error {worst:.2e} against {origin}"
+    return f"{backend.name}: {time} a run, {error}{remark}"

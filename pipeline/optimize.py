@@ -1,4 +1,4 @@
-"""`onnxline.optimize`: a torch module or an ONNX file from Python, without a configuration file."""
+"""`onnxline.optimize` and `onnxline.run`: what the commands of these names do, called from Python."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import onnx
 
 from passes.policy.policy import check_lists
 from passes.recipe.recipe import RecipeItem
-from passes.run.result import PassRun
+from passes.run.result import OptimizeResult, PassRow, PassRun
 from passes.suggest import nearest
 from pipeline.config import RunConfig, check_passes
 from pipeline.errors import ConfigError, SourceError, UsageError
-from pipeline.events import Observer
+from pipeline.events import Observer, PassEnded, Progress, StageStarted
+from pipeline.progress import show_progress
 from pipeline.result import RunResult
 
 if TYPE_CHECKING:  # torch takes seconds to import, and an ONNX file does not need it
@@ -27,7 +28,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and an ONNX file does not ne
 
     from pipeline.export import TorchSource
 
-__all__ = ["optimize"]
+__all__ = ["optimize", "run"]
 
 
 @overload
@@ -42,6 +43,7 @@ def optimize(
     out: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
+    progress: bool | None = None,
     **options: Any,
 ) -> RunResult: ...
 
@@ -53,6 +55,7 @@ def optimize(
     recipe: Sequence[RecipeItem] | None = None,
     skip: Sequence[str] = (),
     keep: Sequence[str] = (),
+    progress: bool | None = None,
     **options: Any,
 ) -> PassRun: ...
 
@@ -68,8 +71,9 @@ def optimize(
     out: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
+    progress: bool | None = None,
     **options: Any,
-) -> RunResult | PassRun:
+) -> OptimizeResult:
     """Run a recipe over a model; prove after every pass that it computes the same and has the structures to keep.
 
     Args:
@@ -83,11 +87,14 @@ def optimize(
         out: the folder of the artifacts of a module's run; by default `runs/` and the name of its class.
         settings: further sections of a configuration, such as `{"export": {"dynamic_shapes": {"x": {0: "batch"}}}}`.
         observer: called with each event of a module's run.
+        progress: None shows a progress bar in a notebook and on a terminal, True shows lines elsewhere too, and False
+            shows nothing.
         options: for a module, further keys of `passes:` such as `strict`; for ONNX, those of `passes.optimize`.
 
     Returns:
-        For a module what `Pipeline.run` does; for ONNX what `passes.optimize` does. Both have `structures`,
-        `save(path)` and `to_proto()`.
+        An `OptimizeResult`: `passes`, `structures`, `reverted`, `save(path)` and `to_proto()`. For a module this is the
+        `RunResult` of `Pipeline.run`, which has the stages and the files too; for ONNX the `PassRun` of
+        `passes.optimize`, which has the coverage of the proof and the encodings too.
 
     Raises:
         OnnxlineError: its kinds are drawn in `passes.errors`.
@@ -108,8 +115,51 @@ def optimize(
         if unknown:
             hint = nearest(unknown[0], known) or "; docs/reference/python.md has those that it takes"
             raise UsageError(f"optimize: found {unknown[0]!r}, which is no option for an ONNX model{hint}")
-        return optimize_onnx(model if isinstance(model, onnx.ModelProto) else Path(model), **policy)
-    return _optimize_module(model, args, kwargs, policy, settings or {}, out, observer or (lambda _: None))
+        with show_progress(progress) as show:
+            show(StageStarted("passes"))
+            own = policy.pop("observer", None)
+
+            def observe(name: str, index: int, total: int, row: PassRow | None) -> None:
+                show(Progress("passes", name, index, total) if row is None else PassEnded(row))
+                if own is not None:
+                    own(name, index, total, row)
+
+            return optimize_onnx(
+                model if isinstance(model, onnx.ModelProto) else Path(model), observer=observe, **policy
+            )
+    with show_progress(progress, observer) as show:
+        return _optimize_module(model, args, kwargs, policy, settings or {}, out, show)
+
+
+def run(
+    config: RunConfig | Mapping[str, Any] | str | PathLike[str],
+    out: str | PathLike[str] | None = None,
+    *,
+    progress: bool | None = None,
+    observer: Observer | None = None,
+) -> RunResult:
+    """Run a configuration: export, passes with proof, IR, plan and backends.
+
+    Args:
+        config: the path of a YAML file; or its content, as a mapping or as a `RunConfig`.
+        out: the folder of the artifacts; by default `runs/` and the name of the configuration.
+        progress: None shows a progress bar in a notebook and on a terminal, True shows lines elsewhere too, and False
+            shows nothing.
+        observer: called with each event of the run.
+
+    Raises:
+        OnnxlineError: its kinds are drawn in `passes.errors`.
+    """
+    from pipeline.run import Pipeline
+
+    if out is not None and not isinstance(out, str | PathLike):
+        raise UsageError(f"run: out is {type(out).__name__}, expected the path of a folder")
+    if isinstance(config, str | PathLike):
+        config = RunConfig.from_yaml(Path(config))
+    elif not isinstance(config, RunConfig):
+        config = RunConfig.from_mapping(config)
+    with show_progress(progress, observer) as show:
+        return Pipeline(config, None if out is None else Path(out), show).run()
 
 
 def _optimize_module(

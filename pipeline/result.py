@@ -9,7 +9,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from passes.run.result import PassRow, StructureVerdict
+from passes.proof.draws import InputSampler
+from passes.run.result import OptimizeResult, PassRow, StructureVerdict, summary_lines
+from passes.suggest import milliseconds_text
 from pipeline.report import ExportReport, PassesReport, Report, RuntimeReport
 
 if TYPE_CHECKING:
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["RunResult"]
 
 
-@dataclass(frozen=True)
-class RunResult:
+@dataclass(frozen=True, repr=False)
+class RunResult(OptimizeResult):
     """The results of the stages of one run that ended well.
 
     `cached` names the stages that were taken from an earlier run, since nothing that they depend on has changed.
@@ -35,14 +37,25 @@ class RunResult:
     cached: tuple[str, ...]
     code: Mapping[str, str] = field(default_factory=dict)
     """Python files that made the model → their digests."""
+    sampler: InputSampler | None = None
+    """Draws inputs of the model at sizes and in ranges on which the reference ran; None where nothing was run."""
 
     @property
     def passes(self) -> tuple[PassRow, ...]:
         return self.optimize.passes
 
     @property
-    def structures(self) -> tuple[StructureVerdict, ...]:
+    def structures(self) -> tuple[StructureVerdict, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.optimize.structures
+
+    def __repr__(self) -> str:
+        times = ", ".join(
+            f"{backend.name} {'unsupported' if backend.shortfall else milliseconds_text(backend.seconds)}"
+            for backend in self.runtime.backends
+        )
+        backends = (f"a run on {times}",) if times else ()
+        lines = ("RunResult", *summary_lines(self.passes, self.structures), *backends, f"files: {self.folder}/")
+        return "\n  ".join(lines)
 
     @property
     def model(self) -> Path:
@@ -51,22 +64,12 @@ class RunResult:
         return path.readlink() if path.is_symlink() else path
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the final model to another place too; above 100 MB its weights go to a file beside it.
-
-        Raises:
-            UsageError: the file cannot be written; what was there before is as it was.
-        """
         from passes.weights.detached import read_model
         from passes.weights.files import write_model
 
         write_model(read_model(self.model), path)
 
     def to_proto(self) -> onnx.ModelProto:
-        """The final model as one message, with its weights.
-
-        Raises:
-            ModelError: it has more than 2 GiB; `save` it.
-        """
         from passes.weights.detached import attach, read_model
 
         return attach(read_model(self.model))

@@ -135,7 +135,8 @@ class _Run:
         executed = self.runtime(exported, references)  # import, lower, plan, run, compare with the reference
         write_settings(self.config, self.versions, self.workspace, is_given=self._source is not None)
         report = self.report()
-        return RunResult(self.workspace.folder, exported, optimized, executed, report, report.cached, self.code)
+        stages = (exported, optimized, executed, report, report.cached)
+        return RunResult(self.workspace.folder, *stages, self.code, references.sampler)
 
     def source(self) -> Source:
         with self.stage("source") as outcome:

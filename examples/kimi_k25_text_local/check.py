@@ -11,8 +11,8 @@ from kimi_k25_text_local.config import KimiTextConfig
 from kimi_k25_text_local.graphs import GraphFiles
 from kimi_k25_text_local.model import KimiK25TextForCausalLM
 from kimi_k25_text_local.small import fill
-from pipeline.errors import CheckFailed, UsageError
-from pipeline.export.static_cache import CacheSizes, Generated, causal_mask, generate
+from onnxline.errors import CheckFailed, UsageError
+from onnxline.static_cache import CacheSizes, Generated, causal_mask, generate
 
 __all__ = ["SIZES", "STEPS", "TOLERANCE", "check_saved_graphs"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import UsageError
+from onnxline.errors import UsageError
 
 __all__ = ["KimiTextConfig", "YarnConfig"]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pipeline.export.static_cache import (
+from onnxline.ir import Graph
+from onnxline.static_cache import (
     CacheSizes,
     CacheSpec,
     Decode,
@@ -22,8 +23,7 @@ from pipeline.export.static_cache import (
     prefill_inputs,
     save_kv_mapping,
 )
-from pipeline.ir import Graph
-from pipeline.torch_ir import execute_ir, extract_ir, load_ir
+from onnxline.torch_ir import execute_ir, extract_ir, load_ir
 
 __all__ = ["GraphFiles"]
 

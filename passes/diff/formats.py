@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from passes.diff.numbers import LayerErrors, Numbers
 from passes.diff.types import Diff, NodeLabel, Replacement
-from passes.proof.numbers import Errors
+from passes.proof.numbers import DRAWN, Errors
 
 __all__ = ["diff_as_data", "diff_text", "layers_as_data", "layers_text", "numbers_as_data", "numbers_text", "summarize"]
 
@@ -168,6 +168,8 @@ RIGHT: Final = 3
 
 
 def _distance(errors: Errors) -> str:
+    if errors.judged_as == DRAWN and errors.ok:
+        return "random numbers: only shape and dtype compared"
     if errors.ok and not errors.max_abs:
         return "equal in every bit"
     text = f"max error {errors.max_abs:.3g}, relative {errors.max_rel:.3g}, SQNR {errors.sqnr_db:.1f} dB"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from passes.errors import ModelError, PassError
 from passes.load import MOST_DRAWN
-from passes.proof.draws import WORDS, Draw, DrawPlan, GivenDraw, Trait
+from passes.proof.draws import WORDS, Draw, DrawnInput, DrawPlan, GivenDraw, InputSampler, Trait
 from passes.proof.numbers import compare
 
-__all__ = ["ChosenDraw", "choose_draws"]
+__all__ = ["ChosenDraw", "choose_draws", "sampler_of"]
 
 MOST_NOISE: Final = 0.1
 """How far, in tolerances, outputs may move when each float of the outliers moves by one rounding: if they move more,
@@ -32,6 +32,13 @@ class ChosenDraw:
     results: Mapping[str, np.ndarray]
     is_optional: bool
     """Whether nobody asked for it, so that an export may leave it out: it may hold for other sizes only."""
+    inputs: tuple[DrawnInput, ...] = ()
+    """The inputs with the ranges on which the reference runs."""
+
+
+def sampler_of(chosen: Sequence[ChosenDraw]) -> InputSampler | None:
+    """Draws further inputs at the sizes of the first draw; None where nothing was drawn or given."""
+    return InputSampler(chosen[-1].inputs, chosen[0].draw.sizes) if chosen else None
 
 
 def choose_draws(
@@ -105,19 +112,28 @@ class _Choice:
         try:
             first = self._draw_needed(Draw(seed, asked.needed[0]))
         except self.failures:
-            chosen = self._by_other_plans(asked.at_other_sizes(), seed)
+            plans = list(asked.at_other_sizes())
+            chosen = self._by_other_plans(plans, seed) or self._without_zeros(plans, seed)
             if chosen is None:
                 raise
             return chosen
         why = self._fault_of(first.draw, first.feeds, first.results)
-        chosen = self._by_other_plans(asked.without_zeros(), seed) if why else None
+        if why:
+            self.why = why
+            return self._without_zeros([asked], seed) or first
+        return first
+
+    def _without_zeros(self, plans: Iterable[DrawPlan], seed: int) -> ChosenDraw | None:
+        """The first draw of the first of `plans` on which the reference runs, if inputs of zeros and ones are ones."""
+        asked, why = self.plan, self.why
+        chosen = self._by_other_plans((ones for plan in plans for ones in plan.without_zeros()), seed)
         if chosen is None:
             self.plan = asked
-            return first
-        self.skipped.append(f"not drawn: zeros in whole numbers ({why})")
+        else:
+            self.skipped.append(f"not drawn: zeros in whole numbers ({why})")
         return chosen
 
-    def _by_other_plans(self, plans: Iterator[DrawPlan], seed: int) -> ChosenDraw | None:
+    def _by_other_plans(self, plans: Iterable[DrawPlan], seed: int) -> ChosenDraw | None:
         """The first draw of the first plan on which the reference runs; that plan replaces `self.plan`."""
         for self.plan in plans:
             chosen = self._try_draw(Draw(seed, self.plan.needed[0]), is_optional=False)
@@ -133,7 +149,7 @@ class _Choice:
         results = self.run(feeds)
         self.drawn.update(draw.sizes.items())
         self.unbounded = frozenset(name for name in self.outputs if not _is_finite(results[name]))
-        return ChosenDraw(draw, feeds, results, is_optional=False)
+        return ChosenDraw(draw, feeds, results, False, self.plan.inputs)
 
     def _draw_first_of(self, alternatives: Sequence[Mapping[str, int]], ends: frozenset[Trait]) -> ChosenDraw:
         """A draw at the first of the sizes on which the reference runs, with as many of `ends` as possible."""
@@ -142,7 +158,8 @@ class _Choice:
             chosen = self._draw_with_traits(seed, sizes, ends, is_optional=False)
             if chosen is not None:
                 return chosen
-        return self._draw_needed(Draw(seed, alternatives[-1]))  # says what is wrong
+        plans = (replace(self.plan, needed=(sizes,)) for sizes in alternatives)
+        return self._without_zeros(plans, seed) or self._draw_needed(Draw(seed, alternatives[-1]))  # says what is wrong
 
     def _draw_extremes(self, sizes: Mapping[str, int], ends: frozenset[Trait]) -> Iterator[ChosenDraw]:
         chosen = self._draw_with_traits(self._next_seed(), sizes, ends, is_optional=False)
@@ -204,7 +221,7 @@ class _Choice:
         if self.why:
             return None
         self.drawn.update(draw.sizes.items())
-        return ChosenDraw(draw, feeds, results, is_optional)
+        return ChosenDraw(draw, feeds, results, is_optional, self.plan.inputs)
 
     def _feeds(self, draw: Draw) -> Feeds:
         feeds = self.plan.feeds(draw)

@@ -28,6 +28,7 @@ __all__ = [
     "DrawPlan",
     "DrawnInput",
     "GivenDraw",
+    "InputSampler",
     "Trait",
     "draw_array",
     "dtype_named",
@@ -256,6 +257,26 @@ class DrawPlan:
             check_drawn(name, shape)
         check_drawn_together(shapes)
         return {known.name: known.draw(draw) for known in self.inputs}
+
+
+@dataclass(frozen=True, slots=True)
+class InputSampler:
+    """Draws inputs of a model at sizes, and in ranges, on which its reference has run.
+
+    `choose_draws` finds them once; whatever needs further inputs of the model draws them here.
+    """
+
+    inputs: tuple[DrawnInput, ...]
+    sizes: Mapping[str, int]
+    """By named dim; dims without a name have the size of the empty one."""
+
+    def draw(self, seed: int) -> dict[str, np.ndarray]:
+        """One array for each input, over whole tables; equal seeds give equal arrays.
+
+        Raises:
+            ModelError: the inputs are larger than any that are drawn.
+        """
+        return DrawPlan(self.inputs, ()).feeds(Draw(seed, self.sizes, frozenset({Trait.ROWS})))
 
 
 def _with_rows(known: DrawnInput, rows: int | None) -> DrawnInput:

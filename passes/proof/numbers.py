@@ -11,12 +11,14 @@ import numpy as np
 
 __all__ = [
     "DRAWN",
+    "NOT_COMPARED",
     "NO_ERROR",
     "TOLERANCES",
     "Errors",
     "Tolerance",
     "compare",
     "least_precise",
+    "only_compared",
     "same_bits",
     "tolerance_for",
 ]
@@ -73,6 +75,15 @@ NO_ERROR: Final = Errors(0.0, 0.0, 1.0, math.inf, 0.0, 0.0)
 """The errors of values that are equal in every bit."""
 
 
+NOT_COMPARED: Final = Errors(math.nan, math.nan, math.nan, math.nan, math.nan, math.nan, judged_as=DRAWN)
+"""The errors of values of which only shape and dtype were compared, since random numbers differ from run to run."""
+
+
+def only_compared(errors: Mapping[str, Errors]) -> dict[str, Errors]:
+    """The errors of values whose numbers were compared."""
+    return {name: one for name, one in errors.items() if one.judged_as != DRAWN}
+
+
 def compare(
     expected: np.ndarray,
     got: np.ndarray,
@@ -89,7 +100,7 @@ def compare(
     Without groups one such value would hide any error in the others.
     """
     if computed_in == DRAWN:
-        return replace(_unlike(expected, got) or NO_ERROR, judged_as=DRAWN)
+        return replace(_unlike(expected, got) or NOT_COMPARED, judged_as=DRAWN)
     own = str(expected.dtype)
     judged_as = least_precise(own, computed_in) if own in ROUNDING else own
     errors = _compare_values(expected, got, tolerance_for(judged_as, tolerances, own))
@@ -201,7 +212,9 @@ def _cosine(left: np.ndarray, right: np.ndarray) -> float:
     norms = float(np.linalg.norm(left) * np.linalg.norm(right))
     if not math.isfinite(norms):
         return 0.0  # as of values that cannot be compared
-    return 1.0 if norms == 0.0 else float(np.vdot(left, right).real) / norms
+    if norms == 0.0:
+        return float(not left.any() and not right.any())
+    return float(np.vdot(left, right).real) / norms
 
 
 def _sqnr(signal: np.ndarray, error: np.ndarray) -> float:

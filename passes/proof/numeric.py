@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 import onnx
@@ -27,7 +28,8 @@ from passes.proof.coverage import Coverage, coverage_of
 from passes.proof.draws import BROUGHT_DOWN, DrawPlan, Trait
 from passes.proof.fault_injection import InjectedFault, build_fault
 from passes.proof.gauges import Gauges, Readings, gauges_of
-from passes.proof.numbers import Tolerance
+from passes.proof.noise import FixedNoise
+from passes.proof.numbers import DRAWN, Tolerance
 from passes.proof.part import parts_of
 from passes.proof.precision import Precisions, computed_types
 from passes.proof.tables import Match, TableCheck, TablesPart, tables_of
@@ -70,6 +72,10 @@ class NumericProver:
         self._client = ProofClient(self._references, tolerances or {}, context, self._restore)
         self._is_own = False
         """Whether the first model is the reference."""
+        self._noise = FixedNoise(())
+        """The noise of the first model; every model is run with it."""
+        self._own_outputs: tuple[str, ...] = ()
+        """Outputs that depend on random numbers: expected is what the first model computes with its fixed noise."""
         self._source_types = computed_in
         self._computed_in: Precisions = {}
         self._probes: tuple[str, ...] = ()
@@ -119,19 +125,38 @@ class NumericProver:
         self._measured.clear()
         if not self._references and self._plan is None:
             return
+        self._gauges, self._noise = gauges_of(model), FixedNoise.of(model)
+        names = [info.name for info in model.proto.graph.output]
+        drawn = [name for name, dtype in computed_types(model, names).items() if dtype == DRAWN]
+        model, reading = self._fix_noise(model, reading)
         fault, meanings = build_fault(model, instances), self._meanings(reading or read(model))
-        self._gauges = gauges_of(model)
         self._probes = tuple(dict.fromkeys(value for instance in instances for value in instance.values))
         inner = list(dict.fromkeys((*self._probes, *fault.cuts)))
         self._judge_by(model, inner)
-        request = RunRequest(
-            inner, _values_to_hold(model, meanings, inner), as_expected=True, is_reference=self._is_own
-        )
+        self._own_outputs = tuple(name for name in drawn if self._computed_in.get(name) != DRAWN)
+        if len(drawn) - len(self._own_outputs) == len(names) > 0:
+            raise ModelError(RANDOM.format(", ".join(map(repr, names))))
+        left = [name for name in drawn if name not in self._own_outputs]
+        if left:
+            shown = ", ".join(map(repr, left))
+            self._skipped = (*self._skipped, f"not compared: {shown} (random numbers; shape and dtype are compared)")
+        request = replace(self._expecting(inner), keep=_values_to_hold(model, meanings, inner))
         on_answer = partial(self._record_baseline, model, meanings, fault)
         self._begin_baseline = partial(
             self._client.begin_baseline, on_answer, model, request, self._computed_in, self._gauges
         )
         self._begin_baseline(self._plan)
+
+    def _fix_noise(
+        self, model: DetachedModel, reading: CanonicalGraph | None
+    ) -> tuple[DetachedModel, CanonicalGraph | None]:
+        """`model` with the noise of the first model, and its reading; both as they are where nothing is random."""
+        fixed = self._noise.apply(model) if self._noise.nodes else model
+        return fixed, reading if fixed is model else None
+
+    def _expecting(self, inner: Sequence[str]) -> RunRequest:
+        """A run of the first model, whose values become the expected ones."""
+        return RunRequest(inner, as_expected=True, is_reference=self._is_own, own_outputs=self._own_outputs)
 
     def _judge_by(self, model: DetachedModel, inner: Sequence[str] = ()) -> None:
         """Take the tolerances of outputs, and of `inner` values, from the types that `model` computes them in.
@@ -178,13 +203,14 @@ class NumericProver:
             ModelError: see `power`.
         """
         self._settle()
-        reading = reading or read(model)
+        fixed, reading = self._fix_noise(model, reading)
+        reading = reading or read(fixed)
         meanings = self._meanings(reading)
         if meanings.whole not in self._measured:
             wrong = self._wrong_tables(model, meanings)
             if wrong:
                 return Measurement({}, {}, wrong)
-            known = self._proven_equal(model, reading)
+            known = self._proven_equal(fixed, reading)
             self._measured[meanings.whole] = known or self.run(model, reading)
         return self._measured[meanings.whole]
 
@@ -204,7 +230,8 @@ class NumericProver:
         self._settle()
         draws = [reference.draw for reference in self._references if reference.draw is not None]
         labels = [reference.label for reference in self._references]
-        self._wrong_tables(model, self._meanings(reading or read(model)))
+        fixed, reading = self._fix_noise(model, reading)
+        self._wrong_tables(model, self._meanings(reading or read(fixed)))
         tables, uncovered = (self._tables.tables, self._tables.uncovered) if self._tables else ((), ())
         return coverage_of(draws, labels, self._inputs, self._skipped, self._gauges, self._readings, tables, uncovered)
 
@@ -213,13 +240,14 @@ class NumericProver:
 
     def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
         self._settle()
-        meanings = self._meanings(reading or read(model))
-        computed = {name for node in live_nodes(model.proto.graph) for name in node.output}
+        fixed, reading = self._fix_noise(model, reading)
+        meanings = self._meanings(reading or read(fixed))
+        computed = {name for node in live_nodes(fixed.proto.graph) for name in node.output}
         inner = [name for name in self._probes if name in computed]
-        request = RunRequest(inner, _values_to_hold(model, meanings, inner) if hold else {})
-        errors = self._client.run(model, request)
+        request = RunRequest(inner, _values_to_hold(fixed, meanings, inner) if hold else {})
+        errors = self._client.run(fixed, request)
         self._ran = model.proto
-        return self._record(model, meanings, errors, self._client.held_meanings())
+        return self._record(fixed, meanings, errors, self._client.held_meanings())
 
     def _settle(self) -> None:
         """Wait for the run of the exported model, and record its results, if that is still to be done."""
@@ -282,8 +310,7 @@ class NumericProver:
         if self._watched is not None:
             cuts = self._fault.cuts if self._fault is not None else ()
             inner = list(dict.fromkeys((*self._probes, *cuts)))
-            request = RunRequest(inner, as_expected=True, is_reference=self._is_own)
-            self._client.run(self._watched, request)
+            self._client.run(self._watched, self._expecting(inner))
         if self._fault is None:
             return
         if self._context.proofs.was_killed:
@@ -325,3 +352,10 @@ class NumericProver:
 def _values_to_hold(model: DetachedModel, meanings: ValueDigests, inner: Sequence[str]) -> dict[str, str]:
     """The values of a run to hold for later proofs: name → meaning."""
     return {name: meanings.values[name] for name in (*small_values(model), *inner)}
+
+
+RANDOM: Final = (
+    "every output of the model depends on random numbers that cannot be fixed ({}), so nothing can be compared; make "
+    "the noise an input, take opset 11 or later, or prove by structure alone (proof: structure)"
+)
+"""The error where nothing could be compared; takes the outputs."""

@@ -14,10 +14,11 @@ from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from typing import Final
 
-from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from passes.graph.op_facts import RANDOM_OPS, SIZES, has_body, moved_inputs
 from passes.graph.traversal import bodies_in, infer_types, inline_functions, reads_of
+from passes.proof.noise import draws_numbers, false_constants
 from passes.proof.numbers import DRAWN, least_precise
 from passes.weights.detached import DetachedModel
 
@@ -60,7 +61,7 @@ class _PrecisionWalk:
     def through(self, graph: GraphProto, known: Known, outer: Mapping[str, int]) -> None:
         """Add the results of `graph`'s nodes to `known`; `outer` are the element types of outer values."""
         types = {**outer, **_element_types(graph)}
-        self._false.update(_false_constants(graph))
+        self._false.update(false_constants(graph))
         for node in graph.node:
             self._node(node, known, types)
 
@@ -69,7 +70,7 @@ class _PrecisionWalk:
             self._body_node(node, known, types)
             return
         read = [name for name in _data_of(node) if name]
-        if self._draws(node) or (node.op_type not in SIZES and _has_drawn(known, read)):
+        if draws_numbers(node, self._false) or (node.op_type not in SIZES and _has_drawn(known, read)):
             known.update(dict.fromkeys(node.output, DRAWN))
             return
         if all(known.get(name) is None for name in read) and node.op_type not in RANDOM_OPS:
@@ -88,12 +89,6 @@ class _PrecisionWalk:
                 known[name] = worst if is_quantized and dtype != TensorProto.BOOL else ""
             else:  # the result has no known type: it is computed in those of its inputs
                 known[name] = least_precise(worst, *(self._rounding_type(types.get(value, 0)) for value in read))
-
-    def _draws(self, node: NodeProto) -> bool:
-        """Whether `node` draws random numbers: a Dropout does so in training mode only."""
-        if node.op_type == "Dropout":
-            return len(node.input) > 2 and node.input[2] not in ("", *self._false)
-        return node.op_type in RANDOM_OPS
 
     def _rounding_type(self, dtype: int) -> str:
         name = FLOATS.get(dtype, "")
@@ -131,16 +126,6 @@ def _has_drawn(known: Known, names: Iterable[str]) -> bool:
 
 def _worst(*dtypes: str) -> str:
     return DRAWN if DRAWN in dtypes else least_precise(*dtypes)
-
-
-def _false_constants(graph: GraphProto) -> Iterable[str]:
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant":
-            tensors.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
-    for name, tensor in tensors.items():
-        if tensor.data_type == TensorProto.BOOL and not tensor.dims and not numpy_helper.to_array(tensor).any():
-            yield name
 
 
 def _places(node: NodeProto) -> tuple[int, int, int]:

@@ -144,6 +144,7 @@ class ProofServer:
         """Record the results of a model on one draw; returns the errors of its outputs and of inner values."""
         if request.is_reference:
             draw.expected = {name: results[name] for name in outputs}
+        draw.expected |= {name: results[name] for name in request.own_outputs}
         if request.as_expected:
             draw.inner.update({name: results[name] for name in request.inner})
         for name, meaning in request.keep.items():

@@ -10,7 +10,7 @@ import numpy as np
 
 from passes.proof.draws import Draw
 from passes.proof.gauges import Readings
-from passes.proof.numbers import Errors
+from passes.proof.numbers import Errors, only_compared
 
 __all__ = ["BaselineRun", "DrawErrors", "Measurement", "Reference", "RunRequest", "Sensitivity", "worst_errors"]
 
@@ -47,7 +47,7 @@ class Measurement:
 
     @property
     def max_abs(self) -> float:
-        return max((errors.max_abs for errors in self.errors.values()), default=0.0)
+        return max((errors.max_abs for errors in only_compared(self.errors).values()), default=0.0)
 
 
 DrawErrors = tuple[dict[str, Errors], dict[str, Errors]]
@@ -66,6 +66,8 @@ class RunRequest:
     """Whether the values of `inner` become the expected ones."""
     is_reference: bool = False
     """Whether the outputs become the expected ones."""
+    own_outputs: Sequence[str] = ()
+    """Outputs that become the expected ones, since the reference draws other random numbers than the model."""
 
     @property
     def values(self) -> list[str]:

@@ -146,16 +146,22 @@ def _foldable(proto: onnx.ModelProto, excluded: set[str], unread: Collection[str
 
 def _groups(nodes: Sequence[NodeProto]) -> list[list[NodeProto]]:
     """`nodes` in groups that share no computed value, each in graph order: one is computed at a time."""
-    import networkx  # here, since every worker and every command would wait a seventh of a second for it
+    leaders = list(range(len(nodes)))
 
-    graph = networkx.Graph()
-    graph.add_nodes_from(range(len(nodes)))
+    def leader_of(index: int) -> int:
+        while leaders[index] != index:
+            leaders[index] = index = leaders[leaders[index]]
+        return index
+
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    graph.add_edges_from(
-        (makers[name], index) for index, node in enumerate(nodes) for name in node.input if name in makers
-    )
-    groups = sorted(sorted(group) for group in networkx.connected_components(graph))
-    return [[nodes[index] for index in group] for group in groups]
+    for index, node in enumerate(nodes):
+        for name in node.input:
+            if name in makers:
+                leaders[leader_of(makers[name])] = leader_of(index)
+    groups: dict[int, list[NodeProto]] = {}
+    for index, node in enumerate(nodes):
+        groups.setdefault(leader_of(index), []).append(node)
+    return list(groups.values())
 
 
 def _part(model: DetachedModel, group: Sequence[NodeProto], read: Collection[str]) -> tuple[DetachedModel, list[str]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from os import PathLike
+from typing import Final
 
 import numpy as np
 import onnx
@@ -17,10 +19,20 @@ from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
 from passes.proof.types import Sensitivity
 from passes.run.tracked import TrackedStructures
+from passes.suggest import plural
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.files import write_model
 
-__all__ = ["PassRow", "PassRun", "Status", "StructureVerdict", "op_changes", "op_counts"]
+__all__ = [
+    "OptimizeResult",
+    "PassRow",
+    "PassRun",
+    "Status",
+    "StructureVerdict",
+    "op_changes",
+    "op_counts",
+    "summary_lines",
+]
 
 
 class Status(StrEnum):
@@ -82,8 +94,50 @@ class StructureVerdict:
     broken_by: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class PassRun:
+class OptimizeResult(ABC):
+    """What `optimize` gives for a torch module and for an ONNX model: the final model, and how it came about.
+
+    `repr` is a summary of ten lines at most.
+    """
+
+    __slots__ = ()
+
+    structures: tuple[StructureVerdict, ...]
+
+    @property
+    @abstractmethod
+    def passes(self) -> tuple[PassRow, ...]:
+        """A row for each step of the recipe, and one for each inner pass that was taken out of a composite step."""
+
+    @property
+    def reverted(self) -> tuple[PassRow, ...]:
+        """The rows that make a `strict` run fail."""
+        return tuple(row for row in self.passes if row.status.counts_as_reverted)
+
+    @abstractmethod
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the final model; above 100 MB its weights go to a file beside it.
+
+        Raises:
+            UsageError: the file cannot be written; what was there before is as it was.
+        """
+
+    @abstractmethod
+    def to_proto(self) -> onnx.ModelProto:
+        """The final model as one message, with its weights.
+
+        Raises:
+            ModelError: it has more than 2 GiB; `save` it.
+        """
+
+    def __repr__(self) -> str:
+        return "\n  ".join((type(self).__name__, *summary_lines(self.passes, self.structures)))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PassRun(OptimizeResult):
+    """The result of a pass run on an ONNX model."""
+
     model: DetachedModel
     rows: tuple[PassRow, ...]
     structures: tuple[StructureVerdict, ...]
@@ -105,25 +159,39 @@ class PassRun:
     """What ONNX's checker finds wrong in the final model, where it took the source; empty for nothing."""
 
     @property
-    def reverted(self) -> tuple[PassRow, ...]:
-        """The rows that make a `strict` run fail."""
-        return tuple(row for row in self.rows if row.status.counts_as_reverted)
+    def passes(self) -> tuple[PassRow, ...]:
+        return self.rows
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the final model; above 100 MB its weights go to a file beside it.
-
-        Raises:
-            UsageError: the file cannot be written; what was there before is as it was.
-        """
         write_model(self.model, path)
 
     def to_proto(self) -> onnx.ModelProto:
-        """The final model as one message, with its weights.
-
-        Raises:
-            ModelError: it has more than 2 GiB; `save` it.
-        """
         return attach(self.model)
+
+
+SUMMARIZED: Final = 4
+"""Changed steps, reverted steps, and kinds of structures that a summary lists at most."""
+
+
+def summary_lines(passes: Sequence[PassRow], structures: Sequence[StructureVerdict]) -> Iterator[str]:
+    """At most eight lines: steps that changed the model, or were reverted, and how many structures are kept."""
+    changed = [row for row in passes if row.changed and not row.status.counts_as_reverted]
+    reverted = [row for row in passes if row.status.counts_as_reverted]
+    ends = (passes[0].nodes_before, passes[-1].nodes_after) if passes else (0, 0)
+    yield f"{ends[0]} → {plural(ends[1], 'node')}, {plural(len(passes), 'step')}, {len(changed)} changed the model"
+    for row in changed[: SUMMARIZED - 1]:
+        error = max((errors.max_abs for errors in row.errors.values()), default=None)
+        figures = "" if error is None else f", max error {error:.1e}"
+        yield f"{row.name}: {row.nodes_before} → {plural(row.nodes_after, 'node')}{figures}"
+    if len(changed) >= SUMMARIZED:
+        yield f"and {len(changed) - SUMMARIZED + 1} more that changed the model"
+    if reverted:
+        names = ", ".join(row.name for row in reverted[:SUMMARIZED])
+        yield f"reverted or failed: {names}" + (" …" if len(reverted) > SUMMARIZED else "")
+    found = Counter(verdict.kind for verdict in structures)
+    kept = Counter(verdict.kind for verdict in structures if verdict.kept)
+    if found:
+        yield ", ".join(f"{kind}: {kept[kind]} of {count} kept" for kind, count in found.items())
 
 
 def op_counts(model: DetachedModel) -> Counter[str]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from passes.advisories.known import quarantined_by_entry
 from passes.errors import PassError
+from passes.proof.numbers import only_compared
 from passes.recipe.recipe import names_of
 from passes.recipe.user_passes import code_digest
 from pipeline.config import RunConfig, is_reference
@@ -132,7 +133,8 @@ def run_one(
 
 
 def _summary(result: RunResult) -> dict[str, Any]:
-    errors = [errors.max_abs for backend in result.runtime.backends for errors in backend.errors.values()]
+    backends = result.runtime.backends
+    errors = [errors.max_abs for backend in backends for errors in only_compared(backend.errors).values()]
     return {
         "nodes_before": result.export.nodes,
         "nodes_after": result.optimize.nodes,

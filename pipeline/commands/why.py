@@ -12,6 +12,7 @@ import typer
 
 from passes.errors import PolicyError
 from passes.load import load_model
+from passes.proof.numbers import DRAWN
 from passes.provenance.stripping import MISSING, is_stripped
 from passes.suggest import plural
 from passes.why import MergedNode, Origin, WeightOrigin, file_of, why_merged, why_weights
@@ -160,11 +161,15 @@ def _maker(origin: Origin) -> str:
     return f"{origin.made_by}, in place of {', '.join(origin.replaced)}" + (f" and {more} more" if more else "")
 
 
+def _is_compared(errors: dict[str, Any]) -> bool:
+    return "max_abs" in errors and errors.get("judged_as") != DRAWN
+
+
 def _step(row: dict[str, Any]) -> str:
     """One line, such as `onnxsim ran, without fuse_qkv: 295 → 99 nodes, max error 1.2e-07 in logits`."""
     reason = f", {row['reason']}" if row.get("reason") else ""
     text = f"{row['name']} {row['status']}{reason}: {row.get('nodes_before')} → {row.get('nodes_after')} nodes"
-    errors = {name: float(one["max_abs"]) for name, one in row.get("errors", {}).items() if "max_abs" in one}
+    errors = {name: float(one["max_abs"]) for name, one in row.get("errors", {}).items() if _is_compared(one)}
     if not errors:
         return text
     worst = max(errors, key=lambda name: errors[name])

@@ -1,4 +1,4 @@
-"""Keeps torch and transformers from printing, and collects their output, so that the caller can log it."""
+"""Keeps torch and transformers from printing, and collects what they say of the model for the caller's notes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ import logging
 import warnings
 from collections.abc import Iterator
 
+from pipeline.export.error_location import is_user_code
+
 __all__ = ["capture_output"]
+
+DEPRECATIONS = (DeprecationWarning, FutureWarning, PendingDeprecationWarning)
+
+ABOUT_LIBRARIES = {
+    "torch.onnx._internal.exporter._registration",  # operators of packages that are not installed
+    "torch.onnx._internal.exporter._compat",  # an opset below 18 is made by a conversion
+    "onnxscript.version_converter",  # which of two converters does that
+}
+"""Loggers whose warnings say nothing of the user's model. An opset that was not reached is an error of its own."""
 
 LOUD = ("torch", "transformers", "onnxscript", "onnx_ir", "huggingface_hub")
 
@@ -17,6 +28,7 @@ LOUD = ("torch", "transformers", "onnxscript", "onnx_ir", "huggingface_hub")
 def capture_output() -> Iterator[list[str]]:
     """Collect what is printed, logged or warned of in this block; the yielded list gets the lines when it ends.
 
+    What libraries say of themselves is left out: deprecations in code that is not the user's, and `ABOUT_LIBRARIES`.
     Streams, loggers and warnings belong to the process, so blocks in two threads must not overlap.
     """
     notes: list[str] = []
@@ -32,7 +44,13 @@ def capture_output() -> Iterator[list[str]]:
             yield notes
         finally:
             notes += [line for line in stream.getvalue().splitlines() if line.strip()]
-            notes += dict.fromkeys(f"{warning.category.__name__}: {warning.message}" for warning in caught)
+            notes += dict.fromkeys(
+                f"{warning.category.__name__}: {warning.message}" for warning in caught if _is_of_user(warning)
+            )
+
+
+def _is_of_user(warning: warnings.WarningMessage) -> bool:
+    return not issubclass(warning.category, DEPRECATIONS) or is_user_code(warning.filename)
 
 
 class _Collector(logging.Handler):
@@ -41,7 +59,8 @@ class _Collector(logging.Handler):
         self.notes = notes
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.notes.append(f"{record.name}: {record.getMessage()}")
+        if record.name not in ABOUT_LIBRARIES:
+            self.notes.append(f"{record.name}: {record.getMessage()}")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["advice_on_type", "first_line", "innermost_line", "module_frame", "where_raised"]
+__all__ = ["advice_on_type", "first_line", "innermost_line", "is_user_code", "module_frame", "where_raised"]
 
 
 def innermost_line(error: BaseException, own: str = "") -> str:
@@ -27,7 +27,7 @@ def innermost_line(error: BaseException, own: str = "") -> str:
     frames = [frame for frame in frames if not frame.filename.startswith((*OURS, "<"))]
     kinds: tuple[Callable[[str], bool], ...] = (
         lambda file: bool(own) and file.startswith(own) and not _is_installed(file.removeprefix(own)),
-        lambda file: not _is_installed(file) and not file.startswith(STDLIB),
+        is_user_code,
         lambda file: not file.startswith(STDLIB) or (_is_installed(file) and "-packages/torch/" not in file),
         lambda file: not file.startswith(STDLIB) or _is_installed(file),
     )
@@ -36,6 +36,11 @@ def innermost_line(error: BaseException, own: str = "") -> str:
             if is_own(frame.filename):
                 return f"{frame.filename}:{frame.lineno}" + (f": {frame.line}" if frame.line else "")
     return ""
+
+
+def is_user_code(file: str) -> bool:
+    """Whether a file belongs neither to an installed library, nor to Python, nor to onnxline."""
+    return not _is_installed(file) and not file.startswith((*STDLIB, *OURS))
 
 
 def _is_installed(file: str) -> bool:

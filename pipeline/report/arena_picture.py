@@ -5,20 +5,24 @@ Colours are those of the report's page where it has them, and fixed ones in a fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
 
 from passes.suggest import bytes_text, plural
-from pipeline.lowering import Kind
+from pipeline.lowering import KernelCall, Kind
 from pipeline.planning import ExecutionPlan, Occupant, alive_bytes, occupants
+from pipeline.report.module_axis import block_labels
 
 __all__ = ["draw_arena"]
 
 WIDTH: Final = 960
 LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 72, 12, 26, 34, 260
 """Margins of a panel, and the height of its bars."""
+
+LABELS: Final = 66
+"""Height of slanted labels below the calls."""
 
 MOST_BARS: Final = 4000
 """Bars of a panel; of more the smallest are left out, and the caption says so."""
@@ -47,13 +51,19 @@ class _MemoryPanel:
     """By call; a line over the bars."""
 
 
-def draw_arena(plan: ExecutionPlan) -> str:
-    """The picture of `plan`: a panel for the arena, and one for each region of its memory map."""
+def draw_arena(plan: ExecutionPlan, modules: Mapping[str, str] | None = None) -> str:
+    """The picture of `plan`: a panel for the arena, and one for each region of its memory map.
+
+    Args:
+        modules: {name of a value: path of the module that makes it}, for labels along the calls.
+    """
     everyone = occupants(plan)
     panels = [_arena_panel(plan, list(everyone.values())), *_region_panels(plan, everyone)]
-    height = len(panels) * (TOP + HEIGHT + BOTTOM)
+    labels = block_labels([_module(plan, call, modules) for call in plan.calls]) if modules else ()
+    tall = TOP + HEIGHT + BOTTOM + (LABELS if labels else 0)
+    height = len(panels) * tall
     body = "".join(
-        f'<g transform="translate(0 {at * (TOP + HEIGHT + BOTTOM)})">{"".join(_panel(panel, len(plan.calls)))}</g>'
+        f'<g transform="translate(0 {at * tall})">{"".join(_panel(panel, len(plan.calls), labels))}</g>'
         for at, panel in enumerate(panels)
     )
     return (
@@ -61,6 +71,10 @@ def draw_arena(plan: ExecutionPlan) -> str:
         f'aria-label="{escape(panels[0].title)}" font-family="sans-serif" font-size="11" '
         f'fill="var(--soft, #5f636b)">{body}</svg>'
     )
+
+
+def _module(plan: ExecutionPlan, call: KernelCall, modules: Mapping[str, str]) -> str:
+    return next((module for vid in call.out_vids if (module := modules.get(plan.slots[vid].name))), "")
 
 
 def _arena_panel(plan: ExecutionPlan, everyone: Sequence[Occupant]) -> _MemoryPanel:
@@ -97,7 +111,7 @@ def _name(plan: ExecutionPlan, one: Occupant) -> str:
     return f"{slot.name}: {slot.spec.dtype}{list(slot.spec.shape)}, {bytes_text(one.nbytes)}, made by {maker}"
 
 
-def _panel(panel: _MemoryPanel, calls: int) -> Iterator[str]:
+def _panel(panel: _MemoryPanel, calls: int, labels: Sequence[tuple[int, str]]) -> Iterator[str]:
     shown = sorted(panel.bars, key=lambda bar: -bar.nbytes)[:MOST_BARS]
     left_out = len(panel.bars) - len(shown)
     note = f", the {plural(left_out, 'smallest value')} left out" if left_out else ""
@@ -129,3 +143,8 @@ def _panel(panel: _MemoryPanel, calls: int) -> Iterator[str]:
         yield f'<polyline points="{points}" fill="none" stroke="var(--ink, #1d1f23)" stroke-width="1.2"/>'
     yield f'<text x="{LEFT}" y="{floor + 16}">call 0</text>'
     yield f'<text x="{WIDTH - RIGHT}" y="{floor + 16}" text-anchor="end">call {max(calls - 1, 0)}</text>'
+    for call, label in labels:
+        x = LEFT + (call + 0.5) * across
+        yield f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{floor}" y2="{floor + 4}" stroke="var(--line-strong, #cfcec8)"/>'
+        turned = f"translate({x:.2f} {floor + 32}) rotate(-35)"
+        yield f'<text transform="{turned}" text-anchor="end">{escape(label)}</text>'

@@ -169,7 +169,8 @@ class ExportReport:
     def not_compared(self) -> tuple[str, ...]:
         """A sentence on random outputs, if there are any."""
         shown = ", ".join(map(repr, self.random))
-        return (f"not compared: {shown} (random numbers; shape and dtype are compared)",) if shown else ()
+        said = f"not compared with the reference: {shown} (random numbers; shape and dtype are compared)"
+        return (said,) if shown else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,14 @@ import hashlib
 import inspect
 import os
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import resolve_name
 from pathlib import Path
 
-import passes
 from passes.proof.prover import STRUCTURE
 from passes.weights.detached import read_model
 from pipeline.config import ModelConfig, RunConfig, locate, split_factory
+from pipeline.export.error_location import is_user_code
 from pipeline.export.inputs import with_dynamic_shapes
 from pipeline.export.load import load_source
 from pipeline.export.source import OnnxSource, Source, TorchSource, with_names
@@ -104,7 +103,7 @@ def _with_imports(files: Iterable[Path]) -> set[Path]:
             continue
         for name in _imported_names(file, getattr(sys.modules.get(names.get(file, "")), "__package__", None) or ""):
             path = paths.get(name)
-            if path is not None and path not in reached and not _is_library(path):
+            if path is not None and path not in reached and is_user_code(str(path)):
                 reached.add(path)
                 waiting.append(path)
     return reached
@@ -125,13 +124,6 @@ def _imported_names(file: Path, package: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and (package or not node.level):
             name = resolve_name("." * node.level + (node.module or ""), package or None)
             yield from (name, *(f"{name}.{alias.name}" for alias in node.names))
-
-
-def _is_library(path: Path) -> bool:
-    """Whether a file belongs to a library or to us; their versions and digests are in every key already."""
-    folders = (sysconfig.get_path("stdlib"), Path(passes.__file__).parent, Path(__file__).parents[1])
-    installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return bool(installed) or any(path.is_relative_to(folder) for folder in folders)
 
 
 def _add_tensors(digest: hashlib.blake2b, source: TorchSource) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -14,8 +14,8 @@ from passes.context import PassContext, limit_runs
 from passes.errors import StepFailed
 from passes.optimize import second_sizes
 from passes.proof.client import choose_in_worker
-from passes.proof.draw_choice import ChosenDraw, choose_draws
-from passes.proof.draws import DrawPlan, GivenDraw, Trait
+from passes.proof.draw_choice import ChosenDraw, choose_draws, sampler_of
+from passes.proof.draws import DrawPlan, GivenDraw, InputSampler, Trait
 from passes.proof.lookups import rows_by_input
 from passes.proof.numbers import DRAWN
 from passes.proof.precision import computed_types
@@ -41,11 +41,13 @@ class References:
     Args:
         traits: special draws that each input allows.
         skipped: what was not drawn, and why.
+        sampler: draws further inputs at sizes and in ranges on which the reference runs; None where nothing was run.
     """
 
     draws: tuple[Reference, ...]
     traits: Mapping[str, frozenset[Trait]] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
+    sampler: InputSampler | None = None
 
     def restrict_to(self, labels: Collection[str], not_covered: Sequence[str]) -> References:
         """Keep the draws with these labels, on which the export is compared; `not_covered` says why others are out."""
@@ -93,7 +95,7 @@ def compute_references(source: Source, plan: DrawPlan, context: PassContext) -> 
 
         plan = plan.with_rows(indexed_rows(source, plan.first_feeds))
         run = partial(run_torch, source)
-        chosen: Iterable[ChosenDraw] = choose_draws(plan, run, source.outputs, skipped, SourceError)
+        chosen = list(choose_draws(plan, run, source.outputs, skipped, SourceError))
     else:
         model = read_model(source.path)
         plan = plan.with_rows(rows_by_input(model))
@@ -106,7 +108,8 @@ def compute_references(source: Source, plan: DrawPlan, context: PassContext) -> 
     draws = tuple(_reference(draw) for draw in chosen)
     if not any(array.size for draw in draws for array in draw.outputs.values()):
         skipped.append("no number: every output is empty on every draw, so only shapes and dtypes are compared")
-    return References(draws, {known.name: known.traits for known in plan.inputs}, tuple(skipped))
+    traits = {known.name: known.traits for known in plan.inputs}
+    return References(draws, traits, tuple(skipped), sampler_of(chosen))
 
 
 def _ask_for_sizes(plan: DrawPlan) -> str:

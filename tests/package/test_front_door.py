@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -48,14 +49,81 @@ def put_files(folder: Path, *names: str) -> None:
 
 def test_all_names_are_there() -> None:
     listed = [name for names in onnxline.HOMES.values() for name in names]
-    assert sorted(onnxline.__all__) == sorted(["__version__", *listed])
+    assert sorted(onnxline.__all__) == sorted(["__version__", *onnxline.ALIASES, *listed])
     assert all(getattr(onnxline, name) for name in onnxline.__all__)
-    assert dir(onnxline) == sorted(onnxline.__all__)
+    assert dir(onnxline) == sorted([*onnxline.__all__, *onnxline.ROOMS])
     for package in (passes, pipeline):
         own = set(package.__all__) - {"optimize"}
         assert all(getattr(onnxline, name) is getattr(package, name) for name in own)
     with pytest.raises(AttributeError, match="module 'onnxline' has no attribute 'optimise'"):
         onnxline.optimise  # noqa: B018 # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("name", onnxline.ROOMS)
+def test_each_room_has_an_import_path(name: str) -> None:
+    room = importlib.import_module(f"onnxline.{name}")
+    assert room is getattr(onnxline, name)
+    assert room.__all__ and all(getattr(room, public) is not None for public in room.__all__)
+    assert not hasattr(room, "__path__"), "a package would load the files of the room a second time"
+
+
+ROOM_SCRIPT = """
+import passes, pipeline  # its own
+import onnxline.runtime
+from onnxline.authoring import Model
+from onnxline.ir import Graph
+from onnxline.passes import optimize
+
+assert passes.MINE and pipeline.MINE
+print(Graph is onnxline.Graph, onnxline.runtime.compile_graph is onnxline.compile_graph, Model.__name__)
+"""
+
+
+def test_rooms_are_imported_beside_files_of_our_names(tmp_path: Path) -> None:
+    put_files(tmp_path, "passes.py", "pipeline/__init__.py")
+    (tmp_path / "script.py").write_text(ROOM_SCRIPT)
+    assert python(tmp_path, sys.executable, "script.py").stdout == "True True Model\n"
+
+
+def test_both_results_of_optimize_are_one_type_with_a_short_summary(tmp_path: Path) -> None:
+    of_onnx = onnxline.optimize(attention(), recipe=["eliminate_identity", "fuse_qkv"], keep=["qkv"])
+    of_module = onnxline.optimize(
+        Doubles().eval(), (torch.ones(2),), recipe=["onnxsim"], out=tmp_path, settings={"runtime": {"backends": []}}
+    )
+    for result in (of_onnx, of_module):
+        assert isinstance(result, onnxline.OptimizeResult)
+        assert [row.name for row in result.passes] and isinstance(result.reverted, tuple)
+        assert len(repr(result).splitlines()) <= 10
+    assert repr(of_onnx).splitlines()[-1].strip() == "qkv: 1 of 1 kept"
+    assert repr(of_module).splitlines()[-1].strip() == f"files: {tmp_path}/"
+
+
+class Doubles(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x
+
+
+@pytest.mark.parametrize(("progress", "lines"), [(None, 0), (False, 0), (True, 5)])
+def test_progress_goes_to_stderr_and_elsewhere_than_on_a_terminal_only_where_it_is_asked_for(
+    progress: bool | None, lines: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "name: twice\nmodel: {onnx: in.onnx}\npasses: {recipe: []}\nruntime: {backends: []}\n"
+    )
+    onnx.save(attention(), tmp_path / "in.onnx")
+    result = onnxline.run(tmp_path / "run.yaml", tmp_path / "out", progress=progress)
+    assert result.model.is_file()
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", lines)
+    assert [line.partition(":")[0] for line in err.splitlines()] == [
+        "source",
+        "reference",
+        "export",
+        "passes",
+        "runtime",
+    ][:lines]
+    with pytest.raises(onnxline.UsageError, match="progress is 'yes', expected True, False or None"):
+        onnxline.run(tmp_path / "run.yaml", progress="yes")  # pyright: ignore[reportArgumentType]
 
 
 def test_a_script_beside_files_of_our_names(tmp_path: Path) -> None:

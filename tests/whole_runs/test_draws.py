@@ -161,3 +161,19 @@ def test_outputs_without_numbers_are_said_to_be_compared_by_shape_alone(tmp_path
     assert (
         "no number: every output is empty on every draw, so only shapes and dtypes are compared" in references.skipped
     )
+
+
+def test_the_sizes_that_run_are_known_after_the_run(tmp_path: Path) -> None:
+    """The convolution needs 64 samples, and the mean of a row without a one is no number."""
+    text = """g (float[N, 1, samples] x, int64[N] kept, int64[N] ids) => (float[N, 4, frames] y) {
+        h = Conv <strides = [8]> (x, w) row = Gather (table, ids) one = Unsqueeze (row, last)
+        n = Cast <to = 1> (kept) c = Unsqueeze (n, both) m = Mul (h, c) d = Div (m, c) y = Add (d, one)
+    }"""
+    weights = {"w": np.ones((4, 1, 64), np.float32), "table": matrix(50, 4, 0)}
+    axes = {"last": np.array([2]), "both": np.array([1, 2])}
+    result = run(onnx_config(tmp_path, text, **weights, **axes), tmp_path / "out")
+    assert result.sampler is not None and result.sampler.sizes == {"N": 2, "samples": 64}
+    drawn = [result.sampler.draw(seed) for seed in range(3)]
+    assert {array.shape for feeds in drawn for array in (feeds["x"],)} == {(2, 1, 64)}
+    assert {number for feeds in drawn for number in feeds["kept"].tolist()} == {1}
+    assert {0, 49} <= {number for feeds in drawn for number in feeds["ids"].tolist()}

@@ -68,3 +68,41 @@ def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(NOISE.replace(", float[2, 8] z", "")), tmp_path / "noise.onnx")
     with pytest.raises(SourceError, match="every output of the model depends on random numbers"):
         run(tmp_path, {"onnx": "noise.onnx"}, [])
+
+
+def test_passes_are_proven_behind_noise_of_torch(tmp_path: Path) -> None:
+    """Torch draws other numbers than the export, which is its own reference then: a pass that loses a layer is seen."""
+    (tmp_path / "own.py").write_text(
+        "import numpy as np\nfrom onnx import numpy_helper\n\n\ndef zero(model):\n"
+        "    for tensor in model.graph.initializer:\n"
+        "        if list(tensor.dims) == [8, 8]:\n"
+        "            tensor.CopyFrom(numpy_helper.from_array(np.zeros((8, 8), np.float32), tensor.name))\n"
+        "    return model\n"
+    )
+    data = {
+        "model": {"factory": f"{__name__}:noisy_decoder"},
+        "passes": {"recipe": ["default", f"{tmp_path}/own.py:zero"]},
+        "runtime": {"backends": []},
+    }
+    result = Pipeline(RunConfig.from_mapping(data), tmp_path / "out").run()
+    assert result.passes[-1].status.counts_as_reverted and result.passes[-1].errors["y"].max_abs > 0.01
+    assert not [row.name for row in result.passes[:-1] if row.status.counts_as_reverted]
+
+
+class NoisyDecoder(nn.Module):
+    """A decoder that adds noise after each layer, as those of StyleGAN and of voices do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        z = x.exp()
+        for layer in self.layers:
+            x = layer(x).tanh() + 0.1 * torch.randn_like(x)
+        return {"y": x, "z": z}
+
+
+def noisy_decoder() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    torch.manual_seed(0)
+    return NoisyDecoder().eval(), (torch.ones(2, 8),)

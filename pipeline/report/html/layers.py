@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from passes.diff import LayerErrors
+from pipeline.report.module_axis import MOST_LABELS, block_labels, shorten_label
 
-__all__ = ["Curve", "LayerPlot", "layer_plot", "ratio_curve"]
+__all__ = ["Curve", "LayerPlot", "layer_plot", "ratio_curve", "ratio_labels"]
 
 LEFT, RIGHT, HEIGHT, STEP = 64.0, 944.0, 120.0, 5
 """The area of the points, in units of the drawing; and the most parts of an axis."""
-
-MOST_LABELS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +85,18 @@ def ratio_curve(
     return Curve(title, both.points[:count], both.ticks), Curve(other_title, both.points[count:], both.ticks)
 
 
+def ratio_labels(modules: Sequence[str]) -> tuple[Tick, ...]:
+    """Labels under the curves of `ratio_curve`: the blocks of the modules that its points belong to."""
+    wide = (RIGHT - LEFT) / max(len(modules) - 1, 1)
+    return tuple(Tick(LEFT + index * wide, label) for index, label in block_labels(modules))
+
+
 def _labels(layers: Sequence[Tick]) -> tuple[Tick, ...]:
     """Labels of numbered layers, such as `encoder.layer.0`, if there are any; as many as fit."""
     numbered = [tick for tick in layers if tick.text.rpartition(".")[2].isdecimal()] or layers
-    return tuple(numbered[:: math.ceil(len(numbered) / MOST_LABELS)])
+    return tuple(
+        Tick(tick.place, shorten_label(tick.text)) for tick in numbered[:: math.ceil(len(numbered) / MOST_LABELS)]
+    )
 
 
 def _row(layer: LayerErrors) -> LayerRow:

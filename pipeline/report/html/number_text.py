@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from passes.proof.numbers import Errors
+from passes.proof.numbers import Errors, only_compared
 
 __all__ = ["error_text", "seconds_text", "worst_of"]
 
@@ -20,5 +20,5 @@ def error_text(errors: Errors) -> str:
 
 def worst_of(many: Iterable[Mapping[str, Errors]]) -> tuple[str, Errors] | None:
     """The output nearest to its limit, or farthest over it, with its errors; None if there is none."""
-    pairs = [pair for errors in many for pair in errors.items()]
+    pairs = [pair for errors in many for pair in only_compared(errors).items()]
     return max(pairs, key=lambda pair: (not pair[1].ok, pair[1].excess, pair[1].max_abs), default=None)

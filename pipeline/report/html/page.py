@@ -82,11 +82,11 @@ def page_of(report: Report, pictures: Pictures, folder: Path, quantization: Quan
         quantization=quantization_view(quantization),
         names=name_tables(report.names),
         training=training_view(report.training),
-        memory=_memory(report, folder),
+        memory=_memory(report, folder, pictures.nodes),
     )
 
 
-def _memory(report: Report, folder: Path) -> Markup | None:
+def _memory(report: Report, folder: Path, nodes: Sequence[NodeRow]) -> Markup | None:
     """The picture of the plan that this run has written; none of an earlier one, or of one that was taken away."""
     written = [name for name, _, _ in report.runtime.files] if report.runtime is not None else []
     path = folder / "plan.bin"
@@ -96,7 +96,8 @@ def _memory(report: Report, folder: Path) -> Markup | None:
         plans = decode_plans(path.read_bytes()).entries
     except SourceError:
         return None
-    return Markup("").join(Markup(draw_arena(plan)) for plan in plans.values())
+    modules = {name: node.module for node in nodes if node.module for name in node.outputs}
+    return Markup("").join(Markup(draw_arena(plan, modules)) for plan in plans.values())
 
 
 def _favicon(tone: str) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 
 from passes.suggest import bytes_text, plural
 from pipeline.report.html.headline import Card
-from pipeline.report.html.layers import Curve, ratio_curve
+from pipeline.report.html.layers import Curve, Tick, ratio_curve, ratio_labels
 from pipeline.report.quantization import Quantization, QuantizedLayer, QuantizedStructure, QuantizedTensor
 
 __all__ = ["QuantizationView", "quantization_view"]
@@ -69,7 +69,7 @@ class TensorCells:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationView:
-    """`curves`: alone and in all, along the model, on one axis."""
+    """`curves`: alone and in all, along the model, on one axis; `labels`: the modules under that axis."""
 
     cards: tuple[Card, ...]
     sentence: str
@@ -78,6 +78,7 @@ class QuantizationView:
     parts: tuple[PartRow, ...]
     structures: tuple[StructureCells, ...]
     curves: tuple[Curve, ...]
+    labels: tuple[Tick, ...]
     tensors: tuple[TensorCells, ...]
     left_in_float: tuple[tuple[str, int], ...]
     suggestion: str
@@ -99,6 +100,7 @@ def quantization_view(data: Quantization | None) -> QuantizationView | None:
         parts=tuple(_parts(data)),
         structures=tuple(map(_structure, data.structures)),
         curves=_curves(known),
+        labels=ratio_labels([row.module for row in known]) if len(known) > 1 else (),
         tensors=tuple(
             TensorCells(_label(row.module, row.tensor), row.op, row.precision, _db(row.local_db), _db(row.total_db))
             for row in worst

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 
 from pipeline.errors import UsageError
 from pipeline.export import save_model
@@ -85,3 +87,12 @@ def test_quiet_collects_and_restores(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyError), capture_output():
         raise KeyError
     assert child.handlers == handlers
+
+
+def test_what_libraries_say_of_themselves_is_no_note_of_the_model() -> None:
+    with capture_output() as notes:
+        logging.getLogger("torch.onnx._internal.exporter._registration").warning("torchvision is not installed")
+        warnings.warn_explicit("their own", FutureWarning, os.__file__, 1)
+        warnings.warn_explicit("of a value", UserWarning, torch.__file__, 1)
+        warnings.warn("by the user", DeprecationWarning, stacklevel=1)
+    assert notes == ["UserWarning: of a value", "DeprecationWarning: by the user"]

@@ -141,6 +141,36 @@ def test_a_run_that_failed_has_a_page(browser: Browser, tmp_path: Path) -> None:
     assert seen.is_clean()
 
 
+CHART = """() => {
+    const chart = document.querySelector("#memory svg");
+    const box = chart.getBoundingClientRect();
+    return {
+        fills: [...new Set([...chart.querySelectorAll("rect")].map((bar) => getComputedStyle(bar).fill))],
+        cut: [...chart.querySelectorAll("text")].filter((text) => {
+            const inside = text.getBoundingClientRect();
+            return inside.left < box.left - 1 || inside.right > box.right + 1 || inside.bottom > box.bottom + 1;
+        }).map((text) => text.textContent),
+        texts: [...chart.querySelectorAll("text")].map((text) => text.textContent),
+    };
+}"""
+
+
+def test_the_memory_of_a_plan_is_drawn_in_colours_with_modules_along_it(
+    config_file, browser: Browser, tmp_path: Path
+) -> None:
+    config = RunConfig.from_yaml(config_file(passes={"recipe": []}, runtime={"backends": ["plan"]}))
+    Pipeline(config, tmp_path / "out").run()
+    seen = Watched(browser.new_page(viewport={"width": 1280, "height": 900}), tmp_path / "out/report.html")
+    chart = seen.page.evaluate(CHART)
+    assert len(chart["fills"]) > 1 and "rgb(255, 255, 255)" not in chart["fills"]
+    assert chart["cut"] == []
+    assert chart["texts"][-4:] == ["q", "k", "v", "out"]
+    seen.page.set_viewport_size(PHONE)
+    links = seen.page.locator(".bar nav a").all()
+    assert all(link.bounding_box()["x"] + link.bounding_box()["width"] <= PHONE["width"] for link in links)
+    assert seen.fits() and seen.is_clean()
+
+
 MEASURE = """(figure) => {
     const drawings = [...figure.querySelectorAll("svg")];
     return {

@@ -1,0 +1,12 @@
+"""`pipeline.ir` at the front door: Graph, Builder, and their text and JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxline import open_room
+
+if TYPE_CHECKING:
+    from pipeline.ir import *
+else:
+    __all__, __getattr__ = open_room("pipeline.ir")

@@ -1,0 +1,12 @@
+"""`passes` at the front door: the pass run on an ONNX model, guards and provenance; needs no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxline import open_room
+
+if TYPE_CHECKING:
+    from passes import *
+else:
+    __all__, __getattr__ = open_room("passes")

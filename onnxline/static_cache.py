@@ -1,0 +1,12 @@
+"""`pipeline.export.static_cache` at the front door: prefill and decode graphs with a cache of fixed length."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxline import open_room
+
+if TYPE_CHECKING:
+    from pipeline.export.static_cache import *
+else:
+    __all__, __getattr__ = open_room("pipeline.export.static_cache")

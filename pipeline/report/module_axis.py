@@ -1,0 +1,42 @@
+"""Labels along an axis that follows the model: the blocks of the torch module, each at its first place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = ["block_labels", "shorten_label"]
+
+MOST_LABELS: Final = 16
+
+LONGEST: Final = 16
+"""Characters of a slanted label of 11 px that fit left of the first point."""
+
+
+def block_labels(modules: Sequence[str]) -> tuple[tuple[int, str], ...]:
+    """(index, label) of the first place of each block, so far apart that at most `MOST_LABELS` fit.
+
+    Args:
+        modules: the module path of each place, in the order of the axis; an empty path has no label.
+    """
+    first: dict[str, int] = {}
+    for index, module in enumerate(modules):
+        if module:
+            first.setdefault(_block(module), index)
+    labels: list[tuple[int, str]] = []
+    for block, index in first.items():
+        if not labels or index - labels[-1][0] >= len(modules) / MOST_LABELS:
+            labels.append((index, shorten_label(block)))
+    return tuple(labels)
+
+
+def shorten_label(text: str) -> str:
+    """`text`, or its end after an ellipsis if `text` is longer than `LONGEST`."""
+    return text if len(text) <= LONGEST else "…" + text[1 - LONGEST :]
+
+
+def _block(module: str) -> str:
+    """`encoder.layer.3` of `encoder.layer.3.attention.self`: up to the first number; without one, the first part."""
+    parts = module.split(".")
+    numbered = next((place for place, part in enumerate(parts) if part.isdecimal()), 0)
+    return ".".join(parts[: numbered + 1])
