@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import onnx
@@ -243,7 +244,7 @@ class OnnxSim(CompositeStep):
         if self.options.get("unused_output"):
             raise PolicyError(f"{self.name}: unused_output drops outputs of the model, which a step has to leave")
         library = str(self.options.get("custom_lib") or "")
-        if library and not os.path.isfile(library):
+        if library and not Path(library).is_file():
             raise PolicyError(f"{self.name}: custom_lib is {library!r}, and there is no such file")
         tried = {name: value for name, value in self.options.items() if name not in OF_ANY_MODEL}
         refuse_failing(context, try_options, self.name, tried)
