@@ -15,6 +15,7 @@ from passes.errors import PolicyError, StepFailed
 from passes.graph.op_facts import ONNX_DOMAINS, opset_of
 from passes.graph.traversal import bodies_in, every_graph, every_node, infer_types, inline_functions
 from passes.step import Description, PassResult, Step, structure
+from passes.structures.view import constant_of
 from passes.weights.detached import DetachedModel
 
 __all__ = ["ConvertOpset", "convert"]
@@ -64,6 +65,7 @@ def convert(model: bytes, to: int) -> bytes:
         StepFailed: naming the nodes that the converter cannot convert.
     """
     proto = inline_functions(onnx.load_from_string(model))
+    _write_constants_as_tensors(proto)
     try:
         return version_converter.convert_version(proto, to).SerializeToString()
     except Exception as error:
@@ -74,6 +76,16 @@ def convert(model: bytes, to: int) -> bytes:
         others = f"{len(blamed) - 1} more" if len(blamed) > NAMED + 1 else "also"
         rest = f"; {others}: {', '.join(more)}" if more else ""
         raise StepFailed(blamed[0] + rest) from error
+
+
+def _write_constants_as_tensors(proto: onnx.ModelProto) -> None:
+    """Give each Constant of numbers the attribute `value`, in place: the converter reads axes from no other one."""
+    for node in every_node(proto.graph):
+        tensor = constant_of(node)
+        if tensor is not None and node.attribute[0].name != "value":
+            value = onnx.helper.make_attribute("value", tensor)
+            del node.attribute[:]
+            node.attribute.append(value)
 
 
 def _unconvertible(proto: onnx.ModelProto, to: int) -> Iterator[tuple[NodeProto, str]]:

@@ -144,7 +144,5 @@ def _bytes_with_data(path: Path) -> int:
 
     proto = onnx.load(path, load_external_data=False)
     stored = (tensor for graph in every_graph(proto.graph) for tensor in graph.initializer)
-    names = {
-        str(entry_of(tensor, "location")) for tensor in stored if tensor.data_location == onnx.TensorProto.EXTERNAL
-    }
+    names = {entry_of(tensor).location for tensor in stored if tensor.data_location == onnx.TensorProto.EXTERNAL}
     return sum(file.stat().st_size for file in (path, *(path.parent / name for name in names)) if file.is_file())
