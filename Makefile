@@ -6,7 +6,7 @@ CONFIG ?= configs/vit_base_keep_qkv.yaml
 TORCH_INDEX ?=
 BIN := .venv/bin
 
-.PHONY: run test test-fast docs bench clean
+.PHONY: run test test-fast docs gallery bench clean
 
 run: .venv/run
 	$(BIN)/onnxline run $(CONFIG) $(ARGS)
@@ -30,6 +30,11 @@ test-fast: .venv/test
 # Warnings are errors (strict in mkdocs.yml). The pages are in runs/site/.
 docs: .venv/test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# Reports of shipped configurations, which `make docs` puts on the page Gallery.
+GALLERY := attention_block vit_base_keep_qkv minilm resnet own_pass
+gallery: .venv/run
+	for name in $(GALLERY); do $(BIN)/onnxline run configs/$$name.yaml --out runs/gallery/$$name || exit; done
 
 bench: .venv/run
 	$(BIN)/python -m benchmarks.run_vs_bare

@@ -1,4 +1,4 @@
-"""What the site has beside the pages in this folder: the commands, the operators, and the pages of the project's root.
+"""What the site adds to this folder: commands, operators, the Python API, reports, and the pages of the project's root.
 
 mkdocs calls the functions by name (`hooks` in mkdocs.yml). Pages link to files of the repository as they do on GitHub;
 on the site such a link leads there.
@@ -6,6 +6,7 @@ on the site such a link leads there.
 
 from __future__ import annotations
 
+import inspect
 import posixpath
 import re
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ from pipeline.importers.from_onnx.model import FAMILIES
 
 ROOT: Final = Path(__file__).parents[1]
 
+GALLERY: Final = ROOT / "runs" / "gallery"
+"""Runs of the shipped configurations, whose reports the site shows."""
+
 ROOT_PAGES: Final = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md", "security.md": "SECURITY.md"}
 """Page of the site → file of the repository."""
 
@@ -31,10 +35,13 @@ def on_files(files: Files, config: Any) -> Files:
     pages = {
         "reference/cli.md": "\n".join(_command_lines()),
         "reference/operators.md": "\n".join(_operator_lines()),
+        **{f"reference/api/{name}.md": text for name, text in _api_pages()},
         **{page: (ROOT / source).read_text(encoding="utf-8") for page, source in ROOT_PAGES.items()},
     }
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
+    for report in _reports():
+        files.append(File.generated(config, f"start/{report.parent.name}.html", abs_src_path=str(report)))
     return files
 
 
@@ -51,16 +58,35 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
         inside = pages.get(full) or (full.removeprefix("docs/") if full.startswith("docs/") else None)
         if inside is not None:
             return f"]({posixpath.relpath(inside, posixpath.dirname(page.file.src_uri) or '.')}{mark}{anchor})"
-        return f"]({config['repo_url']}/blob/main/{full}{mark}{anchor})"
+        return f"]({config['extra']['repository']}/blob/main/{full}{mark}{anchor})"
 
     text = LINK.sub(target, markdown)
-    return f"{text}\n{_public_names()}" if page.file.src_uri == "reference/python.md" else text
+    return text.replace("GALLERY", "\n".join(_gallery_lines())) if page.file.src_uri == "start/gallery.md" else text
 
 
-def _public_names() -> str:
-    """What mkdocstrings turns into signatures and descriptions, for each name that `onnxline` shows."""
-    shown = [getattr(onnxline, name) for name in onnxline.__all__ if not name.startswith("__")]
-    return "\n".join(f"::: {one.__module__}.{one.__qualname__}\n" for one in shown)
+def _reports() -> list[Path]:
+    return sorted(GALLERY.glob("*/report.html"))
+
+
+def _gallery_lines() -> Iterator[str]:
+    """A row for each report; links in HTML, since mkdocs takes a file that is no page for a mistake."""
+    if not _reports():
+        yield "This copy of the site was built without reports."
+        return
+    yield "| configuration | report |\n| --- | --- |"
+    for report in _reports():
+        name = report.parent.name
+        yield f'| `configs/{name}.yaml` | <a href="{name}.html">{name}</a> |'
+
+
+def _api_pages() -> Iterator[tuple[str, str]]:
+    """(name, page) of the front door and of each room, for mkdocstrings to add signatures and descriptions."""
+    for module in (onnxline, *(getattr(onnxline, room) for room in onnxline.ROOMS)):
+        shown = {name: getattr(module, name) for name in module.__all__ if not name.startswith("__")}
+        documented = [entry for entry in shown.values() if inspect.isclass(entry) or inspect.isfunction(entry)]
+        title = f"# {module.__name__}\n\n{(module.__doc__ or '').partition(chr(10))[0]}\n"
+        entries = (f"::: {entry.__module__}.{entry.__qualname__}\n" for entry in documented)
+        yield module.__name__.rpartition(".")[2], "\n".join((title, *entries))
 
 
 def _command_lines() -> Iterator[str]:

@@ -43,6 +43,15 @@ def test_the_python_examples_run(beside_the_checkout: Path, capsys: pytest.Captu
     assert "qkv attention 0 kept" in capsys.readouterr().out
 
 
+def test_each_link_of_the_readme_is_absolute_and_names_a_file() -> None:
+    """PyPI shows the README without the repository."""
+    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / README).read_text(encoding="utf-8"))
+    homes = tuple(f"https://{host}/onnxline/onnxline/" for host in ("github.com", "raw.githubusercontent.com"))
+    assert [link for link in links if not link.startswith("https://")] == []
+    files = [link.partition("/main/")[2].partition("#")[0] for link in links if link.startswith(homes)]
+    assert len(files) > 20 and [file for file in files if not (ROOT / file).exists()] == []
+
+
 def test_the_configuration_page_is_a_configuration(beside_the_checkout: Path) -> None:
     [text] = blocks(CONFIGURATION, "yaml")
     path = beside_the_checkout / "page.yaml"

@@ -8,7 +8,17 @@ from tests.support.paths import ROOT
 
 __all__ = ["PAGES", "blocks", "rows"]
 
-FOLDERS = (".", "docs", "docs/tutorials", "docs/how-to", "docs/reference", "docs/explanation", "examples", "benchmarks")
+FOLDERS = (
+    ".",
+    "docs",
+    "docs/start",
+    "docs/tutorials",
+    "docs/how-to",
+    "docs/reference",
+    "docs/explanation",
+    "examples",
+    "benchmarks",
+)
 PAGES = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
 
 
