@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -57,3 +58,7 @@ class _LazyPackage(ModuleType):
 
 
 sys.modules[__name__].__class__ = _LazyPackage
+
+# onnxruntime sends telemetry, and reads this when it is imported, by us or by a library that we call; children inherit
+# it. All of our code, in each process, comes through here first. A user who has set it keeps it.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

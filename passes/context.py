@@ -12,12 +12,19 @@ from typing import Any, Final
 
 import numpy as np
 
+from passes.errors import UsageError
 from passes.load import memory_budget, seconds_to_run
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import WeightFile
 from passes.worker.client import Worker
 
-__all__ = ["PassContext", "limit_runs", "memory_limit", "open_context", "open_local_context"]
+__all__ = ["USER_CODE", "PassContext", "limit_runs", "open_context", "open_local_context", "worker_memory"]
+
+USER_CODE: Final = ("passes.recipe.user_code",)
+"""What the worker for passes of the user's imports before it forks."""
+
+LEAST_GIB: Final = 0.25
+"""What a worker has allocated when it has loaded onnx, onnxruntime and an optimizer."""
 
 PROOF_S: Final = 600.0
 """Seconds for one proof, where a pass has less: the model itself may take that long."""
@@ -25,12 +32,14 @@ PROOF_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What a step may use: a worker process for native code, one for proofs, and a folder for temporary files.
+    """What a step may use: a worker process for native code, one for proofs, one for passes of the user's, and a folder
+    for temporary files.
     `open_context` sets one up and clears it away."""
 
     worker: Worker
     folder: Path
     proofs: Worker = field(default_factory=Worker)
+    user_code: Worker = field(default_factory=lambda: Worker(preload=USER_CODE, alone=True))
     spill: WeightFile = field(init=False)
     cache: dict[str, Any] = field(default_factory=dict)
     """What a step leaves for the steps after it, under the name of its library; and the source of `draws`."""
@@ -64,27 +73,28 @@ class PassContext:
 def open_context(
     timeout_s: float = 600.0, memory_gib: float | None = None, folder: Path | None = None
 ) -> Iterator[PassContext]:
-    """Two workers and a folder; nothing is started before it is needed.
+    """The workers and a folder; nothing is started before it is needed.
 
     Args:
         timeout_s: seconds for one call of a pass.
-        memory_gib: what each worker may allocate; see `memory_limit`.
+        memory_gib: what each worker may allocate; see `worker_memory`.
         folder: where temporary files go; one of the system's by default, removed at the end.
     """
-    limit = memory_limit(memory_gib)
+    limit = worker_memory(memory_gib)
     with (
         tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place,
         Worker(timeout_s, limit, ("onnxoptimizer",)) as worker,
         Worker(max(timeout_s, PROOF_S), limit, ("passes.proof.server",)) as proofs,
+        Worker(timeout_s, limit, USER_CODE, alone=True) as user_code,
     ):
-        yield PassContext(worker, Path(place).resolve(), proofs)  # a tool may work in another folder
+        yield PassContext(worker, Path(place).resolve(), proofs, user_code)  # a tool may work in another folder
 
 
 @contextmanager
 def open_local_context() -> Iterator[PassContext]:
     """A context in a process that already is a worker: its workers make each call right here."""
     with tempfile.TemporaryDirectory(prefix="onnxline-") as place:
-        yield PassContext(_LocalWorker(), Path(place).resolve(), _LocalWorker())
+        yield PassContext(_LocalWorker(), Path(place).resolve(), _LocalWorker(), _LocalWorker())
 
 
 class _LocalWorker(Worker):
@@ -118,12 +128,20 @@ def limit_runs(
         proofs.timeout_s = before
 
 
-def memory_limit(memory_gib: float | None) -> int:
-    """In bytes; 0 for no limit.
+def worker_memory(memory_gib: float | None) -> int:
+    """The memory limit of one worker in bytes; 0 for no limit.
 
     By default nine tenths of the machine's memory, or of our own limit where that is less, so that a worker that asks
     for more dies alone.
+
+    Raises:
+        UsageError: no worker starts with so little.
     """
     if memory_gib is not None:
+        if 0 < memory_gib < LEAST_GIB:
+            raise UsageError(
+                f"memory_gib is {memory_gib!r}, expected {LEAST_GIB} or more, or 0 for no limit: a worker takes so "
+                "much before it has a model"
+            )
         return int(memory_gib * 2**30)
     return memory_budget()

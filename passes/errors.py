@@ -6,6 +6,7 @@
     │   ├── ModelError       exit code 2: the ONNX model cannot be read
     │   └── StepFailed       never leaves the runner: the step is recorded and its model thrown away
     │       ├── InvalidResult    what came out is not valid ONNX
+    │       ├── InferenceStopped a ModelError too: shape inference ran past its limits
     │       ├── StepCrashed      the worker process died
     │       └── StepTimedOut     the worker was killed at its time limit
     ├── UsageError       exit code 2: an argument, the configuration, the source or a path is wrong
@@ -25,6 +26,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "InferenceStopped",
     "InvalidResult",
     "ModelError",
     "OnnxlineError",
@@ -75,6 +77,12 @@ class InvalidResult(StepFailed):
     """A pass made a model that breaks ONNX's rules; nothing else is asked of such a model."""
 
     status = "reverted"
+
+
+class InferenceStopped(StepFailed, ModelError):
+    """ONNX's shape inference ran past its limits: that fails a step whose result it is, and ends all else."""
+
+    status = "timed_out"
 
 
 class StepCrashed(StepFailed):

@@ -23,7 +23,7 @@ from passes.load import to_path
 from passes.model.analysis import AnalyzedModel
 from passes.policy.policy import Policy, check_lists
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
-from passes.proof.lookups import rows_by_input
+from passes.proof.lookups import has_loops, rows_by_input
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE, Prover, StructureProver
 from passes.recipe import DEFAULT_RECIPE
@@ -72,7 +72,7 @@ def optimize(
             model does not run so, and then, where it runs, each as another size.
         sizes: what every open dim is drawn as beside that, where the model runs so.
         timeout_s: seconds for one call of native code.
-        memory_gib: what one worker process may allocate; see `passes.context.memory_limit`.
+        memory_gib: what one worker process may allocate; see `passes.context.worker_memory`.
         reproducers: a folder for the smallest model that still brings a step down; none is saved by default.
         encodings: those of `model`, by tensor or as a file of AIMET's, to be carried to the final model: see
             `PassRun.encodings`.
@@ -94,10 +94,11 @@ def optimize(
     if contrib not in ("keep", "refuse"):
         raise UsageError(f"contrib is {contrib!r}, expected 'keep' or 'refuse'")
     with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context:
-        context.start()  # they take a second to import, in which names are checked and the model is read
-        steps, policy = steps_of(recipe), Policy(tuple(skip), tuple(keep), watch, contrib)
-        check_names(flatten(steps), policy, context)
+        context.spill.renew()
         stored = _read_source(model, context, proof)
+        context.start()  # they take a second to import, in which names are checked
+        steps, policy = steps_of(recipe, context.user_code), Policy(tuple(skip), tuple(keep), watch, contrib)
+        check_names(flatten(steps), policy, context)
         limits = nullcontext() if prover or proof == STRUCTURE else limit_runs(context, stored)
         fixed = fix_input_shapes(flatten(steps), stored.proto)
         prover = prover or _choose_prover(stored, context, proof, feeds, sizes, fixed)
@@ -226,7 +227,7 @@ def plan_draws(
         tuple(dict.fromkeys(sizes)),
         open=names,
     )
-    return plan.with_rows(rows_by_input(model))
+    return plan.with_rows(rows_by_input(model), has_loops=has_loops(model))
 
 
 def draw_feeds(model: DetachedModel, seed: int, *, sizes: Mapping[str, int] | None = None) -> dict[str, np.ndarray]:

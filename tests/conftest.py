@@ -48,6 +48,7 @@ MARKS: Final = {
         "passes/proof/test_draws.py::test_a_guard_compares", "passes/proof/test_hostile.py::test_a_model_that_brings",
         "passes/proof/test_numeric.py::test_a_proof_worker_that_has_died", "passes/provenance/test_shared_weights.py",
         "passes/recipe/test_user_passes.py::test_an_error_or_a_crash", "passes/run/test_reproduce.py",
+        "passes/recipe/test_harmful_passes.py",
         "passes/recipe/test_user_passes.py::test_the_digest", "passes/recipe/test_user_passes.py::test_a_package",
         "passes/run/test_keep_and_skip.py::test_tied", "passes/run/test_runner.py::test_a_time_limit",
         "passes/run/test_runner.py::test_a_run_leaves", "pipeline/config/test_yaml.py::test_what_no",

@@ -22,7 +22,7 @@ from passes.advisories.table import to_one_line
 from passes.audit.cases import load_case
 from passes.audit.target import AuditTarget
 from passes.audit.trial import AuditTrial
-from passes.context import memory_limit
+from passes.context import worker_memory
 from passes.errors import ModelError, PolicyError
 from passes.recipe.steps import OWN_STEPS, SINGLE_PASS_LIBRARY
 from passes.suggest import nearest
@@ -44,7 +44,7 @@ PRELOAD: Final = (SINGLE_PASS_LIBRARY, "passes.audit.attempts")
 @contextmanager
 def open_trial(timeout_s: float, memory_gib: float | None) -> Iterator[AuditTrial]:
     """A trial with its two workers; neither is started before it is needed."""
-    limit = memory_limit(memory_gib)
+    limit = worker_memory(memory_gib)
     with (
         Worker(timeout_s, limit, PRELOAD) as libraries,
         Worker(timeout_s, limit, ("passes.audit.judge",)) as judges,

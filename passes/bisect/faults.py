@@ -164,10 +164,24 @@ class Loss(Fault):
 
 @dataclass(frozen=True, slots=True)
 class Breakdown(Fault):
-    """A step crashes, times out, raises, or returns no valid model with the same signature."""
+    """A step crashes, times out, raises, or returns no valid model with the same signature, or none that runs."""
 
+    context: PassContext | None = None
+    """Where models run; without it, none does."""
+    feeds: Feeds = ()
     status: str = ""
     """The status of the failed step, once that is known."""
+    known: dict[str, StepFailed | None] = field(default_factory=dict, compare=False)
+    """Digest of what a model computes → why it does not run."""
+
+    @classmethod
+    def of(cls, source: DetachedModel, context: PassContext) -> Self:
+        """A breakdown of a step, or of what it makes of `source` on the draws that `passes.optimize` makes. Nothing
+        runs where the source itself does not."""
+        try:
+            return cls(context, _reference(source, context)[0])
+        except ModelError:
+            return cls()
 
     @property
     def not_found_message(self) -> str:
@@ -178,17 +192,46 @@ class Breakdown(Fault):
         return "crash"
 
     def observe(self, outcome: StepOutcome) -> Sighting | None:
-        if outcome.failure is None:
+        failure = self._failure(outcome)
+        if failure is None:
             return None
-        message = " ".join(str(outcome.failure).split()) or type(outcome.failure).__name__
-        return Sighting(f"{outcome.failure.status.replace('_', ' ')}: {message}")
+        message = " ".join(str(failure).split()) or type(failure).__name__
+        return Sighting(f"{failure.status.replace('_', ' ')}: {message}")
 
     def of_one_step(self, before: DetachedModel, outcome: StepOutcome) -> Self:
-        return self if outcome.failure is None else replace(self, status=outcome.failure.status)
+        failure = self._failure(outcome)
+        return self if failure is None else replace(self, status=failure.status)
+
+    def place(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:
+        return () if outcome.failure is not None else _first_changed(before, outcome.model)
 
     def reproduces(self, part: DetachedModel, run: Run) -> bool:
         outcome = run(part)
-        return outcome.failure is not None and is_same_failure(outcome.failure.status, self.status)
+        failure = outcome.failure
+        if failure is None and outcome.changed and self.context is not None:
+            failure = self.of(part, self.context)._failure(outcome)
+        return failure is not None and is_same_failure(failure.status, self.status)
+
+    def _failure(self, outcome: StepOutcome) -> StepFailed | None:
+        """Why the step failed, or why its model does not run."""
+        if outcome.failure is not None or not outcome.changed or self.context is None:
+            return outcome.failure
+        meaning = meanings_of(outcome.model).whole
+        if meaning not in self.known:
+            try:
+                _outputs(outcome.model, self.feeds, self.context)
+                self.known[meaning] = None
+            except StepFailed as failure:
+                self.known[meaning] = failure.with_traceback(None)
+        return self.known[meaning]
+
+
+def _first_changed(before: DetachedModel, after: DetachedModel) -> Collection[str]:
+    """The outputs of the first nodes that a step removed or changed."""
+    matched = match_models(before, after)
+    items = matched.same.before.items
+    first = next((olds for olds, _ in matched.groups if olds), ())
+    return [name for old in first for name in items[old].node.output]
 
 
 Feeds = Sequence[Mapping[str, np.ndarray]]
@@ -277,11 +320,7 @@ class Deviation(Fault):
         return self if apart > self.tolerance else replace(self, tolerance=apart / 2)
 
     def place(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:
-        """The outputs of the first nodes that the step removed or changed."""
-        matched = match_models(before, outcome.model)
-        items = matched.same.before.items
-        first = next((olds for olds, _ in matched.groups if olds), ())
-        return [name for old in first for name in items[old].node.output]
+        return _first_changed(before, outcome.model)
 
     def reproduces(self, part: DetachedModel, run: Run) -> bool:
         outcome = run(part)

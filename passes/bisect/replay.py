@@ -10,6 +10,7 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.model.canonical import canonical_digest
 from passes.model.signature import keep_signature
+from passes.run.receive import apply_step
 from passes.step import Repeat, Step
 from passes.weights.detached import DetachedModel
 
@@ -63,7 +64,7 @@ class Runs:
         self.count += 1
         step = steps[0] if len(steps) == 1 else steps[0].join(steps[1:])
         try:
-            result = step.apply(model, self.context)
+            result = apply_step(step, model, self.context)
             if result.changed:
                 keep_signature(model, result.model, narrows=step.narrows)
         except StepFailed as failure:

@@ -42,9 +42,10 @@ def find_smallest(
     place = alone.place(whole, guilty.outcome)
     focused = _focus(guilty.step, inner, runs)
     if focused is not None:
-        quick, proof = _Search(focused, alone, runs, deadline, budget_s), _Search(guilty.step, alone, runs, math.inf)
+        half = deadline - budget_s / 2  # the rest is for the step as it is, where the pass alone does not prove enough
+        quick, proof = _Search(focused, alone, runs, half, budget_s), _Search(guilty.step, alone, runs, math.inf)
         begun = find_neighbourhood(whole, place, quick.shows)
-        if begun is not None and proof.shows(_minimize(begun, quick, deadline)):
+        if begun is not None and proof.shows(_minimize(begun, quick, half)):
             return proof.last
     search = _Search(guilty.step, alone, runs, deadline, budget_s)
     begun = find_neighbourhood(whole, place, search.shows)

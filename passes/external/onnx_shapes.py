@@ -11,8 +11,9 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.step import Description, PassResult, Step, structure
 from passes.weights.detached import DetachedModel
+from passes.worker.inference import InferenceError, infer_shapes
 
-__all__ = ["InferShapes", "call_inference"]
+__all__ = ["InferShapes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +28,13 @@ class InferShapes(Step):
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         try:
-            inferred = call_inference(model.proto, self.data_prop)
-        except Exception as error:
+            inferred = infer_shapes(model.proto, strict_mode=True, data_prop=self.data_prop)
+        except InferenceError as error:
             raise StepFailed(f"shape inference: {error}") from error
         return PassResult(model.with_proto(inferred))
 
     def call_library(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        return call_inference(model, self.data_prop)
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=self.data_prop)
 
     def format_call(self) -> str:
         return f"onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop={self.data_prop})"
-
-
-def call_inference(model: onnx.ModelProto, data_prop: bool) -> onnx.ModelProto:
-    """What onnx infers; it raises where types contradict each other."""
-    return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=data_prop)

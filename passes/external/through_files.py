@@ -8,22 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from onnx import save_model  # bound here: a pass of the user's may patch onnx
 
 from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, read_model
 from passes.weights.files import save
+from passes.worker.client import Worker
 
 __all__ = ["give_back_inputs", "through_files", "write"]
 
 
 def through_files(
-    model: DetachedModel, context: PassContext, function: Callable[..., None], options: Mapping[str, Any]
+    model: DetachedModel,
+    context: PassContext,
+    function: Callable[..., None],
+    options: Mapping[str, Any],
+    worker: Worker | None = None,
 ) -> DetachedModel:
     """Call `function(source=…, target=…, options=…)` in the worker on the attached model, and read what it wrote.
 
     The model goes inline while one protobuf message can hold it: the tools are slower with external data. The result's
     weights are memory-mapped, and its file stays until the context is cleared away.
+
+    Args:
+        worker: the one to call it in, where that is not the context's for libraries.
 
     Raises:
         StepFailed: weights are to stay unread, or the function raised, crashed or timed out.
@@ -38,7 +47,7 @@ def through_files(
     source, target = folder / "before.onnx", folder / "after.onnx"
     try:
         save(model, source, external_from=PROTOBUF_LIMIT)
-        context.worker.call(function, source=str(source), target=str(target), options=dict(options))
+        (worker or context.worker).call(function, source=str(source), target=str(target), options=dict(options))
         return read_model(target, known=model.weights, may_lack_outputs=True)  # of the pins: the runner judges that
     finally:
         for file in folder.glob("*before.onnx*"):
@@ -50,7 +59,7 @@ def write(model: onnx.ModelProto, target: str) -> None:
 
     Always so, and not only above protobuf's 2 GiB: past those a message cannot even tell its own size.
     """
-    onnx.save(model, target, save_as_external_data=True, location=f"{Path(target).name}.data", size_threshold=1024)
+    save_model(model, target, save_as_external_data=True, location=f"{Path(target).name}.data", size_threshold=1024)
 
 
 def give_back_inputs(source: str, model: onnx.ModelProto) -> None:

@@ -9,6 +9,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from passes.graph.traversal import every_graph
+from passes.worker.inference import infer_shapes
 
 __all__ = ["EVERY_FLOAT", "FLOATS", "find_floats", "float_shapes", "float_tensors", "weight_axes"]
 
@@ -34,7 +35,7 @@ def find_floats(
     proto: onnx.ModelProto, types: Collection[int], *, in_bodies: bool = False
 ) -> dict[str, tuple[int, tuple[int, ...] | None]]:
     """The values of one of `types`, each with its type and its shape; those of bodies too if `in_bodies`."""
-    inferred = _infer(proto).graph
+    inferred = infer_shapes(proto).graph
     graphs = every_graph(inferred) if in_bodies else (inferred,)
     infos = (info for graph in graphs for info in (*graph.input, *graph.value_info, *graph.output))
     kinds = ((info, info.type.tensor_type.elem_type) for info in infos)
@@ -46,13 +47,6 @@ def _shape_of(info: onnx.ValueInfoProto) -> tuple[int, ...] | None:
     if not kind.HasField("shape"):
         return None
     return tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim)
-
-
-def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Shape inference without the weights: their shapes and types are all that it needs of them."""
-    bare = onnx.ModelProto()
-    bare.CopyFrom(proto)
-    return onnx.shape_inference.infer_shapes(bare)
 
 
 def weight_axes(node: NodeProto, index: int, rank: int) -> tuple[int | None, int | None] | None:

@@ -14,6 +14,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorPro
 
 from passes.errors import ModelError
 from passes.graph.op_facts import ONNX_DOMAINS, SIZES
+from passes.worker.inference import InferenceError, infer_shapes
 
 __all__ = [
     "bodies_in",
@@ -157,8 +158,8 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
 def infer_types(model: onnx.ModelProto) -> GraphProto:
     """The graph with the types of all values that inference can reach; without them if inference fails."""
     try:
-        return onnx.shape_inference.infer_shapes(model).graph
-    except Exception:  # it raises errors of many types
+        return infer_shapes(model).graph
+    except InferenceError:
         return model.graph
 
 

@@ -63,7 +63,7 @@ def guard(
         compare: also make each call without the guard, in a worker, and report what it would have lost.
         log: a file for the calls, one JSON object a line; an existing file is overwritten.
         timeout_s: seconds for one call of native code.
-        memory_gib: memory limit of one worker process; see `passes.context.memory_limit`.
+        memory_gib: memory limit of one worker process; see `passes.context.worker_memory`.
         quiet: no lines on standard error.
 
     Raises:

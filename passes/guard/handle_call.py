@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from passes.context import PassContext, memory_limit
+from passes.context import PassContext, worker_memory
 from passes.guard.call_log import GuardedCall, Returned, call_site, write_call
 from passes.guard.calls import Target
 from passes.guard.calls.base import InterceptedCall, PassThrough
@@ -129,7 +129,7 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def take(self, timeout_s: float, memory_gib: float | None = None) -> Iterator[PassContext]:
-        pair = self._pair(memory_limit(memory_gib))
+        pair = self._pair(worker_memory(memory_gib))
         for worker in pair:
             worker.timeout_s = timeout_s
         try:

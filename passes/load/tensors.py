@@ -245,7 +245,7 @@ def file_in(folder: Path, tensor: TensorProto, location: str) -> Path:
     """The file, which may be missing; `folder` is resolved.
 
     Raises:
-        ModelError: it lies outside of `folder`.
+        ModelError: it lies outside of `folder`, or has further names that may.
     """
     try:
         path = (folder / location).resolve()
@@ -257,6 +257,11 @@ def file_in(folder: Path, tensor: TensorProto, location: str) -> Path:
         raise ModelError(
             f"initializer {tensor.name!r} points to {location!r}, outside of the model's folder; "
             "external data has to lie beside the model"
+        )
+    if path.is_file() and (names := path.stat().st_nlink) > 1:
+        raise ModelError(
+            f"initializer {tensor.name!r} points to {location!r}, a file with {names} names (hard links); "
+            "another one may lie outside of the model's folder, so ONNX refuses it too; put a copy in its place"
         )
     return path
 

@@ -21,6 +21,7 @@ from passes.graph.op_facts import is_opaque
 from passes.graph.traversal import bodies_in, infer_types
 from passes.model.canonical import CanonicalGraph, ValueDigests
 from passes.weights.detached import DetachedModel
+from passes.worker.inference import InferenceError, infer_shapes
 
 __all__ = [
     "BaseModelRun",
@@ -86,8 +87,8 @@ def inferred_shapes(model: DetachedModel) -> dict[str, Distinct]:
     proto = model.copy_proto()
     _forget_types(proto.graph)
     try:
-        graph = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
-    except Exception:  # inference failed, so no shape is known
+        graph = infer_shapes(proto, data_prop=True).graph
+    except InferenceError:  # inference failed, so no shape is known
         return {}
     claims = {}
     for info in (*graph.value_info, *graph.input, *graph.output):

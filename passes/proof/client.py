@@ -14,7 +14,7 @@ from passes.errors import StepCrashed, StepTimedOut
 from passes.proof.draw_choice import ChosenDraw
 from passes.proof.draws import BROUGHT_DOWN, DrawPlan
 from passes.proof.fault_injection import InjectedFault
-from passes.proof.gauges import Gauges
+from passes.proof.gauges import Gauges, Readings
 from passes.proof.numbers import Tolerance
 from passes.proof.part import ProofPart
 from passes.proof.precision import Precisions
@@ -94,6 +94,10 @@ class ProofClient:
     def run(self, model: DetachedModel, request: RunRequest) -> Sequence[DrawErrors]:
         """The errors of outputs and inner values, for each draw."""
         return self._ask(ProofServer.run, model=portable(model, self._spill), request=request)
+
+    def read_gauges(self, model: DetachedModel, gauges: Gauges) -> Readings:
+        """What `gauges` read in `model` on every draw."""
+        return self._ask(ProofServer.read_gauges, model=portable(model, self._spill), gauges=gauges)
 
     def held_meanings(self) -> frozenset[str]:
         """The meanings of which every draw has the value."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from passes.proof.draws import Draw, Trait
-from passes.proof.gauges import Gauges, Limit, Readings
+from passes.proof.gauges import CONDITIONS, Gauges, Limit, Readings
 from passes.proof.tables import LookupTable
 
 __all__ = ["BranchCoverage", "Coverage", "LimitCoverage", "LoopCoverage", "TableCoverage", "coverage_of"]
@@ -91,6 +91,7 @@ def coverage_of(
     readings: Readings,
     tables: Sequence[LookupTable],
     uncovered: Sequence[str],
+    changes: tuple[Gauges, Readings] = (Gauges(), Readings()),
 ) -> Coverage:
     """Coverage from the draws, the readings of the gauges, and the final model's tables.
 
@@ -98,15 +99,11 @@ def coverage_of(
         inputs: the traits that each input can be drawn with; empty where the caller gave the inputs.
         skipped: sentences on what was not drawn, and why.
         uncovered: sentences on the rows of tables that could not be compared.
+        changes: gauges in the nodes that passes have brought into the final model, and their readings.
     """
     seeded = [draw for draw in draws if not draw.source]
     table_rows = tuple(_table(table, uncovered) for table in tables if table.varies)
-    branches = tuple(
-        BranchCoverage(name, True in readings.taken.get(at, ()), False in readings.taken.get(at, ()))
-        for at, (name, _) in enumerate(gauges.branches)
-    )
-    loops = tuple(LoopCoverage(name, tuple(readings.counts.get(at, ()))) for at, name in enumerate(gauges.loops))
-    limits = tuple(_limit(limit, readings.reached.get(at)) for at, limit in enumerate(gauges.limits))
+    branches, loops, limits = _measured(gauges, readings)
     return Coverage(
         draws=tuple(labels),
         given=tuple(draw.label for draw in draws if draw.source),
@@ -126,6 +123,8 @@ def coverage_of(
             *([f"nothing inside of the model was measured: {readings.why_not}"] if readings.why_not else []),
             *uncovered,
             *([] if readings.why_not else _unseen(branches, loops, limits)),
+            *_unseen_changes(*changes),
+            *_other_sizes(_sizes(seeded)),
             *(
                 [f"{gauges.nested} nodes inside of If, Loop, Scan and functions were not looked at"]
                 if gauges.nested
@@ -135,12 +134,36 @@ def coverage_of(
     )
 
 
+def _measured(
+    gauges: Gauges, readings: Readings
+) -> tuple[tuple[BranchCoverage, ...], tuple[LoopCoverage, ...], tuple[LimitCoverage, ...]]:
+    branches = tuple(
+        BranchCoverage(name, True in readings.taken.get(at, ()), False in readings.taken.get(at, ()))
+        for at, (name, _) in enumerate(gauges.branches)
+    )
+    loops = tuple(LoopCoverage(name, tuple(readings.counts.get(at, ()))) for at, name in enumerate(gauges.loops))
+    return branches, loops, tuple(_limit(limit, readings.reached.get(at)) for at, limit in enumerate(gauges.limits))
+
+
+def _unseen_changes(gauges: Gauges, readings: Readings) -> list[str]:
+    """What the draws do not reach in the nodes that passes have brought in."""
+    if readings.why_not:
+        return [f"what passes have brought in was not measured: {readings.why_not}"]
+    return [f"{sentence} (a pass has brought it in)" for sentence in _unseen(*_measured(gauges, readings))]
+
+
 def _sizes(draws: Sequence[Draw]) -> dict[str, tuple[int, ...]]:
     sizes: dict[str, set[int]] = {}
     for draw in draws:
         for name, size in draw.sizes.items():
             sizes.setdefault(name, set()).add(size)
     return {name: tuple(sorted(values)) for name, values in sizes.items()}
+
+
+def _other_sizes(sizes: Mapping[str, Sequence[int]]) -> list[str]:
+    """A sentence on the sizes of open dims that no draw has."""
+    drawn = [f"{name or 'unnamed dims'} {', '.join(map(str, several))}" for name, several in sizes.items()]
+    return [f"sizes of open dims other than those drawn: {'; '.join(drawn)}"] if drawn else []
 
 
 def _masks(draws: Sequence[Draw]) -> tuple[str, ...]:
@@ -186,8 +209,8 @@ def _unseen(
             condition = f"its condition is never {'true' if side == 'above' else 'false'}"
             beyond = f"no value is {side} its {'upper' if side == 'above' else 'lower'} limit"
             if is_seen is False:
-                say(limit.op, limit.node, condition if limit.op == "Where" else beyond)
-        if not limit.inside and limit.op != "Where":
+                say(limit.op, limit.node, condition if limit.op in CONDITIONS else beyond)
+        if not limit.inside and limit.op not in CONDITIONS:
             say(limit.op, limit.node, "every value is beyond its limits")
     return [f"{op} {_list_nodes(nodes)}: {note}" for (op, note), nodes in notes.items()]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -91,7 +92,8 @@ class _Choice:
             extremes = ends if not others or sizes == [first] else frozenset()
             yield self._draw_first_of(sizes, extremes)
             ends -= extremes
-        for extreme in (ends, frozenset({Trait.ZEROS}) & self.plan.traits):
+        wide = frozenset({Trait.WIDE}) & self.plan.traits
+        for extreme in (ends, frozenset({Trait.ZEROS}) & self.plan.traits, *[wide] * self._wide_draws(first)):
             if extreme:
                 yield from self._draw_extremes(first, extreme)
         yield from self._at_further_sizes(first)
@@ -172,23 +174,32 @@ class _Choice:
         self, seed: int, sizes: Mapping[str, int], ends: frozenset[Trait], *, is_optional: bool
     ) -> ChosenDraw | None:
         """The draw at `sizes` with as many of `ends` as the reference runs with; reports those given up."""
-        traits, notes = ends | ({Trait.ROWS} & self.plan.traits), []
-        while True:
+        asked = ends | (frozenset({Trait.ROWS, Trait.EXACT}) & self.plan.traits)
+        present = [trait for trait in GIVEN_UP if trait in asked]
+        reduced = [asked - {trait} for trait in present]
+        reduced += [asked - set(present[:count]) for count in range(2, len(present) + 1)]
+        whys: list[str] = []
+        for traits in dict.fromkeys((asked, *reduced)):
             chosen = self._try_draw(Draw(seed, sizes, traits), is_optional=is_optional)
             if chosen is not None:
+                notes = [f"not drawn: {WORDS[trait]} ({whys[0]})" for trait in present if trait not in traits]
                 self.skipped.extend(note for note in notes if note not in self.skipped)
                 return chosen
-            given_up = next((trait for trait in GIVEN_UP if trait in traits), None)
-            if given_up is None:
-                return None
-            notes.append(f"not drawn: {WORDS[given_up]} ({self.why})")
-            traits -= {given_up}
+            whys.append(self.why)
+        return None
+
+    def _wide_draws(self, sizes: Mapping[str, int]) -> int:
+        """How many draws reach the ends and the middle of wide ranges: one, or two for an input of one number."""
+        draw = Draw(0, sizes)
+        counts = [math.prod(known.sizes_in(draw)) for known in self.plan.inputs if known.wide is not None]
+        return 2 if min(counts, default=2) < 2 else 1
 
     def _at_further_sizes(self, first: Mapping[str, int]) -> Iterator[ChosenDraw]:
         """Draw every named dim at each further size, in turns: this takes few draws, and no two dims are 1."""
-        missing = {(dim, size) for dim in self.plan.dims for size in self.plan.further} - self.drawn
+        further = self.plan.further_sizes()
+        missing = {(dim, size) for dim, sizes in further.items() for size in sizes} - self.drawn
         reasons: dict[tuple[str, int], str] = {}
-        for sizes in _arrangements(self.plan.dims, self.plan.further, first):
+        for sizes in _arrangements(further, len(self.plan.further), first):
             fresh = missing & set(sizes.items())
             if not fresh:
                 continue
@@ -233,7 +244,7 @@ class _Choice:
         nan = [name for name in self.outputs if _has_nan(results[name])]
         if nan:
             return f"output {nan[0]!r} holds NaN there"
-        if not draw.traits & {Trait.OUTLIERS, Trait.ZEROS, Trait.ONES}:
+        if not draw.traits - {Trait.ROWS}:
             return ""
         infinite = [name for name in self.outputs if name not in self.unbounded and not _is_finite(results[name])]
         if infinite:
@@ -248,25 +259,29 @@ class _Choice:
         return ""
 
 
-GIVEN_UP: Final = (Trait.OUTLIERS, Trait.ONES, Trait.ZEROS, Trait.ROWS)
+GIVEN_UP: Final = (Trait.OUTLIERS, Trait.ONES, Trait.ZEROS, Trait.WIDE, Trait.EXACT, Trait.ROWS)
 """The order in which traits are given up, if the reference does not run with all of them."""
 
 
-def _arrangements(dims: Sequence[str], further: Sequence[int], first: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
+def _arrangements(
+    further: Mapping[str, Sequence[int]], turns: int, first: Mapping[str, int]
+) -> Iterator[Mapping[str, int]]:
     """Sizes for all dims, in the order in which they are tried.
 
-    First the further sizes in turns: batch 1 with a sequence of 8, and the reverse, since a softmax over a sequence of
-    1 is always 1 and hides faults before it. Then one dim alone, since others may have to keep their sizes, and then
-    all dims at the same size, since some models need equal ones.
+    First the first `turns` of the further sizes in turns: batch 1 with a sequence of 8, and the reverse, since a
+    softmax over a sequence of 1 is always 1 and hides faults before it. Then those that only some dims have. Then one
+    dim alone, since others may have to keep their sizes, and then all dims at the same size, since some models need
+    equal ones.
     """
-    count = len(further)
-    for turn in range(count):
-        yield {dim: further[(place + turn) % count] for place, dim in enumerate(dims)}
-    for dim in dims:
-        for size in further:
+    for turn in range(turns):
+        yield {dim: sizes[(place + turn) % turns] for place, (dim, sizes) in enumerate(further.items())}
+    for place in range(turns, max(map(len, further.values()), default=0)):
+        yield {dim: sizes[place] if place < len(sizes) else first[dim] for dim, sizes in further.items()}
+    for dim, sizes in further.items():
+        for size in sizes:
             yield {**first, dim: size}
-    for size in further:
-        yield dict.fromkeys(dims, size)
+    for size in dict.fromkeys(size for sizes in further.values() for size in sizes):
+        yield dict.fromkeys(further, size)
 
 
 def _nudge(array: np.ndarray) -> np.ndarray:

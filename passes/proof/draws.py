@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from passes.load import check_drawn, check_drawn_together
+from passes.proof.masks import Mask, MaskForm, mask_of, suggested_range
 
 __all__ = [
     "BROUGHT_DOWN",
@@ -37,6 +38,9 @@ __all__ = [
 FURTHER_SIZES: Final = (1, 8)
 """Further sizes of every named dim: batch 1 is what is deployed, and 8 is larger than the first sizes."""
 
+INNER_SIZES: Final = (7, 13)
+"""Further sizes of dims that are no first axis: an odd one, and one above the others. Such batches would cost time."""
+
 OUTLIERS: Final = 10.0
 """The factor on the range of floats in the draw of outliers."""
 
@@ -46,10 +50,16 @@ OTHER_FIRST_SIZES: Final = (1, 16, 64, 256, 512, 1024)
 of 1, audio models frame their samples, image models halve their pixels."""
 
 
+LEAST_FIRST: Final = 2
+"""The first size of an open dim, unless the model does not run at it."""
+
+
 class Trait(StrEnum):
     """A way in which a draw differs from a plain draw."""
 
     ROWS = "rows"
+    WIDE = "wide"
+    EXACT = "exact"
     OUTLIERS = "outliers"
     ONES = "ones"
     ZEROS = "zeros"
@@ -57,11 +67,16 @@ class Trait(StrEnum):
 
 WORDS: Final[Mapping[Trait, str]] = {
     Trait.ROWS: "indices over whole tables",
+    Trait.WIDE: "numbers over the range that a name, a dtype or a range gives",
+    Trait.EXACT: "exact zeros among floats",
     Trait.OUTLIERS: "floats of ten times their range",
     Trait.ONES: "masks of ones",
     Trait.ZEROS: "masks of zeros",
 }
 
+
+UNNAMED: Final = frozenset({Trait.ROWS, Trait.WIDE, Trait.EXACT})
+"""Traits that the label of a draw does not name."""
 
 BROUGHT_DOWN: Final = (
     "not drawn: other sizes, outliers and masks of one number (on one of them the model did not come to an end: {})"
@@ -89,7 +104,21 @@ class DrawnInput:
     is_assumed: bool = False
     """Whether the range is a default, and not given."""
     is_padding: bool = False
-    """Whether it is a padding mask: the first element of each row is one, so that no row is fully masked."""
+    """Whether it is a padding mask for which the caller has said so: it is never all zeros."""
+    wide: tuple[float, float] | None = None
+    """The range of a number that indexes nothing, and is drawn as 0 or 1 at first: `Trait.WIDE` draws all of it."""
+    example: np.ndarray | None = field(default=None, compare=False)
+    """Whole numbers of the caller's own example, which are drawn where no trait asks for others."""
+
+    @property
+    def mask(self) -> Mask | None:
+        if self.is_padding:
+            return Mask(MaskForm.PADDING)
+        if self.rows is not None or (self.low >= self.high and not self.is_assumed):
+            return None
+        return mask_of(
+            self.name, self.dtype, len(self.shape), self.low, self.high, is_assumed=self.is_assumed and self.low != 1
+        )
 
     @property
     def is_float(self) -> bool:
@@ -97,7 +126,9 @@ class DrawnInput:
 
     @property
     def is_mask(self) -> bool:
-        """Whether it holds zeros and ones, and indexes no table."""
+        """Whether it holds zeros and ones, or what hides and what shows, and indexes no table."""
+        if self.mask is not None:
+            return True
         return not self.is_float and not self.is_bytes and self.rows is None and (self.low, self.high) == (0, 2)
 
     @property
@@ -108,25 +139,45 @@ class DrawnInput:
     @property
     def traits(self) -> frozenset[Trait]:
         """The traits that the input can be drawn with."""
+        if self.mask is not None:
+            hides_all = not self.is_padding and self.mask.hidden >= 0
+            return frozenset({Trait.ONES, Trait.ZEROS} if hides_all else {Trait.ONES})
+        wide = {Trait.WIDE} if self.wide is not None else set[Trait]()
         if self.is_float or self.is_bytes:
-            return frozenset({Trait.OUTLIERS} if self.low < self.high else ())
+            exact = {Trait.EXACT} if self.is_float and self.low < 0 < self.high else set()
+            outliers = {Trait.OUTLIERS} if self.low < self.high and not wide else set()
+            return frozenset(outliers | exact | wide)
         if self.rows is not None:
             return frozenset({Trait.ROWS})
-        if self.is_padding:
-            return frozenset({Trait.ONES})
-        return frozenset({Trait.ONES, Trait.ZEROS} if self.is_mask else ())
+        return frozenset(({Trait.ONES, Trait.ZEROS} if self.is_mask else set()) | wide)
 
     def sizes_in(self, draw: Draw) -> list[int]:
         return [draw.sizes[dim] if isinstance(dim, str) else dim for dim in self.shape]
 
     def draw(self, draw: Draw) -> np.ndarray:
-        low, high = self._interval(draw.traits)
-        array = draw_array(f"{draw.seed}:{self.identity}", self.sizes_in(draw), self.dtype, low, high)
-        if self.rows is not None and Trait.ROWS in draw.traits and array.size and self.rows[0] < self.rows[1]:
-            _reach_ends(array, self.rows[0], self.rows[1] - 1, draw.seed)
-        if self.is_padding and array.ndim:
-            array[..., :1] = 1
+        shape, identity = self.sizes_in(draw), f"{draw.seed}:{self.identity}"
+        if self.mask is not None:
+            return self._draw_mask(self.mask, identity, shape, draw.traits)
+        chosen = self.traits & draw.traits & {Trait.ROWS, Trait.WIDE, Trait.ONES, Trait.ZEROS}
+        if self.example is not None and self.example.size and not chosen:
+            return _fit(self.example, shape)
+        low, high = self._interval(draw.traits & self.traits)
+        array = draw_array(identity, shape, self.dtype, low, high)
+        if Trait.WIDE in chosen and (low, high) == self.wide:
+            if self.is_float and high > MOST_FRACTION:
+                np.floor(array, out=array)
+            _reach(array, [(low + high) // 2, high - 1, low], draw.seed)
+        elif Trait.ROWS in chosen and self.rows is not None and self.rows[0] < self.rows[1]:
+            _reach(array, [self.rows[0], self.rows[1] - 1], draw.seed)
+        elif Trait.EXACT in self.traits & draw.traits:
+            _put_zeros(array, max(-low, high))
         return array
+
+    def _draw_mask(self, mask: Mask, identity: str, shape: Sequence[int], traits: frozenset[Trait]) -> np.ndarray:
+        low, high = (0, 0) if Trait.ZEROS in traits & self.traits else (1, 1) if Trait.ONES in traits else (0, 2)
+        is_visible = draw_array(identity, shape, "int64", low, high).astype(bool)
+        drawn = np.where(is_visible, mask.visible, mask.hidden) if low == high else mask.apply(is_visible)
+        return drawn.astype(dtype_named(self.dtype))
 
     def _interval(self, traits: frozenset[Trait]) -> tuple[float, float]:
         if self.is_float and Trait.OUTLIERS in traits:
@@ -140,15 +191,40 @@ class DrawnInput:
             return 0, 0
         if self.is_mask and Trait.ONES in traits:
             return 1, 1
+        if self.wide is not None and Trait.WIDE in traits:
+            return self.wide
         return self.low, self.high
 
 
-def _reach_ends(array: np.ndarray, first: int, last: int, seed: int) -> None:
-    """Put both ends into `array`; a single element gets one of them, by the seed."""
-    if array.size == 1:
-        array.flat[0] = (last, first)[seed % 2]
-    else:
-        array.flat[0], array.flat[-1] = first, last
+def _reach(array: np.ndarray, numbers: Sequence[float], seed: int) -> None:
+    """Put `numbers` into `array`, from both sides; an array with fewer elements gets those of its turn, by the seed."""
+    turn = -seed % len(numbers) if array.size < len(numbers) else 0
+    for place in range(min(array.size, len(numbers))):
+        array.flat[-((place + 1) // 2) if place % 2 else place // 2] = numbers[(turn + place) % len(numbers)]
+
+
+def _fit(example: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """`example`, repeated or cut along each axis where it has another size."""
+    for axis, size in enumerate(shape):
+        if example.shape[axis] != size:
+            example = np.take(example, np.arange(size), axis, mode="wrap")
+    return example.copy()
+
+
+MOST_FRACTION: Final = 100
+"""Ranges that end above it, such as steps of diffusion, are drawn as whole numbers in floats too."""
+
+
+def _put_zeros(array: np.ndarray, most: float) -> None:
+    """Set the elements nearest to zero to zero, at least one, and leave the extremes."""
+    magnitude = np.abs(array.astype(np.float32))
+    array[magnitude < most / EVERY] = 0
+    if array.size > 1:
+        array.flat[int(magnitude.argmin())] = 0
+
+
+EVERY: Final = 16
+"""About one of so many floats is zero in draws with exact zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +240,7 @@ class Draw:
     @property
     def label(self) -> str:
         words = [f"{name or 'unnamed'}={size}" for name, size in self.sizes.items()]
-        words += [WORDS[trait] for trait in Trait if trait in self.traits and trait is not Trait.ROWS]
+        words += [WORDS[trait] for trait in Trait if trait in self.traits - UNNAMED]
         name = f"inputs of {self.source}" if self.source else f"draw {self.seed}"
         return name + (f" ({', '.join(words)})" if words else "")
 
@@ -230,21 +306,35 @@ class DrawPlan:
         """The named dims, each once."""
         return tuple(dict.fromkeys(dim for known in self.inputs for dim in known.shape if isinstance(dim, str)))
 
+    def further_sizes(self) -> Mapping[str, tuple[int, ...]]:
+        """Named dim → further sizes to draw it at; those of a dim that had to be drawn larger are near that size."""
+        leading = {dim for known in self.inputs for dim in known.shape[:1]}
+        first = self.needed[0]
+        sizes: dict[str, tuple[int, ...]] = {}
+        for dim in self.dims:
+            inner = INNER_SIZES if dim not in leading and self.further == FURTHER_SIZES else ()
+            shift = first[dim] - LEAST_FIRST if dim in self.open and first[dim] in OTHER_FIRST_SIZES[1:] else 0
+            sizes[dim] = tuple(size + shift for size in (*self.further, *inner))
+        return sizes
+
     @property
     def traits(self) -> frozenset[Trait]:
         traits = frozenset[Trait]().union(*(known.traits for known in self.inputs))
-        return traits & {Trait.ROWS} if self.is_plain else traits
+        return traits & UNNAMED if self.is_plain else traits
 
     def reduce_to_needed(self) -> DrawPlan:
         """The plan with only the draws that are needed, for a reference that crashed on one of the others."""
         return replace(self, second=self.second[-1:], further=(), is_plain=True)
 
-    def with_rows(self, rows: Mapping[str, int]) -> DrawPlan:
+    def with_rows(self, rows: Mapping[str, int], *, has_loops: bool = False) -> DrawPlan:
         """The plan with inputs known to index tables: name of the input → number of rows of the smallest of them.
 
-        An input stays in its range if the caller has given one.
+        An input stays in its range if the caller has given one. Where the model has loops, a whole number may be how
+        often one runs, so that it stays small.
         """
-        return replace(self, inputs=tuple(_with_rows(known, rows.get(known.name)) for known in self.inputs))
+        known_rows = (_with_rows(known, rows.get(known.name)) for known in self.inputs)
+        default = FEW_TURNS if has_loops else WHOLE_NUMBERS
+        return replace(self, inputs=tuple(_with_wide(known, default) for known in known_rows))
 
     def feeds(self, draw: Draw) -> dict[str, np.ndarray]:
         """The inputs of one draw.
@@ -285,6 +375,27 @@ def _with_rows(known: DrawnInput, rows: int | None) -> DrawnInput:
     is_default = (known.low, known.high) == (0, 2)
     return replace(known, rows=(0, rows) if is_default else (int(known.low), int(known.high)))
 
+
+def _with_wide(known: DrawnInput, whole_numbers: tuple[float, float]) -> DrawnInput:
+    """The input with the range over which numbers that index no table are drawn as well."""
+    is_number = known.dtype not in ("bool", "int8", "uint8") and known.rows is None and known.mask is None
+    if not is_number or known.low >= known.high:
+        return known
+    if known.is_assumed or known.example is not None:
+        default = None if known.is_float or known.example is not None else whole_numbers
+        return replace(known, wide=suggested_range(known.name, known.dtype) or default)
+    is_narrow = known.is_float or known.high - known.low <= NARROW
+    return known if is_narrow else replace(known, wide=(known.low, known.high))
+
+
+WHOLE_NUMBERS: Final = (0.0, 1000.0)
+"""The range of whole numbers that index no table, and of which nobody has said anything: it has the steps of
+diffusion, and token ids that a model compares."""
+
+FEW_TURNS: Final = (0.0, 8.0)
+
+NARROW: Final = 2
+"""Ranges of so many whole numbers have nothing between their ends."""
 
 BLOCK: Final = 2**24 + 43
 """Elements that are drawn one by one; a larger array repeats them. To draw 2²⁷ takes seconds, and to copy them a

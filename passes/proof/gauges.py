@@ -19,9 +19,10 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import bodies_in, every_node, live_nodes
 from passes.proof.lookups import OPS, Lookup, constant_values, find_lookups, values_of_inputs
+from passes.proof.weak_blocks import ResidualBranch, find_branches
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Gauges", "Readings", "add_gauges", "gauges_of"]
+__all__ = ["CONDITIONS", "Gauges", "Readings", "add_gauges", "gauges_of", "gauges_of_changes"]
 
 GAUGE: Final = "onnxline.gauge/"
 """Prefix of the names of the values that gauges add."""
@@ -54,6 +55,8 @@ class Gauges:
     """For each If, its first output and its condition."""
     loops: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
+    branches_added: tuple[ResidualBranch, ...] = ()
+    """Residual branches, whose norm is measured beside that of what they are added to."""
     nested: int = 0
     """Nodes of these kinds inside of bodies and functions, where nothing is measured."""
 
@@ -70,6 +73,8 @@ class Readings:
     counts: dict[int, list[int]] = field(default_factory=dict)
     reached: dict[int, tuple[bool, bool, bool]] = field(default_factory=dict)
     """Limit → whether it acted below, acted above, and did nothing."""
+    ratios: dict[int, float] = field(default_factory=dict)
+    """Residual branch → the largest ratio of its norm to that of what it is added to."""
     why_not: str = ""
     """Why nothing was measured; empty where it was."""
 
@@ -86,6 +91,11 @@ class Readings:
             now = [bool(got[_name("limit", place, part)]) for part in PARTS]
             was = self.reached.get(place, (False, False, False))
             self.reached[place] = (was[0] or now[0], was[1] or now[1], was[2] or now[2])
+
+        for place, _ in enumerate(gauges.branches_added):
+            added, trunk = (float(got[_name("norm", place, part)].ravel()[0]) for part in ("added", "trunk"))
+            ratio = added / trunk if trunk else math.inf
+            self.ratios[place] = max(self.ratios.get(place, 0.0), ratio)
 
     def _add_rows(self, place: int, lookup: Lookup, got: Mapping[str, np.ndarray]) -> None:
         values = {name: got[_name("lookup", place, str(at))] for at, name in enumerate(lookup.selectors) if name}
@@ -119,7 +129,33 @@ def gauges_of(model: DetachedModel) -> Gauges:
             limit = _limit(node, facts)
             if limit is not None:
                 limits.append(limit)
-    return Gauges(tuple(find_lookups(model)), tuple(branches), tuple(loops), tuple(limits), nested)
+    added = find_branches(model, facts.constant)
+    return Gauges(tuple(find_lookups(model)), tuple(branches), tuple(loops), tuple(limits), added, nested)
+
+
+def gauges_of_changes(model: DetachedModel, source: DetachedModel) -> Gauges:
+    """What gauges can measure in the nodes that passes have brought in: branches, loops, limits and comparisons.
+
+    Comparisons of sizes count too, since a pass may act at one size alone. Nodes with the operator and the first output
+    of a node of `source` are not new.
+    """
+    known = {(node.op_type, _first(node)) for node in source.proto.graph.node}
+    nodes = [node for node in live_nodes(model.proto.graph)[::-1] if node.domain in ONNX_DOMAINS]
+    new = {_first(node): node for node in nodes if (node.op_type, _first(node)) not in known}
+    if not any(node.op_type in MEASURED | COMPARISONS for node in new.values()):
+        return Gauges()
+    every, constant = gauges_of(model), constant_values(model)
+    compared = tuple(
+        Limit(name, node.op_type, name)
+        for name, node in new.items()
+        if node.op_type in COMPARISONS and name not in constant
+    )
+    limits = tuple(limit for limit in every.limits if limit.output in new and limit.op != "Where")
+    return Gauges(
+        branches=tuple(branch for branch in every.branches if branch[0] in new),
+        loops=tuple(name for name in every.loops if name in new),
+        limits=limits + compared,
+    )
 
 
 def _first(node: NodeProto) -> str:
@@ -197,6 +233,11 @@ def add_gauges(graph: GraphProto, gauges: Gauges) -> list[str]:
     for place, output in enumerate(gauges.loops):
         wanted.append(_name("loop", place))
         _count_turns(nodes[output], wanted[-1])
+    for place, branch in enumerate(gauges.branches_added):
+        for part, value in (("added", branch.added), ("trunk", branch.trunk)):
+            wanted.append(_name("norm", place, part))
+            number = _add(graph, "Cast", [value], _name("norm", place, part, "value"), to=TensorProto.FLOAT)
+            _add(graph, "ReduceL2", [number], wanted[-1], keepdims=0)
     for place, limit in enumerate(gauges.limits):
         _watch_limit(graph, limit, place)
         wanted.extend(_name("limit", place, part) for part in PARTS)
@@ -221,7 +262,7 @@ def _watch_limit(graph: GraphProto, limit: Limit, place: int) -> None:
     def name(part: str) -> str:
         return _name("limit", place, part)
 
-    if limit.op == "Where":
+    if limit.op in CONDITIONS:
         above, below = limit.value, _add(graph, "Not", [limit.value], name("not"))
         both = _add(graph, "And", [above, below], name("neither"))  # a Where does one or the other
         conditions = {"below": below, "above": above, "inside": both}
@@ -264,4 +305,9 @@ KINKED: Final = frozenset({"Abs", "Celu", "Elu", "LeakyRelu", "PRelu", "Relu", "
 """Ops that change numbers below zero, and leave numbers (far) above it unchanged."""
 
 LIMITING: Final = frozenset({"Clip", "Min", "Max", "ThresholdedRelu", "Where", *BETWEEN, *KINKED})
+COMPARISONS: Final = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsInf"})
+
+CONDITIONS: Final = COMPARISONS | {"Where"}
+"""Ops whose limit is a condition: it is below where it is false, and above where it is true."""
+
 MEASURED: Final = LIMITING | {"If", "Loop"}

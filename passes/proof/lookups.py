@@ -16,7 +16,7 @@ from passes.structures.axes import Side, product_of
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
-__all__ = ["OPS", "Lookup", "constant_values", "find_lookups", "rows_by_input", "values_of_inputs"]
+__all__ = ["OPS", "Lookup", "constant_values", "find_lookups", "has_loops", "rows_by_input", "values_of_inputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +204,11 @@ def values_of_inputs(model: DetachedModel) -> set[str]:
         if node.op_type not in SIZES and not variable.isdisjoint(reads_of(node)):
             variable.update(node.output)
     return variable
+
+
+def has_loops(model: DetachedModel) -> bool:
+    """Whether an input may say how often something runs."""
+    return any(node.op_type == "Loop" for node in every_node(model.proto.graph))
 
 
 def rows_by_input(model: DetachedModel) -> dict[str, int]:

@@ -13,6 +13,7 @@ __all__ = [
     "DRAWN",
     "NOT_COMPARED",
     "NO_ERROR",
+    "STEPS",
     "TOLERANCES",
     "Errors",
     "Tolerance",
@@ -102,8 +103,12 @@ def compare(
     if computed_in == DRAWN:
         return replace(_unlike(expected, got) or NOT_COMPARED, judged_as=DRAWN)
     own = str(expected.dtype)
-    judged_as = least_precise(own, computed_in) if own in ROUNDING else own
-    errors = _compare_values(expected, got, tolerance_for(judged_as, tolerances, own))
+    is_stepped = computed_in in STEPS.values() and expected.dtype.kind in "iu"
+    judged_as = least_precise(own, computed_in) if own in ROUNDING or is_stepped else own
+    tolerance = tolerance_for(judged_as, tolerances, own)
+    if is_stepped:  # a whole number of steps
+        tolerance = replace(tolerance, atol=max(1.0, tolerance.atol))
+    errors = _compare_values(expected, got, tolerance, is_equal_only=not is_stepped)
     if errors.excess > 1.0 and judged_as != own and math.isfinite(errors.excess):
         errors = replace(errors, why=f"{errors.why} (the tolerance of {judged_as}, in which it was computed)")
     return replace(errors, judged_as=judged_as)
@@ -116,14 +121,17 @@ def least_precise(*dtypes: str | None) -> str:
     )
 
 
-def _compare_values(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> Errors:
+def _compare_values(
+    expected: np.ndarray, got: np.ndarray, tolerance: Tolerance, *, is_equal_only: bool = True
+) -> Errors:
+    """The errors under `tolerance`; `is_equal_only` whether unequal integers are wrong by any distance."""
     if (unlike := _unlike(expected, got)) is not None:
         return unlike
     if same_bits(expected, got):
         return NO_ERROR
     if expected.dtype.kind in "OUS":
         return NO_ERROR if (expected == got).all() else _incomparable("different strings")
-    if expected.dtype.kind in "biu" and not (expected == got).all():
+    if is_equal_only and expected.dtype.kind in "biu" and not (expected == got).all():
         return _different(expected, got)
     kind = np.complex128 if expected.dtype.kind == "c" else np.float64
     left, right = expected.astype(kind).ravel(), got.astype(kind).ravel()
@@ -239,6 +247,17 @@ def _incomparable(why: str) -> Errors:
     return Errors(math.inf, math.inf, 0.0, -math.inf, 0.0, math.inf, why)
 
 
+STEPS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("int16", "uint16"), "16-bit steps"),
+    **dict.fromkeys(("int8", "uint8"), "8-bit steps"),
+    **dict.fromkeys(("int4", "uint4"), "4-bit steps"),
+    **dict.fromkeys(("int2", "uint2"), "2-bit steps"),
+}
+"""Type that a quantizer rounds to → what stands in place of a floating type for what is computed from its result.
+
+Where a number lies between two steps, correct programs round it to either, so that all that is computed from it moves:
+by one step of the scale of the tensor, that is its range over the number of steps."""
+
 TOLERANCES: Final[Mapping[str, Tolerance]] = {
     "float64": Tolerance(1e-12, 1e-10),
     "float32": Tolerance(1e-5, 1e-4),
@@ -249,6 +268,10 @@ TOLERANCES: Final[Mapping[str, Tolerance]] = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz"), Tolerance(1e-2, 1.25e-1)),
     **dict.fromkeys(("float8_e5m2", "float8_e5m2fnuz"), Tolerance(1e-2, 2.5e-1)),
     "float4_e2m1fn": Tolerance(1e-2, 5e-1),
+    "16-bit steps": Tolerance(1e-5, 1e-4),
+    "8-bit steps": Tolerance(1e-5, 8e-3),
+    "4-bit steps": Tolerance(1e-5, 1.5e-1),
+    "2-bit steps": Tolerance(1e-5, 1.0),
 }
 """By dtype; docs/reference/tolerances.md derives them.
 
@@ -263,5 +286,9 @@ ROUNDING: Final[Mapping[str, float]] = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz"), 2**-4),
     **dict.fromkeys(("float8_e5m2", "float8_e5m2fnuz"), 2**-3),
     "float4_e2m1fn": 2**-2,
+    "16-bit steps": 2**-15,
+    "8-bit steps": 2**-7,
+    "4-bit steps": 2**-3,
+    "2-bit steps": 2**-1,
 }
 """Floating type → the relative error of one rounding."""

@@ -27,17 +27,18 @@ from passes.proof.client import ProofClient
 from passes.proof.coverage import Coverage, coverage_of
 from passes.proof.draws import BROUGHT_DOWN, DrawPlan, Trait
 from passes.proof.fault_injection import InjectedFault, build_fault
-from passes.proof.gauges import Gauges, Readings, gauges_of
+from passes.proof.gauges import Gauges, Readings, gauges_of, gauges_of_changes
 from passes.proof.noise import FixedNoise
-from passes.proof.numbers import DRAWN, Tolerance
+from passes.proof.numbers import DRAWN, Tolerance, tolerance_for
 from passes.proof.part import parts_of
 from passes.proof.precision import Precisions, computed_types
 from passes.proof.tables import Match, TableCheck, TablesPart, tables_of
 from passes.proof.types import BaselineRun, DrawErrors, Measurement, Reference, RunRequest, Sensitivity, worst_errors
+from passes.proof.weak_blocks import ResidualBranch
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 
-__all__ = ["NumericProver"]
+__all__ = ["STRUCTURE_ONLY", "NumericProver"]
 
 
 class NumericProver:
@@ -91,6 +92,9 @@ class NumericProver:
         self._gauges = Gauges()
         self._readings = Readings()
         self._tables: TableCheck | None = None
+        self._tolerances = dict(tolerances or {})
+        self._weak: tuple[ResidualBranch, ...] = ()
+        """Residual branches in which a fault would stay within the tolerance of what they are added to."""
 
     @classmethod
     def of_itself(
@@ -193,7 +197,7 @@ class NumericProver:
             except StepFailed:  # with zeros as weights the model may not run
                 self._power = fault.unseen()
             self._fault = None
-        return self._power
+        return replace(self._power, weak=tuple(branch.name for branch in self._weak))
 
     def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
         """Compare every draw. A model that computes the same as one before is not run again.
@@ -233,7 +237,16 @@ class NumericProver:
         fixed, reading = self._fix_noise(model, reading)
         self._wrong_tables(model, self._meanings(reading or read(fixed)))
         tables, uncovered = (self._tables.tables, self._tables.uncovered) if self._tables else ((), ())
-        return coverage_of(draws, labels, self._inputs, self._skipped, self._gauges, self._readings, tables, uncovered)
+        computed = {name for node in live_nodes(fixed.proto.graph) for name in node.output}
+        lost = [branch for branch in self._weak if branch.value not in computed.intersection(self._probes)]
+        weak = [WEAK.format(branch.name) for branch in lost]
+        known = (self._inputs, (*self._skipped, *weak), self._gauges, self._readings, tables, uncovered)
+        return coverage_of(draws, labels, *known, self._measure_changes(fixed))
+
+    def _measure_changes(self, model: DetachedModel) -> tuple[Gauges, Readings]:
+        """Gauges in the nodes that passes have brought into the final `model`, and what they read."""
+        gauges = Gauges() if self._watched is None else gauges_of_changes(model, self._watched)
+        return gauges, Readings() if gauges == Gauges() else self._client.read_gauges(model, gauges)
 
     def has_run(self, model: DetachedModel) -> bool:
         return self._ran is model.proto
@@ -263,7 +276,7 @@ class NumericProver:
         except StepFailed as failure:
             if self._watched is not None:
                 raise
-            raise ModelError(f"the model does not run as it is: {failure}") from failure
+            raise ModelError(f"the model does not run as it is: {failure}{STRUCTURE_ONLY}") from failure
 
     def _record_baseline(
         self, model: DetachedModel, meanings: ValueDigests, fault: InjectedFault, baseline: BaselineRun
@@ -280,9 +293,33 @@ class NumericProver:
         self._readings = baseline.readings
         self._tables = TableCheck(model, tables_of(self._gauges, baseline.readings, model, meanings))
         self._record(model, meanings, baseline.draws, baseline.held)
+        self._watch_weak_branches(model, meanings)
         if fault.seen:
             self._fault = fault  # first: a server that has to be set up anew for the question restores what it reads
             self._client.plant(fault)
+
+    def _watch_weak_branches(self, model: DetachedModel, meanings: ValueDigests) -> None:
+        """Compare the own values of residual branches that are too small to be seen in what they are added to."""
+        names = [branch.trunk for branch in self._gauges.branches_added]
+        types = computed_types(model, names, self._source_types) if names else {}
+        self._weak = tuple(
+            branch
+            for place, branch in enumerate(self._gauges.branches_added)
+            if (ratio := self._readings.ratios.get(place)) is not None
+            and ratio <= tolerance_for(types.get(branch.trunk, "float32"), self._tolerances).rtol
+        )[:MOST_WEAK]
+        values = [branch.value for branch in self._weak if branch.value not in self._probes]
+        if not values:
+            return
+        self._computed_in = {**self._computed_in, **computed_types(model, values, self._source_types)}
+        self._probes = (*self._probes, *dict.fromkeys(values))
+        self._client.judge(self._computed_in)
+        request = replace(self._expecting(self._probes), keep={name: meanings.values[name] for name in values})
+        try:
+            self._client.run(model, request)
+            self._held = self._client.held_meanings()
+        except StepFailed:  # its values are too many: the coverage names them
+            self._probes = tuple(name for name in self._probes if name not in values)
 
     def _take_draws(self, plan: DrawPlan, baseline: BaselineRun) -> None:
         """Replace the plan by the draws that were chosen from it."""
@@ -353,6 +390,19 @@ def _values_to_hold(model: DetachedModel, meanings: ValueDigests, inner: Sequenc
     """The values of a run to hold for later proofs: name → meaning."""
     return {name: meanings.values[name] for name in (*small_values(model), *inner)}
 
+
+MOST_WEAK: Final = 32
+"""Residual branches whose own values are compared."""
+
+WEAK: Final = (
+    "a fault in {}: what it computes is below the tolerance of what it is added to, and has no value of its own in the "
+    "final model to be compared"
+)
+
+STRUCTURE_ONLY: Final = (
+    "; if nothing here can run it, prove by structure alone: --proof structure (proof='structure', "
+    "verify.proof: structure)"
+)
 
 RANDOM: Final = (
     "every output of the model depends on random numbers that cannot be fixed ({}), so nothing can be compared; make "

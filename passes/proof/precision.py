@@ -16,10 +16,10 @@ from typing import Final
 
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from passes.graph.op_facts import RANDOM_OPS, SIZES, has_body, moved_inputs
+from passes.graph.op_facts import ONNX_DOMAINS, RANDOM_OPS, SIZES, has_body, moved_inputs
 from passes.graph.traversal import bodies_in, infer_types, inline_functions, reads_of
 from passes.proof.noise import draws_numbers, false_constants
-from passes.proof.numbers import DRAWN, least_precise
+from passes.proof.numbers import DRAWN, STEPS, least_precise
 from passes.weights.detached import DetachedModel
 
 __all__ = ["Precisions", "computed_types"]
@@ -77,7 +77,8 @@ class _PrecisionWalk:
             known.update(dict.fromkeys(node.output, None))
             return
         moved = moved_inputs(node)
-        worst = least_precise(*(known.get(name) for name in (moved or read)))
+        step = _step_of(node, types)
+        worst = least_precise(step, *(known.get(name) for name in (moved or read)))
         is_quantized = node.op_type in QUANTIZING or any(
             known.get(name) and types.get(name) not in FLOATS for name in read
         )
@@ -120,6 +121,15 @@ class _PrecisionWalk:
             known[name] = None if is_constant and dtype != DRAWN else dtype
 
 
+def _step_of(node: NodeProto, types: Mapping[str, int]) -> str:
+    """What stands for the steps of a quantizer; empty for another node. Operators of onnxruntime that quantize inside
+    have 8 bits."""
+    if node.op_type in ROUNDING_TO_STEPS:
+        dtype = types.get(node.output[0], 0) or TensorProto.INT8
+        return STEPS.get(helper.tensor_dtype_to_np_dtype(dtype).name, "")
+    return STEPS["int8"] if node.op_type.startswith(QUANTIZING_INSIDE) and node.domain not in ONNX_DOMAINS else ""
+
+
 def _has_drawn(known: Known, names: Iterable[str]) -> bool:
     return any(known.get(name) == DRAWN for name in names)
 
@@ -160,6 +170,12 @@ FLOATS: Final[Mapping[int, str]] = {
     )
 }
 """Without FLOAT8E8M0, which holds scales: what is divided by a scale is multiplied by it again."""
+
+ROUNDING_TO_STEPS: Final = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "QLinearMatMul", "QLinearConv"})
+"""Ops whose first result is rounded to the steps of a scale."""
+
+QUANTIZING_INSIDE: Final = ("QLinear", "QAttention", "QGemm", "QEmbed", "DynamicQuantize")
+"""How operators of onnxruntime begin that round to steps inside."""
 
 QUANTIZING: Final = frozenset(
     {

@@ -68,6 +68,8 @@ class ProofServer:
         self._draws = [_DrawState(*pair) for pair in zip(feeds, expected, strict=True)]
         self._tolerances = tolerances
         self._computed_in: Precisions = {}
+        self._may_evaluate = True
+        """Whether ONNX's evaluator may run a model: the first one, and later ones if the first one needed it."""
         self._beside = ThreadPoolExecutor(1)
         self._excess: Future[list[float]] | None = None
 
@@ -90,20 +92,23 @@ class ProofServer:
             plan: the draws to choose from, if the server has none; those on which the model runs are taken.
         """
         self.judge(computed_in)
-        try:
-            return self._run_gauged(model, request, gauges, plan, Readings())
-        except StepFailed as failure:
-            if gauges == Gauges():
-                raise
-            unmeasured = Readings(why_not=" ".join(str(failure).split())[:200])
-            return self._run_gauged(model, request, Gauges(), plan, unmeasured)
+        refusals: list[StepFailed] = []
+        for self._may_evaluate in (False, True):  # onnxruntime, if it runs the model at least without gauges
+            for chosen in [gauges] + [Gauges()] * (gauges != Gauges()):
+                why_not = " ".join(str(refusals[0]).split())[:200] if refusals and chosen != gauges else ""
+                try:
+                    return self._run_gauged(model, request, chosen, plan, Readings(why_not=why_not))
+                except StepFailed as failure:
+                    refusals.append(failure)
+        raise refusals[-1]
 
     def _run_gauged(
         self, model: MappedModel, request: RunRequest, gauges: Gauges, plan: DrawPlan | None, readings: Readings
     ) -> BaselineRun:
         proto = model.model()
         outputs = _outputs_of(proto)
-        session = Session(proto, model.map_weights(), [*request.values, *add_gauges(proto.graph, gauges)])
+        values = [*request.values, *add_gauges(proto.graph, gauges)]
+        session = self._note_evaluation(Session(proto, model.map_weights(), values, may_evaluate=self._may_evaluate))
         drawn, skipped, errors = [], [], []
         if plan is None:
             runs = ((draw, session.run(draw.feeds)) for draw in self._draws)
@@ -134,9 +139,21 @@ class ProofServer:
             if array.dtype.kind == "f" and np.isnan(array).any()
         ]
 
+    def read_gauges(self, model: MappedModel, gauges: Gauges) -> Readings:
+        """The readings of `gauges` in `model`, on every draw; without them where it does not run so."""
+        readings, proto = Readings(), model.model()
+        try:
+            values = add_gauges(proto.graph, gauges)
+            session = Session(proto, model.map_weights(), values, may_evaluate=self._may_evaluate)
+            for draw in self._draws:
+                readings.add(gauges, session.run(draw.feeds))
+        except StepFailed as failure:
+            return Readings(why_not=" ".join(str(failure).split())[:200])
+        return readings
+
     def run(self, model: MappedModel, request: RunRequest) -> list[DrawErrors]:
         """Run `model` and compare its outputs, and inner values; for each draw."""
-        session = model.session(request.values)
+        session = self._note_evaluation(model.session(request.values, may_evaluate=self._may_evaluate))
         outputs = _outputs_of(model.model())
         return [self._note(draw, request, outputs, session.run(draw.feeds)) for draw in self._draws]
 
@@ -152,6 +169,10 @@ class ProofServer:
                 draw.held[meaning] = results[name]
         inner = {name: draw.inner[name] for name in request.inner if name in draw.inner}
         return self._errors(draw.expected, results), self._errors(inner, results)
+
+    def _note_evaluation(self, session: Session) -> Session:
+        self._may_evaluate = self._may_evaluate and session.is_evaluated
+        return session
 
     def held_meanings(self) -> frozenset[str]:
         """The meanings of which every draw has the value."""
@@ -271,6 +292,6 @@ def run_and_choose(
     model: MappedModel, plan: DrawPlan, random_outputs: Sequence[str]
 ) -> tuple[list[ChosenDraw], list[str]]:
     """See `client.choose_in_worker`."""
-    session, skipped = model.session(), []
+    session, skipped = model.session(may_evaluate=True), []
     outputs = [name for name in session.outputs if name not in random_outputs]
     return list(choose_draws(plan, session.run, outputs, skipped)), skipped

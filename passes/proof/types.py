@@ -102,6 +102,8 @@ class Sensitivity:
 
     margin: float
     blind: tuple[str, ...]
+    weak: tuple[str, ...] = ()
+    """Blocks whose results are below the tolerance of what they are added to; their own values are compared instead."""
 
 
 def worst_errors(draws: Sequence[Mapping[str, Errors]]) -> dict[str, Errors]:

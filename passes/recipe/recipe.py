@@ -8,9 +8,10 @@ from typing import Any, Final, get_type_hints
 
 from passes.errors import PolicyError
 from passes.recipe.steps import OWN_STEPS, default_passes, known_names, single_passes
-from passes.recipe.user_passes import installed_passes, is_reference, user_step
+from passes.recipe.user_passes import installed_passes, is_reference, user_step, user_worker
 from passes.step import Repeat, Step
 from passes.suggest import nearest
+from passes.worker.client import Worker
 
 __all__ = ["RecipeItem", "names_of", "steps_of"]
 
@@ -21,7 +22,7 @@ SEQUENCE: Final = "sequence"
 UNTIL_STABLE: Final = "until-stable"
 
 
-def steps_of(recipe: Sequence[RecipeItem]) -> tuple[Step | Repeat, ...]:
+def steps_of(recipe: Sequence[RecipeItem], worker: Worker | None = None) -> tuple[Step | Repeat, ...]:
     """The steps of a recipe, in order.
 
     An item is a name, or a mapping of one name to its options. `default` stands for onnxoptimizer's
@@ -29,28 +30,32 @@ def steps_of(recipe: Sequence[RecipeItem]) -> tuple[Step | Repeat, ...]:
     itself is never taken from another package. Every item takes the option `repeat: until-stable`, and
     `sequence: {steps: […], repeat: until-stable}` gives it to several together.
 
+    Args:
+        worker: in which passes of the user's own are loaded; by default one that is started for them.
+
     Raises:
         PolicyError: no such pass (naming the nearest), or an option that the pass does not take.
     """
     result: list[Step | Repeat] = []
-    for item in recipe:
-        name, settings = _name_and_options(item)
-        options = {key: value for key, value in settings.items() if key != "repeat"}
-        steps = _steps(name, options)
-        result += [Repeat(steps)] if _repeats(name, settings) else steps
+    with user_worker(worker) as loader:
+        for item in recipe:
+            name, settings = _name_and_options(item)
+            options = {key: value for key, value in settings.items() if key != "repeat"}
+            steps = _steps(name, options, loader)
+            result += [Repeat(steps)] if _repeats(name, settings) else steps
     return tuple(result)
 
 
-def _steps(name: str, options: Mapping[str, Any]) -> tuple[Step, ...]:
+def _steps(name: str, options: Mapping[str, Any], loader: Worker) -> tuple[Step, ...]:
     if name == "default":
         _refuse_options(name, options)
         return default_passes()
     if name == SEQUENCE:
-        inner = steps_of(_inner_items(options))
+        inner = steps_of(_inner_items(options), loader)
         if any(isinstance(step, Repeat) for step in inner):
             raise PolicyError(f"{SEQUENCE}: found repeat inside of another one; expected it around all the steps")
         return tuple(step for step in inner if not isinstance(step, Repeat))
-    return (_step(name, options),)
+    return (_step(name, options, loader),)
 
 
 def _inner_items(options: Mapping[str, Any]) -> Sequence[RecipeItem]:
@@ -82,7 +87,7 @@ def names_of(recipe: Sequence[RecipeItem]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _step(name: str, options: Mapping[str, Any]) -> Step:
+def _step(name: str, options: Mapping[str, Any], loader: Worker) -> Step:
     if name in OWN_STEPS:
         return _own_step(name, options)
     single = next((step for step in single_passes() if step.name == name), None)
@@ -91,7 +96,7 @@ def _step(name: str, options: Mapping[str, Any]) -> Step:
         return single
     others = installed_passes()
     if is_reference(name) or name in others:
-        return user_step(name, options)
+        return user_step(name, options, loader)
     raise PolicyError(
         f"no pass named {name!r}{nearest(name, ('default', SEQUENCE, *known_names(), *others))} "
         "(`onnxline passes` lists what this installation has)"

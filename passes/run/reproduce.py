@@ -19,6 +19,7 @@ from passes.model.extraction import extract_nodes, types_of
 from passes.step import Step
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save
+from passes.worker.inference import InferenceError, infer_shapes
 
 __all__ = ["bypass_nodes", "is_same_failure", "save_reproducer", "smallest"]
 
@@ -131,7 +132,8 @@ def bypass_nodes(model: DetachedModel) -> Iterator[DetachedModel]:
         far = [name for value in near if value in makers for name in makers[value].input if name]
         for name in dict.fromkeys((*near, *far)):
             shorter = model.with_proto(_without(model.proto, node.output[0], name))
-            if _is_sound(shorter):
+            # A node whose other outputs are read stays: then nothing is shorter, however often that is tried.
+            if len(shorter.proto.graph.node) < len(graph.node) and _is_sound(shorter):
                 yield shorter
 
 
@@ -163,8 +165,8 @@ def _read_instead(node: NodeProto, old: str, new: str) -> None:
 def _is_sound(model: DetachedModel) -> bool:
     """Whether all types fit together; gives the outputs theirs."""
     try:
-        inferred = onnx.shape_inference.infer_shapes(model.proto, check_type=True, strict_mode=True).graph
-    except Exception:  # it does not say which
+        inferred = infer_shapes(model.proto, check_type=True, strict_mode=True).graph
+    except (InferenceError, StepFailed):
         return False
     if not all(info.type.tensor_type.HasField("shape") for info in inferred.output):
         return False

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
+from passes.graph.evaluation import evaluate
 from passes.structures.view import LAYOUT_OPS, GraphView, constant_of
 from passes.weights.stand_ins import digest_of
 
@@ -65,13 +66,7 @@ def matrix_values(view: GraphView, matrix: Matrix) -> np.ndarray | None:
     part.graph.initializer.extend(
         _with_data(view, view.initializers[name]) for name in names if name in view.initializers
     )
-    from onnx.reference import ReferenceEvaluator  # a tenth of a second, which most runs do not need
-
-    try:
-        (values,) = ReferenceEvaluator(part).run(None, {})
-    except Exception:  # an operator that the evaluator lacks; then a matrix is known by how it is computed alone
-        return None
-    return values if isinstance(values, np.ndarray) else None
+    return evaluate(part)  # where that is None, a matrix is known by how it is computed alone
 
 
 def matrix_digest(view: GraphView, matrix: Matrix) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
+from passes.graph.evaluation import evaluate
 from passes.graph.op_facts import RANDOM_OPS
 from passes.graph.traversal import bodies_of, live_nodes
 from passes.model.canonical import meanings_of
@@ -143,13 +144,7 @@ def computed_constant(
     part.graph.node.extend(nodes)
     part.graph.output.append(onnx.ValueInfoProto(name=name))
     part.graph.initializer.extend(numpy_helper.from_array(model.array(tensor), tensor.name) for tensor in tensors)
-    from onnx.reference import ReferenceEvaluator  # a tenth of a second, which most runs do not need
-
-    try:
-        (values,) = ReferenceEvaluator(part).run(None, {})
-    except Exception:  # an operator that the evaluator lacks: then the value is known by how it is computed alone
-        return None
-    return values if isinstance(values, np.ndarray) else None
+    return evaluate(part)  # where that is None, the value is known by how it is computed alone
 
 
 def _scopes(

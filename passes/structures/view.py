@@ -16,6 +16,7 @@ from passes.graph.op_facts import RANDOM_OPS
 from passes.graph.traversal import bodies_of
 from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel
+from passes.worker.inference import InferenceError, infer_shapes
 
 __all__ = [
     "DEQUANTIZE",
@@ -98,8 +99,8 @@ class GraphView:
         if self.body is not None:
             return self.body  # it was taken from an inferred graph
         try:
-            return onnx.shape_inference.infer_shapes(_with_known_products(self.model.proto), data_prop=True).graph
-        except Exception:  # without inference, the model still has its own types
+            return infer_shapes(_with_known_products(self.model.proto), data_prop=True).graph
+        except InferenceError:  # without inference, the model still has its own types
             return self.model.proto.graph
 
     @cached_property

@@ -7,7 +7,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import onnx
@@ -17,8 +17,11 @@ from onnx import TensorProto
 from passes.errors import StepFailed, StepTimedOut
 from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel
-from passes.weights.stand_ins import Weight, point_to
+from passes.weights.stand_ins import Weight, inline, point_to
 from passes.worker.platforms import available_cores
+
+if TYPE_CHECKING:
+    from onnx.reference import ReferenceEvaluator
 
 __all__ = ["Session", "as_array"]
 
@@ -47,13 +50,19 @@ class Session:
         proto: changed on the way; its initializers named in `weights` hold no data of their own.
         weights: by initializer name.
         extra_outputs: values to return beside the model's outputs.
+        may_evaluate: whether ONNX's own evaluator may run it where onnxruntime has no kernel.
 
     Raises:
         StepFailed: onnxruntime refuses the model.
     """
 
     def __init__(
-        self, proto: onnx.ModelProto, weights: Mapping[str, Weight], extra_outputs: Sequence[str] = ()
+        self,
+        proto: onnx.ModelProto,
+        weights: Mapping[str, Weight],
+        extra_outputs: Sequence[str] = (),
+        *,
+        may_evaluate: bool = False,
     ) -> None:
         taken = {output.name for output in proto.graph.output}
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra_outputs if name not in taken)
@@ -73,11 +82,21 @@ class Session:
         for name, (value, _) in shared.items():
             options.add_initializer(name, value)
         self._kept_alive = shared
-        self._session = _open_session(
-            proto, options, max((weight.data.nbytes for weight in weights.values()), default=0)
-        )
-        self.inputs = tuple(entry.name for entry in self._session.get_inputs())
-        self.outputs = tuple(entry.name for entry in self._session.get_outputs())
+        self._evaluator: ReferenceEvaluator | None = None
+        self.inputs = tuple(entry.name for entry in proto.graph.input if entry.name not in shared)
+        self.outputs = tuple(entry.name for entry in proto.graph.output)
+        largest = max((weight.data.nbytes for weight in weights.values()), default=0)
+        try:
+            self._session = _open_session(proto, options, largest)
+        except StepFailed as refusal:
+            if not may_evaluate or not any(sign in str(refusal) for sign in LACKING):
+                raise
+            self._evaluator = _open_evaluator(proto, weights, refusal)
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether ONNX's own evaluator runs the model, since onnxruntime has no kernel for it."""
+        return self._evaluator is not None
 
     @classmethod
     def of(cls, model: DetachedModel, extra_outputs: Sequence[str] = ()) -> Session:
@@ -98,6 +117,8 @@ class Session:
             StepTimedOut: the run was stopped.
         """
         given = {name: array for name, array in feeds.items() if name in self.inputs}
+        if self._evaluator is not None:
+            return _evaluate(self._evaluator, self.outputs, given)
         options = onnxruntime.RunOptions()
         timer = threading.Timer(within_s or 0.0, setattr, (options, "terminate", True))
         if within_s is not None:
@@ -179,6 +200,44 @@ def _open_session(
             return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise StepFailed(f"onnxruntime refuses the model: {error}") from error
+
+
+def _open_evaluator(proto: onnx.ModelProto, weights: Mapping[str, Weight], refusal: StepFailed) -> ReferenceEvaluator:
+    """ONNX's own evaluator, for a model with an operator or a dtype that onnxruntime has no kernel for.
+
+    Raises:
+        StepFailed: the model is too large for it, or it lacks an operator too: what onnxruntime said.
+    """
+    from onnx.reference import ReferenceEvaluator  # a tenth of a second, which most sessions do not need
+
+    if sum(weight.data.nbytes for weight in weights.values()) > MOST_EVALUATED:
+        raise refusal
+    for tensor in proto.graph.initializer:
+        if tensor.name in weights:
+            inline(tensor, weights[tensor.name].data)
+    try:
+        return ReferenceEvaluator(proto)
+    except Exception as error:  # it raises errors of many types
+        raise refusal from error
+
+
+def _evaluate(evaluator: ReferenceEvaluator, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> Arrays:
+    try:
+        results: Any = evaluator.run(list(outputs), dict(feeds))
+    except Exception as error:  # it raises errors of many types
+        raise StepFailed(
+            f"onnxruntime has no kernel for an operator of the model, and ONNX's evaluator stopped: {error}"
+        ) from error
+    return {name: as_array(name, result) for name, result in zip(outputs, results, strict=True)}
+
+
+Arrays = dict[str, np.ndarray]
+
+LACKING: Final = ("NOT_IMPLEMENTED", "is not a registered function/op", "is under development and support for this")
+"""Parts of what onnxruntime says of a model for whose operators, dtypes or opset it has no kernels."""
+
+MOST_EVALUATED: Final = 2**26
+"""Bytes of weights up to which ONNX's evaluator is tried; it is written in Python."""
 
 
 Shared = dict[str, tuple[onnxruntime.OrtValue, np.ndarray]]

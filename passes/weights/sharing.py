@@ -12,9 +12,9 @@ import onnx
 
 from passes.graph.traversal import sort_nodes
 from passes.load import check_model
-from passes.weights.detached import DetachedModel, detach
+from passes.weights.detached import DetachedModel, WeightStore, detach
 from passes.weights.mapped import FileMaps, FileRange, find_file_range, release
-from passes.weights.stand_ins import Weight
+from passes.weights.stand_ins import Weight, key_of
 
 if TYPE_CHECKING:
     from passes.weights.sessions import Session
@@ -35,23 +35,35 @@ class WeightRef:
     path: str
     offset: int
     nbytes: int
+    digest: str = ""
+    unread: bool = False
 
     def weight(self, digest: str = "", *, maps: FileMaps | None = None) -> Weight:
         """Map the weight; `maps` shares mappings between weights."""
         data = (maps or FileMaps()).view(FileRange(self.path, self.offset, self.nbytes))
-        return Weight(self.dims, self.data_type, data, digest)
+        return Weight(self.dims, self.data_type, data, digest or self.digest, self.unread)
 
 
 class WeightFile:
-    """A growing file for weights that are only in memory.
+    """A file for weights that are only in memory; it grows until `renew` is called.
 
     Args:
         folder: where the file is made; it lives as long as the folder.
     """
 
     def __init__(self, folder: Path, name: str = "weights.data") -> None:
-        self._path = folder / name
+        self._path = self._first = folder / name
+        self._renewed = 0
         self._places: dict[str, tuple[str, int]] = {}
+
+    def renew(self) -> None:
+        """Begin another file, as for another model. What is mapped from the last one stays valid, and its room on the
+        disk is free when nothing is mapped any more."""
+        if self._places:
+            self._path.unlink(missing_ok=True)
+            self._renewed += 1  # a name that was in use would be taken for the file that is still mapped
+            self._path = self._first.with_stem(f"{self._first.stem}-{self._renewed}")
+            self._places = {}
 
     def place(self, weight: Weight) -> tuple[str, int]:
         """The file that holds the bytes of `weight`, and their offset in it."""
@@ -83,15 +95,22 @@ class MappedModel:
         """The graph, with stand-ins for weights."""
         return onnx.load_from_string(self.proto)
 
-    def session(self, extra_outputs: Sequence[str] = ()) -> Session:
-        """A session over the mapped weights.
+    def session(self, extra_outputs: Sequence[str] = (), *, may_evaluate: bool = False) -> Session:
+        """A session over the mapped weights; for `may_evaluate` see `Session`.
 
         Raises:
             StepFailed: onnxruntime refuses the model.
         """
         from passes.weights.sessions import Session  # not above: a worker that runs no model needs no onnxruntime
 
-        return Session(self.model(), self.map_weights(), extra_outputs)
+        return Session(self.model(), self.map_weights(), extra_outputs, may_evaluate=may_evaluate)
+
+    def detached(self, known: WeightStore | None = None) -> DetachedModel:
+        """The model that was sent; weights that are in `known` are taken from there."""
+        proto, known, found = self.model(), known or {}, self.map_weights()
+        keys = {tensor.name: key_of(tensor) for tensor in proto.graph.initializer if tensor.name in found}
+        store = {key: known.get(key, found[name]) for name, key in keys.items() if key is not None}
+        return DetachedModel(proto, store)
 
     def map_weights(self) -> dict[str, Weight]:
         maps = FileMaps()
@@ -105,7 +124,8 @@ def portable(model: DetachedModel, spill: WeightFile) -> MappedModel:
         weight = model.weight(tensor)
         if weight is not None:
             path, offset = spill.place(weight)
-            found.append(WeightRef(tensor.name, weight.dims, weight.data_type, path, offset, weight.data.nbytes))
+            place = (path, offset, weight.data.nbytes, weight.digest, weight.unread)
+            found.append(WeightRef(tensor.name, weight.dims, weight.data_type, *place))
     return MappedModel(model.proto.SerializeToString(), tuple(found))
 
 

@@ -21,15 +21,14 @@ from typing import IO, Any, Final, Self, TypeVar
 from weakref import WeakSet
 
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
+from passes.worker.forks import CAN_FORK
+from passes.worker.messages import STOP, CallAnswer, CallOutcome, CallRequest, Channel, Garbage, read_answer
 from passes.worker.own_names import FILE as OWN_NAMES
-from passes.worker.platforms import kill, run_on, start_process, was_killed
+from passes.worker.platforms import KILLED, kill, run_on, start_process, was_killed
 
-__all__ = ["STOP", "Worker", "ask_again"]
+__all__ = ["Worker", "ask_again"]
 
-STOP: Final = b""
-"""Sent in place of a call to end the one that is under way, whose result nobody needs."""
-
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 WORKER: Final = f"{__package__}.server"
 """What the process runs: under the name that this package has here, since objects of its classes come and go."""
@@ -41,7 +40,7 @@ TRIES: Final = 3
 """Processes that a question is put to before it is given up; see `ask_again`."""
 
 
-def ask_again(ask: Callable[[], Answer]) -> Answer:
+def ask_again(ask: Callable[[], Result]) -> Result:
     """Call `ask`, and again where its process was killed from outside, `TRIES` times in all; return its result.
 
     The system kills a process when memory is short, for example. That must not cost the run. Any other crash would
@@ -64,6 +63,8 @@ class Worker:
         memory_bytes: what the process may allocate; 0 for no limit. Weights that are mapped from files do not count.
         preload: modules that the process imports when it starts.
         cores: numbers of the cores that it and its children run on, one thread each; none: any core, and one thread.
+        alone: each call has a process of its own, which nothing outlives; for code of the user's. Such a call is no
+            generator, and keeps nothing on a desk.
     """
 
     def __init__(
@@ -72,16 +73,20 @@ class Worker:
         memory_bytes: int = 0,
         preload: Sequence[str] = (),
         cores: Collection[int] = (),
+        *,
+        alone: bool = False,
     ) -> None:
         self.timeout_s = timeout_s
         self.memory_bytes = memory_bytes
         self.preload = tuple(preload)
         self.cores = frozenset(cores)
+        self.alone = alone
         self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: Connection | None = None
+        self._channel: Channel | None = None
         self._lifeline: Connection | None = None
         """Held open for as long as we live; the process ends when it closes, whatever native code it is in."""
         self._stderr: IO[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.owners: WeakSet[Any] = WeakSet()
         """The objects for which the process holds something, as long as they exist."""
         self.generation = 0
@@ -89,6 +94,8 @@ class Worker:
         self.was_killed = False
         """Whether the last process that ended was killed from outside, and not by us."""
         self._posted = 0
+        self._handle = -1
+        """The file descriptor of the pipe in the process."""
         self._waits_since: float | None = None
 
     def __enter__(self) -> Self:
@@ -97,7 +104,7 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def call(self, function: Callable[..., Answer], /, *, within_s: float | None = None, **arguments: Any) -> Answer:
+    def call(self, function: Callable[..., Result], /, *, within_s: float | None = None, **arguments: Any) -> Result:
         """Call a function of a module with picklable arguments and return its picklable result.
 
         `within_s` is another time limit for this call alone.
@@ -110,7 +117,7 @@ class Worker:
         """
         return self.collect(self.post(function, **arguments), within_s=within_s)
 
-    def ask(self, function: Callable[..., Answer], /, *, within_s: float | None = None, **arguments: Any) -> Answer:
+    def ask(self, function: Callable[..., Result], /, *, within_s: float | None = None, **arguments: Any) -> Result:
         """`call` for a question that is no step's own work: where somebody kills the process, a new one is asked.
 
         Raises:
@@ -127,17 +134,17 @@ class Worker:
             StepCrashed: the process died.
             PicklingError: the process cannot find the function by its name: it is a lambda, say.
         """
-        content = pickle.dumps((function, arguments))
+        content = pickle.dumps(CallRequest(function, arguments))
         self._end()
-        pipe = self._ensure_started()
+        channel = self._ensure_started()
+        self._posted += 1
         try:
-            pipe.send_bytes(content)
+            channel.send(self._posted, content)
         except OSError as error:
             raise self._crash() from error
         except BaseException:
             self._stop()
             raise
-        self._posted += 1
         self._waits_since = time.monotonic()
         return self._posted
 
@@ -151,9 +158,9 @@ class Worker:
         Raises:
             ValueError: the process does not run; it does from `post` or `start` on.
         """
-        if self._pipe is None:
+        if self._channel is None:
             raise ValueError("the worker does not run")
-        return self._pipe.fileno()
+        return self._channel.fileno()
 
     def collect(self, ticket: int, *, within_s: float | None = None) -> Any:
         """Wait for the result of a posted call, from when it was posted on. Raises as `call` does.
@@ -161,27 +168,53 @@ class Worker:
         Of a generator it is the next item, and what it returns at the end; there `awaits` is false.
         """
         limit = self.timeout_s if within_s is None else within_s
-        if self._pipe is None or self._waits_since is None or ticket != self._posted:
+        if self._channel is None or self._waits_since is None or ticket != self._posted:
             raise ValueError(f"ticket {ticket} is void; look with `awaits`")
-        pipe, since, self._waits_since = self._pipe, self._waits_since, None
+        since, self._waits_since = self._waits_since, None
         try:
-            if not pipe.poll(max(0.0, since + limit - time.monotonic())):
-                self._stop()
-                raise StepTimedOut(f"ran past {limit:g} s and was stopped (timeout_s)")
-            outcome, result = pipe.recv()
+            answer = self._receive(self._channel, since + limit)
         except (EOFError, OSError) as error:  # it may have died in the middle of a message
             raise self._crash() from error
         except BaseException:
             self._stop()
             raise
-        if outcome == "item":
-            self._waits_since = time.monotonic()
-        if outcome == "no memory":
+        if answer is None:
             self._stop()
-            raise StepCrashed(f"asked for more memory than {self._limit()}: {result}")
-        if outcome == "raised":
-            raise StepFailed(result)
-        return result
+            raise StepTimedOut(f"ran past {limit:g} s and was stopped (timeout_s)")
+        if answer.outcome is CallOutcome.ITEM:
+            self._waits_since = time.monotonic()
+        elif answer.outcome is CallOutcome.DIED:
+            raise self._death(answer.value)
+        elif self.alone and not CAN_FORK:
+            self._stop()
+        if answer.outcome is CallOutcome.NO_MEMORY:
+            self._stop()
+            raise StepCrashed(f"asked for more memory than {self._limit()}: {answer.value}")
+        if answer.outcome is CallOutcome.RAISED:
+            raise StepFailed(answer.value)
+        return answer.value
+
+    def _receive(self, channel: Channel, deadline: float) -> CallAnswer | None:
+        """The next answer to the request that was sent last; None if none has come by `deadline`.
+
+        Raises:
+            StepFailed: something else came through the pipe.
+            EOFError, OSError: the process died.
+        """
+        try:
+            while channel.poll(max(0.0, deadline - time.monotonic())):
+                number, content = channel.receive()
+                if number == self._posted:
+                    return read_answer(content)
+                if number > self._posted:
+                    raise Garbage
+        except Garbage:
+            where = f"file descriptor {self._handle}, the pipe on which its process answers"
+            raise StepFailed(
+                f"the pass wrote bytes of its own to {'the file of its answer' if self.alone else where}; expected it "
+                "to write to files that it has opened, or to stdout"
+            ) from None
+        return None
 
     def start(self) -> None:
         """Start the process now, so that it is ready when it is called."""
@@ -193,59 +226,73 @@ class Worker:
 
     def _end(self) -> None:
         """End the call that is under way, if one is, and drop its result."""
-        if self._pipe is None or self._waits_since is None:
+        if self._channel is None or self._waits_since is None:
             return
         with contextlib.suppress(OSError):
-            self._pipe.send_bytes(STOP)
+            self._channel.send(STOP, b"")
         with contextlib.suppress(StepFailed):
             while self._waits_since is not None:  # a worker that waits to send does not receive the next call
                 self.collect(self._posted)
 
-    def _ensure_started(self) -> Connection:
-        if self._pipe is not None and self._process is not None and self._process.poll() is None:
-            return self._pipe
+    def _ensure_started(self) -> Channel:
+        if self._channel is not None and self._process is not None and self._process.poll() is None:
+            return self._channel
         self._stop()
         self.generation += 1
         ours, theirs = Pipe()
         end, self._lifeline = Pipe(duplex=False)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         handles = (theirs.fileno(), end.fileno())
-        command = [sys.executable, OWN_NAMES, WORKER, *map(str, (*handles, self.memory_bytes)), *self.preload]
+        numbers = (*handles, self.memory_bytes, int(self.alone and CAN_FORK))
+        command = [sys.executable, OWN_NAMES, WORKER, *map(str, numbers), *self.preload]
         environment = _environment(os.environ, max(1, len(self.cores)))
+        if self.alone:  # the files of its forks; a process that is killed cannot remove them
+            self._folder = tempfile.TemporaryDirectory(prefix="onnxline-forks-", ignore_cleanup_errors=True)
+            environment["TMPDIR"] = self._folder.name
         self._process = start_process(command, handles, environment, self._stderr)
         run_on(self._process.pid, sorted(self.cores))
         theirs.close()
         end.close()
-        self._pipe = ours
-        return ours
+        self._handle, self._channel = handles[0], Channel(ours)
+        return self._channel
 
     def _stop(self) -> None:
         if self._process is not None:
             self.was_killed = was_killed(self._process)
             kill(self._process)
             self._process.wait()
-        for handle in (self._pipe, self._lifeline, self._stderr):
+        for handle in (self._channel, self._lifeline, self._stderr):
             if handle is not None:
                 handle.close()
-        self._process = self._pipe = self._lifeline = self._stderr = self._waits_since = None
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._process = self._folder = self._channel = self._lifeline = self._stderr = self._waits_since = None
 
     def _crash(self) -> StepCrashed:
-        """The error that says how the process died, with its last words."""
-        assert self._process is not None and self._stderr is not None
-        code = self._process.wait()
+        """The error that says how the process died."""
+        assert self._process is not None
+        death = self._death(self._process.wait())
+        self._stop()
+        return death
+
+    def _death(self, code: int) -> StepCrashed:
+        """The error that says how the process, or that of one call, died, with its last words."""
+        assert self._stderr is not None
         self._stderr.seek(0)
-        words = self._stderr.read().decode(errors="replace").strip()[-LAST_WORDS:]
-        self._stop()  # which sees that it was not we who killed it
+        words = self._stderr.read().decode(errors="replace").strip()
         cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        if "bad_alloc" in words:
+        who = "the pass ended its process" if self.alone and code >= 0 else "the worker process died"
+        if "bad_alloc" in words or "MemoryError" in words:
             cause += f", out of memory at {self._limit()}"
-        message = f"the worker process died ({cause})" + (f": {words}" if words else "")
-        return StepCrashed(message, was_killed=self.was_killed)
+        if words.startswith("Traceback"):
+            words = words.splitlines()[-1]
+        message = f"{who} ({cause})" + (f": {words[-LAST_WORDS:]}" if words else "")
+        return StepCrashed(message, was_killed=code in KILLED)
 
     def _limit(self) -> str:
         if not self.memory_bytes:
             return "there is"
-        return f"the limit of {self.memory_bytes / 2**30:.1f} GiB (memory_gib)"
+        return f"the limit of {self.memory_bytes / 2**30:.3g} GiB (memory_gib)"
 
 
 def _environment(own: Mapping[str, str], count: int) -> dict[str, str]:

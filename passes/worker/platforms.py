@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import IO, Any, Final
@@ -26,8 +26,10 @@ except ImportError:  # Windows
     fcntl = resource = None
 
 __all__ = [
+    "adopt_orphans",
     "available_cores",
     "connection_of",
+    "end_descendants",
     "end_with",
     "flush_native",
     "kill",
@@ -145,11 +147,45 @@ def start_process(
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """End a process of `start_process`, with all that it has started where it leads a session."""
+    if sys.platform == "win32":
+        process.kill()
+        return
+    left_session = list(_descendants(process.pid))
     with contextlib.suppress(ProcessLookupError):
-        if sys.platform == "win32":
-            process.kill()
-        else:
-            os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
+    _kill(left_session)
+
+
+def _descendants(process: int) -> Iterator[int]:
+    """The processes that `process` has started, and those that they have; on Linux, and nothing elsewhere."""
+    for file in Path("/proc", str(process), "task").glob("*/children"):
+        for child in map(int, _read_text(file).split()):
+            yield child
+            yield from _descendants(child)
+
+
+def _kill(processes: Iterable[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+SET_CHILD_SUBREAPER: Final = 36
+"""PR_SET_CHILD_SUBREAPER of <linux/prctl.h>."""
+
+
+def adopt_orphans() -> None:
+    """From now on a process whose parent ends becomes a child of this one, where it descends from it."""
+    ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_descendants() -> None:
+    """End all that this process has started, with what that has started, whatever session it is in."""
+    while left := list(_descendants(os.getpid())):
+        _kill(left)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
 
 
 def was_killed(process: subprocess.Popen[bytes]) -> bool:

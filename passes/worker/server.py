@@ -1,7 +1,7 @@
-"""The other side of `passes.worker.client`: receive a call, make it, send the result.
+"""The other side of `passes.worker.client`: receive a request, make its call, send the answer.
 
-Run as `python own_names.py passes.worker.server FD LIFELINE_FD MEMORY_BYTES MODULE…`; the modules are imported before
-the first call.
+Run as `python own_names.py passes.worker.server FD LIFELINE_FD MEMORY_BYTES ALONE MODULE…`; the modules are imported
+before the first call. `ALONE` is 1 where each call has a process of its own (`forks.py`).
 """
 
 from __future__ import annotations
@@ -14,60 +14,83 @@ import os
 import pickle
 import sys
 import traceback
-from collections.abc import Generator
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Generator
 from typing import Any
 
 from passes.errors import PassError
-from passes.worker.client import STOP
+from passes.worker.forks import adopt_orphans, answer_in_fork
+from passes.worker.messages import STOP, CallAnswer, CallOutcome, Channel
 from passes.worker.platforms import connection_of, end_with, flush_native, limit_memory
 
-__all__ = ["serve"]
+__all__ = ["make_call", "serve"]
 
 
-def serve(pipe: Connection) -> None:
-    """Answer calls until the other side closes the pipe.
+def serve(channel: Channel, *, lifeline: int = -1, alone: bool = False) -> None:
+    """Answer requests until the other side closes the pipe.
 
     A function with a parameter `desk` is given a dict in which it may leave things for the next call. What a generator
     yields is sent as it comes, but for None: there it can be stopped, and has nothing to say.
+
+    Args:
+        lifeline: the file descriptor that a fork closes, beside the pipe.
+        alone: make each call in a fork of this process.
     """
     desk: dict[str, Any] = {}
+    process = os.getpid()
     while True:
         try:
-            call = pipe.recv_bytes()
+            number, content = channel.receive()
         except EOFError:
             return
-        if call == STOP:  # it had come to its end
+        if number == STOP:  # the call had come to its end
             continue
         _forget_output()
-        try:
-            function, arguments = pickle.loads(call)
-            if "desk" in inspect.signature(function).parameters:
-                arguments["desk"] = desk
-            result: Any = function(**arguments)
-            if isinstance(result, Generator):
-                result = _stream(result, pipe)
-        except MemoryError as error:
-            traceback.print_exc()
-            pipe.send(("no memory", f"{type(error).__name__}: {error}"))
-        except PassError as error:
-            pipe.send(("raised", str(error)))
-        except Exception as error:
-            traceback.print_exc()
-            pipe.send(("raised", f"{type(error).__name__}: {error}"))
+        if alone:
+            reply = answer_in_fork(lambda: make_call(content, {}), (channel.fileno(), lifeline))  # noqa: B023 - called at once
         else:
-            pipe.send(("done", result))
+            reply = make_call(content, desk, lambda items: _stream(items, channel, number))  # noqa: B023
+        if os.getpid() != process:  # the call forked, and came back in the fork as well
+            os._exit(0)
+        channel.send(number, reply)
 
 
-def _stream(items: Generator[Any, None, Any], pipe: Connection) -> Any:
+def make_call(
+    content: bytes, desk: dict[str, Any], drain: Callable[[Generator[Any, None, Any]], Any] | None = None
+) -> bytes:
+    """Make the call of a pickled request; returns the pickled answer.
+
+    Args:
+        drain: returns what a generator returns, after its items have been sent; None where no call is a generator.
+    """
+    try:
+        request = pickle.loads(content)
+        arguments = dict(request.arguments)
+        if "desk" in inspect.signature(request.function).parameters:
+            arguments["desk"] = desk
+        result: Any = request.function(**arguments)
+        if drain is not None and isinstance(result, Generator):
+            result = drain(result)
+        return pickle.dumps(CallAnswer(CallOutcome.DONE, result))
+    except MemoryError as error:
+        traceback.print_exc()
+        answer = CallAnswer(CallOutcome.NO_MEMORY, f"{type(error).__name__}: {error}")
+    except PassError as error:
+        answer = CallAnswer(CallOutcome.RAISED, str(error))
+    except Exception as error:
+        traceback.print_exc()
+        answer = CallAnswer(CallOutcome.RAISED, f"{type(error).__name__}: {error}")
+    return pickle.dumps(answer)
+
+
+def _stream(items: Generator[Any, None, Any], channel: Channel, number: int) -> Any:
     """Send the items, until the other side sends anything; returns what the generator returns."""
-    while not pipe.poll():
+    while not channel.poll():
         try:
             item = next(items)
         except StopIteration as end:
             return end.value
         if item is not None:
-            pipe.send(("item", item))
+            channel.send(number, pickle.dumps(CallAnswer(CallOutcome.ITEM, item)))
         _forget_output()
     items.close()
     return None
@@ -90,7 +113,10 @@ def _forget_output() -> None:
 if __name__ == "__main__":
     end_with(int(sys.argv[2]))
     limit_memory(int(sys.argv[3]))
-    for name in sys.argv[4:]:
+    for name in sys.argv[5:]:
         importlib.import_module(name)
     gc.freeze()  # what was imported stays; the collector need not look through it again
-    serve(connection_of(int(sys.argv[1])))
+    forks = sys.argv[4] == "1"
+    if forks:
+        adopt_orphans()
+    serve(Channel(connection_of(int(sys.argv[1]))), lifeline=int(sys.argv[2]), alone=forks)

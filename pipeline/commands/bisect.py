@@ -190,7 +190,7 @@ def _check_target(lost: str | None, error: float | None, crash: bool) -> None:
 def _fault(lost: str | None, error: float | None, source: DetachedModel, context: PassContext) -> Fault:
     if lost is not None:
         return Loss.of(lost, source)
-    return Breakdown() if error is None else Deviation.of(error, source, context)
+    return Breakdown.of(source, context) if error is None else Deviation.of(error, source, context)
 
 
 def _write(finding: Bisection, out: Path | None, model: Path, source: Path) -> str:

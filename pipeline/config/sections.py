@@ -188,6 +188,9 @@ class ModelConfig(Section):
         return self.dims.get(dim, DEFAULT_SIZES)
 
 
+MOST_DRAWS: Final = 1000
+"""The most draws, inputs of the user's own and sizes that a proof takes."""
+
 Backend = Literal["torch", "onnxruntime", "plan"]
 
 Fusion = Literal["select", "attention", "linear", "feed-forward", "residual", "conv", "channels-last"]
@@ -303,6 +306,22 @@ class VerifyConfig(Section):
     sizes: tuple[Count, ...] = FURTHER_SIZES
     seed: Natural = 0
     tolerances: dict[str, ToleranceConfig] = Field(default_factory=dict)
+
+    @field_validator("draws", "max_inputs")
+    @classmethod
+    def _check_count(cls, value: int) -> int:
+        if value > MOST_DRAWS:
+            raise ValueError(
+                f"found {value:,}, expected {MOST_DRAWS:,} at most: every proof of a pass runs on each of them"
+            )
+        return value
+
+    @field_validator("sizes")
+    @classmethod
+    def _check_sizes(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if len(value) > MOST_DRAWS:
+            raise ValueError(f"found {len(value):,} sizes, expected {MOST_DRAWS:,} at most: each takes a draw")
+        return value
 
     @model_validator(mode="after")
     def _check_draws(self) -> VerifyConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -149,9 +150,11 @@ def _example_spec(name: str, tensor: torch.Tensor, declared: InputConfig | None)
     if not fits or declared.dtype not in (None, dtype):
         said = f"{declared.dtype or dtype}{shape_text(shape)}"
         raise SourceError(f"model.inputs.{name}: declared {said}, but the example is {dtype}{list(own)}")
-    if declared.range is None:
-        declared = declared.model_copy(update={"range": _range_of(tensor, dtype)})
-    return input_spec(name, declared, shape, dtype)
+    if declared.range is not None:
+        return input_spec(name, declared, shape, dtype)
+    spec = input_spec(name, declared.model_copy(update={"range": _range_of(tensor, dtype)}), shape, dtype)
+    is_whole = not is_float(dtype) and dtype != "bool" and not tensor.is_meta
+    return replace(spec, example=tensor.detach().cpu().numpy() if is_whole else None)
 
 
 def _range_of(tensor: torch.Tensor, dtype: str) -> tuple[float, float] | None:
@@ -161,6 +164,8 @@ def _range_of(tensor: torch.Tensor, dtype: str) -> tuple[float, float] | None:
     tensor = tensor.detach()  # one that requires a gradient warns when it becomes a number
     low, high = float(tensor.min()), float(tensor.max())
     if is_float(dtype):
+        least = float(torch.finfo(tensor.dtype).min)  # what an additive mask of infinity does is done by it too
+        low, high = max(low, least), max(high, least)
         return (low, high) if low < high else None  # a constant would prove nothing
     return low, high + 1
 

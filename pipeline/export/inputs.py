@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
@@ -70,6 +70,10 @@ class InputSpec:
     high: float
     seed: int | None = None
     padding: bool = False
+    is_assumed: bool = False
+    """Whether nobody has said what it holds: no range, and no example."""
+    example: np.ndarray | None = field(default=None, compare=False)
+    """Whole numbers of the factory's own example, unless a range was declared."""
 
     @property
     def identity(self) -> str:
@@ -110,7 +114,7 @@ def input_spec(name: str, declared: InputConfig, shape: tuple[int | str, ...], d
         _check_whole_range(name, low, high, dtype)
     if declared.padding and (is_float(dtype) or not shape or (low, high) != (0, 2)):
         raise SourceError(f"input {name!r}: found padding: true, which is for masks of zeros and ones with axes")
-    return InputSpec(name, shape, dtype, low, high, declared.seed, declared.padding)
+    return InputSpec(name, shape, dtype, low, high, declared.seed, declared.padding, declared.range is None)
 
 
 def _check_float_range(name: str, low: float, high: float, dtype: str) -> None:
@@ -142,7 +146,12 @@ def draw_inputs(inputs: Iterable[InputSpec], sizes: Mapping[str, int], seed: int
 def drawn_inputs(inputs: Iterable[InputSpec]) -> tuple[DrawnInput, ...]:
     """The inputs in the form that a `DrawPlan` takes."""
     return tuple(
-        DrawnInput(spec.name, spec.shape, spec.dtype, spec.low, spec.high, spec.identity, is_padding=spec.padding)
+        DrawnInput(
+            *(spec.name, spec.shape, spec.dtype, spec.low, spec.high, spec.identity),
+            is_assumed=spec.is_assumed,
+            is_padding=spec.padding,
+            example=spec.example,
+        )
         for spec in inputs
     )
 

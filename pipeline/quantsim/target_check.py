@@ -15,6 +15,7 @@ from passes.portability import BY_OPERATOR
 from passes.provenance.annotations import annotations_of
 from passes.rewrites.decompose_attention import is_attention
 from passes.weights.detached import DetachedModel
+from passes.worker.inference import InferenceError, infer_shapes
 from pipeline.quantsim.target_tables import OperatorGroup, TargetTable
 
 __all__ = ["Obstruction", "TargetReport", "check_target"]
@@ -137,8 +138,8 @@ class _TargetCheck:
 def _types_of(proto: onnx.ModelProto) -> dict[str, tuple[int, int | None]]:
     """Tensor → its dtype and rank, where these are known; the rank of a value without a shape is None."""
     try:
-        graph = onnx.shape_inference.infer_shapes(proto).graph
-    except Exception:  # types behind an operator whose shape function fails stay unknown
+        graph = infer_shapes(proto).graph
+    except InferenceError:  # types behind an operator whose shape function fails stay unknown
         graph = proto.graph
     found: dict[str, tuple[int, int | None]] = {}
     for info in (*graph.input, *graph.value_info, *graph.output):

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from passes.proof.numbers import DRAWN, Errors, Tolerance, compare, least_precise
+from passes.proof.numbers import DRAWN, STEPS, Errors, Tolerance, compare, least_precise
 from pipeline.ir import Graph, Op, Value
 from pipeline.lowering import Kind
 from pipeline.lowering.random import KINDS as DRAWING
@@ -177,7 +177,14 @@ def _computed_types(graph: Graph) -> dict[str, str]:
                 types[value.name] = DRAWN
             elif "float" in value.spec.dtype or "complex" in value.spec.dtype:
                 types[value.name] = least_precise(value.spec.dtype, *before)
+            elif value.spec.dtype in STEPS and any(before):
+                types[value.name] = least_precise(STEPS[value.spec.dtype], *before)
+            elif value.spec.dtype != "bool" and not STEP_NAMES.isdisjoint(before):
+                types[value.name] = least_precise(*before)
     return types
+
+
+STEP_NAMES: Final = frozenset(STEPS.values())
 
 
 def _draws(op: Op) -> bool:

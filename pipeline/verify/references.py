@@ -16,8 +16,9 @@ from passes.optimize import second_sizes
 from passes.proof.client import choose_in_worker
 from passes.proof.draw_choice import ChosenDraw, choose_draws, sampler_of
 from passes.proof.draws import DrawPlan, GivenDraw, InputSampler, Trait
-from passes.proof.lookups import rows_by_input
+from passes.proof.lookups import has_loops, rows_by_input
 from passes.proof.numbers import DRAWN
+from passes.proof.numeric import STRUCTURE_ONLY
 from passes.proof.precision import computed_types
 from passes.proof.types import Reference
 from passes.weights.detached import read_model
@@ -98,13 +99,14 @@ def compute_references(source: Source, plan: DrawPlan, context: PassContext) -> 
         chosen = list(choose_draws(plan, run, source.outputs, skipped, SourceError))
     else:
         model = read_model(source.path)
-        plan = plan.with_rows(rows_by_input(model))
+        plan = plan.with_rows(rows_by_input(model), has_loops=has_loops(model))
         drawn = [name for name, dtype in computed_types(model, source.outputs).items() if dtype == DRAWN]
         try:
             with limit_runs(context, model, [plan.first_feeds, *(draw.feeds for draw in plan.given)]):
                 chosen, skipped = choose_in_worker(model, plan, context, drawn)
         except StepFailed as error:
-            raise SourceError(f"the ONNX file does not run as it is: {error}{_ask_for_sizes(plan)}") from error
+            advice = _ask_for_sizes(plan) or STRUCTURE_ONLY
+            raise SourceError(f"the ONNX file does not run as it is: {error}{advice}") from error
     draws = tuple(_reference(draw) for draw in chosen)
     if not any(array.size for draw in draws for array in draw.outputs.values()):
         skipped.append("no number: every output is empty on every draw, so only shapes and dtypes are compared")

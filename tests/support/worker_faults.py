@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
@@ -130,3 +132,45 @@ class Unreadable:
 
 def _divide() -> None:
     raise ZeroDivisionError("one by nothing")
+
+
+CALLS: list[int] = []
+
+
+def count_calls() -> int:
+    CALLS.append(1)
+    return len(CALLS)
+
+
+def leave_processes() -> list[int]:
+    """Start a process, and another one in a session of its own whose parent has ended; both go on."""
+    there, here = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        orphan = os.fork()
+        if orphan == 0:
+            time.sleep(600)
+        os.write(here, str(orphan).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    return [int(os.read(there, 32)), subprocess.Popen(["sleep", "600"]).pid]
+
+
+def write_to_every_descriptor(garbage: bytes) -> None:
+    for descriptor in range(3, 256):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, garbage)
+
+
+def fork_and_double(number: int) -> int:
+    os.fork()
+    return 2 * number
+
+
+def open_descriptors() -> list[str]:
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(str(descriptor.readlink()))
+    return found

@@ -6,8 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
+import pytest
 
+import passes
 from passes.bisect import Breakdown, bisect
 from passes.context import PassContext, open_context
 from passes.recipe.recipe import steps_of
@@ -32,7 +35,8 @@ def ops(model: onnx.ModelProto) -> list[str]:
 
 
 def test_a_real_crash_of_onnxoptimizer(context: PassContext, tmp_path: Path) -> None:
-    finding = bisect(detached(model_of(SHAPE_OF_NOTHING)), steps_of(["default"]), Breakdown(), context)
+    model = detached(model_of(SHAPE_OF_NOTHING))
+    finding = bisect(model, steps_of(["default"]), Breakdown.of(model, context), context)
     assert finding.culprit is not None and finding.smallest is not None
     assert finding.culprit.name == "eliminate_shape_op"
     assert finding.culprit.why == "crashed: the worker process died (signal SIGSEGV)"
@@ -51,7 +55,7 @@ def test_a_step_that_does_not_end(tmp_path: Path) -> None:
     own.write_text(ENDLESS)
     model = detached(model_of("g (float[4] x) => (float[4] y) { a = Relu (x) b = Neg (a) y = Abs (b) }"))
     with open_context(timeout_s=4) as context:
-        finding = bisect(model, steps_of([f"{own}:endless"]), Breakdown(), context, budget_s=0)
+        finding = bisect(model, steps_of([f"{own}:endless"]), Breakdown.of(model, context), context, budget_s=0)
     assert finding.culprit is not None
     assert (finding.culprit.name, finding.runs) == ("endless", 1)
     assert finding.culprit.why.startswith("timed out: ran past 4 s")
@@ -61,12 +65,65 @@ def test_a_model_that_is_not_valid_itself(context: PassContext) -> None:
     """Then it is no fault of the pass, and that is said."""
     text = "g (float[4] x) => (float[4] y) { a = Relu (nothing) y = Neg (a) }"
     model = detached(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 20]> {text}'))
-    finding = bisect(model, steps_of(["nop"]), Breakdown(), context)
+    finding = bisect(model, steps_of(["nop"]), Breakdown.of(model, context), context)
     assert finding.culprit is not None
     (note,) = finding.notes
     assert note.startswith("the model itself is not valid ONNX, which may be why: ") and "nothing" in note
 
 
 def test_nothing_crashes(context: PassContext) -> None:
-    finding = bisect(detached(attention()), steps_of(["fuse_qkv", "eliminate_deadend"]), Breakdown(), context)
+    model = detached(attention())
+    finding = bisect(model, steps_of(["fuse_qkv", "eliminate_deadend"]), Breakdown.of(model, context), context)
     assert (finding.culprit, finding.nothing) == (None, "nothing crashes")
+
+
+SQUEEZES = (
+    "g (float[1, 3, 1, 1, 5] x) => (float[3, 5] y) { a = Squeeze (x, first) b = Squeeze (a, second) y = Relu (b) }"
+)
+
+
+def test_a_step_whose_model_does_not_run(context: PassContext) -> None:
+    """A run of passes calls such a step failed."""
+    model = detached(model_of(SQUEEZES, first=np.array([-3]), second=np.array([-2, 0])))
+    finding = bisect(model, steps_of(["default"]), Breakdown.of(model, context), context, budget_s=20)
+    run = passes.optimize(model, recipe=["default"], context=context)
+    assert [row.name for row in run.rows if row.status is passes.Status.FAILED] == ["fuse_consecutive_squeezes"]
+    assert finding.culprit is not None and finding.smallest is not None
+    assert finding.culprit.name == "fuse_consecutive_squeezes"
+    assert finding.culprit.why.startswith("failed: onnxruntime refuses the model")
+    assert finding.smallest.nodes == 2
+
+
+ENDS = """
+import os, signal, subprocess, sys
+
+def raises(model): raise KeyError("no such layer")
+def raises_elsewhere(model): subprocess.run([sys.executable, "-c", "1 / 0"], check=True)
+def is_killed(model): os.kill(os.getpid(), signal.SIGKILL)
+def exits(model): os._exit(3)
+def returns_nothing(model): return None
+def forgets(model):
+    model.graph.node[0].op_type = "Forgotten"
+    return model
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("raises", "failed: KeyError: 'no such layer'"),
+        ("raises_elsewhere", "failed: CalledProcessError"),
+        ("is_killed", "crashed: the worker process died (signal SIGKILL)"),
+        ("exits", "crashed: the pass ended its process (exit code 3)"),
+        ("returns_nothing", "failed: TypeError"),
+        ("forgets", "failed: onnxruntime refuses the model"),
+    ],
+)
+def test_each_way_to_break_down_is_named(name: str, words: str, tmp_path: Path, context: PassContext) -> None:
+    (tmp_path / "own.py").write_text(ENDS)
+    model = detached(model_of("g (float[4] x) => (float[4] y) { y = Relu (x) }"))
+    steps = steps_of(["nop", f"{tmp_path}/own.py:{name}"], context.user_code)
+    finding = bisect(model, steps, Breakdown.of(model, context), context, budget_s=20)
+    assert finding.culprit is not None and finding.smallest is not None
+    assert (finding.culprit.name, finding.smallest.nodes) == (name, 1)
+    assert finding.culprit.why.startswith(words)

@@ -151,3 +151,45 @@ def test_only_weights_that_are_read_are_in_the_smallest_model(context: PassConte
     finding = find(model, [{f"{own}:shift": {"by": 1, "name": "bias"}}], 1e-2, context)
     assert finding.smallest is not None
     assert [tensor.name for tensor in finding.smallest.model.proto.graph.initializer] == ["bias"]
+
+
+MASK = "g (float[b, 5] x) => (float[b, 5] y) { d, m = Dropout (x, ratio) f = Cast <to = 1> (m) y = Mul (d, f) }"
+
+BRANCHES = """
+g (float[4] x, bool c) => (float[4] y) {
+    y = If (c) <
+        then_branch = t () => (float[4] a) { a = Relu (x) }, else_branch = e () => (float[4] b) { b = Relu (x) }
+    >
+}
+"""
+
+WRONG = """
+def halve(model):
+    bodies = [entry.g for node in model.graph.node for entry in node.attribute if entry.HasField("g")]
+    for body in bodies or [model.graph]:
+        for node in body.node:
+            if node.op_type == "Relu":
+                node.op_type = "Abs"
+    return model
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "recipe", "nodes"),
+    [
+        (MASK, "onnxslim", ["Dropout", "Cast", "Mul"]),
+        ("g (float[4] x) => (float[4] y) { y = Relu (x) }", "halve", ["Relu"]),
+        ("g (float[4] x) => (float[4] y) { y, m = Dropout (r) r = Relu (x) }", "halve", ["Relu"]),
+        (BRANCHES, "halve", ["If"]),
+    ],
+    ids=["a mask that is read", "one node", "beside an output that nobody reads", "in a branch"],
+)
+def test_the_smallest_of_a_small_model(
+    text: str, recipe: str, nodes: list[str], tmp_path: Path, context: PassContext
+) -> None:
+    (tmp_path / "wrong.py").write_text(WRONG)
+    weights = {"ratio": np.array(0.3, np.float32)} if "ratio" in text else {}
+    model = detached(model_of(text, **weights))
+    finding = find(model, [f"{tmp_path}/wrong.py:{recipe}" if recipe == "halve" else recipe], 1e-3, context)
+    assert finding.smallest is not None and finding.smallest.seconds < 30
+    assert [node.op_type for node in finding.smallest.model.proto.graph.node] == nodes

@@ -22,6 +22,7 @@ from passes.proof.draws import Draw, DrawnInput, DrawPlan, draw_array
 from passes.weights.detached import read_model
 from pipeline.errors import SourceError
 from pipeline.importers import from_onnx
+from tests.support.onnx_models import model_of
 
 BAD = "BADUTF8"
 
@@ -363,3 +364,23 @@ def test_a_split_makes_as_many_outputs_as_it_says(count: int) -> None:
     )
     with pytest.raises(ModelError, match=f"has num_outputs {count} and 2 outputs; expected as many"):
         load_model(model)
+
+
+def test_external_data_with_another_name_is_refused_as_by_onnx(tmp_path: Path) -> None:
+    """The other name may be that of a file outside of the folder."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(4 * 64 * 64))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "w.data").hardlink_to(secret)
+    path = tmp_path / "model" / "m.onnx"
+    weight = onnx.TensorProto(name="w", dims=[64, 64], data_type=1, data_location=onnx.TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value="w.data")
+    model = model_of("g (float[1, 64] x) => (float[1, 64] y) { y = MatMul (x, w) }")
+    model.graph.initializer.append(weight)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match=r"'w.data', a file with 2 names \(hard links\)"):
+        load_model(path)
+    with pytest.raises(Exception, match="hard links"):
+        onnx.load(path)
+    secret.unlink()
+    assert load_model(path).graph.initializer[0].name == "w"

@@ -28,6 +28,11 @@ def statuses(run_result: PassRun) -> list[tuple[str, Status]]:
     return [(row.name, row.status) for row in run_result.rows]
 
 
+def gaps(run_result: PassRun) -> list[str]:
+    """What is not covered, but for the sizes that no draw has."""
+    return [gap for gap in run_result.coverage.not_covered if not gap.startswith("sizes of open dims")]
+
+
 def all_reverted(*steps: tuple[str, Mapping[str, Any]]) -> list[tuple[str, Status]]:
     return [(name, Status.REVERTED) for name, _ in steps]
 
@@ -58,8 +63,9 @@ SIZES = (
 def test_what_is_wrong_at_a_size_that_is_drawn_is_reverted(context: PassContext) -> None:
     result = run(network(), context, *SIZES)
     assert statuses(result) == all_reverted(*SIZES)
-    assert result.coverage.sizes == {"batch": (1, 2, 3, 8), "sequence": (1, 2, 4, 8)}
-    assert result.coverage.not_covered == ()
+    assert result.coverage.sizes == {"batch": (1, 2, 3, 8), "sequence": (1, 2, 4, 7, 8, 13)}
+    said = "sizes of open dims other than those drawn: batch 1, 2, 3, 8; sequence 1, 2, 4, 7, 8, 13"
+    assert result.coverage.not_covered == (said,)
 
 
 def test_a_size_that_is_not_drawn_is_not_in_the_coverage_and_can_be_asked_for(context: PassContext) -> None:
@@ -183,7 +189,7 @@ def test_a_condition_on_sizes_is_no_gap(context: PassContext) -> None:
         s = Shape (x) c = Equal (s, seven) t = Where (c, seven, s) y = Reshape (x, t)
     }
     """
-    assert run(model_of(text, seven=np.asarray(7)), context).coverage.not_covered == ()
+    assert gaps(run(model_of(text, seven=np.asarray(7)), context)) == []
 
 
 def test_pictures_of_bytes_are_drawn_over_their_whole_range(context: PassContext) -> None:
@@ -292,8 +298,8 @@ def test_the_turns_of_a_loop(context: PassContext) -> None:
     result = run(model_of(LOOP), context, ("other_body", {"op": "Loop", "attribute": "body"}))
     assert result.rows[0].status is Status.REVERTED
     [loop] = result.coverage.loops
-    assert set(loop.turns) == {0, 1}
-    assert result.coverage.not_covered == ("Loop 'y': no draw runs it for more",)
+    assert {0, 1, 4} <= set(loop.turns) <= set(range(8))
+    assert result.coverage.not_covered == ()
 
 
 DIVIDES = """

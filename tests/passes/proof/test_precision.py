@@ -49,7 +49,22 @@ WAYS = {
         f"{X} => (float[2, 4] y) <float t = {{0.1}}, uint8 z = {{128}}>"
         "{ s = Cast <to = 10> (t) h = Cast <to = 10> (x) e = Exp (h) q = QuantizeLinear (e, s, z) "
         "n = Constant <value_ints = [2, 4]> () r = Reshape (q, n) y = DequantizeLinear (r, t, z) }",
-        "float16",
+        "8-bit steps",
+    ),
+    "behind a quantizer of 16 bits": (
+        f"{X} => (float[2, 4] y) <float t = {{0.1}}, uint16 z = {{128}}>"
+        "{ q = QuantizeLinear (x, t, z) d = DequantizeLinear (q, t, z) y = Exp (d) }",
+        "16-bit steps",
+    ),
+    "behind dynamic quantization": (
+        f"{X} => (float[2, 2] y) <int8[4, 2] w = {{1, 2, 3, 4, 5, 6, 7, 8}}>"
+        "{ q, s, z = DynamicQuantizeLinear (x) n = MatMulInteger (q, w, z) c = Cast <to = 1> (n) y = Mul (c, s) }",
+        "8-bit steps",
+    ),
+    "behind a weight that is quantized": (
+        f"{X} => (float[2, 2] y) <int8[4, 2] w = {{1, 2, 3, 4, 5, 6, 7, 8}}, float t = {{0.1}}>"
+        "{ d = DequantizeLinear (w, t) y = MatMul (x, d) }",
+        "float32",
     ),
     "in a branch": (
         "(float[2] x, bool c) => (float[2] y) { y = If (c) <then_branch = t () => (float[2] a) "

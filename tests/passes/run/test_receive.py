@@ -17,7 +17,7 @@ import passes
 from passes.context import PassContext
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
-from passes.recipe.user_passes import AdoptedStep
+from passes.recipe.user_code import AdoptedStep
 from passes.run.result import PassRun, Status
 from passes.run.runner import run_passes
 from passes.step import PassResult

@@ -13,9 +13,11 @@ import platform
 import shlex
 import stat
 import subprocess
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -135,8 +137,15 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
+ABANDONED_S: Final = 3600.0
+"""Seconds after which an unfinished library is that of a build which was killed."""
+
+
 def _compile(compiler: Sequence[str], path: Path) -> None:
     try:
+        for left in path.parent.glob(".native-*.tmp"):
+            if time.time() - left.stat().st_mtime > ABANDONED_S:  # by a build that was killed
+                left.unlink(missing_ok=True)
         with replace_when_done(path) as unfinished:
             _compile_into(unfinished, compiler)
             unfinished.chmod(0o755)  # a umask may have left it open to a group

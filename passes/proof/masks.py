@@ -1,0 +1,97 @@
+"""What the name and the dtype of an input suggest: masks, whole numbers over a range, noise levels.
+
+A mask of an attention holds zeros and ones, or 0 and a number far below zero, and no row of it hides everything: of
+attention to nothing each program makes what it likes. A sliding window sees a few positions only. So one of two
+neighbouring positions is visible, and in a mask of queries by keys each query sees itself and nothing later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+
+__all__ = ["ADDITIVE", "Mask", "MaskForm", "mask_of", "suggested_range", "words_of"]
+
+ADDITIVE: Final = -1e4
+"""A number from which downwards the least number of floats is one that hides, as it is added to a score."""
+
+HIDES: Final = -30000.0
+"""What is added where nothing says more; every float type holds it."""
+
+
+class MaskForm(StrEnum):
+    """Where the hidden elements of a mask may be."""
+
+    FREE = "free"
+    PADDING = "padding"
+    """The last axis are positions: the first is visible, and one of two neighbours."""
+    CAUSAL = "causal"
+    """The last axes are queries and keys: a query sees itself, and nothing later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A mask by its form, and by the numbers that stand for a visible and for a hidden element."""
+
+    form: MaskForm
+    visible: float = 1.0
+    hidden: float = 0.0
+
+    def apply(self, is_visible: np.ndarray) -> np.ndarray:
+        """The numbers of a mask; `is_visible` are random bools, of which those that the form asks for are set."""
+        if self.form is MaskForm.PADDING and is_visible.ndim:
+            is_visible[..., ::2] = True
+        elif self.form is MaskForm.CAUSAL and is_visible.ndim > 1:
+            queries, keys = is_visible.shape[-2:]
+            is_visible |= np.eye(queries, keys, keys - queries, dtype=bool)
+            is_visible &= np.tri(queries, keys, keys - queries, dtype=bool)
+            is_visible[..., : max(0, queries - keys), :1] = True
+        return np.where(is_visible, self.visible, self.hidden)
+
+
+def words_of(name: str) -> frozenset[str]:
+    """The words of a name: `model.encoder_attention_mask` has `encoder`, `attention` and `mask`."""
+    return frozenset("".join(sign if sign.isalnum() else " " for sign in name.lower()).split())
+
+
+def mask_of(name: str, dtype: str, rank: int, low: float, high: float, *, is_assumed: bool) -> Mask | None:
+    """The mask that an input is by its name, or by a range that ends far below zero; None for another input.
+
+    Args:
+        is_assumed: whether `low` and `high` are defaults, so that nobody has said what the input holds.
+    """
+    words, is_float = words_of(name), "float" in dtype
+    is_square = rank > 2
+    if is_float and low <= ADDITIVE and high <= 1 and not is_assumed:
+        return Mask(MaskForm.CAUSAL if rank > 1 else MaskForm.FREE, high, low)
+    if not is_assumed or not words & MASKS or dtype in ("int8", "uint8"):
+        return None
+    is_attention = not words.isdisjoint(ATTENTIONS)
+    form = MaskForm.FREE if is_square and not is_attention else MaskForm.CAUSAL if is_square else MaskForm.PADDING
+    if is_float and is_square and is_attention:
+        return Mask(form, 0.0, HIDES)
+    return Mask(form, 0.0, 1.0) if "padding" in words else Mask(form)
+
+
+def suggested_range(name: str, dtype: str) -> tuple[float, float] | None:
+    """The range that the name of an input suggests; whole numbers end before its end. None where it suggests none."""
+    words = words_of(name)
+    if dtype in ("bool", "int8", "uint8"):
+        return None
+    return next((limits for key, limits in RANGES.items() if key in words), None)
+
+
+MASKS: Final = frozenset({"mask", "masks"})
+ATTENTIONS: Final = frozenset({"attention", "attn", "causal"})
+
+RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    **dict.fromkeys(("timestep", "timesteps", "t"), (0.0, 1000.0)),
+    **dict.fromkeys(("sigma", "sigmas"), (0.0, 80.0)),
+    **dict.fromkeys(("guidance", "guidances"), (0.0, 10.0)),
+    **dict.fromkeys(("position", "positions", "pos"), (0.0, 512.0)),
+}
+"""A word of a name → its range: steps and noise levels of diffusion, places in a sequence."""

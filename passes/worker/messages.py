@@ -1,0 +1,121 @@
+"""What a worker and its owner say to each other: requests and answers, each with its number.
+
+A message is two frames of a pipe: a header of fixed size, and a pickle. Whatever else comes out of the pipe was written
+by code that runs in the worker, to a file descriptor that it does not own; it is `Garbage`, which is known at once.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+__all__ = ["STOP", "CallAnswer", "CallOutcome", "CallRequest", "Channel", "Garbage", "read_answer"]
+
+STOP: Final = 0
+"""The number of the message that ends the call under way, whose result nobody needs. Requests count from 1."""
+
+MARK: Final = b"onnxline"
+HEADER: Final = struct.Struct("<8sQQ")
+"""The mark, the number of the request, and the bytes of the pickle."""
+
+
+class CallOutcome(StrEnum):
+    """What an answer says of its call."""
+
+    DONE = "done"
+    ITEM = "item"
+    """The call is a generator, which goes on."""
+    RAISED = "raised"
+    NO_MEMORY = "no memory"
+    DIED = "died"
+    """The process that was forked for the call has ended without an answer; the value is its exit code."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRequest:
+    """A call: a function of a module, and picklable arguments."""
+
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CallAnswer:
+    """The result of a call. `value` is what it returned, its item, or a message of one line."""
+
+    outcome: CallOutcome
+    value: Any
+
+
+class Garbage(Exception):
+    """Bytes that are no message."""
+
+
+class Channel:
+    """One end of a pipe that carries messages."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def send(self, number: int, content: bytes) -> None:
+        """Send a pickled message; `number` is that of the request, which its answers bear too."""
+        self._pipe.send_bytes(HEADER.pack(MARK, number, len(content)))
+        self._pipe.send_bytes(content)
+
+    def receive(self) -> tuple[int, bytes]:
+        """The number and the pickle of the next message.
+
+        Raises:
+            Garbage: there is something else in the pipe.
+            EOFError, OSError: the other side is gone.
+        """
+        mark, number, size = self._unpack(self._frame(HEADER.size))
+        if mark != MARK:
+            raise Garbage
+        content = self._frame(size)
+        if len(content) != size:
+            raise Garbage
+        return number, content
+
+    def _unpack(self, header: bytes) -> tuple[bytes, int, int]:
+        if len(header) != HEADER.size:
+            raise Garbage
+        return HEADER.unpack(header)
+
+    def _frame(self, most: int) -> bytes:
+        try:
+            return self._pipe.recv_bytes(most)
+        except OSError as error:
+            if self._pipe.closed or not self._pipe.readable:  # as after a frame that is longer than `most`
+                raise Garbage from error
+            raise
+
+    def poll(self, seconds: float | None = 0.0) -> bool:
+        """Whether there is something to receive, or the other side is gone, within `seconds`; None: wait for it."""
+        return self._pipe.poll(seconds)
+
+    def fileno(self) -> int:
+        return self._pipe.fileno()
+
+    def close(self) -> None:
+        self._pipe.close()
+
+
+def read_answer(content: bytes) -> CallAnswer:
+    """The answer that was pickled as `content`.
+
+    Raises:
+        Garbage: it is none.
+    """
+    try:
+        answer = pickle.loads(content)
+    except Exception as error:
+        raise Garbage from error
+    if not isinstance(answer, CallAnswer):
+        raise Garbage
+    return answer

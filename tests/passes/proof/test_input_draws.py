@@ -1,0 +1,180 @@
+"""What inputs are drawn as: by name, dtype, range and example."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import passes
+from passes import Status
+from passes.context import PassContext
+from passes.proof.draws import Draw, DrawnInput, DrawPlan, Trait
+from passes.proof.numbers import compare
+from tests.passes.proof.test_hostile import gaps, run
+from tests.support.onnx_models import matrix, model_of
+
+MIXED = frozenset({Trait.ROWS, Trait.WIDE, Trait.EXACT})
+LEAST = float(np.finfo(np.float32).min)
+
+
+def drawn(name: str, shape: tuple[int, ...], dtype: str, *traits: Trait, seed: int = 1, **options: Any) -> np.ndarray:
+    default = (-1.0, 1.0) if "float" in dtype else (0.0, 2.0)
+    low, high = options.pop("range", default)
+    known = DrawnInput(name, shape, dtype, low, high, name, is_assumed=(low, high) == default, **options)
+    plan = DrawPlan((known,), ()).with_rows({})
+    return plan.feeds(Draw(seed, {}, frozenset(traits)))[name]
+
+
+@pytest.mark.parametrize("traits", [(), (Trait.OUTLIERS, Trait.EXACT)])
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "options", "values"),
+    [
+        ("attention_mask", (4, 16), "int64", {}, {0, 1}),
+        ("attention_mask", (4, 16), "bool", {}, {0, 1}),
+        ("mask", (4, 16), "float32", {}, {0, 1}),
+        ("attention_mask", (2, 1, 8, 8), "float16", {}, {0, -30000}),
+        ("causal_mask", (2, 1, 8, 12), "float32", {"range": (LEAST, 0.0)}, {0, LEAST}),
+    ],
+)
+def test_masks_have_two_numbers_in_every_draw(
+    name: str, shape: tuple[int, ...], dtype: str, options: dict[str, Any], values: set[float], traits: tuple[Trait]
+) -> None:
+    array = drawn(name, shape, dtype, *traits, **options)
+    assert set(np.unique(array).tolist()) == values and array.dtype == dtype
+
+
+def test_no_row_of_a_mask_hides_everything_from_a_window_of_two() -> None:
+    mask = drawn("attention_mask", (64, 9), "int64")
+    assert mask[:, 0].all() and (mask[:, 1:] | mask[:, :-1]).all() and not mask[:, -2].all()
+    assert not drawn("key_padding_mask", (64, 9), "bool")[:, 0].any(), "here True hides"
+    causal = drawn("attention_mask", (1, 1, 6, 9), "float32")[0, 0]
+    assert (causal.diagonal(3) == 0).all() and (causal[np.triu_indices(6, 4, 9)] < 0).all()
+
+
+@pytest.mark.parametrize("name", ["timestep", "t", "anything"])
+@pytest.mark.parametrize("shape", [(), (1,), (5,)])
+def test_whole_numbers_reach_the_ends_and_the_middle_of_a_thousand(name: str, shape: tuple[int, ...]) -> None:
+    reached = {int(n) for seed in range(3) for n in drawn(name, shape, "int64", Trait.WIDE, seed=seed).flat}
+    assert {0, 500, 999} <= reached and max(reached) < 1000
+
+
+def test_steps_and_noise_levels_in_floats() -> None:
+    steps = drawn("timestep", (6,), "float32", Trait.WIDE, Trait.OUTLIERS)
+    assert {0.0, 500.0, 999.0} <= set(steps.tolist()) and (steps == steps.round()).all()
+    assert 2 < drawn("sigma", (50,), "float32", Trait.WIDE, Trait.OUTLIERS).max() < 80
+
+
+def test_exact_zeros_leave_the_extremes() -> None:
+    plain, zeros = (drawn("x", (100,), "float32", *traits) for traits in ((), (Trait.EXACT,)))
+    assert 0 < (zeros == 0).sum() < 20 and not (plain == 0).any()
+    assert (zeros.min(), zeros.max()) == (plain.min(), plain.max())
+
+
+def test_an_example_is_drawn_unless_a_trait_asks_for_other_numbers() -> None:
+    grid = np.array([[1, 4, 6], [1, 2, 2]])
+    options: dict[str, Any] = {"range": (1.0, 7.0), "example": grid}
+    assert drawn("image_grid_thw", (2, 3), "int64", *MIXED, **options).tolist() == grid.tolist()
+    assert drawn("image_grid_thw", (3, 3), "int64", *MIXED, **options).tolist() == [*grid.tolist(), grid[0].tolist()]
+    steps = drawn("timestep", (3,), "int64", *MIXED, range=(5.0, 6.0), example=np.array([5]))
+    assert set(steps.tolist()) == {0, 500, 999}
+
+
+HOSTILE = """
+from onnx import TensorProto, helper
+
+
+def zero_where_zero(model):
+    last = model.graph.node[-1]
+    last.output[0] = "right"
+    model.graph.node.extend([
+        helper.make_node("Constant", [], ["nought"], value_float=0.0),
+        helper.make_node("Equal", ["x", "nought"], ["is_zero"]),
+        helper.make_node("Constant", [], ["one"], value_float=1.0),
+        helper.make_node("Where", ["is_zero", "one", "right"], ["y"]),
+    ])
+    return model
+
+
+def zero(model, *, name):
+    import numpy as np
+    from onnx import numpy_helper
+
+    for tensor in model.graph.initializer:
+        if tensor.name == name:
+            tensor.CopyFrom(numpy_helper.from_array(np.zeros(tuple(tensor.dims), np.float32), name))
+    return model
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    (tmp_path / "own.py").write_text(HOSTILE)
+    return str(tmp_path / "own.py")
+
+
+def test_a_pass_that_is_wrong_at_exact_zeros_is_reverted(own: str, context: PassContext) -> None:
+    model = model_of("g (float[2, 4] x) => (float[2, 4] y) { t = Tanh (x) y = Neg (t) }")
+    [row] = passes.optimize(model, recipe=[f"{own}:zero_where_zero"], context=context).rows
+    assert row.status is Status.REVERTED
+
+
+DENOISER = """g (float[N, 4] x, int64[N] timestep) => (float[N, 4] y) {
+    c = Cast <to = 1> (timestep) u = Unsqueeze (c, one) s = Sin (u) y = Add (x, s)
+}"""
+
+
+@pytest.mark.parametrize(("step", "status"), [(500, Status.REVERTED), (17, Status.RAN)])
+def test_a_pass_that_is_wrong_at_one_step_is_reverted_or_said(step: int, status: Status, context: PassContext) -> None:
+    result = run(model_of(DENOISER, one=np.array([1])), context, ("has_index", {"value": "timestep", "index": step}))
+    assert result.rows[0].status is status
+    said = [gap for gap in gaps(result) if "its condition is never true (a pass has brought it in)" in gap]
+    assert len(said) == (status is Status.RAN)
+
+
+IMAGES = "g (float[1, 1, h, w] x) => (float[1, 1, a, b] y) { c = Conv (x, k) y = Relu (c) }"
+
+
+@pytest.mark.parametrize(("size", "status"), [(7, Status.REVERTED), (13, Status.REVERTED), (11, Status.RAN)])
+def test_a_pass_that_is_wrong_at_one_size_is_reverted_or_said(size: int, status: Status, context: PassContext) -> None:
+    model = model_of(IMAGES, k=np.ones((1, 1, 2, 2), np.float32))
+    result = run(model, context, ("at_size", {"axis": 2, "size": size}))
+    assert result.rows[0].status is status
+    assert any("brought it in" in gap for gap in gaps(result)) == (status is Status.RAN)
+
+
+SCALED = """g (float[2, 8, 4] x) => (float[2, 8, 4] y) {
+    h = MatMul (x, w1) t = Tanh (h) p = MatMul (t, w2) s = Mul (p, scale) a = Add (x, s)
+    i = MatMul (a, w3) u = Tanh (i) y = Add (a, u)
+}"""
+
+
+@pytest.mark.parametrize("weight", ["w1", "w2", "w3"])
+def test_a_block_after_a_scale_of_1e_5_is_compared_by_its_own_value(
+    weight: str, own: str, context: PassContext
+) -> None:
+    weights = {f"w{place}": matrix(4, 4, place) for place in (1, 2, 3)}
+    model = model_of(SCALED, **weights, scale=np.full(4, 1e-5, np.float32))
+    result = passes.optimize(model, recipe=["default", {f"{own}:zero": {"name": weight}}], context=context)
+    assert result.rows[-1].status is Status.REVERTED and result.power.weak == ("p",)
+
+
+def test_one_step_of_a_quantizer_is_allowed_and_more_is_not() -> None:
+    numbers = np.array([0, 100, -127], np.int8)
+    assert compare(numbers, numbers + np.int8(1), computed_in="8-bit steps").ok
+    assert not compare(numbers, numbers + np.int8(3), computed_in="8-bit steps").ok
+    assert not compare(numbers, numbers + np.int8(1)).ok, "integers that no quantizer made are equal or wrong"
+    floats = np.linspace(-1, 1, 255, dtype=np.float32)
+    assert compare(floats, floats + np.float32(1 / 127), computed_in="8-bit steps").ok
+    assert not compare(floats, floats + np.float32(2 / 127), computed_in="8-bit steps").ok
+
+
+@pytest.mark.parametrize(("dtype", "opset"), [("bfloat16", 20), ("float", 27)])
+def test_onnx_evaluates_what_onnxruntime_has_no_kernel_for(dtype: str, opset: int, context: PassContext) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": {opset}]>
+    g ({dtype}[N, 4] x) => ({dtype}[N, 4] y) {{ c = Identity (x) a = Tanh (c) y = Neg (a) }}"""
+    result = passes.optimize(onnx.parser.parse_model(text), recipe=["eliminate_identity"], context=context)
+    assert result.rows[0].changed and result.rows[0].status is Status.RAN
