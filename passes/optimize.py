@@ -35,6 +35,7 @@ from passes.step import flatten
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sharing import detached_copy
 from passes.weights.weight_stacks import collapse, expand
+from passes.worker.platforms import check_limits
 
 __all__ = ["FIRST_SIZE", "draw_feeds", "drawn_shape", "open_dims", "optimize", "plan_draws", "second_sizes"]
 
@@ -151,10 +152,7 @@ def _check_values(
     for size in sizes:
         if not _is_number(size) or size != int(size) or size < 1:
             raise UsageError(f"sizes holds {size!r}, expected whole numbers from 1 on")
-    if not _is_number(timeout_s) or not timeout_s > 0:
-        raise UsageError(f"timeout_s is {timeout_s!r}, expected seconds, more than 0")
-    if memory_gib is not None and not (_is_number(memory_gib) and memory_gib >= 0):
-        raise UsageError(f"memory_gib is {memory_gib!r}, expected a number, 0 or more")
+    check_limits(timeout_s, memory_gib)
 
 
 def _is_number(value: object) -> TypeGuard[float]:

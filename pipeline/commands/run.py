@@ -24,6 +24,7 @@ from pipeline.commands.shared import (
     wishes_of,
 )
 from pipeline.errors import UsageError
+from pipeline.terminal import print_line, print_text
 
 __all__ = ["register"]
 
@@ -82,7 +83,7 @@ def run(
 
         read_onnx_file(config.model.onnx, config.model)  # needs milliseconds, and no torch
     if dry_run:
-        typer.echo(describe_settings(config, steps, folder), nl=False)
+        print_text(describe_settings(config, steps, folder))
         return
     from pipeline.console import RunConsole
     from pipeline.run import Pipeline  # loads torch, which takes seconds: after all that can be wrong without it
@@ -142,14 +143,14 @@ def check_model(source: str, target: str) -> None:
         )
     report = check_target(read_model(Path(source), unread=True), table)
     for remark in report.remarks:
-        typer.echo(f"note: {remark}")
+        print_line(f"note: {remark}")
     for found in report.obstructions:
-        typer.echo(f"{found.what} ({plural(len(found.places), 'place')}): {found.reason}")
-        typer.echo(f"  what helps: {found.advice}")
-        typer.echo(f"  where: {', '.join(found.places)}")
+        print_line(f"{found.what} ({plural(len(found.places), 'place')}): {found.reason}")
+        print_line(f"  what helps: {found.advice}")
+        print_line(f"  where: {', '.join(found.places)}")
     if report.obstructions:
         raise typer.Exit(1)
-    typer.echo(f"{report.title} takes every operator of {source}")
+    print_line(f"{report.title} takes every operator of {source}")
 
 
 def copy_model(model: Path, path: Path) -> None:

@@ -18,6 +18,7 @@ from passes.suggest import plural
 from passes.why import MergedNode, Origin, WeightOrigin, file_of, why_merged, why_weights
 from passes.why import why as why_nodes
 from pipeline.commands.shared import Json, print_styled
+from pipeline.terminal import print_json
 
 __all__ = ["FORMAT_VERSION", "register"]
 
@@ -75,7 +76,7 @@ def why(
         data = {"format_version": FORMAT_VERSION, kind: entries, **({"missing": MISSING} if stripped else {})}
         if merged:
             data["merged"] = [dataclasses.asdict(one) for one in merged]
-        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        print_json(data)
         return
     texts = [list(lines) for lines in (*map(_node_lines, nodes), *map(_weight_lines, weights))]
     if stripped:  # no metadata does not mean that a node comes from the source

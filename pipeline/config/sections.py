@@ -23,6 +23,7 @@ from pydantic import (
 from passes.proof import numbers
 from passes.proof.draws import FURTHER_SIZES
 from passes.recipe import DEFAULT_RECIPE
+from passes.worker.platforms import LEAST_GIB
 from pipeline.errors import UsageError
 
 __all__ = [
@@ -55,6 +56,12 @@ Seconds = Annotated[StrictFloat, Field(gt=0)]
 Fraction = Annotated[StrictFloat, Field(ge=0)]
 
 
+def _check_memory(gib: float) -> float:
+    if 0 < gib < LEAST_GIB:
+        raise ValueError(f"expected at least {LEAST_GIB}, which a worker process needs to start, or 0 for no limit")
+    return gib
+
+
 class Section(BaseModel):
     """A mapping of the YAML file: unknown keys are refused, and nothing changes after loading."""
 
@@ -69,6 +76,7 @@ DTYPES = (
 )  # fmt: skip
 SOURCES = ("factory", "transformers", "onnx")
 DEFAULT_SIZES = (2, 3)
+MOST_DRAWS = 10_000
 
 
 def _check_dtype(name: str) -> str:
@@ -268,7 +276,7 @@ class PassesConfig(Section):
     keep: tuple[StrictStr, ...] = ()
     watch: StrictBool = True
     timeout_s: Seconds = 600.0
-    memory_gib: Fraction | None = None
+    memory_gib: Annotated[Fraction, AfterValidator(_check_memory)] | None = None
     encodings: StrictStr | None = None
     contrib: Literal["keep", "refuse"] | None = None
     strip_metadata: StrictBool = False
@@ -297,7 +305,7 @@ class VerifyConfig(Section):
     """
 
     proof: Literal["numbers", "structure"] = "numbers"
-    draws: Natural = 2
+    draws: Annotated[Natural, Field(le=MOST_DRAWS)] = 2
     inputs: Annotated[
         tuple[Annotated[StrictStr, Field(min_length=1)], ...],
         BeforeValidator(as_list, json_schema_input_type=str | list[str]),

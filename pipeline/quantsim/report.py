@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from passes.structures import STRUCTURES
+from passes.visible import json_text
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.noise import Noise
 from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
@@ -149,7 +149,7 @@ def report_text(report: QuantSimReport) -> str:
     """The report as JSON, which has no infinity: such numbers are words, as in `report.json`, and null is what was not
     measured."""
     data = {"format_version": FORMAT_VERSION, **_to_json_data(dataclasses.asdict(report))}
-    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(data, indent=1, allow_nan=False) + "\n"
 
 
 def _to_json_data(value: Any) -> Any:
