@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from os import PathLike
@@ -75,6 +75,8 @@ class PassRow:
     """Which turn of a `repeat` this is."""
     reproducer: str = ""
     """The file with the smallest model on which the step still crashes or times out."""
+    merges: tuple[str, ...] = ()
+    """A sentence for each group of products of one input that it has merged, and that no tracked structure holds."""
 
     @property
     def words(self) -> str:
@@ -161,6 +163,21 @@ class PassRun(OptimizeResult):
     @property
     def passes(self) -> tuple[PassRow, ...]:
         return self.rows
+
+    def describe_merges(self, keep: Collection[str], recipe: Iterable[object]) -> tuple[str, ...]:
+        """A sentence on each step that merged products which no structure holds.
+
+        Without anything to `keep`, a pass that the `recipe` names by itself is left out: its user asked for that.
+        """
+        named = {str(item) for entry in recipe for item in (entry if isinstance(entry, Mapping) else [entry])}
+        sentences = []
+        for row in self.rows:
+            if row.merges and row.status is Status.RAN and (keep or row.merges[0].partition(" ")[0] not in named):
+                more = f" (and {len(row.merges) - 1} more places)" if len(row.merges) > 1 else ""
+                sentences.append(
+                    f"{row.merges[0]}{more}; no structure in the report holds them, but skip leaves a pass out"
+                )
+        return tuple(sentences)
 
     def save(self, path: str | PathLike[str]) -> None:
         write_model(self.model, path)

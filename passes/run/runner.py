@@ -225,7 +225,12 @@ class _PassLoop:
             self._record(step, attempt.status, "; ".join(filter(None, (attempt.why, attempt.note))), attempt)
             self.rows[-1] = replace(self.rows[-1], reproducer=saved)
             return
-        self._record(step, Status.RAN, _reason(step, attempt), attempt)
+        merges = trial.find_merges(attempt)
+        author = trial.find_merger(step) if merges else ""
+        found = tuple(f"{author} merges {merge}, products of one input, into one" for merge in merges)
+        reason = "; ".join(filter(None, (_reason(step, attempt), *found)))
+        self._record(step, Status.RAN, reason, attempt)
+        self.rows[-1] = replace(self.rows[-1], merges=found)
         if attempt.changed:
             self._accept(len(self.rows) - 1, step, attempt)
 

@@ -28,6 +28,7 @@ from passes.run.receive import apply_step, keep_ir_version
 from passes.run.result import Status
 from passes.run.tracked import Lost, TrackedStructures
 from passes.step import PassResult, Step
+from passes.structures.merges import MergedProducts, find_merged_products
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
@@ -313,6 +314,30 @@ class Trial:
         # What is only observed may still be lost; it is named, and stays lost.
         observed = self.narrow(step.without(culprits), sound).authors if sound.lost else {}
         return NarrowedStep(step.without(culprits), sound, culprits, {**authors, **observed})
+
+    def find_merges(self, attempt: Attempt) -> tuple[MergedProducts, ...]:
+        """The products of one input that a sound attempt has merged, of which no structure speaks that is tracked."""
+        if not attempt.changed or attempt.why:
+            return ()
+        tracked = [
+            frozenset().union(*(weight.digests for weight in instance.weights))
+            for instances in self.watched.instances.values()
+            for instance in instances
+        ]
+        return find_merged_products(self.model, attempt.model, tracked)
+
+    def find_merger(self, step: Step) -> str:
+        """The name of `step`, which merges products, or of the inner pass that does."""
+        if not step.is_composite:
+            return step.name
+
+        def is_good(names: tuple[str, ...]) -> bool:
+            attempt = self.try_step(step.without(names))
+            return not attempt.why and not self.find_merges(attempt)
+
+        suspects = [name for name, destroyed in DESTROYS.items() if "qkv" in destroyed]
+        culprits = minimal_culprits(step.inner(self.context), suspects, is_good)
+        return step.name if culprits is None else f"{step.name}/{culprits[0]}"
 
 
 def _several(verb: str, items: Sequence[str]) -> str:

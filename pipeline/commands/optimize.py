@@ -72,6 +72,7 @@ def optimize(
     beside = out.with_suffix(".encodings")
     if encodings is not None and beside.exists() and beside.samefile(encodings):
         raise UsageError(f"--encodings {encodings} is where the result's are written; name OUT.onnx otherwise")
+    steps = DEFAULT_RECIPE if recipe is None else read_recipe(recipe)
     screen = RunConsole(verbose=verbose, quiet=quiet, keep=split_names(keep or ()))
 
     def observe(name: str, index: int, total: int, row: passes.PassRow | None) -> None:
@@ -81,7 +82,7 @@ def optimize(
         screen.show(StageStarted("passes"))
         run = passes.optimize(
             model,
-            DEFAULT_RECIPE if recipe is None else read_recipe(recipe),
+            steps,
             split_names(skip or ()),
             split_names(keep or ()),
             proof=proof,
@@ -98,6 +99,8 @@ def optimize(
         times = _describe_latency(run, model, out, context) if latency and run.example and not quiet else ""
     screen.show(PassesEnded(run.rows, run.structures))
     screen.show_passes()
+    for line in run.describe_merges(keep or (), steps):
+        screen.line(f"note: {line}")
     screen.line(f"model: {out}, {plural(len(run.model.proto.graph.node), 'node')}")
     for remark in run.remarks:
         screen.line(f"note: {remark}")

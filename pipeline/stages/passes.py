@@ -115,7 +115,8 @@ def run_passes(
     if wishes.strip_metadata:
         run = replace(run, model=strip_metadata(run.model))
     _save_final(run, path, stored, exported, config, workspace)
-    for text in (*_notes(run, run.model.proto), *_contrib_notes(config, run.model.proto)):
+    merged = run.describe_merges(wishes.keep, wishes.recipe)
+    for text in (*_notes(run, run.model.proto), *merged, *_contrib_notes(config, run.model.proto)):
         observer(Note(text))
     files = [path, *sorted(path.parent.glob(f"{path.name}.*.data")), *_save_encodings(run, version, workspace)]
     return PassesReport(
