@@ -172,9 +172,9 @@ def _table(rows: Sequence[PassRow], width: int, *, wraps: bool) -> Iterator[Text
             line.append(f"  {pad}", style if column == 1 else "" if row else "bold")
         line.rstrip()
         yield line
-        if row and row.reason and not row.status.counts_as_reverted:  # those are explained below the table
-            reason = textwrap.wrap(row.reason, width - 4, break_long_words=False, break_on_hyphens=False)
-            yield from (Text(f"    {words}", "dim") for words in (reason if wraps else [row.reason]))
+        if row and row.words and not row.status.counts_as_reverted:  # those are explained below the table
+            reason = textwrap.wrap(row.words, width - 4, break_long_words=False, break_on_hyphens=False)
+            yield from (Text(f"    {words}", "dim") for words in (reason if wraps else [row.words]))
 
 
 def _cells(row: PassRow) -> tuple[str, ...]:

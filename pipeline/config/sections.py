@@ -267,6 +267,7 @@ class PassesConfig(Section):
     encodings: a file of AIMET's encodings of the exported model, which are carried to the final one.
     contrib: whether steps may bring in operators that ONNX does not have; by default `keep`, and `refuse` in front of a
         simulation of quantization.
+    strip_metadata: write the final model without the metadata that `onnxline why` reads; it can be a fifth of a file.
     """
 
     strict: StrictBool = False
@@ -278,6 +279,7 @@ class PassesConfig(Section):
     memory_gib: Annotated[Fraction, AfterValidator(_check_memory)] | None = None
     encodings: StrictStr | None = None
     contrib: Literal["keep", "refuse"] | None = None
+    strip_metadata: StrictBool = False
 
 
 class ToleranceConfig(Section):

@@ -16,6 +16,7 @@ PLACES = {
     "pipeline/terminal.py": "the one place",
     "passes/guard/call_log.py": "runs in a user's processes, which must not load rich; it asks passes.visible",
     "passes/worker/server.py": "its streams are a file that the client reads",
+    "passes/worker/forks.py": "as the server, whose streams it has",
 }
 
 
