@@ -5,6 +5,7 @@ CONFIG ?= configs/vit_base_keep_qkv.yaml
 # Index of torch's wheels, e.g. TORCH_INDEX=https://download.pytorch.org/whl/cu130; empty: pip's own configuration.
 TORCH_INDEX ?=
 BIN := .venv/bin
+PIP := $(BIN)/pip install -q --progress-bar off --disable-pip-version-check --root-user-action ignore --no-warn-script-location
 
 .PHONY: run test test-fast docs gallery bench clean
 
@@ -44,20 +45,21 @@ bench: .venv/run
 	$(BIN)/python -m benchmarks.bisect_cost
 	$(BIN)/python -m benchmarks.audit
 
+# What torch needs comes with the rest: torch's own index has few releases of it, and perhaps not the pinned ones.
 # The stamps are made last, so that an interrupted install is done again.
 .venv/run: .venv/made pyproject.toml constraints.txt
-	# What torch needs comes with the rest: torch's own index has few releases of it, and perhaps not the pinned ones.
-	$(BIN)/pip install -q --no-deps -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[torch,models]'
+	@echo "installing onnxline with torch into .venv, which takes minutes once"
+	@$(PIP) --no-deps -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@$(PIP) -c constraints.txt -e '.[torch,models]'
 	@touch $@
 
 .venv/test: .venv/run
-	$(BIN)/pip install -q -c constraints.txt -e '.[torch,models,onnxslim,ray,dev]'
+	@$(PIP) -c constraints.txt -e '.[torch,models,onnxslim,ray,dev]'
 	@touch $@
 
 .venv/made:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("onnxline needs Python 3.11 or later, and $(PYTHON) is Python %s; name another one: make run PYTHON=python3.11" % ".".join(map(str, sys.version_info[:2])))'
-	$(PYTHON) -m venv --clear .venv || { rm -rf .venv; exit 1; }
+	@$(PYTHON) -m venv --clear .venv || { rm -rf .venv; exit 1; }
 	@touch $@
 
 clean:

@@ -12,19 +12,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from passes.errors import UsageError
 from passes.load import memory_budget, seconds_to_run
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import WeightFile
 from passes.worker.client import Worker
+from passes.worker.platforms import check_limits
 
 __all__ = ["USER_CODE", "PassContext", "limit_runs", "open_context", "open_local_context", "worker_memory"]
 
 USER_CODE: Final = ("passes.recipe.user_code",)
 """What the worker for passes of the user's imports before it forks."""
-
-LEAST_GIB: Final = 0.25
-"""What a worker has allocated when it has loaded onnx, onnxruntime and an optimizer."""
 
 PROOF_S: Final = 600.0
 """Seconds for one proof, where a pass has less: the model itself may take that long."""
@@ -138,10 +135,6 @@ def worker_memory(memory_gib: float | None) -> int:
         UsageError: no worker starts with so little.
     """
     if memory_gib is not None:
-        if 0 < memory_gib < LEAST_GIB:
-            raise UsageError(
-                f"memory_gib is {memory_gib!r}, expected {LEAST_GIB} or more, or 0 for no limit: a worker takes so "
-                "much before it has a model"
-            )
-        return int(memory_gib * 2**30)
+        check_limits(1.0, memory_gib)
+        return int(min(memory_gib, 2**32) * 2**30)
     return memory_budget()

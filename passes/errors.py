@@ -36,6 +36,7 @@ __all__ = [
     "StepFailed",
     "StepTimedOut",
     "UsageError",
+    "check_type",
 ]
 
 
@@ -49,6 +50,16 @@ class UsageError(OnnxlineError):
     """Something the user gave is wrong."""
 
     exit_code = 2
+
+
+def check_type(value: object, kinds: type | tuple[type, ...], what: str, expected: str) -> None:
+    """Refuse an argument of another type.
+
+    Raises:
+        UsageError: `what` names the argument, and `expected` says what it may be.
+    """
+    if not isinstance(value, kinds):
+        raise UsageError(f"{what}: found {type(value).__name__}, expected {expected}")
 
 
 class PassError(OnnxlineError):

@@ -28,13 +28,14 @@ from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE, Prover, StructureProver
 from passes.recipe import DEFAULT_RECIPE
 from passes.recipe.recipe import RecipeItem, steps_of
-from passes.run.apply_policy import check_names, without_weight_readers
+from passes.run.apply_policy import check_names, fix_input_shapes, without_weight_readers
 from passes.run.result import PassRow, PassRun, Status
 from passes.run.runner import ChangeObserver, Observer, run_passes
 from passes.step import flatten
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sharing import detached_copy
 from passes.weights.weight_stacks import collapse, expand
+from passes.worker.platforms import check_limits
 
 __all__ = ["FIRST_SIZE", "draw_feeds", "drawn_shape", "open_dims", "optimize", "plan_draws", "second_sizes"]
 
@@ -100,7 +101,8 @@ def optimize(
         steps, policy = steps_of(recipe, context.user_code), Policy(tuple(skip), tuple(keep), watch, contrib)
         check_names(flatten(steps), policy, context)
         limits = nullcontext() if prover or proof == STRUCTURE else limit_runs(context, stored)
-        prover = prover or _choose_prover(stored, context, proof, feeds, sizes)
+        fixed = fix_input_shapes(flatten(steps), stored.proto)
+        prover = prover or _choose_prover(stored, context, proof, feeds, sizes, fixed)
         source, stacks = collapse(stored)
         given = None if encodings is None else _read_encodings(encodings, source)
         versions = _VersionLog(on_change)
@@ -150,10 +152,7 @@ def _check_values(
     for size in sizes:
         if not _is_number(size) or size != int(size) or size < 1:
             raise UsageError(f"sizes holds {size!r}, expected whole numbers from 1 on")
-    if not _is_number(timeout_s) or not timeout_s > 0:
-        raise UsageError(f"timeout_s is {timeout_s!r}, expected seconds, more than 0")
-    if memory_gib is not None and not (_is_number(memory_gib) and memory_gib >= 0):
-        raise UsageError(f"memory_gib is {memory_gib!r}, expected a number, 0 or more")
+    check_limits(timeout_s, memory_gib)
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -176,13 +175,14 @@ def _choose_prover(
     proof: str,
     feeds: Sequence[Mapping[str, np.ndarray]],
     sizes: Sequence[int],
+    inputs: onnx.ModelProto | None,
 ) -> Prover:
-    """`model` itself is the reference."""
+    """`model` itself is the reference, on draws of the shapes that `inputs` declares."""
     if proof == STRUCTURE:
         return StructureProver(context)
     if feeds:
         return NumericProver.of_itself(feeds, context)
-    return NumericProver.of_plan(plan_draws(model, sizes=sizes), context)
+    return NumericProver.of_plan(plan_draws(model, sizes=sizes, inputs=inputs), context)
 
 
 def open_dims(model: onnx.ModelProto) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Final
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto
 
-from passes.errors import PolicyError
+from passes.errors import PolicyError, check_type
 from passes.graph.formatting import format_tensor_type
 from passes.graph.op_facts import op_name
 from passes.load import load_model, to_path
@@ -110,6 +110,7 @@ def why(model: onnx.ModelProto | DetachedModel | str | Path, node: str) -> tuple
         ModelError: the file cannot be read.
         PolicyError: nothing has this name; the nearest are named.
     """
+    check_type(node, str, "why", "the name of a node or a value")
     nodes = _Nodes(_proto_of(model))
     matches = nodes.meant_by(node)
     if not matches:
@@ -123,6 +124,7 @@ def why_weights(model: onnx.ModelProto | DetachedModel | str | Path, name: str) 
     Raises:
         ModelError: the file cannot be read.
     """
+    check_type(name, str, "why_weights", "the name of an initializer")
     nodes = _Nodes(_proto_of(model))
     stored = nodes.stored
     tensors = [tensor for tensor in stored if tensor.name == name] or [

@@ -16,6 +16,7 @@ import yaml
 
 from passes.proof.numbers import DRAWN, Errors
 from passes.run.result import PassRow, Status, StructureVerdict
+from passes.visible import visible_data
 from passes.weights.files import replace_when_done, write_errors
 from pipeline.errors import UsageError
 from pipeline.report import SOURCE, BackendReport, Mark, Report
@@ -38,16 +39,20 @@ def baseline_of(report: Report) -> Plain:
     Errors are rounded up to a power of ten, since their digits differ between machines.
     """
     marks = {mark.row: mark for mark in report.marks}
-    return {
-        "format_version": FORMAT_VERSION,
-        "versions": {name: _version(name, version) for name, version in report.versions.items()},
-        "source": _mark(marks[SOURCE]) if SOURCE in marks else {},
-        "passes": {
-            f"{place + 1:02} {row.name}": _row(row, marks.get(place)) for place, row in enumerate(report.passes)
-        },
-        "structures": _structures(report.structures),
-        "backends": {backend.name: _backend(backend) for backend in report.runtime.backends} if report.runtime else {},
-    }
+    return visible_data(
+        {
+            "format_version": FORMAT_VERSION,
+            "versions": {name: _version(name, version) for name, version in report.versions.items()},
+            "source": _mark(marks[SOURCE]) if SOURCE in marks else {},
+            "passes": {
+                f"{place + 1:02} {row.name}": _row(row, marks.get(place)) for place, row in enumerate(report.passes)
+            },
+            "structures": _structures(report.structures),
+            "backends": {backend.name: _backend(backend) for backend in report.runtime.backends}
+            if report.runtime
+            else {},
+        }
+    )
 
 
 def _version(name: str, version: str) -> str:
@@ -88,7 +93,8 @@ def _structures(verdicts: tuple[StructureVerdict, ...]) -> Plain:
 
 
 def _backend(backend: BackendReport) -> Plain | str:
-    return FOLDERS.sub("", backend.shortfall) or _errors(backend.errors)
+    shortfall = "" if backend.status == "differs" else FOLDERS.sub("", backend.shortfall)
+    return shortfall or _errors(backend.errors)
 
 
 def _errors(errors: Mapping[str, Errors]) -> Plain:

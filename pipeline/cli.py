@@ -5,17 +5,19 @@ A command's module is imported when the command runs: `--help` and a misspelt op
 
 from __future__ import annotations
 
-import codecs
 import importlib
 import sys
 import traceback
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from pipeline.errors import InternalError, OnnxlineError, message_with_notes
+from pipeline.errors import InternalError, OnnxlineError, UsageError, message_with_notes, refusal_of
+from pipeline.terminal import open_streams, print_line, print_text, styled_streams
 
 __all__ = ["app", "load_command", "main"]
 
@@ -72,9 +74,6 @@ EXTRAS = dict.fromkeys(("torch", "transformers", "safetensors", "orjson", "zstan
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
 
-ASCII: Final = {"→": "->", "…": "...", "×": "x", "›": ">", "·": "*", "≤": "<=", "≥": ">=", "–": "-"}
-"""Replacements for terminals whose encoding lacks these characters."""
-
 
 class _LazyGroup(TyperGroup):
     """Lists `COMMANDS` without importing their modules; imports only the command that is called."""
@@ -88,8 +87,12 @@ class _LazyGroup(TyperGroup):
         if command is not None and name in COMMANDS:
             command = load_command(name)
             _add_traceback(command, next(option for option in self.params if option.name == "with_traceback"))
-            _hide_flag_types(command, ctx)
+            _prepare_help(command, ctx)
         return name, command, rest
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        with styled_streams():
+            super().format_help(ctx, formatter)
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)
@@ -110,10 +113,16 @@ def _add_traceback(command: Any, option: Any) -> None:
         _add_traceback(inner, option)
 
 
-def _hide_flag_types(command: Any, context: Any) -> None:
+def _prepare_help(command: Any, context: Any) -> None:
     _hide_types(command.get_params(context))
+    command.format_help = partial(_show_help, command.format_help)
     for inner in getattr(command, "commands", {}).values():
-        _hide_flag_types(inner, context)
+        _prepare_help(inner, context)
+
+
+def _show_help(format_help: Callable[..., None], *context: Any) -> None:
+    with styled_streams():
+        format_help(*context)
 
 
 def _hide_types(params: list[Any]) -> None:
@@ -137,7 +146,7 @@ def _show_version(is_asked: bool) -> None:
     if is_asked:
         from importlib import metadata
 
-        typer.echo(f"onnxline {metadata.version('onnxline')}")
+        print_line(f"onnxline {metadata.version('onnxline')}")
         raise typer.Exit
 
 
@@ -166,16 +175,12 @@ def options(
 
 def main() -> None:
     """Run the command line; turn errors into one message and an exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if not stream.encoding.lower().startswith("utf"):  # latin-1, say, has no arrow
-            codecs.register_error("onnxline", _spell_out)
-            stream.reconfigure(errors="onnxline")  # type: ignore[union-attr]
-    sys.exit(_exit_code())
-
-
-def _spell_out(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    return "".join(ASCII.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+    with open_streams() as output:
+        code = _exit_code()
+        if output.loss:
+            _complain(f"standard output cannot be written: {output.loss}; what was not printed is lost")
+            code = UsageError.exit_code
+    sys.exit(code)
 
 
 def _exit_code() -> int:
@@ -188,7 +193,7 @@ def _exit_code() -> int:
         code = exit_.exit_code
     except Exception as error:
         if settings["traceback"]:
-            traceback.print_exception(error)
+            _show_traceback(error)
         code = INTERRUPTED if _was_interrupted(error) else _report_error(error, is_shown=settings["traceback"])
     if code == INTERRUPTED:  # Ctrl-C: by release, typer raises Abort or Exit, or returns the code
         _complain("stopped; what was finished is kept, run the same command again to go on")
@@ -216,14 +221,21 @@ def _report_error(error: Exception, *, is_shown: bool) -> int:
     if isinstance(error, OnnxlineError) or code is not None:
         _complain(message_with_notes(error))
         return code or InternalError.exit_code
+    if (refusal := refusal_of(error)) is not None:
+        _complain(str(refusal))
+        return refusal.exit_code
     if not is_shown:
-        traceback.print_exception(error)
+        _show_traceback(error)
     _complain(f"this is a bug of onnxline ({type(error).__name__}: {error}); please report it with the lines above")
     return InternalError.exit_code
 
 
+def _show_traceback(error: Exception) -> None:
+    print_text("".join(traceback.format_exception(error)), err=True, wraps=False)
+
+
 def _complain(text: str) -> None:
-    typer.echo(f"onnxline: {text}", err=True)
+    print_text(f"onnxline: {text}", err=True)
 
 
 if __name__ == "__main__":

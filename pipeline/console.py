@@ -11,15 +11,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from rich.console import Console
 from rich.text import Text
 
 from passes.proof.numbers import only_compared
 from passes.run.result import PassRow, Status, StructureVerdict
 from passes.suggest import bytes_text, milliseconds_text, plural
+from passes.visible import visible_line
 from pipeline import events
 from pipeline.events import line_of
 from pipeline.progress import StageBar
+from pipeline.terminal import Screen
 from pipeline.workspace import REPRODUCERS
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ STYLES: Final = {
 LOG_WIDTH: Final = 120
 """Columns where the output is no terminal."""
 
+PAGE: Final = "report.html"
+
 NAMED: Final = 3
 """Lost structures, or skipped steps, that one line lists."""
 
@@ -55,13 +58,13 @@ class RunConsole:
 
     def __init__(
         self,
-        console: Console | None = None,
+        console: Screen | None = None,
         *,
         verbose: bool = False,
         quiet: bool = False,
         keep: Sequence[str] = (),
     ) -> None:
-        self._console = console or Console(quiet=quiet)
+        self._console = console or Screen(quiet=quiet)
         self._verbose, self._keep = verbose, keep
         self._bar = StageBar(self._console, shown=self._console.is_terminal and not quiet)
         self._passes_ended: events.PassesEnded | None = None
@@ -89,8 +92,8 @@ class RunConsole:
                 pass
 
     def line(self, text: str | Text, style: str = "") -> None:
-        """Print one line; a terminal may wrap it."""
-        self._console.print(Text(text, style) if isinstance(text, str) else text, soft_wrap=True)
+        """Print one line."""
+        self._console.print_line(text, style)
 
     def show_passes(self, folder: Path | None = None) -> None:
         """Print what the passes did and which structures are left; of a failed run, as far as it came."""
@@ -134,7 +137,7 @@ class RunConsole:
             self.line(sentence)
         if result.cached:
             self.line(f"not done again, since nothing changed: {', '.join(result.cached)}")
-        self.line(f"files: {result.folder}/ ({', '.join(result.report.files)})")
+        self.show_files("files", result.folder, result.report.files)
 
     def show_failure(self, folder: Path, since: float) -> None:
         """Print the results of a run that failed, and the files that it wrote: those changed `since` it began."""
@@ -142,7 +145,14 @@ class RunConsole:
         with contextlib.suppress(OSError):  # the folder itself may be what is wrong
             files = sorted(file for file in folder.glob("[!.]*") if file.is_file() and file.stat().st_mtime >= since)
             if files:
-                self.line(f"files so far: {folder}/ ({', '.join(file.name for file in files)})")
+                self.show_files("files so far", folder, [file.name for file in files])
+
+    def show_files(self, title: str, folder: Path, names: Sequence[str]) -> None:
+        """Print the names, and the page on a line of its own, where a terminal makes a link of it."""
+        self.line(f"{title}: {folder}/ ({', '.join(names)})")
+        if PAGE in names:
+            self.line("open in a browser:")
+            self.line(f"  {folder / PAGE}")
 
 
 def _table(rows: Sequence[PassRow], width: int, *, wraps: bool) -> Iterator[Text]:
@@ -164,15 +174,15 @@ def _table(rows: Sequence[PassRow], width: int, *, wraps: bool) -> Iterator[Text
             line.append(f"  {pad}", style if column == 1 else "" if row else "bold")
         line.rstrip()
         yield line
-        if row and row.reason and not row.status.counts_as_reverted:  # those are explained below the table
-            reason = textwrap.wrap(row.reason, width - 4, break_long_words=False, break_on_hyphens=False)
-            yield from (Text(f"    {words}", "dim") for words in (reason if wraps else [row.reason]))
+        if row and row.words and not row.status.counts_as_reverted:  # those are explained below the table
+            reason = textwrap.wrap(row.words, width - 4, break_long_words=False, break_on_hyphens=False)
+            yield from (Text(f"    {words}", "dim") for words in (reason if wraps else [row.words]))
 
 
 def _cells(row: PassRow) -> tuple[str, ...]:
     error = max((errors.max_abs for errors in only_compared(row.errors).values()), default=None)
     return (
-        row.name,
+        visible_line(row.name),
         row.status.replace("_", " "),
         f"{row.nodes_before} → {row.nodes_after}" if row.changed else str(row.nodes_before),
         f"{row.seconds:.2f}",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from passes.errors import OnnxlineError, UsageError
 
 __all__ = [
+    "DISK_ERRORS",
     "CheckFailed",
     "ConfigError",
     "DataError",
@@ -16,6 +20,7 @@ __all__ = [
     "Unsupported",
     "UsageError",
     "message_with_notes",
+    "refusal_of",
 ]
 
 
@@ -49,6 +54,46 @@ class InternalError(OnnxlineError):
     """A bug of ours."""
 
     exit_code = 3
+
+
+DISK_ERRORS: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST}
+    | {errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EIO, errno.ENXIO, errno.ESTALE, errno.EBUSY}
+)
+"""What only the place can be blamed for. ENOENT is not among them: inside of a run, a file that is missing is a bug."""
+
+REFUSALS: Final[Mapping[tuple[int, ...], str]] = {
+    (errno.EMFILE, errno.ENFILE): "raise the limit of open files, as with `ulimit -n 1024`",
+    (errno.ENOMEM, errno.EAGAIN): "give the process more memory or more processes, or take a smaller model",
+    tuple(DISK_ERRORS): "free space, or choose another folder; TMPDIR names the one of temporary files",
+}
+"""Numbers of errors that the system gives → what to do about them."""
+
+SIGNS: Final = {
+    **{os.strerror(numbers[0]): advice for numbers, advice in REFUSALS.items()},
+    os.strerror(errno.ENOSPC): REFUSALS[tuple(DISK_ERRORS)],
+    "No usable temporary directory": REFUSALS[tuple(DISK_ERRORS)],
+    **dict.fromkeys(
+        ("failed to map segment", "can't allocate memory", "can't start new thread", "bad_alloc", "Unable to allocate"),
+        REFUSALS[errno.ENOMEM, errno.EAGAIN],
+    ),
+}
+"""How libraries word such a refusal in errors of their own → what to do about it."""
+
+
+def refusal_of(error: BaseException) -> UsageError | None:
+    """What the system refused, as a sentence: memory, a file, a place on the disk. None for any other error."""
+    advice = next((advice for numbers, advice in REFUSALS.items() if getattr(error, "errno", None) in numbers), None)
+    if isinstance(error, MemoryError):
+        advice = REFUSALS[errno.ENOMEM, errno.EAGAIN]
+    if advice is None and isinstance(error, OSError | RuntimeError | ImportError | SystemError):
+        advice = next((advice for sign, advice in SIGNS.items() if sign in str(error)), None)
+    if advice is None:
+        return None
+    what = str(error) or "memory"
+    if isinstance(error, OSError) and error.strerror:
+        what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return UsageError(f"the system refused to go on: {what}; {advice}")
 
 
 def message_with_notes(error: BaseException) -> str:

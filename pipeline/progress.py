@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.text import Text
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
 from pipeline import events
 from pipeline.errors import UsageError
 from pipeline.events import Event, Observer, line_of
+from pipeline.terminal import ProgressBar, Screen
 
 __all__ = ["StageBar", "show_progress"]
 
@@ -26,8 +25,8 @@ class StageBar:
         shown: whether it is drawn at all.
     """
 
-    def __init__(self, console: Console, *, shown: bool) -> None:
-        self._bar = Progress(
+    def __init__(self, console: Screen, *, shown: bool) -> None:
+        self._bar = ProgressBar(
             TextColumn("{task.description:<10}", markup=False),
             BarColumn(),
             TextColumn("{task.fields[part]}", markup=False),
@@ -69,14 +68,14 @@ def show_progress(progress: bool | None, observer: Observer | None = None) -> It
     """
     if progress is not None and not isinstance(progress, bool):
         raise UsageError(f"progress is {progress!r}, expected True, False or None")
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     has_bar = progress is not False and (console.is_terminal or console.is_jupyter)
     with StageBar(console, shown=has_bar) as bar:
 
         def observe(event: Event) -> None:
             bar.update(event)
             if progress and not has_bar and isinstance(event, events.StageEnded | events.Note):
-                console.print(Text(line_of(event)), soft_wrap=True)
+                console.print_line(line_of(event))
             if observer is not None:
                 observer(event)
 

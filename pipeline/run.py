@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,12 +14,13 @@ from pydantic import BaseModel
 
 from passes.advisories.known import quarantined_by_entry
 from passes.context import open_context
+from passes.errors import check_type
 from passes.recipe.recipe import names_of
 from passes.recipe.user_passes import code_digest
 from passes.suggest import bytes_text, plural
 from passes.worker.platforms import missing_here
 from pipeline.config import RunConfig
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, refusal_of
 from pipeline.events import Event, Note, Observer, PassesEnded, RunLog, StageEnded, StageStarted
 from pipeline.export.source import Source, TorchSource
 from pipeline.report import BackendReport, ExportReport, PassesReport, Report, RuntimeReport
@@ -72,6 +74,10 @@ class Pipeline:
             raise UsageError(
                 f"Pipeline: found {type(config).__name__}, expected a RunConfig, as RunConfig.from_yaml reads"
             )
+        if out is not None:
+            check_type(out, (str, PathLike), "Pipeline: out", "the path of a folder")
+        if not callable(observer):
+            raise UsageError(f"Pipeline: observer: found {type(observer).__name__}, expected a function of one event")
         self.config = config
         self.folder = default_folder(config, out)
         self._observer = observer
@@ -298,4 +304,4 @@ def _backend_text(backend: BackendReport) -> str:
 
 
 def _exit_code_of(error: BaseException) -> int:
-    return 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 3)
+    return 130 if isinstance(error, KeyboardInterrupt) else getattr(refusal_of(error) or error, "exit_code", 3)

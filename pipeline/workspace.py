@@ -9,7 +9,6 @@ runs/<name>/
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -23,7 +22,7 @@ from pydantic import TypeAdapter
 
 from passes.weights.files import describe_write_error, replace_when_done
 from passes.worker.platforms import lock
-from pipeline.errors import UsageError
+from pipeline.errors import DISK_ERRORS, UsageError
 
 __all__ = ["REPRODUCERS", "Workspace", "disk_errors", "key_of", "make_folder", "stamp"]
 
@@ -31,12 +30,6 @@ Record = TypeVar("Record")
 
 REPRODUCERS: Final = "reproducers"
 """The folder of the smallest models that crash a step."""
-
-DISK_ERRORS: Final = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST}
-    | {errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EIO, errno.ENXIO, errno.ESTALE, errno.EBUSY}
-)
-"""What only the place can be blamed for. ENOENT is not among them: inside of a run, a file that is missing is a bug."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from passes.guard.patching import INTERCEPT_FILE
 from passes.guard.settings import Settings
 from passes.guard.startup.hooks import LIBRARIES
 from passes.suggest import plural
+from passes.visible import visible_line
 from passes.worker.platforms import lock
 
 __all__ = ["GuardedCall", "Returned", "call_site", "read_calls", "read_warnings", "say", "warn", "write_call"]
@@ -135,7 +136,7 @@ def warn(text: str, guards: Sequence[Settings]) -> None:
 
 def say(lines: Iterable[str]) -> None:
     """Print lines on standard error; a script that has closed it gets none."""
-    text = "".join(f"onnxline guard: {line}\n" for line in lines)
+    text = "".join(f"onnxline guard: {visible_line(line)}\n" for line in lines)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from passes.errors import PolicyError
+from passes.errors import PolicyError, check_type
 from passes.guard import registry
 from passes.guard.call_log import GuardedCall, read_calls, read_warnings, say, warn
 from passes.guard.children import ChildWatch
 from passes.guard.settings import Settings
 from passes.policy.policy import check_lists
 from passes.suggest import plural
+from passes.worker.platforms import check_limits
 
 __all__ = ["Guard", "GuardLog", "guard", "summary"]
 
@@ -70,6 +71,11 @@ def guard(
         PolicyError: when the block begins: an unknown pass or structure, or a log that cannot be written.
     """
     check_lists(keep=keep, skip=skip)
+    for name, value in (("watch", watch), ("compare", compare), ("quiet", quiet)):
+        check_type(value, bool, name, "True or False")
+    check_limits(timeout_s, memory_gib)
+    if log is not None:
+        check_type(log, (str, os.PathLike), "log", "the path of a file")
     return Guard(Settings(tuple(keep), tuple(skip), watch, compare, timeout_s, memory_gib, quiet), log)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -25,7 +25,7 @@ def check_lists(**arguments: object) -> None:
         PolicyError: naming the argument, and the value as a list.
     """
     for name, value in arguments.items():
-        if value is None or isinstance(value, str | bytes | int | float | Mapping):
+        if value is None or not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
             shown = json.dumps(value) if isinstance(value, str) else repr(value)
             instead = "[]" if value is None else f"[{shown}]"
             raise PolicyError(f"{name} is {shown}, expected a list: {name}={instead}")

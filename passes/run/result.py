@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from os import PathLike
 from typing import Final
 
+import numpy as np
 import onnx
 
 from passes.encodings.carry import CarriedEncodings
@@ -67,10 +68,20 @@ class PassRow:
     """Op type → how many nodes more, or fewer, the step left; empty when it changed nothing."""
     lost: tuple[str, ...] = ()
     """The structures that it broke, such as `qkv encoder.layer.0`."""
+    remarks: tuple[str, ...] = ()
+    """What else it did that a user should know: growth, and nodes that it removed since their stored values are zero or
+    one."""
     turn: int = 1
     """Which turn of a `repeat` this is."""
     reproducer: str = ""
     """The file with the smallest model on which the step still crashes or times out."""
+    merges: tuple[str, ...] = ()
+    """A sentence for each group of products of one input that it has merged, and that no tracked structure holds."""
+
+    @property
+    def words(self) -> str:
+        """The reason and the remarks, as they stand beside the row."""
+        return "; ".join(filter(None, (self.reason, *self.remarks)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +151,33 @@ class PassRun(OptimizeResult):
     """What the draws have shown, and what a wrong pass could have changed unseen."""
     encodings: CarriedEncodings | None = None
     """The encodings of the final model, where those of the source were given."""
+    example: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """The inputs of the first draw, by name; none where nothing was run."""
+    nodes_before: int = 0
+    """The nodes of the source."""
+    remarks: tuple[str, ...] = ()
+    """What a user should know of the final model, one sentence each."""
+    invalid: str = ""
+    """What ONNX's checker finds wrong in the final model, where it took the source; empty for nothing."""
 
     @property
     def passes(self) -> tuple[PassRow, ...]:
         return self.rows
+
+    def describe_merges(self, keep: Collection[str], recipe: Iterable[object]) -> tuple[str, ...]:
+        """A sentence on each step that merged products which no structure holds.
+
+        Without anything to `keep`, a pass that the `recipe` names by itself is left out: its user asked for that.
+        """
+        named = {str(item) for entry in recipe for item in (entry if isinstance(entry, Mapping) else [entry])}
+        sentences = []
+        for row in self.rows:
+            if row.merges and row.status is Status.RAN and (keep or row.merges[0].partition(" ")[0] not in named):
+                more = f" (and {len(row.merges) - 1} more places)" if len(row.merges) > 1 else ""
+                sentences.append(
+                    f"{row.merges[0]}{more}; no structure in the report holds them, but skip leaves a pass out"
+                )
+        return tuple(sentences)
 
     def save(self, path: str | PathLike[str]) -> None:
         write_model(self.model, path)

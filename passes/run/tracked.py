@@ -133,7 +133,11 @@ def find_structures(
         if required and not results[kind].instances and kind not in later:
             raise PolicyError(_nothing_to_keep(kind, results[kind]))
     instances = {kind: result.instances for kind, result in results.items()}
-    partly = {kind: results[kind].instead for kind in kept if results[kind].instances and results[kind].instead}
+    partly = {
+        kind: "; ".join(filter(None, (results[kind].instead, "" if kind in later else results[kind].remedy)))
+        for kind in kept
+        if results[kind].instances and results[kind].instead
+    }
     return TrackedStructures(instances, frozenset(enforced), frozenset(kept), partly)
 
 
@@ -149,9 +153,10 @@ def refuse_unmatched(tracked: TrackedStructures, policy: Policy, model: Detached
 
 
 def _nothing_to_keep(kind: str, found: SearchResult) -> str:
+    remedy = f"{found.remedy}, or " if found.remedy else ""
     return (
         f"keep: {kind} matches nothing in this model, which has {found.instead}; "
-        f"write {kind + '?'!r} to keep it where it is"
+        f"{remedy}write {kind + '?'!r} to keep it where it is"
     )
 
 

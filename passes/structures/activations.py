@@ -1,17 +1,18 @@
-"""Find GELU and SwiGLU: as one op each, or as several."""
+"""Find GELU, GEGLU and SwiGLU: as one op each, or as several. A GELU is known by its numbers, whatever makes it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
+import numpy as np
 from onnx import NodeProto
 
 from passes.structures.candidates import PRODUCTS, Candidate, find_fused
 from passes.structures.view import GraphView, op_of
 
-__all__ = ["BETWEEN", "GELU_OPS", "find_gelus", "find_swiglus"]
+__all__ = ["BETWEEN", "GELU_OPS", "find_geglus", "find_gelus", "find_swiglus"]
 
 
 GELU_OPS: Final = (
@@ -22,108 +23,113 @@ GELU_OPS: Final = (
 
 def find_gelus(view: GraphView) -> Iterator[Candidate]:
     yield from find_fused(view, GELU_OPS)
-    for op in ("Erf", "Tanh"):
+    for op in ("Erf", "Tanh", "Sigmoid"):
         for node in view.by_op.get(op, ()):
-            yield from _exact(view, node)
-    for node in view.by_op.get("Sigmoid", ()):
-        yield from _quick(view, node)
+            yield from _spelled_out(view, node)
 
 
-def _exact(view: GraphView, curve: NodeProto) -> Iterator[Candidate]:
-    """0.5 · x · (1 + curve), in whichever order the three factors are multiplied."""
-    for plus in view.readers(curve.output[0], "Add"):
-        if not any(_is(view, name, 1.0) for name in plus.input):
-            continue
-        for factors, products in _products(view, plus):
-            data = [view.source(name) for name in factors if view.scalar(name) is None]
-            halves = [name for name in factors if _is(view, name, 0.5)]
-            if len(data) == len(halves) == 1 and _is_curve_of(view, curve, data[0]):
-                last = products[-1]
-                yield Candidate(last, (curve, plus, *products), (data[0], curve.output[0], last.output[0]))
+def _spelled_out(view: GraphView, curve: NodeProto) -> Iterator[Candidate]:
+    """The first value after `curve` that is a GELU of a value before it, in whatever order it is computed."""
+    before = [curve.input[0], *(name for node in view.upstream(curve.input[0], POINTWISE) for name in node.input)]
+    sources = [name for name in dict.fromkeys(map(view.source, before)) if name not in view.folded][:MOST_VALUES]
+    for last, _ in list(view.downstream(curve.output[0], POINTWISE))[:MOST_VALUES]:
+        for x in sources if last.op_type in FACTORS else ():
+            values: dict[str, Array | None] = {}
+            computed = _values_at(view, last.output[0], {x: GRID}, values)
+            if computed is None or not any(np.allclose(computed, gelu, rtol=NEARLY, atol=NEARLY) for gelu in GELUS):
+                continue
+            after = [node for node, _ in view.downstream(curve.output[0], POINTWISE) if node.output[0] in values]
+            nodes = (curve, *(node for node in after if node is not last), last)
+            yield Candidate(last, nodes, (x, curve.output[0], last.output[0]))
+            return
 
 
-def _products(view: GraphView, plus: NodeProto) -> Iterator[tuple[tuple[str, str], tuple[NodeProto, ...]]]:
-    """The two other factors of a product with `plus`, and the nodes that multiply the three."""
-    for product in view.readers(plus.output[0], "Mul"):
-        other = view.other_operand(product, plus.output[0])
-        inner = view.maker(other, "Mul")
-        if inner is not None:
-            yield (inner.input[0], inner.input[1]), (product,)
-        for last in view.readers(product.output[0], "Mul"):
-            yield (other, view.other_operand(last, product.output[0])), (product, last)
+def _values_at(view: GraphView, name: str, known: Mapping[str, Array], values: dict[str, Array | None]) -> Array | None:
+    """The numbers that `name` has where those in `known` are given; None if it depends on something else.
 
-
-def _is_curve_of(view: GraphView, curve: NodeProto, x: str) -> bool:
-    """Whether `curve` is Erf(x/√2), or Tanh(√(2/π)·(x + 0.044715·x³)) in any form, of `x`."""
-    numbers = _numbers_over(view, curve.input[0], x)
-    if curve.op_type == "Erf":
-        return any(_is_near(number, root) for number in numbers for root in (math.sqrt(0.5), math.sqrt(2.0)))
-    slope = math.sqrt(2.0 / math.pi)
-    return any(_is_near(number, cubic) for number in numbers for cubic in (0.044715, 0.044715 * slope))
-
-
-def _numbers_over(view: GraphView, name: str, x: str) -> list[float]:
-    """The constants of a polynomial of `x` alone; empty if it depends on something else."""
-    numbers: list[float] = []
-    front = [name]
-    while front:
-        name = view.source(front.pop())
+    Args:
+        values: takes up the numbers of all values on the way.
+    """
+    name = view.source(name)
+    if name in known:
+        return known[name]
+    if name not in values:
+        values[name] = None  # until it is computed
         number = view.scalar(name)
-        node = view.maker(name, "Mul", "Div", "Add", "Pow")
+        node = view.producers.get(name)
         if number is not None:
-            numbers.append(number)
-        elif name != x and (node is None or len(numbers) > MOST_NUMBERS):
-            return []
-        elif name != x and node is not None:
-            front.extend(node.input)
-    return numbers
+            values[name] = np.full_like(GRID, number)
+        elif (
+            node is not None and op_of(node) in POINTWISE and name not in view.folded and len(values) < 3 * MOST_VALUES
+        ):
+            inputs = [_values_at(view, read, known, values) for read in node.input]
+            if all(read is not None for read in inputs):
+                with np.errstate(all="ignore"):
+                    values[name] = FUNCTIONS[node.op_type](*inputs)
+    return values[name]
 
 
-def _quick(view: GraphView, curve: NodeProto) -> Iterator[Candidate]:
-    """x · sigmoid(1.702·x)."""
-    scaled = view.maker(curve.input[0], "Mul")
-    if scaled is None or not any(_is(view, name, 1.702) for name in scaled.input):
-        return
-    data = {view.source(name) for name in scaled.input if view.scalar(name) is None}
-    for product in view.readers(curve.output[0], "Mul"):
-        x = view.source(view.other_operand(product, curve.output[0]))
-        if x in data:
-            yield Candidate(product, (curve, product), (x, curve.output[0], product.output[0]))
+Array = np.ndarray[Any, np.dtype[Any]]
 
+FUNCTIONS: Final[Mapping[str, Callable[..., Array]]] = {
+    **{"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Pow": np.power, "Neg": np.negative},
+    **{"Tanh": np.tanh, "Erf": np.vectorize(math.erf), "Sigmoid": lambda x: 1 / (1 + np.exp(-x))},
+}
 
-def _is(view: GraphView, name: str, number: float) -> bool:
-    scalar = view.scalar(name)
-    return scalar is not None and _is_near(scalar, number)
+POINTWISE: Final = frozenset(FUNCTIONS) | {"Identity", "Cast", "Dropout", "QuantizeLinear", "DequantizeLinear"}
 
+FACTORS: Final = frozenset({"Mul", "Div", "Add", "Sub"})
+"""The ops that a GELU may end with."""
 
-def _is_near(number: float, other: float) -> bool:
-    return math.isclose(number, other, rel_tol=1e-3)
+GRID: Final = np.linspace(-4.0, 4.0, 33)
 
+GELUS: Final = tuple(
+    GRID * weight
+    for weight in (
+        (1 + FUNCTIONS["Erf"](GRID / math.sqrt(2))) / 2,
+        FUNCTIONS["Sigmoid"](1.702 * GRID),
+        (1 + np.tanh(math.sqrt(2 / math.pi) * (GRID + 0.044715 * GRID**3))) / 2,
+    )
+)
 
-MOST_NUMBERS: Final = 8
-"""The most constants of such a polynomial."""
+NEARLY: Final = 2e-3
+"""Numbers may have been rounded to bfloat16. A SiLU is more than 0.1 off."""
+
+MOST_VALUES: Final = 12
+"""The most values before a curve, and after it, between which a GELU is looked for."""
 
 
 def find_swiglus(view: GraphView) -> Iterator[Candidate]:
+    """silu(gate)·up, with bounds on both and a factor in the sigmoid too, as gpt-oss has it."""
     for curve in view.by_op.get("Sigmoid", ()):
-        x = view.source(curve.input[0])
+        scaled = view.maker(curve.input[0], "Mul")
+        reads = [] if scaled is None else [name for name in scaled.input if view.scalar(name) is None]
+        inside = {view.source(name) for name in (curve.input[0], *(reads if len(reads) == 1 else ()))}
         for silu in view.readers(curve.output[0], "Mul"):
-            if x in {view.source(name) for name in silu.input}:
-                yield from _find_gated(view, x, (curve, silu))
-    for silu in view.by_op.get("Swish", ()):
-        yield from _find_gated(view, view.source(silu.input[0]), (silu,))
+            gate = view.source(view.other_operand(silu, curve.output[0]))
+            if gate in inside:
+                yield from _find_gated(view, gate, (curve, silu))
+    for op in ("Swish", "com.microsoft.QuickGelu"):
+        for silu in view.by_op.get(op, ()):
+            yield from _find_gated(view, view.source(silu.input[0]), (silu,))
 
 
-def _find_gated(view: GraphView, x: str, silu: tuple[NodeProto, ...]) -> Iterator[Candidate]:
-    gate = _product_behind(view, x)
-    for product in view.readers(silu[-1].output[0], "Mul"):
-        first, second = (view.source(name) for name in product.input)
-        up = _product_behind(view, first if second == silu[-1].output[0] else second)
-        if gate is None or up is None or view.source(gate.input[0]) != view.source(up.input[0]):
+def find_geglus(view: GraphView) -> Iterator[Candidate]:
+    for gelu in find_gelus(view):
+        yield from _find_gated(view, view.source(gelu.pins[0]), gelu.nodes)
+
+
+def _find_gated(view: GraphView, x: str, curve: tuple[NodeProto, ...]) -> Iterator[Candidate]:
+    """The products of the value of `curve`, which is made from `x`, with another part or product of the same input."""
+    gate, value = _product_behind(view, x), curve[-1].output[0]
+    for product in view.readers(value, "Mul"):
+        other = view.source(view.other_operand(product, value))
+        up = _product_behind(view, other)
+        if gate is None or up is None or other == x or view.source(gate.input[0]) != view.source(up.input[0]):
             continue
         products = (gate,) if gate.output[0] == up.output[0] else (gate, up)
-        pins = (*(one.output[0] for one in products), silu[0].output[0], product.output[0])
-        yield Candidate(product, (*products, *silu, product), pins, allow_gaps=True)
+        pins = (*(one.output[0] for one in products), curve[0].output[0], product.output[0])
+        yield Candidate(product, (*products, *curve, product), pins, allow_gaps=True)
 
 
 def _product_behind(view: GraphView, name: str) -> NodeProto | None:
@@ -135,7 +141,7 @@ def _product_behind(view: GraphView, name: str) -> NodeProto | None:
 
 
 BETWEEN: Final = frozenset(
-    {*("Add", "Reshape", "Transpose", "Identity", "Cast", "CastLike", "Squeeze", "Unsqueeze", "Clip")}
+    {*("Add", "Reshape", "Transpose", "Identity", "Cast", "CastLike", "Squeeze", "Unsqueeze", "Clip", "Min", "Max")}
     | {"QuantizeLinear", "DequantizeLinear"}
     | {*("Split", "SplitToSequence", "SequenceAt", "Slice", "Gather")}
 )

@@ -12,7 +12,7 @@ from typing import Final
 
 from onnx import NodeProto
 
-from passes.structures.axes import Product, Side, inputs_with_axis, is_join, product_of
+from passes.structures.axes import Product, Side, inputs_with_axis, join_of, product_of
 from passes.structures.candidates import Candidate, find_fused
 from passes.structures.projection import Operand, projections_behind
 from passes.structures.view import GraphView, op_of
@@ -117,6 +117,11 @@ def attention_operands(view: GraphView) -> Iterator[tuple[Operands, ...]]:
             readings = tuple(one for one in read if one is not None)
             if readings:
                 found.append((view.position[product.value], readings))
+    for node in view.own:
+        if node.op_type == "Div" and view.folded.isdisjoint(node.input):
+            readings = tuple(dict.fromkeys(_find_weighted_values(view, node)))
+            if readings:
+                found.append((view.position[node.output[0]], readings))
     for _, readings in sorted(found, key=lambda one: one[0]):
         yield readings
 
@@ -126,31 +131,61 @@ def _find_weighted(view: GraphView, node: NodeProto) -> Iterator[_Joint]:
     before, after = (BEFORE, AFTER) if node.op_type in SOFTMAXES else (BEFORE - MIXERS, AFTER - MIXERS)
 
     def ends(one: NodeProto) -> bool:
-        product = product_of(view, one)
-        return product is not None and is_join(view, product)
+        return join_of(view, one) is not None
 
     inner = {one.output[0] for one in view.upstream(node.input[0], before, until=ends) if ends(one)}
     if not inner:
         return
     through = before | after | WEIGHTINGS
     for reader, weights in view.downstream(node.output[0], after, until=ends):
-        outer = product_of(view, reader)
-        if outer is not None and is_join(view, outer):
+        outer = join_of(view, reader)
+        if outer is not None:
             side: Side = 0 if outer.operands[0] == weights else 1
             for product, axis in _trace(view, weights, outer.contracted_axis(side), through):
                 if product.value in inner:
                     yield _Joint(product, axis, outer, side)
 
 
+def _find_weighted_values(view: GraphView, division: NodeProto) -> Iterator[Operands]:
+    """Readings of a sum of values, each times a weight made from its key, over the sum of these weights (RWKV, AFT).
+
+    Q lets the quotient through, or the sum of values before the division.
+    """
+    total = {division.input[1], *(name for node in _summands(view, division.input[1]) for name in node.input)}
+    beside = {
+        view.other_operand(reader, name)
+        for reader, name in view.downstream(division.output[0], AFTER)
+        if reader.op_type == "Mul"
+    }
+    weighted: list[tuple[str, str]] = []
+    for node in _summands(view, division.input[0]):
+        if node.op_type == "Mul" and view.folded.isdisjoint(node.input):
+            inside = [name for name in node.input if name in total]
+            outside = [name for name in node.input if name not in total]
+            weighted += [(inside[0], outside[0])] if len(inside) == len(outside) == 1 else []
+            beside.update(outside if len(outside) == 2 else ())
+    for query in sorted(beside, key=lambda name: view.position.get(name, -1)):
+        yield from (Operands(Operand(query, -1), Operand(key, -1), Operand(value, -1)) for key, value in weighted)
+
+
+def _summands(view: GraphView, name: str) -> Iterator[NodeProto]:
+    """The nodes that a sum over positions is made from; a constant matrix on the left mixes positions too."""
+
+    def ends(node: NodeProto) -> bool:
+        return node.op_type == "MatMul" and (node.input[0] not in view.folded or node.input[1] in view.folded)
+
+    return view.upstream(name, STATE | {"MatMul"}, until=ends)
+
+
 def _joins(view: GraphView) -> list[Product]:
-    products = (product_of(view, node) for node in view.own)
-    return [one for one in products if one is not None and is_join(view, one)]
+    products = (join_of(view, node) for node in view.own)
+    return [one for one in products if one is not None]
 
 
 def _behind(view: GraphView, outer: Product, taken: set[str]) -> Iterator[_Joint]:
     """The products behind an operand of `outer`, seen through a scale, a mask or a norm."""
     for side in _SIDES:
-        for inner, axis in _trace(view, outer.operands[side], outer.contracted_axis(side), BETWEEN):
+        for inner, axis in _trace(view, outer.operands[side], outer.contracted_axis(side), STATE):
             if inner.value not in taken:
                 yield _Joint(inner, axis, outer, side)
 
@@ -167,9 +202,10 @@ def _trace(
         if node is None or node.output[0] in seen or value in view.folded:
             continue
         seen.add(node.output[0])
+        join = join_of(view, node)
         product = product_of(view, node)
-        if product is not None and is_join(view, product):
-            yield product, axis
+        if join is not None:
+            yield join, axis
         elif product is not None and node.op_type in through:  # heads are mixed
             front.extend((product.operands[side], at) for side, at in product.sources(axis))
             front.extend((one, None) for one in product.operands)
@@ -183,7 +219,11 @@ def _read_linear(view: GraphView, joint: _Joint) -> Operands | None:
     An axis of features is made by a projection: Q·Kᵀ. An axis of positions is one of the data: Kᵀ·V.
     """
     scores, context = joint.as_scores(), joint.as_context()
-    if all(projections_behind(view, Operand(one.name, one.feature, one.feature)) for one in (scores.query, scores.key)):
+    summed, dims = joint.inner.contracted_axis(0), view.dims(joint.inner.operands[0])
+    is_outer = summed is None or (dims is not None and dims[summed] == 1)
+    if not is_outer and all(
+        projections_behind(view, Operand(one.name, one.feature, one.feature)) for one in (scores.query, scores.key)
+    ):
         return scores
     if all(
         projections_behind(view, Operand(one.name, one.feature, one.feature)) for one in (context.key, context.value)
@@ -225,10 +265,25 @@ BETWEEN: Final = frozenset(
             "QuantizeLinear",
             "DequantizeLinear",
             "Clip",
+            "SplitToSequence",
+            "SequenceAt",
         ),
     }
 )
 """Ops that may be between the two products of linear attention: a scale, a mask, a decay, the sum over all keys."""
+
+STATE: Final = BETWEEN | {
+    "CumSum",
+    "ReduceSum",
+    "Concat",
+    "Slice",
+    "Gather",
+    "Neg",
+    "Pad",
+    "ScatterND",
+    "ScatterElements",
+}
+"""Ops that may also be between the two: what sums products of keys and values, at once or by steps."""
 
 MIXERS: Final = frozenset({"MatMul", "Einsum"})
 """Products with weights that mix heads, as talking heads do."""

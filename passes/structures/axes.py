@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
+from string import ascii_letters
 from typing import Final, Literal
 
 from onnx import NodeProto
@@ -19,6 +20,7 @@ __all__ = [
     "axes_of",
     "inputs_with_axis",
     "is_join",
+    "join_of",
     "product_of",
 ]
 
@@ -98,6 +100,46 @@ def is_join(view: GraphView, product: Product) -> bool:
     return view.folded.isdisjoint(product.operands)
 
 
+def join_of(view: GraphView, node: NodeProto) -> Product | None:
+    """`node` as a product of two computed operands.
+
+    It may also be a Mul with a sum after it, or a Mul of a column and a row, as a recurrence adds to its state.
+    """
+    product = product_of(view, node) or _summed_mul(view, node) or _outer_mul(view, node)
+    return product if product is not None and is_join(view, product) else None
+
+
+def _summed_mul(view: GraphView, node: NodeProto) -> Product | None:
+    mul = view.maker(node.input[0], "Mul") if node.op_type == "ReduceSum" else None
+    terms, axes = (None, []) if mul is None else (_broadcast_terms(view, mul), axes_of(view, node))
+    if mul is None or terms is None or not axes:
+        return None
+    summed = {axis % len(terms[2]) for axis in axes}
+    gap = "=" if attribute_of(node, "keepdims", 1) else ""
+    out = "".join(gap if at in summed else letter for at, letter in enumerate(terms[2]))
+    return Product(node, (mul.input[0], mul.input[1]), terms[:2], out)
+
+
+def _outer_mul(view: GraphView, node: NodeProto) -> Product | None:
+    terms = _broadcast_terms(view, node) if op_of(node) == "Mul" else None
+    if terms is None or "+" not in terms[0] or "-" not in terms[1] or view.readers(node.output[0], "ReduceSum"):
+        return None  # a sum after it is the product
+    return Product(node, (node.input[0], node.input[1]), terms[:2], terms[2])
+
+
+def _broadcast_terms(view: GraphView, mul: NodeProto) -> tuple[str, str, str] | None:
+    """A letter for each axis of two operands of one rank and of their product; `+` or `-` for an axis of an operand
+    that is broadcast."""
+    left, right = (view.dims(name) for name in mul.input)
+    if left is None or right is None or len(left) != len(right) or mul.input[0] == mul.input[1]:
+        return None
+    letters = ascii_letters[: len(left)]
+    pairs = list(zip(letters, left, right, strict=True))
+    first = "".join("+" if one == 1 != other else letter for letter, one, other in pairs)
+    second = "".join("-" if other == 1 != one else letter for letter, one, other in pairs)
+    return first, second, letters
+
+
 def _einsum(node: NodeProto) -> Product | None:
     """The two operands of an Einsum that share an axis which is summed over; others are factors (linear attention)."""
     sides, arrow, out = re.sub(r"\s", "", attribute_of(node, "equation").decode()).partition("->")
@@ -144,7 +186,19 @@ def inputs_with_axis(view: GraphView, node: NodeProto, axis: int | None) -> Iter
     """
     rule = RULES.get(node.op_type)
     for name in carried_inputs(node):
-        yield name, axis if axis is None or rule is None else rule(view, node, name, axis)
+        if axis is None or rule is None:
+            yield name, axis
+        elif rule is not _same_rank or not _is_broadcast(view, node, name, axis):
+            yield name, rule(view, node, name, axis)
+
+
+def _is_broadcast(view: GraphView, node: NodeProto, name: str, axis: int) -> bool:
+    """Whether an operand has a single element along the `axis` of the result, as the gate of a head has: it does not
+    make that axis."""
+    before, after = view.dims(name), view.dims(node.output[0])
+    if before is None or after is None or -axis > len(after) or after[axis] == 1:
+        return False
+    return -axis > len(before) or before[axis] == 1
 
 
 def _through_transpose(view: GraphView, node: NodeProto, name: str, axis: int) -> int | None:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from passes.structures.activations import find_gelus, find_swiglus
+from passes.structures.activations import find_geglus, find_gelus, find_swiglus
 from passes.structures.attention import find_attentions
 from passes.structures.boundary_check import find_lost_boundaries, with_sources
-from passes.structures.candidates import Candidate, find_by_shape
+from passes.structures.candidates import PRODUCTS, Candidate, find_by_shape
 from passes.structures.core_check import find_lost_cores, with_copies
 from passes.structures.embeddings import find_embeddings, find_rotary_embeddings
+from passes.structures.group_norms import find_group_norms
 from passes.structures.norms import find_batch_norms, find_layer_norms, find_rms_norms
 from passes.structures.projection_check import find_lost_projections
 from passes.structures.qkv import find_separate_qkv
@@ -25,6 +26,7 @@ from passes.structures.selectors import find_modules, find_nodes, name_of
 from passes.structures.types import Instance, SearchResult
 from passes.structures.view import GraphView, op_of
 from passes.structures.wiring_check import find_bypassed_projections, with_wiring
+from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
 __all__ = ["SELECTORS", "STRUCTURES", "Structure", "structure_of"]
@@ -88,6 +90,24 @@ def _by_shape(
     return kind, Structure(lambda view: find_by_shape(view, kind, what, candidates(view), related), CORES)
 
 
+def _gated(kind: str, what: str, candidates: Callable[[GraphView], Iterable[Candidate]]) -> tuple[str, Structure]:
+    """A row for a kind with two products, which may be one: then what is found says so too."""
+
+    def find(view: GraphView) -> SearchResult:
+        result = find_by_shape(view, kind, what, candidates(view), _CURVES)
+        products = [[weight for weight in one.weights if weight.role in PRODUCTS] for one in result.instances]
+        merged = [weights[0].name for weights in products if len(weights) == 1]
+        if not merged:
+            return result
+        text = f"{plural(len(merged), f'{kind} block')} whose gate and value are one matrix in the source already"
+        remedy = f"it is held as one; without keep: {kind}, the step split-gate-up takes it apart"
+        return replace(
+            result, instead=f"{text}: {', '.join(merged[:3])}{' …' if len(merged) > 3 else ''}", remedy=remedy
+        )
+
+    return kind, Structure(find, CORES)
+
+
 _NORMS: Final = tuple(f"{name}Normalization" for name in ("Batch", "Layer", "RMS", "Instance", "Group"))
 _CURVES: Final = ("Gelu", "Erf", "Tanh", "Sigmoid", "Relu", "LeakyRelu", "HardSwish", "Mish", "Clip")
 
@@ -101,8 +121,10 @@ STRUCTURES: Final[Mapping[str, Structure]] = {
             _by_shape("batchnorm", "BatchNormalization", find_batch_norms, *_NORMS),
             _by_shape("layernorm", "layer norm", find_layer_norms, *_NORMS, "ReduceMean", "Sqrt"),
             _by_shape("rmsnorm", "RMS norm", find_rms_norms, *_NORMS, "ReduceMean", "Sqrt"),
+            _by_shape("groupnorm", "group norm", find_group_norms, *_NORMS, "ReduceMean", "Sqrt"),
             _by_shape("gelu", "GELU", find_gelus, *_CURVES),
-            _by_shape("swiglu", "product of silu(x·W) and x·V", find_swiglus, *_CURVES),
+            _gated("geglu", "product of gelu(x·W) and x·V", find_geglus),
+            _gated("swiglu", "product of silu(x·W) and x·V", find_swiglus),
             _by_shape("embedding", "lookup of rows in a table of weights", find_embeddings, "Gather", "GatherND"),
             _by_shape("rope", "rotary embedding", find_rotary_embeddings, "Cos", "Sin", "Neg", "Softmax"),
             _by_shape(

@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from passes.graph.evaluation import evaluate
-from passes.structures.view import LAYOUT_OPS, GraphView, constant_of
+from passes.structures.view import LAYOUT_OPS, GraphView, attribute_of, constant_of
 from passes.weights.stand_ins import digest_of
 
 __all__ = ["Matrix", "is_rotation", "matrix_digest", "matrix_of", "matrix_values"]
@@ -56,8 +56,9 @@ def matrix_values(view: GraphView, matrix: Matrix) -> np.ndarray | None:
     nodes = _nodes_behind(view, matrix.value)
     if not nodes:
         return view.model.array(view.initializers[matrix.value])
+    nodes = [_sized(view, node) for node in nodes]
     names = dict.fromkeys(name for node in nodes for name in node.input)
-    if not view.folded.issuperset(names):  # a node reads the size or the type of a computed value
+    if not view.folded.issuperset(names):  # a node reads the type of a computed value
         return None
     part = onnx.ModelProto(ir_version=view.model.proto.ir_version, opset_import=view.model.proto.opset_import)
     part.graph.name = "matrix"
@@ -67,6 +68,16 @@ def matrix_values(view: GraphView, matrix: Matrix) -> np.ndarray | None:
         _with_data(view, view.initializers[name]) for name in names if name in view.initializers
     )
     return evaluate(part)  # where that is None, a matrix is known by how it is computed alone
+
+
+def _sized(view: GraphView, node: NodeProto) -> NodeProto:
+    """`node`, or for the Shape or Size of a computed value a Constant with its known sizes."""
+    if node.op_type not in ("Shape", "Size") or node.input[0] in view.folded:
+        return node
+    dims = np.asarray(view.dims(node.input[0]), np.int64)
+    part = slice(attribute_of(node, "start", 0), attribute_of(node, "end"))
+    sizes = dims[part] if node.op_type == "Shape" else np.asarray(dims.prod(), np.int64)
+    return helper.make_node("Constant", [], node.output, value=numpy_helper.from_array(sizes))
 
 
 def matrix_digest(view: GraphView, matrix: Matrix) -> str:

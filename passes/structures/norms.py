@@ -5,6 +5,7 @@ As several ops, both divide by the root of a mean square.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -13,9 +14,18 @@ from onnx import NodeProto
 
 from passes.structures.axes import axes_of
 from passes.structures.candidates import Candidate, find_fused
-from passes.structures.view import GraphView
+from passes.structures.matrices import matrix_of, matrix_values
+from passes.structures.view import PASSING_OPS, GraphView, op_of
 
-__all__ = ["find_batch_norms", "find_layer_norms", "find_rms_norms"]
+__all__ = [
+    "NormPattern",
+    "find_batch_norms",
+    "find_layer_norms",
+    "find_norm_patterns",
+    "find_rms_norms",
+    "reshape_back",
+    "scale_and_bias",
+]
 
 BATCH_NORM_OPS: Final = ("BatchNormalization",)
 LAYER_NORM_OPS: Final = ("LayerNormalization", "com.microsoft.SkipLayerNormalization")
@@ -43,7 +53,7 @@ def find_rms_norms(view: GraphView) -> Iterator[Candidate]:
 
 def _spelled_out(view: GraphView, *, centred: bool) -> Iterator[Candidate]:
     for norm in find_norm_patterns(view):
-        if norm.centred == centred:
+        if norm.centred == centred and reshape_back(view, norm.x, norm.last) is None:
             yield Candidate(norm.last, norm.nodes, (norm.quotient, norm.last.output[0]))
 
 
@@ -58,7 +68,7 @@ class NormPattern:
     centred: bool
     nodes: tuple[NodeProto, ...]
     quotient: str
-    """The value before the scale."""
+    """The value before the scale, where the scale comes last."""
 
     @property
     def last(self) -> NodeProto:
@@ -67,80 +77,229 @@ class NormPattern:
 
 def find_norm_patterns(view: GraphView) -> Iterator[NormPattern]:
     """Every such division in the graph, in all its forms."""
-    for root in (*view.by_op.get("Sqrt", ()), *view.by_op.get("Pow", ())):
-        under = _mean_square(view, root)
-        if under is None:
+    for root in (node for op in ROOTS for node in view.by_op.get(op, ())):
+        if root.op_type == "Pow" and view.scalar(root.input[1]) not in (0.5, -0.5):
             continue
-        squared, nodes = under
-        for division in _divisions(view, root, squared):
-            x, differences = _without_mean(view, squared)
-            ends = _scale_and_bias(view, division[-1])
-            yield NormPattern(
-                x, bool(differences), (*differences, *nodes, root, *division, *ends), division[-1].output[0]
-            )
+        spread = _length(view, root) if root.op_type == "ReduceL2" else _spread(view, root.input[0])
+        if spread is None:
+            continue
+        for division in _divisions(view, root, spread):
+            ends = scale_and_bias(view, division[-1])
+            differences = [node for node in division if node.op_type == "Sub"]
+            nodes = dict.fromkeys(node.output[0] for node in (*differences, *spread.nodes, root, *division, *ends))
+            makers = tuple(view.producers[name] for name in nodes if name not in {one.output[0] for one in ends})
+            yield NormPattern(spread.x, spread.centred, (*makers, *ends), division[-1].output[0])
 
 
-def _mean_square(view: GraphView, root: NodeProto) -> tuple[str, list[NodeProto]] | None:
-    """The value whose mean square plus ε is under `root`, and the nodes that compute this."""
-    plus = view.maker(root.input[0], "Add")
-    if plus is None or (root.op_type == "Pow" and view.scalar(root.input[1]) not in (0.5, -0.5)):
-        return None
-    for lifted, epsilon in (plus.input, reversed(plus.input)):
-        mean = view.maker(lifted, "ReduceMean")
-        if mean is None or view.scalar(epsilon) is None or not _is_over_features(view, mean):
-            continue
-        square = view.maker(mean.input[0], "Pow", "Mul")
-        if square is None:
-            continue
-        base, other = (view.source(name) for name in square.input)
-        if base == other if square.op_type == "Mul" else view.scalar(other) == 2.0:
-            return base, [square, mean, plus]
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A mean square of x, or with `centred` of x - mean(x), and the nodes that compute it; of its root where that is
+    ReduceL2, with the `size` that its square has to be divided by still."""
+
+    x: str
+    centred: bool
+    nodes: tuple[NodeProto, ...]
+    size: int = 1
+
+
+def _spread(view: GraphView, name: str) -> Spread | None:
+    """The mean square that `name` is, up to a small number added and a factor for the number of elements."""
+    nodes: list[NodeProto] = []
+    count = 1.0
+    for _ in range(MOST_BETWEEN):
+        node = _maker(view, name)
+        if node is None:
+            return None
+        if node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare"):
+            return _mean_square(view, node, nodes, count)
+        if node.op_type == "Sub":
+            return _difference_of_moments(view, node, nodes)
+        data = [other for other in node.input if other and other not in view.folded]
+        if node.op_type not in SCALARS or len(data) != 1:
+            return None
+        if node.op_type in ("Mul", "Div"):
+            count = count * _factor(view, node)
+        nodes.insert(0, node)
+        name = data[0]
     return None
 
 
-def _divisions(view: GraphView, root: NodeProto, squared: str) -> Iterator[list[NodeProto]]:
-    """The nodes that divide `squared` by `root`: Div, or Reciprocal and Mul; after a power of -½ just Mul."""
+def _factor(view: GraphView, node: NodeProto) -> float:
+    """What a Mul or Div by a constant divides by; 0 where the number is computed, from sizes say."""
+    constant = next(name for name in node.input if name in view.folded)
+    number = view.scalar(constant)
+    if number is None or number == 0.0:
+        return 0.0
+    return number if node.op_type == "Div" else 1.0 / number
+
+
+def _mean_square(view: GraphView, mean: NodeProto, after: list[NodeProto], count: float) -> Spread | None:
+    """The mean of a square, or its sum where `count` is the number of the elements (or one less, or computed)."""
+    square = mean if mean.op_type == "ReduceSumSquare" else view.maker(mean.input[0], "Mul", "Pow")
+    if square is None or not _is_over_features(view, mean):
+        return None
+    size = _count(view, mean)
+    if mean.op_type != "ReduceMean" and (count == 1.0 or (count and size and not _is_count(count, size))):
+        return None
+    if square is not mean and not _is_square(view, square):
+        return None
+    base = view.source(square.input[0])
+    x, differences = _without_mean(view, base)
+    inner = (square, mean) if square is not mean else (mean,)
+    return Spread(x if differences else base, bool(differences), (*differences, *inner, *after))
+
+
+def _is_square(view: GraphView, node: NodeProto) -> bool:
+    if node.op_type == "Mul":
+        return view.source(node.input[0]) == view.source(node.input[1])
+    return node.op_type == "Pow" and view.scalar(node.input[1]) == 2.0
+
+
+def _difference_of_moments(view: GraphView, node: NodeProto, after: list[NodeProto]) -> Spread | None:
+    """E[x²] - E[x]²."""
+    of_square, square = _spread(view, node.input[0]), _maker(view, node.input[1])
+    if of_square is None or of_square.centred or square is None or not _is_square(view, square):
+        return None
+    mean = _mean_of(view, square.input[0])
+    if mean is None or mean[0] != of_square.x:
+        return None
+    return Spread(of_square.x, True, (*of_square.nodes, *mean[1], square, node, *after))
+
+
+def _length(view: GraphView, root: NodeProto) -> Spread | None:
+    """ReduceL2 of x over its features: the root of a sum of squares."""
+    size = _count(view, root)
+    return Spread(view.source(root.input[0]), False, (), size) if size and _is_over_features(view, root) else None
+
+
+def _count(view: GraphView, node: NodeProto) -> int:
+    """How many elements a reduction takes together; 0 if that is not known."""
+    dims, axes = view.dims(node.input[0]), axes_of(view, node)
+    sizes = [dims[axis] for axis in axes if -len(dims) <= axis < len(dims)] if dims is not None else []
+    return math.prod(int(size) for size in sizes) if sizes and all(isinstance(size, int) for size in sizes) else 0
+
+
+def _is_count(number: float, size: int) -> bool:
+    return any(math.isclose(number, wanted, rel_tol=1e-3) for wanted in (size, size - 1))
+
+
+def _maker(view: GraphView, name: str) -> NodeProto | None:
+    """The node that computes a statistic."""
+    return view.producers.get(view.behind(name, STATISTIC_OPS, pairs=True))
+
+
+def _mean_of(view: GraphView, name: str) -> tuple[str, tuple[NodeProto, ...]] | None:
+    """The x of which `name` is the mean over its features, with the nodes that compute that."""
+    node = _maker(view, name)
+    last: tuple[NodeProto, ...] = ()
+    if node is not None and node.op_type in ("Div", "Mul") and not view.folded.isdisjoint(node.input):
+        count = _factor(view, node)
+        data = next((one for one in node.input if one not in view.folded), None)
+        last, node = (node,), None if data is None else _maker(view, data)
+        if node is None or node.op_type != "ReduceSum":
+            return None
+        size = _count(view, node)
+        if count and size and not math.isclose(count, size, rel_tol=1e-3):
+            return None
+    if node is None or node.op_type != ("ReduceSum" if last else "ReduceMean") or not _is_over_features(view, node):
+        return None
+    return view.source(node.input[0]), (node, *last)
+
+
+def _divisions(view: GraphView, root: NodeProto, spread: Spread) -> Iterator[list[NodeProto]]:
+    """The nodes that divide x, or x - mean(x), by a root: Div, or Reciprocal and Mul; after a power of -½ just Mul.
+
+    A small number may be added to the root, and x may be scaled before.
+    """
     if root.op_type == "Pow" and view.scalar(root.input[1]) == -0.5:
-        yield from ([node] for node in _products_with(view, root, squared))
+        yield from _products_with(view, root.output[0], [], spread)
         return
-    for node in view.readers(root.output[0], "Div"):
-        if _is_same(view, node.input[0], squared):
-            yield [node]
-    inverses = view.readers(root.output[0], "Reciprocal")
-    inverses += [node for node in view.readers(root.output[0], "Div") if view.scalar(node.input[0]) == 1.0]
-    for inverse in inverses:
-        yield from ([inverse, node] for node in _products_with(view, inverse, squared))
+    for name, between in _sums(view, root.output[0]):
+        scaled = math.prod(_factor(view, node) for node in between if node.op_type in ("Mul", "Div"))
+        for node in _readers(view, name, "Div"):
+            numerator = _numerator(view, node.input[0], spread) if _reads(view, node.input[1], name) else None
+            if numerator is not None:
+                after = _root_of_size(view, node, spread.size) if scaled == 1.0 else []
+                if after is not None if scaled == 1.0 else math.isclose(scaled**2, spread.size, rel_tol=1e-3):
+                    yield [*numerator, *between, node, *(after or ())]
+            elif view.scalar(node.input[0]) == 1.0 and spread.size == 1:
+                yield from _products_with(view, node.output[0], [*between, node], spread)
+        for node in _readers(view, name, "Reciprocal") if spread.size == 1 else ():
+            yield from _products_with(view, node.output[0], [*between, node], spread)
 
 
-def _products_with(view: GraphView, inverse: NodeProto, squared: str) -> Iterator[NodeProto]:
-    for node in view.readers(inverse.output[0], "Mul"):
-        if any(_is_same(view, name, squared) for name in node.input):
-            yield node
+def _root_of_size(view: GraphView, quotient: NodeProto, size: int) -> list[NodeProto] | None:
+    """The product with √n after a vector was divided by its length; None where there has to be one and is none."""
+    if size == 1:
+        return []
+    for node in view.readers(quotient.output[0], "Mul"):
+        numbers = [number for number in map(view.scalar, node.input) if number is not None]
+        if numbers and math.isclose(numbers[0] ** 2, size, rel_tol=1e-2):
+            return [node]
+    return None
 
 
-def _is_same(view: GraphView, name: str, other: str) -> bool:
-    """Whether both are one value, or one difference computed twice."""
-    name = view.source(name)
-    first, second = view.maker(name, "Sub"), view.maker(other, "Sub")
-    if name == other or first is None or second is None:
-        return name == other
-    return list(map(view.source, first.input)) == list(map(view.source, second.input))
+def _sums(view: GraphView, name: str) -> Iterator[tuple[str, list[NodeProto]]]:
+    """`name`, and what it becomes by adding a number, by a bound, or by a factor, with the nodes that do that."""
+    front: list[tuple[str, list[NodeProto]]] = [(name, [])]
+    for value, nodes in front:
+        yield value, nodes
+        if len(nodes) < 2:
+            for node in _readers(view, value, *SCALARS):
+                if sum(one not in view.folded for one in node.input if one) == 1 and _reads(view, node.input[0], value):
+                    front.append((node.output[0], [*nodes, node]))
 
 
-def _without_mean(view: GraphView, squared: str) -> tuple[str, list[NodeProto]]:
-    """The x behind x - mean(x), and the nodes of that difference; otherwise `squared` itself."""
-    difference = view.maker(squared, "Sub")
-    mean = view.maker(difference.input[1], "ReduceMean") if difference is not None else None
-    if difference is None or mean is None:
-        return squared, []
-    x = view.source(difference.input[0])
-    if view.source(mean.input[0]) != x:
-        return squared, []
-    twins = [node for node in view.readers(x, "Sub") if list(node.input) == list(difference.input)]
-    return x, [mean, *(twins or [difference])]
+def _readers(view: GraphView, name: str, *ops: str) -> list[NodeProto]:
+    """The readers of a statistic that are one of `ops`."""
+    readers = []
+    for node in view.readers(name):
+        if node.op_type in STATISTIC_OPS and node.input[0] == name:
+            readers += _readers(view, node.output[0], *ops)
+        elif op_of(node) in ops:
+            readers.append(node)
+    return readers
 
 
-def _scale_and_bias(view: GraphView, last: NodeProto) -> list[NodeProto]:
+def _reads(view: GraphView, read: str, name: str) -> bool:
+    return view.behind(read, STATISTIC_OPS, pairs=True) == view.behind(name, STATISTIC_OPS, pairs=True)
+
+
+def _products_with(view: GraphView, inverse: str, before: list[NodeProto], spread: Spread) -> Iterator[list[NodeProto]]:
+    for node in _readers(view, inverse, "Mul"):
+        for name in node.input:
+            numerator = None if _reads(view, name, inverse) else _numerator(view, name, spread)
+            if numerator is not None:
+                yield [*numerator, *before, node]
+
+
+def _numerator(view: GraphView, name: str, spread: Spread) -> list[NodeProto] | None:
+    """The nodes that make x - mean(x), or none for x itself, from x; with a scale where that comes first.
+
+    None for another value.
+    """
+    scale = view.maker(name, "Mul")
+    weights = [] if scale is None else [one for one in scale.input if one in view.folded]
+    if scale is not None and len(weights) == 1 and view.source(name) != spread.x:
+        inner = _numerator(view, view.other_operand(scale, view.source(weights[0])), spread)
+        if inner is not None:
+            return [*inner, scale]
+    if not spread.centred:
+        return [] if view.source(name) == spread.x else None
+    x, differences = _without_mean(view, name)
+    return differences if differences and x == spread.x else None
+
+
+def _without_mean(view: GraphView, name: str) -> tuple[str, list[NodeProto]]:
+    """The x behind x - mean(x), and the nodes of that difference; otherwise `name` itself."""
+    difference = view.maker(name, "Sub")
+    mean = _mean_of(view, difference.input[1]) if difference is not None else None
+    if difference is None or mean is None or view.source(difference.input[0]) != mean[0]:
+        return name, []
+    return mean[0], [*mean[1], difference]
+
+
+def scale_and_bias(view: GraphView, last: NodeProto) -> list[NodeProto]:
     """The product with a weight, and the sum with one, that are the only readers."""
     ends = []
     for op in ("Mul", "Add"):
@@ -153,6 +312,36 @@ def _scale_and_bias(view: GraphView, last: NodeProto) -> list[NodeProto]:
         ends.append(node)
         last = node
     return ends
+
+
+def reshape_back(view: GraphView, x: str, last: NodeProto) -> NodeProto | None:
+    """The Reshape after the `last` node of a norm that undoes the one before `x`, which put channels into groups.
+
+    Axis 1 has fewer elements there. None where nothing is grouped.
+    """
+    into, readers = view.maker(x, "Reshape"), view.readers(last.output[0])
+    if into is None or len(readers) != 1 or readers[0].op_type != "Reshape":
+        return None
+    before, after, matrix = view.dims(into.input[0]), view.dims(readers[0].output[0]), matrix_of(view, into.input[1])
+    sizes = None if matrix is None else matrix_values(view, matrix)
+    if before is None or before != after or len(before) < 2:
+        return None
+    channels, count = before[1], sizes[1] if sizes is not None and sizes.size > 1 else (view.dims(x) or ("", ""))[1]
+    if not isinstance(channels, int) or isinstance(count, str) or count < 1:
+        return None
+    return readers[0] if count < channels and channels % count == 0 else None
+
+
+ROOTS: Final = ("Sqrt", "Pow", "ReduceL2")
+
+SCALARS: Final = ("Add", "Mul", "Div", "Max", "Clip")
+"""What may treat a mean square, or its root, with a constant: ε, a bound, the number of elements."""
+
+STATISTIC_OPS: Final = PASSING_OPS | {"Expand"}
+"""What may be between a statistic and its reader: torch writes the axis that a mean has taken away, and an Expand."""
+
+MOST_BETWEEN: Final = 5
+"""The most nodes between a root and its mean square."""
 
 
 def _is_over_features(view: GraphView, mean: NodeProto) -> bool:

@@ -18,6 +18,7 @@ __all__ = [
     "HEAD_OPS",
     "Operand",
     "Projection",
+    "as_projection",
     "computed_from",
     "projections_behind",
     "without_shared_rotation",
@@ -140,9 +141,9 @@ def _reach(view: GraphView, name: str, axis: int | None, through: frozenset[str]
         if node is None or (node.output[0], axis) in seen or value in view.folded:
             continue
         seen.add((node.output[0], axis))
-        projection = _as_projection(view, node)
+        projection = as_projection(view, node)
         if projection is None:
-            if node.op_type in through and _carries(node, value):
+            if (node.op_type in through and _carries(node, value)) or _is_depthwise(view, node):
                 front.extend((*value_and_axis, passed) for value_and_axis in inputs_with_axis(view, node, axis))
             continue
         before = projection.axis_of_data(axis)
@@ -171,6 +172,13 @@ def _turned_heads(view: GraphView, projection: Projection) -> list[Projection]:
     return behind if behind and all(_columns(view, source) > size[-1] for source in behind) else []
 
 
+def _is_depthwise(view: GraphView, node: NodeProto) -> bool:
+    """Whether a Conv filters each channel by itself, as after the projections of Primer: it mixes positions alone."""
+    product = product_of(view, node) if "Conv" in node.op_type else None
+    dims = view.dims(product.operands[1]) if product is not None and product.operands[1] in view.folded else None
+    return dims is not None and dims[1] == 1 and dims[0] != 1
+
+
 def _columns(view: GraphView, projection: Projection) -> int:
     """How many features a projection makes; 0 if that is not known."""
     dims, axis = view.dims(projection.matrix.value), projection.product.free_axis(projection.side)
@@ -192,7 +200,8 @@ def _is_chain(view: GraphView, projections: list[Projection]) -> bool:
     )
 
 
-def _as_projection(view: GraphView, node: NodeProto) -> Projection | None:
+def as_projection(view: GraphView, node: NodeProto) -> Projection | None:
+    """`node` as a product of data with a constant matrix; None for another node."""
     product = product_of(view, node)
     if product is None:
         return None

@@ -78,8 +78,8 @@ class ProductOperands:
 
     def __init__(self, model: DetachedModel) -> None:
         self._model = with_functions_inlined(model)
-        graph = self._model.proto.graph
-        self._operands = [operand for scope in _scopes(graph, "", {}, {}) for operand in _operands(scope, self._model)]
+        scopes = _scopes(self._model.proto.graph, "", {}, {}, self._model)
+        self._operands = [operand for scope in scopes for operand in _operands(scope, self._model)]
 
     def values_with(self, weight: KeptWeight) -> set[str]:
         """The values that are a product with only the matrix of `weight`."""
@@ -148,16 +148,30 @@ def computed_constant(
 
 
 def _scopes(
-    graph: GraphProto, path: str, makers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]
+    graph: GraphProto,
+    path: str,
+    makers: Mapping[str, NodeProto],
+    stored: Mapping[str, TensorProto],
+    model: DetachedModel,
 ) -> Iterator[_GraphScope]:
     live = live_nodes(graph, by_numbers=True)  # a dead product keeps no structure
     makers = {**makers, **{name: node for node in graph.node for name in node.output}}
     stored = {**stored, **{tensor.name: tensor for tensor in graph.initializer}}
-    yield _GraphScope(path, live, makers, stored, cache(lambda: constants_of(makers.values(), stored)))
+    scope = _GraphScope(path, live, makers, stored, cache(lambda: constants_of(makers.values(), stored)))
+    yield scope
     for node in live:
+        taken = _condition(scope, node, model)
         for attribute in node.attribute:
-            for body in bodies_of(attribute):
-                yield from _scopes(body, f"{path}{node.output[0]}.{attribute.name}/", makers, stored)
+            for body in bodies_of(attribute) if taken is None or attribute.name.startswith(BRANCHES[taken]) else ():
+                yield from _scopes(body, f"{path}{node.output[0]}.{attribute.name}/", makers, stored, model)
+
+
+def _condition(scope: _GraphScope, node: NodeProto, model: DetachedModel) -> bool | None:
+    """The constant condition of an If, whose other branch never runs; None for another node."""
+    if node.op_type != "If" or node.input[0] not in scope.constants():
+        return None
+    values = computed_constant(model, node.input[0], scope.makers, scope.stored)
+    return None if values is None else bool(values.reshape(-1)[0])
 
 
 def _operands(scope: _GraphScope, model: DetachedModel) -> Iterator[_ProductOperand]:
@@ -221,5 +235,8 @@ PRODUCTS: Final[Mapping[str, tuple[int, ...]]] = {
     "MatMulNBits": (1,),
 }
 """Op → the positions of its operands among its inputs."""
+
+BRANCHES: Final = ("else", "then")
+"""How the attribute with the branch for a false and a true condition begins."""
 
 LAYOUT_OPS: Final = ("Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten", "Cast")

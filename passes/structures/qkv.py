@@ -16,12 +16,13 @@ from passes.model.canonical import ValueDigests, meanings_of
 from passes.model.extraction import with_functions_inlined
 from passes.model.rounding import Sums, sums_of
 from passes.structures.attention import Operands, attention_operands
+from passes.structures.bodies import inner_views
 from passes.structures.matrices import Matrix, matrix_values
 from passes.structures.projection import Projection, computed_from, projections_behind, without_shared_rotation
+from passes.structures.qkv_wording import MergedProjection, describe_others, find_packed
 from passes.structures.quantized_weights import packing_of, quantized_weight
 from passes.structures.types import Instance, KeptWeight, PinSite, SearchResult
 from passes.structures.view import PASSING_OPS, GraphView, attribute_of, module_of
-from passes.suggest import plural
 from passes.weights.stand_ins import digest_of
 
 __all__ = ["find_separate_qkv"]
@@ -30,32 +31,21 @@ __all__ = ["find_separate_qkv"]
 Triple = tuple[Projection, Projection, Projection]
 
 
-@dataclass(frozen=True, slots=True)
-class MergedProjection:
-    """One product in place of several: `whole` if it makes all of Q, K and V, not just two of them."""
-
-    projection: Projection
-    whole: bool
-
-    def __str__(self) -> str:
-        weight = self.projection.weight
-        return f"{weight.name} ({'×'.join(str(dim) for dim in weight.dims)})"
-
-
 def find_separate_qkv(view: GraphView) -> SearchResult:
     """Three projections, each with its own weight, feeding one attention (MHA, GQA, MQA, cross-attention)."""
     inlined = with_functions_inlined(view.model)
     whole = view if inlined is view.model else GraphView(inlined)
     instances: list[Instance] = []
-    merged: list[MergedProjection] = []
+    merged = [*find_packed(whole)]
     others = 0
-    for each in (whole, *whole.inner_views()):
+    for each in (whole, *inner_views(whole)):
         candidates = _search(each)
         instances += _instances(each, candidates.triples, view.producers.keys())
         merged += candidates.merged
         others += candidates.others
     named = tuple(replace(instance, name=instance.name or f"attention {at}") for at, instance in enumerate(instances))
-    return SearchResult(named, _instead(named, merged, others))
+    text, remedy = describe_others(whole, [instance.name for instance in named], merged, others)
+    return SearchResult(named, text, remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +75,9 @@ def _search(view: GraphView) -> QkvCandidates:
             if pair not in pairs:
                 pairs.add(pair)
                 triples.append(read)
-    return QkvCandidates(triples, merged, others)
+    # A delta rule reads its state by K too, before it writes.
+    own = {projection.value for triple in triples for projection in triple}
+    return QkvCandidates(triples, [entry for entry in merged if entry.value not in own], others)
 
 
 def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | MergedProjection | None:
@@ -103,9 +95,9 @@ def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | MergedProje
         for query, key, value in product(queries, keys, projections_behind(view, reading.value)):
             values = [query.value, key.value, value.value]
             if len(set(values)) < 3:
-                merged = merged or MergedProjection(
-                    key if values.count(key.value) > 1 else query, len(set(values)) == 1
-                )
+                projection = key if values.count(key.value) > 1 else query
+                is_whole = len(set(values)) == 1
+                merged = merged or MergedProjection(projection.value, projection.weight, is_whole)
             elif not _in_turn(view, (query, key, value)):
                 sources = [view.behind(projection.data, PASSING_OPS) for projection in (query, key, value)]
                 agreement = 2 * (sources[1] == sources[2]) + (sources[0] in sources[1:])
@@ -178,34 +170,6 @@ def _behind_reshape(view: GraphView, name: str) -> str:
     if len(readers) == 1 and readers[0].op_type == "Reshape" and view.dims(readers[0].output[0]) is not None:
         return readers[0].output[0]
     return name
-
-
-def _instead(apart: Sequence[Instance], merged: Sequence[MergedProjection], others: int) -> str:
-    """A text on the attention blocks without separate projections, beside those that are `apart`; empty if all are."""
-    rest = _without_triple(merged, others)
-    if not apart:
-        return rest or "no attention (no softmax between two matrix products)"
-    if not rest:
-        return ""
-    names = _join_names([instance.name for instance in apart])
-    return f"{plural(len(apart), 'attention block')} with separate Q, K and V ({names}), and {rest}"
-
-
-def _without_triple(merged: Sequence[MergedProjection], others: int) -> str:
-    texts = []
-    if merged:
-        which = "Q, K and V" if all(projection.whole for projection in merged) else "Q, K and V, or two of them,"
-        names = _join_names([str(projection) for projection in merged])
-        texts.append(
-            f"{plural(len(merged), 'attention block')} whose {which} are one matrix in the source already: {names}"
-        )
-    if others:
-        texts.append(f"{plural(others, 'attention block')} whose Q, K and V do not come from three matrices")
-    return "; ".join(texts)
-
-
-def _join_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
 
 
 def _kept_weight(view: GraphView, role: str, projection: Projection, meanings: ValueDigests | None) -> KeptWeight:

@@ -154,10 +154,11 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The instances of a kind; where there are none, `instead` says what the model has."""
+    """The instances of a kind; where there are none, `instead` says what the model has, and `remedy` what to do."""
 
     instances: tuple[Instance, ...]
     instead: str = ""
+    remedy: str = ""
 
 
 MOST_HOPS: Final = 10

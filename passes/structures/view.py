@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
 from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from passes.graph.op_facts import RANDOM_OPS
-from passes.graph.traversal import bodies_of
+from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel
 from passes.worker.inference import InferenceError, infer_shapes
 
@@ -60,24 +59,29 @@ QUANTIZE = "QuantizeLinear"
 
 DEQUANTIZE = "DequantizeLinear"
 
-SCOPES_KEY = "pkg.torch.onnx.name_scopes"
-
 
 class GraphView:
     """Indexes `model.proto.graph` once, without copies.
 
     With `body`, a graph inside of one of the nodes of `outer`, it indexes that together with all graphs around it: a
-    body may read outer values, and names are unique along the nesting.
+    body may read outer values, and names are unique along the nesting. `entries` are nodes that stand for how the node
+    around a body hands its inputs to it.
     """
 
-    def __init__(self, model: DetachedModel, body: GraphProto | None = None, outer: GraphView | None = None) -> None:
+    def __init__(
+        self,
+        model: DetachedModel,
+        body: GraphProto | None = None,
+        outer: GraphView | None = None,
+        entries: Sequence[NodeProto] = (),
+    ) -> None:
         graph = model.proto.graph if body is None else body
         self.model = model
         self.body = body
         self._outer = outer
         self.own: list[NodeProto] = list(graph.node)
         """The nodes of this graph alone, without those around it."""
-        self.nodes: list[NodeProto] = [*(outer.nodes if outer else ()), *self.own]
+        self.nodes: list[NodeProto] = [*(outer.nodes if outer else ()), *entries, *self.own]
         self.initializers: dict[str, TensorProto] = dict(outer.initializers) if outer else {}
         self.initializers.update((tensor.name, tensor) for tensor in graph.initializer)
         self.producers: dict[str, NodeProto] = {name: node for node in self.nodes for name in node.output if name}
@@ -86,17 +90,8 @@ class GraphView:
             for name in dict.fromkeys(node.input):
                 self.consumers[name].append(node)
 
-    def inner_views(self) -> Iterator[GraphView]:
-        """A view of each graph inside of this graph's nodes: branches of If, bodies of Loop and Scan, and so on."""
-        for node in self._inferred.node:
-            for attribute in node.attribute:
-                for body in bodies_of(attribute):
-                    view = GraphView(self.model, body, self)
-                    yield view
-                    yield from view.inner_views()
-
     @cached_property
-    def _inferred(self) -> GraphProto:
+    def inferred(self) -> GraphProto:
         """This graph with all inferred types, also in the graphs inside of its nodes."""
         if self.body is not None:
             return self.body  # it was taken from an inferred graph
@@ -109,7 +104,7 @@ class GraphView:
     def types(self) -> dict[str, ValueInfoProto]:
         """The type and shape of every value for which inference has one."""
         types = dict(self._outer.types) if self._outer is not None else {}
-        graph = self._inferred
+        graph = self.inferred
         types.update((info.name, info) for info in (*graph.value_info, *graph.output, *graph.input))
         return types
 
@@ -317,8 +312,8 @@ def _with_known_products(proto: onnx.ModelProto) -> onnx.ModelProto:
         node = known.graph.node[place]
         sizes = [int(attribute_of(node, name, 0)) for name in "KN"]
         matrix = f"{node.output[0]} of {node.input[1]}"
-        known.graph.input.append(onnx.helper.make_tensor_value_info(matrix, TensorProto.FLOAT, sizes))
-        node.CopyFrom(onnx.helper.make_node("MatMul", [node.input[0], matrix], node.output))
+        known.graph.input.append(helper.make_tensor_value_info(matrix, TensorProto.FLOAT, sizes))
+        node.CopyFrom(helper.make_node("MatMul", [node.input[0], matrix], node.output))
     return known
 
 
@@ -337,7 +332,7 @@ def carried_inputs(node: NodeProto) -> list[str]:
 def attribute_of(node: NodeProto, name: str, default: Any = None) -> Any:
     """The value of an attribute; `default` if the node does not have it."""
     return next(
-        (onnx.helper.get_attribute_value(attribute) for attribute in node.attribute if attribute.name == name), default
+        (helper.get_attribute_value(attribute) for attribute in node.attribute if attribute.name == name), default
     )
 
 
@@ -349,9 +344,9 @@ def constant_of(node: NodeProto) -> TensorProto | None:
     if attribute.HasField("t"):
         return attribute.t
     if attribute.name in ("value_float", "value_floats"):
-        return numpy_helper.from_array(np.asarray(onnx.helper.get_attribute_value(attribute), np.float32))
+        return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), np.float32))
     if attribute.name in ("value_int", "value_ints"):
-        return numpy_helper.from_array(np.asarray(onnx.helper.get_attribute_value(attribute), np.int64))
+        return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), np.int64))
     return None
 
 
@@ -364,8 +359,5 @@ def module_of(nodes: list[NodeProto]) -> str:
 
 def modules_of(node: NodeProto) -> tuple[str, ...]:
     """The paths of all torch modules around `node`, outermost first, without the root; empty if it is not known."""
-    for entry in node.metadata_props:
-        if entry.key == SCOPES_KEY:
-            # The last scope is the call itself, the ones before are modules from the root inwards.
-            return tuple(path for path in ast.literal_eval(entry.value)[:-1] if path)
-    return ()
+    place = module_path_of(node)
+    return tuple(filter(None, place.paths)) if place else ()

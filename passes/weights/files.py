@@ -166,8 +166,11 @@ def _files_of(places: Mapping[str, _DataRange], folder: Path) -> set[Path]:
 def replace_when_done(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it takes `path`'s place, otherwise it is removed.
 
-    The path is unique to this process and thread.
+    The path is unique to this process and thread. A device or a pipe, such as /dev/stdout, is written as it is.
     """
+    if path.parent == Path("/dev") or (path.exists() and not path.is_file() and not path.is_dir()):
+        yield path
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     try:
         yield temporary

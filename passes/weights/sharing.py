@@ -75,11 +75,14 @@ class WeightFile:
         return self._places[weight.digest]
 
     def _append(self, data: np.ndarray) -> int:
-        with self._path.open("ab") as file:
-            offset = -(-file.tell() // ALIGNMENT) * ALIGNMENT
-            file.truncate(offset)
-            file.seek(offset)
-            file.write(data.data)
+        try:
+            with self._path.open("ab") as file:
+                offset = -(-file.tell() // ALIGNMENT) * ALIGNMENT
+                file.truncate(offset)
+                file.seek(offset)
+                file.write(data.data)
+        except OSError as error:  # a full disk: the error of a write names no file
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
         release(data)
         return offset
 

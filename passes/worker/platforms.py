@@ -17,7 +17,9 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeGuard
+
+from passes.errors import UsageError
 
 try:
     import fcntl
@@ -110,6 +112,32 @@ def _read_text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+LEAST_GIB: Final = 0.25
+"""What a worker has allocated when it has loaded onnx, onnxruntime and an optimizer."""
+
+
+def check_limits(timeout_s: object, memory_gib: object) -> None:
+    """Refuse limits that are no numbers, or that nothing can keep.
+
+    Raises:
+        UsageError: naming the limit, what was found, and what was expected.
+    """
+    if not _is_number(timeout_s) or not timeout_s > 0:
+        raise UsageError(f"timeout_s is {timeout_s!r}, expected seconds, more than 0")
+    if memory_gib is not None:
+        if not _is_number(memory_gib) or not memory_gib >= 0:
+            raise UsageError(f"memory_gib is {memory_gib!r}, expected a number, 0 or more")
+        if 0 < memory_gib < LEAST_GIB:
+            raise UsageError(
+                f"memory_gib is {memory_gib!r}, expected {LEAST_GIB} or more, or 0 for no limit: a worker takes so "
+                "much before it has a model"
+            )
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def limit_memory(limit: int) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pipeline.batch.configs import REPORT, PlannedRun
 from pipeline.errors import UsageError
 from pipeline.jobs import JobStatus, Outcome
+from pipeline.terminal import Screen
 
 __all__ = ["WIDTH", "Row", "batch_text", "print_batch", "row_of", "row_of_mistake"]
 
@@ -87,18 +88,19 @@ STATES: Final[Mapping[int, str]] = {0: "done", 1: "check failed", 2: "mistake", 
 def batch_text(rows: Sequence[Row]) -> str:
     """The output of `print_batch` as plain text."""
     out = StringIO()
-    print_batch(rows, Console(file=out, width=WIDTH, color_system=None))
+    print_batch(rows, Screen(file=out, width=WIDTH, color_system=None))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def print_batch(rows: Sequence[Row], console: Console) -> None:
+def print_batch(rows: Sequence[Row], screen: Screen) -> None:
     """The table, a paragraph for each row that is not done, and how many of each there are."""
-    console.print(_table(rows))
+    screen.print(_table(rows))
     faults = [f"{row.config}: {row.trace}{row.why}" for row in rows if row.exit_code]
     counts = Counter(row.state for row in rows)
     totals = ", ".join(f"{count} {state}" for state, count in counts.items()) + f" of {len(rows)}"
-    for line in (*faults, totals):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    for text in (*faults, totals):
+        for line in text.split("\n"):
+            screen.print_line(line)
 
 
 def _table(rows: Sequence[Row]) -> Table:
@@ -109,7 +111,7 @@ def _table(rows: Sequence[Row]) -> Table:
             state += f" without {', '.join(row.found['unsupported'])}"
         tried = f", attempt {row.attempts}" if row.attempts > 1 else ""
         seconds = f"{row.seconds:.1f}" if row.attempts else ""
-        table.add_row(row.name, f"[{STYLES[row.exit_code]}]{state}[/]{tried}", *_result_cells(row), seconds)
+        table.add_row(row.name, Text.assemble((state, STYLES[row.exit_code]), tried), *_result_cells(row), seconds)
     return table
 
 

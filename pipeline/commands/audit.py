@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 
 from passes.advisories import KINDS, UNSAFE, AuditTable, own_tables, table_text, tables_in
 from passes.advisories.known import News, file_name, find_news
@@ -26,6 +24,7 @@ from pipeline.commands.shared import Json
 from pipeline.errors import InternalError, UsageError
 from pipeline.jobs import Job, JobExecutor, JobStatus, choose_executor, run_jobs
 from pipeline.jobs.console import JobsConsole
+from pipeline.terminal import Screen, print_json, print_line, print_text
 from pipeline.versions import own_code_digest, versions
 from pipeline.workspace import disk_errors, key_of, stamp
 
@@ -82,7 +81,7 @@ def audit(
         missing = missing_steps(context)
         subjects = with_inner(chosen_targets(found, only or (), missing), context)
     for why in () if only else missing.values():
-        typer.echo(why, err=True)
+        print_line(why, err=True)
     plan = AuditPlan(subjects, case_names(models, cases or ()), models, timeout_s)
     stamps = _stamps(models)
     values = _finish_jobs([Job(key, run_job, what) for key, what in plan.jobs()], out, spread, stamps)
@@ -94,11 +93,11 @@ def audit(
     remove_stale(out / "reproducers", tables)
     unknown = find_news(tables, against)
     if as_json:
-        typer.echo(json.dumps(audit_as_data(tables, unread, unknown, out), indent=2, ensure_ascii=False))
+        print_json(audit_as_data(tables, unread, unknown, out))
     else:
-        typer.echo(summary_text(tables), nl=False)
-        typer.echo(unread_text(unread), nl=False)
-        typer.echo(news_text(unknown, out), nl=False)
+        print_text(summary_text(tables))
+        print_text(unread_text(unread))
+        print_text(news_text(unknown, out))
     if unread:
         raise UsageError(f"{len(unread)} of the models cannot be read, as said above; mend or remove them")
     if gate and unknown:
@@ -138,7 +137,7 @@ def _finish_jobs(jobs: Sequence[Job], out: Path, spread: JobExecutor, stamps: Ma
     """
     if not jobs:
         return []
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     with JobsConsole(len(jobs), console, quiet=console.is_terminal) as screen:
         outcomes = run_jobs(jobs, spread, out / "jobs.jsonl", stamps, screen.show)
     for outcome in outcomes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -11,6 +10,7 @@ import typer
 from passes.suggest import plural
 from pipeline.commands.shared import Json, Overrides, Source
 from pipeline.errors import CheckFailed, UsageError
+from pipeline.terminal import print_json, print_line
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
@@ -49,7 +49,7 @@ def accept(
     write_baseline(found, path)
     _show(path, lines, found, as_json)
     if not as_json:
-        typer.echo(f"written to {path}")
+        print_line(f"written to {path}")
 
 
 def check(
@@ -65,7 +65,7 @@ def check(
     _show(path, lines, found, as_json)
     if not lines:
         if not as_json:
-            typer.echo(f"as in {path}")
+            print_line(f"as in {path}")
         return
     only = " nothing but versions changed;" if all(line.startswith("versions") for line in lines) else ""
     are = "is" if len(lines) == 1 else "are"
@@ -102,10 +102,10 @@ def _run(settings: RunConfig, out: Path | None, quiet: bool) -> dict[str, Any]:
 def _show(path: Path, lines: list[str], found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         data = {"format_version": FORMAT_VERSION, "file": str(path), "changes": lines, "found": found}
-        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        print_json(data)
         return
     for line in lines:
-        typer.echo(line)
+        print_line(line)
 
 
 def _changes_since(path: Path, found: dict[str, Any]) -> list[str]:

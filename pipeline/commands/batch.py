@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
 
 from pipeline.commands.shared import Json
 from pipeline.jobs import choose_executor
 from pipeline.jobs.console import JobsConsole
+from pipeline.terminal import Screen, print_json
 
 if TYPE_CHECKING:
     from pipeline.batch import Row
@@ -59,14 +58,14 @@ def batch(
 
     spread = choose_executor(ray, jobs)
     planned = read_configs(patterns, overrides or ())
-    with JobsConsole(sum(one.config is not None for one in planned), Console(stderr=as_json), as_json) as screen:
+    with JobsConsole(sum(one.config is not None for one in planned), Screen(stderr=as_json), as_json) as screen:
         rows = run_batch(planned, out, spread, screen.show, again)
     code = max((row.exit_code for row in rows), default=0)
     if as_json:
-        typer.echo(json.dumps(_as_data(rows, code), indent=2, ensure_ascii=False))
+        print_json(_as_data(rows, code))
     else:
-        console = Console()
-        print_batch(rows, console if console.is_terminal else Console(width=WIDTH))
+        screen = Screen()
+        print_batch(rows, screen if screen.is_terminal else Screen(width=WIDTH))
     if code:
         raise typer.Exit(code)
 

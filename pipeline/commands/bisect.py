@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from pathlib import Path
 from typing import Annotated, Final, Self
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
 from passes.bisect import (
     BUDGET_S,
@@ -33,6 +31,7 @@ from passes.why import file_of
 from pipeline.commands.shared import Json, print_styled
 from pipeline.config import RunConfig, read_recipe, recipe_of_run
 from pipeline.errors import UsageError
+from pipeline.terminal import ProgressBar, Screen, print_json, print_line
 
 __all__ = ["FORMAT_VERSION", "register"]
 
@@ -113,7 +112,7 @@ def bisect_model(
             written = _write(finding, out, model, file)
     if as_json:
         data = {"format_version": FORMAT_VERSION, **bisection_as_data(finding, written)}
-        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        print_json(data)
     else:
         print_styled(bisection_text(finding, written), STYLES)
     if finding.culprit is None:
@@ -147,9 +146,9 @@ class _BisectProgress:
     """Shows progress: a bar on a terminal, elsewhere a line on standard error for each part of the work."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
+        console = Screen(stderr=True)
+        self._bar = ProgressBar(
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.fields[detail]}", markup=False),
             TimeElapsedColumn(),
@@ -170,7 +169,7 @@ class _BisectProgress:
     def __call__(self, what: str, detail: str, done: float, total: float) -> None:
         self._bar.update(self._task, description=what, detail=detail, completed=done, total=total or None)
         if self._bar.disable and what != self._last_part:
-            typer.echo(f"bisect: {what}", err=True)
+            print_line(f"bisect: {what}", err=True)
         self._last_part = what
 
 

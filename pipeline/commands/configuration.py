@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
@@ -11,6 +10,7 @@ import typer
 
 from passes.weights.files import write_errors
 from pipeline.errors import UsageError
+from pipeline.terminal import print_json, print_line
 
 __all__ = ["register"]
 
@@ -44,7 +44,7 @@ def init(
     """Write a commented configuration to begin with; it runs as it is, on a small model with random weights."""
     target = out or Path(f"{kind}.yaml")
     _write(target, (STARTERS / f"{kind}.yaml").read_text(encoding="utf-8").replace(f"{kind}.yaml", target.name))
-    typer.echo(f"wrote {target}")
+    print_line(f"wrote {target}")
     model = target.with_name("model.onnx")
     if kind is Starter.ONNX_FILE and not model.exists():
         import onnx
@@ -55,8 +55,8 @@ def init(
         assert picture is not None
         with write_errors(model):
             onnx.save(read_example(picture).model, model)
-        typer.echo(f"wrote {model}, a small attention to try it on; put your own model in its place")
-    typer.echo(f"next: onnxline run {target}")
+        print_line(f"wrote {model}, a small attention to try it on; put your own model in its place")
+    print_line(f"next: onnxline run {target}")
 
 
 def _write(target: Path, text: str) -> None:
@@ -75,4 +75,4 @@ def schema() -> None:
     """Write the JSON Schema of a configuration, for editors."""
     from pipeline.config import json_schema
 
-    typer.echo(json.dumps(json_schema(), indent=2))
+    print_json(json_schema())

@@ -16,6 +16,7 @@ from passes.proof.numbers import TOLERANCES, Tolerance
 from passes.suggest import nearest, plural
 from pipeline.commands.shared import Json, Overrides, print_styled
 from pipeline.errors import SourceError, Unsupported, UsageError
+from pipeline.terminal import print_json
 from pipeline.workspace import disk_errors
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a misspelt name does not need it
@@ -126,7 +127,7 @@ def compare(
             "an operator that both compute"
         )
     if as_json:
-        typer.echo(json.dumps(_as_data(first, second, found), indent=2, ensure_ascii=False))
+        print_json(_as_data(first, second, found))
     else:
         shown = "\n".join(_lines(first, second, found, 1 if first_divergence else most or MOST))
         print_styled(shown + "\n", STYLES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -27,6 +26,7 @@ from passes.weights.detached import read_model
 from passes.why import file_of
 from pipeline.commands.shared import print_styled
 from pipeline.errors import UsageError
+from pipeline.terminal import print_json
 
 __all__ = ["FORMAT_VERSION", "register"]
 
@@ -86,7 +86,7 @@ def diff(
         data = {"format_version": FORMAT_VERSION, **diff_as_data(found), **numbers_as_data(numbers, why)}
         if table is not None:
             data["layers"] = layers_as_data(table)
-        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        print_json(data)
     else:
         cut = None if everything else most or MOST
         text = diff_text(found, names=names, most=cut) + numbers_text(numbers, why, most=cut)

@@ -10,6 +10,7 @@ import typer
 from passes.suggest import plural
 from pipeline.commands.shared import check_output
 from pipeline.errors import UsageError
+from pipeline.terminal import print_line
 
 __all__ = ["register"]
 
@@ -62,4 +63,4 @@ def encodings(
         constants |= {name for name in given if f"{name}_quantized" in constants}
         with write_errors(out):
             out.write_text(aimet_text(given, constants, version), encoding="utf-8")
-    typer.echo(f"{out}: {plural(len(given), 'encoding')}")
+    print_line(f"{out}: {plural(len(given), 'encoding')}")

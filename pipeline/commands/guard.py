@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import typer
 import passes
 from passes.guard import adopt_orphans
 from pipeline.commands.shared import split_names
+from pipeline.terminal import print_line
 
 __all__ = ["register"]
 
@@ -64,7 +64,7 @@ def guard(
     adopt_orphans()
     with wishes:
         code = _run(command)
-    sys.exit(code)
+    raise typer.Exit(code)
 
 
 def _run(command: Sequence[str]) -> int:
@@ -72,10 +72,10 @@ def _run(command: Sequence[str]) -> int:
     try:
         process = subprocess.Popen(command)
     except FileNotFoundError:
-        typer.echo(f"onnxline: no command {command[0]!r}", err=True)
+        print_line(f"onnxline: no command {command[0]!r}", err=True)
         return NOT_FOUND
     except OSError as error:
-        typer.echo(f"onnxline: {command[0]} cannot be run: {error.strerror}", err=True)
+        print_line(f"onnxline: {command[0]} cannot be run: {error.strerror}", err=True)
         return NOT_EXECUTABLE
     with _forward_signals(process):
         code = process.wait()

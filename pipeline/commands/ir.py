@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from passes.visible import json_text
 from pipeline.commands.shared import Json
 from pipeline.config import ModelConfig, RunConfig, split_factory
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.export.inputs import with_dynamic_shapes
 from pipeline.export.load import load_source
 from pipeline.export.source import OnnxSource, TorchSource
+from pipeline.terminal import print_line, print_text
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `onnxline --help` does not need it
     import torch
@@ -83,10 +84,10 @@ def extract(
     with _warnings_as_lines():
         ir = extract_source(model, name, functionalize=functionalize)
     ir.save(path)
-    typer.echo(f"{ir!r}\nwritten to {path}")
+    print_text(f"{ir!r}\nwritten to {path}")
     for note in (note_on_mode(model), *model.notes):
         if note:
-            typer.echo(f"onnxline: {note}", err=True)
+            print_line(f"onnxline: {note}", err=True)
 
 
 @contextmanager
@@ -98,7 +99,7 @@ def _warnings_as_lines() -> Iterator[None]:
             yield
         finally:
             for warning in caught:
-                typer.echo(f"onnxline: {warning.message}", err=True)
+                print_line(f"onnxline: {warning.message}", err=True)
 
 
 def info(
@@ -113,12 +114,12 @@ def info(
     from pipeline.torch_ir.summary import summary, summary_text
 
     found = summary(load_ir(file))
-    text = json.dumps(found, indent=2, ensure_ascii=False) if as_json else summary_text(found)
+    text = json_text(found) if as_json else summary_text(found)
     if out is None:
-        typer.echo(text)
+        print_text(text, wraps=not as_json)
     else:
         write_text(out, text)
-        typer.echo(f"written to {out}")
+        print_line(f"written to {out}")
 
 
 def visualize(
@@ -141,10 +142,10 @@ def visualize(
     from pipeline.torch_ir.command_files import write_picture
 
     if out is None:
-        typer.echo(ir_to_mermaid(load_ir(file), max_nodes, weights, by_module=modules))
+        print_text(ir_to_mermaid(load_ir(file), max_nodes, weights, by_module=modules), wraps=False)
     else:
         write_picture(load_ir(file), out, max_nodes, weights, by_module=modules)
-        typer.echo(f"written to {out}")
+        print_line(f"written to {out}")
 
 
 def verify(
@@ -167,7 +168,7 @@ def verify(
     from pipeline.torch_ir.command_files import read_arrays
 
     if note := note_on_mode(model):
-        typer.echo(f"onnxline: {note}", err=True)
+        print_line(f"onnxline: {note}", err=True)
     if weights is not None:
         state = load_weights(weights)
         _load_weights(model.module, state, weights)
@@ -179,7 +180,7 @@ def verify(
     )
     if not ok:
         raise CheckFailed(str(report))
-    typer.echo(str(report))
+    print_text(str(report))
 
 
 def run(
@@ -208,7 +209,7 @@ def run(
     outputs = executor.execute(read_arrays(inputs))
     names = [meta.name for meta in loaded.graph_outputs]
     write_arrays(out, dict(zip(names, outputs, strict=True)))
-    typer.echo(f"{', '.join(dict.fromkeys(names))} written to {out}")
+    print_line(f"{', '.join(dict.fromkeys(names))} written to {out}")
 
 
 def _check_file(file: Path) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from passes.advisories.known import is_quarantine
@@ -23,6 +21,7 @@ from passes.recipe.steps import OWN_STEPS, SINGLE_PASS_LIBRARY, library_versions
 from passes.structures import STRUCTURES
 from passes.suggest import nearest
 from pipeline.commands.shared import Json
+from pipeline.terminal import Screen, print_json, print_line
 
 __all__ = ["FORMAT_VERSION", "register"]
 
@@ -68,7 +67,7 @@ def list_passes(
         and (destroys is None or destroys in row.destroys)
     ]
     if as_json:
-        typer.echo(json.dumps(_as_data(rows), indent=2, ensure_ascii=False))
+        print_json(_as_data(rows))
     else:
         print_entries(rows, library_versions())
 
@@ -85,7 +84,7 @@ def show_passes(
         others = [row.name for row in rows if row.bare == found[0].bare and row not in found]
         for number, entry in enumerate(found):
             if number:
-                typer.echo()
+                print_line()
             print_demo(show(entry, rows, context), others)
 
 
@@ -162,11 +161,11 @@ class _PassPage:
     """Prints lines of at most `COLUMNS` characters, styled on a terminal and plain elsewhere."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False)
-        self._width = min(self._console.width, COLUMNS) if self._console.is_terminal else COLUMNS
+        self._screen = Screen()
+        self._width = min(self._screen.width, COLUMNS) if self._screen.is_terminal else COLUMNS
 
     def line(self, text: str | Text = "", style: str = "") -> None:
-        self._console.print(Text(text, style=style) if isinstance(text, str) else text, soft_wrap=True)
+        self._screen.print_line(text, style)
 
     def words(self, text: str, indent: int = 0, hanging: int | None = None) -> None:
         """A paragraph; `hanging` is the indent of every line but the first."""

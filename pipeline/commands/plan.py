@@ -13,6 +13,7 @@ import typer
 from passes.suggest import bytes_text, nearest, plural
 from passes.weights.files import replace_when_done
 from pipeline.errors import SourceError, UsageError
+from pipeline.terminal import print_line, print_text
 from pipeline.workspace import disk_errors
 
 if TYPE_CHECKING:
@@ -54,20 +55,20 @@ def show(
     from pipeline.planning import check_plan, map_memory, parse_regions
 
     if with_weights:
-        typer.echo(_check_weights(path))
+        print_line(_check_weights(path))
     if pins and regions is None:
         raise UsageError("--pin holds a value in a region, and no regions were given; add --regions")
     plan = _choose_entry(_read_entries(path), entry)
     if regions is not None:
         plan = map_memory(plan, parse_regions(regions), _read_pins(pins or ()))
         check_plan(plan)
-    typer.echo("\n".join(_lines(plan)))
+    print_text("\n".join(_lines(plan)))
     if svg is not None:
         from pipeline.report.arena_picture import draw_arena
 
         with disk_errors(svg.parent), replace_when_done(svg) as temporary:
             temporary.write_text(draw_arena(plan) + "\n", encoding="utf-8")
-        typer.echo(f"picture: {svg}")
+        print_line(f"picture: {svg}")
 
 
 def trace(
@@ -99,12 +100,12 @@ def trace(
     for time in times:
         spent[program.plan.calls[time.call].attr_schema.partition("/")[0]] += time.ended - time.begun
     total = sum(spent.values()) or 1
-    typer.echo(
+    print_line(
         f"{plural(len(times), 'launch', 'launches')} in {plural(runs, 'run')}: {total / runs / 1e6:.3f} ms a run"
     )
     for kind, nanoseconds in spent.most_common(MOST_ROWS):
-        typer.echo(f"  {nanoseconds / runs / 1e6:9.3f} ms  {nanoseconds / total:5.1%}  {kind}")
-    typer.echo(f"trace: {out}")
+        print_line(f"  {nanoseconds / runs / 1e6:9.3f} ms  {nanoseconds / total:5.1%}  {kind}")
+    print_line(f"trace: {out}")
 
 
 def _read_entries(path: Path) -> dict[str, ExecutionPlan]:

@@ -11,6 +11,7 @@ import typer
 
 from passes.suggest import bytes_text, plural
 from pipeline.commands.shared import Json, Keep, Overrides, Quiet, Recipe, Skip, Source, Verbose, wishes_of
+from pipeline.terminal import print_text
 
 if TYPE_CHECKING:
     from pipeline.quantsim import QuantSimResult
@@ -51,7 +52,7 @@ def quantsim(
     with screen:
         result = QuantSim(config, out, screen.show).run()
     if as_json:
-        typer.echo(report_text(result.report), nl=False)
+        print_text(report_text(result.report))
         return
     for line in _lines(result, verbose):
         screen.line(line)

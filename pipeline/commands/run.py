@@ -17,12 +17,14 @@ from pipeline.commands.shared import (
     Recipe,
     Skip,
     Source,
+    StripMetadata,
     Verbose,
     check_output,
     describe_settings,
     wishes_of,
 )
 from pipeline.errors import UsageError
+from pipeline.terminal import print_line, print_text
 
 __all__ = ["register"]
 
@@ -46,6 +48,7 @@ def run(
     keep: Keep = None,
     skip: Skip = None,
     recipe: Recipe = None,
+    without_metadata: StripMetadata = False,
     regions: Annotated[
         str | None,
         typer.Option(metavar="SIZES", help="Memories from the fastest on, such as sram:2MiB,dram, for a memory map."),
@@ -61,6 +64,7 @@ def run(
     from pipeline.config import RunConfig
 
     settings = [*(overrides or ()), *([f"runtime.regions={json.dumps(regions)}"] if regions is not None else [])]
+    settings += ["passes.strip_metadata=true"] if without_metadata else []
     config = RunConfig.from_source(source, settings, wishes_of(recipe, keep, skip))
     if output is not None:
         check_output(output, Path(config.model.onnx) if config.model.onnx else None)
@@ -79,7 +83,7 @@ def run(
 
         read_onnx_file(config.model.onnx, config.model)  # needs milliseconds, and no torch
     if dry_run:
-        typer.echo(describe_settings(config, steps, folder), nl=False)
+        print_text(describe_settings(config, steps, folder))
         return
     from pipeline.console import RunConsole
     from pipeline.run import Pipeline  # loads torch, which takes seconds: after all that can be wrong without it
@@ -139,14 +143,14 @@ def check_model(source: str, target: str) -> None:
         )
     report = check_target(read_model(Path(source), unread=True), table)
     for remark in report.remarks:
-        typer.echo(f"note: {remark}")
+        print_line(f"note: {remark}")
     for found in report.obstructions:
-        typer.echo(f"{found.what} ({plural(len(found.places), 'place')}): {found.reason}")
-        typer.echo(f"  what helps: {found.advice}")
-        typer.echo(f"  where: {', '.join(found.places)}")
+        print_line(f"{found.what} ({plural(len(found.places), 'place')}): {found.reason}")
+        print_line(f"  what helps: {found.advice}")
+        print_line(f"  where: {', '.join(found.places)}")
     if report.obstructions:
         raise typer.Exit(1)
-    typer.echo(f"{report.title} takes every operator of {source}")
+    print_line(f"{report.title} takes every operator of {source}")
 
 
 def copy_model(model: Path, path: Path) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from passes.suggest import plural
 from pipeline.errors import UsageError
+from pipeline.terminal import Screen, print_text
 
 if TYPE_CHECKING:
     from passes.step import Repeat, Step
@@ -26,6 +25,7 @@ __all__ = [
     "Recipe",
     "Skip",
     "Source",
+    "StripMetadata",
     "Verbose",
     "check_output",
     "describe_settings",
@@ -57,6 +57,9 @@ Recipe = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one setting; YAML on the right; may be repeated."),
+]
+StripMetadata = Annotated[
+    bool, typer.Option("--strip-metadata", help="Write the result without the metadata that `onnxline why` reads.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every step and every structure.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors.")]
@@ -150,10 +153,9 @@ def print_styled(text: str, styles: Mapping[str, str]) -> None:
     Args:
         styles: how a line begins → a style of rich.
     """
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        typer.echo(text, nl=False)
+    screen = Screen()
+    if not screen.is_terminal:
+        print_text(text)
         return
-    for line in text.splitlines():
-        style = next((style for begin, style in styles.items() if line.startswith(begin)), "")
-        console.print(Text(line, style), soft_wrap=True)
+    for line in text.removesuffix("\n").split("\n"):
+        screen.print_line(line, next((style for begin, style in styles.items() if line.startswith(begin)), ""))

@@ -46,4 +46,4 @@ def train(
         screen.line(f"loss: {training.last_loss:.4f} after {training.steps} steps")
     for name, value in training.metrics.items():
         screen.line(f"{name}: {value:.4g}")
-    screen.line(f"files: {result.folder}/ ({', '.join(result.files)})")
+    screen.show_files("files", result.folder, result.files)

@@ -159,6 +159,7 @@ EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "too_long": lambda ctx: f"at most {ctx['max_length']} entries",
     "string_too_short": _says("text that is not empty"),
     "string_pattern_mismatch": _says("letters, digits, '_', '.' and '-', at most 100 (it names a folder)"),
+    "less_than_equal": lambda ctx: f"at most {ctx['le']:g}",
     "less_than": lambda ctx: f"less than {ctx['lt']}",
     "greater_than": lambda ctx: f"more than {ctx['gt']:g}",
     "greater_than_equal": lambda ctx: f"{ctx['ge']:g} or more",

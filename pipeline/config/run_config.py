@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import yaml
 from pydantic import (
@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from passes.errors import check_type
 from pipeline.config.explain import to_config_error
 from pipeline.config.merge import apply_overrides, merge, read_with_bases
 from pipeline.config.paths import anchor_paths, describe_absence, is_reference
@@ -32,7 +33,7 @@ from pipeline.config.sections import (
     VerifyConfig,
 )
 from pipeline.config.train import TrainConfig
-from pipeline.config.yaml_source import Document, Marks, describe
+from pipeline.config.yaml_source import Document, Marks, check_plain, describe
 from pipeline.errors import ConfigError
 
 __all__ = ["RunConfig", "json_schema"]
@@ -131,6 +132,7 @@ class RunConfig(Section):
         """
         if not isinstance(path, str | PathLike):
             raise ConfigError(f"from_yaml: found {describe(path)}, expected the path of a YAML configuration")
+        _check_overrides(overrides)
         return _build_config(cls, read_with_bases(Path(path)), path, overrides, {})
 
     @classmethod
@@ -147,6 +149,8 @@ class RunConfig(Section):
         Raises:
             ConfigError: naming every problem with its file and line.
         """
+        check_type(source, (str, PathLike), "from_source", "the path of a configuration or a model")
+        _check_overrides(overrides)
         document = _document_of_model(str(source)) or read_with_bases(Path(source))
         return _build_config(cls, document, source, overrides, wishes or {})
 
@@ -164,6 +168,8 @@ class RunConfig(Section):
         """
         if not isinstance(data, Mapping):
             raise ConfigError(f"{title}: found {describe(data)}, expected a mapping of sections: {{'model': …}}")
+        check_type(base_dir, (str, PathLike), f"{title}: base_dir", "the path of a folder")
+        check_plain(data, title)
         anchored = anchor_paths(dict(data), Path(base_dir))
         return _validate(cls, Document(anchored, Marks.none(title)), title)
 
@@ -174,6 +180,12 @@ class RunConfig(Section):
     def to_yaml(self) -> str:
         """The configuration as YAML that loads back to an equal one."""
         return yaml.safe_dump(self.to_mapping(), sort_keys=False, allow_unicode=True, width=110)
+
+
+def _check_overrides(overrides: object) -> None:
+    check_type(overrides, (list, tuple), "overrides", "a list of texts such as ['passes.skip=[fuse_qkv]']")
+    for text in cast(Sequence[object], overrides):
+        check_type(text, str, "overrides", "texts such as 'passes.skip=[fuse_qkv]'")
 
 
 def _build_config(

@@ -23,6 +23,7 @@ from pydantic import (
 from passes.proof import numbers
 from passes.proof.draws import FURTHER_SIZES
 from passes.recipe import DEFAULT_RECIPE
+from passes.worker.platforms import LEAST_GIB
 from pipeline.errors import UsageError
 
 __all__ = [
@@ -55,6 +56,12 @@ Seconds = Annotated[StrictFloat, Field(gt=0)]
 Fraction = Annotated[StrictFloat, Field(ge=0)]
 
 
+def _check_memory(gib: float) -> float:
+    if 0 < gib < LEAST_GIB:
+        raise ValueError(f"expected at least {LEAST_GIB}, which a worker process needs to start, or 0 for no limit")
+    return gib
+
+
 class Section(BaseModel):
     """A mapping of the YAML file: unknown keys are refused, and nothing changes after loading."""
 
@@ -69,6 +76,7 @@ DTYPES = (
 )  # fmt: skip
 SOURCES = ("factory", "transformers", "onnx")
 DEFAULT_SIZES = (2, 3)
+MOST_DRAWS = 10_000
 
 
 def _check_dtype(name: str) -> str:
@@ -262,6 +270,7 @@ class PassesConfig(Section):
     encodings: a file of AIMET's encodings of the exported model, which are carried to the final one.
     contrib: whether steps may bring in operators that ONNX does not have; by default `keep`, and `refuse` in front of a
         simulation of quantization.
+    strip_metadata: write the final model without the metadata that `onnxline why` reads; it can be a fifth of a file.
     """
 
     strict: StrictBool = False
@@ -270,9 +279,10 @@ class PassesConfig(Section):
     keep: tuple[StrictStr, ...] = ()
     watch: StrictBool = True
     timeout_s: Seconds = 600.0
-    memory_gib: Fraction | None = None
+    memory_gib: Annotated[Fraction, AfterValidator(_check_memory)] | None = None
     encodings: StrictStr | None = None
     contrib: Literal["keep", "refuse"] | None = None
+    strip_metadata: StrictBool = False
 
 
 class ToleranceConfig(Section):
@@ -298,7 +308,7 @@ class VerifyConfig(Section):
     """
 
     proof: Literal["numbers", "structure"] = "numbers"
-    draws: Natural = 2
+    draws: Annotated[Natural, Field(le=MOST_DRAWS)] = 2
     inputs: Annotated[
         tuple[Annotated[StrictStr, Field(min_length=1)], ...],
         BeforeValidator(as_list, json_schema_input_type=str | list[str]),
@@ -404,6 +414,10 @@ class RuntimeConfig(Section):
     @property
     def chosen_fusions(self) -> tuple[Fusion, ...]:
         return get_args(Fusion) if self.fusions == "all" else self.fusions
+
+    def is_default(self, backend: str) -> bool:
+        """Whether nobody named `backend`, and the run is right without it."""
+        return backend != "onnxruntime" and self.backends is None
 
     def requires(self, backend: str) -> bool:
         """Whether a model that `backend` cannot take is an error: of `plan` only where somebody named it.

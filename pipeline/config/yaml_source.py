@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import yaml
 
 from pipeline.errors import ConfigError
 
-__all__ = ["Document", "KeyPath", "Marks", "parse_value", "read_yaml"]
+__all__ = ["Document", "KeyPath", "Marks", "check_plain", "parse_value", "read_yaml"]
 
 
 KeyPath = tuple[str | int, ...]
@@ -54,11 +55,22 @@ class Document:
     marks: Marks = field(default_factory=lambda: Marks({}))
 
 
-_DROPPED = {"tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"}
+_TAG = "tag:yaml.org,2002:"
+_DROPPED = {f"{_TAG}timestamp", f"{_TAG}value"}
+_KNOWN = {f"{_TAG}{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map")}
 LIMIT = 100_000
 """Most values in one file: aliases of aliases can make billions out of a few lines."""
 
-_MERGE = "tag:yaml.org,2002:merge"
+DEPTH = 100
+"""Most levels of one value."""
+
+LONGEST_NUMBER = 1000
+"""Most characters of a number: from some thousands on Python refuses, or takes long."""
+
+BITS = 64
+"""Most bits of an integer."""
+
+_MERGE = f"{_TAG}merge"
 
 
 class _Loader(yaml.SafeLoader):
@@ -76,8 +88,9 @@ class _Loader(yaml.SafeLoader):
         node.value = list(last.values())
 
 
+_BROKEN = re.compile("[\0\ud800-\udfff]")
 _EXPONENT = re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+_Loader.add_implicit_resolver(f"{_TAG}float", _EXPONENT, list("-+0123456789"))
 
 
 def read_yaml(path: Path) -> Document:
@@ -119,6 +132,29 @@ def describe(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def check_plain(data: object, place: str, depth: int = 0) -> None:
+    """Refuse what no file, no path and no number of a run can hold, also in data that Python gives.
+
+    Raises:
+        ConfigError: half of a surrogate pair or a NUL in a text, an integer of more than `BITS` bits, or values nested
+            more than `DEPTH` deep.
+    """
+    if depth > DEPTH:
+        raise ConfigError(f"{place}: nested more than {DEPTH} levels deep, expected a configuration")
+    match data:
+        case str() if _BROKEN.search(data):
+            raise ConfigError(f"{place}: found {describe(data)}, expected text without NUL and without lone surrogates")
+        case int() if data.bit_length() > BITS:
+            raise ConfigError(f"{place}: found an integer of {data.bit_length()} bits, expected at most {BITS}")
+        case Mapping():
+            for key, value in data.items():
+                check_plain(key, place, depth + 1)
+                check_plain(value, place, depth + 1)
+        case list() | tuple():
+            for item in data:
+                check_plain(item, place, depth + 1)
+
+
 class _YamlReader:
     """Walks the composed nodes of one text, noting the line of every key and item."""
 
@@ -152,13 +188,38 @@ class _YamlReader:
         self.values += 1
         if self.values > LIMIT:
             raise ConfigError(f"{self._place(node)}: more than {LIMIT} values, with every alias written out")
+        if len(above) > DEPTH:
+            raise ConfigError(f"{self._place(node)}: nested more than {DEPTH} levels deep, expected a configuration")
         self.places.setdefault(path, self._place(node))
         above = (*above, id(node))
+        self._check_tag(node)
         if isinstance(node, yaml.MappingNode):
             return self._mapping(loader, node, path, above)
         if isinstance(node, yaml.SequenceNode):
             return [self._value(loader, item, (*path, index), above) for index, item in enumerate(node.value)]
-        return loader.construct_object(node)
+        return self._scalar(loader, node)
+
+    def _scalar(self, loader: _Loader, node: yaml.Node) -> Any:
+        """The value of a scalar. PyYAML raises whatever Python does for a text that the tag cannot have."""
+        self._check_tag(node)
+        if node.tag == _MERGE:
+            return node.value
+        is_number = node.tag in (f"{_TAG}int", f"{_TAG}float")
+        if not (is_number and len(node.value) > LONGEST_NUMBER):
+            with contextlib.suppress(KeyError, IndexError, ValueError, OverflowError):
+                value = loader.construct_object(node)
+                check_plain(value, self._place(node))
+                return value
+        is_long = is_number and len(node.value) > LONGEST_NUMBER
+        limit = f" of at most {LONGEST_NUMBER} characters" if is_long else ""
+        expected = f"a value of the tag !!{node.tag.removeprefix(_TAG)}{limit}"
+        raise ConfigError(f"{self._place(node)}: found {describe(node.value)}, expected {expected}")
+
+    def _check_tag(self, node: yaml.Node) -> None:
+        if node.tag not in _KNOWN and node.tag != _MERGE:
+            tag = node.tag.replace(_TAG, "!!")
+            known = "text, a number, true, false, null, a list or a mapping, without a tag"
+            raise ConfigError(f"{self._place(node)}: found the tag {describe(tag)}, expected {known}")
 
     def _mapping(
         self, loader: _Loader, node: yaml.MappingNode, path: KeyPath, above: tuple[int, ...]
@@ -181,7 +242,10 @@ class _YamlReader:
     def _key(self, loader: _Loader, node: yaml.Node) -> str:
         if node.tag == _MERGE:
             return "<<"
-        key = loader.construct_object(node, deep=True)
+        if not isinstance(node, yaml.ScalarNode):
+            found = "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
+            raise ConfigError(f"{self._place(node)}: the key is {found}, expected text; put it in quotes")
+        key = self._scalar(loader, node)
         if isinstance(key, int) and not isinstance(key, bool):
             return str(key)  # an axis; the schema reads it as a number again
         if not isinstance(key, str):

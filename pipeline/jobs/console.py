@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from pipeline.jobs.job import JobStatus
 from pipeline.jobs.run import JobProgress
+from pipeline.terminal import ProgressBar, Screen
 
 __all__ = ["JobsConsole", "line_of"]
 
@@ -23,13 +23,13 @@ class JobsConsole:
         quiet: no lines, only the bar; jobs of an earlier run never have lines.
     """
 
-    def __init__(self, total: int, console: Console | None = None, quiet: bool = False) -> None:
-        self._console = console or Console()
+    def __init__(self, total: int, console: Screen | None = None, quiet: bool = False) -> None:
+        self._console = console or Screen()
         self._quiet = quiet
-        self._bar = Progress(
+        self._bar = ProgressBar(
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
             console=self._console,
             transient=True,
@@ -52,7 +52,7 @@ class JobsConsole:
         )
         if not (progress.known or self._quiet):
             style = "" if progress.outcome.status is JobStatus.DONE else "red"
-            self._console.print(line_of(progress), style=style, highlight=False, markup=False, soft_wrap=True)
+            self._console.print_line(line_of(progress), style)
 
 
 def line_of(progress: JobProgress) -> str:

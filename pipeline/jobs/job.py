@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from pipeline.errors import InternalError
+from pipeline.errors import InternalError, refusal_of
 
 __all__ = ["Job", "JobExecutor", "JobStatus", "Outcome", "here", "perform"]
 
@@ -86,7 +86,7 @@ def perform(job: Job, attempts: int = 1) -> Outcome:
     try:
         value, error = _call_function(job), None
     except Exception as raised:
-        value, error = None, raised
+        value, error = None, refusal_of(raised) or raised
     return Outcome(
         key=job.key,
         status=JobStatus.FAILED if error else JobStatus.DONE,

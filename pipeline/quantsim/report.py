@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from passes.structures import STRUCTURES
+from passes.visible import json_text
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.noise import Noise
 from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
@@ -79,7 +79,8 @@ class QuantSimReport:
     """Why there is no noise at all, only placement and sizes; empty where there is."""
     suggestion: Suggestion | None = None
     notes: tuple[str, ...] = ()
-    """Where a format is coarser than its rule says, and why; and each bias that its format does not hold."""
+    """Where a format is coarser than its rule says, and why; each bias that its format does not hold; steps of the
+    preparation that did not stand, and backends that fell short."""
 
 
 def make_report(
@@ -92,7 +93,7 @@ def make_report(
     model: DetachedModel,
     notes: Iterable[str] = (),
 ) -> QuantSimReport:
-    """The report of a whole simulation; `notes` are those on its encodings."""
+    """The report of a whole simulation; `notes` are those on the run before it, and on its encodings."""
     parts = _parts(model)
     placed = {found.site.tensor: found for found in placement.sites}
     rows = [_row(placed[name], parts.get(name, ""), found, place) for place, (name, found) in enumerate(noise.items())]
@@ -116,9 +117,11 @@ def make_report(
     )
 
 
-def make_placement_report(placement: Placement, model: DetachedModel, why: str) -> QuantSimReport:
+def make_placement_report(
+    placement: Placement, model: DetachedModel, why: str, notes: Iterable[str] = ()
+) -> QuantSimReport:
     """What is known of a model whose weights are not read: what each rule matched, what stays in float, and sizes."""
-    return replace(make_report(placement, {}, {}, why, {}, None, model), not_measured=why)
+    return replace(make_report(placement, {}, {}, why, {}, None, model, notes), not_measured=why)
 
 
 def page_data(report: QuantSimReport) -> Quantization:
@@ -149,7 +152,7 @@ def report_text(report: QuantSimReport) -> str:
     """The report as JSON, which has no infinity: such numbers are words, as in `report.json`, and null is what was not
     measured."""
     data = {"format_version": FORMAT_VERSION, **_to_json_data(dataclasses.asdict(report))}
-    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(data, indent=1, allow_nan=False) + "\n"
 
 
 def _to_json_data(value: Any) -> Any:

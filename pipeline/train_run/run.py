@@ -16,7 +16,7 @@ from passes.suggest import plural
 from pipeline.authoring import Model, TrainingHistory, TrainingLoop
 from pipeline.authoring.fit import FitLimits, history_path
 from pipeline.config import RunConfig
-from pipeline.errors import SourceError, UsageError
+from pipeline.errors import SourceError, UsageError, refusal_of
 from pipeline.events import Event, Note, Observer, PhaseEnded, RunLog
 from pipeline.export.user_code import call_user_code, load_function
 from pipeline.report import Pictures, Report, report_json
@@ -248,7 +248,7 @@ class TrainRun:
         )
 
     def _report_failure(self, training: TrainingReport, error: BaseException) -> None:
-        code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 3)
+        code = 130 if isinstance(error, KeyboardInterrupt) else getattr(refusal_of(error) or error, "exit_code", 3)
         write_quietly(lambda: self._report(training, str(error) or "stopped", code))
 
     def _report(self, training: TrainingReport, failure: str = "", exit_code: int = 0) -> Report:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from passes.visible import json_text
 from pipeline.errors import OnnxlineError
+from pipeline.terminal import print_text
 from pipeline.torch_ir import IR, SerializationError, ir_to_mermaid, load_ir
 from pipeline.torch_ir.command_files import write_picture, write_text
 from pipeline.torch_ir.summary import summary, summary_text
@@ -49,16 +49,16 @@ def cmd_visualize(args: argparse.Namespace) -> None:
     if args.output:
         write_picture(ir, Path(args.output), args.max_nodes, weights)
     else:
-        sys.stdout.write(f"{ir_to_mermaid(ir, max_nodes=args.max_nodes, include_weights=weights)}\n")
+        print_text(ir_to_mermaid(ir, max_nodes=args.max_nodes, include_weights=weights), wraps=False)
 
 
 def cmd_info(args: argparse.Namespace) -> None:
     found = summary(_load_or_exit(args.ir_file))
-    text = json.dumps(found, indent=2) if args.json else summary_text(found)
+    text = json_text(found) if args.json else summary_text(found)
     if args.output:
         write_text(Path(args.output), text)
     else:
-        sys.stdout.write(f"{text}\n")
+        print_text(text, wraps=False)
 
 
 def _load_or_exit(path: str) -> IR:
@@ -68,5 +68,5 @@ def _load_or_exit(path: str) -> IR:
 
 
 def _leave(why: str) -> NoReturn:
-    sys.stderr.write(f"Error: {why}\n")
+    print_text(f"Error: {why}", err=True)
     raise SystemExit(1)

@@ -6,6 +6,7 @@ the values that each write destroys, and reports every read of a value that is n
 
 from __future__ import annotations
 
+from passes.errors import check_type
 from passes.suggest import plural
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Role
@@ -33,8 +34,10 @@ def check_plan(plan: ExecutionPlan) -> None:
     """Check `plan`.
 
     Raises:
+        UsageError: `plan` is no plan.
         InternalError: the plan breaks a rule; the message lists what is wrong.
     """
+    check_type(plan, ExecutionPlan, "check_plan", "an ExecutionPlan, such as the plan of a compiled program")
     found = violations(plan)
     if found:
         more = [f"and {len(found) - LISTED} more"] if len(found) > LISTED else []

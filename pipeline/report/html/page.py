@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from markupsafe import Markup
 from passes.proof.coverage import Coverage, LimitCoverage, TableCoverage
 from passes.proof.numbers import DRAWN, Errors
 from passes.suggest import bytes_text, milliseconds_text, plural
+from passes.visible import visible, visible_data
 from pipeline.errors import SourceError
 from pipeline.planning import decode_plans
 from pipeline.report.arena_picture import draw_arena
@@ -176,9 +178,10 @@ def render(page: Page) -> str:
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.policies["json.dumps_function"] = lambda data, **settings: json.dumps(visible_data(data), **settings)
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     template = environment.get_template("page.html.j2")
-    return template.render(page=page, style=_read_asset("page.css"), script=_read_asset("page.js"))
+    return visible(template.render(page=page, style=_read_asset("page.css"), script=_read_asset("page.js")))
 
 
 def _read_asset(name: str) -> Markup:

@@ -46,6 +46,23 @@ FORMS = {
         xx = Mul (x, x) c = Mul (xx, cubic) s = Add (c, slope) u = Mul (s, x)
         t = Tanh (u) p = Add (one, t) h = Mul (x, p) y = Mul (h, half)
     """,
+    "erf halved, with a half added": """
+        root = Constant <value_float = 1.4142135> ()
+        two = Constant <value_float = 2.0> ()
+        half = Constant <value_float = 0.5> ()
+        d = Div (x, root) e = Erf (d) e2 = Div (e, two) p = Add (e2, half) y = Mul (x, p)
+    """,
+    "a sum of two halves": """
+        root = Constant <value_float = 0.70710677> ()
+        half = Constant <value_float = 0.5> ()
+        d = Mul (x, root) e = Erf (d) h = Mul (x, half) h2 = Mul (half, x) he = Mul (h2, e) y = Add (h, he)
+    """,
+    "tanh as a sigmoid of twice the slope": """
+        three = Constant <value_float = 3.0> ()
+        cubic = Constant <value_float = 0.044715> ()
+        slope = Constant <value_float = 1.5957691> ()
+        c0 = Pow (x, three) c = Mul (cubic, c0) s = Add (x, c) u = Mul (slope, s) g = Sigmoid (u) y = Mul (x, g)
+    """,
     "quick": "k = Constant <value_float = 1.702> () s0 = Mul (k, x) s = Sigmoid (s0) y = Mul (x, s)",
 }
 

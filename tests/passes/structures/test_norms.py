@@ -26,6 +26,32 @@ LAYER_NORMS = {
         m = ReduceMean (x, last) d = Sub (x, m) q = Mul (d, d) v = ReduceMean (q, last) e = Add (eps, v)
         s = Sqrt (e) r = Reciprocal (s) d2 = Sub (x, m) n = Mul (d2, r) y = Mul (w, n)
     """,
+    "by var, as torch writes it": NUMBERS
+    + """
+        kept = Constant <value_ints = [2, 4, 1]> ()
+        m = ReduceMean (x, last) m2 = ReduceMean (x, last) d2 = Sub (x, m2) q = Mul (d2, d2)
+        v0 = ReduceMean <keepdims = 0> (q, last) v1 = Reshape (v0, kept) v = Expand (v1, kept) d = Sub (x, m)
+        e = Add (v, eps) s = Sqrt (e) n = Div (d, s) nw = Mul (n, w) y = Add (nw, b)
+    """,
+    "by var_mean: the mean is a sum over 8": NUMBERS
+    + """
+        eight = Constant <value_float = 8.0> ()
+        m2 = ReduceMean (x, last) d2 = Sub (x, m2) q = Mul (d2, d2) v = ReduceMean (q, last)
+        m0 = ReduceSum (x, last) m = Div (m0, eight) d = Sub (x, m)
+        e = Add (v, eps) s = Sqrt (e) r = Reciprocal (s) n = Mul (d, r) nw = Mul (n, w) y = Add (nw, b)
+    """,
+    "std + ε, unbiased, the scale first": NUMBERS
+    + """
+        eight = Constant <value_float = 8.0> () seven = Constant <value_float = 7.0> ()
+        m = ReduceMean (x, last) d = Sub (x, m) q = Pow (d, two) v0 = ReduceMean (q, last) v1 = Mul (v0, eight)
+        v = Div (v1, seven) s = Sqrt (v) e = Add (s, eps) dw = Mul (d, w) n = Div (dw, e) y = Add (n, b)
+    """,
+    "E[x²] - E[x]², not below 0": NUMBERS
+    + """
+        zero = Constant <value_float = 0.0> ()
+        m = ReduceMean (x, last) xx = Mul (x, x) q = ReduceMean (xx, last) mm = Pow (m, two) v0 = Sub (q, mm)
+        v = Max (v0, zero) e = Add (v, eps) s = Sqrt (e) d = Sub (x, m) n = Div (d, s) nw = Mul (n, w) y = Add (nw, b)
+    """,
     "in another type inside": NUMBERS
     + """
         x2 = Cast <to = 11> (x) x3 = Cast <to = 1> (x2)
@@ -52,6 +78,17 @@ RMS_NORMS = {
         less = Constant <value_float = -0.5> ()
         q = Pow (x, two) v = ReduceMean (q, last) e = Add (v, eps) r = Pow (e, less) n = Mul (x, r) y = Mul (n, w)
     """,
+    "a sum over 8": NUMBERS
+    + """
+        eight = Constant <value_float = 8.0> ()
+        q = Pow (x, two) v0 = ReduceSum (q, last) v = Div (v0, eight) e = Add (v, eps) s = Sqrt (e) n = Div (x, s)
+        y = Mul (n, w)
+    """,
+    "a length over √8": NUMBERS
+    + """
+        root = Constant <value_float = 0.35355338> ()
+        l = ReduceL2 (x, last) s0 = Mul (l, root) s = Add (s0, eps) n = Div (x, s) y = Mul (n, w)
+    """,
     "without a scale": NUMBERS
     + "q = Pow (x, two) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) y = Div (x, s)",
     "onnxruntime's op": "y = SimplifiedLayerNormalization <axis = -1, epsilon = 1e-6> (x, w)",
@@ -60,6 +97,17 @@ RMS_NORMS = {
 NEITHER = {
     "the length of a row": NUMBERS
     + "q = Pow (x, two) v = ReduceSum (q, last) e = Add (v, eps) s = Sqrt (e) y = Div (x, s)",
+    "a sum over another number": NUMBERS
+    + """
+        five = Constant <value_float = 5.0> ()
+        q = Pow (x, two) v0 = ReduceSum (q, last) v = Div (v0, five) e = Add (v, eps) s = Sqrt (e) y = Div (x, s)
+    """,
+    "a length": NUMBERS + "l = ReduceL2 (x, last) s = Add (l, eps) n = Div (x, s) y = Mul (n, w)",
+    "a difference of moments of two values": NUMBERS
+    + """
+        z = Relu (x) m = ReduceMean (z, last) xx = Mul (x, x) q = ReduceMean (xx, last) mm = Mul (m, m)
+        v = Sub (q, mm) e = Add (v, eps) s = Sqrt (e) d = Sub (x, m) y = Div (d, s)
+    """,
     "of another value": NUMBERS
     + """
         z = Relu (x) q = Pow (z, two) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) y = Div (x, s)

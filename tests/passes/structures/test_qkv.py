@@ -27,7 +27,11 @@ def test_finds_none_where_there_is_none(name: str) -> None:
     ("name", "words"),
     [
         ("merged in the source", "1 attention block whose Q, K and V are one matrix in the source already: w (32×96)"),
-        ("no attention", "no attention (no softmax between two matrix products)"),
+        (
+            "no attention",
+            "no attention in a form that is looked for (weights made from Q and K that multiply V, or a state made "
+            "from K and V that Q multiplies; 1 Softmax)",
+        ),
     ],
 )
 def test_says_what_is_there_instead(name: str, words: str) -> None:

@@ -28,7 +28,7 @@ def test_finds_the_projections_with_their_roles(name: str) -> None:
 def test_says_what_is_apart_and_what_is_merged() -> None:
     model = detached(merged_partly())
     found = QKV.find(model)
-    assert find_structures(model, Policy((), ("qkv",)), ()).partly == {"qkv": found.instead}
+    assert find_structures(model, Policy((), ("qkv",)), ()).partly == {"qkv": f"{found.instead}; {found.remedy}"}
     assert [one.name for one in found.instances] == ["attention 0", "attention 1"]
     assert found.instead == (
         "2 attention blocks with separate Q, K and V (attention 0, attention 1), and 2 attention blocks whose "

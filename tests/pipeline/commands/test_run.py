@@ -7,12 +7,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from pipeline import Pipeline, RunConfig
 from pipeline.cli import app
 from pipeline.console import RunConsole
+from pipeline.terminal import Screen
 
 
 def test_schema_is_json_schema() -> None:
@@ -22,7 +22,7 @@ def test_schema_is_json_schema() -> None:
     assert "passes" in schema["properties"]
 
 
-def screen_of(path: Path, out: Path, console: Console) -> str:
+def screen_of(path: Path, out: Path, console: Screen) -> str:
     screen = RunConsole(console)
     with screen:
         result = Pipeline(RunConfig.from_yaml(path), out, screen.show).run()
@@ -33,19 +33,19 @@ def screen_of(path: Path, out: Path, console: Console) -> str:
 
 def test_a_log_has_one_line_a_stage_then_the_tables(config_file, tmp_path: Path) -> None:
     path = config_file(passes={"recipe": ["fuse_qkv", "onnxsim"], "skip": ["fuse_qkv"]})
-    shown = screen_of(path, tmp_path / "out", Console(file=StringIO(), width=80)).splitlines()
+    shown = screen_of(path, tmp_path / "out", Screen(file=StringIO(), width=80)).splitlines()
     stages = [line.split(":")[0] for line in shown[:8] if not line.startswith(("pass ", "note:"))]
     assert stages[:5] == ["source", "reference", "export", "passes", "runtime"]
     text = "\n".join(shown)
     for words in ("fuse_qkv was skipped", "onnxsim/fuse_attention", "reverted", "against torch", "files: "):
         assert words in text
-    again = screen_of(path, tmp_path / "out", Console(file=StringIO(), width=80))
+    again = screen_of(path, tmp_path / "out", Screen(file=StringIO(), width=80))
     assert "export: unchanged, taken from the last run" in again
     assert "not done again, since nothing changed: export, passes, runtime" in again
 
 
 def test_a_terminal_has_a_progress_bar(config_file, tmp_path: Path) -> None:
-    console = Console(file=StringIO(), force_terminal=True, width=120)
+    console = Screen(file=StringIO(), force_terminal=True, width=120)
     shown = screen_of(config_file(passes={"recipe": ["nop"]}), tmp_path / "out", console)
     assert "━" in shown
     assert "passes" in shown

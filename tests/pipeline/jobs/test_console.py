@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from io import StringIO
 
-from rich.console import Console
-
 from pipeline.jobs import JobProgress, JobStatus, Outcome
 from pipeline.jobs.console import JobsConsole
+from pipeline.terminal import Screen
 
 ENDED = (
     JobProgress(Outcome("known", JobStatus.DONE), 1, 3, known=True),
@@ -18,7 +17,7 @@ ENDED = (
 
 def screen_text(terminal: bool, quiet: bool = False) -> str:
     out = StringIO()
-    with JobsConsole(3, Console(file=out, force_terminal=terminal, width=80, color_system=None), quiet) as screen:
+    with JobsConsole(3, Screen(file=out, force_terminal=terminal, width=80, color_system=None), quiet) as screen:
         for ended in ENDED:
             screen.show(ended)
     return out.getvalue()

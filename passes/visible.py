@@ -1,0 +1,50 @@
+"""Show the characters that command a terminal, or reorder text, as escapes: `\\x1b`, `\\u202e`.
+
+Names come from models, files and configurations that somebody else may have made. A name can hold the sequence that
+sets a terminal's title, clears it or opens a link, or a mark that shows the text after it backwards.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+__all__ = ["json_text", "visible", "visible_data", "visible_line"]
+
+HIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""C0 but for tab and newline, DEL, C1, the marks of bidirectional text, separators of lines, and lone surrogates."""
+
+
+def visible(text: str) -> str:
+    """Replace each character of `HIDDEN` by its escape. Lines stay lines."""
+    return HIDDEN.sub(_escape, text)
+
+
+def visible_line(text: str) -> str:
+    """`visible` for one line: a newline in a name is shown as an escape too, and begins no line of its own."""
+    return visible(text).replace("\n", "\\n")
+
+
+def visible_data(data: Any) -> Any:
+    """Plain data in which each string, keys included, is `visible`."""
+    match data:
+        case str():
+            return visible(data)
+        case Mapping():
+            return {visible_data(key): visible_data(value) for key, value in data.items()}
+        case list() | tuple():
+            return [visible_data(item) for item in data]
+    return data
+
+
+def json_text(data: Any, indent: int | None = 2, **settings: Any) -> str:
+    """JSON that reads back to `data`, with each character of `HIDDEN` as JSON escapes it: `\\u001b`."""
+    text = json.dumps(data, indent=indent, ensure_ascii=False, **settings)
+    return HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

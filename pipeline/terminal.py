@@ -1,0 +1,217 @@
+"""The one place that writes to the terminal. Whatever is shown passes through `passes.visible`: names come from others.
+
+A command replaces its standard streams by `VisibleStream`, so that tracebacks, warnings, logs, and what libraries and
+a user's own code print are shown in the same way. A `Screen` is a console of rich: it replaces characters in names
+itself, and writes its own styles past `VisibleStream`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, TextIO, cast
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.segment import Segment
+from rich.text import Text
+
+from passes.visible import json_text, visible, visible_line
+
+if TYPE_CHECKING:
+    from rich.console import ConsoleOptions, RenderableType
+
+__all__ = ["ProgressBar", "Screen", "open_streams", "print_json", "print_line", "print_text", "styled_streams"]
+
+ASCII: Final = {"→": "->", "…": "...", "×": "x", "›": ">", "·": "*", "≤": "<=", "≥": ">=", "–": "-"}
+"""Replacements for terminals whose encoding lacks these characters."""
+
+INDENT: Final = 2
+"""Columns by which what goes on from the line above is indented."""
+
+
+class Screen(Console):
+    """A console of rich that shows names as they stand: no markup, no highlighting, no control characters.
+
+    Args:
+        stderr: write to standard error.
+        settings: other settings of rich's console.
+    """
+
+    def __init__(self, *, stderr: bool = False, **settings: Any) -> None:
+        super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False, **settings)
+
+    @property
+    def file(self) -> IO[str]:
+        stream = super().file
+        return getattr(stream, "styled", stream)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+    def print_line(self, text: str | Text, style: str = "") -> None:
+        """Print one line. A terminal gets it in lines that end between words; elsewhere it stays whole."""
+        line = text if isinstance(text, Text) else Text(visible_line(text), style)
+        if self.is_terminal:
+            line = _wrap(self, line)
+        self.print(line, soft_wrap=True)
+
+
+def _wrap(console: Console, line: Text) -> Text:
+    """`line` in lines of the terminal's width; a word that is longer, such as a path, is never cut."""
+    if line.cell_len <= console.width:
+        return line
+    line.overflow = "ignore"
+    margin = len(line.plain) - len(line.plain.lstrip()) + INDENT
+    lines = line.wrap(console, max(console.width - margin, 1))
+    for part in lines:
+        part.rstrip()
+    first, *rest = lines
+    return Text("\n").join([first, *(Text(" " * margin).append_text(more) for more in rest)])
+
+
+class ProgressBar(Progress):
+    """A progress bar above which what others print is shown as everything else is."""
+
+    def start(self) -> None:
+        super().start()
+        if self.live.is_started and not self.disable:  # rich reads styles and links out of what is printed meanwhile
+            sys.stdout, sys.stderr = (cast(TextIO, VisibleStream(stream)) for stream in (sys.stdout, sys.stderr))
+
+
+def print_line(text: str = "", *, err: bool = False) -> None:
+    """Print one line that may hold names."""
+    Screen(stderr=err).print_line(text)
+
+
+def print_text(text: str, *, err: bool = False, wraps: bool = True) -> None:
+    """Print lines.
+
+    Args:
+        wraps: whether a terminal may break lines between words; not in a text for programs.
+    """
+    screen, lines = Screen(stderr=err), text.removesuffix("\n").split("\n") if text else []
+    if wraps and screen.is_terminal:
+        for line in lines:
+            screen.print_line(line)
+    else:
+        screen.file.write("".join(f"{visible(line)}\n" for line in lines))
+        screen.file.flush()
+
+
+def print_json(data: Any) -> None:
+    """Print JSON that reads back to `data`."""
+    print_text(json_text(data), wraps=False)
+
+
+class VisibleStream:
+    """A text stream that shows control characters, and outlives what it writes to.
+
+    Attributes:
+        styled: the stream below, for texts with styles of our own.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.styled = _LastingStream(stream)
+
+    def write(self, text: str) -> int:
+        self.styled.write(visible(text))
+        return len(text)
+
+    @property
+    def loss(self) -> str:
+        """Why what was printed did not arrive, such as a full disk; empty where it did, or its reader has gone."""
+        self.flush()
+        failure = self.styled.failure
+        return "" if failure is None or failure.errno == errno.EPIPE else failure.strerror or str(failure)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.styled, name)
+
+
+class _LastingStream:
+    """A text stream that remembers the first failure, such as a pipe whose reader has gone, and then writes no more.
+
+    The files of a run are worth as much when nobody reads its lines.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream = stream
+        self.failure: OSError | None = None
+
+    def write(self, text: str) -> int:
+        self._attempt(self.stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._attempt(self.stream.flush)
+
+    def _attempt(self, act: Callable[..., object], *text: str) -> None:
+        if self.failure is not None:
+            return
+        try:
+            act(*text)
+        except OSError as error:
+            self.failure = error
+            with contextlib.suppress(OSError), _open_nothing() as nothing:  # else Python writes once more at its end
+                os.dup2(nothing.fileno(), self.stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextlib.contextmanager
+def open_streams() -> Iterator[VisibleStream]:
+    """Replace the standard streams of a command by ours; yields the one of standard output.
+
+    Where the caller has closed a stream, nothing is written.
+    """
+    for handle in range(3):
+        try:
+            os.fstat(handle)
+        except OSError:  # else the next file that is opened gets this number, and what is printed goes into it
+            os.open(os.devnull, os.O_RDWR)
+    before = sys.stdout, sys.stderr
+    streams = [VisibleStream(stream or _open_nothing()) for stream in before]
+    for stream in streams:
+        if not (stream.encoding or "utf-8").lower().startswith("utf"):  # latin-1, say, has no arrow
+            codecs.register_error("onnxline", _spell_out)
+            stream.reconfigure(errors="onnxline")
+    sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in streams)
+    try:
+        yield streams[0]
+    finally:
+        for stream in streams:
+            stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _open_nothing() -> IO[str]:
+    """A file that drops what is written to it."""
+    return Path(os.devnull).open("w", encoding="utf-8")
+
+
+def _spell_out(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(ASCII.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
+@contextlib.contextmanager
+def styled_streams() -> Iterator[None]:
+    """For texts of our own that another library prints with its styles, such as typer's help; no name is in them."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (getattr(stream, "styled", stream) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before

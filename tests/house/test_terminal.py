@@ -1,0 +1,30 @@
+"""Nothing but `pipeline/terminal.py` writes to the terminal, so that it shows every name safely."""
+
+from __future__ import annotations
+
+import re
+
+from tests.support.paths import ROOT
+
+WRITERS = re.compile(
+    r"(?<![\w.])print\(|typer\.echo|click\.echo|secho\(|sys\.(__)?std(out|err)(__)?\.write|(?<!\w)Console\("
+    r"|from rich\.(console|progress) import .*\b(Console|Progress)\b|traceback\.print_|os\.write\([12],"
+)
+"""How code of Python writes to a terminal, and how a console of rich is made."""
+
+PLACES = {
+    "pipeline/terminal.py": "the one place",
+    "passes/guard/call_log.py": "runs in a user's processes, which must not load rich; it asks passes.visible",
+    "passes/worker/server.py": "its streams are a file that the client reads",
+    "passes/worker/forks.py": "as the server, whose streams it has",
+}
+
+
+def test_one_place_prints() -> None:
+    found = {
+        str(path.relative_to(ROOT))
+        for package in ("onnxline", "passes", "pipeline")
+        for path in (ROOT / package).rglob("*.py")
+        if WRITERS.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == set(PLACES)
