@@ -59,7 +59,7 @@ def run(epochs: int, path: Path | None = None, *, quiet: bool = False) -> Evalua
     if not quiet:
         print(to_text(model.graph()))
     model.compile(AdamW(lr=3e-3, weight_decay=1e-2), CrossEntropyLoss(label_smoothing=0.05), quiet=quiet)
-    model.fit(batches, epochs, path=path, resume=True, quiet=quiet)
+    model.fit(batches, epochs, path=path, resume=path is not None, quiet=quiet)
     _, test = read_splits()[0]
     return model.evaluate([test], accuracy=lambda output, digit: (output.argmax(1) == digit).float().mean())
 

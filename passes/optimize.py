@@ -28,7 +28,7 @@ from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE, Prover, StructureProver
 from passes.recipe import DEFAULT_RECIPE
 from passes.recipe.recipe import RecipeItem, steps_of
-from passes.run.apply_policy import check_names, without_weight_readers
+from passes.run.apply_policy import check_names, fix_input_shapes, without_weight_readers
 from passes.run.result import PassRow, PassRun, Status
 from passes.run.runner import ChangeObserver, Observer, run_passes
 from passes.step import flatten
@@ -101,7 +101,8 @@ def optimize(
         steps, policy = steps_of(recipe, context.user_code), Policy(tuple(skip), tuple(keep), watch, contrib)
         check_names(flatten(steps), policy, context)
         limits = nullcontext() if prover or proof == STRUCTURE else limit_runs(context, stored)
-        prover = prover or _choose_prover(stored, context, proof, feeds, sizes)
+        fixed = fix_input_shapes(flatten(steps), stored.proto)
+        prover = prover or _choose_prover(stored, context, proof, feeds, sizes, fixed)
         source, stacks = collapse(stored)
         given = None if encodings is None else _read_encodings(encodings, source)
         versions = _VersionLog(on_change)
@@ -174,13 +175,14 @@ def _choose_prover(
     proof: str,
     feeds: Sequence[Mapping[str, np.ndarray]],
     sizes: Sequence[int],
+    inputs: onnx.ModelProto | None,
 ) -> Prover:
-    """`model` itself is the reference."""
+    """`model` itself is the reference, on draws of the shapes that `inputs` declares."""
     if proof == STRUCTURE:
         return StructureProver(context)
     if feeds:
         return NumericProver.of_itself(feeds, context)
-    return NumericProver.of_plan(plan_draws(model, sizes=sizes), context)
+    return NumericProver.of_plan(plan_draws(model, sizes=sizes, inputs=inputs), context)
 
 
 def open_dims(model: onnx.ModelProto) -> tuple[str, ...]:

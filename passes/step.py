@@ -104,6 +104,9 @@ class Step:
     """Inner passes known to do nothing else than to write operators that ONNX does not have; they are left out where
     these are refused."""
 
+    fixes_defaults: ClassVar[bool] = False
+    """Whether it makes constants of initializers that are inputs, too; other steps are shown the inputs alone."""
+
     makes_structures: ClassVar[tuple[str, ...]] = ()
     """Kinds of structures that it makes: they are looked for in its result, and what is new counts from there on."""
 
@@ -128,8 +131,28 @@ class Step:
     options: Mapping[str, Any] = MappingProxyType({})
     """The options that go on to the library as they are."""
 
+    limits: ClassVar[tuple[str, ...] | None] = None
+    """For a library's optimizer, which nobody asks to make a model larger: the options by which its user says how large
+    a folded value may be. None for a step that has its own reasons to store more."""
+
+    growing: ClassVar[tuple[str, ...]] = ()
+    """Inner passes that can leave more nodes than they found."""
+
+    input_shapes: Mapping[str, Sequence[int]] = MappingProxyType({})
+    """The shapes that it was asked to give the model's inputs, by name."""
+
     narrows: bool = False
     """Whether it was asked to give the model's inputs other shapes than those that they declare."""
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether growth of the model by this step is wanted."""
+        return self.limits is None or any(name in self.options for name in self.limits)
+
+    def known_to_grow(self, context: PassContext) -> tuple[str, ...]:
+        """Those of `growing` that this step would run."""
+        inner = self.inner(context) if self.growing else ()
+        return tuple(name for name in self.growing if name in inner)
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         """Run the pass on `model`, which stays as it is.

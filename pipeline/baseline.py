@@ -93,7 +93,8 @@ def _structures(verdicts: tuple[StructureVerdict, ...]) -> Plain:
 
 
 def _backend(backend: BackendReport) -> Plain | str:
-    return FOLDERS.sub("", backend.shortfall) or _errors(backend.errors)
+    shortfall = "" if backend.status == "differs" else FOLDERS.sub("", backend.shortfall)
+    return shortfall or _errors(backend.errors)
 
 
 def _errors(errors: Mapping[str, Errors]) -> Plain:

@@ -133,6 +133,8 @@ class RunConsole:
             native = sum(backend.native_calls for backend in result.runtime.backends)
             in_cpp = f" ({native} in C++, built by this machine's compiler)" if native else ""
             self.line(f"plan: {plural(result.runtime.ops, 'kernel call')}{in_cpp}, one arena of {arena}{more}")
+        for sentence in result.export.lifted:
+            self.line(sentence)
         if result.cached:
             self.line(f"not done again, since nothing changed: {', '.join(result.cached)}")
         self.show_files("files", result.folder, result.report.files)
@@ -172,9 +174,9 @@ def _table(rows: Sequence[PassRow], width: int, *, wraps: bool) -> Iterator[Text
             line.append(f"  {pad}", style if column == 1 else "" if row else "bold")
         line.rstrip()
         yield line
-        if row and row.reason and not row.status.counts_as_reverted:  # those are explained below the table
-            reason = textwrap.wrap(row.reason, width - 4, break_long_words=False, break_on_hyphens=False)
-            yield from (Text(f"    {words}", "dim") for words in (reason if wraps else [row.reason]))
+        if row and row.words and not row.status.counts_as_reverted:  # those are explained below the table
+            reason = textwrap.wrap(row.words, width - 4, break_long_words=False, break_on_hyphens=False)
+            yield from (Text(f"    {words}", "dim") for words in (reason if wraps else [row.words]))
 
 
 def _cells(row: PassRow) -> tuple[str, ...]:

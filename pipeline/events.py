@@ -125,7 +125,7 @@ def line_of(event: Event) -> str:
             return f"epoch {epoch} of {epochs}: mean loss {loss:.4f}, {plural(step, 'step')} done, {seconds:.1f} s"
         case PassEnded(row):
             nodes = f"{row.nodes_before} → {plural(row.nodes_after, 'node')}"
-            return f"pass {row.name}: {row.status}, {nodes}" + (f" ({row.reason})" if row.reason else "")
+            return f"pass {row.name}: {row.status}, {nodes}" + (f" ({row.words})" if row.words else "")
         case PassesEnded(passes, structures):
             kept = sum(verdict.kept for verdict in structures)
             return f"passes: {plural(len(passes), 'row')}, {kept} of {plural(len(structures), 'structure')} kept"

@@ -223,7 +223,7 @@ def _config_of(module: nn.Module, policy: Mapping[str, Any], settings: Mapping[s
 def _source_of(module: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, config: RunConfig) -> TorchSource:
     import torch
 
-    from pipeline.export import Example, with_names
+    from pipeline.export import Example, as_configured
     from pipeline.export.build_source import assemble
     from pipeline.export.inputs import with_dynamic_shapes
     from pipeline.export.load import check_dims
@@ -244,7 +244,7 @@ def _source_of(module: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, c
     given_in = "model.inputs of settings" if example is None else "args and kwargs"
     source = assemble(module, example, model, given_in=given_in)
     check_dims(model, source)
-    return with_names(source, config.export)
+    return as_configured(source, config.export)
 
 
 @contextmanager

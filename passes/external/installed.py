@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 __all__ = [
     "ask",
     "find_wrong_value",
+    "refuse_failing",
     "refuse_older",
     "refuse_unknown",
+    "refuse_wrong_shapes",
     "refuse_wrong_values",
     "require",
     "texts",
@@ -104,6 +106,34 @@ def find_wrong_value(hints: Callable[[], Mapping[str, Any]], options: Mapping[st
         except ValidationError:
             return f"{option} is {value!r}; expected {inspect.formatannotation(hint).replace('typing.', '')}"
     return ""
+
+
+def refuse_failing(context: PassContext, function: Callable[..., None], step: str, options: Mapping[str, Any]) -> None:
+    """Raises PolicyError for options that the library itself refuses; `function` calls it in the worker on a model in
+    which there is nothing to do."""
+    try:
+        context.worker.ask(function, within_s=LISTING_S, options=dict(options))
+    except StepFailed as failure:
+        reason = " ".join(str(failure).split())
+        raise PolicyError(f"{step} does not take these options ({format_options(options)}): {reason}") from failure
+
+
+def format_options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in options.items() if value is not None)
+
+
+def refuse_wrong_shapes(step: str, options: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raises PolicyError where one of the options `names` is no mapping of inputs to shapes."""
+    for name in names:
+        given = options.get(name)
+        shapes = given.values() if isinstance(given, Mapping) else ()
+        is_right = given is None or isinstance(given, Mapping)
+        for shape in shapes:
+            is_right &= isinstance(shape, list | tuple) and all(type(size) is int and size > 0 for size in shape)
+        if not is_right:
+            raise PolicyError(
+                f"{step}: {name} is {given!r}; expected the shapes of inputs, as in {{x: [1, 3, 224, 224]}}"
+            )
 
 
 def texts(options: Mapping[str, Any], key: str, step: str) -> list[str]:

@@ -73,6 +73,7 @@ class OnnxRuntimeFusions(CompositeStep):
     name: str = field(default="onnxruntime_fusions", init=False)
     source: str = field(default="onnxruntime", init=False)
     description: ClassVar[Description] = values("Run onnxruntime's fusions for transformers")
+    limits: ClassVar[tuple[str, ...] | None] = ()
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = DESTROYS
     hands_on_options: ClassVar[bool] = True
 

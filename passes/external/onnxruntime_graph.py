@@ -67,6 +67,7 @@ class OnnxRuntimeGraph(CompositeStep):
     name: str = field(default="onnxruntime", init=False)
     source: str = field(default="onnxruntime", init=False)
     description: ClassVar[Description] = values("Save what onnxruntime's own graph optimization makes of the model")
+    limits: ClassVar[tuple[str, ...] | None] = ()
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = DESTROYS
     destroys_equals: ClassVar[tuple[str, ...]] = ("CommonSubexpressionElimination",)
 

@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from passes.context import PassContext
+from passes.errors import PolicyError
 from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, texts
 from passes.external.onnxscript_rules import matching_in_linear_time, rebind
 from passes.external.through_ir import through_ir
@@ -49,6 +50,7 @@ class OnnxScriptOptimizer(CompositeStep):
     suspects: ClassVar[tuple[str, ...]] = ("constant_folding", SHAPES)
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = {"common_subexpression_elimination": ("qkv",)}
     destroys_equals: ClassVar[tuple[str, ...]] = ("common_subexpression_elimination",)
+    limits: ClassVar[tuple[str, ...] | None] = ("output_size_limit",)
     hands_on_options: ClassVar[bool] = True
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
@@ -77,6 +79,9 @@ class OnnxScriptOptimizer(CompositeStep):
         known = ask(context, option_names, self.name)
         refuse_unknown(self.options, known, "onnxscript.optimizer.optimize has no option")
         refuse_wrong_values(context, hints, self.name, self.options)
+        for name, value in self.options.items():
+            if type(value) is int and value < 0:
+                raise PolicyError(f"{self.name}: {name} is {value}; expected 0 or more")
 
 
 def _call_on_ir(
@@ -173,6 +178,7 @@ class OnnxScriptRewrites(CompositeStep):
     name: str = field(default="onnxscript_rewrites", init=False)
     source: str = field(default="onnxscript", init=False)
     description: ClassVar[Description] = values("Run onnxscript's rewrite rules, or its fusions")
+    limits: ClassVar[tuple[str, ...] | None] = ()
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = REWRITES_DESTROY
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:

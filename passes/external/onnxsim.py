@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import onnx
@@ -18,7 +19,7 @@ import onnx
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed, StepTimedOut
 from passes.external import onnxoptimizer
-from passes.external.installed import ask, refuse_older, refuse_wrong_values
+from passes.external.installed import ask, refuse_failing, refuse_older, refuse_wrong_shapes, refuse_wrong_values
 from passes.external.onnxsim_detached import call_simplify, import_onnxsim, simplify_detached
 from passes.external.through_files import through_files
 from passes.step import CompositeStep, Description, PassResult, structure, values
@@ -115,6 +116,16 @@ DESCRIPTIONS: Final[Mapping[str, Description]] = {
 """Most of onnxoptimizer's passes, some in versions of its own, and the others that run by default. What runs only where
 it is named is listed without words."""
 
+SHAPES: Final = ("overwrite_input_shapes", "input_shapes")
+"""Options that fix the shapes of inputs."""
+
+OF_ANY_MODEL: Final = frozenset({*SHAPES, "test_input_shapes", "skipped_optimizers", "extra_optimizers", "output_path"})
+"""Options that are not tried on another model: they name its inputs, or were looked at."""
+
+MOST_FOLDED: Final = "64MB"
+"""What a Tile or an Expand may be folded to where the option does not say. What grows the model much is undone anyway,
+and by default onnxsim makes 1.5 GB of a few bytes first."""
+
 NATIVE: Final = "onnxsim.onnxsim_cpp2py_export"
 
 NATIVE_ARGUMENTS: Final = (
@@ -144,6 +155,11 @@ class OnnxSim(CompositeStep):
 
     suspects: ClassVar[tuple[str, ...]] = tuple(STAGES)
     joins_weights: ClassVar[tuple[str, ...]] = ("fuse_attention",)
+    limits: ClassVar[tuple[str, ...] | None] = ("tensor_size_threshold",)
+    growing: ClassVar[tuple[str, ...]] = (
+        "fuse_matmul_add_bias_into_gemm_batched",
+        "eliminate_loop_with_const_trip_count",
+    )
     writes_contrib: ClassVar[tuple[str, ...]] = ("fuse_attention", "fuse_gqa")
     never_run: ClassVar[Mapping[str, str]] = NEVER_RUN
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = DESTROYS
@@ -153,10 +169,15 @@ class OnnxSim(CompositeStep):
 
     @property
     def narrows(self) -> bool:  # type: ignore[override]
-        return any(self.options.get(name) for name in ("overwrite_input_shapes", "input_shapes"))
+        return bool(self.input_shapes)
+
+    @property
+    def input_shapes(self) -> Mapping[str, Sequence[int]]:  # type: ignore[override]
+        return {name: shape for key in SHAPES for name, shape in (self.options.get(key) or {}).items()}
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         options, why = self.build_arguments(), None
+        options.setdefault("tensor_size_threshold", MOST_FOLDED)
         if options.get("check_n", 0) == 0:
             try:
                 return PassResult(simplify_detached(model, context, options, options["skipped_optimizers"]))
@@ -219,6 +240,14 @@ class OnnxSim(CompositeStep):
         self._check_pass_names("skipped_optimizers", known["passes"])
         self._check_pass_names("extra_optimizers", (*known["passes"], *known["extra"]))
         refuse_wrong_values(context, hints, self.name, self.options)
+        refuse_wrong_shapes(self.name, self.options, SHAPES)
+        if self.options.get("unused_output"):
+            raise PolicyError(f"{self.name}: unused_output drops outputs of the model, which a step has to leave")
+        library = str(self.options.get("custom_lib") or "")
+        if library and not Path(library).is_file():
+            raise PolicyError(f"{self.name}: custom_lib is {library!r}, and there is no such file")
+        tried = {name: value for name, value in self.options.items() if name not in OF_ANY_MODEL}
+        refuse_failing(context, try_options, self.name, tried)
 
     def _check_pass_names(self, option: str, known: Sequence[str]) -> Sequence[str]:
         """The passes that `option` names, all of them known. Raises PolicyError as `check` does."""
@@ -229,6 +258,11 @@ class OnnxSim(CompositeStep):
             if name not in known:
                 raise PolicyError(f"onnxsim has no pass named {name!r}{nearest(name, known)}")
         return names
+
+
+def try_options(options: dict[str, Any]) -> None:
+    """In the worker: simplify a model in which there is nothing to do; what onnxsim raises is passed on."""
+    call_simplify(onnx.load_from_string(_trivial_model()), options)
 
 
 def _facts(context: PassContext) -> dict[str, list[str]]:

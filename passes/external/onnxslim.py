@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Final
@@ -10,7 +10,16 @@ from typing import Any, ClassVar, Final
 import onnx
 
 from passes.context import PassContext
-from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, require, texts
+from passes.errors import PolicyError
+from passes.external.installed import (
+    ask,
+    refuse_failing,
+    refuse_unknown,
+    refuse_wrong_shapes,
+    refuse_wrong_values,
+    require,
+    texts,
+)
 from passes.external.through_files import give_back_inputs, through_files, write
 from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel
@@ -25,6 +34,16 @@ ALL_PATTERNS: Final = "graph_fusion"
 
 OWN_OPTIONS: Final = frozenset({"inspect", "dump_to_disk", "save_as_external_data", "verbose"})
 """Options that print, or that write files of their own."""
+
+REFUSED: Final[Mapping[str, str]] = {
+    "dtype": (
+        "is refused: it gives the model's inputs and outputs another type, so the proof would compare other numbers; "
+        "call onnxslim.slim(model, dtype='fp16') on the result of the run (onnxslim ignores 'float16' in silence)"
+    ),
+    "inputs": "is refused: it changes the types of the model's inputs, which a step has to leave",
+    "outputs": "is refused: it makes other outputs of the model, which a step has to leave",
+}
+"""Options that change what the caller of the model relies on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +64,16 @@ class OnnxSlim(CompositeStep):
         "subexpression_elimination": ("qkv",),
     }
     destroys_equals: ClassVar[tuple[str, ...]] = ("subexpression_elimination",)
+    limits: ClassVar[tuple[str, ...] | None] = ("size_threshold",)
     hands_on_options: ClassVar[bool] = True
 
     @property
     def narrows(self) -> bool:  # type: ignore[override]
-        return bool(self.options.get("input_shapes"))
+        return bool(self.input_shapes)
+
+    @property
+    def input_shapes(self) -> Mapping[str, Sequence[int]]:  # type: ignore[override]
+        return self.options.get("input_shapes") or {}
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         return PassResult(through_files(model, context, slim, self.build_arguments()))
@@ -62,8 +86,9 @@ class OnnxSlim(CompositeStep):
         return f"onnxslim.slim(model){without}"
 
     def build_arguments(self) -> dict[str, Any]:
-        """What `call_slim` takes besides the model."""
-        return {**self.options, "left_out": list(self.left_out)}
+        """What `call_slim` takes besides the model. Its shapes are texts, whatever it declares."""
+        shapes = [f"{name}:{','.join(map(str, shape))}" for name, shape in self.input_shapes.items()]
+        return {**self.options, **({"input_shapes": shapes} if shapes else {}), "left_out": list(self.left_out)}
 
     def inner(self, context: PassContext) -> tuple[str, ...]:
         known = _facts(context)
@@ -88,7 +113,12 @@ class OnnxSlim(CompositeStep):
         refuse_unknown(self.options, known["options"], "onnxslim.slim has no option")
         for key, names in (("skip_fusion_patterns", "patterns"), ("skip_optimizations", "optimizations")):
             refuse_unknown(texts(self.options, key, self.name), known[names], f"onnxslim: {key} knows no")
+        for option, why in REFUSED.items():
+            if self.options.get(option):
+                raise PolicyError(f"{self.name}: {option} {why}")
         refuse_wrong_values(context, hints, self.name, self.options)
+        refuse_wrong_shapes(self.name, self.options, ("input_shapes",))
+        refuse_failing(context, try_options, self.name, {**self.options, "input_shapes": None})
 
 
 def _facts(context: PassContext) -> dict[str, list[str]]:
@@ -115,6 +145,12 @@ def hints() -> dict[str, Any]:
     from onnxslim.argparser import OnnxSlimKwargs
 
     return dict(OnnxSlimKwargs.__annotations__)
+
+
+def try_options(options: dict[str, Any]) -> None:
+    """In the worker: slim a model in which there is nothing to do; what onnxslim raises is passed on."""
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg(x)}'
+    call_slim(onnx.parser.parse_model(text), {**options, "left_out": []})
 
 
 def slim(source: str, target: str, options: dict[str, Any]) -> None:

@@ -10,8 +10,9 @@ from math import prod
 from typing import Final
 
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, numpy_helper
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, inliner, numpy_helper
 
+from passes.errors import ModelError
 from passes.graph.op_facts import ONNX_DOMAINS, SIZES
 from passes.worker.inference import InferenceError, infer_shapes
 
@@ -21,6 +22,7 @@ __all__ = [
     "every_graph",
     "every_node",
     "infer_types",
+    "inline_functions",
     "live_nodes",
     "reads_of",
     "sort_nodes",
@@ -136,6 +138,21 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
     moved = onnx.GraphProto(node=nodes)  # a copy, since clearing the field frees the nodes
     del graph.node[:]
     graph.node.extend(moved.node)
+
+
+def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` without local functions; itself where it has none. The values of its own graph keep their names.
+
+    Raises:
+        ModelError: onnx cannot inline them: calls are too deep inside of each other, say.
+    """
+    if not model.functions:
+        return model
+    try:
+        return inliner.inline_local_functions(model)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"onnx cannot inline the model's {len(model.functions):,} functions: {reason}") from error
 
 
 def infer_types(model: onnx.ModelProto) -> GraphProto:

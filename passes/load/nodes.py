@@ -206,6 +206,7 @@ def _check_attributes(node: NodeProto, operators: OperatorScope, schema: NodeSch
             )
         if node.domain in ("", "ai.onnx"):
             _check_strings(attribute, node)
+            _check_split(attribute, node)
 
 
 def _kind(attribute: AttributeProto, node: NodeProto, operators: OperatorScope) -> int:
@@ -231,6 +232,15 @@ def _kind(attribute: AttributeProto, node: NodeProto, operators: OperatorScope) 
             f"expected {field or 'one value and its type'}"
         )
     return kind
+
+
+def _check_split(attribute: AttributeProto, node: NodeProto) -> None:
+    """ONNX's inference allocates what `num_outputs` says, and onnxruntime's process dies where it is too small."""
+    counts = (node.op_type, attribute.name) == ("Split", "num_outputs") and not attribute.ref_attr_name
+    if counts and attribute.i != len(node.output):
+        raise ModelError(
+            f"{describe_node(node)} has num_outputs {attribute.i} and {len(node.output)} outputs; expected as many"
+        )
 
 
 def _check_strings(attribute: AttributeProto, node: NodeProto) -> None:

@@ -49,6 +49,7 @@ class AnalyzedModel:
 def what_is_invalid(model: DetachedModel) -> str:
     """The error of ONNX's checker on `model`, in one line; empty when it is valid.
 
+    An output whose type or rank is not declared is valid: the standard allows it, though the checker does not.
     The checker counts the numbers of a tensor, so stand-ins become graph inputs of their type. The metadata of nodes,
     which may be most of the graph, is removed first, since the checker ignores it.
     """
@@ -67,6 +68,11 @@ def what_is_invalid(model: DetachedModel) -> str:
     held = [tensor for tensor in graph.initializer if tensor.name not in names]
     del graph.initializer[:]
     graph.initializer.extend(held)
+    for output in graph.output:
+        kind = output.type.WhichOneof("value")
+        if kind is None or (kind == "tensor_type" and not output.type.tensor_type.HasField("shape")):
+            output.type.tensor_type.elem_type = output.type.tensor_type.elem_type or onnx.TensorProto.FLOAT
+            output.type.tensor_type.shape.SetInParent()
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:

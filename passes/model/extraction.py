@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import onnx
-from onnx import NodeProto, TensorProto, ValueInfoProto, inliner
+from onnx import NodeProto, TensorProto, ValueInfoProto
 
-from passes.graph.traversal import infer_types, reads_of
+from passes.graph.traversal import infer_types, inline_functions, reads_of
 from passes.weights.detached import DetachedModel
 
 __all__ = ["extract_nodes", "lead_in", "types_of", "with_functions_inlined"]
@@ -61,6 +61,4 @@ def lead_in(part: onnx.ModelProto, info: ValueInfoProto) -> None:
 
 def with_functions_inlined(model: DetachedModel) -> DetachedModel:
     """`model` itself where it has no functions. The values of its own graph keep their names."""
-    if not model.proto.functions:
-        return model
-    return model.with_proto(inliner.inline_local_functions(model.proto))
+    return model.with_proto(inline_functions(model.proto)) if model.proto.functions else model

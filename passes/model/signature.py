@@ -10,9 +10,10 @@ from onnx import GraphProto, ModelProto, StringStringEntryProto, TensorProto, Ty
 
 from passes.errors import StepFailed
 from passes.graph.formatting import format_type, is_unknown_dim
+from passes.graph.traversal import infer_types
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Annotations", "annotations_of", "keep_signature"]
+__all__ = ["Annotations", "annotations_of", "fill_in_outputs", "keep_signature"]
 
 
 def keep_signature(before: DetachedModel, after: DetachedModel, *, narrows: bool = False) -> None:
@@ -83,6 +84,22 @@ def _fill_in(old: TypeProto, new: TypeProto) -> TypeProto:
         if is_unknown_dim(dim):
             dim.CopyFrom(other)
     return filled
+
+
+def fill_in_outputs(model: DetachedModel) -> DetachedModel:
+    """`model` with the types of its outputs, as far as they are not declared and inference knows them."""
+    tensors = [output.type.tensor_type for output in model.proto.graph.output if not _is_other(output.type)]
+    if all(tensor.elem_type and tensor.HasField("shape") for tensor in tensors):
+        return model
+    proto, inferred = model.copy_proto(), infer_types(model.proto)
+    for output, found in zip(proto.graph.output, inferred.output, strict=True):
+        if found.type.WhichOneof("value") and not _contradicts(output.type, found.type):
+            output.type.CopyFrom(_fill_in(output.type, found.type))
+    return model.with_proto(proto)
+
+
+def _is_other(declared: TypeProto) -> bool:
+    return declared.WhichOneof("value") not in (None, "tensor_type")
 
 
 Props = tuple[tuple[str, str], ...]

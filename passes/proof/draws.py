@@ -109,6 +109,8 @@ class DrawnInput:
     """The range of a number that indexes nothing, and is drawn as 0 or 1 at first: `Trait.WIDE` draws all of it."""
     example: np.ndarray | None = field(default=None, compare=False)
     """Whole numbers of the caller's own example, which are drawn where no trait asks for others."""
+    first: np.ndarray | None = field(default=None, compare=False)
+    """The value in the first draw of a plan, such as the first state of a cache; None: it is drawn there too."""
 
     @property
     def mask(self) -> Mask | None:
@@ -346,7 +348,11 @@ class DrawPlan:
         for name, shape in shapes.items():
             check_drawn(name, shape)
         check_drawn_together(shapes)
-        return {known.name: known.draw(draw) for known in self.inputs}
+        is_first = draw.seed == self.seed
+        return {
+            known.name: known.draw(draw) if known.first is None or not is_first else known.first
+            for known in self.inputs
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from passes.graph.op_facts import ONNX_DOMAINS, RANDOM_OPS, opset_of
-from passes.graph.traversal import bodies_in, every_node, infer_types
+from passes.graph.traversal import bodies_in, every_node, infer_types, inline_functions
 from passes.weights.detached import DetachedModel
 
 __all__ = ["FixedNoise", "draws_numbers", "false_constants"]
@@ -140,7 +140,7 @@ def _has_random(proto: ModelProto) -> bool:
 def _without_random_functions(proto: ModelProto) -> ModelProto:
     """The model with its functions inlined, if one draws: two calls of it draw different numbers."""
     if any(node.op_type in RANDOM_OPS for function in proto.functions for node in every_node(function)):
-        return inliner.inline_local_functions(proto)
+        return inline_functions(proto)
     return proto
 
 

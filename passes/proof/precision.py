@@ -14,10 +14,10 @@ from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from typing import Final
 
-from onnx import GraphProto, NodeProto, TensorProto, helper, inliner
+from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from passes.graph.op_facts import ONNX_DOMAINS, RANDOM_OPS, SIZES, has_body, moved_inputs
-from passes.graph.traversal import bodies_in, infer_types, reads_of
+from passes.graph.traversal import bodies_in, infer_types, inline_functions, reads_of
 from passes.proof.noise import draws_numbers, false_constants
 from passes.proof.numbers import DRAWN, STEPS, least_precise
 from passes.weights.detached import DetachedModel
@@ -42,7 +42,7 @@ def computed_types(
     """
     proto = model.proto
     if proto.functions:
-        proto = inliner.inline_local_functions(proto)
+        proto = inline_functions(proto)
     graph = infer_types(proto)
     known: Known = dict.fromkeys((tensor.name for tensor in graph.initializer), None)
     known |= dict.fromkeys((info.name for info in graph.input if info.name not in known), "")

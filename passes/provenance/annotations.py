@@ -59,6 +59,9 @@ COUNT_KEY: Final = "onnxline.from_count"
 CHANGED_KEY: Final = "onnxline.changed"
 """The passes that gave the node other attributes or other constants since: a JSON list, in order."""
 
+MOST_DIGITS: Final = 18
+"""Digits of a count that is believed; Python refuses to read thousands of them."""
+
 SHOWN: Final = 8
 """How many names of sources are written down."""
 
@@ -84,7 +87,7 @@ def annotations_of(node: NodeProto | TensorProto) -> NodeAnnotations:
     return NodeAnnotations(
         known.get(AUTHOR_KEY, ""),
         replaced,
-        max(len(replaced), int(count) if count.isdecimal() else 0),
+        max(len(replaced), int(count) if count.isdecimal() and len(count) <= MOST_DIGITS else 0),
         _names(known.get(CHANGED_KEY, "[]")),
     )
 
@@ -122,7 +125,7 @@ def _names(written: str) -> tuple[str, ...]:
     """A JSON list of names; empty if the text is something else."""
     try:
         names = json.loads(written)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
     return tuple(map(str, names)) if isinstance(names, list) else ()
 
@@ -222,7 +225,7 @@ def _texts(written: str) -> tuple[str, ...]:
     """A list as the exporter writes it; empty if the text is something else."""
     try:
         items = ast.literal_eval(written)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last two: for deep brackets
         return ()
     return tuple(str(item) for item in items) if isinstance(items, list | tuple) else ()
 

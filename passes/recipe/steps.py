@@ -17,6 +17,7 @@ from passes.external.onnxslim import OnnxSlim
 from passes.rewrites.clamp_mask import ClampMask
 from passes.rewrites.convert_opset import ConvertOpset
 from passes.rewrites.decompose_attention import DecomposeAttention
+from passes.rewrites.fix_defaults import FixDefaults
 from passes.rewrites.fold_batchnorm import FoldBatchnorm
 from passes.rewrites.fold_constants import FoldConstants
 from passes.rewrites.smooth_quant import SmoothQuant
@@ -49,6 +50,7 @@ OWN_STEPS: Final[Mapping[str, type[Step]]] = {
     "untie": Untie,
     "decompose-attention": DecomposeAttention,
     "convert-opset": ConvertOpset,
+    "fix-defaults": FixDefaults,
     "fold-batchnorm": FoldBatchnorm,
     "smooth-quant": SmoothQuant,
     "rotate": Rotate,

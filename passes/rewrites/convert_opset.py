@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 import onnx
-from onnx import NodeProto, inliner, version_converter
+from onnx import NodeProto, version_converter
 
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
 from passes.graph.op_facts import ONNX_DOMAINS, opset_of
-from passes.graph.traversal import every_node
+from passes.graph.traversal import bodies_in, every_graph, every_node, infer_types, inline_functions
 from passes.step import Description, PassResult, Step, structure
+from passes.structures.view import constant_of
 from passes.weights.detached import DetachedModel
 
 __all__ = ["ConvertOpset", "convert"]
@@ -50,42 +51,91 @@ class ConvertOpset(Step):
         if opset_of(model.proto) == self.to:
             return PassResult(model, changed=False)
         _refuse_attention(model.proto, self.to)
-        try:
-            proto = onnx.load_from_string(
-                context.worker.call(convert, model=model.proto.SerializeToString(), to=self.to)
-            )
-        except StepFailed as failure:
-            raise _with_node(failure, model.proto, self.to) from failure
+        converted = context.worker.call(convert, model=model.proto.SerializeToString(), to=self.to)
+        proto = onnx.load_from_string(converted)
         for node, reason in _without_form(proto, self.to):
             raise StepFailed(f"{_name_of(node)} {reason} at opset {self.to}: onnx's converter has left it as it was")
         return PassResult(model.with_proto(proto))
 
 
 def convert(model: bytes, to: int) -> bytes:
-    """In the worker: `model` at opset `to`, without local functions, which the converter would drop."""
-    proto = onnx.load_from_string(model)
-    if proto.functions:
-        proto = inliner.inline_local_functions(proto)
-    return version_converter.convert_version(proto, to).SerializeToString()
+    """In the worker: `model` at opset `to`, without local functions, which the converter would drop.
+
+    Raises:
+        StepFailed: naming the nodes that the converter cannot convert.
+    """
+    proto = inline_functions(onnx.load_from_string(model))
+    _write_constants_as_tensors(proto)
+    try:
+        return version_converter.convert_version(proto, to).SerializeToString()
+    except Exception as error:
+        blamed = [f"{_name_of(node)} {why}" for node, why in _unconvertible(proto, to)]
+        if not blamed:
+            raise
+        more = [words.rpartition("' ")[0] + "'" for words in blamed[1 : NAMED + 1]]
+        others = f"{len(blamed) - 1} more" if len(blamed) > NAMED + 1 else "also"
+        rest = f"; {others}: {', '.join(more)}" if more else ""
+        raise StepFailed(blamed[0] + rest) from error
 
 
-def _with_node(failure: StepFailed, proto: onnx.ModelProto, to: int) -> StepFailed:
-    """`failure` with the node that the converter stumbled over, where that is known; a crash stays as it is."""
-    if type(failure) is not StepFailed:
-        return failure
-    lost = next((node for node, _ in _without_form(proto, to)), None)
-    if lost is not None:
-        return StepFailed(f"{_name_of(lost)} has no form at opset {to} that onnx's converter knows")
-    operator = NO_ADAPTER.search(str(failure))
-    node = next((node for node in proto.graph.node if operator and node.op_type == operator[2]), None)
-    if operator is None or node is None:
-        return failure
-    return StepFailed(
-        f"{_name_of(node)} is another operator before opset {operator[1]}, and onnx has no adapter for it"
-    )
+def _write_constants_as_tensors(proto: onnx.ModelProto) -> None:
+    """Give each Constant of numbers the attribute `value`, in place: the converter reads axes from no other one."""
+    for node in every_node(proto.graph):
+        tensor = constant_of(node)
+        if tensor is not None and node.attribute[0].name != "value":
+            value = onnx.helper.make_attribute("value", tensor)
+            del node.attribute[:]
+            node.attribute.append(value)
+
+
+def _unconvertible(proto: onnx.ModelProto, to: int) -> Iterator[tuple[NodeProto, str]]:
+    """The nodes that the converter cannot convert, each tried as a model of its own, with the reason.
+
+    The converter's own message names the operator that it met first, and no node.
+    """
+    known = {info.name: info for graph in every_graph(infer_types(proto)) for info in _typed(graph)}
+    stored = {tensor.name: tensor for graph in every_graph(proto.graph) for tensor in graph.initializer}
+    held = {node.output[0]: node for node in every_node(proto.graph) if node.op_type == "Constant"}
+    for node in every_node(proto.graph):
+        if node.domain not in ONNX_DOMAINS or bodies_in(node) or node.op_type == "Constant":
+            continue
+        alone = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
+        alone.graph.name = "one_node"
+        for name in dict.fromkeys(filter(None, node.input)):
+            if name in stored:
+                alone.graph.initializer.append(stored[name])
+            elif name in held:
+                alone.graph.node.append(held[name])
+            else:
+                alone.graph.input.append(known.get(name) or onnx.helper.make_tensor_value_info(name, 1, None))
+        alone.graph.node.append(node)
+        alone.graph.output.extend(known.get(name, onnx.ValueInfoProto(name=name)) for name in node.output if name)
+        try:
+            version_converter.convert_version(alone, to)
+        except Exception as error:
+            yield node, _why_not(str(error), opset_of(proto), to)
+
+
+def _typed(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    yield from (*graph.input, *graph.value_info, *graph.output)
+
+
+def _why_not(error: str, of: int, to: int) -> str:
+    """The converter's message on one node, as the end of a sentence."""
+    lacks = NO_ADAPTER.search(error)
+    if lacks is not None:
+        return (
+            f"is another operator {'before' if to < of else 'after'} opset {lacks[1]}, and onnx has no adapter for it"
+        )
+    if "No Previous Version" in error:
+        return f"has no form at opset {to} that onnx's converter knows"
+    return f"cannot be converted: {' '.join(error.rpartition('` failed: ')[2].split())}"
 
 
 NO_ADAPTER: Final = re.compile(r"No Adapter From Version \$?(\d+) for (\w+)")
+
+NAMED: Final = 3
+"""How many more nodes a message names."""
 
 
 def _refuse_attention(proto: onnx.ModelProto, to: int) -> None:

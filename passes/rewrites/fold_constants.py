@@ -45,6 +45,10 @@ class FoldConstants(Step):
         "Compute what depends on constants alone, where that does not make the model larger"
     )
 
+    @property
+    def may_grow(self) -> bool:
+        return self.grow_limit != type(self)().grow_limit
+
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         excluded, unread = set[str](), _unread_to_skip(model, self.unread_limit)
         while True:

@@ -8,6 +8,7 @@ import onnx
 from onnx import NodeProto, ValueInfoProto
 
 from passes.graph.traversal import live_nodes, reads_of
+from passes.model.defaults import hide_defaults
 from passes.model.extraction import lead_in
 from passes.weights.detached import DetachedModel
 
@@ -15,12 +16,13 @@ __all__ = ["build_pin_probe", "pin", "unpin"]
 
 
 def pin(model: DetachedModel, pins: Iterable[ValueInfoProto]) -> DetachedModel:
-    """A copy of `model` in which each pinned value that still exists is a graph output.
+    """A copy of `model` in which each pinned value that still exists is a graph output, and no input has a default.
 
     Pins carry types, since onnxsim refuses an output whose shape field is missing.
     """
     proto = model.copy_proto()
     graph = proto.graph
+    hide_defaults(graph)
     taken = {output.name for output in graph.output}
     computed = {name for node in graph.node for name in node.output}
     for info in pins:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from os import PathLike
 from typing import Final
 
+import numpy as np
 import onnx
 
 from passes.encodings.carry import CarriedEncodings
@@ -67,12 +68,20 @@ class PassRow:
     """Op type → how many nodes more, or fewer, the step left; empty when it changed nothing."""
     lost: tuple[str, ...] = ()
     """The structures that it broke, such as `qkv encoder.layer.0`."""
+    remarks: tuple[str, ...] = ()
+    """What else it did that a user should know: growth, and nodes that it removed since their stored values are zero or
+    one."""
     turn: int = 1
     """Which turn of a `repeat` this is."""
     reproducer: str = ""
     """The file with the smallest model on which the step still crashes or times out."""
     merges: tuple[str, ...] = ()
     """A sentence for each group of products of one input that it has merged, and that no tracked structure holds."""
+
+    @property
+    def words(self) -> str:
+        """The reason and the remarks, as they stand beside the row."""
+        return "; ".join(filter(None, (self.reason, *self.remarks)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +151,14 @@ class PassRun(OptimizeResult):
     """What the draws have shown, and what a wrong pass could have changed unseen."""
     encodings: CarriedEncodings | None = None
     """The encodings of the final model, where those of the source were given."""
+    example: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """The inputs of the first draw, by name; none where nothing was run."""
+    nodes_before: int = 0
+    """The nodes of the source."""
+    remarks: tuple[str, ...] = ()
+    """What a user should know of the final model, one sentence each."""
+    invalid: str = ""
+    """What ONNX's checker finds wrong in the final model, where it took the source; empty for nothing."""
 
     @property
     def passes(self) -> tuple[PassRow, ...]:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from passes.catalog import pass_names
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.model.analysis import AnalyzedModel
+from passes.model.analysis import AnalyzedModel, what_is_invalid
+from passes.model.defaults import describe_defaults, free_initializers, restore_version
+from passes.model.signature import fill_in_outputs
 from passes.policy.policy import Policy
 from passes.proof.prover import Prover
 from passes.provenance import Carrier, name_weights
 from passes.recipe.steps import library_versions
 from passes.run.apply_policy import with_skips
 from passes.run.gc_pause import pause_collector
+from passes.run.growth import describe_growth
 from passes.run.reproduce import save_reproducer
 from passes.run.result import PassRow, PassRun, Status, StructureVerdict, op_changes
 from passes.run.tracked import TrackedStructures, find_structures, refuse_unmatched
 from passes.run.trial import Attempt, Trial
+from passes.run.void_nodes import describe_void_nodes
 from passes.step import Repeat, Step, flatten
 from passes.weights.detached import DetachedModel
 
@@ -54,6 +58,7 @@ def run_passes(
     Raises:
         PolicyError: an unknown name, or a `keep` that matches nothing in the model.
     """
+    source, model = model, fill_in_outputs(free_initializers(model))
     blocks = [item if isinstance(item, Repeat) else Repeat((item,), limit=1) for item in recipe]
     steps = flatten(recipe)
     names = pass_names(steps, context)
@@ -83,8 +88,15 @@ def run_passes(
     loop.conclude()
     refuse_unmatched(loop.watched, policy, loop.model)
     power, coverage = prover.power(), prover.coverage(loop.model, loop.subject.reading)
-    final = name_weights(model, loop.model)  # last: what was proven goes by the names from before
-    return PassRun(final, tuple(loop.rows), loop.verdicts(), power, library_versions(), watched, coverage)
+    named = name_weights(model, loop.model)  # last: what was proven goes by the names from before
+    final = restore_version(source, fill_in_outputs(named))
+    return PassRun(
+        *(final, tuple(loop.rows), loop.verdicts(), power, library_versions(), watched, coverage),
+        remarks=(*filter(None, [describe_defaults(final)]), *_closing_remarks(loop.rows, model, final)),
+        example=next(iter(prover.feeds()), {}),
+        nodes_before=len(model.proto.graph.node),
+        invalid="" if subject.invalid else what_is_invalid(final),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +272,23 @@ class _PassLoop:
     def _row(self, step: Step, status: Status, reason: str, attempt: Attempt | None) -> PassRow:
         reason = " ".join(reason.split())  # native errors come in many lines; a row has one
         nodes = len(self.model.proto.graph.node)
-        after, changed, errors, diff, lost = nodes, False, {}, {}, ()
+        after, changed, errors, diff, lost, remarks = nodes, False, {}, {}, (), ()
         if attempt is not None and attempt.changed:
             after, changed, errors = attempt.nodes, True, attempt.errors
             diff = op_changes(self.model, attempt.model)
             lost = tuple(f"{kind} {name}" for kind, name in attempt.lost)
-        return PassRow(step.name, step.source, status, reason, nodes, after, 0.0, changed, errors, diff, lost)
+            if status is Status.RAN:
+                remarks = (*describe_growth(self.model, attempt.model), *describe_void_nodes(self.model, attempt.model))
+        return PassRow(step.name, step.source, status, reason, nodes, after, 0.0, changed, errors, diff, lost, remarks)
+
+
+def _closing_remarks(rows: Sequence[PassRow], source: DetachedModel, final: DetachedModel) -> Iterator[str]:
+    """What the rows say of nodes of zeros and ones, and of growth that is still there in the end."""
+    grown = describe_growth(source, final)
+    for row in rows:
+        for remark in row.remarks:
+            if grown or " grew " not in remark:
+                yield f"{row.name}: {remark}"
 
 
 def _reason(step: Step, attempt: Attempt) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -13,6 +13,7 @@ from passes.context import PassContext
 from passes.errors import InvalidResult, StepFailed
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import canonical_digest
+from passes.model.defaults import with_defaults
 from passes.model.signature import annotations_of, keep_signature
 from passes.policy.contrib import describe_brought_in
 from passes.policy.known_passes import DESTROYS, merging
@@ -20,6 +21,7 @@ from passes.proof.numbers import Errors
 from passes.proof.prover import Prover
 from passes.proof.types import Measurement
 from passes.provenance import Carrier
+from passes.run.growth import compute_again, count_nodes
 from passes.run.narrow import minimal_culprits, primary_culprit
 from passes.run.pins import build_pin_probe, pin, unpin
 from passes.run.receive import apply_step, keep_ir_version
@@ -27,6 +29,7 @@ from passes.run.result import Status
 from passes.run.tracked import Lost, TrackedStructures
 from passes.step import PassResult, Step
 from passes.structures.merges import MergedProducts, find_merged_products
+from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
 __all__ = ["MOST_PROBES", "PROBES", "Attempt", "NarrowedStep", "Trial"]
@@ -170,6 +173,9 @@ class Trial:
         Raises:
             StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
         """
+        return self._without_growth(step, self._attempt(step))
+
+    def _attempt(self, step: Step) -> Attempt:
         first = self._judge(step, self.subject, self.pinned)
         if first.why or not self.relaxed_pins or self._gains_nothing(step, first.subject):
             return first
@@ -178,6 +184,26 @@ class Trial:
             if again is not None and len(again.subject.live) < len(first.subject.live):
                 return again
         return first
+
+    def _without_growth(self, step: Step, attempt: Attempt) -> Attempt:
+        """`attempt` without folded values, and without inner passes, that make the model larger: where the step is not
+        asked for that, and the result is sound."""
+        if not attempt.changed or attempt.why or step.may_grow:
+            return attempt
+        for name in step.known_to_grow(self.context) if count_nodes(attempt.model) > count_nodes(self.model) else ():
+            smaller = self.try_step(step.without((name,)))
+            if not smaller.why and count_nodes(smaller.model) < count_nodes(attempt.model):
+                words = f"without {name}, which would have left {plural(count_nodes(attempt.model), 'node')}"
+                return replace(smaller, note="; ".join(filter(None, (words, smaller.note))))
+        computed, note = compute_again(self.model, attempt.model)
+        if not note:
+            return attempt
+        note = "; ".join(filter(None, (attempt.note, note)))
+        try:
+            smaller = self._judge_result(PassResult(computed, why=note), step, self.subject, self.pinned)
+        except StepFailed:
+            return attempt
+        return attempt if smaller.why else smaller
 
     def _with_more_room(self, step: Step, subject: AnalyzedModel) -> Iterator[tuple[Step, DetachedModel]]:
         """The (step, pinned model) pairs to try next, on the model that the step has made with the first pins.
@@ -203,7 +229,10 @@ class Trial:
 
     def _judge(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt:
         """Run `step` on `pinned`, a pinned copy of `source`, and judge the result against the current model."""
-        result = apply_step(step, pinned, self.context)
+        pinned = with_defaults(self.model, pinned) if step.fixes_defaults else pinned
+        return self._judge_result(apply_step(step, pinned, self.context), step, source, pinned)
+
+    def _judge_result(self, result: PassResult, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt:
         after = self._receive(result, step, source, pinned) if result.changed else None
         if after is None:
             return Attempt(self.subject, False, {}, None, "", note=result.why or "")
@@ -222,7 +251,8 @@ class Trial:
         self, result: PassResult, step: Step, source: AnalyzedModel, pinned: DetachedModel
     ) -> AnalyzedModel | None:
         """Unpin the result of `step` on `pinned` and carry provenance over to it; None if nothing has changed."""
-        after = AnalyzedModel(self.remove_pins(result.model, narrows=step.narrows))
+        made = result.model if step.fixes_defaults else with_defaults(self.model, result.model)
+        after = AnalyzedModel(self.remove_pins(made, narrows=step.narrows))
         if after.invalid and not self.subject.invalid:  # sources are; then no step is blamed for it
             raise InvalidResult(f"makes a model that is not valid ONNX: {after.invalid}")
         is_same = after.size == self.subject.size and after.reading.canonical == self.subject.reading.canonical

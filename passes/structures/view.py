@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -14,6 +13,7 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from passes.graph.op_facts import RANDOM_OPS
+from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel
 from passes.worker.inference import InferenceError, infer_shapes
 
@@ -58,8 +58,6 @@ Stop = Callable[[NodeProto], bool]
 QUANTIZE = "QuantizeLinear"
 
 DEQUANTIZE = "DequantizeLinear"
-
-SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 
 
 class GraphView:
@@ -361,8 +359,5 @@ def module_of(nodes: list[NodeProto]) -> str:
 
 def modules_of(node: NodeProto) -> tuple[str, ...]:
     """The paths of all torch modules around `node`, outermost first, without the root; empty if it is not known."""
-    for entry in node.metadata_props:
-        if entry.key == SCOPES_KEY:
-            # The last scope is the call itself, the ones before are modules from the root inwards.
-            return tuple(path for path in ast.literal_eval(entry.value)[:-1] if path)
-    return ()
+    place = module_path_of(node)
+    return tuple(filter(None, place.paths)) if place else ()

@@ -17,10 +17,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
-from onnx import NodeProto, TensorProto, inliner
+from onnx import NodeProto, TensorProto
 
 from passes.graph.op_facts import RANDOM_OPS, SIZES
-from passes.graph.traversal import bodies_of, every_node, live_nodes, reads_of
+from passes.graph.traversal import bodies_of, every_node, inline_functions, live_nodes, reads_of
 from passes.model.canonical import meanings_of
 from passes.structures.projection_check import computed_constant, packing_suffix
 from passes.structures.types import Instance, Wiring
@@ -90,7 +90,7 @@ class _Joins:
     """
 
     def __init__(self, model: DetachedModel, digests: Iterable[str]) -> None:
-        proto = inliner.inline_local_functions(model.proto) if model.proto.functions else model.proto
+        proto = inline_functions(model.proto)
         self._model = model.with_proto(proto)
         self._wanted = set(digests)
         nodes = live_nodes(proto.graph)[::-1]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from passes.suggest import plural
-from pipeline.commands.shared import Keep, Quiet, Recipe, Skip, Verbose, check_output, split_names
+from passes.suggest import bytes_text, milliseconds_text, plural
+from pipeline.commands.shared import Keep, Quiet, Recipe, Skip, StripMetadata, Verbose, check_output, split_names
 from pipeline.errors import CheckFailed, UsageError
+
+if TYPE_CHECKING:
+    from passes import PassRun
+    from passes.context import PassContext
 
 __all__ = ["register"]
 
@@ -38,6 +42,10 @@ def optimize(
             metavar="FILE", help="AIMET's encodings of IN.onnx; those of the result are written to OUT.encodings."
         ),
     ] = None,
+    without_metadata: StripMetadata = False,
+    latency: Annotated[
+        bool, typer.Option("--latency/--no-latency", help="Measure a run of both models on onnxruntime.")
+    ] = True,
     timeout_s: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="Seconds for one call of native code.")
     ] = 600.0,
@@ -45,14 +53,12 @@ def optimize(
     quiet: Quiet = False,
 ) -> None:
     """Run the passes on an ONNX file, prove each change, and write the result; works without torch."""
-    import onnx
-
     import passes
+    from passes.context import open_context
     from passes.encodings.aimet import aimet_text, read_aimet
     from passes.encodings.report import describe_carried, summarize_carried
-    from passes.model.analysis import what_is_invalid
+    from passes.provenance.stripping import strip_metadata
     from passes.recipe import DEFAULT_RECIPE
-    from passes.weights.detached import read_model
     from passes.weights.files import save, write_errors
     from pipeline.config import read_recipe
     from pipeline.config.paths import describe_absence
@@ -72,15 +78,7 @@ def optimize(
     def observe(name: str, index: int, total: int, row: passes.PassRow | None) -> None:
         screen.show(Progress("passes", name, index, total) if row is None else PassEnded(row))
 
-    def check(path: Path) -> None:
-        try:
-            onnx.checker.check_model(str(path))
-        except onnx.checker.ValidationError as error:
-            if what_is_invalid(read_model(model, unread=True)):  # an operator that ONNX does not know was there before
-                return
-            raise CheckFailed(f"the result is not valid ONNX, so it was not written: {error}") from error
-
-    with screen:
+    with screen, open_context(timeout_s) as context:
         screen.show(StageStarted("passes"))
         run = passes.optimize(
             model,
@@ -90,15 +88,28 @@ def optimize(
             proof=proof,
             timeout_s=timeout_s,
             encodings=given,
+            context=context,
             observer=observe,
         )
+        if run.invalid:
+            raise CheckFailed(f"the result is not valid ONNX, so it was not written: {run.invalid}")
+        final = strip_metadata(run.model) if without_metadata else run.model
         with write_errors(out):
-            save(run.model, out, check=check, referring=bool(run.model.unread()))
+            save(final, out, referring=bool(run.model.unread()))
+        times = _describe_latency(run, model, out, context) if latency and run.example and not quiet else ""
     screen.show(PassesEnded(run.rows, run.structures))
     screen.show_passes()
     for line in run.describe_merges(keep or (), steps):
         screen.line(f"note: {line}")
     screen.line(f"model: {out}, {plural(len(run.model.proto.graph.node), 'node')}")
+    for remark in run.remarks:
+        screen.line(f"note: {remark}")
+    sizes = [bytes_text(_bytes_with_data(path)) for path in (model, out)]
+    screen.line(
+        f"operators: {run.nodes_before:,} → {len(run.model.proto.graph.node):,}; bytes: {sizes[0]} → {sizes[1]}"
+    )
+    if times:
+        screen.line(times)
     if run.encodings is not None and version is not None:
         constants = {tensor.name for tensor in run.model.proto.graph.initializer}
         with write_errors(beside):
@@ -112,3 +123,29 @@ def optimize(
     if strict and run.reverted:
         were = "was" if len(run.reverted) == 1 else "were"
         raise CheckFailed(f"--strict: {plural(len(run.reverted), 'step')} {were} reverted or failed, as shown above")
+
+
+def _describe_latency(run: PassRun, before: Path, after: Path, context: PassContext) -> str:
+    """One line with the time of a run of either file."""
+    from passes.errors import StepFailed
+    from passes.run.latency import HOW_MEASURED, measure_latency
+
+    try:
+        times = [milliseconds_text(measure_latency(str(path), run.example, context)) for path in (before, after)]
+    except StepFailed as failure:
+        return f"latency: not measured: {' '.join(str(failure).split())}"
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in run.example.items())
+    return f"latency: {times[0]} → {times[1]} a run ({HOW_MEASURED}, on {shapes}; --no-latency leaves it out)"
+
+
+def _bytes_with_data(path: Path) -> int:
+    """Bytes of an ONNX file and of the files that it points into."""
+    import onnx
+
+    from passes.graph.traversal import every_graph
+    from passes.load.tensors import entry_of
+
+    proto = onnx.load(path, load_external_data=False)
+    stored = (tensor for graph in every_graph(proto.graph) for tensor in graph.initializer)
+    names = {entry_of(tensor).location for tensor in stored if tensor.data_location == onnx.TensorProto.EXTERNAL}
+    return sum(file.stat().st_size for file in (path, *(path.parent / name for name in names)) if file.is_file())

@@ -17,6 +17,7 @@ from pipeline.commands.shared import (
     Recipe,
     Skip,
     Source,
+    StripMetadata,
     Verbose,
     check_output,
     describe_settings,
@@ -47,6 +48,7 @@ def run(
     keep: Keep = None,
     skip: Skip = None,
     recipe: Recipe = None,
+    without_metadata: StripMetadata = False,
     regions: Annotated[
         str | None,
         typer.Option(metavar="SIZES", help="Memories from the fastest on, such as sram:2MiB,dram, for a memory map."),
@@ -62,6 +64,7 @@ def run(
     from pipeline.config import RunConfig
 
     settings = [*(overrides or ()), *([f"runtime.regions={json.dumps(regions)}"] if regions is not None else [])]
+    settings += ["passes.strip_metadata=true"] if without_metadata else []
     config = RunConfig.from_source(source, settings, wishes_of(recipe, keep, skip))
     if output is not None:
         check_output(output, Path(config.model.onnx) if config.model.onnx else None)

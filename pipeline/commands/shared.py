@@ -25,6 +25,7 @@ __all__ = [
     "Recipe",
     "Skip",
     "Source",
+    "StripMetadata",
     "Verbose",
     "check_output",
     "describe_settings",
@@ -56,6 +57,9 @@ Recipe = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one setting; YAML on the right; may be repeated."),
+]
+StripMetadata = Annotated[
+    bool, typer.Option("--strip-metadata", help="Write the result without the metadata that `onnxline why` reads.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every step and every structure.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors.")]

@@ -13,6 +13,7 @@ import typer
 from passes.errors import PolicyError
 from passes.load import load_model
 from passes.proof.numbers import DRAWN
+from passes.provenance.stripping import MISSING, is_stripped
 from passes.suggest import plural
 from passes.why import MergedNode, Origin, WeightOrigin, file_of, why_merged, why_weights
 from passes.why import why as why_nodes
@@ -33,6 +34,9 @@ READERS: Final = 6
 
 STYLES: Final = {"  step": "dim", "  ": "", "": "bold"}
 """How a line begins → its style on a terminal."""
+
+UNKNOWN: Final = ("  module", "  made by")
+"""How the lines begin that only metadata could fill."""
 
 NO_TORCH: Final = "unknown (the source is an ONNX file without torch metadata)"
 
@@ -64,21 +68,25 @@ def why(
         nodes, weights = (), why_weights(proto, name)
         if not weights and not merged:
             raise
+    stripped = is_stripped(proto)
     rows = _rows_beside(file_of(model))
     if as_json:
         entries = [{**dataclasses.asdict(one), "steps": _steps(_authors(one), rows)} for one in (*nodes, *weights)]
         kind = "weights" if weights else "nodes"
-        data = {"format_version": FORMAT_VERSION, kind: entries}
+        data = {"format_version": FORMAT_VERSION, kind: entries, **({"missing": MISSING} if stripped else {})}
         if merged:
             data["merged"] = [dataclasses.asdict(one) for one in merged]
         print_json(data)
         return
-    texts = [*map(_node_lines, nodes), *map(_weight_lines, weights)]
+    texts = [list(lines) for lines in (*map(_node_lines, nodes), *map(_weight_lines, weights))]
+    if stripped:  # no metadata does not mean that a node comes from the source
+        texts = [[line for line in lines if not line.startswith(UNKNOWN)] for lines in texts]
     steps = [[f"  {'step':<10}  {_step(row)}" for row in _steps(_authors(one), rows)] for one in (*nodes, *weights)]
     blocks = ["\n".join([*lines, *more]) for lines, more in zip(texts, steps, strict=True)]
     if merged:
         title = f"{plural(len(merged), 'node')} of {name.removeprefix(MODULE)} merged into others, or removed:"
         blocks.append("\n".join([title, *map(_merged_line, merged)]))
+    blocks += [MISSING] if stripped else []
     print_styled("\n\n".join(blocks) + "\n", STYLES)
 
 

@@ -250,6 +250,8 @@ class ExportConfig(Section):
         (or the data of the ONNX file); then the final model is written into their folder.
     pieces: name of a parameter → names of its pieces in the checkpoint; `pieces_of` in
         export/weight_free/checkpoint_names.py says what they may be.
+    written_buffers: of a buffer or an input that forward writes to: `lift` makes the buffer an input, and the new value
+        an output; `refuse` stops the run.
     """
 
     opset: Annotated[StrictInt, Field(ge=7)] = 20
@@ -258,6 +260,7 @@ class ExportConfig(Section):
     output_names: Names | None = None
     weights: Literal["copied", "referenced"] = "copied"
     pieces: dict[StrictStr, tuple[StrictStr, ...]] = Field(default_factory=dict)
+    written_buffers: Literal["lift", "refuse"] = "lift"
 
 
 class PassesConfig(Section):
@@ -267,6 +270,7 @@ class PassesConfig(Section):
     encodings: a file of AIMET's encodings of the exported model, which are carried to the final one.
     contrib: whether steps may bring in operators that ONNX does not have; by default `keep`, and `refuse` in front of a
         simulation of quantization.
+    strip_metadata: write the final model without the metadata that `onnxline why` reads; it can be a fifth of a file.
     """
 
     strict: StrictBool = False
@@ -278,6 +282,7 @@ class PassesConfig(Section):
     memory_gib: Annotated[Fraction, AfterValidator(_check_memory)] | None = None
     encodings: StrictStr | None = None
     contrib: Literal["keep", "refuse"] | None = None
+    strip_metadata: StrictBool = False
 
 
 class ToleranceConfig(Section):
@@ -409,6 +414,10 @@ class RuntimeConfig(Section):
     @property
     def chosen_fusions(self) -> tuple[Fusion, ...]:
         return get_args(Fusion) if self.fusions == "all" else self.fusions
+
+    def is_default(self, backend: str) -> bool:
+        """Whether nobody named `backend`, and the run is right without it."""
+        return backend != "onnxruntime" and self.backends is None
 
     def requires(self, backend: str) -> bool:
         """Whether a model that `backend` cannot take is an error: of `plan` only where somebody named it.

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.export.inputs import InputSpec, draw_inputs, named_dims
 from pipeline.export.load import load_source
-from pipeline.export.source import Example, OnnxSource, Source, TorchSource, with_names
+from pipeline.export.source import Example, OnnxSource, Source, TorchSource
 
 if TYPE_CHECKING:
     from pipeline.export.exported import ExportedModel, save_model
     from pipeline.export.reference import run_torch
     from pipeline.export.to_onnx import export_onnx
+    from pipeline.export.writes import as_configured, describe_lifted
 
 __all__ = [
     "Example",
@@ -21,17 +22,20 @@ __all__ = [
     "OnnxSource",
     "Source",
     "TorchSource",
+    "as_configured",
+    "describe_lifted",
     "draw_inputs",
     "export_onnx",
     "load_source",
     "named_dims",
     "run_torch",
     "save_model",
-    "with_names",
 ]
 
 _LATE = {
     "ExportedModel": "exported",
+    "as_configured": "writes",
+    "describe_lifted": "writes",
     "export_onnx": "to_onnx",
     "run_torch": "reference",
     "save_model": "exported",

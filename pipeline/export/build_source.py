@@ -17,11 +17,21 @@ from passes.suggest import nearest
 from pipeline.config import DTYPES, InputConfig, ModelConfig
 from pipeline.errors import OnnxlineError, SourceError, Unsupported
 from pipeline.export.caches import register_caches
+from pipeline.export.call_watch import Watch, version_of, watch_call
 from pipeline.export.captured_output import capture_output
 from pipeline.export.error_location import first_line, where_raised
-from pipeline.export.inputs import InputSpec, draw_inputs, input_spec, is_float, named_axes, named_dims, shape_text
+from pipeline.export.inputs import (
+    InputSpec,
+    draw_inputs,
+    input_spec,
+    is_float,
+    named_axes,
+    named_dims,
+    shape_text,
+    with_own_names,
+)
 from pipeline.export.source import Example, TorchSource
-from pipeline.export.tree import call, input_tensors, named_leaves, not_dense, output_tensors, parameter_names, refill
+from pipeline.export.tree import input_tensors, named_leaves, not_dense, output_tensors, parameter_names, refill
 from pipeline.export.weight_free.meta_init import is_weightless, take_buffers
 from pipeline.runtime.tensors import dtype_name, to_torch
 
@@ -66,10 +76,17 @@ def assemble(
         example, inputs = _check_example(module, Example(example.args, ordered), model)
     if is_weightless(module):
         example = _on_meta(module, example)
-    outputs = tuple(_outputs(module, example, inputs, given_in))
+    outputs, watch = _call_once(module, example, inputs, given_in)
     input_names_taken = {spec.name for spec in inputs}
     unique = tuple(f"{name}_out" if name in input_names_taken else name for name in outputs)
-    return TorchSource(module, example, inputs, unique, buffers, put_to_eval)
+    source = TorchSource(module, example, inputs, unique, buffers, put_to_eval, watch.notes(module, example))
+    return replace(source, writes=frozenset({*watch.buffers, *watch.inputs}), declared=_of_buffers(model, module))
+
+
+def _of_buffers(model: ModelConfig, module: nn.Module) -> dict[str, InputConfig]:
+    """The entries of `model.inputs` that name a buffer of the module."""
+    buffers = dict(module.named_buffers(remove_duplicate=False)) if model.inputs else {}
+    return {name: entry for name, entry in model.inputs.items() if name in buffers}
 
 
 def _on_meta(module: nn.Module, example: Example) -> Example:
@@ -80,16 +97,20 @@ def _on_meta(module: nn.Module, example: Example) -> Example:
 
 def _draw_example(module: nn.Module, model: ModelConfig) -> tuple[Example, tuple[InputSpec, ...]]:
     names, anything = parameter_names(module)
-    if not model.inputs:
+    own = [name for name in model.inputs if name.partition(".")[0] in names]
+    own = sorted(own, key=lambda name: _position(name.partition(".")[0], names))
+    model = with_own_names(model, own or names[: len(model.inputs)])
+    declared = {name: entry for name, entry in model.inputs.items() if name not in _of_buffers(model, module)}
+    if not declared:
         takes = f"forward of {type(module).__name__} takes: {', '.join(names)}"
         raise NoInputs(f"model.inputs is empty; {takes}", takes)
-    for name in model.inputs:
+    for name in declared:
         root = name.partition(".")[0]
         if root not in names and not anything:
             hint = nearest(root, names) or f"; it takes: {', '.join(names)}"
             raise SourceError(f"model.inputs: forward of {type(module).__name__} has no parameter {root!r}{hint}")
-    ordered = sorted(model.inputs, key=lambda name: _position(name.partition(".")[0], names))
-    specs = tuple(_declared_spec(name, model.inputs[name]) for name in ordered)
+    ordered = sorted(declared, key=lambda name: _position(name.partition(".")[0], names))
+    specs = tuple(_declared_spec(name, declared[name]) for name in ordered)
     drawn = draw_inputs(specs, _sizes(specs, model), model.seed)
     kwargs: dict[str, Any] = {}
     for name, array in drawn.items():
@@ -121,6 +142,7 @@ def _insert(tree: dict[str, Any], keys: list[str], tensor: torch.Tensor) -> None
 
 def _check_example(module: nn.Module, example: Example, model: ModelConfig) -> tuple[Example, tuple[InputSpec, ...]]:
     tensors = input_tensors(module, example)
+    model = with_own_names(model, list(tensors))
     for name, tensor in tensors.items():
         if other := not_dense(tensor):
             raise SourceError(f"the example's input {name!r}: found {other}")
@@ -130,7 +152,7 @@ def _check_example(module: nn.Module, example: Example, model: ModelConfig) -> t
     for name, leaf in named_leaves(module, example):
         if isinstance(leaf, np.ndarray):
             raise SourceError(f"the example's input {name!r}: found a numpy array, expected torch.from_numpy(array)")
-    unknown = sorted(set(model.inputs) - set(tensors))
+    unknown = sorted(set(model.inputs) - set(tensors) - set(_of_buffers(model, module)))
     if unknown:
         raise SourceError(f"model.inputs: the example has no tensor {unknown[0]!r}; it has: {', '.join(tensors)}")
     specs = tuple(_example_spec(name, tensor, model.inputs.get(name)) for name, tensor in tensors.items())
@@ -181,14 +203,19 @@ def _sizes(specs: tuple[InputSpec, ...], model: ModelConfig) -> dict[str, int]:
     return {dim: model.sizes(dim)[0] for dim in named_dims(specs)}
 
 
-def _outputs(
+def _call_once(
     module: nn.Module, example: Example, inputs: tuple[InputSpec, ...], given_in: str
-) -> dict[str, torch.Tensor]:
+) -> tuple[dict[str, torch.Tensor], Watch]:
+    """The module's outputs on its example, and what the call has changed."""
+    fresh = refill(module, example, input_tensors(module, example))
+    given = {name: (tensor, version_of(tensor)) for name, tensor in input_tensors(module, fresh).items()}
     try:
         # Without weights no tensor has values: fake tensors raise where a module reads one, as in a trace.
-        with capture_output(), FakeTensorMode(allow_non_fake_inputs=True) if is_weightless(module) else nullcontext():
-            result = call(module, example)
-        return output_tensors(result)
+        fake = FakeTensorMode(allow_non_fake_inputs=True) if is_weightless(module) else nullcontext()
+        with capture_output(), watch_call(module) as watch, fake, torch.no_grad():
+            result = module(*fresh.args, **fresh.kwargs)
+        watch.inputs = {name for name, (tensor, version) in given.items() if version_of(tensor) != version}
+        return output_tensors(result), watch
     except OnnxlineError:
         raise
     except Exception as error:  # a user's forward may raise anything

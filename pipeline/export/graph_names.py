@@ -34,9 +34,15 @@ def name_inputs_and_outputs(model: ir.Model, inputs: Sequence[str], outputs: Seq
 
 def _check_count(what: str, found: Sequence[str | None], expected: Sequence[str]) -> None:
     if len(found) != len(expected):
+        cache = any(name.startswith("past_key_values") for name in expected)
         raise Unsupported(
-            f"the exported graph has {len(found)} {what} ({', '.join(map(str, found))}) and the module "
-            f"{len(expected)} ({', '.join(expected)}); does forward write into a buffer, or return a constant?"
+            f"the exported graph has {len(found)} {what} ({', '.join(map(str, found))}) and a call of the module "
+            f"{len(expected)} ({', '.join(expected)}): forward takes or returns something else while torch exports it; "
+            + (
+                "set use_cache: false in model.transformers.config, by which the cache is no output"
+                if cache and what == "outputs"
+                else "let it do the same where torch.compiler.is_exporting() is true"
+            )
         )
 
 

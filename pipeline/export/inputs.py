@@ -21,7 +21,29 @@ __all__ = [
     "named_dims",
     "shape_text",
     "with_dynamic_shapes",
+    "with_own_names",
 ]
+
+
+class NamedModel(ModelConfig):
+    """The section `model` with the names that `export.input_names` gives to the inputs, in order."""
+
+    input_names: tuple[str, ...] = ()
+
+
+def with_own_names(model: ModelConfig, own: Sequence[str]) -> ModelConfig:
+    """`model` with its inputs under forward's names `own`, also those under a name of `export.input_names`."""
+    names = model.input_names if isinstance(model, NamedModel) else ()
+    if len(names) != len(own):  # what the configuration says of names is checked where they are given
+        return model
+    renamed = {new: name for new, name in zip(names, own, strict=True) if new not in own}
+    inputs: dict[str, InputConfig] = {}
+    for name, entry in model.inputs.items():
+        known = inputs.get(renamed.get(name, name), InputConfig())
+        given = {key: getattr(entry, key) for key in entry.model_fields_set}
+        merged = known.model_copy(update={**given, "dynamic": {**known.dynamic, **entry.dynamic}})
+        inputs[renamed.get(name, name)] = merged
+    return model.model_copy(update={"inputs": inputs})
 
 
 def with_dynamic_shapes(model: ModelConfig, settings: ExportConfig) -> ModelConfig:
@@ -30,6 +52,8 @@ def with_dynamic_shapes(model: ModelConfig, settings: ExportConfig) -> ModelConf
     Raises:
         ConfigError: the source is an ONNX file, which is not exported.
     """
+    if settings.input_names is not None and model.onnx is None:
+        model = NamedModel.model_construct(**{**dict(model), "input_names": settings.input_names})
     if not settings.dynamic_shapes:
         return model
     if model.onnx is not None:
@@ -60,7 +84,8 @@ class InputSpec:
     """One flat input. A text in `shape` is a named dynamic dim.
 
     Floats are drawn uniformly from [low, high]; whole numbers and bools from low up to, and without, high; where
-    low equals high every element is low. With `padding` the first element of each row is one.
+    low equals high every element is low. With `padding` the first element of each row is one. `first` is the value of
+    the first draw, and of draws of the user's own data that leave the input out.
     """
 
     name: str
@@ -74,6 +99,7 @@ class InputSpec:
     """Whether nobody has said what it holds: no range, and no example."""
     example: np.ndarray | None = field(default=None, compare=False)
     """Whole numbers of the factory's own example, unless a range was declared."""
+    first: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @property
     def identity(self) -> str:
@@ -151,6 +177,7 @@ def drawn_inputs(inputs: Iterable[InputSpec]) -> tuple[DrawnInput, ...]:
             is_assumed=spec.is_assumed,
             is_padding=spec.padding,
             example=spec.example,
+            first=spec.first,
         )
         for spec in inputs
     )

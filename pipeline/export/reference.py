@@ -11,10 +11,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.errors import OnnxlineError, SourceError
+from pipeline.export.call_watch import with_state
 from pipeline.export.captured_output import capture_output
 from pipeline.export.error_location import first_line, where_raised
 from pipeline.export.source import TorchSource
-from pipeline.export.tree import call, input_tensors, output_tensors, refill
+from pipeline.export.tree import input_tensors, output_tensors, refill
 from pipeline.runtime.tensors import to_numpy, to_torch
 
 __all__ = ["indexed_rows", "run_torch"]
@@ -44,6 +45,7 @@ def run_torch(source: TorchSource, feeds: Mapping[str, np.ndarray | torch.Tensor
         )
     own = list(input_tensors(source.module, source.example))  # the module's names; the source may have others
     tensors = {}
+    own += [value.before for value in source.lifted if value.is_buffer]
     for name, spec in zip(own, source.inputs, strict=True):
         if spec.name not in feeds:
             raise SourceError(f"no value for the input {spec.name!r}; found {', '.join(feeds) or 'none'}")
@@ -52,16 +54,19 @@ def run_torch(source: TorchSource, feeds: Mapping[str, np.ndarray | torch.Tensor
     example = refill(source.module, source.example, tensors)
     source.module.eval()
     try:
-        with capture_output(), torch.random.fork_rng(devices=[]):
+        with capture_output(), torch.random.fork_rng(devices=[]), with_state(source, tensors), torch.no_grad():
             torch.manual_seed(SEED)
-            outputs = output_tensors(call(source.module, example))
+            outputs = output_tensors(source.module(*example.args, **example.kwargs))
+            written = {**input_tensors(source.module, example), **dict(source.module.named_buffers())}
+            arrays = [to_numpy(tensor) for tensor in outputs.values()]
+            arrays += [to_numpy(written[value.target]) for value in source.lifted]
     except OnnxlineError:
         raise
     except Exception as error:  # the user's forward may raise anything
         place = where_raised(error, source.module)
         shapes = ", ".join(f"{name}{list(tensor.shape)}" for name, tensor in tensors.items())
         raise SourceError(f"the model raises{place} on {shapes}: {first_line(error)}") from error
-    return {name: to_numpy(tensor) for name, tensor in zip(source.outputs, outputs.values(), strict=True)}
+    return dict(zip(source.outputs, arrays, strict=True))
 
 
 def indexed_rows(source: TorchSource, feeds: Mapping[str, np.ndarray]) -> dict[str, int]:
@@ -97,7 +102,7 @@ class _Lookups(TorchDispatchMode):
             indices, axis = lookup
             self._note(args[0], args[indices], 0 if axis is None else args[axis])
         elif str(func).partition(".default")[0] in MOVING and args and isinstance(result, torch.Tensor):
-            self._follow(args[0], result)
+            self._follow(args[1] if str(func) == COPY else args[0], result)
         return result
 
     def _follow(self, source: Any, result: torch.Tensor) -> None:
@@ -129,9 +134,12 @@ LOOKUPS: Final[Mapping[str, tuple[int, int | None]]] = {
 }
 """Operator, whose first argument is the table → the places of its indices, and of its axis."""
 
+COPY: Final = "aten.copy_.default"
+"""It moves its second argument: a count that comes into a buffer."""
+
 MOVING: Final = frozenset(
     {
-        *("aten._to_copy", "aten.clone", "aten.cat", "aten.select.int", "aten.slice.Tensor"),
+        *("aten.copy_", "aten._to_copy", "aten.clone", "aten.cat", "aten.select.int", "aten.slice.Tensor"),
         *("aten.expand", "aten.repeat", "aten.unsqueeze", "aten.view", "aten._unsafe_view"),
     }
 )

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from passes.suggest import plural
-from pipeline.config import ExportConfig
+from pipeline.config import ExportConfig, InputConfig
 from pipeline.errors import ConfigError
 from pipeline.export.inputs import InputSpec
 
 if TYPE_CHECKING:  # torch takes seconds to import, and an ONNX file does not need it
     import torch
     from torch import nn
+    from torch.export import ExportedProgram
 
-__all__ = ["Example", "OnnxSource", "Source", "TorchSource", "with_names"]
+__all__ = ["Example", "Lifted", "OnnxSource", "Source", "TorchSource", "with_names"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +26,19 @@ class Example:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Lifted:
+    """A buffer or an input that forward writes to, and the names of its value before and after in the graph.
+
+    `target` is the path of the buffer, or the module's own name of the input.
+    """
+
+    target: str
+    is_buffer: bool
+    before: str
+    after: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +62,24 @@ class TorchSource:
     """Where the weights come from, for the report: `random, seed 0`."""
     dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Sizes to try for named dims of derived inputs; `model.dims` takes precedence."""
+    writes: frozenset[str] = frozenset()
+    """The buffers that a call of the module writes to, and its inputs, by the module's own names."""
+    declared: Mapping[str, InputConfig] = field(default_factory=dict)
+    """The entries of `model.inputs` that name buffers: how these are drawn where they become inputs."""
+    lifted: tuple[Lifted, ...] = ()
+    """The buffers and inputs whose new values are outputs, the last of `outputs`; the buffers are the last `inputs`."""
+    program: ExportedProgram | None = None
+    """The program to export, where it was traced to find `lifted`; it writes to none of these."""
+
+    @property
+    def own_inputs(self) -> tuple[InputSpec, ...]:
+        """The inputs that forward takes, without lifted buffers."""
+        return self.inputs[: len(self.inputs) - sum(value.is_buffer for value in self.lifted)]
+
+    @property
+    def own_outputs(self) -> tuple[str, ...]:
+        """The outputs that forward returns, without the new values of what it writes to."""
+        return self.outputs[: len(self.outputs) - len(self.lifted)]
 
 
 @dataclass(frozen=True, slots=True)

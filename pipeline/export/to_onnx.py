@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from sympy import Integer, false
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -21,9 +22,11 @@ from pipeline.export.captured_output import capture_output
 from pipeline.export.error_location import first_line
 from pipeline.export.exported import ExportedModel
 from pipeline.export.graph_names import name_dims, name_inputs_and_outputs
-from pipeline.export.source import TorchSource, with_names
+from pipeline.export.source import TorchSource
 from pipeline.export.trace import trace_module
 from pipeline.export.translations import move_complex_as_real, translation_table
+from pipeline.export.tree import input_tensors
+from pipeline.export.writes import as_configured, live_writes, placeholders
 from pipeline.runtime.tensors import dtype_name
 
 __all__ = ["explain_untranslatable", "export_onnx"]
@@ -41,15 +44,18 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
         Unsupported: an operator has no ONNX form, or torch cannot make this opset.
         UsageError: a dim that was asked to be dynamic came out constant.
     """
-    source = with_names(source, settings)
     with capture_output() as notes:
-        program = trace_module(source)
-        model = _translate(program, settings.opset)
+        source = as_configured(source, settings)
+        program, checks = (source.program, ()) if source.program else trace_module(source)
+        translated = _translate(program, settings.opset)
+    model = translated.model
+    _drop_numbers(translated)
+    _lift_buffers(translated, source)
     parameters = _parameters(model, source)  # before renaming, while names are torch's
     name_inputs_and_outputs(model, [spec.name for spec in source.inputs], source.outputs)
     name_dims(model, source.inputs)
     names = frozenset(str(value.name) for value in parameters)
-    notes = (*source.notes, *dict.fromkeys(notes))
+    notes = (*source.notes, *checks, *dict.fromkeys(notes))
     exported = ExportedModel(model, source, names, notes, _computed_types(program), _ranges(program, source))
     if path is not None:
         exported.save(path)
@@ -57,7 +63,7 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
 
 
 @torch.no_grad()  # with gradients attention may take another way (T5), whose strides have no translation
-def _translate(program: ExportedProgram, opset: int) -> ir.Model:
+def _translate(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
     move_complex_as_real(program)
     try:
         result = torch.onnx.export(
@@ -76,7 +82,41 @@ def _translate(program: ExportedProgram, opset: int) -> ir.Model:
     if got != opset:
         more = " or more" if got and opset < got else ""
         raise Unsupported(f"export.opset: asked for {opset}, torch could make {got} only; set it to {got}{more}")
-    return result.model
+    return result
+
+
+def _drop_numbers(translated: torch.onnx.ONNXProgram) -> None:
+    """Remove the outputs that are no tensors, as a call has none for them: the length that a cache counts."""
+    program, graph = translated.exported_program, translated.model.graph
+    assert program is not None
+    specs = [spec for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    kinds = [spec.arg for spec in specs if not isinstance(spec.arg, ConstantArgument)]
+    if len(kinds) == len(graph.outputs):
+        graph.outputs[:] = [
+            value for value, kind in zip(list(graph.outputs), kinds, strict=True) if isinstance(kind, TensorArgument)
+        ]
+
+
+def _lift_buffers(translated: torch.onnx.ONNXProgram, source: TorchSource) -> None:
+    """Make the lifted buffers inputs of the graph; their new values are outputs of the program already.
+
+    Raises:
+        Unsupported: the traced program writes to a buffer or an input that a call of the module does not write to.
+    """
+    program, graph = translated.exported_program, translated.model.graph
+    assert program is not None
+    own = dict(zip(placeholders(program), input_tensors(source.module, source.example), strict=False))
+    written = (own.get(target, target) for _, target, _ in live_writes(program))
+    unseen = next((name for name in written if name not in source.writes), None)
+    if unseen is not None:
+        raise Unsupported(
+            f"forward writes to {unseen!r} while torch exports it, and in a plain call it does not; let it do the same "
+            "where torch.compiler.is_compiling() is true"
+        )
+    for value in source.lifted:
+        if value.is_buffer:
+            graph.inputs.append(graph.initializers.pop(value.target))
+            graph.inputs[-1].const_value = None
 
 
 def _computed_types(program: ExportedProgram) -> tuple[str, ...]:
@@ -98,13 +138,13 @@ def _ranges(program: ExportedProgram, source: TorchSource) -> dict[str, tuple[in
     tensors = [values.get(name) for name in program.graph_signature.user_inputs if isinstance(name, str)]
     shapes = [tensor.shape for tensor in tensors if isinstance(tensor, torch.Tensor)]
     ranges: dict[str, tuple[int, int | None]] = {}
-    if len(shapes) != len(source.inputs):
+    if len(shapes) != len(source.own_inputs):
         return ranges
     sizes = [size for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
     traced = {size.node.expr: int(size.node.hint) for size in sizes if size.node.expr.is_symbol}
     environment = sizes[0].node.shape_env if sizes else None
     guards = [guard.expr.xreplace(environment.replacements) for guard in environment.guards] if environment else []
-    for shape, spec in zip(shapes, source.inputs, strict=True):
+    for shape, spec in zip(shapes, source.own_inputs, strict=True):
         for size, name in zip(shape, spec.shape, strict=False):
             node = getattr(size, "node", None)
             limits = program.range_constraints.get(node.expr) if node is not None else None

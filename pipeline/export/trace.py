@@ -16,6 +16,7 @@ from pipeline.errors import SourceError
 from pipeline.export.error_location import advice_on_type, first_line, module_frame
 from pipeline.export.source import TorchSource
 from pipeline.export.transformers_defaults import is_switchable_experts
+from pipeline.export.translations import drop_checks
 from pipeline.export.tree import input_tensors, named_leaves
 from pipeline.importers.from_torch.modules import every_tensor
 from pipeline.importers.from_torch.tensors import copy_with_strides, memory_of
@@ -47,15 +48,17 @@ def separate_memory(module: nn.Module, arguments: T) -> T:
     return pytree.tree_map(copy_if_shared, arguments)
 
 
-def trace_module(source: TorchSource) -> ExportedProgram:
-    """Trace the module on its example, with every named dim left open.
+def trace_module(source: TorchSource) -> tuple[ExportedProgram, tuple[str, ...]]:
+    """Trace the module on its example, with every named dim left open; the model's checks of values are left out.
+
+    Returns the program, and notes.
 
     Raises:
         SourceError: torch.export cannot trace the module.
     """
     args, kwargs = separate_memory(source.module, (source.example.args, source.example.kwargs))
     try:
-        return torch.export.export(
+        program = torch.export.export(
             source.module,
             args,
             kwargs,
@@ -73,6 +76,7 @@ def trace_module(source: TorchSource) -> ExportedProgram:
         raise SourceError(
             f"torch.export cannot trace the model{place}\n  {first_line(error)}\n  what to try: {advice}"
         ) from error
+    return program, drop_checks(program)
 
 
 def _dynamic_shapes(source: TorchSource) -> dict[str, Any] | None:
@@ -81,8 +85,8 @@ def _dynamic_shapes(source: TorchSource) -> dict[str, Any] | None:
     AUTO and not a named Dim: a named one is refused as soon as the model bounds it (a table of positions, a stride),
     though the graph would be dynamic. Dims that AUTO silently makes constant are found by `name_dims`.
     """
-    specs = dict(zip(input_tensors(source.module, source.example), source.inputs, strict=True))
-    if not any(isinstance(dim, str) for spec in source.inputs for dim in spec.shape):
+    specs = dict(zip(input_tensors(source.module, source.example), source.own_inputs, strict=True))
+    if not any(isinstance(dim, str) for spec in source.own_inputs for dim in spec.shape):
         return None
     axes = (
         {axis: torch.export.Dim.AUTO for axis, dim in enumerate(specs[name].shape) if isinstance(dim, str)}

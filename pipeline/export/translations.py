@@ -1,4 +1,4 @@
-"""ONNX translations that torch's exporter lacks: moves of complex tensors, and grouped products.
+"""ONNX translations that torch's exporter lacks or has wrong: complex tensors, grouped products, `squeeze`, checks.
 
 An operator of `translation_table` is found by name, since a library registers its own when it is loaded.
 """
@@ -14,7 +14,60 @@ from onnxscript.onnx_opset import opset18
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-__all__ = ["GROUPED_MM", "move_complex_as_real", "translation_table"]
+from passes.suggest import plural
+from pipeline.export.call_watch import shorten
+from pipeline.importers.from_torch.exported_program import line_of
+
+__all__ = ["GROUPED_MM", "drop_checks", "move_complex_as_real", "translation_table"]
+
+
+def drop_checks(program: ExportedProgram) -> tuple[str, ...]:
+    """Remove, in place, the model's checks of its own values, and what is computed for them alone.
+
+    Returns a note where there are any. A check has no result, and ONNX no operator that stops a run.
+    """
+    checks = [node for graph in _graphs(program) for node in graph.nodes if node.target in CHECKS]
+    lines = dict.fromkeys(line_of(node) or "the model" for node in checks if _reads_values(node))
+    for node in checks:
+        _erase_unused(node)
+    for module in program.graph_module.modules() if checks else ():
+        if isinstance(module, torch.fx.GraphModule):
+            module.recompile()
+    if not lines:
+        return ()
+    found = f"{plural(len(lines), 'check')} of values"
+    return (f"the graph leaves out {found}, for which ONNX has no operator: {shorten(lines)}",)
+
+
+def _reads_values(check: Node) -> bool:
+    """Whether a check depends on values in a tensor; those of shapes and dtypes hold once they were traced."""
+    if check.target in OF_TENSORS:
+        return True
+    pending, seen = list(check.all_input_nodes), set[Node]()
+    while pending:
+        node = pending.pop()
+        if node.target in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default):
+            return True
+        pending += [given for given in node.all_input_nodes if given not in seen]
+        seen.add(node)
+    return False
+
+
+def _erase_unused(node: Node) -> None:
+    """Erase `node`, and what nothing reads any more then."""
+    given = node.all_input_nodes
+    node.graph.erase_node(node)
+    for source in given:
+        if not source.users and source.op == "call_function" and not source.is_impure():
+            _erase_unused(source)
+
+
+OF_TENSORS: Final = frozenset({torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg})
+CHECKS: Final = OF_TENSORS | {
+    torch.ops.aten._assert_scalar.default,
+    torch.ops.aten.sym_constrain_range.default,
+    torch.ops.aten.sym_constrain_range_for_size.default,
+}
 
 
 def move_complex_as_real(program: ExportedProgram) -> None:
@@ -106,6 +159,20 @@ def _finish(product: Any, bias: Any, out_dtype: int | None) -> Any:
     return product if out_dtype in (None, -1) else op.Cast(product, to=out_dtype)
 
 
+def translate_squeeze(self: Any, dim: int | Sequence[int] | None = None) -> Any:
+    """`aten.squeeze`: a dim of another size than 1 stays, for which ONNX's Squeeze fails; so does an open dim, which
+    torch.export takes for 2 or more."""
+    shape = list(self.shape)
+    dims = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
+    axes = sorted({axis % len(shape) for axis in dims}) if shape else []
+    axes = [axis for axis in axes if shape[axis] == 1]
+    return op.Squeeze(self, op.Constant(value_ints=axes)) if axes else op.Identity(self)
+
+
+SQUEEZE: Final[Mapping[str, Callable[..., Any]]] = {
+    f"aten.squeeze.{overload}": translate_squeeze for overload in ("default", "dim", "dims")
+}
+
 GROUPED_MM: Final[Mapping[str, Callable[..., Any]]] = {
     "aten._grouped_mm.default": translate_grouped_mm,
     "transformers.grouped_mm_fallback.default": translate_grouped_mm,
@@ -124,4 +191,4 @@ def _operator(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
 
 
-TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {**GROUPED_MM}
+TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {**GROUPED_MM, **SQUEEZE}

@@ -16,7 +16,6 @@ from pipeline.errors import SourceError, Unsupported
 from pipeline.export.source import Example
 
 __all__ = [
-    "call",
     "input_tensors",
     "leaves_with_path",
     "named_leaves",
@@ -131,14 +130,6 @@ def _feed_of(name: str, feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if name not in feeds:
         raise SourceError(f"no value for the input {name!r}; found {', '.join(feeds) or 'none'}")
     return feeds[name].clone()
-
-
-def call(module: nn.Module, example: Example) -> Any:
-    """Call the module without gradients, on copies of the tensors: a module may write into its inputs."""
-    tensors = input_tensors(module, example)
-    fresh = refill(module, example, tensors)
-    with torch.no_grad():
-        return module(*fresh.args, **fresh.kwargs)
 
 
 def output_tensors(result: Any) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from onnxruntime.quantization.calibrate import CalibrationDataReader, create_cal
 from passes.weights.detached import DetachedModel
 from passes.weights.files import replace_when_done, save
 from pipeline.config.quantsim import DEFAULT_PERCENTILE
-from pipeline.errors import InternalError, UsageError
+from pipeline.errors import InternalError, OnnxlineError, UsageError
 from pipeline.quantsim.encodings import Range
 from pipeline.quantsim.histograms import FiniteHistogramCollector, Histogram, check_finite, least_error_range
 from pipeline.quantsim.placement import Placement
@@ -123,7 +123,7 @@ def measure(
                 continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of NaN; `check_finite` names the tensor
-                calibrator.collect_data(_OneSample(sample))
+                _collect(calibrator, sample, done)
                 if method == "minmax":
                     measured = MeasuredRanges(done, _merge(measured.limits, _ranges_of(calibrator.compute_data())))
                 else:
@@ -223,6 +223,19 @@ def _open_calibrator(
         use_external_data_format=model.nbytes() > EXTERNAL_FROM,
         extra_options={"percentile": percentile} if method == "percentile" else SETTINGS.get(method, {}),
     )
+
+
+def _collect(calibrator: Any, sample: Feeds, number: int) -> None:
+    try:
+        calibrator.collect_data(_OneSample(sample))
+    except OnnxlineError:
+        raise
+    except Exception as error:  # native code, with classes of its own
+        shapes = ", ".join(f"{name}: {list(array.shape)}" for name, array in sample.items())
+        raise UsageError(
+            f"calibration: the model does not run on sample {number} ({shapes}): {error}; give samples of other sizes "
+            "(quantsim.calibration.data)"
+        ) from error
 
 
 class _OneSample(CalibrationDataReader):

@@ -37,6 +37,10 @@ UNIT_OPS: Final = frozenset({"Softmax", "Sigmoid", "HardSigmoid"})
 UNIT_RANGE: Final[Range] = (0.0, 1.0)
 
 
+BEYOND_ANY_FORMAT: Final = np.float32(2**40)
+"""Larger than any number of a format with its zero point, and within int64."""
+
+
 def encode(placement: Placement, ranges: Mapping[str, Range], model: DetachedModel) -> dict[str, Encoding]:
     """The encoding of each quantized tensor.
 
@@ -122,8 +126,11 @@ def quantize(array: np.ndarray, encoding: Encoding) -> np.ndarray:
         limited = np.clip(array.astype(np.float32) / scale, encoding.precision.lowest, encoding.precision.highest)
         dtype = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(encoding.precision.float_type))
         return limited.astype(dtype).astype(np.float32)
-    numbers = np.rint(array.astype(np.float32) / scale).astype(np.int64) + zero
-    return np.clip(numbers, encoding.precision.lowest, encoding.precision.highest)
+    lowest, highest = encoding.precision.lowest, encoding.precision.highest
+    with np.errstate(over="ignore"):  # a bias in the scale of its products may be beyond float32, and is limited
+        numbers = np.rint(array.astype(np.float32) / scale)
+    limited = np.clip(numbers, -BEYOND_ANY_FORMAT, BEYOND_ANY_FORMAT).astype(np.int64)
+    return np.clip(limited + zero, lowest, highest)
 
 
 def round_trip(array: np.ndarray, encoding: Encoding, *, is_stored: bool) -> np.ndarray:

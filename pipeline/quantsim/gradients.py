@@ -99,9 +99,17 @@ class Forward:
 
 
 def compute_node(node: NodeProto, reads: Sequence[Tensor | None]) -> dict[str, Tensor]:
-    """The results of `node` by name, by its function of torch."""
+    """The results of `node` by name, by its function of torch.
+
+    Raises:
+        Unsupported: torch refuses the operands, such as a window that is larger than what it is laid over.
+    """
     attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
-    results = FUNCTIONS[node.op_type](attributes, reads)
+    try:
+        results = FUNCTIONS[node.op_type](attributes, reads)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        title = f"node {node.name or node.output[0]!r} ({node.op_type})"
+        raise Unsupported(f"no gradient goes through {title} on these inputs: {error}") from error
     several = results if isinstance(results, tuple | list) else (results,)
     return {name: result for name, result in zip(node.output, several, strict=False) if name}
 

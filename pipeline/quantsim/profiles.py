@@ -11,7 +11,7 @@ from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
 from pipeline.config import AimetProfile, QuantSimConfig
 from pipeline.config.paths import AIMET_CONFIGS, locate
-from pipeline.config.precision import FLOAT
+from pipeline.config.precision import FLOAT, Precision
 from pipeline.errors import SourceError
 from pipeline.quantsim.aimet_config import read_aimet_config
 from pipeline.quantsim.conventions import apply_conventions
@@ -19,7 +19,7 @@ from pipeline.quantsim.placement import PlacementRule
 from pipeline.quantsim.sites import Site, find_sites
 from pipeline.quantsim.target_tables import TargetPlacement, TargetTable, load_target
 
-__all__ = ["Profile", "own_rules", "read_profile", "rules_of"]
+__all__ = ["Profile", "formats_of", "own_rules", "read_profile", "rules_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,25 @@ def own_rules(config: QuantSimConfig) -> tuple[PlacementRule, ...]:
         PlacementRule(name, formats.weight_format(), formats.activation_format())
         for name, formats in config.rules.items()
     )
+
+
+def formats_of(config: QuantSimConfig) -> list[Precision]:
+    """The formats that the profile and the rules of a configuration can give to a tensor, before a model is known.
+
+    A rule for every operator replaces the formats of the rules before it.
+    """
+    placement = read_profile(config).placement
+    weights, activations = [Precision(8, signed=True, symmetric=True)], [Precision(8, signed=False, symmetric=False)]
+    if placement.conventions is not None:
+        weights = [Precision(placement.weight_bits, signed=True, symmetric=True, granularity="channel")]
+        activations = [Precision(placement.activation_bits, signed=False, symmetric=False)]
+    for selector, rule in (*placement.rules.items(), *config.rules.items()):
+        for formats, precision in ((weights, rule.weight_format()), (activations, rule.activation_format())):
+            if precision is not None and selector == "op:*":
+                formats.clear()
+            if isinstance(precision, Precision):
+                formats.append(precision)
+    return weights + activations
 
 
 def _keep_biases(sites: Sequence[Site], name: str) -> Iterator[PlacementRule]:

@@ -10,17 +10,12 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from passes.encodings.encoding import Precision
+from passes.graph.op_facts import opset_of
 from passes.weights.detached import DetachedModel, detach
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Encoding, quantize
 
-__all__ = ["DEQUANTIZED", "check_opset", "insert_qdq", "quantize_nodes", "rename_values"]
-
-NARROW_FROM: Final = 21
-"""The opset from which on QuantizeLinear takes 4 and 16 bits, and blocks."""
-
-FLOATS_FROM: Final = 19
-"""The opset from which on it takes floats of 8 bits."""
+__all__ = ["DEQUANTIZED", "check_opset", "first_opset", "insert_qdq", "quantize_nodes", "rename_values"]
 
 DEQUANTIZED: Final = "_dequantized"
 """What follows the name of a tensor in the name of its value behind both operators."""
@@ -29,22 +24,31 @@ FLOAT_ENDING: Final = "_float"
 """What follows the name of an output in the name of its value before both operators; the output keeps its own."""
 
 
+def first_opset(precision: Precision) -> tuple[int, str]:
+    """The first opset whose QuantizeLinear and DequantizeLinear take a format, and what of the format needs it."""
+    if precision.stored_bits not in (8, 32):
+        return 21, f"{precision.stored_bits} bits"
+    if precision.granularity == "block":
+        return 21, "a scale for each block"
+    if precision.float_type:
+        return 19, str(precision)
+    return (13, "a scale for each channel") if precision.granularity == "channel" else (10, str(precision))
+
+
 def check_opset(proto: onnx.ModelProto, formats: Mapping[str, Precision]) -> None:
     """Whether the model's opset has the format of each tensor.
 
     Raises:
         UsageError: one needs a later opset.
     """
-    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    opset = opset_of(proto)
     for name, precision in formats.items():
-        needs = "" if precision.stored_bits in (8, 32) else f"{precision.stored_bits} bits"
-        needs = needs or ("a scale for each block" if precision.granularity == "block" else "")
-        first = NARROW_FROM if needs else FLOATS_FROM if precision.float_type else 0
+        first, needs = first_opset(precision)
         if opset < first:
             raise UsageError(
-                f"quantsim: {name!r} is to have {needs or precision}, for which QuantizeLinear needs opset {first}, "
-                f"and the model has {opset}; put convert-opset into quantsim.prepare, or set export.opset to {first} "
-                "for a model of torch"
+                f"quantsim: {name!r} is to have {needs}, for which QuantizeLinear needs opset {first}, and the model "
+                f"has {opset}; put {{convert-opset: {{to: {first}}}}} into quantsim.prepare, or set export.opset to "
+                f"{first} for a model of torch"
             )
 
 

@@ -79,7 +79,8 @@ class QuantSimReport:
     """Why there is no noise at all, only placement and sizes; empty where there is."""
     suggestion: Suggestion | None = None
     notes: tuple[str, ...] = ()
-    """Where a format is coarser than its rule says, and why; and each bias that its format does not hold."""
+    """Where a format is coarser than its rule says, and why; each bias that its format does not hold; steps of the
+    preparation that did not stand, and backends that fell short."""
 
 
 def make_report(
@@ -92,7 +93,7 @@ def make_report(
     model: DetachedModel,
     notes: Iterable[str] = (),
 ) -> QuantSimReport:
-    """The report of a whole simulation; `notes` are those on its encodings."""
+    """The report of a whole simulation; `notes` are those on the run before it, and on its encodings."""
     parts = _parts(model)
     placed = {found.site.tensor: found for found in placement.sites}
     rows = [_row(placed[name], parts.get(name, ""), found, place) for place, (name, found) in enumerate(noise.items())]
@@ -116,9 +117,11 @@ def make_report(
     )
 
 
-def make_placement_report(placement: Placement, model: DetachedModel, why: str) -> QuantSimReport:
+def make_placement_report(
+    placement: Placement, model: DetachedModel, why: str, notes: Iterable[str] = ()
+) -> QuantSimReport:
     """What is known of a model whose weights are not read: what each rule matched, what stays in float, and sizes."""
-    return replace(make_report(placement, {}, {}, why, {}, None, model), not_measured=why)
+    return replace(make_report(placement, {}, {}, why, {}, None, model, notes), not_measured=why)
 
 
 def page_data(report: QuantSimReport) -> Quantization:

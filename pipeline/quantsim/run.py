@@ -6,25 +6,24 @@ import hashlib
 import math
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Final
-
-import numpy as np
 
 from passes.encodings.aimet import aimet_text, read_aimet
 from passes.encodings.fit import fit_encodings
 from passes.errors import StepFailed
+from passes.graph.op_facts import opset_of
+from passes.load import load_model
+from passes.recipe.recipe import names_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
-from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, SuggestConfig, split_factory
+from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, SuggestConfig, locate
 from pipeline.errors import CheckFailed, Unsupported, UsageError
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
-from pipeline.export.inputs import InputSpec, draw_inputs, named_dims
 from pipeline.export.load import read_onnx_file
 from pipeline.quantsim.adopt import adopt_encodings
 from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
@@ -32,14 +31,16 @@ from pipeline.quantsim.constants import store_constants
 from pipeline.quantsim.encodings import Encoding, describe_limited_biases, encode
 from pipeline.quantsim.noise import Noise, measure_noise
 from pipeline.quantsim.placement import Placement, describe_opaque_operators, place
-from pipeline.quantsim.profiles import own_rules, read_profile, rules_of
-from pipeline.quantsim.qdq import check_opset, insert_qdq
+from pipeline.quantsim.profiles import formats_of, own_rules, read_profile, rules_of
+from pipeline.quantsim.qdq import check_opset, first_opset, insert_qdq
 from pipeline.quantsim.report import QuantSimReport, make_placement_report, make_report, page_data, report_text
+from pipeline.quantsim.samples import KEY, Samples, enlarge
 from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensitivity, find_layers
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
 from pipeline.quantsim.sites import Site
 from pipeline.quantsim.suggest import Suggestion, suggest
 from pipeline.quantsim.target_check import check_target
+from pipeline.result import RunResult
 from pipeline.run import Pipeline
 from pipeline.stages.report import (
     ENCODINGS,
@@ -50,22 +51,19 @@ from pipeline.stages.report import (
     write_page,
 )
 from pipeline.stages.weight_free import leaves_unread, why_not_compared
-from pipeline.verify.user_inputs import input_files, read_samples
-from pipeline.workspace import Workspace, key_of, stamp
+from pipeline.verify.user_inputs import input_files
+from pipeline.workspace import Workspace, key_of
 
 __all__ = ["QuantSim", "QuantSimResult", "prepare_config"]
 
 DEFAULT_OPSET: Final = 21
 """The first opset whose QuantizeLinear takes 4 and 16 bits; at 23 torch hides scores and softmax in one operator."""
 
-KEY: Final = "quantsim.calibration.data"
 RANGES: Final = "calibration.npz"
 """The file of ranges and histograms that are kept between runs, beside the results of stages."""
 
 RANGES_VERSION: Final = 2
 """Of what that file holds; the ranges of another version are measured anew."""
-
-Feeds = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +109,19 @@ class QuantSim:
         """
         settings = self._config.quantsim or QuantSimConfig()
         input_files(settings.calibration.data, KEY)  # a missing file is named before a model is loaded
-        if settings.encodings_from is not None:
-            read_aimet(Path(settings.encodings_from))
-        read_profile(settings)  # and so is what a file of AIMET says that is not understood
-        pipeline = Pipeline(self._config, self._out, self._observer)
+        config, conversion = _with_conversion(self._config, settings)  # and so is a file of AIMET not understood
+        for note in conversion:
+            self._observer(Note(note))
+        pipeline = Pipeline(config, self._out, self._observer)
         before = pipeline.run()
-        path = before.model
+        notes = (*conversion, *_describe_run(before, config))
         workspace = Workspace(pipeline.folder)
         with workspace.acquire():
             try:
-                result = self._simulate(path, settings, workspace)
-            except UsageError:  # something that was given is wrong: the results of an earlier run stay
+                result = self._simulate(before, settings, workspace, notes)
+            except UsageError as error:  # something that was given is wrong: the results of an earlier run stay
+                for note in notes:
+                    error.add_note(note)
                 raise
             except Exception:
                 remove_quantization(workspace)
@@ -131,43 +131,19 @@ class QuantSim:
             write_page(before.report, before.optimize.pictures, workspace)
             return result
 
-    def _simulate(self, path: Path, settings: QuantSimConfig, workspace: Workspace) -> QuantSimResult:
+    def _simulate(
+        self, before: RunResult, settings: QuantSimConfig, workspace: Workspace, notes: Sequence[str]
+    ) -> QuantSimResult:
         why = why_not_compared(self._config)
+        model = read_model(before.model, unread=bool(why) and leaves_unread(self._config))
+        simulation = _Simulation(model, settings, workspace, self._observer, notes)
         if why:
-            model = read_model(path, unread=leaves_unread(self._config))
-            return _Simulation(model, settings, workspace, self._observer).place_only(why)
-        specs = read_onnx_file(str(path), _section_of(path, self._config)).inputs
-        samples = _Samples(settings, specs, self._config.model)
-        return _Simulation(read_model(path), settings, workspace, self._observer).execute(samples)
-
-
-class _Samples:
-    """The calibration data, read anew by each stage: samples need not fit into memory together."""
-
-    def __init__(self, settings: QuantSimConfig, specs: tuple[InputSpec, ...], model: ModelConfig) -> None:
-        self.entries, self._args, self._seed = (
-            settings.calibration.data,
-            settings.calibration.args,
-            settings.calibration.seed,
-        )
-        self._specs = specs
-        self._sizes = {dim: model.sizes(dim)[0] for dim in named_dims(specs)}
-
-    def first(self, count: int) -> Iterator[Feeds]:
-        """The first `count` samples, or fewer where there are no more."""
-        if self.entries:
-            samples = read_samples(self.entries, self._specs, KEY, self._args)
-            return islice((_without_nan(*sample) for sample in samples), count)
-        return (draw_inputs(self._specs, self._sizes, self._seed + index) for index in range(count))
-
-    def identity(self) -> list[object]:
-        """What tells other data from this: the files with their sizes and times, also of loaders."""
-        return [(name, stamp(file or _file_of_loader(name))) for name, file in input_files(self.entries, KEY)]
-
-    @property
-    def may_change(self) -> bool:
-        """Whether other samples may come another time, which no file shows: a loader makes them."""
-        return any(file is None for _, file in input_files(self.entries, KEY))
+            return simulation.place_only(why)
+        specs = read_onnx_file(str(before.model), _section_of(before.model, self._config)).inputs
+        sampler, source = before.sampler, self._config.model
+        if sampler is not None and source.onnx is not None and not self._config.verify.inputs:
+            sampler = enlarge(sampler, model, source.dims)
+        return simulation.execute(Samples(settings, specs, sampler))
 
 
 class _Simulation:
@@ -179,12 +155,13 @@ class _Simulation:
         settings: QuantSimConfig,
         workspace: Workspace,
         observer: Observer,
+        notes: Sequence[str] = (),
     ) -> None:
         self._model, self._settings = store_constants(model), settings
-        self._workspace, self._send = workspace, observer
+        self._workspace, self._send, self._notes = workspace, observer, notes
         self._profile = read_profile(settings)
 
-    def execute(self, samples: _Samples) -> QuantSimResult:
+    def execute(self, samples: Samples) -> QuantSimResult:
         placement = self.place()  # which tensor is quantized how
         measured = None
         if self._settings.encodings_from is None:
@@ -198,7 +175,7 @@ class _Simulation:
         outputs, device = self.simulate(quantized, samples)  # by the specification, and as a device has them
         noise = self.measure(placement, encodings, samples)  # what each step adds, and what has come together there
         sensitivity, why_not = self.estimate(encodings, samples)  # what each layer alone does to the outputs
-        notes = describe_limited_biases(encodings, self._model)
+        notes = (*self._notes, *describe_limited_biases(encodings, self._model))
         report = make_report(placement, noise, sensitivity, why_not, outputs, device, self._model, notes)
         if measured and self._settings.suggest:  # which layers to quantize otherwise, for a target
             report = replace(
@@ -208,7 +185,7 @@ class _Simulation:
 
     def place_only(self, why: str) -> QuantSimResult:
         """What needs no weights: placement, coverage and sizes. `why` says why nothing is run."""
-        report = make_placement_report(self.place(), self._model, why)
+        report = make_placement_report(self.place(), self._model, why, self._notes)
         self._send(Note(f"quantsim: nothing is calibrated or simulated, only placed: {why}"))
         remove_quantization(self._workspace)
         self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
@@ -244,11 +221,11 @@ class _Simulation:
             details.append(f"{len(encodings)} encodings of {path.name}")
         return placement, encodings
 
-    def calibrate(self, placement: Placement, samples: _Samples) -> MeasuredRanges:
+    def calibrate(self, placement: Placement, samples: Samples) -> MeasuredRanges:
         settings = self._settings.calibration
         with self._stage("calibrate") as details:
-            if not settings.data:
-                self._send(Note(RANDOM_DATA))
+            if samples.note:
+                self._send(Note(samples.note))
             graph = hashlib.sha256(self._model.proto.SerializeToString(deterministic=True)).hexdigest()
             measured = [placed.site.tensor for placed in placement.quantized()]
             key = key_of(RANGES_VERSION, settings.model_dump(mode="json"), samples.identity(), graph, measured)
@@ -275,7 +252,7 @@ class _Simulation:
             details.append(settings.method)
         return measured
 
-    def simulate(self, quantized: DetachedModel, samples: _Samples) -> tuple[dict[str, OutputNoise], DeviceLike]:
+    def simulate(self, quantized: DetachedModel, samples: Samples) -> tuple[dict[str, OutputNoise], DeviceLike]:
         with self._stage("simulate") as details, tempfile.TemporaryDirectory(dir=self._workspace.scratch) as folder:
             count = self._settings.evaluation
             try:
@@ -286,7 +263,7 @@ class _Simulation:
             details.append(", ".join(f"{name} {found.sqnr_db:.2f} dB" for name, found in outputs.items()))
         return outputs, device
 
-    def measure(self, placement: Placement, encodings: dict[str, Encoding], samples: _Samples) -> dict[str, Noise]:
+    def measure(self, placement: Placement, encodings: dict[str, Encoding], samples: Samples) -> dict[str, Noise]:
         with self._stage("measure"):
             count = self._settings.evaluation
             sites = (placed.site for placed in placement.sites)
@@ -297,7 +274,7 @@ class _Simulation:
 
             return measure_noise(self._model, encodings, computed, samples.first(count), note)
 
-    def estimate(self, encodings: dict[str, Encoding], samples: _Samples) -> tuple[dict[str, float], str]:
+    def estimate(self, encodings: dict[str, Encoding], samples: Samples) -> tuple[dict[str, float], str]:
         """What each layer alone does to the outputs; or why that is not estimated."""
         with self._stage("sensitivity") as details:
             count = count_needed_samples(self._settings.evaluation, len(find_layers(self._model, encodings)))
@@ -307,7 +284,7 @@ class _Simulation:
 
             try:
                 found = estimate_sensitivity(self._model, encodings, samples.first(count), observer=note)
-            except Unsupported as error:
+            except (Unsupported, StepFailed) as error:
                 self._send(Note(f"quantsim: sensitivity is not estimated: {error}"))
                 return {}, str(error)
             details.append(plural(len(found), "layer"))
@@ -319,7 +296,7 @@ class _Simulation:
         measured: MeasuredRanges,
         encodings: dict[str, Encoding],
         sensitivity: dict[str, float],
-        samples: _Samples,
+        samples: Samples,
     ) -> Suggestion | None:
         """Formats of single layers that meet the target, simulated with the ranges that were measured."""
         if not sensitivity:
@@ -366,26 +343,44 @@ def _is_measured(site: Site) -> bool:
     return site.role == "activation" and not site.moves and site.dtype == "float32" and not site.body_of
 
 
-def _without_nan(label: str, feeds: Feeds) -> Feeds:
-    """The sample, whose numbers are numbers: the ranges of NaN would be those of the other numbers."""
-    for name, array in feeds.items():
-        if array.dtype.kind == "f" and np.isnan(array).any():
-            count = int(np.isnan(array).sum())
-            raise UsageError(f"{KEY}: {label}: {name!r} holds NaN ({count} of {array.size} numbers)")
-    return feeds
+def _with_conversion(config: RunConfig, settings: QuantSimConfig) -> tuple[RunConfig, tuple[str, ...]]:
+    """The configuration with a step that brings the model to the opset that the formats need, where it has an earlier
+    one and no step of the recipe chooses another; and a sentence on that."""
+    if settings.encodings_from is not None:
+        formats = [encoding.precision for encoding in read_aimet(Path(settings.encodings_from))[0].values()]
+    else:
+        formats = formats_of(settings)
+    needed, what = max(map(first_opset, formats), default=(0, ""))
+    opset = config.export.opset
+    if config.model.onnx is not None:
+        opset = opset_of(load_model(locate(config.model.onnx)))
+    if opset >= needed or CONVERSION in names_of(config.passes.recipe):
+        return config, ()
+    step = {CONVERSION: {"to": needed}}
+    start = len(config.passes.recipe) - len(settings.prepare)
+    recipe = (*config.passes.recipe[:start], step, *config.passes.recipe[start:])
+    passes = config.passes.model_copy(update={"recipe": recipe})
+    note = f"quantsim: the model has opset {opset}, and {what} needs {needed}: {CONVERSION} is added to the steps"
+    return config.model_copy(update={"passes": passes}), (note,)
 
 
-def _file_of_loader(entry: str) -> Path:
-    """The file of `file.py:function`; for a module some path where no file is."""
-    return Path(split_factory(entry, KEY)[0])
+def _describe_run(result: RunResult, config: RunConfig) -> Iterator[str]:
+    """A sentence for each step of the preparation that did not stand, and for each backend that fell short."""
+    settings = config.quantsim or QuantSimConfig()
+    prepared = {*names_of(settings.prepare), CONVERSION}
+    for row in result.passes:
+        if row.status.counts_as_reverted and row.name in prepared:
+            yield f"quantsim: {row.name} did not stand ({row.status.replace('_', ' ')}): {row.reason}"
+    for backend in result.runtime.backends:
+        if backend.shortfall:
+            yield f"backend {backend.name}: {backend.shortfall}"
+
+
+CONVERSION: Final = "convert-opset"
 
 
 def _section_of(path: Path, config: RunConfig) -> ModelConfig:
-    """The section `model` for the final model, whose inputs are declared as those of the source."""
-    return ModelConfig(onnx=str(path), inputs=config.model.inputs, dims=config.model.dims)
-
-
-RANDOM_DATA: Final = (
-    "quantsim: no calibration data is given, so the ranges are those of random inputs: scales and noise say nothing of "
-    f"the model in use; give {KEY}"
-)
+    """The section `model` for the final model. Of a torch source the file itself declares the inputs, under the names
+    that they were exported with."""
+    inputs = {} if config.model.onnx is None else config.model.inputs
+    return ModelConfig(onnx=str(path), inputs=inputs, dims=config.model.dims)

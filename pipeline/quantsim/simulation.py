@@ -14,6 +14,7 @@ import onnx
 import onnxruntime
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
+from passes.errors import StepFailed
 from passes.suggest import plural
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 from passes.weights.files import save
@@ -174,11 +175,14 @@ def _compare(runs: Iterable[tuple[Outputs, Outputs]]) -> dict[str, OutputNoise]:
                     f"quantsim: output {name!r} of the float model holds NaN on a sample, so no noise can be told; "
                     "give data like that in use as quantsim.calibration.data"
                 )
+            if found[name].shape != array.shape:
+                raise StepFailed(f"output {name!r} has the shape {found[name].shape}, expected {array.shape}")
             known = sums.setdefault(name, [0.0, 0.0, 0.0])
             wanted = array.astype(np.float64)
-            difference = found[name].astype(np.float64) - wanted
-            known[0] += float((wanted**2).sum())
-            known[1] += float((difference**2).sum())
+            with np.errstate(over="ignore", invalid="ignore"):  # infinite numbers have infinite noise
+                difference = found[name].astype(np.float64) - wanted
+                known[0] += float((wanted**2).sum())
+                known[1] += float((difference**2).sum())
             known[2] = float(np.maximum(known[2], np.abs(difference).max()))  # NaN stays, which `max` passes over
     return {name: OutputNoise(sqnr_db(signal, noise), largest) for name, (signal, noise, largest) in sums.items()}
 

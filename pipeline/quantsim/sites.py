@@ -11,7 +11,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from passes.graph.float_tensors import EVERY_FLOAT, find_floats, float_tensors, weight_axes
 from passes.graph.moved_constants import MovedConstant, find_moved_constants
 from passes.graph.op_facts import ONNX_DOMAINS, moved_inputs
-from passes.graph.traversal import bodies_in, every_graph, every_node
+from passes.graph.traversal import bodies_in, every_graph, every_node, reads_of
 from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel
 
@@ -120,14 +120,30 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
             shared = [source for source in sources if source in sites and not sites[source].stored_as]
             sites[name] = Site(name, "activation", "", node.op_type, _name_of(node), modules, moves=bool(shared))
             moves += ((source, name) for source in shared)
+    for name in _find_settings(graph).intersection(sites):
+        del sites[name]
     groups = _SharedEncodings({name: place for place, name in enumerate(sites)})
     for source, name in moves:
-        groups.join(source, name)
+        if source in sites and name in sites:
+            groups.join(source, name)
     for name, readers in products.items():
         sites[name] = replace(sites[name], disagreement=_compare_products(readers, groups))
     return tuple(
         replace(site, group=groups.first(site.tensor), dtype=_dtype_of(types[site.tensor])) for site in sites.values()
     )
+
+
+def _find_settings(graph: GraphProto) -> set[str]:
+    """The values that nothing but `SETTINGS` of operators depends on, such as sizes that are computed for a Resize."""
+    read, numbers = set[str](), {info.name for info in graph.output}
+    for node in reversed(graph.node):
+        settings = SETTINGS.get(node.op_type, ()) if node.domain in ONNX_DOMAINS else ()
+        if numbers.isdisjoint(node.output) and not read.isdisjoint(node.output):
+            settings = range(len(node.input))
+        numbers.update(name for index, name in enumerate(node.input) if index not in settings)
+        numbers.update(set(reads_of(node)).difference(node.input))  # in bodies
+        read.update(node.input)
+    return read - numbers
 
 
 def _dtype_of(data_type: int) -> str:

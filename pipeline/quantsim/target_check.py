@@ -89,7 +89,7 @@ class _TargetCheck:
                 self._add(
                     "inputs",
                     "sizes are not fixed",
-                    "export with numbers in model.inputs.NAME.shape, and without export.dynamic_shapes",
+                    "call `onnxline fix-shapes`, or give model.inputs.NAME.shape of a torch model numbers",
                     info.name,
                 )
 

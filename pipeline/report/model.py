@@ -159,6 +159,8 @@ class ExportReport:
     """Outputs that depend on random numbers: of these only shape and dtype are compared."""
     weights: str = ""
     """Where the weights of a torch module come from: `random, seed 0`; empty for an ONNX source."""
+    lifted: tuple[str, ...] = ()
+    """Sentences on the inputs and outputs for buffers and inputs that forward writes to."""
 
     @property
     def not_covered(self) -> tuple[str, ...]:
@@ -208,17 +210,18 @@ class PassesReport:
 
 @dataclass(frozen=True, slots=True)
 class BackendReport:
-    """`errors` are the worst over all draws; `seconds` the median of some runs on the first draw, after a
+    """`errors` are the worst over the draws that ran; `seconds` the median of some runs on the first of these, after a
     warm-up.
 
-    A backend that cannot run the model, and was not requested by name, is `unsupported`: `reason` is its message,
-    `operators` are those that it lacks, and it has no errors.
+    A default backend that nobody named is no error. It is `unsupported` where it refuses the model or a draw,
+    `failed` where it fails at one, and `differs` where it computes something else: `reason` says what, and
+    `operators` are those that it lacks.
     """
 
     name: str
     errors: Mapping[str, Errors]
     seconds: float
-    status: Literal["ran", "unsupported"] = "ran"
+    status: Literal["ran", "unsupported", "failed", "differs"] = "ran"
     reason: str = ""
     operators: tuple[str, ...] = ()
     fallbacks: tuple[str, ...] = ()
@@ -240,10 +243,15 @@ class BackendReport:
 
     @property
     def shortfall(self) -> str:
-        """What the backend does not support, in a few words; empty if it ran."""
+        """What the backend does not run, or computes otherwise, in a few words; empty if it ran right."""
         if self.status == "ran":
             return ""
-        return f"unsupported: {', '.join(self.operators) or self.reason.splitlines()[0]}"
+        return f"{self.status}: {', '.join(self.operators) or self.reason.splitlines()[0]}"
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it ran, and a result is wrong, which fails the run."""
+        return self.status == "ran" and not all(errors.ok for errors in self.errors.values())
 
 
 @dataclass(frozen=True, slots=True)

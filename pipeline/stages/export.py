@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -55,10 +56,11 @@ def export_and_compare(config: RunConfig, source: Source, references: References
     path, folder = exported_path(config, source, workspace), shards_folder(config)
     parameters: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    lifted: tuple[str, ...] = ()
     computed_in: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[int, int | None]] = {}
     if not isinstance(source, OnnxSource):
-        from pipeline.export import export_onnx  # a second, which a run that has exported before does not need
+        from pipeline.export import describe_lifted, export_onnx  # a second, which a cached export does not need
 
         exported = export_onnx(source, config.export)
         if folder is not None:
@@ -66,6 +68,7 @@ def export_and_compare(config: RunConfig, source: Source, references: References
         exported.save(path)
         parameters, notes = exported.parameters, exported.notes
         ranges, computed_in = exported.ranges, exported.computed_in
+        lifted = tuple(describe_lifted(exported.source.lifted))
         del exported
     model = read_model(path, unread=leaves_unread(config), folder=folder)
     measurement, draws, not_drawn = _measure_export(model, references.draws, ranges, config, workspace, computed_in)
@@ -86,6 +89,7 @@ def export_and_compare(config: RunConfig, source: Source, references: References
         not_drawn=not_drawn,
         random=_random_outputs(measurement.errors),
         weights="" if isinstance(source, OnnxSource) else source.weights,
+        lifted=lifted,
     )
 
 
@@ -196,12 +200,19 @@ def _not_drawn(reference: Reference, why: str) -> str:
 
 
 def _does_not_run(failure: StepFailed) -> Unsupported:
-    return Unsupported(
-        f"the exported model cannot be compared with torch: {failure}\n"
-        "  onnxruntime's CPU kernels lack some dtypes, bfloat16 above all: make the model in float32 or float16, "
-        "or try another export.opset"
+    """The error for an export that onnxruntime does not run; advice on dtypes only where one of them is the cause."""
+    lacks = LACKS_DTYPE.search(str(failure))
+    advice = (
+        f"onnxruntime's CPU kernels lack some dtypes{', bfloat16 above all' if 'bfloat16' in str(failure) else ''}: "
+        "make the model in float32 or float16"
+        if lacks
+        else "try another export.opset, or find the operator with `model:` narrowed to a part of the model"
     )
+    return Unsupported(f"the exported model cannot be compared with torch: {failure}\n  {advice}")
 
+
+LACKS_DTYPE: Final = re.compile(r"NOT_IMPLEMENTED|Could not find an implementation|Type '?tensor\(\w+\)'? of input")
+"""How onnxruntime says that no kernel takes a dtype."""
 
 ASSUMED: Final = 2
 """The least size that torch.export assumes for every open dim."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -28,20 +28,24 @@ from passes.diff import (
 from passes.encodings.aimet import AimetVersion, aimet_text, read_aimet
 from passes.encodings.report import carried_as_data, summarize_carried
 from passes.load import byte_count
-from passes.model.analysis import AnalyzedModel, what_is_invalid
+from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import structure_fingerprint
 from passes.policy.contrib import describe_left
 from passes.portability import find_obstacles
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE
 from passes.provenance.names import map_names
+from passes.provenance.stripping import strip_metadata
+from passes.recipe.recipe import RecipeItem, steps_of
+from passes.run.apply_policy import fix_input_shapes
 from passes.run.result import PassRow, PassRun, op_counts
+from passes.step import flatten
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
 from passes.weights.weight_stacks import collapse
 from pipeline.config import RunConfig
-from pipeline.errors import CheckFailed
+from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Note, Observer, PassEnded, Progress
 from pipeline.report import DIFFS, SOURCE, Mark, PassesReport, Pictures, diff_folder
 from pipeline.stages.pictures import BrokenStructures, take_pictures
@@ -86,6 +90,7 @@ def run_passes(
         stored = read_model(exported, unread=leaves_unread(config), folder=shards_folder(config))
         source, _ = collapse(stored)  # as the passes get it
         history.marks[SOURCE] = _mark(SOURCE, source)
+        _check_shapes(wishes.recipe, stored, references)
         with limit_runs(context, source, [draw.feeds for draw in references.draws]):
             run = passes.optimize(
                 stored,
@@ -107,6 +112,8 @@ def run_passes(
             )
         pictures = _make_or_note(lambda: take_pictures(run, source, history.broken), Pictures(), "drawings", observer)
     history.clear_old_results()  # a recipe may have no step
+    if wishes.strip_metadata:
+        run = replace(run, model=strip_metadata(run.model))
     _save_final(run, path, stored, exported, config, workspace)
     merged = run.describe_merges(wishes.keep, wishes.recipe)
     for text in (*_notes(run, run.model.proto), *merged, *_contrib_notes(config, run.model.proto)):
@@ -162,6 +169,22 @@ class _History:
             shutil.rmtree(self._workspace.folder / folder, ignore_errors=True)
 
 
+def _check_shapes(recipe: Sequence[RecipeItem], model: DetachedModel, references: References) -> None:
+    """Refuse a step that is asked to fix input shapes in which the reference did not run."""
+    fixed = fix_input_shapes(flatten(steps_of(recipe)), model.proto)
+    for info in fixed.graph.input if fixed is not None else ():
+        dims = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
+        drawn = {draw.feeds[info.name].shape for draw in references.draws if info.name in draw.feeds}
+        others = [
+            list(shape) for shape in drawn if any(size and size != got for size, got in zip(dims, shape, strict=True))
+        ]
+        if others:
+            raise UsageError(
+                f"the recipe fixes {info.name!r} at {dims}, and the run compares at {others[0]} too; give the shape to "
+                f"the source of the run instead: model.inputs: {{{info.name}: {{shape: {dims}}}}}"
+            )
+
+
 def _prover_of(
     config: RunConfig, references: References, context: PassContext, computed_in: Collection[str]
 ) -> NumericProver | None:
@@ -175,9 +198,13 @@ def _prover_of(
 def _save_final(
     run: PassRun, path: Path, stored: DetachedModel, exported: Path, config: RunConfig, workspace: Workspace
 ) -> None:
+    if run.invalid:
+        raise CheckFailed(
+            f"the final model is not valid ONNX, so it was not written: {run.invalid}; "
+            "check the source with onnx.checker.check_model, and leave out passes with passes.skip"
+        )
     shared = (stored, exported) if exported.parent == path.parent == workspace.folder else None
-    is_referring = shards_folder(config) is not None
-    save(run.model, path, check=partial(_check, source=stored), referring=is_referring, source=shared)
+    save(run.model, path, referring=shards_folder(config) is not None, source=shared)
     link_to(path, workspace)
 
 
@@ -206,7 +233,7 @@ def _notes(run: PassRun, final: onnx.ModelProto) -> tuple[str, ...]:
         notes.append(f"a fault in the weights of {', '.join(run.power.blind)} would not show in the outputs")
     if run.encodings is not None:
         notes.append(f"{summarize_carried(run.encodings)} ({CARRIED_REPORT} lists them)")
-    return (*notes, *find_obstacles(final))
+    return (*notes, *run.remarks, *find_obstacles(final))
 
 
 def _contrib_notes(config: RunConfig, final: onnx.ModelProto) -> tuple[str, ...]:
@@ -265,18 +292,6 @@ def _write_diff(
     workspace.write_text(
         f"{folder}/diff.json", json.dumps({**diff_as_data(diff), **numbers_as_data(numbers, why)}, indent=1)
     )
-
-
-def _check(path: Path, source: DetachedModel) -> None:
-    try:
-        onnx.checker.check_model(str(path))
-    except onnx.checker.ValidationError as error:
-        if what_is_invalid(source):  # an operator that ONNX does not know was there before
-            return
-        raise CheckFailed(
-            f"the final model is not valid ONNX, so it was not written: {' '.join(str(error).split())}; "
-            "check the source with onnx.checker.check_model, and leave out passes with passes.skip"
-        ) from error
 
 
 def refuse_reverts(config: RunConfig, report: PassesReport) -> None:

@@ -8,14 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from passes.errors import StepFailed
+from passes.errors import OnnxlineError, StepFailed
 from passes.proof.numbers import Errors, compare
 from passes.proof.types import Reference, worst_errors
+from passes.suggest import plural
 from passes.weights.detached import read_model
 from pipeline.config import RunConfig
 from pipeline.config.sections import RuntimeConfig
@@ -27,7 +29,8 @@ from pipeline.report import BackendReport, ExportReport, RuntimeReport
 from pipeline.stages.export import key_of_parameter
 from pipeline.stages.plan_files import with_memory_map, write_plan_files
 from pipeline.stages.weight_free import written_path
-from pipeline.verify.backends import BACKENDS, Backend, OnnxFile, shapes_of
+from pipeline.verify.backends import BACKENDS, Backend, Feeds, OnnxFile, shapes_of
+from pipeline.verify.divergence import compare_backends
 from pipeline.verify.references import References
 from pipeline.workspace import Workspace, stamp
 
@@ -50,12 +53,12 @@ def run_backends(
     workspace: Workspace,
     observer: Observer,
 ) -> RuntimeReport:
-    """Run and compare each backend; for `plan` write the IR and the plan for the first draw's shapes.
+    """Run and compare each backend; for `plan` write the IR and the plan for the shapes of the first draw that it runs.
 
-    A model that a backend cannot take is reported, and is an error only where `RuntimeConfig.requires` says so.
+    A backend that nobody named never ends the run: what it cannot take, fails at or computes otherwise is reported.
 
     Raises:
-        CheckFailed: onnxruntime fails, or exceeds its time limit, which follows from weights and inputs.
+        CheckFailed: a backend fails, or onnxruntime exceeds its time limit, which follows from weights and inputs.
         UsageError: a backend that is required cannot take the model; `Unsupported` lists what it lacks. Kernels in C++
             were asked for, and cannot be compiled here.
     """
@@ -73,23 +76,16 @@ def run_backends(
 
     for index, name in enumerate(names):
         observer(Progress("runtime", name, index, len(names)))
-        try:
-            backend = BACKENDS[name](model, config.runtime.chosen_fusions, native=config.runtime.native)
-            planned |= _write_ir(backend, references.draws[0], config.runtime, path, workspace)
-            found = _run(name, backend, references.draws, judge)
-            counts = {"fallbacks": backend.fallbacks, "segments": backend.segments}
-            reports.append(replace(found, **counts, native_calls=backend.native_calls))
-        except StepFailed as failure:
-            raise CheckFailed(f"the final model does not run on {name}: {failure}") from failure
-        except DataError:  # the input values are wrong, not the model
-            raise
-        except UsageError as refusal:
-            if config.runtime.requires(name):
-                raise
-            if name == "plan":
-                remove_ir(workspace)
-                planned = {}
-            reports.append(_unsupported_report(name, refusal))
+        backend = BACKENDS[name](model, config.runtime.chosen_fusions, native=config.runtime.native)
+        trial = _BackendTrial(backend, name, config.runtime)
+        for reference in references.draws:
+            trial.run(reference, judge, partial(_write_ir, backend, reference, config.runtime, path, workspace))
+        if name == "plan" and not trial.planned:
+            remove_ir(workspace)
+        planned |= trial.planned
+        if name != "onnxruntime" and (worst := trial.worst_draw(references.draws)) is not None:
+            trial.difference = _describe_first_difference(backend, model, worst.feeds, config)
+        reports.append(trial.report())
     return RuntimeReport(backends=tuple(reports), **planned)
 
 
@@ -108,11 +104,6 @@ def _build_kernels(config: RuntimeConfig, observer: Observer) -> None:
     load_library()
 
 
-def _unsupported_report(name: str, refusal: UsageError) -> BackendReport:
-    operators = refusal.operators if isinstance(refusal, Unsupported) else ()
-    return BackendReport(name, {}, 0.0, "unsupported", message_with_notes(refusal), operators)
-
-
 def remove_ir(workspace: Workspace) -> None:
     """Remove the IR and the plan of an earlier model, so that they are never beside a new one."""
     for name in IR_FILES:
@@ -120,25 +111,103 @@ def remove_ir(workspace: Workspace) -> None:
 
 
 def refuse_wrong_results(report: RuntimeReport) -> None:
-    """Raise CheckFailed when a backend does not compute what the reference did."""
-    bad = [
-        f"{backend.name}: {name}: {errors.why}"
-        for backend in report.backends
-        for name, errors in backend.errors.items()
-        if not errors.ok
-    ]
+    """Raise CheckFailed when a backend that somebody named, or onnxruntime, does not compute what the reference did."""
+    bad = [f"{backend.name}: {backend.reason}" for backend in report.backends if backend.is_wrong]
     if bad:
         raise CheckFailed(f"the final model does not run right: {'; '.join(bad)}")
 
 
-def _run(name: str, backend: Backend, references: Sequence[Reference], judge: Judge) -> BackendReport:
-    errors: list[dict[str, Errors]] = []
-    seconds: list[float] = []
-    for reference in references:
-        outputs = backend.run(reference.feeds)
-        seconds = seconds or _time_runs(backend, reference)
-        errors.append({output: judge(output, value, outputs[output]) for output, value in reference.outputs.items()})
-    return BackendReport(name, worst_errors(errors), statistics.median(seconds))
+class _BackendTrial:
+    """One backend on the draws, one after the other."""
+
+    def __init__(self, backend: Backend, name: str, config: RuntimeConfig) -> None:
+        self._backend, self._name, self._config = backend, name, config
+        self.errors: dict[str, dict[str, Errors]] = {}
+        """By the label of each draw that the backend has run, and by output."""
+        self.planned: dict[str, Any] = {}
+        """The fields of the report on the plan of the first draw that the backend has run."""
+        self.difference = ""
+        """Where the values of the backend begin to differ from those of onnxruntime."""
+        self._refusals: dict[str, Exception] = {}
+        self._seconds: list[float] = []
+
+    def run(self, reference: Reference, judge: Judge, write_ir: Callable[[], dict[str, Any]]) -> None:
+        """Run one draw, with its IR and plan written first where there are none."""
+        planned = self.planned
+        try:
+            planned = planned or write_ir()
+            outputs = self._backend.run(reference.feeds)
+            self._seconds = self._seconds or _time_runs(self._backend, reference)
+        except Exception as error:
+            self._raise_if_required(error)
+            self._refusals[reference.label] = error
+            return
+        self.planned = planned
+        self.errors[reference.label] = {
+            output: judge(output, value, outputs[output]) for output, value in reference.outputs.items()
+        }
+
+    def _raise_if_required(self, error: Exception) -> None:
+        """Raise `error`, unless it is only reported: all of a default backend's, and what torch cannot take."""
+        if self._config.is_default(self._name):
+            return
+        if isinstance(error, StepFailed):
+            raise CheckFailed(f"the final model does not run on {self._name}: {error}") from error
+        is_refused = isinstance(error, UsageError) and not isinstance(error, DataError)  # the model, not the inputs
+        if self._config.requires(self._name) or not is_refused:
+            raise error
+
+    def worst_draw(self, draws: Sequence[Reference]) -> Reference | None:
+        """The draw with the largest error in terms of its limit; None where all results are right."""
+        excess = {
+            label: max(errors.excess for errors in found.values())
+            for label, found in self.errors.items()
+            if not all(errors.ok for errors in found.values())
+        }
+        return max((draw for draw in draws if draw.label in excess), key=lambda draw: excess[draw.label], default=None)
+
+    def report(self) -> BackendReport:
+        found = BackendReport(
+            self._name,
+            worst_errors(list(self.errors.values())),
+            statistics.median(self._seconds) if self._seconds else 0.0,
+            fallbacks=self._backend.fallbacks,
+            segments=self._backend.segments,
+            native_calls=self._backend.native_calls,
+        )
+        wrong = [f"{name}: {errors.why}" for name, errors in found.errors.items() if not errors.ok]
+        if wrong:
+            status = "differs" if self._config.is_default(self._name) else "ran"
+            return replace(found, status=status, reason="; ".join([*wrong, *filter(None, [self.difference])]))
+        return self._with_refusal(found) if self._refusals else found
+
+    def _with_refusal(self, found: BackendReport) -> BackendReport:
+        """`found` with what the backend does not run; the first draw stands for all."""
+        label, error = next(iter(self._refusals.items()))
+        reason = message_with_notes(error) if isinstance(error, OnnxlineError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError):
+            reason = f"left out, since {error.name} is not installed"
+        if self.errors:
+            count = plural(len(self.errors) + len(self._refusals), "draw")
+            reason = f"runs on {len(self.errors)} of {count}, and not on {label}: {reason}"
+        return replace(
+            found,
+            status="unsupported" if isinstance(error, UsageError | ModuleNotFoundError) else "failed",
+            reason=reason,
+            operators=error.operators if isinstance(error, Unsupported) else (),
+        )
+
+
+def _describe_first_difference(backend: Backend, model: OnnxFile, feeds: Feeds, config: RunConfig) -> str:
+    """Where the values of `backend` begin to differ from those of onnxruntime; empty where no single value does, or
+    the model has no graph as a whole."""
+    try:
+        graph = model.graph_for(shapes_of(feeds))
+        judges = BACKENDS["onnxruntime"](model)
+        found = compare_backends(judges, backend, graph, feeds, config.verify.compared_within, first_only=True)
+    except Exception:  # of whatever kind: the results are known to be wrong, and this only says where
+        return ""
+    return "".join(f"first at {it.value!r} ({it.kind}): {it.errors.why}" for it in found.divergences)
 
 
 def _time_runs(backend: Backend, reference: Reference) -> list[float]:

@@ -17,7 +17,7 @@ from pipeline.config import ModelConfig, RunConfig, locate, split_factory
 from pipeline.export.error_location import is_user_code
 from pipeline.export.inputs import with_dynamic_shapes
 from pipeline.export.load import load_source
-from pipeline.export.source import OnnxSource, Source, TorchSource, with_names
+from pipeline.export.source import OnnxSource, Source, TorchSource
 from pipeline.export.weight_free.shards import read_shards
 from pipeline.stages.check import refuse_export_keys
 
@@ -25,7 +25,7 @@ __all__ = ["code_of", "fingerprint", "open_source"]
 
 
 def open_source(config: RunConfig) -> Source:
-    """Make or open the source, under the names that `export:` gives.
+    """Make or open the source, with the names, and with the buffers as inputs, that `export:` asks for.
 
     Raises:
         SourceError: the model, its checkpoint or its inputs cannot be made or read.
@@ -33,7 +33,11 @@ def open_source(config: RunConfig) -> Source:
     """
     refuse_export_keys(config)
     source = load_source(with_dynamic_shapes(config.model, config.export), weightless=config.weightless)
-    return with_names(source, config.export) if isinstance(source, TorchSource) else source
+    if isinstance(source, OnnxSource):
+        return source
+    from pipeline.export import as_configured  # loads torch, which an ONNX file does not need
+
+    return as_configured(source, config.export)
 
 
 def fingerprint(source: Source, config: RunConfig, code: Sequence[Path]) -> str:

@@ -27,7 +27,8 @@ from pipeline.export.checkpoint import read_checkpoint
 from pipeline.export.factory import call_factory, load_weights, plain_module
 from pipeline.export.inputs import with_dynamic_shapes
 from pipeline.export.load import check_dims, load_source, read_onnx_file
-from pipeline.export.source import Example, TorchSource, with_names
+from pipeline.export.source import Example, TorchSource
+from pipeline.export.writes import as_configured
 from pipeline.quantsim import QuantSim
 from pipeline.result import RunResult
 from pipeline.run import Pipeline
@@ -99,7 +100,7 @@ class _TransformersModule(TrainSource):
 
     def export(self, program: TrainProgram, folder: Path, observer: Observer) -> RunResult:
         source = replace(self._source, module=self.finish(), weights=_describe_weights(program))
-        return Pipeline(self.config, folder, observer, with_names(source, self.config.export)).run()
+        return Pipeline(self.config, folder, observer, as_configured(source, self.config.export)).run()
 
 
 class _HandModel(TrainSource):
@@ -216,7 +217,7 @@ def _to_source(config: RunConfig, module: nn.Module, example: Example | None, pr
         example = Example(*program.example)
     source = assemble(module, example, model)
     check_dims(model, source)
-    return with_names(replace(source, weights=_describe_weights(program)), config.export)
+    return as_configured(replace(source, weights=_describe_weights(program)), config.export)
 
 
 def _describe_weights(program: TrainProgram) -> str:

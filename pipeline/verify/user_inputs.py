@@ -172,6 +172,7 @@ def _check_feeds(
     for name in arrays:
         if name not in names:
             mistakes.append(f"the model has no input {name!r}{nearest(str(name), names)}")
+    arrays = {**{spec.name: spec.first for spec in specs if spec.first is not None}, **arrays}
     missing = [name for name in names if name not in arrays]
     if missing:
         mistakes.append(f"no array for {', '.join(map(repr, missing))}")

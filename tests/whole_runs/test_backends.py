@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -121,6 +123,68 @@ def test_what_the_default_plan_cannot_take_is_reported_and_no_error(tmp_path: Pa
     assert "plan: unsupported: found sparse initializers" in shown.output
     assert "unsupported: found sparse initializers" in (tmp_path / "out" / "report.html").read_text()
     assert not list((tmp_path / "out").glob("ir.*"))
+
+
+def test_a_window_larger_than_the_image_is_computed_as_the_reference_does(tmp_path: Path) -> None:
+    """A plain CNN with open sizes is drawn at 1 too; there onnxruntime has one window, and ONNX's text none."""
+    text = """(float[N, 1, H, W] x) => (float[N, 1, h, w] y) {
+        p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) a = Relu (p)
+        y = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (a) }"""
+    config = config_of(tmp_path, "pooled", text)
+    shown = run(config)
+    assert shown.exit_code == 0, shown.output
+    plan = read_report(config)["runtime"]["backends"][1]
+    assert (plan["name"], plan["status"]) == ("plan", "ran")
+    named = run(config, "--set", "runtime.backends=[onnxruntime, plan]")
+    assert named.exit_code == 0, named.output
+
+
+def break_plan(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    from pipeline.verify import backends
+
+    compute = backends.Plan.run
+    monkeypatch.setattr(backends.Plan, "run", lambda self, feeds: change(compute(self, feeds)))
+
+
+def test_a_default_plan_that_fails_is_reported_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_on_three_rows(outputs: dict[str, Any]) -> dict[str, Any]:
+        if len(outputs["y"]) == 3:
+            raise KeyError("of ours")
+        return outputs
+
+    break_plan(monkeypatch, fail_on_three_rows)
+    config = config_of(tmp_path, "rows", "(float[n, 2] x) => (float[n, 2] y) { y = Neg (x) }")
+    shown = run(config)
+    assert shown.exit_code == 0, shown.output
+    failed = read_report(config)["runtime"]["backends"][1]
+    assert (failed["status"], list(failed["errors"])) == ("failed", ["y"])
+    assert re.search(
+        r"plan: failed: runs on \d of \d draws, and not on draw \d \(n=3.*\): KeyError: 'of ours'", shown.output
+    )
+    assert (tmp_path / "out" / "plan.json").exists(), "that of the first draw holds"
+    assert isinstance(run(config, "--set", "runtime.backends=[onnxruntime, plan]").exception, KeyError)
+
+
+def test_a_default_plan_that_differs_is_reported_with_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.lowering import Kind
+    from pipeline.runtime import kernels
+
+    def halve(ins: Any, outs: Any, attrs: Any) -> Any:
+        return lambda: outs[0].copy_(ins[0].relu() / 2)
+
+    monkeypatch.setattr(kernels, "KERNELS", {**kernels.KERNELS, Kind.Relu: halve})
+    config = config_of(tmp_path, "halved", "(float[2] x) => (float[2] y) { e = Exp (x) r = Relu (e) y = Neg (r) }")
+    shown = run(config)
+    assert shown.exit_code == 0, shown.output
+    assert re.search(r"^plan: differs: y: max abs error .*; first at 'r' \(Relu\): max abs error", shown.output, re.M)
+    report = read_report(config)
+    assert report["runtime"]["backends"][1]["status"] == "differs"
+    assert "differs: y" in (tmp_path / "out" / "report.html").read_text()
+    named = run(config, "--set", "runtime.backends=[onnxruntime, plan]")
+    assert isinstance(named.exception, CheckFailed)
+    assert "first at 'r' (Relu)" in str(named.exception)
 
 
 @pytest.mark.parametrize("backends", ["[plan]", "[onnxruntime, plan]", "[torch, plan]"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+
+from passes.provenance.annotations import module_path_of
 
 __all__ = ["Attributes", "module_path", "op_key", "schema_of"]
 
@@ -97,9 +97,5 @@ def module_path(node: onnx.NodeProto) -> str:
 
     torch's exporter writes the scopes from the root inwards, and after the innermost module the name of the FX node.
     """
-    written = next((prop.value for prop in node.metadata_props if prop.key == "pkg.torch.onnx.name_scopes"), "")
-    try:
-        scopes = ast.literal_eval(written) if written else []
-    except (SyntaxError, ValueError):
-        return ""
-    return str(scopes[-2]) if isinstance(scopes, list) and len(scopes) > 1 else ""
+    place = module_path_of(node)
+    return place.paths[-1] if place and place.paths else ""

@@ -212,9 +212,12 @@ def window_pads(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes) -> 
     if mode not in ("SAME_UPPER", "SAME_LOWER"):
         if mode not in ("NOTSET", "", "VALID"):
             raise node.refusal(f"found auto_pad {mode!r}, expected NOTSET, VALID, SAME_UPPER or SAME_LOWER")
-        pads = (0,) * (2 * len(kernel)) if mode == "VALID" else explicit_pads(node, kernel)
-        refuse_windows(node, kernel, strides, dilations, pads)
-        return pads
+        ceils = node.attributes.flag("ceil_mode")
+        if mode != "VALID":
+            return explicit_pads(node, kernel)
+        if ceils:
+            refuse_windows(node, kernel, strides, dilations)
+        return (0,) * (2 * len(kernel))
     totals = []
     for size, window, stride, dilation in zip(node.spec(0).sizes[2:], kernel, strides, dilations, strict=True):
         reach = (window - 1) * dilation + 1
@@ -224,18 +227,13 @@ def window_pads(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes) -> 
     return split_pads(totals, odd_at_end=mode == "SAME_UPPER")
 
 
-def refuse_windows(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes, pads: Sizes) -> None:
-    """Refuse windows of which the standard's text, its inference and onnxruntime do not count the same number."""
-    ceils, is_valid = node.attributes.flag("ceil_mode"), node.attributes.text("auto_pad") == "VALID"
-    rows = zip(node.spec(0).sizes[2:], kernel, strides, dilations, pads, pads[len(kernel) :], strict=False)
-    for axis, (size, window, stride, dilation, begin, end) in enumerate(rows, 2):
-        reach, whole = (window - 1) * dilation + 1, size + begin + end
-        windows, last = (whole - reach) // stride + 1, -(-(whole - reach) // stride)
-        if reach > whole and not (ceils and not is_valid and last >= -1):
-            raise node.refusal(
-                f"its window reaches over {reach} elements of axis {axis}, which has {whole} with its pads"
-            )
-        if ceils and is_valid and last >= windows and last * stride < size:
+def refuse_windows(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes) -> None:
+    """Refuse windows of ceil_mode that the standard's text and its inference do not count alike."""
+    rows = zip(node.spec(0).sizes[2:], kernel, strides, dilations, strict=False)
+    for axis, (size, window, stride, dilation) in enumerate(rows, 2):
+        room = size - (window - 1) * dilation - 1
+        windows, last = room // stride + 1, -(-room // stride)
+        if last >= windows and last * stride < size:
             raise node.refusal(
                 f"auto_pad VALID with ceil_mode is {plural(windows, 'window')} along axis {axis} by ONNX's text, and "
                 f"{last + 1} by its inference and onnxruntime; give pads in place of auto_pad"

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, inliner, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from passes.errors import ModelError
+from passes.graph.traversal import inline_functions
 from passes.load import load_model
 from passes.load.tensors import entry_of, file_in
 from passes.suggest import nearest_names
@@ -52,7 +53,7 @@ def read_source(model: onnx.ModelProto | str | Path, base_dir: str | Path | None
         folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
         model = path
     try:
-        model = load_model(model, folder, may_be_empty=True)
+        model = inline_functions(load_model(model, folder, may_be_empty=True))
     except ModelError as mistake:
         raise SourceError(str(mistake)) from mistake
     if not model.opset_import:
@@ -60,8 +61,6 @@ def read_source(model: onnx.ModelProto | str | Path, base_dir: str | Path | None
     if model.graph.sparse_initializer:
         names = ", ".join(repr(tensor.values.name) for tensor in model.graph.sparse_initializer[:5])
         raise Unsupported(f"found sparse initializers ({names}), expected dense ones; make them dense first")
-    if model.functions:
-        model = inliner.inline_local_functions(model)
     return ReadModel(_with_inner_data(model, folder), folder)
 
 

@@ -188,9 +188,13 @@ def infer(
 def fit_windows(
     node: onnx.NodeProto, specs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]
 ) -> dict[str, TensorSpec]:
-    """The outputs of a pool or convolution, with no element where no window fits into the input with its pads.
+    """The outputs of a pool or convolution, with no element where ceil_mode counts no window.
 
     The standard rounds the quotient down, or up with ceil_mode; ONNX's inference rounds a negative one towards zero.
+
+    Raises:
+        Unsupported: no window fits into the input with its pads; then the standard's text, ONNX's inference and
+            onnxruntime do not count the same number of windows.
     """
     read, sizes = Attributes(node), specs[node.input[0]].sizes[2:]
     kernel = read.integers("kernel_shape") or specs[node.input[1]].sizes[2:]
@@ -199,10 +203,17 @@ def fit_windows(
         return dict(outputs)
     strides, dilations = (read.integers(name) or (1,) * count for name in ("strides", "dilations"))
     pads = (read.integers("pads") if mode != "VALID" else None) or (0,) * 2 * count
+    hangs, none = read.flag("ceil_mode") and mode != "VALID", set[int]()
     rows = zip(sizes, kernel, strides, dilations, pads, pads[count:], strict=False)
-    rooms = [size + begin + end - (window - 1) * step - 1 for size, window, _, step, begin, end in rows]
-    hangs = read.flag("ceil_mode") and mode != "VALID"
-    none = {axis for axis, room in enumerate(rooms, 2) if room < 0 and not (hangs and room > -strides[axis - 2])}
+    for axis, (size, window, stride, step, begin, end) in enumerate(rows, 2):
+        whole, reach = size + begin + end, (window - 1) * step + 1
+        if reach > whole and not (hangs and whole - reach > -2 * stride):
+            raise Unsupported(
+                f"node {node.name or node.output[0]!r} ({node.op_type}): its window reaches over {reach} elements of "
+                f"axis {axis}, which has {whole} with its pads; rewrite the node, or give larger inputs"
+            )
+        if reach - whole >= stride:
+            none.add(axis)
     return {
         name: TensorSpec(tuple(0 if axis in none else size for axis, size in enumerate(spec.shape)), spec.dtype)
         for name, spec in outputs.items()

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
@@ -118,7 +118,7 @@ def _one_name_each(program: ExportedProgram) -> ExportedProgram:
     twins = _twins(program)
     if not twins:
         return program
-    module = copy.deepcopy(program.graph_module)
+    module = _copy_graphs(program)
     nodes = {node.name: node for node in module.graph.find_nodes(op="placeholder")}
     for name, first in twins.items():
         nodes[name].replace_all_uses_with(nodes[first])
@@ -126,6 +126,14 @@ def _one_name_each(program: ExportedProgram) -> ExportedProgram:
     module.recompile()
     specs = [spec for spec in program.graph_signature.input_specs if spec.arg.name not in twins]
     return program._update(module, replace(program.graph_signature, input_specs=specs))
+
+
+def _copy_graphs(program: ExportedProgram) -> GraphModule:
+    """A copy of the program's graphs whose nodes keep their names: torch.fx renames a placeholder called `input`."""
+    module = copy.deepcopy(program.graph_module)
+    for copied, node in zip(module.graph.nodes, program.graph.nodes, strict=True):
+        copied.name = node.name
+    return module
 
 
 def _twins(program: ExportedProgram) -> dict[str, str]:
@@ -170,7 +178,7 @@ def find_converting_copies(program: ExportedProgram) -> list[str]:
 
 def through_aliases(program: ExportedProgram, copies: list[str]) -> ExportedProgram:
     """A copy of `program` in which the nodes `copies` write to an alias of their target."""
-    module = copy.deepcopy(program.graph_module)
+    module = _copy_graphs(program)
     for node in list(calls_in(module)):
         if node.target is COPY and node.name in copies:
             target = node.all_input_nodes[0]
@@ -222,7 +230,7 @@ def decompositions(nodes: Iterable[Node]) -> dict[Any, Callable[..., Any]]:
 def without_identities(program: ExportedProgram, names: Collection[str]) -> ExportedProgram:
     """A copy of `program` in which, among the nodes `names`, those that return their argument are bypassed, and those
     whose operator has an equivalent that declares its views (DECLARED) call that one."""
-    module, signature = copy.deepcopy((program.graph_module, program.graph_signature))
+    module, signature = _copy_graphs(program), copy.deepcopy(program.graph_signature)
     with module._set_replace_hook(signature.get_replace_hook()):
         for node in [node for node in calls_in(module) if node.name in names]:
             if isinstance(node.target, OpOverload):

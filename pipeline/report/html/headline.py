@@ -82,7 +82,8 @@ def _sentences(report: Report, reverted: int) -> Iterator[str]:
         yield f"No number was compared: {report.not_compared}."
     for backend in report.runtime.backends if report.runtime else ():
         if backend.shortfall:
-            yield f"The backend {backend.name} cannot run this model ({backend.shortfall})."
+            what = "computes other numbers" if backend.status == "differs" else "cannot run this model"
+            yield f"The backend {backend.name} {what} ({backend.shortfall})."
         if backend.remark:
             yield f"On the backend {backend.name} the model is not one plan of our own kernels ({backend.remark})."
     if reverted:

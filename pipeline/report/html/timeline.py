@@ -168,7 +168,7 @@ def _row(place: int, row: PassRow, mark: Mark, scale: _Scale, diff: PassDiff | N
         name=row.name + (f" (turn {row.turn})" if row.turn > 1 else ""),
         source=row.source,
         status=row.status,
-        reason=row.reason,
+        reason=row.words,
         nodes=row.nodes_after,
         change=row.nodes_after - row.nodes_before,
         nbytes=mark.nbytes,

@@ -356,6 +356,16 @@ def test_a_huge_input_is_drawn_once_and_quickly() -> None:
     ]
 
 
+@pytest.mark.parametrize("count", [1, 3, 2**62])
+def test_a_split_makes_as_many_outputs_as_it_says(count: int) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[6] x) => (float[3] y, float[3] z) '
+        f"{{ y, z = Split <axis = 0, num_outputs = {count}> (x) }}"
+    )
+    with pytest.raises(ModelError, match=f"has num_outputs {count} and 2 outputs; expected as many"):
+        load_model(model)
+
+
 def test_external_data_with_another_name_is_refused_as_by_onnx(tmp_path: Path) -> None:
     """The other name may be that of a file outside of the folder."""
     secret = tmp_path / "secret"

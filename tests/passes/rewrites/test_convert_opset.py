@@ -102,6 +102,21 @@ REFUSED = {
         17,
         "Gelu 'act' has no form at opset 17 that onnx's converter knows",
     ),
+    "an operator that another form exists of is not to blame": (
+        20,
+        "g (float[4, 8] x) => (float[4, 1] y) "
+        "{ a = Constant <value_ints = [1]> () m = ReduceMean (x, a) [act] y = Gelu (m) }",
+        17,
+        "^Gelu 'act' has no form at opset 17 that onnx's converter knows$",
+    ),
+    "several, and one in a branch": (
+        20,
+        "g (bool c, float[4] x) => (float[4] y) { [first] a = Gelu (x) y = If (c) <"
+        "then_branch = t () => (float[4] p) { [second] p = Mish (a) }, "
+        "else_branch = e () => (float[4] q) { q = Relu (a) }> }",
+        17,
+        "Gelu 'first' has no form at opset 17 that onnx's converter knows; also: Mish 'second'",
+    ),
 }
 
 

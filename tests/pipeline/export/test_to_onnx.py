@@ -279,24 +279,6 @@ def test_an_op_without_translation(factory: Make, capfd: pytest.CaptureFixture[s
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_buffer_that_forward_writes(factory: Make) -> None:
-    code = """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(1))
-
-    def forward(self, x):
-        y = x + self.seen
-        self.seen += 1
-        return y
-
-make = lambda: (Net(), (torch.rand(4),))
-"""
-    exported = export(factory(code))
-    assert exported.source.outputs == ("output",)
-
-
 def test_half_precision(factory: Make) -> None:
     code = "def make():\n    return nn.Linear(4, 4).bfloat16(), (torch.rand(2, 4).bfloat16(),)\n"
     exported = export(factory(code))

@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from passes.encodings.aimet import from_aimet
+from passes.graph.op_facts import opset_of
 from passes.weights.detached import attach
 from pipeline.cli import app
 from pipeline.errors import CheckFailed, ConfigError, SourceError, UsageError
@@ -52,13 +53,46 @@ def run(folder: Path, *options: str) -> str:
     return result.stdout
 
 
-def test_an_opset_without_the_formats_is_named_before_the_calibration(folder: Path) -> None:
+def at_opset(folder: Path, version: int) -> None:
     model = onnx.load(folder / "mlp.onnx")
-    model.opset_import[0].version = 20
+    model.opset_import[0].version = version
     onnx.save(model, folder / "mlp.onnx")
-    with pytest.raises(UsageError, match=r"QuantizeLinear needs opset 21, .* has 20; put convert-opset into quantsim"):
-        run(folder)
+
+
+def test_an_earlier_opset_is_converted_to_the_first_one_that_has_the_formats(folder: Path) -> None:
+    at_opset(folder, 12)
+    note = "quantsim: the model has opset 12, and {} {}: convert-opset is added to the steps"
+    assert note.format("4 bits needs", 21) in run(folder)
+    assert opset_of(onnx.load(folder / "out" / "model.qdq.onnx")) == 21
+    printed = run(folder, "--set", "quantsim.rules={}")
+    assert note.format("a scale for each channel needs", 13) in printed
+    assert (
+        note.format("a scale for each channel needs", 13)
+        in json.loads((folder / "out" / "quantsim.json").read_text())["notes"]
+    )
+    assert opset_of(onnx.load(folder / "out" / "model.qdq.onnx")) == 13
+    coarse = "quantsim.rules={'op:*': {weights: int8, activations: uint8}}"
+    assert "convert-opset" not in run(folder, "--set", coarse)
+    assert opset_of(onnx.load(folder / "out" / "model.qdq.onnx")) == 12
+
+
+def test_an_opset_that_the_recipe_chooses_is_left_and_named_before_the_calibration(folder: Path) -> None:
+    chosen = "quantsim.prepare=[{convert-opset: {to: 20}}]"
+    with pytest.raises(UsageError, match=r"needs opset 21, and the model has 20; put {convert-opset: {to: 21}} into"):
+        run(folder, "--set", chosen)
     assert not list((folder / "out").rglob("calibration.npz"))
+
+
+def test_a_conversion_that_fails_is_named_with_its_reason(folder: Path) -> None:
+    """A norm with statistics for each element: from opset 9 on there is none, and onnx's converter refuses it."""
+    text = """g (float[2, 3, 4] x) => (float[2, 3, 4] y) {
+        n = BatchNormalization <spatial = 0> (x, s, s, s, s) y = MatMul (n, w)
+    }"""
+    ones, weight = np.ones((3, 4), np.float32), np.eye(4, dtype=np.float32)
+    onnx.save(attach(model_of(text, 8, s=ones, w=weight)), folder / "mlp.onnx")
+    with pytest.raises(UsageError, match=r"needs opset 1[03], and the model has 8") as error:
+        run(folder, "--set", "quantsim.rules={}", "--set", "passes.recipe=[]", "--set", "quantsim.calibration.data=[]")
+    assert any("convert-opset did not stand (failed): BatchNormalization" in note for note in error.value.__notes__)
 
 
 def test_a_whole_simulation(folder: Path) -> None:

@@ -1,0 +1,203 @@
+"""Growth of a model by a step: what it says of it, and folded values that are computed again instead.
+
+A folded Tile may spell megabytes, and a folded Transpose stores a tied table a second time. Libraries keep the name of
+what they fold, so the nodes that computed it before can take its place again, whatever the library is called.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import onnx
+from onnx import NodeProto, TensorProto
+
+from passes.graph.op_facts import RANDOM_OPS, op_name
+from passes.graph.traversal import bodies_in, every_graph, every_node, reads_of, sort_nodes
+from passes.load import byte_count
+from passes.suggest import bytes_text, plural
+from passes.weights.detached import DetachedModel
+
+__all__ = ["compute_again", "count_nodes", "describe_growth", "stored_bytes"]
+
+ALLOWED: Final = 2**17
+"""Bytes by which folding may make any model larger: tables of positions, masks of short sequences."""
+
+ALLOWED_SHARE: Final = 100
+"""A model may grow by one part in so many, where that is more."""
+
+NOTICED: Final = 2**10
+"""Bytes of growth that are worth a word, if they are a hundredth of the model, too."""
+
+LAYOUT: Final = frozenset({"Transpose", "Reshape", "Flatten", "Identity", "Squeeze", "Unsqueeze"})
+
+NAMED: Final = 3
+
+
+def stored_bytes(model: DetachedModel) -> int:
+    """Bytes of all stored tensors, those of bodies and Constants too; a tensor stored under two names counts twice."""
+    stored = [tensor for graph in every_graph(model.proto.graph) for tensor in graph.initializer]
+    held = [
+        attribute.t for node in every_node(model.proto.graph) for attribute in node.attribute if attribute.HasField("t")
+    ]
+    return sum(map(_bytes_of, (*stored, *held)))
+
+
+def count_nodes(model: DetachedModel) -> int:
+    """The nodes of the model, those of bodies and of its own functions too."""
+    graphs = (model.proto.graph, *model.proto.functions)
+    return sum(1 for graph in graphs for _ in every_node(graph))
+
+
+def describe_growth(before: DetachedModel, after: DetachedModel) -> tuple[str, ...]:
+    """A sentence for each way in which `after` is larger."""
+    sentences = []
+    had, has = stored_bytes(before), stored_bytes(after)
+    if has - had >= max(NOTICED, had // ALLOWED_SHARE):
+        new = sorted(_new_tensors(before, after), key=_bytes_of, reverse=True)
+        made_by = {name: node for node in before.proto.graph.node for name in node.output}
+        largest = [_describe(tensor, made_by) for tensor in new[:NAMED]]
+        more = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
+        sentences.append(
+            f"stored tensors grew from {bytes_text(had)} to {bytes_text(has)}"
+            + (f": {', '.join(largest)}{more}" if new else "")
+        )
+    nodes, left = count_nodes(before), count_nodes(after)
+    if left > nodes:
+        sentences.append(f"the model grew from {nodes:,} to {plural(left, 'node')}")
+    return tuple(sentences)
+
+
+def _describe(tensor: TensorProto, made_by: Mapping[str, NodeProto]) -> str:
+    node = made_by.get(tensor.name)
+    what = f"{op_name(node)} {tensor.name!r} folded" if node is not None else repr(tensor.name)
+    return f"{what} ({bytes_text(_bytes_of(tensor))})"
+
+
+def compute_again(before: DetachedModel, after: DetachedModel) -> tuple[DetachedModel, str]:
+    """`after` without the folded values that make it much larger, and what was left computed; empty for nothing."""
+    had = stored_bytes(before)
+    growth, allowed = stored_bytes(after) - had, max(ALLOWED, had // ALLOWED_SHARE)
+    if growth <= NOTICED:
+        return after, ""
+    undone: list[_FoldedGroup] = []
+    for group in sorted(_folded_groups(before, after), key=lambda group: group.gain, reverse=True):
+        if group.gain > NOTICED and (growth > allowed or group.is_copy):
+            undone.append(group)
+            growth -= group.gain
+    if not undone:
+        return after, ""
+    names = [name for group in undone for name in group.names]
+    made_by = {name: node for node in before.proto.graph.node for name in node.output}
+    listed = [f"{op_name(made_by[name])} {name!r}" for name in names[:NAMED]]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    gain = bytes_text(sum(group.gain for group in undone))
+    note = f"{', '.join(listed)}{more} stayed computed: folded, the model would have {gain} more to store"
+    return _unfold(before, after, undone), note
+
+
+@dataclass(frozen=True, slots=True)
+class _FoldedGroup:
+    """Folded values that are computed from the same stored tensors, so that all or none of them is folded.
+
+    Args:
+        nodes: what computed them, by the name of the first output.
+        sources: the stored tensors that they need and that the step has dropped.
+        gain: bytes that the model saves if they are computed.
+    """
+
+    names: tuple[str, ...]
+    nodes: Mapping[str, NodeProto]
+    sources: Mapping[str, TensorProto]
+    gain: int
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether a tensor that is still stored would be stored once more, in another layout."""
+        return not self.sources and all(node.op_type in LAYOUT for node in self.nodes.values())
+
+
+def _folded_groups(before: DetachedModel, after: DetachedModel) -> Iterator[_FoldedGroup]:
+    made_by = {name: node for node in before.proto.graph.node for name in node.output if name}
+    stored = {tensor.name: tensor for tensor in before.proto.graph.initializer}
+    fed = {info.name for info in before.proto.graph.input}
+    kept = {tensor.name for tensor in after.proto.graph.initializer if tensor.name in stored}
+    kept |= {name for node in after.proto.graph.node for name in node.output}
+    parts: list[tuple[TensorProto, dict[str, NodeProto], dict[str, TensorProto]]] = []
+    for tensor in _new_tensors(before, after):
+        nodes, sources = dict[str, NodeProto](), dict[str, TensorProto]()
+        open_names = [tensor.name] if tensor.name in made_by else []
+        while open_names:
+            name = open_names.pop()
+            node = made_by.get(name)
+            if name in kept or name in sources or (node is not None and node.output[0] in nodes):
+                continue
+            if node is None and name in stored and name not in fed:
+                sources[name] = stored[name]
+            elif node is None or node.op_type in RANDOM_OPS or bodies_in(node):
+                break
+            else:
+                nodes[node.output[0]] = node
+                open_names += reads_of(node)
+        else:
+            if nodes:
+                parts.append((tensor, nodes, sources))
+    for members in _sharing([sources for _, _, sources in parts]):
+        group = [parts[index] for index in members]
+        sources = {name: tensor for _, _, needed in group for name, tensor in needed.items()}
+        nodes = {name: node for _, made, _ in group for name, node in made.items()}
+        folded = tuple(tensor.name for tensor, _, _ in group)
+        gain = sum(_bytes_of(tensor) for tensor, _, _ in group) - sum(map(_bytes_of, sources.values()))
+        yield _FoldedGroup(folded, nodes, sources, gain)
+
+
+def _sharing(sources: list[dict[str, TensorProto]]) -> Iterator[list[int]]:
+    """The indices of entries that have a source in common, directly or through others."""
+    readers: dict[str, list[int]] = defaultdict(list)
+    for index, names in enumerate(sources):
+        for name in names:
+            readers[name].append(index)
+    seen = set[int]()
+    for start in range(len(sources)):
+        members, waiting = [], [start]
+        while waiting:
+            index = waiting.pop()
+            if index not in seen:
+                seen.add(index)
+                members.append(index)
+                waiting += [other for name in sources[index] for other in readers[name]]
+        if members:
+            yield members
+
+
+def _unfold(before: DetachedModel, after: DetachedModel, groups: Iterable[_FoldedGroup]) -> DetachedModel:
+    proto = after.copy_proto()
+    graph = proto.graph
+    names = {name for group in groups for name in group.names}
+    nodes = {name: node for group in groups for name, node in group.nodes.items()}
+    sources = {name: tensor for group in groups for name, tensor in group.sources.items()}
+    computed = {name for node in nodes.values() for name in node.output}
+    has = {tensor.name for tensor in graph.initializer}
+    stays = [tensor for tensor in graph.initializer if tensor.name not in names | computed]
+    stays += [tensor for name, tensor in sources.items() if name not in has]
+    rebuilt = onnx.GraphProto(initializer=stays)
+    del graph.initializer[:]
+    graph.initializer.extend(rebuilt.initializer)
+    doubled = [place for place, info in enumerate(graph.value_info) if info.name in computed]
+    for place in reversed(doubled):
+        del graph.value_info[place]
+    graph.node.extend(nodes.values())
+    sort_nodes(graph)
+    return DetachedModel(proto, {**before.weights, **after.weights})
+
+
+def _new_tensors(before: DetachedModel, after: DetachedModel) -> list[TensorProto]:
+    """The stored tensors of `after` that `before` has not stored by that name."""
+    had = {tensor.name for tensor in before.proto.graph.initializer}
+    return [tensor for tensor in after.proto.graph.initializer if tensor.name not in had]
+
+
+def _bytes_of(tensor: TensorProto) -> int:
+    return tensor.ByteSize() if tensor.data_type == TensorProto.STRING else byte_count(tensor)

@@ -1,0 +1,130 @@
+"""The inputs that ranges and noise are measured on: the user's own data, or random ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from passes.errors import PassError
+from passes.optimize import FIRST_SIZE
+from passes.proof.draws import InputSampler
+from passes.weights.detached import DetachedModel
+from passes.weights.sessions import Session
+from pipeline.config import QuantSimConfig, split_factory
+from pipeline.errors import UsageError
+from pipeline.export.inputs import InputSpec
+from pipeline.verify.user_inputs import input_files, read_samples
+from pipeline.workspace import stamp
+
+__all__ = ["KEY", "Samples", "enlarge"]
+
+KEY: Final = "quantsim.calibration.data"
+
+Feeds = dict[str, np.ndarray]
+
+
+class Samples:
+    """The samples, read or drawn anew by each stage: they need not fit into memory together.
+
+    Args:
+        specs: the inputs of the final model, which the user's data has to fit.
+        sampler: draws inputs where there is no data; None where the run drew none either.
+    """
+
+    def __init__(self, settings: QuantSimConfig, specs: tuple[InputSpec, ...], sampler: InputSampler | None) -> None:
+        calibration = settings.calibration
+        self.entries, self._args, self._seed = calibration.data, calibration.args, calibration.seed
+        self._specs, self._sampler = specs, sampler
+
+    def first(self, count: int) -> Iterator[Feeds]:
+        """The first `count` samples, or fewer where there are no more.
+
+        Raises:
+            UsageError: the data cannot be read, or there is none, and the run drew none either.
+        """
+        if self.entries:
+            samples = read_samples(self.entries, self._specs, KEY, self._args)
+            return islice((_without_nan(*sample) for sample in samples), count)
+        if self._sampler is None:
+            raise UsageError(f"found neither {KEY} nor draws of the run; expected one of them to measure ranges on")
+        return map(self._sampler.draw, range(self._seed, self._seed + count))
+
+    def identity(self) -> list[object]:
+        """What tells other data from this: the files with their sizes and times, also of loaders; or the sizes."""
+        files = [(name, stamp(file or _file_of_loader(name))) for name, file in input_files(self.entries, KEY)]
+        return [*files, *sorted(self._sampler.sizes.items())] if self._sampler else [*files]
+
+    @property
+    def may_change(self) -> bool:
+        """Whether other samples may come another time, which no file shows: a loader makes them."""
+        return any(file is None for _, file in input_files(self.entries, KEY))
+
+    @property
+    def note(self) -> str:
+        """What random samples mean; empty where the samples are data."""
+        if self.entries:
+            return ""
+        sizes = self._sampler.sizes.items() if self._sampler else ()
+        drawn = ", ".join(f"{dim or 'unnamed'}={size}" for dim, size in sizes)
+        return (
+            f"quantsim: no calibration data is given, so the ranges are those of random inputs{drawn and f' ({drawn})'}"
+            f": scales and noise say nothing of the model in use; give {KEY}"
+        )
+
+
+def enlarge(sampler: InputSampler, model: DetachedModel, given: Collection[str]) -> InputSampler:
+    """`sampler` with larger sizes for dims that were drawn as small as they could be, where `model` runs at them.
+
+    An image of 2 × 2, or a sequence of 2, has other ranges than any in use. A first axis, which is a batch, stays.
+
+    Args:
+        given: dims whose sizes somebody gave.
+    """
+    leading = {dim for known in sampler.inputs for dim in known.shape[:1]}
+    small = {dim for dim, size in sampler.sizes.items() if size <= FIRST_SIZE} - leading - set(given)
+    session: Session | None = None
+    for size in LARGER_SIZES if small else ():
+        larger = replace(sampler, sizes={**sampler.sizes, **dict.fromkeys(small, size)})
+        if sum(_elements(larger)) > MOST_ELEMENTS:
+            continue
+        try:
+            session = session or Session.of(model)
+            outputs = session.run(larger.draw(0), within_s=MOST_S)
+        except PassError:
+            continue
+        if all(np.isfinite(array).all() for array in outputs.values() if array.dtype.kind == "f"):
+            return larger
+    return sampler
+
+
+LARGER_SIZES: Final = (64, 32, 16)
+MOST_ELEMENTS: Final = 2**17
+"""Elements of all inputs of one sample; the activations of a model have many times as many."""
+
+MOST_S: Final = 10.0
+"""Seconds of a run; each sample takes several."""
+
+
+def _elements(sampler: InputSampler) -> Iterator[int]:
+    for known in sampler.inputs:
+        yield math.prod(sampler.sizes[dim] if isinstance(dim, str) else dim for dim in known.shape)
+
+
+def _without_nan(label: str, feeds: Feeds) -> Feeds:
+    """The sample, whose numbers are numbers: the ranges of NaN would be those of the other numbers."""
+    for name, array in feeds.items():
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            count = int(np.isnan(array).sum())
+            raise UsageError(f"{KEY}: {label}: {name!r} holds NaN ({count} of {array.size} numbers)")
+    return feeds
+
+
+def _file_of_loader(entry: str) -> Path:
+    """The file of `file.py:function`; for a module some path where no file is."""
+    return Path(split_factory(entry, KEY)[0])
