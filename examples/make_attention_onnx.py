@@ -1,5 +1,7 @@
 """Writes `attention.onnx`, which lies beside this file: a tiny attention block with a matrix each for Q, K and V.
 
+The three read a LayerNormalization, as in a transformer; the default recipe's `fuse_qkv` makes one matrix of them.
+
 `configs/onnx_file.yaml` runs it. To make it again: `python examples/make_attention_onnx.py`
 """
 
@@ -19,9 +21,10 @@ attention (float[batch, places, {HIDDEN}] x) => (float[batch, places, {HIDDEN}] 
 <int64[4] heads = {{0, 0, {HEADS}, {HIDDEN // HEADS}}},
  int64[3] joined = {{0, 0, {HIDDEN}}}, float scale = {{{SCALE}}}>
 {{
-    q0 = MatMul(x, query)
-    k0 = MatMul(x, key)
-    v0 = MatMul(x, value)
+    normal = LayerNormalization <axis = -1> (x, gain, shift)
+    q0 = MatMul(normal, query)
+    k0 = MatMul(normal, key)
+    v0 = MatMul(normal, value)
     q1 = Reshape(q0, heads)
     k1 = Reshape(k0, heads)
     v1 = Reshape(v0, heads)
@@ -34,7 +37,8 @@ attention (float[batch, places, {HIDDEN}] x) => (float[batch, places, {HIDDEN}] 
     context = MatMul(weights, v)
     ordered = Transpose <perm = [0, 2, 1, 3]> (context)
     merged = Reshape(ordered, joined)
-    y = MatMul(merged, out)
+    attended = MatMul(merged, out)
+    y = Add(x, attended)
 }}
 """
 
@@ -42,9 +46,10 @@ attention (float[batch, places, {HIDDEN}] x) => (float[batch, places, {HIDDEN}] 
 def main() -> None:
     model = onnx.parser.parse_model(TEXT)
     random = np.random.default_rng(0)
-    for name in ("query", "key", "value", "out"):
-        matrix = random.normal(0, HIDDEN**-0.5, (HIDDEN, HIDDEN)).astype(np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(matrix, name))
+    tensors = {name: random.normal(0, HIDDEN**-0.5, (HIDDEN, HIDDEN)) for name in ("query", "key", "value", "out")}
+    tensors |= {"gain": random.uniform(0.5, 1.5, HIDDEN), "shift": random.normal(0, 0.1, HIDDEN)}
+    for name, values in tensors.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values.astype(np.float32), name))
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, Path(__file__).with_name("attention.onnx"))
 

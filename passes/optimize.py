@@ -32,6 +32,7 @@ from passes.run.apply_policy import check_names, fix_input_shapes, without_weigh
 from passes.run.result import PassRow, PassRun, Status
 from passes.run.runner import ChangeObserver, Observer, run_passes
 from passes.step import flatten
+from passes.suggest import describe_argument
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sharing import detached_copy
 from passes.weights.weight_stacks import collapse, expand
@@ -91,9 +92,20 @@ def optimize(
         UsageError: a value that an argument cannot have; `encodings` of other tensors than those of the model.
     """
     check_lists(recipe=recipe, skip=skip, keep=keep, feeds=feeds, sizes=sizes)
-    _check_values(proof, feeds, sizes, timeout_s, memory_gib)
-    if contrib not in ("keep", "refuse"):
-        raise UsageError(f"contrib is {contrib!r}, expected 'keep' or 'refuse'")
+    _check_values(feeds, sizes, timeout_s, memory_gib)
+    accepted = (
+        ("watch", watch, type(watch) is bool, "True or False"),
+        ("proof", proof, isinstance(proof, str) and proof in ("numbers", STRUCTURE), f"'numbers' or {STRUCTURE!r}"),
+        ("contrib", contrib, isinstance(contrib, str) and contrib in ("keep", "refuse"), "'keep' or 'refuse'"),
+        ("reproducers", reproducers, reproducers is None or isinstance(reproducers, Path), "a Path, or None"),
+        ("context", context, context is None or isinstance(context, PassContext), "what open_context gives, or None"),
+        ("prover", prover, prover is None or hasattr(prover, "measure"), "a Prover, or None"),
+        ("observer", observer, callable(observer), "a function"),
+        ("on_change", on_change, callable(on_change), "a function"),
+    )
+    for name, found, is_right, expected in accepted:
+        if not is_right:
+            raise UsageError(f"{name} is {describe_argument(found)}, expected {expected}")
     with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context:
         context.spill.renew()
         stored = _read_source(model, context, proof)
@@ -141,11 +153,7 @@ def _read_encodings(encodings: Mapping[str, Encoding] | str | Path, model: Detac
     return fit_encodings(given, model)
 
 
-def _check_values(
-    proof: object, feeds: Sequence[object], sizes: Sequence[object], timeout_s: object, memory_gib: object
-) -> None:
-    if proof not in ("numbers", STRUCTURE):
-        raise UsageError(f"proof is {proof!r}, expected 'numbers' or {STRUCTURE!r}")
+def _check_values(feeds: Sequence[object], sizes: Sequence[object], timeout_s: object, memory_gib: object) -> None:
     for draw in feeds:
         if not isinstance(draw, Mapping):
             raise UsageError(f"feeds holds {type(draw).__name__}, expected mappings of an input's name to its array")

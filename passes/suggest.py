@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["bytes_text", "milliseconds_text", "nearest", "nearest_names", "plural", "with_article"]
+__all__ = ["bytes_text", "describe_argument", "milliseconds_text", "nearest", "nearest_names", "plural", "with_article"]
 
 UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
@@ -49,3 +49,14 @@ def milliseconds_text(seconds: float) -> str:
     """`0.35 ms`, `140 ms`."""
     milliseconds = seconds * 1000
     return f"{milliseconds:.2f} ms" if milliseconds < 100 else f"{milliseconds:.0f} ms"
+
+
+def describe_argument(item: object) -> str:
+    """What a caller has given, in one line: a short value as it is written, of anything else its type."""
+    if item is None or isinstance(item, bool | int | float | str | bytes):
+        return repr(item) if len(repr(item)) <= MOST_LETTERS else f"a {type(item).__name__}"
+    return f"the class {item.__name__}" if isinstance(item, type) else f"a {type(item).__name__}"
+
+
+MOST_LETTERS: Final = 60
+"""The longest value that is shown as it is written."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+from passes.suggest import describe_argument
 from pipeline.errors import UsageError
 
 __all__ = ["FLAG", "FUNCTION", "MAPPING", "NAMES", "PATH", "TEXT", "Check", "a", "expects"]
@@ -57,21 +58,12 @@ def expects(**checks: Check) -> Callable[[Callable[Params, Result]], Callable[Pa
                 else:
                     continue
                 if not check.accepts(item):
-                    raise UsageError(f"{name} is {_describe(item)}; expected {check.words}")
+                    raise UsageError(f"{name} is {describe_argument(item)}; expected {check.words}")
             return function(*args, **kwargs)
 
         return call
 
     return decorate
-
-
-def _describe(item: object) -> str:
-    if item is None or isinstance(item, bool | int | float | str | bytes):
-        return repr(item) if len(repr(item)) <= MOST_LETTERS else f"a {type(item).__name__}"
-    return f"the class {item.__name__}" if isinstance(item, type) else f"a {type(item).__name__}"
-
-
-MOST_LETTERS = 60
 
 
 def _is_mapping(item: object) -> bool:

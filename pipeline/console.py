@@ -100,7 +100,7 @@ class RunConsole:
         if self._passes_ended is None:
             return
         rows, structures = self._passes_ended.passes, self._passes_ended.structures
-        shown = [row for row in rows if self._verbose or row.changed or row.status.counts_as_reverted]
+        shown = [row for row in rows if self._verbose or row.changed or row.remarks or row.status.counts_as_reverted]
         width = self._console.width if self._console.is_terminal else LOG_WIDTH
         for line in _table(shown, width, wraps=self._console.is_terminal):
             self.line(line)

@@ -69,7 +69,7 @@ def read_aimet(path: Path) -> tuple[dict[str, Encoding], AimetVersion]:
         raise UsageError(
             f"encodings: {path}: {error.strerror or error}; expected a file of AIMET's encodings"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"encodings: {path} is no JSON, as AIMET's files of encodings are: {error}") from error
     if not isinstance(data, Mapping):
         raise UsageError(f"encodings: {path} holds no mapping, as AIMET's files of encodings do")

@@ -12,7 +12,7 @@ from passes.advisories.known import check_quarantine, is_quarantine
 from passes.errors import PolicyError
 from passes.policy.known_passes import ALL_GROUPS, DESTROYS, GROUPS, in_group
 from passes.structures import SELECTORS, STRUCTURES, structure_of
-from passes.suggest import nearest
+from passes.suggest import describe_argument, nearest
 
 __all__ = ["Policy", "Skip", "check_lists", "unknown_structure"]
 
@@ -32,7 +32,7 @@ def check_lists(**arguments: object) -> None:
         if name in ("keep", "skip") and isinstance(value, Collection):
             odd = [entry for entry in value if not isinstance(entry, str)]
             if odd:
-                raise PolicyError(f"{name} holds {odd[0]!r}, expected names")
+                raise PolicyError(f"{name} holds {describe_argument(odd[0])}, expected names")
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,8 @@ class _PassLoop:
     gone: dict[tuple[str, str], str] = field(default_factory=dict)
     broken_by: dict[tuple[str, str], str] = field(default_factory=dict)
     carrier: Carrier = field(default_factory=Carrier)
+    held: set[tuple[str, str]] = field(default_factory=set)
+    """The kept structures of which a row says what would have lost them."""
     trial: Trial | None = None
     accepted: list[_Accepted] = field(default_factory=list)
     """The steps since `base`, each proven by what it changed."""
@@ -230,9 +232,19 @@ class _PassLoop:
         found = tuple(f"{author} merges {merge}, products of one input, into one" for merge in merges)
         reason = "; ".join(filter(None, (_reason(step, attempt), *found)))
         self._record(step, Status.RAN, reason, attempt)
-        self.rows[-1] = replace(self.rows[-1], merges=found)
+        self.rows[-1] = replace(self.rows[-1], merges=found, remarks=(*self.rows[-1].remarks, *self._held(trial, step)))
         if attempt.changed:
             self._accept(len(self.rows) - 1, step, attempt)
+
+    def _held(self, trial: Trial, step: Step) -> Iterator[str]:
+        """A sentence on the kept structures that `step` is the first that would have lost."""
+        author, lost = trial.find_held(step, self.held)
+        self.held.update(lost)
+        if lost:
+            (kind, name), count = next(iter(lost)), len(lost)
+            more = f" and {count - 1} more, which are kept" if count > 1 else ", which is kept"
+            doer = f"its {author.partition('/')[2]} " if "/" in author else ""
+            yield f"{doer}would have lost {kind} {name}{more}"
 
     def _trial(self) -> Trial:
         if self.trial is None or self.trial.subject is not self.subject:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -325,6 +325,30 @@ class Trial:
             for instance in instances
         ]
         return find_merged_products(self.model, attempt.model, tracked)
+
+    def find_held(self, step: Step, known: Collection[tuple[str, str]]) -> tuple[str, Lost]:
+        """What `step` breaks of the kept structures, apart from `known`, where nothing holds their values, and the name
+        of the inner pass that does. Only of a step that is known to do such things; nothing of it is accepted."""
+        held = {(kind, one.name) for kind in self.watched.pinned for one in self.watched.instances[kind]}
+        suspects = merging(self.watched.pinned).intersection(step.inner(self.context) or (step.name,))
+        if not suspects or held <= {*known, *self.gone}:
+            return "", {}
+
+        def find_lost(tried: Step) -> Lost:
+            try:
+                result = apply_step(tried, pin(self.model, ()), self.context)
+                lost = self.watched.find_lost(self.remove_pins(result.model)) if result.changed else {}
+            except StepFailed:
+                return {}
+            return {key: why for key, why in lost.items() if key in held and key not in known and key not in self.gone}
+
+        lost = find_lost(step)
+        if not lost or not step.is_composite:
+            return step.name, lost
+        culprits = minimal_culprits(
+            step.inner(self.context), sorted(suspects), lambda names: not find_lost(step.without(names))
+        )
+        return "/".join((step.name, *(culprits or ())[:1])), lost
 
     def find_merger(self, step: Step) -> str:
         """The name of `step`, which merges products, or of the inner pass that does."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Final, TypeGuard
 
 from passes.errors import UsageError
+from passes.suggest import describe_argument
 
 try:
     import fcntl
@@ -125,10 +126,10 @@ def check_limits(timeout_s: object, memory_gib: object) -> None:
         UsageError: naming the limit, what was found, and what was expected.
     """
     if not _is_number(timeout_s) or not timeout_s > 0:
-        raise UsageError(f"timeout_s is {timeout_s!r}, expected seconds, more than 0")
+        raise UsageError(f"timeout_s is {describe_argument(timeout_s)}, expected seconds, more than 0")
     if memory_gib is not None:
         if not _is_number(memory_gib) or not memory_gib >= 0:
-            raise UsageError(f"memory_gib is {memory_gib!r}, expected a number, 0 or more")
+            raise UsageError(f"memory_gib is {describe_argument(memory_gib)}, expected a number, 0 or more")
         if 0 < memory_gib < LEAST_GIB:
             raise UsageError(
                 f"memory_gib is {memory_gib!r}, expected {LEAST_GIB} or more, or 0 for no limit: a worker takes so "

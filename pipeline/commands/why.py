@@ -94,7 +94,7 @@ def _rows_beside(model: Path) -> list[dict[str, Any]]:
     """The pass rows of `report.json` beside the model; none where no such file can be read."""
     try:
         rows = json.loads((model.parent / REPORT).read_text(encoding="utf-8"))["passes"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return []
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 

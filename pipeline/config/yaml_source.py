@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from passes.suggest import describe_argument
 from pipeline.errors import ConfigError
 
 __all__ = ["Document", "KeyPath", "Marks", "check_plain", "parse_value", "read_yaml"]
@@ -128,6 +129,8 @@ def describe(value: object) -> str:
         return "a list"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if not isinstance(value, str | int | float):
+        return describe_argument(value)
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

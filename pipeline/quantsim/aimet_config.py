@@ -166,7 +166,7 @@ def read_aimet_config(path: Path) -> AimetConfig:
         data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_refuse_repeats)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; expected a quantsim configuration of AIMET (JSON)") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: found no quantsim configuration of AIMET: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: found {describe(data)}, expected a quantsim configuration of AIMET")

@@ -176,7 +176,7 @@ def has_good_report(workspace: Workspace) -> bool:
     """Whether the folder has the report of a run that ended well."""
     try:
         return json.loads((workspace.folder / "report.json").read_text(encoding="utf-8"))["exit_code"] == 0
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
 
 

@@ -74,6 +74,15 @@ def attention(width: int = 32, heads: int = 2) -> onnx.ModelProto:
     return _attention(PLAIN, width, heads)
 
 
+def attention_on_the_input() -> onnx.ModelProto:
+    """The biased block, whose Q, K and V read the model's input: fuse_qkv stops there with an assertion."""
+    model = biased_attention()
+    for node in model.graph.node[1:]:
+        node.input[:] = ["x" if name == "h" else name for name in node.input]
+    del model.graph.node[0]
+    return model
+
+
 def biased_attention(width: int = 32, heads: int = 2) -> onnx.ModelProto:
     """The same with biases, as `nn.Linear` has them: onnxsim makes one `com.microsoft::Attention` of it."""
     biases = {name: vector(width, seed) for seed, name in enumerate(("bq", "bk", "bv"))}

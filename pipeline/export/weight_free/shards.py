@@ -112,7 +112,7 @@ def read_index(path: Path) -> dict[str, str]:
     try:
         placed = json.loads(path.read_bytes())["weight_map"]
         named = {str(name): str(shard) for name, shard in placed.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SourceError(f"checkpoint {path}: no index of shards; expected a mapping 'weight_map'") from error
     outside = sorted({shard for shard in named.values() if Path(shard).name != shard})
     if outside:  # an index comes with a download: it must not make us read elsewhere
@@ -137,7 +137,7 @@ def _read_header(folder: Path, name: str) -> Iterator[tuple[str, StoredTensor]]:
         text = file.read(length)
     try:
         header = dict(json.loads(text))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise SourceError(f"{name}: its header is not JSON ({error})") from error
     header.pop("__metadata__", None)
     return iter([(key, _read_entry(name, key, entry, LENGTH_BYTES + length, size)) for key, entry in header.items()])

@@ -233,7 +233,7 @@ def read_diff(folder: Path) -> PassDiff | None:
         data = json.loads((folder / "diff.json").read_text(encoding="utf-8"))
         diff = TypeAdapter(Diff).validate_python({field.name: data[field.name] for field in fields(Diff)})
         return PassDiff(str(data["summary"]), tuple(_sections(diff)))
-    except (OSError, ValueError, LookupError, TypeError, ValidationError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, ValidationError):
         return None
 
 

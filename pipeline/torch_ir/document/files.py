@@ -233,6 +233,8 @@ def _parse_by_python(what: str, text: bytes) -> Any:
         said = (
             _other_than_json(text) or f"is not in UTF-8: byte {error.start} is {text[error.start : error.start + 1]!r}"
         )
+    except RecursionError:
+        said = "is nested too deeply"
     except json.JSONDecodeError as error:
         said = _other_than_json(text) or _place_of_damage(text, error)
     raise SerializationError(f"Invalid JSON: {what} {said}; expected the JSON that IR.save writes: {AGAIN}")

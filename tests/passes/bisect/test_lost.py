@@ -19,9 +19,17 @@ from passes.recipe.recipe import RecipeItem, steps_of
 from passes.structures import structure_of
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
-from tests.support.onnx_models import attention, biased_attention, detached, matrix, merged_attention, model_of, vector
+from tests.support.onnx_models import (
+    attention,
+    attention_on_the_input,
+    biased_attention,
+    detached,
+    matrix,
+    merged_attention,
+    model_of,
+    vector,
+)
 from tests.support.pass_runs import models_left_by
-from tests.support.paths import EXAMPLES
 
 WIDTH = 32
 
@@ -160,7 +168,7 @@ def test_halves_go_on_from_what_the_passes_before_have_made(context: PassContext
 
 def test_a_pass_that_fails_is_left_out_and_named(context: PassContext) -> None:
     """fuse_qkv stops with an assertion where Q, K and V read a graph input; onnxsim loses them all the same."""
-    model = read_model(EXAMPLES / "attention.onnx")
+    model = detached(attention_on_the_input())
     finding = find(model, ["default", "onnxsim"], context, budget_s=0)
     assert finding.culprit is not None
     assert finding.culprit.name == "onnxsim/fuse_attention"

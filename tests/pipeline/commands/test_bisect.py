@@ -14,7 +14,7 @@ from passes.errors import PolicyError
 from pipeline.cli import app
 from pipeline.config import read_recipe, recipe_of_run
 from pipeline.errors import ConfigError, UsageError
-from tests.support.onnx_models import attention, merged_attention
+from tests.support.onnx_models import attention, attention_on_the_input, merged_attention
 from tests.support.paths import EXAMPLES, ROOT
 
 
@@ -73,7 +73,8 @@ def test_nothing_is_wrong(block: Path) -> None:
 
 
 def test_a_crash_is_found_by_error_codes_too(block: Path) -> None:
-    shown = ask(EXAMPLES / "attention.onnx", "--recipe", "default", "--crash")
+    onnx.save(attention_on_the_input(), "crash.onnx")
+    shown = ask("crash.onnx", "--recipe", "default", "--crash")
     assert shown.exit_code == 0, shown.output
     assert shown.stdout.startswith("fuse_qkv (onnxoptimizer)")
     assert "\n  - MatMul q0\n  - MatMul k0\n  - MatMul v0\n" in shown.stdout
