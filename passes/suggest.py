@@ -24,7 +24,7 @@ def nearest_names(name: str, known: Iterable[str], count: int, cutoff: float = 0
         cutoff: how near a name has to be: at 1 only the same name is, at 0 every name.
     """
     by_letters = {known_name.lower(): known_name for known_name in known}
-    return [by_letters[letters] for letters in difflib.get_close_matches(name.lower(), by_letters, count, cutoff)]
+    return [by_letters[letters] for letters in difflib.get_close_matches(str(name).lower(), by_letters, count, cutoff)]
 
 
 def plural(count: int, word: str, words: str = "") -> str:

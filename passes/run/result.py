@@ -172,11 +172,10 @@ class PassRun(OptimizeResult):
         named = {str(item) for entry in recipe for item in (entry if isinstance(entry, Mapping) else [entry])}
         sentences = []
         for row in self.rows:
-            if row.merges and row.status is Status.RAN and (keep or row.merges[0].partition(" ")[0] not in named):
-                more = f" (and {len(row.merges) - 1} more places)" if len(row.merges) > 1 else ""
-                sentences.append(
-                    f"{row.merges[0]}{more}; no structure in the report holds them, but skip leaves a pass out"
-                )
+            first, count = next(iter(row.merges), ""), len(row.merges)
+            if first and row.status is Status.RAN and (keep or first.partition(" ")[0] not in named):
+                more = f" (and {plural(count - 1, 'more place')})" if count > 1 else ""
+                sentences.append(f"{first}{more}; no structure in the report holds them, but skip leaves a pass out")
         return tuple(sentences)
 
     def save(self, path: str | PathLike[str]) -> None:

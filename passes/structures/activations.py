@@ -60,7 +60,7 @@ def _values_at(view: GraphView, name: str, known: Mapping[str, Array], values: d
         if number is not None:
             values[name] = np.full_like(GRID, number)
         elif (
-            node is not None and op_of(node) in POINTWISE and name not in view.folded and len(values) < 3 * MOST_VALUES
+            node is not None and op_of(node) in FUNCTIONS and name not in view.folded and len(values) < 3 * MOST_VALUES
         ):
             inputs = [_values_at(view, read, known, values) for read in node.input]
             if all(read is not None for read in inputs):
@@ -71,9 +71,18 @@ def _values_at(view: GraphView, name: str, known: Mapping[str, Array], values: d
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+
+def _erf(x: Array) -> Array:
+    return np.asarray([math.erf(number) for number in x])
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
 FUNCTIONS: Final[Mapping[str, Callable[..., Array]]] = {
     **{"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Pow": np.power, "Neg": np.negative},
-    **{"Tanh": np.tanh, "Erf": np.vectorize(math.erf), "Sigmoid": lambda x: 1 / (1 + np.exp(-x))},
+    **{"Tanh": np.tanh, "Erf": _erf, "Sigmoid": _sigmoid},
 }
 
 POINTWISE: Final = frozenset(FUNCTIONS) | {"Identity", "Cast", "Dropout", "QuantizeLinear", "DequantizeLinear"}
@@ -86,8 +95,8 @@ GRID: Final = np.linspace(-4.0, 4.0, 33)
 GELUS: Final = tuple(
     GRID * weight
     for weight in (
-        (1 + FUNCTIONS["Erf"](GRID / math.sqrt(2))) / 2,
-        FUNCTIONS["Sigmoid"](1.702 * GRID),
+        (1 + _erf(GRID / math.sqrt(2))) / 2,
+        _sigmoid(1.702 * GRID),
         (1 + np.tanh(math.sqrt(2 / math.pi) * (GRID + 0.044715 * GRID**3))) / 2,
     )
 )

@@ -115,7 +115,7 @@ def _spread(view: GraphView, name: str) -> Spread | None:
         if node.op_type == "Sub":
             return _difference_of_moments(view, node, nodes)
         data = [other for other in node.input if other and other not in view.folded]
-        if node.op_type not in SCALARS or len(data) != 1:
+        if node.op_type not in SCALARS or len(data) != 1 or (node.op_type == "Div" and data[0] != node.input[0]):
             return None
         if node.op_type in ("Mul", "Div"):
             count = count * _factor(view, node)
@@ -246,7 +246,9 @@ def _sums(view: GraphView, name: str) -> Iterator[tuple[str, list[NodeProto]]]:
         yield value, nodes
         if len(nodes) < 2:
             for node in _readers(view, value, *SCALARS):
-                if sum(one not in view.folded for one in node.input if one) == 1 and _reads(view, node.input[0], value):
+                if sum(one not in view.folded for one in node.input if one) == 1 and (
+                    node.op_type != "Div" or _reads(view, node.input[0], value)
+                ):
                     front.append((node.output[0], [*nodes, node]))
 
 

@@ -32,7 +32,7 @@ def find_packed(view: GraphView) -> Iterator[MergedProjection]:
     """The matrices of onnxruntime's operators that project to Q, K and V by themselves."""
     for op in PACKED_OPS:
         for node in view.by_op.get(op, ()):
-            weight = view.weight_behind(node.input[1])
+            weight = view.weight_behind(node.input[1]) if len(node.input) > 1 else None
             if weight is not None:
                 yield MergedProjection(node.output[0], weight, True)
 

@@ -6,7 +6,7 @@ This module shares no code with `Builder`: it derives order, producers, users an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from passes.suggest import plural
 from pipeline.errors import InternalError
@@ -163,6 +163,36 @@ def calls(graph: Graph) -> Iterator[str]:
                 yield f"{describe_op(op)} has {len(present)} {what}, and its attributes use the places {places}"
 
 
+def bodies(graph: Graph) -> Iterator[str]:
+    """A body has outputs; where these are the results of its op, they are as many, of the same dtypes."""
+    for op in graph.ops:
+        for at, body in enumerate(op.bodies):
+            place = f"the body {body.name!r} of {describe_op(op)}"
+            if not body.outputs:
+                yield f"{place} has no outputs; expected at least one"
+            if op.kind == COND and len(body.inputs) != len(op.inputs) - 1:
+                yield f"{place} has {len(body.inputs)} inputs; expected the {len(op.inputs) - 1} operands of the op"
+            if body.outputs and at in GIVE_RESULTS.get(op.kind, ()):
+                made, wanted = ([*_dtypes(one, vids)] for one, vids in ((body, body.outputs), (graph, op.outputs)))
+                if made != wanted:
+                    yield f"{place} gives {', '.join(made)}; expected {', '.join(wanted) or 'nothing'}, as the op does"
+
+
+def _dtypes(graph: Graph, vids: Sequence[int]) -> Iterator[str]:
+    return (graph.values[vid].spec.dtype for vid in vids if exists(graph, vid))
+
+
+COND = "higher_order.cond"
+
+GIVE_RESULTS = {
+    COND: (0, 1),
+    "higher_order.while_loop": (1,),
+    "higher_order.wrap_with_autocast": (0,),
+    "higher_order.wrap_with_set_grad_enabled": (0,),
+}
+"""{kind of op: its bodies whose outputs are the results of the op}."""
+
+
 def updates(graph: Graph) -> Iterator[str]:
     """The new value of a param, a state or an input has the same spec."""
     for vid, after in graph.updates.items():
@@ -201,4 +231,4 @@ def describe_op(op: Op) -> str:
 
 SCALARS = (bool, int, float, str, complex, InputRef, BodyRef, SymExpr, TorchConst, type(None))
 
-RULES = (value_table, specs, op_order, links, roles, payloads, attributes, calls, updates, facts)
+RULES = (value_table, specs, op_order, links, roles, payloads, attributes, calls, bodies, updates, facts)

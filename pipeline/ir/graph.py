@@ -248,6 +248,10 @@ class DimRange:
     most: int | None = None
 
 
+SHOWN = 4
+"""How many inputs and outputs the text of a graph names."""
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """Ops in a valid order over a table of values.
@@ -270,6 +274,15 @@ class Graph:
     """Named dims, and the sizes that the graph holds for."""
     guards: tuple[str, ...] = ()
     """Further conditions on named dims, as expressions: `Eq(Mod(batch, 2), 0)`."""
+
+    def __repr__(self) -> str:
+        sides = (
+            ", ".join(f"{self.values[vid].name}: {self.values[vid].spec}" for vid in vids[:SHOWN])
+            + (f", … ({len(vids)})" if len(vids) > SHOWN else "")
+            for vids in (self.inputs, self.outputs)
+        )
+        inputs, outputs = sides
+        return f"Graph({self.name!r}, {len(self.ops)} ops, {len(self.values)} values): ({inputs}) -> ({outputs})"
 
     def value(self, name: str) -> Value:
         """The value called `name`.

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from passes.suggest import plural
+from pipeline.argument_checks import MAPPING, Check, a, expects
 from pipeline.errors import SourceError
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.check import violations
@@ -49,6 +50,7 @@ __all__ = ["FORMAT_VERSION", "digest_graph", "from_json", "read_attr", "to_json"
 FORMAT_VERSION = 1
 
 
+@expects(graph=a(Graph, "a Graph"))
 def to_json(graph: Graph) -> dict[str, Any]:
     """`graph` as dicts, lists, strings, numbers, booleans and null; `json.dumps(…, allow_nan=False)` takes it."""
     return {"format_version": FORMAT_VERSION, **write_graph(graph)}
@@ -78,6 +80,7 @@ def write_graph(graph: Graph) -> dict[str, Any]:
     }
 
 
+@expects(data=Check(MAPPING.accepts, "a dict, as to_json gives"), payloads=MAPPING.or_none())
 def from_json(data: Mapping[str, Any], payloads: Mapping[str, Payload] | None = None) -> Graph:
     """The Graph that `data` describes; `payloads` is by value name.
 

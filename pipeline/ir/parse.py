@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
+from pipeline.argument_checks import MAPPING, TEXT, expects
 from pipeline.errors import UsageError
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import (
@@ -55,6 +56,7 @@ class IRSyntaxError(UsageError):
         self.expected = expected
 
 
+@expects(text=TEXT, payloads=MAPPING.or_none())
 def from_text(text: str, payloads: Mapping[str, Payload] | None = None) -> Graph:
     """The Graph that `text` describes.
 

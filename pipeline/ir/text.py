@@ -26,6 +26,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from pipeline.argument_checks import a, expects
 from pipeline.ir.graph import (
     Attr,
     BodyRef,
@@ -44,6 +45,7 @@ from pipeline.ir.graph import (
 __all__ = ["to_text"]
 
 
+@expects(graph=a(Graph, "a Graph"))
 def to_text(graph: Graph) -> str:
     """`graph` in the form above, ending in a line break."""
     return "".join(f"{line}\n" for line in lines(graph))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from passes.suggest import plural
+from passes.suggest import bytes_text, plural
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir.graph import DTYPE_BITS, Graph, Role, TensorSpec, Value
 from pipeline.ir.json import digest_graph
@@ -100,6 +100,12 @@ class ExecutionPlan:
         object.__setattr__(self, "offsets", MappingProxyType(dict(self.offsets)))
         object.__setattr__(self, "updates", MappingProxyType(dict(self.updates)))
         object.__setattr__(self, "bodies", MappingProxyType(dict(self.bodies)))
+
+    def __repr__(self) -> str:
+        return (
+            f"ExecutionPlan({self.graph_name!r}): {plural(len(self.calls), 'call')}, "
+            f"{plural(len(self.slots), 'value')}, arena of {bytes_text(self.arena_bytes)}"
+        )
 
     def root(self, vid: int) -> int:
         """The value that owns the storage of `vid`: an external value, or one with an offset in the arena."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import torch
 
-from passes.suggest import nearest
+from passes.suggest import bytes_text, nearest, plural
+from pipeline.argument_checks import FLAG, MAPPING, TEXT, a, expects
 from pipeline.errors import UsageError
 from pipeline.ir.check import check
 from pipeline.ir.graph import Graph
@@ -29,7 +31,9 @@ from pipeline.runtime.slots import Feed
 from pipeline.runtime.torch_state import plain_state
 from pipeline.runtime.weights import Weights, with_weights
 
-__all__ = ["CompiledProgram", "bind_graph", "compile_graph"]
+__all__ = ["A_GRAPH", "CompiledProgram", "bind_graph", "compile_graph"]
+
+A_GRAPH = a(Graph, "a Graph, as from_onnx makes; an IR of extract_ir has it as .graph")
 
 
 class CompiledProgram(Replayable):
@@ -50,6 +54,18 @@ class CompiledProgram(Replayable):
         super().__init__(threading.RLock() if self._shared else None)
 
     @property
+    def signature(self) -> tuple[Sequence[str], Sequence[str]]:
+        inputs, outputs = (
+            [self.plan.slots[vid].name for vid in vids] for vids in (self.plan.inputs, self.plan.outputs)
+        )
+        return inputs, outputs
+
+    def describe(self) -> str:
+        plan = self.plan
+        states = f", {plural(len(self.state_names), 'state')}" if self.state_names else ""
+        return f"{plural(len(plan.calls), 'call')}, arena of {bytes_text(plan.arena_bytes)}{states}"
+
+    @property
     def plan(self) -> ExecutionPlan:
         return self._bound.plan
 
@@ -68,6 +84,7 @@ class CompiledProgram(Replayable):
         """How many calls kernels in C++ compute; 0 without `native`."""
         return self.context.native_calls
 
+    @expects(feed=MAPPING, copy=FLAG)
     def run(self, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
         """Outputs by name for inputs by name; `copy=False` returns views that a later run of the thread may change.
 
@@ -79,6 +96,7 @@ class CompiledProgram(Replayable):
         with self._turn():
             return self.context.run(feed, copy=copy)
 
+    @expects(feed=MAPPING, copy=FLAG)
     def run_updating(self, feed: Feed, *, copy: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Outputs as from `run`, and {updated input: its value after the run}; the caller's tensors are not changed."""
         with self._turn():
@@ -134,6 +152,7 @@ class CompiledProgram(Replayable):
         """The names of the states that runs change."""
         return self.context.states.names
 
+    @expects(name=TEXT)
     def state(self, name: str) -> torch.Tensor:
         """A copy of one of them, as it is now.
 
@@ -145,6 +164,7 @@ class CompiledProgram(Replayable):
         with self._turn():
             return self.context.states.value(name)
 
+    @expects(states=MAPPING)
     def give_states(self, states: Feed) -> None:
         """Set states by name; the others are not changed.
 
@@ -166,6 +186,7 @@ class CompiledProgram(Replayable):
             return None
 
 
+@expects(graph=A_GRAPH, weights=MAPPING.or_none(), native=FLAG)
 def compile_graph(graph: Graph, weights: Weights | None = None, *, native: bool = False) -> CompiledProgram:
     """Lower, plan, check and bind `graph`: everything before the first run.
 
@@ -189,8 +210,6 @@ def bind_graph(
     graph: Graph, weights: Weights | None = None, memory: PackedMemory | None = None, *, native: bool = False
 ) -> BoundProgram:
     """The program of `graph` with its weights; see `compile_graph`. `memory` has packed weights of other programs."""
-    if not isinstance(graph, Graph):
-        raise UsageError(f"compile_graph: found {type(graph).__name__}, expected a Graph, as from_onnx makes")
     check(graph, read_payloads=False)  # binding names bytes that do not fit
     refuse_named_dims(graph)
     with plain_state():

@@ -5,7 +5,7 @@ No plan, no emitters, no kernels. A value is freed after its last use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +14,24 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.lowering.aten import HIGHER_ORDER, is_call, takes_any_order
 from pipeline.runtime import higher_order
 from pipeline.runtime.run_errors import data_error, is_data_error, place_of
 from pipeline.runtime.tensors import as_tensor, dtype_name, resolve_views
 from pipeline.runtime.torch_args import CPU_FALLBACKS, argument, find_operator, tensors_in
 from pipeline.runtime.torch_state import plain_state
 
-__all__ = ["EagerResult", "Observer", "Own", "apply", "as_function", "as_traced", "run_eager", "walk_eager"]
+__all__ = [
+    "EagerResult",
+    "Observer",
+    "Own",
+    "apply",
+    "as_function",
+    "as_traced",
+    "in_traced_order",
+    "run_eager",
+    "walk_eager",
+]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -123,6 +134,18 @@ def as_traced(tensor: torch.Tensor, value: Value) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
+def in_traced_order(
+    graph: Graph, op: Op, ins: Sequence[torch.Tensor], own: Collection[str] = ()
+) -> Sequence[torch.Tensor]:
+    """`ins` for `op`, with the strides of the trace where the operator depends on them: kernels may choose others."""
+    if op.kind in own or not is_call(op.kind) or op.kind.startswith(HIGHER_ORDER) or takes_any_order(op.kind):
+        return ins
+    schema = find_operator(op.kind)._schema
+    if any(item.alias_info is not None for item in schema.arguments):  # a copy would hide a write, or cut a view off
+        return ins
+    return [as_traced(tensor, graph.values[vid]) for tensor, vid in zip(ins, op.inputs, strict=True)]
+
+
 def _misfit(value: Value, tensor: torch.Tensor) -> str:
     spec = value.spec
     if (tuple(tensor.shape), dtype_name(tensor.dtype)) == (spec.sizes, spec.dtype):
@@ -145,7 +168,7 @@ def _apply_all(graph: Graph, slots: dict[int, torch.Tensor], own: Own) -> Iterat
     """Each op with its results, which go into `slots`; dead values are removed from there."""
     kept = {*graph.outputs, *graph.updates.values()}
     for op in graph.ops:
-        results = _apply(graph, op, [slots[vid] for vid in op.inputs], own)
+        results = _apply(graph, op, in_traced_order(graph, op, [slots[vid] for vid in op.inputs], own), own)
         yield op, results
         slots.update(zip(op.outputs, results, strict=True))
         for vid in (*op.inputs, *op.outputs):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import MappingProxyType
 
 import torch
 
-from passes.suggest import nearest
+from passes.suggest import bytes_text, nearest
+from pipeline.argument_checks import FLAG, MAPPING, TEXT, expects
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Graph, Payload, Role, TensorSpec
 from pipeline.planning import ExecutionPlan
@@ -42,6 +43,18 @@ class EntryPoint(Replayable):
     def captures(self) -> Captures:
         return self._context.captures
 
+    @property
+    def signature(self) -> tuple[Sequence[str], Sequence[str]]:
+        plan = self._context.plan
+        inputs, outputs = ([plan.slots[vid].name for vid in vids] for vids in (plan.inputs, plan.outputs))
+        return inputs, outputs
+
+    @expects(feed=MAPPING, copy=FLAG)
+    def run(self, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
+        """As `CompiledEntries.run` of this entry point."""
+        with self._turn():
+            return self._context.run(feed, copy=copy)
+
 
 class CompiledEntries(ProcessBound):
     """Plans that share weights, states and an arena. Runs are one sequence: threads take turns.
@@ -63,10 +76,14 @@ class CompiledEntries(ProcessBound):
         self._turn = threading.RLock()
         self._entries = {name: EntryPoint(context, self._turn) for name, context in self._contexts.items()}
 
+    def __repr__(self) -> str:
+        return f"CompiledEntries({', '.join(self.plans)}): arena of {bytes_text(self.arena_bytes)}"
+
     def new_sequence(self) -> CompiledEntries:
         """The same programs with states as they were when the graphs were compiled."""
         return CompiledEntries(self._bound)
 
+    @expects(entry=TEXT, feed=MAPPING, copy=FLAG)
     def run(self, entry: str, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
         """Outputs of one entry point; `copy=False` returns views that a later run of any entry point may change.
 
@@ -78,6 +95,7 @@ class CompiledEntries(ProcessBound):
         with self._turn:
             return self._context(entry).run(feed, copy=copy)
 
+    @expects(entry=TEXT, feed=MAPPING, copy=FLAG)
     def run_updating(
         self, entry: str, feed: Feed, *, copy: bool = True
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -85,6 +103,7 @@ class CompiledEntries(ProcessBound):
         with self._turn:
             return self._context(entry).run_updating(feed, copy=copy)
 
+    @expects(name=TEXT)
     def entry(self, name: str) -> EntryPoint:
         """One entry point, with `capture` and `replay`.
 
@@ -103,6 +122,7 @@ class CompiledEntries(ProcessBound):
         with self._turn:
             return {name: one for context in self._contexts.values() for name, one in context.states.values().items()}
 
+    @expects(states=MAPPING)
     def give_states(self, states: Feed) -> None:
         """Set states by name; the others are not changed.
 
@@ -132,6 +152,7 @@ class CompiledEntries(ProcessBound):
         return context
 
 
+@expects(graphs=MAPPING, weights=MAPPING.or_none(), native=FLAG)
 def compile_graphs(
     graphs: Mapping[str, Graph], weights: Weights | None = None, *, native: bool = False
 ) -> CompiledEntries:

@@ -12,7 +12,7 @@ from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.lowering.aten import is_call, memory_order
 from pipeline.lowering.aten.call import HIGHER_ORDER
 from pipeline.lowering.layout import traced_strides
-from pipeline.runtime.eager import apply
+from pipeline.runtime.eager import apply, in_traced_order
 from pipeline.runtime.kernels.aten.call import pure_operator
 from pipeline.runtime.weights import stored_tensor
 
@@ -40,7 +40,7 @@ def fold_constants(graph: Graph) -> Graph:
             continue
         ins = [known[vid] if vid in known else _read_stored(graph, vid) for vid in op.inputs]
         with torch.no_grad():
-            known.update(zip(op.outputs, apply(op, ins, {}), strict=True))
+            known.update(zip(op.outputs, apply(op, in_traced_order(graph, op, ins), {}), strict=True))
     return _with_constants(graph, ops, known) if known else graph
 
 

@@ -10,7 +10,8 @@ from typing import Generic, TypeVar
 
 import torch
 
-from passes.suggest import nearest
+from passes.suggest import nearest, plural
+from pipeline.argument_checks import FLAG, MAPPING, expects
 from pipeline.errors import UsageError
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.ir.expression import evaluate, names_in
@@ -19,7 +20,7 @@ from pipeline.ir.json import digest_graph
 from pipeline.runtime.binding import ProgramMemory
 from pipeline.runtime.capture import MOST_CAPTURES, Captures, Replayable
 from pipeline.runtime.capture.feed_buffers import as_tensors
-from pipeline.runtime.compile import bind_graph
+from pipeline.runtime.compile import A_GRAPH, bind_graph
 from pipeline.runtime.context import Context
 from pipeline.runtime.kernels import PackedMemory
 from pipeline.runtime.program import BoundProgram
@@ -43,6 +44,7 @@ class SizedProgram(Replayable):
     threads take turns on one sequence of runs and replays.
     """
 
+    @expects(graph=A_GRAPH, weights=MAPPING.or_none(), buckets=MAPPING.or_none(), native=FLAG)
     def __init__(
         self,
         graph: Graph,
@@ -72,6 +74,17 @@ class SizedProgram(Replayable):
         self._shared = self._new_sequence() if stateful else None
 
     @property
+    def signature(self) -> tuple[Sequence[str], Sequence[str]]:
+        graph = self._graph
+        inputs, outputs = ([graph.values[vid].name for vid in vids] for vids in (graph.inputs, graph.outputs))
+        return inputs, outputs
+
+    def describe(self) -> str:
+        dims = ", ".join(sorted(dim_names(self._graph))) or "none"
+        plans = f"plans for {len(self.sizes)} of at most {self._limit} sizes"
+        return f"{plural(len(self._graph.ops), 'op')}, named dims {dims}, {plans}"
+
+    @property
     def sizes(self) -> list[dict[str, int]]:
         """The sizes for which a plan is kept, those that were used last at the end."""
         with self._looking:
@@ -81,6 +94,7 @@ class SizedProgram(Replayable):
     def captures(self) -> Captures:
         return self._sequence.captures
 
+    @expects(feed=MAPPING, copy=FLAG)
     def run(self, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
         """Outputs by name. With buckets the inputs are filled up with zeros, and the outputs cut again.
 
@@ -97,6 +111,7 @@ class SizedProgram(Replayable):
             outputs = context.run({name: self._fill(name, one, planned) for name, one in tensors.items()}, copy=copy)
         return {name: self._cut(name, one, dims) for name, one in outputs.items()}
 
+    @expects(feed=MAPPING)
     def run_updating(self, feed: Feed) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Outputs, and {updated input: its value after the run}, for exactly the sizes of the feed: without buckets.
 
@@ -118,6 +133,7 @@ class SizedProgram(Replayable):
             latest = self._sequence.latest
             return {} if latest is None else latest.states.values()
 
+    @expects(states=MAPPING)
     def give_states(self, states: Feed) -> None:
         """Set states by name, of a program that ran before; the others are not changed.
 

@@ -10,6 +10,7 @@ import torch
 from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported, UsageError
 from pipeline.ir.graph import Graph, Role
 from pipeline.lowering import KernelCall, Kind, Layout, unpack
+from pipeline.lowering.aten import is_call, takes_any_order
 from pipeline.planning import ExecutionPlan
 from pipeline.runtime.kernels import (
     KERNELS,
@@ -21,6 +22,7 @@ from pipeline.runtime.kernels import (
     ProductWeight,
     bind_attrs,
 )
+from pipeline.runtime.kernels.aten.traced_order import Strides, strides_in_trace
 from pipeline.runtime.kernels.index import KERNELS as INDEXING
 from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error, is_out_of_memory, place_of
 from pipeline.runtime.slots import bind_weights, refuse_foreign_devices
@@ -91,6 +93,7 @@ class UnboundProgram:
                 index,
                 call,
                 unread=[at for at, vid in enumerate(call.out_vids) if vid not in read],
+                traced=_traced_strides(graph, index),
                 functional=functional,
                 native=native,
             )
@@ -218,6 +221,14 @@ def _resolve_step(index: int, call: KernelCall, **further: object) -> LaunchStep
         raise InternalError(f"call {index} has kind_id {call.kind_id}, for which this runtime has no kernel")
     attrs = {**unpack(call.attr_schema, call.attr_blob), "bodies": (), **further}
     return LaunchStep(index, call, kind, attrs, bind_attrs(kind, attrs))
+
+
+def _traced_strides(graph: Graph, index: int) -> list[Strides] | None:
+    """The strides that the operands of this op had in the trace; None where they do not matter."""
+    op = graph.ops[index]
+    if not is_call(op.kind) or takes_any_order(op.kind):
+        return None
+    return [strides_in_trace(graph.values[vid]) for vid in op.inputs]
 
 
 def _views_of(plan: ExecutionPlan) -> tuple[View, ...]:

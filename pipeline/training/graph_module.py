@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from passes.weights.detached import attach, read_model
+from pipeline.argument_checks import a, expects
 from pipeline.errors import Unsupported, UsageError
 from pipeline.importers import from_onnx
 from pipeline.ir import Graph, Op, Role, Value
@@ -27,6 +28,7 @@ from pipeline.training.trained import find_candidates, find_trained, scales_of
 __all__ = ["GraphModule", "as_module", "whole_model"]
 
 
+@expects(model=a((Graph, onnx.ModelProto, str, Path), "a Graph, or an ONNX model or its path"))
 def as_module(
     model: Graph | onnx.ModelProto | str | Path,
     *,

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from passes.suggest import nearest, plural
+from pipeline.argument_checks import PATH, a, expects
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
@@ -120,6 +121,21 @@ class TrainProgram(ProcessBound):
         self._replay_seconds += time.perf_counter() - start
         return loss.clone()
 
+    def __call__(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+        """`step`, with the tensors of the batch in order, or by name: the loss before the update.
+
+        Raises:
+            UsageError, NotFinite: as `step`.
+        """
+        if args and kwargs:
+            raise UsageError("found tensors in order and by name; expected the batch in one of these forms")
+        return self.step(kwargs or args)
+
+    def __repr__(self) -> str:
+        batch = ", ".join(f"{name}: {dtype_name(one.dtype)}{list(one.shape)}" for name, one in self._example.items())
+        states = f"{plural(len(self._compiled.state_names), 'state')}, {plural(self.steps_done, 'step')} done"
+        return f"TrainProgram({batch}) -> loss: {plural(len(self.graph.ops), 'op')}, {states}"
+
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Trace, Compile, Warmup, Capture and Replay, the last one with all steps so far."""
@@ -143,6 +159,7 @@ class TrainProgram(ProcessBound):
             )
         self._compiled.restore(snapshot)
 
+    @expects(path=PATH)
     def save(self, path: str | Path) -> None:
         """Write all states to a safetensors file, under a temporary name first.
 
@@ -151,6 +168,7 @@ class TrainProgram(ProcessBound):
         """
         write_snapshot(Path(path), self.snapshot())
 
+    @expects(path=PATH)
     def load(self, path: str | Path) -> None:
         """Go on from a file that `save` wrote.
 
@@ -177,6 +195,7 @@ class TrainProgram(ProcessBound):
         self.write_to(self._sources.module)
         self._sources.optimizer.load_state_dict(self.state_dict()["optimizer"])
 
+    @expects(module=a(nn.Module, "an nn.Module"))
     def write_to(self, module: nn.Module) -> None:
         """Give `module`, the one of this program or a copy of it, the parameters and buffers of this program."""
         states = self._compiled.states()
@@ -185,6 +204,7 @@ class TrainProgram(ProcessBound):
                 if stored_name(name) in states:
                     tensor.copy_(states[stored_name(name)])
 
+    @expects(path=PATH)
     def export(
         self,
         path: str | Path,

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from passes.suggest import bytes_text, plural
+from pipeline.argument_checks import FLAG, FUNCTION, a, expects
 from pipeline.errors import InternalError, UsageError
 from pipeline.events import Observer
 from pipeline.ir import Graph
@@ -29,6 +30,7 @@ from pipeline.training.trace import TracedStep, refuse_what_torch_refuses, trace
 __all__ = ["record_step"]
 
 
+@expects(check_gradients=FLAG, large=a(int, "a number of bytes"), native=FLAG, observe=FUNCTION.or_none())
 def record_step(
     module: nn.Module,
     loss: LossFunction,

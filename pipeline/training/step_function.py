@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils.stateless import _reparametrize_module
 
 from pipeline.errors import Unsupported, UsageError
 from pipeline.runtime.tensors import dtype_name
 from pipeline.training.attributes import ModuleAttributes
 from pipeline.training.batch import BatchLayout, LossFunction
+from pipeline.training.swapped_tensors import swapped_tensors
 
 __all__ = ["Clipping", "StepFunction"]
 
@@ -45,15 +45,16 @@ class StepFunction:
     """What is called in place of the module: the same as a graph of torch.export."""
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor | None]:
-        stored = dict(zip(self.names, tensors, strict=False))
+        given = dict(zip(self.names, tensors, strict=False))
+        stored = dict(given)
         first = len(self.names)
         call = self.exported or self.module
-        own = {} if self.exported is None else _own_tensors(self.exported, stored)
+        own = {} if self.exported is None else dict(stored)
         with ExitStack() as stack:
             # For the backward pass too, where a checkpoint calls the module again, and for a loss that reads weights.
-            stack.enter_context(_reparametrize_module(self.module, stored, tie_weights=True))
             if self.exported is not None:
-                stack.enter_context(_reparametrize_module(self.exported, own, tie_weights=True))
+                stack.enter_context(swapped_tensors(self.exported, own, original=self.module))
+            stack.enter_context(swapped_tensors(self.module, stored))
             stack.enter_context(_cumulative_averages(self.module))
             stack.enter_context(_unchanged_memory(stored))
             stack.enter_context(torch.enable_grad())
@@ -65,7 +66,7 @@ class StepFunction:
                 return [found]
             one = torch.ones((), dtype=value.dtype)  # a constant, unlike the ones_like that autograd would call
             gradients = list(torch.autograd.grad(value, tensors[: self.trained], one, allow_unused=True))
-        stored.update(own)
+        stored |= {name: tensor for name, tensor in own.items() if tensor is not given[name]}
         _refuse_sparse(self.names, gradients)
         after = [
             self._state_after(name, before, stored[name]) for name, before in zip(self.names, tensors, strict=False)
@@ -86,7 +87,7 @@ class StepFunction:
         with (
             torch.random.fork_rng(devices=[]),
             torch.enable_grad(),
-            _reparametrize_module(self.module, copies, tie_weights=True),
+            swapped_tensors(self.module, copies),
         ):
             try:
                 self.layout.loss(self.module, self.loss, batch)
@@ -103,12 +104,6 @@ class StepFunction:
                 "shape and dtype after each step"
             )
         return after
-
-
-def _own_tensors(module: nn.Module, stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    names |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    return {name: tensor for name, tensor in stored.items() if name in names}
 
 
 def _change(

@@ -110,6 +110,7 @@ def trace_step(
     updates = {name: node for name, node in after.items() if node is not None and node is not by_name[name]}
     _refuse_writes(updates.keys() - buffers.keys())
     _refuse_decisions(decided_by & updates.keys())
+    _refuse_constants(recorded, {name: stored[name] for name in (*reached, *updates)})
     return TracedStep(
         recorded,
         tuple(reached),
@@ -349,6 +350,20 @@ def _refuse_decisions(names: Collection[str]) -> None:
             f"Python decides by the numbers of the buffer {name!r}, which the step changes, and a replay would not "
             "decide again: use torch.where or another operator in place of if, float(), int() or .item()"
         )
+
+
+def _refuse_constants(recorded: GraphModule, changing: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a tensor that the recording took for a constant, and that is the memory of one that steps change."""
+    names = {tensor.untyped_storage()._cdata: name for name, tensor in changing.items()}
+    for node in recorded.graph.find_nodes(op="get_attr"):
+        held = getattr(recorded, node.target)
+        name = names.get(held.untyped_storage()._cdata) if isinstance(held, torch.Tensor) else None
+        if name is not None:
+            raise Unsupported(
+                f"the forward pass or the loss reads {name!r}, which a step changes, through a tensor that the module "
+                "does not have as a parameter or buffer, such as a view or .data of it that was kept: read the "
+                "parameter or buffer itself"
+            )
 
 
 def _results(recorded: GraphModule) -> list[Node | None]:

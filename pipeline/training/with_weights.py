@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 from torch import nn
 
 from passes.suggest import nearest
+from pipeline.argument_checks import Check, a, expects
 from pipeline.errors import UsageError
 from pipeline.runtime.tensors import to_numpy
 from pipeline.training.graph_module import GraphModule, whole_model
@@ -40,6 +41,14 @@ class TrainedModule(Protocol):
         ...
 
 
+ONNX_MODEL = a((onnx.ModelProto, str, Path), "an ONNX model or its path")
+TRAINED = Check(
+    lambda item: isinstance(getattr(item, "module", item), nn.Module) and hasattr(item, "state_dict"),
+    "what was trained: a program of record_step, or a module of as_module",
+)
+
+
+@expects(model=ONNX_MODEL, trained=TRAINED)
 def with_weights(model: onnx.ModelProto | str | Path, trained: TrainedModule | GraphModule) -> onnx.ModelProto:
     """A copy of `model` with the weights of `trained`, by name: nodes, names and metadata stay as they are.
 

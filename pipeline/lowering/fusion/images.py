@@ -2,12 +2,16 @@
 
 torch's kernels for convolutions, pools and normalisations on the CPU are faster in this order. The graph stays as it
 is, but for the strides of its values: an operator whose operand is in this order writes its result so. An image of the
-batch is copied into this order when it is fed.
+batch is copied into this order when it is fed. An operator that depends on strides, and is none of those below, reads
+an alias with the strides of the trace, for which the runtime makes a copy where the image lies otherwise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pipeline.ir.graph import Graph, InputRef, Op, Role, TensorSpec, TorchConst
+from pipeline.lowering.aten import as_view, is_call, takes_any_order
 from pipeline.lowering.fusion.rewrite import Rewrite, producer
 
 __all__ = ["store_images_by_channel"]
@@ -18,11 +22,10 @@ def store_images_by_channel(graph: Graph) -> Graph:
     images = _Images(graph)
     for op in graph.ops:
         if op.kind == "aten.convolution.default" and not op.attrs.get("transposed") and images.is_image(op.outputs[0]):
-            images.bring(op, op.inputs[0])
+            images.bring(op, op.inputs[:1])
             images.add(op.outputs[0])
         elif op.kind in FOLLOWERS and any(vid in images for vid in op.inputs):
-            for vid in op.inputs:
-                images.bring(op, vid)
+            images.bring(op, op.inputs)
             for vid in _image_results(op):
                 images.add(vid)
     return images.build()
@@ -45,7 +48,8 @@ class _Images:
         self._turned: dict[int, int] = {}
         """{value in rows: its copy with the channels last}."""
         self._replaced: dict[int, dict[int, int]] = {}
-        """{oid: {operand: what it reads in its place}}."""
+        """{oid: {operand: what it reads in its place}}, of operators that read images as they are, and of all others
+        where an image lies otherwise than they expect."""
 
     def __contains__(self, vid: int) -> bool:
         return vid in self._vids
@@ -59,26 +63,46 @@ class _Images:
             self._vids.add(vid)
             self._rewrite.store(vid, _strides(self._graph.values[vid].spec))
 
-    def bring(self, reader: Op, vid: int) -> None:
-        """Let `reader` find `vid` with its channels last; an input is fed so, anything else is copied."""
-        value, maker = self._graph.values[vid], producer(self._graph, vid)
-        if vid in self._vids or not self.is_image(vid) or value.strides == _strides(value.spec):
-            return
-        if maker is not None and maker.kind == "aten.expand.default":  # broadcast, in any order
-            return
-        if value.role is Role.INPUT:
-            self.add(vid)
-        elif maker is not None:
-            self._replaced.setdefault(reader.oid, {})[vid] = self._turned.get(vid) or self._turn(reader, vid)
+    def bring(self, reader: Op, vids: Iterable[int]) -> None:
+        """Let `reader` find `vids` with their channels last; an input is fed so, anything else is copied."""
+        places = self._replaced.setdefault(reader.oid, {})
+        for vid in vids:
+            value, maker = self._graph.values[vid], producer(self._graph, vid)
+            if vid in self._vids or not self.is_image(vid) or value.strides == _strides(value.spec):
+                continue
+            if maker is not None and maker.kind == "aten.expand.default" and takes_any_order(reader.kind):
+                continue
+            if value.role is Role.INPUT:
+                self.add(vid)
+            elif maker is not None:
+                places[vid] = self._turned.get(vid) or self._turn(reader, vid)
 
     def build(self) -> Graph:
         graph = self._graph
         if not self._vids:
             return graph
+        for op in graph.ops:
+            if op.oid not in self._replaced and self._depends_on_strides(op):
+                self._replaced[op.oid] = {vid: self._as_traced(op, vid) for vid in op.inputs if vid in self._vids}
         for oid, places in self._replaced.items():
             op = graph.ops[oid]
+            if not places:
+                continue
             self._rewrite.replace(op, op.kind, [places.get(vid, vid) for vid in op.inputs], op.outputs, op.attrs)
         return self._rewrite.build()
+
+    def _depends_on_strides(self, op: Op) -> bool:
+        ins, outs = ([self._rewrite.spec(vid) for vid in vids] for vids in (op.inputs, op.outputs))
+        return is_call(op.kind) and not takes_any_order(op.kind) and as_view(op.kind, op.attrs, ins, outs) is None
+
+    def _as_traced(self, reader: Op, vid: int) -> int:
+        """An alias of the image `vid`, which says the strides that the image had in the trace."""
+        value = self._graph.values[vid]
+        traced = self._rewrite.declare(f"{value.name} as traced", value.spec)
+        if value.strides is not None:
+            self._rewrite.store(traced, [int(stride) for stride in value.strides])
+        self._rewrite.replace(reader, "aten.alias.default", [vid], [traced], {"self": InputRef(0)})
+        return traced
 
     def _turn(self, reader: Op, vid: int) -> int:
         value = self._graph.values[vid]
@@ -106,7 +130,7 @@ hardtanh_backward leaky_relu leaky_relu_backward
 
 OF_IMAGES = """
 _native_batch_norm_legit_functional native_batch_norm_backward convolution_backward max_pool2d_with_indices
-max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
+max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward native_group_norm native_group_norm_backward
 """
 
 FOLLOWERS = frozenset(
@@ -115,4 +139,4 @@ FOLLOWERS = frozenset(
         *("aten.add.Tensor", "aten.mul.Tensor", "aten.upsample_nearest2d.vec", "aten.upsample_bilinear2d.vec"),
     ]
 )
-"""Operators that read and write images in this order as they are."""
+"""Operators that read and write images in this order as they are, if all of their images lie so."""

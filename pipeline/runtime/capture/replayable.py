@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from pipeline.argument_checks import FLAG, MAPPING, NAMES, TEXT, a, expects
+from pipeline.errors import UsageError
 from pipeline.runtime.capture.capture import Capture
 from pipeline.runtime.capture.captures import Captures
 from pipeline.runtime.capture.key import CapturePolicy
@@ -16,6 +18,8 @@ from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.slots import Feed
 
 __all__ = ["Replayable"]
+
+A_SNAPSHOT = a(Snapshot, "what snapshot() returned")
 
 
 class Replayable(ProcessBound, ABC):
@@ -34,6 +38,42 @@ class Replayable(ProcessBound, ABC):
     def captures(self) -> Captures:
         """The captures of this thread, or those that all threads share."""
 
+    @property
+    @abstractmethod
+    def signature(self) -> tuple[Sequence[str], Sequence[str]]:
+        """The names of the inputs and of the outputs, in their order in the graph."""
+
+    @abstractmethod
+    def run(self, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
+        """Outputs by name for inputs by name."""
+
+    def __call__(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """`run` on inputs in order, by name, or both: the output, or a tuple of all outputs in their order.
+
+        Weights that come with each feed are given by name.
+
+        Raises:
+            UsageError: more tensors than inputs, an input that comes twice, or as `run`.
+        """
+        inputs, outputs = self.signature
+        if len(args) > len(inputs):
+            raise UsageError(f"found {len(args)} tensors in order; inputs: {', '.join(inputs) or 'none'}")
+        feed = dict(zip(inputs, args, strict=False))
+        if twice := feed.keys() & kwargs.keys():
+            raise UsageError(f"the input {min(twice)!r} comes in order and by name; give it once")
+        found = self.run({**feed, **kwargs})
+        results = tuple(found[name] for name in outputs)
+        return results[0] if len(results) == 1 else results
+
+    def __repr__(self) -> str:
+        inputs, outputs = self.signature
+        return f"{type(self).__name__}({', '.join(inputs)}) -> {', '.join(outputs)}: {self.describe()}"
+
+    def describe(self) -> str:
+        """What the program is, in a few words."""
+        return "to be captured and replayed"
+
+    @expects(feed=MAPPING, mode=TEXT, static_roles=NAMES.or_none(), copy_roles=NAMES.or_none())
     def capture(
         self,
         feed: Feed,
@@ -62,6 +102,7 @@ class Replayable(ProcessBound, ABC):
         with self._turn():
             return self.captures.capture(feed, self._policy)
 
+    @expects(feed=MAPPING, copy=FLAG, changed=NAMES.or_none(), restore=A_SNAPSHOT.or_none())
     def replay(
         self,
         feed: Feed,
@@ -96,6 +137,7 @@ class Replayable(ProcessBound, ABC):
         with self._turn():
             return self.captures.snapshot()
 
+    @expects(snapshot=A_SNAPSHOT)
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to `snapshot`.
 

@@ -77,11 +77,15 @@ def copy_one(make: Callable[[], Any], out: torch.Tensor) -> None:
 
 
 def copy_all(make: Callable[[], Any], outs: Sequence[torch.Tensor], unread: Collection[int]) -> None:
-    """Results that nobody reads are skipped: some (offsets that only a gradient needs) have other sizes in traces."""
-    for at, (result, out) in enumerate(zip(tensors_in(make()), outs, strict=True)):
+    """Results that nobody reads are skipped: some (offsets that only a gradient needs) have other sizes in traces, and
+    the gradients that a mask leaves out are None.
+    """
+    made = make()
+    results = made if isinstance(made, tuple) and len(made) == len(outs) else list(tensors_in(made))
+    for at, (result, out) in enumerate(zip(results, outs, strict=True)):
         if at in unread:
             continue
-        if result.shape != out.shape or not _holds(out.dtype, result.dtype):
+        if result is None or result.shape != out.shape or not _holds(out.dtype, result.dtype):
             raise _misfit(result, out)
         out.copy_(result)
 
@@ -92,9 +96,10 @@ def _holds(wide: torch.dtype, dtype: torch.dtype) -> bool:
     return dtype is wide or (floating and torch.promote_types(wide, dtype) is wide)
 
 
-def _misfit(result: torch.Tensor, out: torch.Tensor) -> ResultMismatch:
+def _misfit(result: torch.Tensor | None, out: torch.Tensor) -> ResultMismatch:
+    made = "nothing" if result is None else f"{result.dtype}{list(result.shape)}"
     return ResultMismatch(
-        f"it made {result.dtype}{list(result.shape)}, and the graph says {out.dtype}{list(out.shape)}; "
+        f"it made {made}, and the graph says {out.dtype}{list(out.shape)}; "
         "a trace on another device than the CPU may differ there, and torch before 2.13 gives the states of an LSTM "
         "one dim more than they have: trace the model on the CPU, or with a newer torch"
     )

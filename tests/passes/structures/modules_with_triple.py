@@ -13,7 +13,7 @@ __all__ = ["FORMS", "make_zoo"]
 WIDTH, HEADS, LENGTH = 16, 2, 2
 
 Tensor = torch.Tensor
-Form = Callable[["Attention", Tensor, Tensor, Tensor, Tensor], Tensor]
+Form = Callable[..., Tensor]
 """(module, x, q, k, v) → the context; x and the projections are [batch, length, width]."""
 
 
@@ -73,9 +73,10 @@ def primer_shifted(m: Attention, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> 
     """The depthwise convolution as a sum of shifted products."""
 
     def mix(z: Tensor, weight: Tensor) -> Tensor:
-        return sum(functional.pad(z, (0, 0, at, 0))[:, : z.shape[1]] * weight[:, 0, at] for at in range(3))
+        shifted = [functional.pad(z, (0, 0, at, 0))[:, : z.shape[1]] * weight[:, 0, at] for at in range(3)]
+        return shifted[0] + shifted[1] + shifted[2]
 
-    q, k, v = (mix(z, tap.weight) for tap, z in zip(m.taps, (q, k, v), strict=True))
+    q, k, v = (mix(z, tap.get_parameter("weight")) for tap, z in zip(m.taps, (q, k, v), strict=True))
     return join((heads(q) @ heads(k).transpose(-1, -2)).softmax(-1) @ heads(v))
 
 

@@ -68,6 +68,10 @@ FORMS = {
 
 OTHERS = {
     "silu": "s = Sigmoid (x) y = Mul (x, s)",
+    "of a value that is quantized alone": """
+        scale = Constant <value_float = 0.1> () root = Constant <value_float = 1.4142135> ()
+        q = QuantizeLinear (x, scale) c = Cast <to = 1> (q) d = Div (c, root) e = Erf (d) y = Mul (e, x)
+    """,
     "a sharper sigmoid": "k = Constant <value_float = 3.0> () s0 = Mul (k, x) s = Sigmoid (s0) y = Mul (x, s)",
     "gated by another value": """
         root = Constant <value_float = 1.4142135> ()

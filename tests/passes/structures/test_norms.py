@@ -87,7 +87,7 @@ RMS_NORMS = {
     "a length over √8": NUMBERS
     + """
         root = Constant <value_float = 0.35355338> ()
-        l = ReduceL2 (x, last) s0 = Mul (l, root) s = Add (s0, eps) n = Div (x, s) y = Mul (n, w)
+        l = ReduceL2 (x, last) s0 = Mul (root, l) s = Add (s0, eps) n = Div (x, s) y = Mul (n, w)
     """,
     "without a scale": NUMBERS
     + "q = Pow (x, two) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) y = Div (x, s)",

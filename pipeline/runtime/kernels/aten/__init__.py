@@ -1,7 +1,8 @@
 """Operators of torch: the most expensive ones by a fast path, all others by their schema.
 
 `call.py` reads a call; `out_variants.py` says how any operator writes into given storage; `fast_paths.py` holds faster
-ways, `packed.py` those with packed weights; `regions.py` runs operators that have bodies.
+ways, `packed.py` those with packed weights; `traced_order.py` gives operands the strides that an operator expects;
+`regions.py` runs operators that have bodies.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from pipeline.runtime.kernels.aten.native import launch_native
 from pipeline.runtime.kernels.aten.out_variants import make_and_copy, write_out
 from pipeline.runtime.kernels.aten.packed import launch_packed, may_pack, pack_call
 from pipeline.runtime.kernels.aten.regions import higher_order
+from pipeline.runtime.kernels.aten.traced_order import bring_in_order
 from pipeline.runtime.kernels.base import Attrs, Bind, Ins, Kernel, Launch, Outs
+from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.packing import PackedWeight, Packer, Stored
 from pipeline.runtime.kernels.weight_forms import ProductWeight
 
@@ -29,6 +32,7 @@ def bind_attrs(kind: Kind, attrs: Attrs) -> Bind:
     """The kernel of a call with its arguments decoded, so that rebinding to other tensors at each run is cheap.
 
     `functional` is for autocast: torch casts an operator's inputs only where it allocates the result itself.
+    `traced` are the strides that operands had in the trace, for an operator that does not take any.
     """
     attrs = _as_call(kind, attrs)
     template, orders = read_call(attrs), attrs["orders"]
@@ -36,13 +40,15 @@ def bind_attrs(kind: Kind, attrs: Attrs) -> Bind:
 
     packed: PackedWeight | None = attrs.get("packed")
     native = None if attrs.get("functional") else attrs.get("native")
+    traced = attrs.get("traced")
 
     def bind(ins: Ins, outs: Outs) -> Launch:
+        ins, copies = bring_in_order(ins, traced) if traced else (ins, [])
         call = template.call(ins)
         if any(orders):
             outs = [out.permute(order) if order else out for out, order in zip(outs, orders, strict=True)]
         launch = launch_packed(call, packed, outs[0]) if packed else native and launch_native(native, call, outs)
-        return launch or fast_path(call, outs) or write_out(call, outs)
+        return in_turn(*copies, launch or fast_path(call, outs) or write_out(call, outs))
 
     return bind
 

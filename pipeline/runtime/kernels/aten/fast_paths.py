@@ -15,6 +15,7 @@ import torch
 
 from pipeline.errors import Unsupported
 from pipeline.runtime.kernels.aten.call import AtenCall
+from pipeline.runtime.kernels.aten.out_variants import may_write_into
 from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.kernels.blocked import launch_in_blocks
 from pipeline.runtime.kernels.launches import copy_result, in_turn
@@ -30,10 +31,10 @@ nn: Any = vars(torch._C)["_nn"]  # its stubs leave this module out
 
 
 def with_out(function: Callable[..., Any]) -> FastPath:
-    """A function with the operator's own arguments and `out=`."""
+    """A function with the operator's own arguments and `out=`, where that writes what it should."""
 
-    def bind(call: AtenCall, outs: Outs) -> Launch:
-        return partial(function, *call.args, **call.kwargs, out=outs[0])
+    def bind(call: AtenCall, outs: Outs) -> Launch | None:
+        return partial(function, *call.args, **call.kwargs, out=outs[0]) if may_write_into(call, outs) else None
 
     return bind
 
@@ -110,12 +111,22 @@ def _flat(tensor: torch.Tensor, kept: int) -> torch.Tensor | None:
 
 
 def batch_norm(call: AtenCall, outs: Outs) -> Launch | None:
-    """In inference torch's out= variant writes into the result; a copy would take as long again."""
+    """In inference torch's out= variant writes into the result; a copy would take as long again.
+
+    It takes the memory of the result for that of the operand, so both need one order.
+    """
     x, *rest, training, momentum, epsilon, _ = call.args
-    if training or any(item is not None and item.dtype != x.dtype for item in rest):
+    in_one_order = x.stride() == outs[0].stride() and _is_dense(x)
+    if training or not in_one_order or any(item is not None and item.dtype != x.dtype for item in rest):
         return then_copy(torch.batch_norm)(call, outs)
     saved = {"save_mean": x.new_empty(0), "save_invstd": x.new_empty(0)}  # empty without training
     return partial(torch.ops.aten.native_batch_norm.out, x, *rest, False, momentum, epsilon, out=outs[0], **saved)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` lies in rows or with its channels last, without gaps."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
+    return tensor.is_contiguous() or tensor.is_contiguous(memory_format=last)
 
 
 def max_pool(call: AtenCall, outs: Outs) -> Launch | None:

@@ -1,4 +1,9 @@
-"""Write the result of any torch operator into given storage: by its overload with `out=`, or by a copy."""
+"""Write the result of any torch operator into given storage: by its overload with `out=`, or by a copy.
+
+Some overloads with `out=` take the memory of the result for rows, whatever its strides are (`avg_pool3d`), or for the
+memory format of an operand (`native_batch_norm`), and `triu` even writes beyond it. So such an overload is only called
+where operands and results lie in rows, or where the operator is known to take any order.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +11,31 @@ from functools import cache
 
 import torch
 
+from pipeline.lowering.aten import takes_any_order
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.kernels.launches import OverloadCall, copy_result
+from pipeline.runtime.torch_args import tensors_in
 
-__all__ = ["make_and_copy", "write_out"]
+__all__ = ["make_and_copy", "may_write_into", "write_out"]
 
 
 def write_out(call: AtenCall, outs: Outs) -> Launch:
     """Any operator, written into `outs`."""
     variant = _out_variant(call.operator)
-    if variant is None or call.kind in FUNCTIONAL:
+    if variant is None or call.kind in FUNCTIONAL or not may_write_into(call, outs):
         return make_and_copy(call, outs)
     overload, names = variant
-    if len(names) != len(outs):  # some results are None, as those that a mask of `…_backward` leaves out
+    masked = False in call.given.get("output_mask", ())  # some results are None, or without elements
+    if masked or len(names) != len(outs):
         return make_and_copy(call, outs)
     return OverloadCall.bind(overload, *call.args, **call.kwargs, **dict(zip(names, outs, strict=True)))
+
+
+def may_write_into(call: AtenCall, outs: Outs) -> bool:
+    """Whether the overload with `out=` writes what it should into `outs`, given the strides of all tensors."""
+    tensors = (*tensors_in(list(call.given.values())), *outs)
+    return takes_any_order(call.kind) or all(tensor.is_contiguous() for tensor in tensors)
 
 
 def make_and_copy(call: AtenCall, outs: Outs) -> Launch:

@@ -1,0 +1,90 @@
+"""What the doors of the Python API take: each argument that is something else is refused in one sentence.
+
+@expects(graph=a(Graph, "a Graph, as from_onnx makes"), native=FLAG)
+def compile_graph(graph, weights=None, *, native=False): ...
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from pipeline.errors import UsageError
+
+__all__ = ["FLAG", "FUNCTION", "MAPPING", "NAMES", "PATH", "TEXT", "Check", "a", "expects"]
+
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What an argument has to be, and the words for it."""
+
+    accepts: Callable[[Any], bool]
+    words: str
+
+    def or_none(self) -> Check:
+        return Check(lambda item: item is None or self.accepts(item), f"{self.words}, or None")
+
+
+def a(kind: type | tuple[type, ...], words: str) -> Check:
+    """An instance of a class."""
+    return Check(lambda item: isinstance(item, kind), words)
+
+
+def expects(**checks: Check) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
+    """Check the arguments of these names at each call, before anything else is done.
+
+    The decorated function raises UsageError for an argument that its check does not accept.
+    """
+
+    def decorate(function: Callable[Params, Result]) -> Callable[Params, Result]:
+        places = list(inspect.signature(function).parameters)
+        rows = [(places.index(name), name, check) for name, check in checks.items()]
+
+        @wraps(function)
+        def call(*args: Params.args, **kwargs: Params.kwargs) -> Result:
+            for at, name, check in rows:
+                if at < len(args):
+                    item = args[at]
+                elif name in kwargs:
+                    item = kwargs[name]
+                else:
+                    continue
+                if not check.accepts(item):
+                    raise UsageError(f"{name} is {_describe(item)}; expected {check.words}")
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _describe(item: object) -> str:
+    if item is None or isinstance(item, bool | int | float | str | bytes):
+        return repr(item) if len(repr(item)) <= MOST_LETTERS else f"a {type(item).__name__}"
+    return f"the class {item.__name__}" if isinstance(item, type) else f"a {type(item).__name__}"
+
+
+MOST_LETTERS = 60
+
+
+def _is_mapping(item: object) -> bool:
+    return type(item) is dict or isinstance(item, Mapping)  # the second is slow, and a feed is checked at each run
+
+
+def _are_names(item: object) -> bool:
+    return isinstance(item, Collection) and not isinstance(item, bytes) and all(type(name) is str for name in item)
+
+
+FLAG = Check(lambda item: type(item) is bool, "True or False")
+MAPPING = Check(_is_mapping, "a mapping of names to tensors, such as {'x': tensor}")
+NAMES = Check(_are_names, "names, such as ['x']")
+TEXT = Check(lambda item: type(item) is str, "a text")
+PATH = Check(lambda item: isinstance(item, str | os.PathLike), "a path")
+FUNCTION = Check(callable, "a function")
