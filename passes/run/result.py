@@ -69,8 +69,8 @@ class PassRow:
     lost: tuple[str, ...] = ()
     """The structures that it broke, such as `qkv encoder.layer.0`."""
     remarks: tuple[str, ...] = ()
-    """What else it did that a user should know: growth, and nodes that it removed since their stored values are zero or
-    one."""
+    """What else a user should know: growth, nodes that it removed since their stored values are zero or one, and a kept
+    structure that it would have lost."""
     turn: int = 1
     """Which turn of a `repeat` this is."""
     reproducer: str = ""

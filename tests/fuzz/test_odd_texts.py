@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,13 +140,14 @@ def test_odd_command_lines_end_in_an_exit_code_and_in_text(folder: Path, capfd: 
         ["encodings", "deep/plan.json", "-o", "e.json"],
         ["encodings", "MODEL", "--apply", "deep/plan.json", "-o", "e.onnx"],
         ["optimize", "MODEL", "-o", "o.onnx", "--encodings", "deep/plan.json"],
-        ["quantsim", "MODEL", "--out", "sim", "--set", "quantsim.rules={aimet_config: deep/plan.json}"],
+        ["quantsim", "MODEL", "--out", "sim", "--set", "quantsim.profile={aimet_config: deep/plan.json}"],
         ["run", "c.yaml", "--set", "model.dims=" + "[" * 3000],
     ],
     ids=lambda line: " ".join(line)[:40],
 )
 def test_deep_json_is_refused_in_one_sentence(line: list[str], folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "deep").mkdir()
+    shutil.copy(EXAMPLES / "attention.onnx", folder / "deep" / "model.onnx")
     for name in ("plan.json", "ir.json", "report.json"):
         (folder / "deep" / name).write_text("[" * 100_000, encoding="utf-8")
     code, printed = knock([str(EXAMPLES / "attention.onnx") if word == "MODEL" else word for word in line], capfd)

@@ -45,6 +45,29 @@ def test_keep_pins_so_that_nothing_is_merged(recipe: list[str], context: PassCon
         assert any(np.array_equal(array, other) or np.array_equal(array.T, other) for other in arrays)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        (["nop"], None),
+        (["fuse_qkv"], "fuse_qkv: would have lost qkv attention 0, which is kept"),
+        (["onnxsim"], "onnxsim: its fuse_attention would have lost qkv attention 0, which is kept"),
+        (["fuse_qkv", "onnxsim"], "fuse_qkv: would have lost qkv attention 0, which is kept"),
+    ],
+    ids=str,
+)
+def test_the_first_pass_that_would_have_lost_what_is_kept_is_named(
+    recipe: list[str], said: str | None, context: PassContext
+) -> None:
+    run = passes.optimize(biased_attention(), recipe=recipe, keep=["qkv"], context=context)
+    assert [remark for remark in run.remarks if "kept" in remark] == ([said] if said else [])
+
+
+def test_a_pass_that_is_skipped_would_have_lost_nothing(context: PassContext) -> None:
+    skip = ["fuse_qkv", "fuse_attention"]
+    run = passes.optimize(biased_attention(), recipe=["onnxsim"], keep=["qkv"], skip=skip, context=context)
+    assert not any("which is kept" in remark for remark in run.remarks)
+
+
 @pytest.mark.parametrize("make", [attention, biased_attention])
 def test_keep_is_cheap(make, context: PassContext) -> None:
     """At most two nodes more than when only the passes that merge are skipped by name."""
