@@ -19,6 +19,7 @@ from passes.graph.op_facts import op_name
 from passes.load import load_model, to_path
 from passes.provenance import ModulePath, annotations_of, form_of, known_as, module_path_of, part_of
 from passes.suggest import nearest_names, plural
+from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
 
 __all__ = ["MODEL_FILE", "MergedNode", "Origin", "WeightOrigin", "file_of", "why", "why_merged", "why_weights"]
@@ -219,7 +220,7 @@ class _Nodes:
             )
         kind, _, wanted = name.partition(":")
         if kind == "op":
-            what, known = f"no {wanted} in this model", {entry.op_type for entry, _ in self._all}
+            what, known = f"no {visible_line(wanted)} in this model", {entry.op_type for entry, _ in self._all}
         elif kind == "module":
             what, known = f"no node of a module {wanted!r}", {path for entry, _ in self._all for path in _paths(entry)}
             if not known:

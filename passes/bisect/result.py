@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from passes.diff.types import NodeLabel
 from passes.suggest import plural
+from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
 
 __all__ = ["Bisection", "Culprit", "Smallest", "bisection_as_data", "bisection_text"]
@@ -90,7 +91,7 @@ MOST_FAILED: Final = 3
 
 def bisection_text(finding: Bisection, file: str = "") -> str:
     """The result as text; `file` is where the smallest model was written."""
-    return "\n".join(_lines(finding, file)) + "\n"
+    return "\n".join(map(visible_line, _lines(finding, file))) + "\n"
 
 
 def _lines(finding: Bisection, file: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from passes.diff.numbers import LayerErrors, Numbers
 from passes.diff.types import Diff, NodeLabel, Replacement
 from passes.proof.numbers import DRAWN, Errors
+from passes.visible import visible_line
 
 __all__ = ["diff_as_data", "diff_text", "layers_as_data", "layers_text", "numbers_as_data", "numbers_text", "summarize"]
 
@@ -55,7 +56,7 @@ def diff_text(diff: Diff, *, names: bool = False, most: int | None = MOST) -> st
     Args:
         most: None for all entries, in full.
     """
-    return "\n".join(_lines(diff, names, most)) + "\n"
+    return "\n".join(map(visible_line, _lines(diff, names, most))) + "\n"
 
 
 def _lines(diff: Diff, names: bool, most: int | None) -> Iterator[str]:
@@ -121,7 +122,7 @@ def _entry(entry: object, *, is_cut: bool) -> str:
 def numbers_text(numbers: Numbers | None, why: str = "", *, most: int | None = MOST, title: str = "numbers") -> str:
     """The errors of outputs and of inner values; empty if nothing was run."""
     if numbers is None:
-        return f"\nno numbers: {why}\n" if why else ""
+        return f"\nno numbers: {visible_line(why)}\n" if why else ""
     lines = ["", title, *(f"  output {name}: {_distance(errors)}" for name, errors in numbers.outputs.items())]
     if numbers.values:
         differing = [value for value in numbers.values if value.errors.max_abs or not value.errors.ok]
@@ -136,7 +137,7 @@ def numbers_text(numbers: Numbers | None, why: str = "", *, most: int | None = M
     lines.extend(f"  {draw}" for draw in numbers.not_run)
     if numbers.draws:
         lines.append(f"  the worst of {'; '.join(numbers.draws)}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(visible_line, lines)) + "\n"
 
 
 def layers_text(layers: Sequence[LayerErrors], *, most: int | None = MOST) -> str:
@@ -155,7 +156,7 @@ def layers_text(layers: Sequence[LayerErrors], *, most: int | None = MOST) -> st
         for cells in (zip(row, widths, strict=True) for row in rows)
     ]
     more = [f"  and {len(layers) - len(places)} more, with smaller errors"] if len(layers) > len(places) else []
-    return "\n".join(["", "layers", *(f"  {line.rstrip()}" for line in lines), *more]) + "\n"
+    return "\n".join(["", "layers", *(visible_line(f"  {line.rstrip()}") for line in lines), *more]) + "\n"
 
 
 def _layer_row(layer: LayerErrors) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from onnx import TensorProto
 
 from passes.errors import StepFailed, StepTimedOut
 from passes.graph.traversal import reads_of
+from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import Weight, inline, point_to
 from passes.worker.platforms import available_cores
@@ -199,7 +200,7 @@ def _open_session(
         try:
             return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            raise StepFailed(f"onnxruntime refuses the model: {error}") from error
+            raise StepFailed(f"onnxruntime refuses the model: {visible_line(str(error))}") from error
 
 
 def _open_evaluator(proto: onnx.ModelProto, weights: Mapping[str, Weight], refusal: StepFailed) -> ReferenceEvaluator:

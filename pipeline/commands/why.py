@@ -15,6 +15,7 @@ from passes.load import load_model
 from passes.proof.numbers import DRAWN
 from passes.provenance.stripping import MISSING, is_stripped
 from passes.suggest import plural
+from passes.visible import visible_line
 from passes.why import MergedNode, Origin, WeightOrigin, file_of, why_merged, why_weights
 from passes.why import why as why_nodes
 from pipeline.commands.shared import Json, print_styled
@@ -82,10 +83,10 @@ def why(
     if stripped:  # no metadata does not mean that a node comes from the source
         texts = [[line for line in lines if not line.startswith(UNKNOWN)] for lines in texts]
     steps = [[f"  {'step':<10}  {_step(row)}" for row in _steps(_authors(one), rows)] for one in (*nodes, *weights)]
-    blocks = ["\n".join([*lines, *more]) for lines, more in zip(texts, steps, strict=True)]
+    blocks = ["\n".join(map(visible_line, [*lines, *more])) for lines, more in zip(texts, steps, strict=True)]
     if merged:
         title = f"{plural(len(merged), 'node')} of {name.removeprefix(MODULE)} merged into others, or removed:"
-        blocks.append("\n".join([title, *map(_merged_line, merged)]))
+        blocks.append("\n".join(map(visible_line, [title, *map(_merged_line, merged)])))
     blocks += [MISSING] if stripped else []
     print_styled("\n\n".join(blocks) + "\n", STYLES)
 

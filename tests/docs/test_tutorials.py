@@ -1,4 +1,4 @@
-"""Every command of a tutorial and of the quick start does what the page shows, one after the other, from the root of a checkout."""
+"""Every command of a tutorial, and of the quick start, does what the page shows, from the root of a checkout."""
 
 from __future__ import annotations
 

@@ -8,10 +8,12 @@ import sys
 from io import StringIO
 from pathlib import Path
 
+import onnx
 import pytest
 from rich.text import Text
 
 from passes.visible import HIDDEN, json_text, visible, visible_data, visible_line
+from pipeline.cli import main
 from pipeline.errors import refusal_of
 from pipeline.terminal import ProgressBar, Screen, VisibleStream, print_text
 
@@ -73,6 +75,24 @@ def test_a_text_of_several_lines_keeps_them(capsys: pytest.CaptureFixture[str]) 
     print_text("one\n  two\x1b[2J\n")
     print_text("")
     assert capsys.readouterr().out == "one\n  two\\x1b[2J\n"
+
+
+@pytest.mark.parametrize("words", [["diff", "a.onnx", "b.onnx"], ["why", "a.onnx", "n*"], ["why", "a.onnx", "y\nEVIL"]])
+def test_a_name_begins_no_line(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file, op in (("a.onnx", "Relu"), ("b.onnx", "Sigmoid")):
+        model = onnx.parser.parse_model('<ir_version: 9, opset_import: ["" : 18]> g (float[4] x) => (float[4] y) {}')
+        model.graph.input[0].name, model.graph.output[0].name = "x\nEVIL", "y\nEVIL"
+        model.graph.node.append(onnx.helper.make_node(op, ["x\nEVIL"], ["y\nEVIL"], name="n\nEVIL"))
+        onnx.save(model, file)
+    monkeypatch.setattr(sys, "argv", ["onnxline", *words])
+    with pytest.raises(SystemExit):
+        main()
+    printed = "".join(capsys.readouterr())
+    assert r"\nEVIL" in printed
+    assert "\nEVIL" not in printed
 
 
 def test_a_stream_that_fails_is_written_no_more_and_says_why() -> None:
