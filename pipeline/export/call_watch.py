@@ -97,8 +97,10 @@ def _are_equal(buffer: torch.Tensor, values: torch.Tensor) -> bool:
 
 
 def _write(buffer: torch.Tensor, values: torch.Tensor) -> None:
-    with torch.no_grad():
-        buffer.set_(values) if buffer.shape != values.shape else buffer.copy_(values)
+    if buffer.shape == values.shape:
+        buffer.data.copy_(values)  # of what an in-place write has made require a gradient, too
+    else:
+        buffer.data = values.clone()
 
 
 def _numbers(module: nn.Module) -> Iterator[tuple[tuple[nn.Module, str, str], object]]:

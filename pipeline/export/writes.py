@@ -66,7 +66,7 @@ def _lift_writes(source: TorchSource, settings: ExportConfig) -> TorchSource:
     for after, target, is_buffer in live_writes(program):
         if is_buffer:
             before = _unique_name(target, taken)
-            value = source.buffers.get(target, buffers[target])
+            value = source.buffers.get(target, buffers[target]).detach()
             inputs.append(_state_spec(before, target, value, source.declared.get(target, InputConfig())))
         else:
             target, spec = own[target]
@@ -164,7 +164,8 @@ def _add_ancestors(node: Node, seen: set[Node]) -> None:
 def _returning(program: ExportedProgram, news: Collection[str]) -> ExportedProgram:
     """The program whose last outputs are the new values `news`; it writes to nothing."""
     signature, output = program.graph_signature, program.graph.output_node()
-    pairs = list(zip(signature.output_specs, output.args[0], strict=True))  # type: ignore[arg-type]
+    results: Any = output.args[0]
+    pairs = list(zip(signature.output_specs, results, strict=True))
     kept = [pair for pair in pairs if pair[0].kind is OutputKind.USER_OUTPUT]
     by_name = {spec.arg.name: (spec, item) for spec, item in pairs if spec.kind is not OutputKind.USER_OUTPUT}
     kept += [

@@ -137,7 +137,7 @@ def calls_of(dtype: torch.dtype) -> dict[str, tuple[Any, tuple[Any, ...], dict[s
     torch.manual_seed(0)
     with warnings.catch_warnings(), Calls() as calls:
         warnings.simplefilter("ignore")
-        for function, shape in FUNCTIONS:
+        for function, shape in FUNCTIONS if dtype is torch.float64 else FUNCTIONS[: len(OF_IMAGES)]:
             x = torch.randn(shape, dtype=dtype, requires_grad=True)
             out = function(x)
             torch.autograd.grad((out * torch.randn_like(out)).sum(), x)
@@ -190,8 +190,9 @@ def test_a_call_gives_in_every_order_what_it_gives_in_rows(dtype: torch.dtype) -
                     wrong.append(f"{func} {order.__name__} {chosen} -> {out_order.__name__}")
     assert not wrong
     assert {"aten.native_group_norm_backward.default", "aten.reflection_pad2d_backward.default"} <= seen
-    assert len(seen) > 100
-    assert len(seen & ANY_ORDER) > 40
+    if dtype is torch.float64:
+        assert len(seen) > 100
+        assert len(seen & ANY_ORDER) > 40
 
 
 def is_close(found: torch.Tensor, wanted: torch.Tensor, limit: float) -> bool:
