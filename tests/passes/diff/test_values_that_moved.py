@@ -97,6 +97,27 @@ def test_an_error_in_a_folded_conv_is_seen_where_it_begins(context: PassContext)
     assert max(ratio for name, ratio in sqnr.items() if name in ("layers.0.conv", "layers.0.bn")) < 20
 
 
+SMALL_BLOCK = """g (float[2, 5, 16] x) => (float[2, 5, 16] y) {
+    [up] a = MatMul (x, w1)
+    [act] b = Relu (a)
+    [down] c = MatMul (b, w2)
+    [scale] s = Mul (c, tiny)
+    [sum] y = Add (x, s)
+}"""
+
+
+def test_an_error_that_the_outputs_hardly_show_has_its_row(context: PassContext) -> None:
+    """No other weight makes up for the change: the second product reads another value with the same weights."""
+    weights = {"w1": matrix(16, 16, 1), "w2": matrix(16, 16, 2), "tiny": np.full((16,), 1e-5, np.float32)}
+    models = [detached(model_of(SMALL_BLOCK, **stored)) for stored in (weights, {**weights, "w1": -weights["w1"]})]
+    matched = match_models(*models)
+    draws = draw_inputs(matched, context, 1)
+    assert compare_numbers(matched, draws, context).outputs["y"].sqnr_db > 90
+    sqnr = {layer.layer: layer.errors.sqnr_db for layer in compare_layers(matched, draws, context)}
+    assert sqnr.keys() == {"MatMul up", "MatMul down", "Mul scale"}
+    assert max(sqnr.values()) < 0
+
+
 CHAIN = """g (float[2, 5, 16] x) => (float[2, 5, 16] y) {{
     [norm] n = LayerNormalization <axis = -1> (x, scale, shift)
     {}
