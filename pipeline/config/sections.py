@@ -76,7 +76,6 @@ DTYPES = (
 )  # fmt: skip
 SOURCES = ("factory", "transformers", "onnx")
 DEFAULT_SIZES = (2, 3)
-MOST_DRAWS = 10_000
 
 
 def _check_dtype(name: str) -> str:
@@ -308,7 +307,7 @@ class VerifyConfig(Section):
     """
 
     proof: Literal["numbers", "structure"] = "numbers"
-    draws: Annotated[Natural, Field(le=MOST_DRAWS)] = 2
+    draws: Natural = 2
     inputs: Annotated[
         tuple[Annotated[StrictStr, Field(min_length=1)], ...],
         BeforeValidator(as_list, json_schema_input_type=str | list[str]),
