@@ -47,8 +47,9 @@ logsumexp.default max.dim mean.dim mean.default softmax.int sum.default sum.dim_
 IMAGES = """
 adaptive_avg_pool2d.default _adaptive_avg_pool2d.default _adaptive_avg_pool2d_backward.default avg_pool2d.default
 avg_pool2d_backward.default batch_norm.default constant_pad_nd.default group_norm.default layer_norm.default
-max_pool2d.default max_pool2d_with_indices.default pad.default upsample_bilinear2d.vec
-upsample_nearest2d.vec upsample_nearest2d_backward.default
+max_pool2d.default max_pool2d_with_indices.default max_pool2d_with_indices_backward.default
+native_batch_norm_backward.default pad.default upsample_bilinear2d.vec upsample_nearest2d.vec
+upsample_nearest2d_backward.default
 """
 
 ANY_ORDER: Final = frozenset(
