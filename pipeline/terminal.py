@@ -47,7 +47,7 @@ class Screen(Console):
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False, **settings)
 
     @property
-    def file(self) -> IO[str]:
+    def file(self) -> IO[str]:  # pyright: ignore[reportIncompatibleMethodOverride] - nobody sets it
         stream = super().file
         return getattr(stream, "styled", stream)
 

@@ -22,8 +22,9 @@ from passes.diff.formats import (
     numbers_text,
     summarize,
 )
+from passes.diff.layers import LayerErrors, compare_layers
 from passes.diff.model_matching import ModelMatching, match_models
-from passes.diff.numbers import DrawnInputs, LayerErrors, Numbers, compare_layers, compare_numbers, draw_inputs
+from passes.diff.numbers import DrawnInputs, Numbers, compare_numbers, draw_inputs
 from passes.diff.types import Diff
 
 __all__ = [

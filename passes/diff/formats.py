@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from passes.diff.numbers import LayerErrors, Numbers
+from passes.diff.layers import LayerErrors
+from passes.diff.numbers import Numbers
 from passes.diff.types import Diff, NodeLabel, Replacement
 from passes.proof.numbers import DRAWN, Errors
 from passes.visible import visible_line

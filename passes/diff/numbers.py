@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto
 
 from passes.context import PassContext
 from passes.diff.model_matching import ModelMatching, same_outputs
-from passes.diff.types import label_of
+from passes.diff.value_pairs import pair_values
 from passes.errors import ModelError, StepFailed
 from passes.matching.graph_index import ABSENT
 from passes.optimize import plan_draws
@@ -22,20 +22,18 @@ from passes.proof.client import choose_in_worker
 from passes.proof.numbers import DRAWN, Errors, compare
 from passes.proof.precision import Precisions, computed_types
 from passes.proof.types import worst_errors
-from passes.provenance.annotations import ModulePath, module_path_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
 
 __all__ = [
     "Distance",
     "DrawnInputs",
-    "LayerErrors",
     "Numbers",
     "Pair",
     "ValueErrors",
-    "compare_layers",
     "compare_numbers",
     "draw_inputs",
+    "main_values",
     "measure_distances",
     "measure_pairs",
 ]
@@ -191,17 +189,23 @@ def measure_pairs(
 
 
 def _common_values(matched: ModelMatching) -> Iterator[Pair]:
-    """The values that matched nodes of the main graphs make, without graph outputs."""
+    """The values that matched nodes of the main graphs make, without graph outputs.
+
+    A value that matched nodes read in the place of another is the other one: it is left out.
+    """
     same, inner = matched.same, [_inner_values(model) for model in (matched.before, matched.after)]
+    read_as = pair_values(matched).read_as
     for old, new in matched.pairs():
         for old_value, new_value in zip(same.before.items[old].makes, same.after.items[new].makes, strict=False):
             pair = (same.before.names[old_value], same.after.names[new_value])
-            if ABSENT not in (old_value, new_value) and pair[0] in inner[0] and pair[1] in inner[1]:
+            if ABSENT in (old_value, new_value) or pair[0] not in inner[0] or pair[1] not in inner[1]:
+                continue
+            if same.representative(old_value) in read_as.get(new_value, (same.representative(old_value),)):
                 yield pair
 
 
 def _inner_values(model: DetachedModel) -> set[str]:
-    return _main_values(model) - {info.name for info in model.proto.graph.output}
+    return main_values(model) - {info.name for info in model.proto.graph.output}
 
 
 Pair = tuple[str, str]
@@ -267,103 +271,5 @@ def _compare_values(before: np.ndarray, after: np.ndarray, computed_in: str | No
     return str(before.dtype), compare(before, after, computed_in=computed_in)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerErrors:
-    """A value at which a layer ends, by its name in each model, with the errors of the second model there.
-
-    `layer` is the outermost numbered torch module that the value leaves (`encoder.layer.0`), else the outermost
-    one; the node itself where the model has no module paths.
-    """
-
-    layer: str
-    op: str
-    before: str
-    after: str
-    dtype: str
-    errors: Errors
-
-
-@dataclass(frozen=True, slots=True)
-class _LayerBoundary:
-    layer: str
-    op: str
-    depth: int
-    """The number of modules around it: the outermost layers have the lowest."""
-    pair: Pair
-
-
-def compare_layers(
-    matched: ModelMatching, draws: Sequence[DrawnInputs], context: PassContext, *, most: int | None = None
-) -> tuple[LayerErrors, ...]:
-    """Run both models on `draws` and compare the floating-point values at which a layer of the first one ends.
-
-    A layer is left out if the second model does not have its value, or has it in another shape.
-
-
-    Args:
-        most: compare at most so many values, those of the outermost layers.
-
-    Raises:
-        StepFailed: onnxruntime refuses one of the models, or stops.
-    """
-    boundaries = list(_boundaries(matched))
-    if most is not None and len(boundaries) > most:
-        chosen = sorted(range(len(boundaries)), key=lambda place: (boundaries[place].depth, place))[:most]
-        boundaries = [boundaries[place] for place in sorted(chosen)]
-    distances, _ = measure_pairs(matched, [boundary.pair for boundary in boundaries], draws, context, may_collapse=True)
-    return tuple(
-        LayerErrors(boundary.layer, boundary.op, *boundary.pair, *distances[boundary.pair])
-        for boundary in boundaries
-        if boundary.pair in distances
-        and "float" in distances[boundary.pair][0]
-        and not distances[boundary.pair][1].why.startswith(UNLIKE)
-    )
-
-
-def _boundaries(matched: ModelMatching) -> Iterator[_LayerBoundary]:
-    """The values at which layers end, in the order of the first model."""
-    same = matched.same
-    inner = [_main_values(model) for model in (matched.before, matched.after)]
-    counterparts = {
-        same.before.outputs[name]: new for name, new in same.after.outputs.items() if name in same.before.outputs
-    }
-    for new, old in enumerate(same.value_of):
-        if old >= 0 and same.after.names[new] in inner[1]:
-            counterparts.setdefault(old, new)
-    places = [module_path_of(item.node) for item in same.before.items]
-    by_module = any(place is not None and len(place.paths) > 1 for place in places)
-    for item, place in zip(same.before.items, places, strict=True):
-        for value in item.makes:
-            new = counterparts.get(value, ABSENT)
-            if value in same.before.constants or new == ABSENT or same.before.names[value] not in inner[0]:
-                continue
-            pair = (same.before.names[value], same.after.names[new])
-            if not by_module:
-                if not same.before.weights.isdisjoint(item.needs):
-                    yield _LayerBoundary(str(label_of(item.node)), item.node.op_type, 0, pair)
-            elif place is not None and (depth := _depth_left(matched, value, place, places)):
-                yield _LayerBoundary(place.paths[depth], item.node.op_type, depth, pair)
-
-
-def _depth_left(matched: ModelMatching, value: int, place: ModulePath, places: Sequence[ModulePath | None]) -> int:
-    """The depth of the module around a node that is the layer which `value` leaves; 0 for none."""
-    before = matched.same.before
-    if value in before.outputs.values():
-        left = list(range(1, len(place.paths)))
-    else:
-        readers = [reader.paths for user, _ in before.users[value] if (reader := places[user]) is not None]
-        left = [
-            depth
-            for depth, path in enumerate(place.paths[1:], start=1)
-            if any(path not in reader for reader in readers)
-        ]
-    numbered = (depth for depth in left if place.paths[depth].rpartition(".")[2].isdecimal())
-    return next(numbered, left[0] if left else 0)
-
-
-def _main_values(model: DetachedModel) -> set[str]:
+def main_values(model: DetachedModel) -> set[str]:
     return {name for node in model.proto.graph.node for name in node.output}
-
-
-UNLIKE: Final = ("shape ", "dtype ")
-"""Prefixes of `why` for values that do not correspond."""

@@ -33,7 +33,10 @@ def explain(error: ValidationError, root: type[BaseModel], document: Document) -
     grouped: dict[tuple[KeyPath, bool], list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         unknown = detail["type"] == "extra_forbidden"
-        path = detail["loc"] if detail["type"] in ("missing", "extra_forbidden") else _in_data(detail["loc"], document)
+        loc = detail["loc"]
+        path = _in_data(loc, document)
+        if unknown or detail["type"] == "missing":
+            path = (*_in_data(loc[:-1], document), loc[-1])
         grouped.setdefault((path, unknown), []).append(detail)
     lines = [
         _line(path, details, root, document)

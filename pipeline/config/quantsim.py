@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StrictFloat, StrictInt, StrictStr, model_validator
 
 from pipeline.config.paths import is_reference
 from pipeline.config.precision import FLOAT, LEAST_BITS, MOST_BITS, Precision, parse_precision
@@ -85,7 +85,7 @@ class CalibrationConfig(Section):
     args: dict[str, Any] = Field(default_factory=dict)
     samples: Count = 32
     method: MethodName = "minmax"
-    percentile: Annotated[float, Field(gt=0, le=100)] = DEFAULT_PERCENTILE
+    percentile: Annotated[StrictFloat, Field(gt=0, le=100)] = DEFAULT_PERCENTILE
     seed: Natural = 0
 
     @model_validator(mode="after")
@@ -110,8 +110,8 @@ class SuggestConfig(Section):
         `{weights: int4/block32}` for a size.
     """
 
-    sqnr_db: Annotated[float, Field(gt=0)] | None = None
-    size: Annotated[float, Field(gt=0, lt=1)] | None = None
+    sqnr_db: Annotated[StrictFloat, Field(gt=0)] | None = None
+    size: Annotated[StrictFloat, Field(gt=0, lt=1)] | None = None
     formats: FormatsConfig | None = None
 
     @model_validator(mode="after")
@@ -142,7 +142,7 @@ class QuantSimConfig(Section):
     unsupported: Literal["note", "refuse"] = "note"
     evaluation: Count = 8
     encodings: Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"] = "1.0.0"
-    encodings_from: StrictStr | None = None
+    encodings_from: Annotated[StrictStr, Field(min_length=1)] | None = None
     suggest: SuggestConfig | None = None
 
     @model_validator(mode="after")

@@ -76,7 +76,6 @@ DTYPES = (
 )  # fmt: skip
 SOURCES = ("factory", "transformers", "onnx")
 DEFAULT_SIZES = (2, 3)
-MOST_DRAWS = 10_000
 
 
 def _check_dtype(name: str) -> str:
@@ -154,6 +153,8 @@ class ModelConfig(Section):
     dims: the sizes that each named dim is tried at; the first is the one that the model is exported with.
     trainable: globs over initializer names that are parameters, beside those that trace to an nn.Parameter.
     checkpoint: safetensors for the module of a factory; `transformers` has a key of its own.
+    random_biases: of a model with random weights: draw the biases and scales that its class makes zero or one, by which
+        passes would remove nodes that a trained model needs.
     """
 
     factory: StrictStr | None = None
@@ -168,6 +169,7 @@ class ModelConfig(Section):
     inputs: dict[str, InputConfig] = Field(default_factory=dict)
     dims: dict[str, tuple[Count, ...]] = Field(default_factory=dict)
     trainable: tuple[StrictStr, ...] = ()
+    random_biases: StrictBool = False
 
     @field_validator("dims")
     @classmethod
@@ -185,6 +187,10 @@ class ModelConfig(Section):
             raise ValueError(f"found {' and '.join(found) or 'none'}, expected exactly one of {', '.join(SOURCES)}")
         if self.args and self.factory is None:
             raise ValueError(f"found 'args' beside {found[0]!r}, expected it with 'factory' only")
+        section = self.transformers
+        with_weights = self.checkpoint or self.onnx or (section and (section.checkpoint or section.folder))
+        if self.random_biases and with_weights:
+            raise ValueError("found random_biases: true, but the model comes with its weights; leave this key out")
         if self.checkpoint and self.factory is None:
             raise ValueError(
                 f"found 'checkpoint' beside {found[0]!r}, expected it with 'factory', or inside of 'transformers'"
@@ -308,7 +314,7 @@ class VerifyConfig(Section):
     """
 
     proof: Literal["numbers", "structure"] = "numbers"
-    draws: Annotated[Natural, Field(le=MOST_DRAWS)] = 2
+    draws: Natural = 2
     inputs: Annotated[
         tuple[Annotated[StrictStr, Field(min_length=1)], ...],
         BeforeValidator(as_list, json_schema_input_type=str | list[str]),

@@ -35,7 +35,25 @@ from pipeline.export.tree import input_tensors, named_leaves, not_dense, output_
 from pipeline.export.weight_free.meta_init import is_weightless, take_buffers
 from pipeline.runtime.tensors import dtype_name, to_torch
 
-__all__ = ["NoInputs", "assemble", "mode_dependent_modules"]
+__all__ = ["NoInputs", "assemble", "draw_biases", "mode_dependent_modules"]
+
+
+@torch.no_grad()
+def draw_biases(module: nn.Module, seed: int) -> None:
+    """Move each vector of parameters that holds zeros or ones alone by normal numbers of deviation `SPREAD`, in place.
+
+    Classes initialize biases and scales of norms like this; passes remove the nodes that add such a zero.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        is_vector = parameter.ndim == 1 and parameter.is_floating_point() and not parameter.is_meta
+        if is_vector and any(bool((parameter == value).all()) for value in (0, 1)):
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter += SPREAD * noise.to(parameter.device, parameter.dtype)
+
+
+SPREAD = 0.02
+"""The deviation by which transformers initializes matrices."""
 
 
 class NoInputs(SourceError):

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from pipeline.config import ModelConfig, locate
 from pipeline.errors import SourceError
-from pipeline.export.build_source import assemble
+from pipeline.export.build_source import assemble, draw_biases
 from pipeline.export.checkpoint import read_checkpoint
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.user_code import call_user_code, load_function
@@ -42,6 +42,9 @@ def make_from_factory(model: ModelConfig, *, weightless: bool = False, keep_mode
         weights = f"from {model.checkpoint}"
         if not weightless:
             notes += load_weights(module, model.checkpoint)
+    if model.random_biases:
+        draw_biases(module, model.seed)
+        weights += ", random biases"
     source = assemble(module, example, model, keep_mode=keep_mode)
     return replace(source, notes=(*notes, *moved), weights=weights)
 

@@ -16,7 +16,7 @@ import torch
 from passes.suggest import nearest, plural
 from pipeline.config import ModelConfig, TransformersConfig, locate
 from pipeline.errors import OnnxlineError, SourceError
-from pipeline.export.build_source import assemble
+from pipeline.export.build_source import assemble, draw_biases
 from pipeline.export.captured_output import capture_output
 from pipeline.export.checkpoint import NAMES, read_checkpoint
 from pipeline.export.error_location import first_line
@@ -58,12 +58,15 @@ def make_from_transformers(
         else:
             module, extra = _with_weights(cls, config, checkpoint, allow_extra=folder is not None)
             notes += extra
+        if model.random_biases:
+            draw_biases(module, model.seed)
         filled = with_derived_inputs(model, module)
         source = assemble(module, None, filled, keep_mode=keep_mode)
+    biases = ", random biases" if model.random_biases else ""
     return replace(
         source,
         notes=(*(notes_on_experts(module) if is_set else ()), *notes),
-        weights=f"from {checkpoint}" if checkpoint else f"random, seed {model.seed}",
+        weights=f"from {checkpoint}" if checkpoint else f"random, seed {model.seed}{biases}",
         dims={dim: sizes for dim in named_dims(source.inputs) if (sizes := filled.dims.get(dim))},
     )
 

@@ -21,6 +21,7 @@ from passes.recipe.recipe import names_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
+from pipeline.argument_checks import FUNCTION, PATH, a, expects
 from pipeline.config import ModelConfig, QuantSimConfig, RunConfig, SuggestConfig, locate
 from pipeline.errors import CheckFailed, Unsupported, UsageError
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
@@ -95,9 +96,13 @@ class QuantSim:
         config: its section `quantsim` may be missing; then everything is by default.
         out: the folder of the artifacts; `runs/<name>` below the working directory by default.
         observer: called with each event.
+
+    Raises:
+        UsageError: an argument is of another type.
     """
 
-    def __init__(self, config: RunConfig, out: Path | None = None, observer: Observer = lambda _: None) -> None:
+    @expects(config=a(RunConfig, "a RunConfig, as RunConfig.from_yaml reads"), out=PATH.or_none(), observer=FUNCTION)
+    def __init__(self, config: RunConfig, out: str | Path | None = None, observer: Observer = lambda _: None) -> None:
         self._config, self._out, self._observer = prepare_config(config), out, observer
 
     def run(self) -> QuantSimResult:

@@ -21,8 +21,9 @@ from passes.weights.detached import detach
 from passes.weights.files import save
 from pipeline.authoring import Model
 from pipeline.config import ModelConfig, RunConfig, locate
+from pipeline.errors import SourceError
 from pipeline.events import Note, Observer
-from pipeline.export.build_source import assemble
+from pipeline.export.build_source import assemble, draw_biases
 from pipeline.export.checkpoint import read_checkpoint
 from pipeline.export.factory import call_factory, load_weights, plain_module
 from pipeline.export.inputs import with_dynamic_shapes
@@ -191,12 +192,16 @@ def open_train_source(config: RunConfig, batch: object, quantized: Path | None) 
         return _TransformersModule(config)
     made, example = call_factory(model)
     if isinstance(made, Model):
+        if model.random_biases:
+            raise SourceError("model.random_biases: found a model by hand, expected a torch module; leave this key out")
         if model.checkpoint is not None:
             made.load_state_dict(read_checkpoint(locate(model.checkpoint)))
         return _HandModel(config, made)
     module, notes = plain_module(made, f"the factory {model.factory} returns")
     if model.checkpoint is not None:
         notes += load_weights(module, model.checkpoint)
+    if model.random_biases:
+        draw_biases(module, model.seed)
     return _FactoryModule(config, module, example, notes)
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from pipeline.errors import Unsupported
-from pipeline.importers.from_torch.operators import WHEN_TRAINING
+from pipeline.importers.from_torch.operators import RUNNING, WHEN_TRAINING
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.runtime import SizedProgram
 from pipeline.runtime.eager import Own, as_traced, run_eager
@@ -25,7 +25,7 @@ from pipeline.torch_ir.execute.memory import copy_if_shared, counts_from_storage
 from pipeline.torch_ir.nodes import key_of, stored_values
 from pipeline.torch_ir.weights import fits_shape, misfit
 
-__all__ = ["Engines", "Results", "Tensors", "copy_given_states", "lost_states_error", "versions", "writes"]
+__all__ = ["Engines", "Results", "Tensors", "copy_given_states", "find_write", "lost_states_error", "versions"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -68,16 +68,23 @@ def versions(tensors: Tensors) -> dict[str, int]:
     return {name: tensor._version for name, tensor in tensors.items()}
 
 
-def writes(graph: Graph) -> bool:
-    """Whether some op writes to its arguments: the IR was not functionalized."""
-    return any(_changes(op) or any(map(writes, op.bodies)) for op in graph.ops)
+def find_write(graph: Graph) -> Op | None:
+    """The first op, in bodies too, that writes to its arguments; None in an IR that was functionalized."""
+    for op in graph.ops:
+        if _changes(op):
+            return op
+        found = next(filter(None, map(find_write, op.bodies)), None)
+        if found is not None:
+            return found
+    return None
 
 
 def _changes(op: Op) -> bool:
     operator = find_known_operator(op.kind)
     if operator is not None and operator._schema.is_mutable:
         return True
-    return op.kind in WHEN_TRAINING and (op.attrs.get("training") or op.attrs.get("use_input_stats")) is True
+    is_training = op.kind in WHEN_TRAINING and (op.attrs.get("training") or op.attrs.get("use_input_stats")) is True
+    return is_training and any(op.attrs.get(name) is not None for name in RUNNING)
 
 
 def _is_state(graph: Graph, value: Value) -> bool:
@@ -91,12 +98,12 @@ Results = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 class ReferenceEngine:
     """Runs op by op, keeps states between runs, and never writes to tensors of the caller.
 
-    `writes` says whether ops of the graph write to their arguments, as they do without functionalization. Then any
-    stored tensor may be written to, so all are copied before the first run.
+    `writing` is an op of the graph that writes to its arguments, which only an IR that was not functionalized has. Then
+    any stored tensor may be written to, so all are copied before the first run.
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.writes = writes(graph)
+        self.writing = find_write(graph)
         self._graph = graph
         self._names = {value.name for value in graph.with_role(Role.STATE)}
         self._values = {value.name: value for value in stored_values(graph)}
@@ -114,7 +121,7 @@ class ReferenceEngine:
             LostStates: an earlier run that failed had begun to write to some states.
         """
         self._refuse_lost()
-        tensors = {**self._with_states(stored, given), **(_copies(inputs) if self.writes else inputs)}
+        tensors = {**self._with_states(stored, given), **(inputs if self.writing is None else _copies(inputs))}
         before = versions(self._states)
         try:
             with torch.no_grad():
@@ -146,7 +153,7 @@ class ReferenceEngine:
             raise LostStates(self._lost)
 
     def _with_states(self, stored: Tensors, given: Collection[str]) -> Tensors:
-        if self.writes:
+        if self.writing is not None:
             missing = {name: one for name, one in stored.items() if name not in self._states}
             self._states |= self._with_traced_strides(_copies(missing))
         return {**stored, **{name: one for name, one in self._states.items() if name not in given}}
@@ -223,13 +230,13 @@ class Engines:
         """The engine that ran last, which has the states."""
         self.updated: dict[str, torch.Tensor] = {}
         """After a run: the values of the inputs that the model writes to."""
-        self.not_planned = _never(own, writes=self.writes) if planned else ""
+        self.not_planned = _never(own, self._reference.writing) if planned else ""
         self._planned = planned and not self.not_planned
 
     @property
     def writes(self) -> bool:
         """Whether ops of the graph write to their arguments, as they do without functionalization."""
-        return self._reference.writes
+        return self._reference.writing is not None
 
     def run(self, stored: Tensors, inputs: Tensors, *, strict_sizes: bool) -> Tensors:
         """Outputs by name, on the planned runtime if it can."""
@@ -278,9 +285,12 @@ class Engines:
         return strict_sizes or all(fits_shape(inputs[value.name], value.spec.shape) for value in self._inputs)
 
 
-def _never(own: Own, *, writes: bool) -> str:
+def _never(own: Own, writing: Op | None) -> str:
     if own:
         return f"executors of your own run {', '.join(sorted(own))} (register_executor), which a plan cannot call"
-    if writes:
-        return "ops of the IR write to their arguments, as functionalize=False leaves them"
+    if writing is not None:
+        return (
+            f"{writing.kind} writes to its arguments, and a plan holds values that no op changes; extract_ir turns "
+            "writes into values, unless functionalize=False is given"
+        )
     return ""

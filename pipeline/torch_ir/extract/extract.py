@@ -104,7 +104,7 @@ def extract_source(source: TorchSource, name: str, *, functionalize: bool = True
         ConversionError: the program holds something that the IR cannot.
         UsageError: a dim that was asked to be dynamic came out as a number.
     """
-    program = trace_module(source)
+    program, _ = trace_module(source)
     return convert_exported_program(
         program,
         name,

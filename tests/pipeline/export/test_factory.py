@@ -335,3 +335,25 @@ def test_factories_of_two_folders_have_helpers_of_the_same_name(tmp_path: Path) 
         inputs = {"input": {"shape": [2, width]}}
         source = load(ModelConfig.model_validate({"factory": f"{folder}/net.py:make", "inputs": inputs}))
         assert next(source.module.parameters()).shape == (width, width)
+
+
+def test_random_biases_draw_what_a_class_makes_zero_or_one(factory: Factory) -> None:
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear, self.token = nn.LayerNorm(4), nn.Linear(4, 4), nn.Parameter(torch.zeros(1, 4))
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x):
+        return self.linear(self.norm(x)) + self.token
+
+make = lambda: (Net(), (torch.rand(2, 4),))
+"""
+    plain, again, drawn = (load(factory(code, random_biases=flag)).module.state_dict() for flag in (False, False, True))
+    changed = {name for name in plain if not torch.equal(plain[name], drawn[name])}
+    assert changed == {"norm.weight", "norm.bias", "linear.bias"}
+    assert all(torch.equal(plain[name], again[name]) for name in plain)
+    assert (drawn["norm.weight"] - 1).abs().max() < 0.1
+    with pytest.raises(Exception, match="found random_biases: true, but the model comes with its weights"):
+        factory(code, random_biases=True, checkpoint="w.safetensors")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from pipeline.torch_ir import (
+    IR,
     ConversionError,
     IRExecutor,
     convert_exported_program,
@@ -105,6 +106,26 @@ def test_a_norm_that_trains_beside_one_that_does_not() -> None:
     for ours, wanted in zip(executor.execute((x,)), model(x), strict=True):
         torch.testing.assert_close(ours, wanted, rtol=1e-6, atol=1e-6)  # a few roundings of float32
     assert executor.not_planned == ""
+
+
+@pytest.mark.parametrize("norm", [nn.InstanceNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False)])
+def test_a_norm_that_keeps_no_statistics_writes_nothing(norm: nn.Module) -> None:
+    x = torch.randn(5, 4, 3)
+    executor = IRExecutor(extract_ir(norm, (x,), strict=False, functionalize=False), norm.state_dict())
+    torch.testing.assert_close(executor.execute((x,))[0], norm(x), rtol=1e-6, atol=1e-6)  # a few roundings of float32
+    assert not executor.writes
+    assert executor.not_planned == ""
+
+
+def test_the_op_that_keeps_an_ir_from_a_plan_is_named(tmp_path: Path) -> None:
+    """Who loads an IR gave no option: the sentence says how the IR was made."""
+    model, x = Normed(), torch.randn(5, 4, 3)
+    extract_ir(model, (x,), strict=False, functionalize=False).save(tmp_path / "ir.json")
+    executor = IRExecutor(IR.load(tmp_path / "ir.json"), model.state_dict())
+    assert executor.not_planned == (
+        "aten.instance_norm.default writes to its arguments, and a plan holds values that no op changes; extract_ir "
+        "turns writes into values, unless functionalize=False is given"
+    )
 
 
 @pytest.mark.parametrize(

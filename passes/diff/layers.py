@@ -1,0 +1,177 @@
+"""Measure how far two models are apart where a layer of the first one ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from passes.context import PassContext
+from passes.diff.model_matching import ModelMatching, same_outputs
+from passes.diff.numbers import DrawnInputs, Pair, main_values, measure_pairs
+from passes.diff.types import label_of
+from passes.diff.value_pairs import pair_values
+from passes.matching.node_matching import NodeMatching
+from passes.matching.replacements import PRODUCTS
+from passes.proof.numbers import Errors
+from passes.provenance.annotations import ModulePath, module_path_of
+
+__all__ = ["LayerErrors", "compare_layers"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerErrors:
+    """A value at which a layer ends, by its name in each model, with the errors of the second model there.
+
+    `layer` is the outermost numbered torch module that the value leaves (`encoder.layer.0`), else the outermost
+    one; the node itself where the model has no module paths.
+    """
+
+    layer: str
+    op: str
+    before: str
+    after: str
+    dtype: str
+    errors: Errors
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerBoundary:
+    layer: str
+    op: str
+    depth: int
+    """The number of modules around it: the outermost layers have the lowest."""
+    value: str
+    """The name of the value in the first model."""
+    pairs: Mapping[Pair, bool]
+    """What may be one value in both models here, the likeliest first, and whether that is certain."""
+
+
+def compare_layers(
+    matched: ModelMatching, draws: Sequence[DrawnInputs], context: PassContext, *, most: int | None = None
+) -> tuple[LayerErrors, ...]:
+    """Run both models on `draws` and compare the floating-point values at which a layer of the first one ends.
+
+    A Conv that took in a BatchNormalization computes what that did: the layer of the Conv is compared there. A layer is
+    left out if the second model does not have its value (a scale was moved into the next product), or has it in another
+    shape.
+
+    Args:
+        most: compare at most so many values, those of the outermost layers.
+
+    Raises:
+        StepFailed: onnxruntime refuses one of the models, or stops.
+    """
+    boundaries = list(_boundaries(matched))
+    if most is not None and len(boundaries) > most:
+        chosen = sorted(range(len(boundaries)), key=lambda place: (boundaries[place].depth, place))[:most]
+        boundaries = [boundaries[place] for place in sorted(chosen)]
+    outputs = [(old, new) for new, old in same_outputs(matched.before.proto.graph, matched.after.proto.graph).items()]
+    pairs = dict.fromkeys([*outputs, *(pair for boundary in boundaries for pair in boundary.pairs)])
+    measured, _ = measure_pairs(matched, list(pairs), draws, context, may_collapse=True)
+    distances = {
+        pair: (dtype, errors)
+        for pair, (dtype, errors) in measured.items()
+        if "float" in dtype and not errors.why.startswith(UNLIKE)
+    }
+    ratios = {pair: _ratio_of(errors) for pair, (_, errors) in distances.items()}
+    rows: dict[Pair, LayerErrors] = {}
+    for boundary, pair in _choose_pairs(boundaries, ratios, outputs):
+        if pair not in rows or pair[0] == boundary.value:  # the layer that ends there goes before one that was taken in
+            rows.pop(pair, None)
+            rows[pair] = LayerErrors(boundary.layer, boundary.op, *pair, *distances[pair])
+    return tuple(rows.values())
+
+
+def _ratio_of(errors: Errors) -> float:
+    """SQNR in dB, the least where it is no number."""
+    return -math.inf if math.isnan(errors.sqnr_db) else errors.sqnr_db
+
+
+def _choose_pairs(
+    boundaries: Sequence[_LayerBoundary], ratios: Mapping[Pair, float], outputs: Sequence[Pair]
+) -> Iterator[tuple[_LayerBoundary, Pair]]:
+    """For each boundary the values that are one value by their `ratios`, the SQNR of pairs; some have none."""
+    best: dict[str, float] = {}
+    for (_, new), ratio in ratios.items():
+        best[new] = max(ratio, best.get(new, ratio))
+    least = min((ratios[pair] for pair in outputs if pair in ratios), default=-math.inf) - FAR
+    for boundary in boundaries:
+        known = [
+            pair for pair, certain in boundary.pairs.items() if pair in ratios and (certain or ratios[pair] >= least)
+        ]
+        nearest = max((ratios[pair] for pair in known), default=-math.inf)
+        chosen = next((pair for pair in known if ratios[pair] >= max(nearest, best[pair[1]]) - CLOSE), None)
+        if chosen is not None:
+            yield boundary, chosen
+
+
+CLOSE: Final = 10.0
+"""dB. A value is taken for one of the candidates that come so near to the nearest: a BatchNormalization moves values by
+more, and a weight of 4 bits by less."""
+
+FAR: Final = 20.0
+"""dB. A value that is so much further apart than the outputs, with other weights before and after it, was scaled: the
+weights after it make up for those before it. It is no error."""
+
+
+def _boundaries(matched: ModelMatching) -> Iterator[_LayerBoundary]:
+    """The values at which layers end, in the order of the first model."""
+    same = matched.same
+    values, inner = pair_values(matched), [main_values(model) for model in (matched.before, matched.after)]
+    places = [module_path_of(item.node) for item in same.before.items]
+    by_module = any(place is not None and len(place.paths) > 1 for place in places)
+    for item, place in zip(same.before.items, places, strict=True):
+        for value in item.makes:
+            name = same.before.names[value]
+            if value in same.before.constants or name not in inner[0]:
+                continue
+            pairs = {
+                (same.before.names[old], same.after.names[new]): same.representative(old) in values.certain.get(new, ())
+                for old in _chain(same, value)
+                for new in values.news.get(same.representative(old), ())
+                if same.after.names[new] in inner[1]
+            }
+            if not pairs:
+                continue
+            if not by_module:
+                if not same.before.weights.isdisjoint(item.needs):
+                    yield _LayerBoundary(str(label_of(item.node)), item.node.op_type, 0, name, pairs)
+            elif place is not None and (depth := _depth_left(matched, value, place, places)):
+                yield _LayerBoundary(place.paths[depth], item.node.op_type, depth, name, pairs)
+
+
+def _chain(same: NodeMatching, value: int) -> Iterator[int]:
+    """`value`, then what lost nodes compute from it and constants alone: a product may have taken these nodes in."""
+    before = same.before
+    while True:
+        yield value
+        users = {user for user, _ in before.users[value]}
+        if len(users) != 1 or value in before.outputs.values():
+            return
+        user = users.pop()
+        item = before.items[user]
+        if not same.is_lost(user) or item.op[1] in PRODUCTS or not before.constants.issuperset({*item.needs} - {value}):
+            return
+        value = item.makes[0]
+
+
+def _depth_left(matched: ModelMatching, value: int, place: ModulePath, places: Sequence[ModulePath | None]) -> int:
+    """The depth of the module around a node that is the layer which `value` leaves; 0 for none."""
+    before = matched.same.before
+    if value in before.outputs.values():
+        left = list(range(1, len(place.paths)))
+    else:
+        readers = [reader.paths for user, _ in before.users[value] if (reader := places[user]) is not None]
+        left = [
+            depth
+            for depth, path in enumerate(place.paths[1:], start=1)
+            if any(path not in reader for reader in readers)
+        ]
+    numbered = (depth for depth in left if place.paths[depth].rpartition(".")[2].isdecimal())
+    return next(numbered, left[0] if left else 0)
+
+
+UNLIKE: Final = ("shape ", "dtype ")
+"""Prefixes of `why` for values that do not correspond."""

@@ -1,0 +1,131 @@
+"""Random samples are drawn at sizes in use, where the model runs at them; and QuantSim refuses what is no argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from passes.context import PassContext
+from passes.optimize import plan_draws
+from passes.proof.client import choose_in_worker
+from passes.proof.draw_choice import sampler_of
+from passes.proof.draws import InputSampler
+from passes.weights.detached import DetachedModel
+from pipeline.config import ModelConfig, QuantSimConfig, RunConfig
+from pipeline.errors import ConfigError, UsageError
+from pipeline.quantsim import QuantSim
+from pipeline.quantsim.samples import Samples, enlarge
+from tests.support.onnx_models import detached, model_of
+
+POOLED = """g (float[N, 3, H, W] x) => (float[N, 4, I, J] y) {
+    y = Conv <pads = [1, 1, 1, 1]> (x, w)
+}"""
+TABLE = """g (float[N, T, 4] x) => (float[N, T, 4] y) {
+    length = Shape <start = 1, end = 2> (x)
+    rows = Slice (table, zero, length, zero)
+    y = Add (x, rows)
+}"""
+FEW_ROWS = {"table": np.ones((20, 4), np.float32), "zero": np.array([0])}
+FAR = """g (float[N, T] x) => (float[N, T] y) {
+    length = Shape <start = 1, end = 2> (x)
+    size = Cast <to = 1> (length)
+    over = Sub (limit, size)
+    root = Sqrt (over)
+    y = Mul (x, root)
+}"""
+
+
+def sampler_for(model: DetachedModel, context: PassContext) -> InputSampler:
+    """The sampler that a run of this model has."""
+    chosen, _ = choose_in_worker(model, plan_draws(model), context)
+    sampler = sampler_of(chosen)
+    assert sampler is not None
+    return sampler
+
+
+@pytest.mark.parametrize(
+    ("text", "weights", "given", "sizes"),
+    [
+        (POOLED, {"w": np.ones((4, 3, 3, 3), np.float32)}, {}, {"H": 64, "W": 64}),
+        (POOLED, {"w": np.ones((4, 3, 3, 3), np.float32)}, {"W": 2}, {"H": 64, "W": 2}),
+        (POOLED.replace("H, W", "40, 50"), {"w": np.ones((4, 3, 3, 3), np.float32)}, {}, {}),
+        (TABLE, FEW_ROWS, {}, {"T": 16}),
+        (FAR, {"limit": np.array([40], np.float32)}, {}, {"T": 32}),
+        (FAR, {"limit": np.array([4], np.float32)}, {}, {"T": 2}),
+        (POOLED.replace("3, H, W", "3000, H, 4"), {"w": np.ones((4, 3000, 3, 3), np.float32)}, {}, {"H": 2}),
+    ],
+    ids=["image", "one size is given", "fixed", "a table of 20 rows", "NaN above 40", "NaN above 4", "too large"],
+)
+def test_small_sizes_become_the_largest_at_which_the_model_gives_numbers(
+    text: str, weights: dict[str, np.ndarray], given: dict[str, int], sizes: dict[str, int], context: PassContext
+) -> None:
+    model = detached(model_of(text, **weights))
+    sampler = sampler_for(model, context)
+    assert set(sampler.sizes.values()) == {2}
+    larger = enlarge(sampler, model, given)
+    assert larger.sizes == {"N": 2, **sizes}, "the batch stays"
+    assert larger.inputs == sampler.inputs
+
+
+def test_samples_have_the_sizes_and_the_note_says_so(context: PassContext) -> None:
+    model = detached(model_of(TABLE, **FEW_ROWS))
+    sampler = enlarge(sampler_for(model, context), model, ())
+    samples = Samples(QuantSimConfig(), (), sampler)
+    drawn = list(samples.first(3))
+    assert [sample["x"].shape for sample in drawn] == [(2, 16, 4)] * 3
+    assert not np.array_equal(drawn[0]["x"], drawn[1]["x"])
+    assert "random inputs (N=2, T=16)" in samples.note
+    assert samples.identity() == [("N", 2), ("T", 16)]
+
+
+CONFIG = RunConfig(name="n", model=ModelConfig(onnx="m.onnx"))
+ODD = [3, None, [1], "m.yaml", {"model": {}}, torch.ones(2), np.ones(2), QuantSimConfig()]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
+def test_what_is_no_configuration_is_refused(odd: Any) -> None:
+    with pytest.raises(UsageError, match=r"^config is .*; expected a RunConfig, as RunConfig.from_yaml reads$"):
+        QuantSim(odd)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda odd: QuantSim(CONFIG, odd), "^out is .*; expected a path, or None$"),
+        (lambda odd: QuantSim(CONFIG, observer=odd), "^observer is .*; expected a function$"),
+        (
+            lambda odd: RunConfig(model=CONFIG.model, quantsim=odd),
+            "^RunConfig: quantsim: found .*, expected a mapping$",
+        ),
+        (
+            lambda odd: RunConfig(model=CONFIG.model, quantsim={"rules": odd}),
+            r"^RunConfig: quantsim\.rules: found .*, expected a mapping$",
+        ),
+    ],
+    ids=["out", "observer", "section", "rules"],
+)
+@pytest.mark.parametrize("odd", [3, [1], torch.ones(2)], ids=lambda odd: type(odd).__name__)
+def test_another_type_is_refused_in_one_sentence(make: Callable[[Any], object], sentence: str, odd: Any) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        make(odd)
+
+
+@pytest.mark.parametrize(
+    ("section", "sentence"),
+    [
+        ({"suggest": {"sqnr_db": True}}, "suggest.sqnr_db: found true, expected a number"),
+        ({"suggest": {"size": "0.5"}}, "suggest.size: found '0.5', expected a number"),
+        ({"calibration": {"method": "percentile", "percentile": True}}, "percentile: found true, expected a number"),
+        ({"encodings_from": ""}, "encodings_from: found '', expected text that is not empty"),
+        ({"profile": {"weight_bits": 8}}, "quantsim.profile: the key 'aimet_config' is missing"),
+        ({"rules": {"op:Conv": None}}, "rules.op:Conv: found nothing, expected a mapping"),
+    ],
+)
+def test_settings_of_another_type_are_refused(section: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_mapping({"model": {"onnx": "m.onnx"}, "quantsim": section})
+    assert str(caught.value).endswith(sentence)
