@@ -36,6 +36,9 @@ SizeKey = tuple[tuple[str, int], ...]
 Kept = TypeVar("Kept")
 
 
+SIZES = a_mapping("{name of a dim: sizes}")
+
+
 class SizedProgram(Replayable):
     """A graph with named dims, run or replayed at any sizes: a plan, a context and a capture for each.
 
