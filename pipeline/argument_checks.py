@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 from passes.suggest import describe_argument
 from pipeline.errors import UsageError
 
-__all__ = ["FLAG", "FUNCTION", "MAPPING", "NAMES", "PATH", "TEXT", "Check", "a", "expects"]
+__all__ = ["FLAG", "FUNCTION", "MAPPING", "NAMES", "PATH", "TEXT", "Check", "a", "a_mapping", "expects"]
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -36,6 +36,11 @@ class Check:
 def a(kind: type | tuple[type, ...], words: str) -> Check:
     """An instance of a class."""
     return Check(lambda item: isinstance(item, kind), words)
+
+
+def a_mapping(words: str) -> Check:
+    """A dict or another mapping."""
+    return Check(lambda item: type(item) is dict or isinstance(item, Mapping), words)  # isinstance alone is slow
 
 
 def expects(**checks: Check) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
@@ -66,16 +71,12 @@ def expects(**checks: Check) -> Callable[[Callable[Params, Result]], Callable[Pa
     return decorate
 
 
-def _is_mapping(item: object) -> bool:
-    return type(item) is dict or isinstance(item, Mapping)  # the second is slow, and a feed is checked at each run
-
-
 def _are_names(item: object) -> bool:
     return isinstance(item, Collection) and not isinstance(item, bytes) and all(type(name) is str for name in item)
 
 
 FLAG = Check(lambda item: type(item) is bool, "True or False")
-MAPPING = Check(_is_mapping, "a mapping of names to tensors, such as {'x': tensor}")
+MAPPING = a_mapping("a mapping of names to tensors, such as {'x': tensor}")
 NAMES = Check(_are_names, "names, such as ['x']")
 TEXT = Check(lambda item: type(item) is str, "a text")
 PATH = Check(lambda item: isinstance(item, str | os.PathLike), "a path")

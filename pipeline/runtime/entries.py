@@ -11,7 +11,7 @@ from types import MappingProxyType
 import torch
 
 from passes.suggest import bytes_text, nearest
-from pipeline.argument_checks import FLAG, MAPPING, TEXT, expects
+from pipeline.argument_checks import FLAG, MAPPING, TEXT, a_mapping, expects
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Graph, Payload, Role, TensorSpec
 from pipeline.planning import ExecutionPlan
@@ -152,7 +152,7 @@ class CompiledEntries(ProcessBound):
         return context
 
 
-@expects(graphs=MAPPING, weights=MAPPING.or_none(), native=FLAG)
+@expects(graphs=a_mapping("{name of the entry point: graph}"), weights=MAPPING.or_none(), native=FLAG)
 def compile_graphs(
     graphs: Mapping[str, Graph], weights: Weights | None = None, *, native: bool = False
 ) -> CompiledEntries:

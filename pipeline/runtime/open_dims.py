@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import torch
 
 from passes.suggest import nearest, plural
-from pipeline.argument_checks import FLAG, MAPPING, expects
+from pipeline.argument_checks import FLAG, MAPPING, a_mapping, expects
 from pipeline.errors import UsageError
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.ir.expression import evaluate, names_in
@@ -36,6 +36,9 @@ SizeKey = tuple[tuple[str, int], ...]
 Kept = TypeVar("Kept")
 
 
+SIZES = a_mapping("{name of a dim: sizes}")
+
+
 class SizedProgram(Replayable):
     """A graph with named dims, run or replayed at any sizes: a plan, a context and a capture for each.
 
@@ -44,7 +47,9 @@ class SizedProgram(Replayable):
     threads take turns on one sequence of runs and replays.
     """
 
-    @expects(graph=A_GRAPH, weights=MAPPING.or_none(), buckets=MAPPING.or_none(), native=FLAG)
+    @expects(
+        graph=A_GRAPH, weights=MAPPING.or_none(), buckets=a_mapping("{name of a dim: sizes}").or_none(), native=FLAG
+    )
     def __init__(
         self,
         graph: Graph,

@@ -186,7 +186,7 @@ def test_mistakes_are_named(entries: CompiledEntries, graphs: dict[str, Graph]) 
     with pytest.raises(UsageError, match="found no graphs"):
         compile_graphs({})
     for wrong in ([graphs["read"]], {"read": 3}):
-        with pytest.raises(UsageError, match=r"found a (list|int), expected \{name of the entry point: graph\}"):
+        with pytest.raises(UsageError, match=r"(list|int)[;,] expected \{name of the entry point: graph\}"):
             compile_graphs(wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"no graph has a weight 'layer.weigh'; did you mean 'layer.weight'"):
         compile_graphs({"read": graphs["read"]}, {"layer.weigh": ROWS})
