@@ -57,7 +57,7 @@ def running_workers(context: PassContext) -> Iterator[None]:
         context.worker.timeout_s, context.proofs.timeout_s = timeout_s, max(timeout_s, limits[1])
         try:
             with tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place:
-                yield PassContext(context.worker, Path(place).resolve(), context.proofs)
+                yield PassContext(context.worker, Path(place).resolve(), context.proofs, context.user_code)
         finally:
             context.worker.timeout_s, context.proofs.timeout_s = limits
 
