@@ -56,7 +56,8 @@ def test_an_example_may_give_one_tensor_in_several_places(own: bool) -> None:
 def test_the_way_to_onnx_has_such_examples_too() -> None:
     inputs = tuple(InputSpec(name, (2, 4), "float32", 0, 1) for name in ("x", "y"))
     source = TorchSource(Does(lambda x, y: x - y), Example((X, X), {}), inputs, ("difference",))
-    assert torch.equal(trace_module(source).module()(X, X + 1), -torch.ones(2, 4))
+    program, _ = trace_module(source)
+    assert torch.equal(program.module()(X, X + 1), -torch.ones(2, 4))
 
 
 def test_a_tensor_is_an_only_argument_and_no_row_of_them() -> None:
