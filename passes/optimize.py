@@ -108,9 +108,9 @@ def optimize(
             raise UsageError(f"{name} is {describe_argument(found)}, expected {expected}")
     with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context:
         context.spill.renew()
+        steps, policy = steps_of(recipe, context.user_code), Policy(tuple(skip), tuple(keep), watch, contrib)
         stored = _read_source(model, context, proof)
         context.start()  # they take a second to import, in which names are checked
-        steps, policy = steps_of(recipe, context.user_code), Policy(tuple(skip), tuple(keep), watch, contrib)
         check_names(flatten(steps), policy, context)
         limits = nullcontext() if prover or proof == STRUCTURE else limit_runs(context, stored)
         fixed = fix_input_shapes(flatten(steps), stored.proto)

@@ -24,7 +24,7 @@ from passes.worker.platforms import available_cores
 if TYPE_CHECKING:
     from onnx.reference import ReferenceEvaluator
 
-__all__ = ["Session", "as_array"]
+__all__ = ["Session", "as_array", "lacks_kernel"]
 
 ANY_RUNTIME: Final = 10
 """An IR version that every supported release of onnxruntime accepts."""
@@ -90,7 +90,7 @@ class Session:
         try:
             self._session = _open_session(proto, options, largest)
         except StepFailed as refusal:
-            if not may_evaluate or not any(sign in str(refusal) for sign in LACKING):
+            if not may_evaluate or not lacks_kernel(refusal):
                 raise
             self._evaluator = _open_evaluator(proto, weights, refusal)
 
@@ -201,6 +201,11 @@ def _open_session(
             return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise StepFailed(f"onnxruntime refuses the model: {visible_line(str(error))}") from error
+
+
+def lacks_kernel(refusal: Exception) -> bool:
+    """Whether onnxruntime refused a model since it has no kernel for an operator, a dtype or an opset."""
+    return isinstance(refusal, StepFailed) and any(sign in str(refusal) for sign in LACKING)
 
 
 def _open_evaluator(proto: onnx.ModelProto, weights: Mapping[str, Weight], refusal: StepFailed) -> ReferenceEvaluator:

@@ -164,11 +164,11 @@ def calls(graph: Graph) -> Iterator[str]:
 
 
 def bodies(graph: Graph) -> Iterator[str]:
-    """A body has outputs; where these are the results of its op, they are as many, of the same dtypes."""
+    """A body has outputs if its op has; where they are the op's results, they are as many, of the same dtypes."""
     for op in graph.ops:
         for at, body in enumerate(op.bodies):
             place = f"the body {body.name!r} of {describe_op(op)}"
-            if not body.outputs:
+            if op.outputs and not body.outputs:
                 yield f"{place} has no outputs; expected at least one"
             if op.kind == COND and len(body.inputs) != len(op.inputs) - 1:
                 yield f"{place} has {len(body.inputs)} inputs; expected the {len(op.inputs) - 1} operands of the op"

@@ -19,6 +19,7 @@ from passes.proof.numbers import Errors, compare
 from passes.proof.types import Reference, worst_errors
 from passes.suggest import plural
 from passes.weights.detached import read_model
+from passes.weights.sessions import lacks_kernel
 from pipeline.config import RunConfig
 from pipeline.config.sections import RuntimeConfig
 from pipeline.errors import CheckFailed, DataError, Unsupported, UsageError, message_with_notes
@@ -149,7 +150,7 @@ class _BackendTrial:
 
     def _raise_if_required(self, error: Exception) -> None:
         """Raise `error`, unless it is only reported: all of a default backend's, and what torch cannot take."""
-        if self._config.is_default(self._name):
+        if self._config.is_default(self._name) or (self._config.backends is None and lacks_kernel(error)):
             return
         if isinstance(error, StepFailed):
             raise CheckFailed(f"the final model does not run on {self._name}: {error}") from error
@@ -184,6 +185,7 @@ class _BackendTrial:
     def _with_refusal(self, found: BackendReport) -> BackendReport:
         """`found` with what the backend does not run; the first draw stands for all."""
         label, error = next(iter(self._refusals.items()))
+        is_lack = isinstance(error, UsageError | ModuleNotFoundError) or lacks_kernel(error)
         reason = message_with_notes(error) if isinstance(error, OnnxlineError) else f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError):
             reason = f"left out, since {error.name} is not installed"
@@ -192,7 +194,7 @@ class _BackendTrial:
             reason = f"runs on {len(self.errors)} of {count}, and not on {label}: {reason}"
         return replace(
             found,
-            status="unsupported" if isinstance(error, UsageError | ModuleNotFoundError) else "failed",
+            status="unsupported" if is_lack else "failed",
             reason=reason,
             operators=error.operators if isinstance(error, Unsupported) else (),
         )

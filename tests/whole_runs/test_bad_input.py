@@ -137,11 +137,15 @@ def test_export_settings_of_an_onnx_file_are_refused(command, tmp_path: Path, se
 
 
 def test_a_final_model_that_is_not_valid(command, tmp_path: Path, monkeypatch) -> None:
-    def refuse(_: str) -> None:
-        raise onnx.checker.ValidationError("no good")
+    checked: list[object] = []
+
+    def refuse_the_final_model(model: object, *_: object, **__: object) -> None:
+        checked.append(model)
+        if len(checked) > 2:  # after the result of the one step that changes something, and the source
+            raise onnx.checker.ValidationError("no good")
 
     path = from_text(tmp_path, "(float[2] x) => (float[2] y) { y = Neg (x) }")
-    monkeypatch.setattr(onnx.checker, "check_model", refuse)
+    monkeypatch.setattr(onnx.checker, "check_model", refuse_the_final_model)
     code, said = command("run", path)
     assert (code, one_message(said)) == (1, True), said
     assert "the final model is not valid ONNX, so it was not written: no good" in said

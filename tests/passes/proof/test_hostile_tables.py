@@ -181,6 +181,7 @@ def test_rows_behind_the_longest_sequence(context: PassContext) -> None:
 def test_a_table_that_is_listed_as_an_input_too_is_a_table(context: PassContext) -> None:
     """As files of IR version 3 have it."""
     model = embedding(ALONE)
+    model.ir_version = 3
     model.graph.input.append(onnx.helper.make_tensor_value_info("table", onnx.TensorProto.FLOAT, [50, 4]))
     steps = (("change_row", {"row": 23}),)
     assert statuses(run(model, context, *steps)) == all_reverted(*steps)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
@@ -36,6 +35,7 @@ from pipeline.console import RunConsole
 from pipeline.errors import UsageError
 from pipeline.events import EpochEnded, Event, PhaseEnded, Progress
 from pipeline.ir import TensorSpec
+from pipeline.terminal import Screen
 from pipeline.training import NotFinite
 from tests.pipeline.authoring.authored_models import MLP, TWINS, batches_of
 
@@ -266,7 +266,7 @@ def test_the_phases_are_seen() -> None:
 
 def test_a_file_gets_plain_lines() -> None:
     file = io.StringIO()
-    screen = RunConsole(Console(file=file))
+    screen = RunConsole(Screen(file=file))
     model = Model((8, 16)).add(Linear(16, 10)).compile(SGD(lr=0.1), CrossEntropyLoss(), observer=screen.show)
     model.fit(batches_of(MLP, 3), 2, observer=screen.show)
     lines = file.getvalue().splitlines()

@@ -34,15 +34,10 @@ class Root(nn.Module):
 
 
 class Baked(nn.Module):
-    """Computes another thing after export: the exporter sees the constant, torch sees the counter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
+    """Computes another thing when it is exported than when torch runs it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return x * float(self.calls)
+        return x * (1.0 if torch.compiler.is_exporting() else 2.0)
 
 
 def attention(width: int = 32) -> nn.Module:
