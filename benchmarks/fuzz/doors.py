@@ -27,8 +27,6 @@ from pipeline.cli import _exit_code
 from pipeline.importers import from_onnx
 from pipeline.lowering import EMITTERS
 
-__all__ = ["DOORS", "Doors", "UncaughtError"]
-
 TIMEOUT_S = 20.0
 """For one call of native code in `passes.optimize`."""
 RECIPE = ("eliminate_identity", "fuse_matmul_add_bias_into_gemm", "fold_constants", "onnxsim")

@@ -19,8 +19,6 @@ from pipeline.lowering import EMITTERS
 from pipeline.runtime import compile_graph
 from pipeline.runtime.tensors import to_numpy
 
-__all__ = ["compare_with_onnxruntime", "run_in_worker"]
-
 
 def compare_with_onnxruntime(path: Path, dims: Mapping[str, int], context: PassContext) -> str:
     """`ok` where both run the model and agree; `refused` where one of them does not run it.

@@ -19,8 +19,6 @@ from pipeline.workspace import disk_errors
 if TYPE_CHECKING:
     from pipeline.planning import ExecutionPlan
 
-__all__ = ["register"]
-
 MOST_ROWS: Final = 12
 """Rows of a table in the terminal."""
 

@@ -27,8 +27,6 @@ from pipeline.errors import InternalError
 from pipeline.ir.graph import Attr
 from pipeline.lowering.tagged import read_bool, read_item, read_text, write_item, write_text
 
-__all__ = ["Packed", "fields", "pack", "template_of", "unpack"]
-
 FIELD: Final = re.compile(r"([^=,{}]+)=(\{[^={}]*\}|[^=,{}]+)(?:,|$)")
 
 Packed = Attr | Mapping[str, Attr]

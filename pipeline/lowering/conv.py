@@ -5,8 +5,6 @@ from __future__ import annotations
 from pipeline.lowering.emitter_factory import OpCall, kind, one_of, per_spatial_dim, same_dtype, signature, sizes_of
 from pipeline.lowering.kinds import Kind
 
-__all__ = ["KINDS"]
-
 COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
 
 

@@ -10,8 +10,6 @@ from pipeline.lowering.emitter_factory import OpCall, floating, kind, one_of, ro
 from pipeline.lowering.kinds import Kind
 from pipeline.lowering.layout import Layout
 
-__all__ = ["KINDS"]
-
 
 def to_bool(call: OpCall) -> str | None:
     dtype = call.outs[0].dtype

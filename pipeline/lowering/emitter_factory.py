@@ -18,22 +18,6 @@ from pipeline.lowering.attrs import pack
 from pipeline.lowering.kinds import Kind
 from pipeline.lowering.layout import ViewRule
 
-__all__ = [
-    "Check",
-    "KernelKind",
-    "OpCall",
-    "OverwriteRule",
-    "axis_in_range",
-    "floating",
-    "kind",
-    "one_of",
-    "per_spatial_dim",
-    "rows",
-    "same_dtype",
-    "signature",
-    "sizes_of",
-]
-
 Attrs = Mapping[str, Any]
 Specs = Sequence[TensorSpec]
 

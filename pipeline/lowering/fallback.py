@@ -5,8 +5,6 @@ from __future__ import annotations
 from pipeline.lowering.emitter_factory import OpCall, kind, signature
 from pipeline.lowering.kinds import Kind
 
-__all__ = ["KINDS"]
-
 
 def as_many_as_given(call: OpCall) -> str | None:
     """As many values as `inputs` and `outputs` mark with 1; a 0 marks one that the node leaves out."""

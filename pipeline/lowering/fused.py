@@ -17,8 +17,6 @@ from pipeline.lowering.emitter_factory import (
 )
 from pipeline.lowering.kinds import Kind
 
-__all__ = ["ACTIVATIONS", "KINDS"]
-
 ACTIVATIONS = {
     "none": 0,
     "relu": 0,

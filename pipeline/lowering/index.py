@@ -7,8 +7,6 @@ from dataclasses import replace
 from pipeline.lowering.emitter_factory import OpCall, axis_in_range, floating, kind, one_of, same_dtype, signature
 from pipeline.lowering.kinds import Kind
 
-__all__ = ["KINDS"]
-
 INDEX_DTYPES = ("int32", "int64")
 
 

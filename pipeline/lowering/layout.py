@@ -13,8 +13,6 @@ from typing import Any
 
 from pipeline.ir.graph import TensorSpec, Value
 
-__all__ = ["Layout", "ViewRule", "first_layout", "traced_strides"]
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from pipeline.lowering.emitter_factory import OpCall, floating, kind, one_of, same_dtype, signature
 from pipeline.lowering.kinds import Kind
 
-__all__ = ["KINDS"]
-
 
 def matrices(call: OpCall) -> str | None:
     """Gemm: two matrices, and a third operand that broadcasts to the product."""

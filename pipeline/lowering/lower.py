@@ -19,8 +19,6 @@ from pipeline.lowering.emitter_factory import OpCall
 from pipeline.lowering.kinds import Kind
 from pipeline.lowering.tables import KINDS, emitter_of, wrong_schema
 
-__all__ = ["KernelCall", "lower", "with_kernels"]
-
 SHOWN = 3
 """How many places an error lists per missing kind."""
 

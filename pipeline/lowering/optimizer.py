@@ -15,8 +15,6 @@ from pipeline.ir.graph import Attr
 from pipeline.lowering.emitter_factory import Check, OpCall, OverwriteRule, floating, kind, same_dtype, signature
 from pipeline.lowering.kinds import Kind
 
-__all__ = ["KINDS"]
-
 SCALARS_OF_SGD = 2
 SCALARS_OF_ADAM = 3
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pipeline.lowering.emitter_factory import OpCall, floating, kind, signature
 from pipeline.lowering.kinds import Kind
 
-__all__ = ["KINDS"]
-
 
 def makes_floats(call: OpCall) -> str | None:
     """What is drawn is floating point."""

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pipeline.lowering.emitter_factory import OpCall, floating, kind, one_of, same_dtype, signature
 from pipeline.lowering.kinds import Kind
 
-__all__ = ["KINDS"]
-
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 LENGTHS = 4
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pipeline.lowering.emitter_factory import OpCall, axis_in_range, floating, kind, rows, same_dtype, signature
 from pipeline.lowering.kinds import Kind
 
-__all__ = ["KINDS"]
-
 
 def some_axes(call: OpCall) -> str | None:
     """No axes means "all" in one front end and "none" in another; here the axes are always spelled out."""

@@ -11,8 +11,6 @@ from pipeline.lowering.emitter_factory import OpCall, axis_in_range, kind, one_o
 from pipeline.lowering.kinds import Kind
 from pipeline.lowering.layout import Layout
 
-__all__ = ["KINDS"]
-
 Attrs = Mapping[str, Any]
 Outs = Sequence[TensorSpec]
 

@@ -27,8 +27,6 @@ from pipeline.lowering.attrs import template_of
 from pipeline.lowering.emitter_factory import KernelKind
 from pipeline.lowering.kinds import Kind
 
-__all__ = ["EMITTERS", "FAMILIES", "KINDS", "emitter_of", "join", "wrong_schema"]
-
 Key = TypeVar("Key", bound=str | int)
 Row = TypeVar("Row")
 

@@ -26,8 +26,6 @@ from typing import Any, Final
 
 from pipeline.ir.graph import Attr, BodyRef, InputRef, TorchConst
 
-__all__ = ["read_bool", "read_item", "read_text", "write_item", "write_text"]
-
 DEEPEST: Final = 16
 """Lists within lists; torch's operators nest them two deep."""
 

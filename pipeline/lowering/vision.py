@@ -7,8 +7,6 @@ from dataclasses import replace
 from pipeline.lowering.emitter_factory import OpCall, floating, kind, one_of, same_dtype, signature
 from pipeline.lowering.kinds import Kind
 
-__all__ = ["KINDS"]
-
 
 def regions(call: OpCall) -> str | None:
     """A picture [batch, channels, height, width], regions [count, 4], and the place of each in the batch."""

@@ -14,8 +14,6 @@ from pipeline.lowering import KINDS, KernelCall, Kind, Layout, unpack
 from pipeline.lowering.layout import first_layout
 from pipeline.planning.arena import Lifetime
 
-__all__ = ["EXTERNAL", "Sharing", "decide_aliases", "find_root", "storage_classes"]
-
 EXTERNAL = frozenset({Role.INPUT, Role.PARAM, Role.STATE, Role.CONST})
 """Roles whose storage belongs to the caller or to the model file: read, never written. States that runs change are
 the program's own, and are written where their old value is not needed any more."""

@@ -21,8 +21,6 @@ from pipeline.planning.json import read_sound
 from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot
 
-__all__ = ["MAGIC", "VERSION", "PlanFile", "StoredBytes", "check_weights", "decode_plans", "encode_plans"]
-
 MAGIC: Final = b"ONNXLPLN"
 VERSION: Final = 2
 """Grows with every change of the layout. Version 1 had no checksums of weights."""

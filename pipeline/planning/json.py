@@ -19,8 +19,6 @@ from pipeline.planning.check import violations
 from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot
 
-__all__ = ["FORMAT_VERSION", "from_json", "read_sound", "to_json"]
-
 FORMAT_VERSION: Final = 2
 """Grows when a key comes, changes its meaning or goes away, since readers refuse what they do not know."""
 

@@ -20,15 +20,6 @@ from pipeline.planning.arena import Block, Lifetime, lifetimes, live_peak
 from pipeline.planning.memory_map import MemoryMap
 from pipeline.planning.packing import assign_offsets
 
-__all__ = [
-    "ExecutionPlan",
-    "FeedEntry",
-    "FeedSignature",
-    "Slot",
-    "make_plan",
-    "refuse_named_dims",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:

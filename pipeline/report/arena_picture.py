@@ -15,8 +15,6 @@ from pipeline.lowering import KernelCall, Kind
 from pipeline.planning import ExecutionPlan, Occupant, alive_bytes, occupants
 from pipeline.report.module_axis import block_labels
 
-__all__ = ["draw_arena"]
-
 WIDTH: Final = 960
 LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 72, 12, 26, 34, 260
 """Margins of a panel, and the height of its bars."""

@@ -31,8 +31,6 @@ from pipeline.runtime.slots import Feed
 from pipeline.runtime.torch_state import plain_state
 from pipeline.runtime.weights import Weights, with_weights
 
-__all__ = ["A_GRAPH", "CompiledProgram", "bind_graph", "compile_graph"]
-
 A_GRAPH = a(Graph, "a Graph, as from_onnx makes; an IR of extract_ir has it as .graph")
 
 

@@ -21,18 +21,6 @@ from pipeline.runtime.tensors import as_tensor, dtype_name, resolve_views
 from pipeline.runtime.torch_args import CPU_FALLBACKS, argument, find_operator, tensors_in
 from pipeline.runtime.torch_state import plain_state
 
-__all__ = [
-    "EagerResult",
-    "Observer",
-    "Own",
-    "apply",
-    "as_function",
-    "as_traced",
-    "in_traced_order",
-    "run_eager",
-    "walk_eager",
-]
-
 Tensors = Mapping[str, torch.Tensor]
 
 Observer = Callable[[Op, Sequence[torch.Tensor]], None]

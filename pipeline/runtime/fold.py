@@ -16,8 +16,6 @@ from pipeline.runtime.eager import apply, in_traced_order
 from pipeline.runtime.kernels.aten.call import pure_operator
 from pipeline.runtime.weights import stored_tensor
 
-__all__ = ["fold_constants"]
-
 LARGEST = 2**24
 """Bytes of one folded result; a larger one costs more memory than it saves time."""
 

@@ -28,8 +28,6 @@ from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_erro
 from pipeline.runtime.slots import bind_weights, refuse_foreign_devices
 from pipeline.runtime.weights import Lenders, lenders_of, refuse_moved
 
-__all__ = ["BoundProgram", "LaunchStep", "UnboundProgram", "View"]
-
 AUTOCAST = "higher_order.wrap_with_autocast"
 
 

@@ -18,8 +18,6 @@ from pipeline.runtime.program import BoundProgram, LaunchStep
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.tensors import torch_dtype
 
-__all__ = ["LaunchTime", "random_feed", "to_chrome_trace", "trace_runs"]
-
 
 @dataclass(frozen=True, slots=True)
 class LaunchTime:

@@ -18,8 +18,6 @@ from pipeline.runtime.tensors import to_numpy
 from pipeline.segments.control import BODIES, MakeStage
 from pipeline.segments.host_ops import HOST_OPS, HostNode
 
-__all__ = ["HostStep", "PlanStep", "stored_value"]
-
 Values = MutableMapping[str, Any]
 
 

@@ -25,18 +25,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a run of which nothing h
     from pipeline.runtime.eager import Own
     from pipeline.segments import SegmentedModel
 
-__all__ = [
-    "BACKENDS",
-    "Backend",
-    "Feeds",
-    "GraphModel",
-    "OnnxFile",
-    "RunnableModel",
-    "Shapes",
-    "onnxruntime_runner",
-    "shapes_of",
-]
-
 Feeds = Mapping[str, np.ndarray]
 Shapes = Mapping[str, Sequence[int]]
 Runner = Callable[[Feeds], dict[str, np.ndarray]]

@@ -18,8 +18,6 @@ from pipeline.lowering import Kind
 from pipeline.lowering.random import KINDS as DRAWING
 from pipeline.verify.backends import Backend, Feeds, shapes_of
 
-__all__ = ["BackendComparison", "Divergence", "ElementPair", "InputValue", "ValueStatistics", "compare_backends"]
-
 DRAWING_KINDS: Final = frozenset(Kind(row.kind).name for row in DRAWING)
 
 

@@ -12,8 +12,6 @@ from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import EMITTERS
 
-__all__ = ["SHAPES", "Stored", "graphs"]
-
 SHAPES = ((4, 6), (6, 4), (24,), (1, 24), (0, 3), (2, 2, 6))
 
 

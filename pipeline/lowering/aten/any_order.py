@@ -13,8 +13,6 @@ from typing import Final
 from pipeline.lowering.aten.inplace import POINTWISE
 from pipeline.lowering.aten.order import AS_STRIDED
 
-__all__ = ["ANY_ORDER", "takes_any_order"]
-
 
 def takes_any_order(kind: str) -> bool:
     """Whether the operator `kind` reads operands, and writes into given results, of any strides."""

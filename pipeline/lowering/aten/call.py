@@ -20,8 +20,6 @@ from pipeline.lowering.aten.views import as_view
 from pipeline.lowering.emitter_factory import KernelKind, Specs, kind, signature
 from pipeline.lowering.kinds import Kind
 
-__all__ = ["ATEN", "BODIES", "HIGHER_ORDER", "emitter_of", "is_call"]
-
 HIGHER_ORDER = "higher_order."
 
 ANY = signature(inputs=(0, None), outputs=(0, None))

@@ -12,8 +12,6 @@ from typing import Final
 from pipeline.ir.graph import InputRef, Op, parts
 from pipeline.lowering.aten.order import has_permuted_results
 
-__all__ = ["CHANGED", "POINTWISE", "inplace_of"]
-
 
 def inplace_of(op: Op) -> tuple[int, ...]:
     """The inputs whose storage the first result of a torch operator may take."""

@@ -18,8 +18,6 @@ from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import Attr, Graph, Op, Role, TensorSpec, Value
 from pipeline.lowering.aten.views import as_view
 
-__all__ = ["AS_STRIDED", "ORDERS", "has_permuted_results", "in_traced_order", "memory_order"]
-
 AS_STRIDED = "aten.as_strided.default"
 
 ORDERS = "orders of axes"

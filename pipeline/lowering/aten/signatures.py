@@ -29,8 +29,6 @@ from pipeline.errors import InternalError
 from pipeline.ir.graph import Attr, InputRef, TorchConst
 from pipeline.lowering.attrs import Packed
 
-__all__ = ["OperatorSignature", "SignatureArgument"]
-
 ARGUMENT: Final = re.compile(r"(\S+) (\w+)(?:=(.+))?")
 
 REQUIRED: Final = object()

@@ -22,8 +22,6 @@ from pipeline.lowering.aten.signatures import OperatorSignature
 from pipeline.lowering.emitter_factory import Check, KernelKind, OpCall, Specs, kind, signature
 from pipeline.lowering.kinds import Kind
 
-__all__ = ["KINDS", "TYPED", "TypedCall", "as_typed", "untyped_call"]
-
 SIGNATURES: Final[Mapping[Kind, str]] = {
     # products of matrices
     Kind.AtenLinear: "linear.default(T input, T weight, T? bias)",

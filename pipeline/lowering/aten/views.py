@@ -12,8 +12,6 @@ from typing import Any
 from pipeline.ir.graph import Attr, KernelSpec, TensorSpec, TorchConst
 from pipeline.lowering import elementwise, shape
 
-__all__ = ["MOVES", "as_view"]
-
 Attrs = Mapping[str, Any]
 Outs = Sequence[TensorSpec]
 Row = tuple[str, dict[str, Attr]]

@@ -14,8 +14,6 @@ from pipeline.ir.graph import Graph, InputRef, Op, Role, TensorSpec, TorchConst
 from pipeline.lowering.aten import as_view, is_call, takes_any_order
 from pipeline.lowering.fusion.rewrite import Rewrite, producer
 
-__all__ = ["store_images_by_channel"]
-
 
 def store_images_by_channel(graph: Graph) -> Graph:
     """`images`: the results of convolutions, and what is computed of them, are stored with their channels last."""

@@ -16,8 +16,6 @@ from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
 from pipeline.lowering.kinds import Kind
 from pipeline.lowering.layout import Layout
 
-__all__ = ["store_as_copied"]
-
 MOST_AXES = 6
 
 

@@ -19,8 +19,6 @@ from pipeline.lowering.aten.order import ORDERS
 from pipeline.planning.check.view_semantics import VIEW_INDEX
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot
 
-__all__ = ["check_against", "differences"]
-
 LISTED = 20
 
 

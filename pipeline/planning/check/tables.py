@@ -8,8 +8,6 @@ from pipeline.lowering import KernelCall, unpack, wrong_schema
 from pipeline.planning.check.shadow_memory import contiguous_strides, has_distinct_elements, roots_of, span
 from pipeline.planning.plan import ExecutionPlan, Slot
 
-__all__ = ["GIVEN", "outside", "unused_bytes", "wrong_peak", "wrong_tables"]
-
 GIVEN = ("input", "param", "state", "const")
 """Roles whose values exist before the first call."""
 

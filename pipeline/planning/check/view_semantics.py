@@ -16,8 +16,6 @@ from pipeline.lowering import KernelCall, Kind, unpack
 from pipeline.planning.check.shadow_memory import address, contiguous_strides
 from pipeline.planning.plan import ExecutionPlan
 
-__all__ = ["VIEW_INDEX", "shows_its_operand"]
-
 Index = Sequence[int]
 Sizes = Sequence[int]
 

@@ -25,8 +25,6 @@ from pipeline.planning.check.tables import GIVEN, outside, unused_bytes, wrong_p
 from pipeline.planning.check.view_semantics import shows_its_operand
 from pipeline.planning.plan import ExecutionPlan
 
-__all__ = ["check_plan", "violations"]
-
 LISTED = 20
 
 

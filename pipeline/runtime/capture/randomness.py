@@ -17,8 +17,6 @@ from pipeline.runtime.kernels.random import KERNELS as DRAWING
 from pipeline.runtime.program import LaunchStep
 from pipeline.runtime.torch_args import find_operator
 
-__all__ = ["RandomState", "Randomness"]
-
 
 @dataclass(frozen=True, slots=True)
 class RandomState:

@@ -18,8 +18,6 @@ from pipeline.runtime.capture.key import CaptureKey
 from pipeline.runtime.program import LaunchStep, UnboundProgram
 from pipeline.runtime.torch_args import find_operator
 
-__all__ = ["CaptureReport", "CaptureSegment", "find_obstacle", "split_steps"]
-
 HOST_SYNC = "it waits for the host: a value that a kernel computed decides what is launched next"
 DATA_SHAPE = "it makes a result whose shape depends on the data"
 HIGHER_ORDER = "it is a higher-order operator, whose bodies run as often as the data says"

@@ -12,8 +12,6 @@ from pipeline.lowering import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs, only
 from pipeline.runtime.tensors import torch_dtype
 
-__all__ = ["FORMS"]
-
 UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 FLOAT32_IS_LINEAR_FROM = 50.0

@@ -22,8 +22,6 @@ from pipeline.lowering import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs
 from pipeline.runtime.tensors import torch_dtype
 
-__all__ = ["FORMS"]
-
 
 def quantize(ins: Ins, node: Mapping[str, Any], outs: Specs) -> torch.Tensor:
     """The whole numbers of the format, as floats; ties go to the even number, as ONNX has it."""

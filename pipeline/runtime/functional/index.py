@@ -8,8 +8,6 @@ from torch.nn import functional
 from pipeline.lowering import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs
 
-__all__ = ["FORMS"]
-
 REDUCTIONS = {"add": "sum", "mul": "prod", "min": "amin", "max": "amax"}
 
 MODES = {"linear": "bilinear", "cubic": "bicubic", "nearest": "nearest"}

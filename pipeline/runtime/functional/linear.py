@@ -7,8 +7,6 @@ import torch
 from pipeline.lowering import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs, only
 
-__all__ = ["FORMS"]
-
 
 def gemm(ins: Ins, attrs: Attrs, outs: Specs) -> torch.Tensor:
     """alpha · op(a) @ op(b) + beta · c; the factors of integers are whole."""

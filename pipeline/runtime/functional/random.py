@@ -8,8 +8,6 @@ from pipeline.lowering import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs
 from pipeline.runtime.tensors import torch_dtype
 
-__all__ = ["FORMS"]
-
 
 def normal(_: Ins, attrs: Attrs, outs: Specs) -> torch.Tensor:
     drawn = torch.randn(outs[0].sizes, dtype=torch.float32)

@@ -14,8 +14,6 @@ from torch.nn import functional
 from pipeline.lowering import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs
 
-__all__ = ["FORMS"]
-
 Squash = Callable[[torch.Tensor], torch.Tensor]
 States = Sequence[torch.Tensor]
 

@@ -11,8 +11,6 @@ from pipeline.lowering import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Results, Specs
 from pipeline.runtime.tensors import torch_dtype
 
-__all__ = ["FORMS"]
-
 
 def along(function: Callable[..., torch.Tensor]) -> Form:
     """The form of a torch function of a tensor, its axes and `keepdim`."""

@@ -8,8 +8,6 @@ from torch.nn import functional
 from pipeline.lowering import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs
 
-__all__ = ["FORMS"]
-
 
 def reshape(ins: Ins, _: Attrs, outs: Specs) -> torch.Tensor:
     return ins[0].reshape(outs[0].sizes)

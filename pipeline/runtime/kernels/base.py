@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Attrs", "Bind", "Ins", "Kernel", "Launch", "Outs", "each_time"]
-
 Ins = Sequence[torch.Tensor]
 Outs = Sequence[torch.Tensor]
 Attrs = dict[str, Any]

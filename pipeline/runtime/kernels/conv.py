@@ -17,8 +17,6 @@ from pipeline.runtime.kernels.max_pool import PoolWindow, launch_max_pool
 from pipeline.runtime.kernels.packing import PackedWeight, Packer, Stored, launch_convolution, pack_convolution
 from pipeline.runtime.kernels.weight_forms import Convolution
 
-__all__ = ["KERNELS", "PACKERS", "pad_sides"]
-
 NEAREST = {
     "round_prefer_floor": lambda places: torch.ceil(places - 0.5),
     "round_prefer_ceil": lambda places: torch.floor(places + 0.5),

@@ -16,8 +16,6 @@ from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
 from pipeline.runtime.tensors import NOT_IN_NUMPY
 
-__all__ = ["KERNELS"]
-
 aten = torch.ops.aten
 
 GELU: Any = functional.gelu

@@ -15,8 +15,6 @@ from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
 from pipeline.runtime.onnx_op import ForeignNode, type_of
 from pipeline.runtime.tensors import as_tensor, to_numpy
 
-__all__ = ["KERNELS"]
-
 
 def onnx_node(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     proto = json_format.ParseDict(json.loads(attrs["node"]), onnx.NodeProto())

@@ -35,8 +35,6 @@ from pipeline.runtime.kernels.packing import (
 from pipeline.runtime.kernels.post_ops import PostOp, post_op
 from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, PairWeight, ProductWeight
 
-__all__ = ["KERNELS", "PACKERS"]
-
 nn: Any = vars(torch._C)["_nn"]  # its stubs leave this module out
 
 CHANNELS_FIRST = (0, 3, 1, 2)

@@ -10,8 +10,6 @@ from torch.nn import functional
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
 
-__all__ = ["KERNELS"]
-
 REDUCTIONS = {"mul": "prod", "min": "amin", "max": "amax"}
 
 

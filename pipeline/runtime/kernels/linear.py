@@ -14,8 +14,6 @@ from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each
 from pipeline.runtime.kernels.packing import Packer, Stored, pack_product
 from pipeline.runtime.kernels.weight_forms import ProductWeight
 
-__all__ = ["KERNELS", "PACKERS", "multiply"]
-
 BACKWARDS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 

@@ -15,8 +15,6 @@ from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
 from pipeline.runtime.kernels.launches import in_turn
 
-__all__ = ["KERNELS", "group_tensors", "prepare_update"]
-
 FUSED: Any = torch
 
 Pair = tuple[torch.Tensor, torch.Tensor]

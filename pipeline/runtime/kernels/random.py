@@ -11,8 +11,6 @@ import torch
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
 
-__all__ = ["KERNELS"]
-
 
 def normal(_: Ins, outs: Outs, attrs: Attrs) -> None:
     outs[0].normal_(attrs["mean"], attrs["scale"], generator=_generator(attrs))

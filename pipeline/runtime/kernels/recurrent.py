@@ -12,8 +12,6 @@ from torch.nn import functional
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
 
-__all__ = ["KERNELS"]
-
 BACKWARDS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 COUNTS = {"LSTM": 3, "GRU": 2, "RNN": 1}
 

@@ -14,8 +14,6 @@ from torch.nn import functional
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
 
-__all__ = ["KERNELS"]
-
 
 def reduce_sum(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     # Without dtype= torch sums small integers in int64.

@@ -9,8 +9,6 @@ import torch
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
 
-__all__ = ["KERNELS"]
-
 
 def reshape(ins: Ins, outs: Outs, _: Attrs) -> Launch:
     """Runs only where the output is no view, as for a graph output, or where the input's strides do not allow one."""

@@ -9,8 +9,6 @@ import torch
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
 
-__all__ = ["KERNELS"]
-
 
 def roi_align(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     """Each cell of a region is the mean, or the largest share, of bilinear samples in it."""

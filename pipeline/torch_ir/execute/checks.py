@@ -31,8 +31,6 @@ from pipeline.torch_ir.execute.memory import find_other_strides, shared_and_writ
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.weights import Bound, fits_shape, misfit, missing_message
 
-__all__ = ["check_inputs", "explain_wrong_results", "find_unmatched_ops", "refuse_other_moves", "refuse_unmatched_ops"]
-
 
 def wrong_sizes(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
     """What is wrong with the sizes of named dims: two sizes for one name, or a violated range or guard.

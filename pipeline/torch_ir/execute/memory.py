@@ -16,15 +16,6 @@ from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.lowering import Layout
 from pipeline.lowering.aten.order import AS_STRIDED
 
-__all__ = [
-    "copy_from_first_element",
-    "copy_if_shared",
-    "counts_from_storage",
-    "find_counted_values",
-    "find_other_strides",
-    "shared_and_written",
-]
-
 Tensors = Mapping[str, torch.Tensor]
 
 

@@ -17,8 +17,6 @@ from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.kernels.launches import OverloadCall, copy_result
 from pipeline.runtime.torch_args import tensors_in
 
-__all__ = ["make_and_copy", "may_write_into", "write_out"]
-
 
 def write_out(call: AtenCall, outs: Outs) -> Launch:
     """Any operator, written into `outs`."""

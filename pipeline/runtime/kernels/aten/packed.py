@@ -16,8 +16,6 @@ from pipeline.runtime.kernels.base import Attrs, Launch
 from pipeline.runtime.kernels.packing import PackedWeight, Stored, launch_convolution, pack_convolution, pack_product
 from pipeline.runtime.kernels.weight_forms import Convolution, ProductWeight
 
-__all__ = ["launch_packed", "may_pack", "pack_call"]
-
 Given = Mapping[str, Any]
 
 

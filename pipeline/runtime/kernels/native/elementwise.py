@@ -18,8 +18,6 @@ from pipeline.runtime.kernels.native.kernel_library import (
 )
 from pipeline.runtime.kernels.post_ops import PostOp
 
-__all__ = ["KERNELS", "launch_activation"]
-
 
 def launch_activation(library: NativeLibrary, x: torch.Tensor, out: torch.Tensor, after: PostOp) -> Launch | None:
     if not are_floats(x, out) or not x.is_contiguous() or not is_dense_like(out, x) or not is_for_one_thread(out):

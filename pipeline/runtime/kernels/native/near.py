@@ -11,8 +11,6 @@ from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeLibrary, are_floats
 from pipeline.runtime.kernels.threads import planned_threads
 
-__all__ = ["KERNELS", "launch_near"]
-
 LARGEST = 2**19
 """Numbers in a second operand. Where one has more (2 MB), panels are as fast."""
 

@@ -15,8 +15,6 @@ from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp, post_op
 from pipeline.runtime.kernels.threads import planned_threads
 
-__all__ = ["KERNELS", "NativePair", "NativeWeight", "is_faster_alone", "launch_any", "pack_panels"]
-
 SHARED = 2**22
 """Multiplications from which on several threads of torch are faster than one of ours."""
 

@@ -18,8 +18,6 @@ from pipeline.runtime.kernels.native.kernel_library import (
     is_for_one_thread,
 )
 
-__all__ = ["KERNELS"]
-
 
 def normalize(is_centered: bool, library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
     """Over the axes from `axis` on; not centered, it divides by the root of the mean square."""

@@ -18,8 +18,6 @@ from pipeline.runtime.kernels.native.kernel_library import (
 )
 from pipeline.runtime.kernels.optimizer import group_tensors, prepare_update
 
-__all__ = ["KERNELS"]
-
 
 def adam(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
     *operands, step, rate, skip = ins
