@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 
 __all__ = ["SHAPES", "Stored", "graphs"]
 

@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 
 __all__ = ["TOLERANCE", "Case", "assert_close", "expected", "graph_of", "ints", "rand", "spec_of"]
 
