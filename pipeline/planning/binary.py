@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from pipeline.errors import SourceError
 from pipeline.ir.graph import Role, TensorSpec
-from pipeline.lowering import KernelCall, Layout
-from pipeline.lowering.tagged import read_item, write_item
+from pipeline.lowering import KernelCall
+from pipeline.ops import Layout
+from pipeline.ops.tagged import read_item, write_item
 from pipeline.planning.json import read_sound
 from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot

@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.ir.graph import Role, TensorSpec
 from pipeline.ir.json import write_attr
-from pipeline.lowering import KernelCall, Kind, Layout, unpack
+from pipeline.lowering import KernelCall
+from pipeline.ops import Kind, Layout, unpack
 from pipeline.planning.check import violations
 from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot

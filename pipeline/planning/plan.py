@@ -13,8 +13,9 @@ from passes.suggest import bytes_text, plural
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir.graph import DTYPE_BITS, Graph, Role, TensorSpec, Value
 from pipeline.ir.json import digest_graph
-from pipeline.lowering import KernelCall, Kind, Layout, lower, unpack
-from pipeline.lowering.layout import traced_strides
+from pipeline.lowering import KernelCall, lower
+from pipeline.ops import Kind, Layout, unpack
+from pipeline.ops.layout import traced_strides
 from pipeline.planning.alias import EXTERNAL, decide_aliases, find_root, storage_classes
 from pipeline.planning.arena import Block, Lifetime, lifetimes, live_peak
 from pipeline.planning.memory_map import MemoryMap

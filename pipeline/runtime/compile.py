@@ -13,7 +13,7 @@ from pipeline.errors import UsageError
 from pipeline.ir.check import check
 from pipeline.ir.graph import Graph
 from pipeline.lowering import lower, with_kernels
-from pipeline.lowering.aten import in_traced_order
+from pipeline.lowering.traced_order import in_traced_order
 from pipeline.planning import (
     ExecutionPlan,
     FeedSignature,

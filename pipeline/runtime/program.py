@@ -9,8 +9,9 @@ import torch
 
 from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported, UsageError
 from pipeline.ir.graph import Graph, Role
-from pipeline.lowering import KernelCall, Kind, Layout, unpack
-from pipeline.lowering.aten import is_call, takes_any_order
+from pipeline.lowering import KernelCall
+from pipeline.ops import Kind, Layout, unpack
+from pipeline.ops.aten import is_call, takes_any_order
 from pipeline.planning import ExecutionPlan
 from pipeline.runtime.kernels import (
     KERNELS,

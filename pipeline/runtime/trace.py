@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pipeline.lowering import unpack
+from pipeline.ops import unpack
 from pipeline.planning import ExecutionPlan, FeedSignature, alive_bytes, occupants
 from pipeline.runtime.context import Context
 from pipeline.runtime.kernels import Launch

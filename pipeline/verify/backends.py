@@ -15,8 +15,8 @@ from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sessions import Session, as_array
 from pipeline.errors import OnnxlineError, Unsupported, UsageError
 from pipeline.ir import Graph, Op
-from pipeline.lowering import EMITTERS, Kind
 from pipeline.lowering.fusion import fuse
+from pipeline.ops import EMITTERS, Kind
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of which nothing has changed does not need it
     import torch

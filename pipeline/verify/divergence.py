@@ -14,8 +14,8 @@ import numpy as np
 
 from passes.proof.numbers import DRAWN, STEPS, Errors, Tolerance, compare, least_precise
 from pipeline.ir import Graph, Op, Value
-from pipeline.lowering import Kind
-from pipeline.lowering.random import KINDS as DRAWING
+from pipeline.ops import Kind
+from pipeline.ops.random import KINDS as DRAWING
 from pipeline.verify.backends import Backend, Feeds, shapes_of
 
 DRAWING_KINDS: Final = frozenset(Kind(row.kind).name for row in DRAWING)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from passes.suggest import plural
 from pipeline.errors import InternalError
-from pipeline.lowering import KernelCall, unpack, wrong_schema
+from pipeline.lowering import KernelCall
+from pipeline.ops import unpack, wrong_schema
 from pipeline.planning.check.shadow_memory import contiguous_strides, has_distinct_elements, roots_of, span
 from pipeline.planning.plan import ExecutionPlan, Slot
 

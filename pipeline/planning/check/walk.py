@@ -10,7 +10,8 @@ from passes.errors import check_type
 from passes.suggest import plural
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Role
-from pipeline.lowering import KernelCall, Kind, unpack
+from pipeline.lowering import KernelCall
+from pipeline.ops import Kind, unpack
 from pipeline.planning.check.residences import wrong_residences
 from pipeline.planning.check.shadow_memory import (
     ARENA,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from pipeline.errors import UsageError
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.random import KERNELS as DRAWING
 from pipeline.runtime.program import LaunchStep
 from pipeline.runtime.torch_args import find_operator

@@ -13,7 +13,7 @@ import torch
 
 from passes.suggest import plural
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.capture.key import CaptureKey
 from pipeline.runtime.program import LaunchStep, UnboundProgram
 from pipeline.runtime.torch_args import find_operator

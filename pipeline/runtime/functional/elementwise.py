@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs, only
 from pipeline.runtime.tensors import torch_dtype
 

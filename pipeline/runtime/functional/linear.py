@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs, only
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.nn import functional
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs
 
 Squash = Callable[[torch.Tensor], torch.Tensor]

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
 from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.max_pool import PoolWindow, launch_max_pool

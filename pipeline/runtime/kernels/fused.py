@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
 from pipeline.runtime.kernels.blocked import launch_batch
 from pipeline.runtime.kernels.conv import pad_sides

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
 from pipeline.runtime.kernels.launches import in_turn
 

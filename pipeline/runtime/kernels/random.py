@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
 
 

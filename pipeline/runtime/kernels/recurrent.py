@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
 
 BACKWARDS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}

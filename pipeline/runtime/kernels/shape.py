@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
 
 

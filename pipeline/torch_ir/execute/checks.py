@@ -19,7 +19,7 @@ from pipeline.export.tree import not_dense
 from pipeline.ir import Graph, InputRef, Op, TensorSpec, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.ir.graph import parts
-from pipeline.lowering.aten.views import MOVES
+from pipeline.ops.aten.views import MOVES
 from pipeline.runtime.eager import apply
 from pipeline.runtime.run_errors import place_of
 from pipeline.runtime.tensors import dtype_name, torch_dtype

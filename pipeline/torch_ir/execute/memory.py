@@ -13,8 +13,8 @@ import torch
 from pipeline.importers.from_torch.tensors import copy_with_strides, extent, meet
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
-from pipeline.lowering import Layout
-from pipeline.lowering.aten.order import AS_STRIDED
+from pipeline.lowering.traced_order import AS_STRIDED
+from pipeline.ops import Layout
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from pipeline.lowering.aten import takes_any_order
+from pipeline.ops.aten import takes_any_order
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.kernels.launches import OverloadCall, copy_result

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeLibrary, are_floats
 from pipeline.runtime.kernels.threads import planned_threads

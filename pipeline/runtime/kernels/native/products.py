@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.native.activations import settings_of

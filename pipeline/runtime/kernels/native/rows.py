@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.native.kernel_library import (
     NativeKernel,
