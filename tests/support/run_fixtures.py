@@ -12,8 +12,6 @@ import yaml
 
 from tests.support.paths import TESTS
 
-__all__ = ["FACTORIES", "config_file", "config_in", "small_config"]
-
 FACTORIES = TESTS / "support" / "torch_models" / "factories.py"
 """Not beside this file: what is loaded from beside a factory counts as a part of it."""
 

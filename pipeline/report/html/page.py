@@ -32,8 +32,6 @@ from pipeline.report.html.training import TrainingView, training_view
 from pipeline.report.model import NodeRow, Pictures, Report
 from pipeline.report.quantization import Quantization
 
-__all__ = ["Page", "page_of", "render"]
-
 
 @dataclass(frozen=True, slots=True)
 class Page:
