@@ -127,7 +127,7 @@ def decompose_complex(program: ExportedProgram) -> ExportedProgram:
 
 
 def _by_parts(
-    compute: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    compute: Callable[..., Sequence[torch.Tensor]],
     is_parted: Callable[[Any], bool] = lambda item: isinstance(item, torch.Tensor) and item.is_complex(),
 ) -> Callable[..., Any]:
     """A decomposition: from real and imaginary part of each operand to those of the result.
@@ -139,7 +139,7 @@ def _by_parts(
     def decompose(*operands: Any) -> Any:
         if not any(isinstance(item, complex) or is_parted(item) for item in operands):
             return NotImplemented
-        return torch.view_as_complex(torch.stack(compute(*map(_parts, operands)), -1))
+        return torch.view_as_complex(torch.stack(list(compute(*map(_parts, operands))), -1))
 
     return decompose
 
@@ -168,7 +168,7 @@ BY_PARTS: Final[Mapping[Any, Callable[..., Any]]] = {
     torch.ops.aten.exp.default: _by_parts(lambda z: (z[0].exp() * z[1].cos(), z[0].exp() * z[1].sin())),
     torch.ops.aten.pow.Tensor_Scalar: _by_parts(_power),
     torch.ops.aten.where.self: _by_parts(
-        lambda chosen, a, b: tuple(torch.where(chosen[0], *pair) for pair in zip(a, b, strict=True))
+        lambda chosen, a, b: [torch.where(chosen[0], *pair) for pair in zip(a, b, strict=True)]
     ),
 }
 """Operators that torch's exporter has for real numbers alone, as in the inverse of a spectrogram."""
