@@ -16,11 +16,6 @@ from typing import Any, ParamSpec, TypeVar
 from passes.suggest import describe_argument
 from pipeline.errors import UsageError
 
-__all__ = [
-    "FLAG", "FUNCTION", "MAPPING", "NAMES", "NUMBER", "PATH", "TEXT", "WHOLE", "Check", "a", "a_mapping", "expects",
-    "expects_annotated",
-]  # fmt: skip
-
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
 Item = TypeVar("Item")

@@ -10,8 +10,6 @@ from passes.proof.draws import Draw, Trait
 from passes.proof.gauges import CONDITIONS, Gauges, Limit, Readings
 from passes.proof.tables import LookupTable
 
-__all__ = ["BranchCoverage", "Coverage", "LimitCoverage", "LoopCoverage", "TableCoverage", "coverage_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class TableCoverage:

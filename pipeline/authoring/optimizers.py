@@ -10,8 +10,6 @@ from torch import nn, optim
 from pipeline.authoring.builder import typed
 from pipeline.errors import UsageError
 
-__all__ = ["SGD", "Adam", "AdamW", "OptimizerSpec"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:

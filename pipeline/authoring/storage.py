@@ -6,8 +6,6 @@ import torch
 
 from pipeline.argument_checks import a, expects
 
-__all__ = ["Buffer", "ModuleTensor", "Parameter"]
-
 
 class ModuleTensor:
     """Numbers with an identity: two modules that hold the same object share it."""
