@@ -10,7 +10,7 @@ from functools import cached_property
 from onnx import GraphProto, ValueInfoProto
 
 from passes.graph.formatting import format_type
-from passes.matching.graph_index import ABSENT, NodeMeanings, index_graph
+from passes.matching.flat_graph import ABSENT, NodeMeanings, flatten_graph
 from passes.matching.match import match
 from passes.matching.node_matching import NodeMatching, is_one_kind, share_name
 from passes.matching.replacements import find_replacements
@@ -77,7 +77,7 @@ def match_models(
     first, second = readings or (read(before), read(after))
     inputs = _pair_values(_fed_inputs(before.proto.graph), _fed_inputs(after.proto.graph))
     meanings: NodeMeanings = {}
-    same = match(index_graph(before, first, meanings), index_graph(after, second, meanings, inputs))
+    same = match(flatten_graph(before, first, meanings), flatten_graph(after, second, meanings, inputs))
     groups = _groups(same)
     for olds, news in groups:
         _pair(same, olds, news)

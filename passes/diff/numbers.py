@@ -16,7 +16,7 @@ from passes.context import PassContext
 from passes.diff.model_matching import ModelMatching, same_outputs
 from passes.diff.value_pairs import pair_values
 from passes.errors import ModelError, StepFailed
-from passes.matching.graph_index import ABSENT
+from passes.matching.flat_graph import ABSENT
 from passes.optimize import plan_draws
 from passes.proof.client import choose_in_worker
 from passes.proof.numbers import DRAWN, Errors, compare

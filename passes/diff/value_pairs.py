@@ -10,7 +10,7 @@ from typing import Final
 
 from passes.diff.model_matching import ModelMatching, same_outputs
 from passes.graph.op_facts import COMMUTATIVE
-from passes.matching.graph_index import ABSENT, Item
+from passes.matching.flat_graph import ABSENT, Item
 from passes.matching.node_matching import NodeMatching
 
 

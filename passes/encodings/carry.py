@@ -21,9 +21,9 @@ from passes.encodings.moves import share_by_moves
 from passes.encodings.same_numbers import find_same
 from passes.encodings.stored import CHANGED, EncodedArray, derive_encoding
 from passes.encodings.versions import ModelVersion, TracedTensors, trace_tensors
-from passes.graph.float_tensors import FLOATS, float_tensors
 from passes.graph.op_facts import LAYOUT_OPS, RESHAPES, moved_inputs
 from passes.graph.traversal import reads_of
+from passes.graph.types import FLOATS, float_tensors
 from passes.provenance import annotations_of, form_of
 from passes.weights.detached import DetachedModel
 

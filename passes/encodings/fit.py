@@ -12,8 +12,8 @@ from onnx import NodeProto
 from passes.encodings.aimet import UNKNOWN_AXIS
 from passes.encodings.encoding import Encoding
 from passes.errors import UsageError
-from passes.graph.float_tensors import FLOATS, float_shapes, float_tensors, weight_axes
-from passes.graph.moved_constants import find_moved_constants
+from passes.graph.moved_constants import find_moved_constants, weight_axes
+from passes.graph.types import FLOATS, float_shapes, float_tensors
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
 

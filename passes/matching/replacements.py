@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
 
-from passes.matching.graph_index import ABSENT, Item
+from passes.matching.flat_graph import ABSENT, Item
 from passes.matching.node_matching import NodeMatching, is_namesake
 
 ASKS_FOR_SHAPE: Final = frozenset({"Shape", "Size"})

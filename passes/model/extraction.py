@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
-from passes.graph.traversal import infer_types, inline_functions, reads_of
+from passes.graph.traversal import inline_functions, reads_of
+from passes.graph.types import infer_types
 from passes.weights.detached import DetachedModel
 
 

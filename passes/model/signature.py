@@ -10,7 +10,7 @@ from onnx import GraphProto, ModelProto, StringStringEntryProto, TensorProto, Ty
 
 from passes.errors import StepFailed
 from passes.graph.formatting import format_type, is_unknown_dim
-from passes.graph.traversal import infer_types
+from passes.graph.types import infer_types
 from passes.weights.detached import DetachedModel
 
 

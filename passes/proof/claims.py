@@ -18,7 +18,8 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from passes.graph.op_facts import is_opaque
-from passes.graph.traversal import bodies_in, infer_types
+from passes.graph.traversal import bodies_in
+from passes.graph.types import infer_types
 from passes.model.canonical import CanonicalGraph, ValueDigests
 from passes.weights.detached import DetachedModel
 from passes.worker.inference import InferenceError, infer_shapes

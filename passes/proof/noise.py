@@ -20,7 +20,8 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from passes.graph.op_facts import ONNX_DOMAINS, RANDOM_OPS, opset_of
-from passes.graph.traversal import bodies_in, every_node, infer_types, inline_functions
+from passes.graph.traversal import bodies_in, every_node, inline_functions
+from passes.graph.types import infer_types
 from passes.weights.detached import DetachedModel
 
 POOL: Final = 8191

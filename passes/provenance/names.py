@@ -9,7 +9,7 @@ from math import prod
 
 from onnx import ModelProto, NodeProto
 
-from passes.graph.float_tensors import FLOATS
+from passes.graph.types import FLOATS
 from passes.provenance.annotations import annotations_of, known_as
 
 Names = Mapping[str, tuple[str, ...]]

@@ -16,7 +16,7 @@ from onnx import GraphProto, TensorProto
 
 from passes.graph.op_facts import COMMUTATIVE
 from passes.graph.traversal import bodies_of, every_graph
-from passes.matching.graph_index import ABSENT, TELLING, GraphIndex
+from passes.matching.flat_graph import ABSENT, TELLING, FlatGraph
 from passes.matching.node_matching import NodeMatching
 from passes.matching.replacements import PRODUCTS, ReplacedNodes
 from passes.provenance.annotations import (
@@ -179,7 +179,7 @@ def _lost_beside(same: NodeMatching, old: int) -> list[int]:
     return [one for one in (*readers, *makers) if one >= 0 and same.is_lost(one)]
 
 
-def _chains(before: GraphIndex) -> dict[int, _Chain]:
+def _chains(before: FlatGraph) -> dict[int, _Chain]:
     """Constant value → the weights that it is computed from, in the order in which they are read."""
     chains = {value: _Chain((tensor,)) for value, tensor in before.tensors.items() if _is_weight(tensor)}
     for item in before.items:

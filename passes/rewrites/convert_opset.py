@@ -12,10 +12,11 @@ from onnx import NodeProto, version_converter
 
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
+from passes.graph.index import constant_of
 from passes.graph.op_facts import ONNX_DOMAINS, opset_of
-from passes.graph.traversal import bodies_in, every_graph, every_node, infer_types, inline_functions
+from passes.graph.traversal import bodies_in, every_graph, every_node, inline_functions
+from passes.graph.types import infer_types
 from passes.step import Description, PassResult, Step, structure
-from passes.structures.view import constant_of
 from passes.weights.detached import DetachedModel
 
 OLDEST: Final = 7

@@ -147,7 +147,7 @@ class GraphEdit:
         same.metadata_props.extend(node.metadata_props)
         same.attribute.extend(node.attribute if op == node.op_type else ())
         self.removed.add(id(node))
-        self.nodes.append((self.view.position[node.output[0]], same))
+        self.nodes.append((self.view.positions[node.output[0]], same))
 
     def add_node(
         self, op: str, inputs: Sequence[str], output: str, template: NodeProto, role: str, **attributes: Any

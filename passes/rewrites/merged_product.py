@@ -9,8 +9,9 @@ from typing import Any, Final
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from passes.graph.index import constant_of
 from passes.structures.axes import Side, product_of
-from passes.structures.view import GraphView, attribute_of, constant_of, op_of
+from passes.structures.view import GraphView, attribute_of, op_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

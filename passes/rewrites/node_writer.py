@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from passes.graph.traversal import every_graph, infer_types
+from passes.graph.traversal import every_graph
+from passes.graph.types import infer_types
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
 

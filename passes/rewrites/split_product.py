@@ -157,7 +157,7 @@ class _Splitter:
             NotSplit: a tensor that cannot be cut, or sizes that are not known.
         """
         before = self.edit.state()
-        self.edit.place = self.edit.view.position[product.value]
+        self.edit.place = self.edit.view.positions[product.value]
         ends = {part.value.name for parts in roles.values() for part in parts}
         self.edit.removed.update((id(product.node), *(id(node) for node in _nodes_between(root, ends))))
         try:

@@ -14,8 +14,9 @@ from onnx import ModelProto, NodeProto
 from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.graph.traversal import bodies_of, live_nodes, reads_of
+from passes.graph.types import types_of
 from passes.model.analysis import what_is_invalid
-from passes.model.extraction import extract_nodes, types_of
+from passes.model.extraction import extract_nodes
 from passes.step import Step
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save

@@ -11,8 +11,8 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto
 
+from passes.graph.index import constant_of
 from passes.graph.op_facts import ONNX_DOMAINS
-from passes.structures.view import constant_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
+from passes.graph.index import constant_of
 from passes.structures.matrices import matrix_of, matrix_values
 from passes.structures.quantized_weights import NBITS, quantized_weight
 from passes.structures.types import (
@@ -31,7 +32,6 @@ from passes.structures.view import (
     QUANTIZE,
     GraphView,
     attribute_of,
-    constant_of,
     module_of,
     op_of,
 )

@@ -15,7 +15,8 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from passes.graph.evaluation import evaluate
-from passes.structures.view import LAYOUT_OPS, GraphView, attribute_of, constant_of
+from passes.graph.index import constant_of
+from passes.structures.view import LAYOUT_OPS, GraphView, attribute_of
 from passes.weights.stand_ins import digest_of
 
 
@@ -127,7 +128,7 @@ def _nodes_behind(view: GraphView, name: str) -> list[NodeProto]:
         if node is None or value in seen:
             continue
         seen.update(node.output)
-        nodes[view.position[value]] = node
+        nodes[view.positions[value]] = node
         front.extend(read for read in node.input if read in view.folded)
     return [nodes[at] for at in sorted(nodes)]
 

@@ -93,14 +93,14 @@ def without_shared_rotation(
 
 def computed_from(view: GraphView, node: NodeProto, source: NodeProto) -> bool:
     """Whether `node` depends on `source`. The search stops at the position of `source` in the graph."""
-    limit = view.position[source.output[0]]
+    limit = view.positions[source.output[0]]
     seen: set[str] = set()
     front = list(node.input)
     while front:
         name = front.pop()
         if name in source.output:
             return True
-        if name not in seen and view.position.get(name, -1) > limit:
+        if name not in seen and view.positions.get(name, -1) > limit:
             seen.add(name)
             front.extend(view.producers[name].input)
     return False

@@ -49,7 +49,7 @@ def nodes_between(nodes: Iterable[NodeProto], view: GraphView, hops: int = GAP) 
 
 
 def _sort(nodes: Iterable[NodeProto], view: GraphView) -> list[NodeProto]:
-    places = {view.position[name] for node in nodes if (name := _id(node))}
+    places = {view.positions[name] for node in nodes if (name := _id(node))}
     return [view.nodes[place] for place in sorted(places)]
 
 

@@ -10,12 +10,13 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from passes.graph.index import GraphIndex, constant_of
 from passes.graph.op_facts import RANDOM_OPS
+from passes.graph.types import infer_types
 from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel
-from passes.worker.inference import InferenceError, infer_shapes
 
 CARRIED: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("CastLike", "Reshape", "Expand", "Slice", "Gather", "Tile", "Squeeze", "Unsqueeze"), (0,)),
@@ -46,12 +47,11 @@ QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
 
 
-class GraphView:
-    """Indexes `model.proto.graph` once, without copies.
+class GraphView(GraphIndex):
+    """The index of `model.proto.graph`, with inferred types, walks and constants behind layout operators.
 
     With `body`, a graph inside of one of the nodes of `outer`, it indexes that together with all graphs around it: a
-    body may read outer values, and names are unique along the nesting. `entries` are nodes that stand for how the node
-    around a body hands its inputs to it.
+    body may read outer values. `entries` are nodes that stand for how the node around a body hands its inputs to it.
     """
 
     def __init__(
@@ -61,30 +61,22 @@ class GraphView:
         outer: GraphView | None = None,
         entries: Sequence[NodeProto] = (),
     ) -> None:
-        graph = model.proto.graph if body is None else body
+        super().__init__(model.proto.graph if body is None else body, outer=outer)
         self.model = model
         self.body = body
         self._outer = outer
-        self.own: list[NodeProto] = list(graph.node)
-        """The nodes of this graph alone, without those around it."""
-        self.nodes: list[NodeProto] = [*(outer.nodes if outer else ()), *entries, *self.own]
-        self.initializers: dict[str, TensorProto] = dict(outer.initializers) if outer else {}
-        self.initializers.update((tensor.name, tensor) for tensor in graph.initializer)
-        self.producers: dict[str, NodeProto] = {name: node for node in self.nodes for name in node.output if name}
-        self.consumers: dict[str, list[NodeProto]] = defaultdict(list)
-        for node in self.nodes:
-            for name in dict.fromkeys(node.input):
-                self.consumers[name].append(node)
+        self._entries = entries
+
+    @cached_property
+    def nodes(self) -> list[NodeProto]:
+        return [*(self._outer.nodes if self._outer is not None else ()), *self._entries, *self.own]
 
     @cached_property
     def inferred(self) -> GraphProto:
         """This graph with all inferred types, also in the graphs inside of its nodes."""
         if self.body is not None:
             return self.body  # it was taken from an inferred graph
-        try:
-            return infer_shapes(_with_known_products(self.model.proto), data_prop=True).graph
-        except InferenceError:  # without inference, the model still has its own types
-            return self.model.proto.graph
+        return infer_types(_with_known_products(self.model.proto), data_prop=True)
 
     @cached_property
     def types(self) -> dict[str, ValueInfoProto]:
@@ -246,11 +238,6 @@ class GraphView:
             return None
         return float(numbers[0])
 
-    @cached_property
-    def position(self) -> dict[str, int]:
-        """Value → the position of the node that makes it."""
-        return {name: at for at, node in enumerate(self.nodes) for name in node.output if name}
-
     def upstream(self, name: str, through: frozenset[str], until: Stop = lambda _: False) -> Iterator[NodeProto]:
         """Nodes that `name` is computed from, nearest first.
 
@@ -320,20 +307,6 @@ def attribute_of(node: NodeProto, name: str, default: Any = None) -> Any:
     return next(
         (helper.get_attribute_value(attribute) for attribute in node.attribute if attribute.name == name), default
     )
-
-
-def constant_of(node: NodeProto) -> TensorProto | None:
-    """The tensor that a Constant node holds; None for another node, and for a Constant of strings or sparse data."""
-    if op_of(node) != "Constant":
-        return None
-    (attribute,) = node.attribute
-    if attribute.HasField("t"):
-        return attribute.t
-    if attribute.name in ("value_float", "value_floats"):
-        return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), np.float32))
-    if attribute.name in ("value_int", "value_ints"):
-        return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), np.int64))
-    return None
 
 
 def module_of(nodes: list[NodeProto]) -> str:
