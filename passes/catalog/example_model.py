@@ -14,6 +14,7 @@ from typing import Final
 import onnx
 from onnx import numpy_helper
 
+from passes.graph.index import computed_values
 from passes.proof.draws import draw_array
 
 GALLERY: Final = Path(__file__).parents[1] / "gallery"
@@ -41,7 +42,7 @@ def read_example(file: Path, seed: str = "") -> ExampleModel:
     """
     text = file.read_text(encoding="utf-8")
     model = onnx.parser.parse_model(text)
-    computed = {name for node in model.graph.node for name in node.output}
+    computed = computed_values(model.graph.node)
     declared = list(model.graph.value_info)
     del model.graph.value_info[:]
     model.graph.value_info.extend(info for info in declared if info.name in computed)

@@ -19,6 +19,7 @@ from passes.diff.quantizations import find_quantizations
 from passes.diff.requantizations import find_requantizations
 from passes.diff.types import AttributeChange, Diff, HeaderChange, InputChange, Renaming, Replacement, label_of
 from passes.graph.formatting import format_attribute, format_type
+from passes.graph.index import GraphIndex
 from passes.matching.flat_graph import ABSENT, FlatGraph, Item
 from passes.model.canonical import CanonicalGraph, function_digests
 from passes.weights.detached import DetachedModel, open_model
@@ -257,10 +258,10 @@ def _versions(model: ModelProto) -> Mapping[str, str]:
 
 
 def _inputs(model: ModelProto) -> Mapping[str, str]:
-    stored = {tensor.name for tensor in model.graph.initializer}
-    required = _signature("input", [info for info in model.graph.input if info.name not in stored])
-    optional = [info for info in model.graph.input if info.name in stored]
-    return {**required, **{f"input {info.name}": f"{format_type(info)}, has a default" for info in optional}}
+    index = GraphIndex(model.graph)
+    optional = {name: info for name, info in index.inputs.items() if name in index.initializers}
+    defaults = {f"input {name}": f"{format_type(info)}, has a default" for name, info in optional.items()}
+    return {**_signature("input", list(index.required_inputs.values())), **defaults}
 
 
 def _outputs(model: ModelProto) -> Mapping[str, str]:

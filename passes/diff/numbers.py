@@ -16,6 +16,7 @@ from passes.context import PassContext
 from passes.diff.model_matching import ModelMatching, same_outputs
 from passes.diff.value_pairs import pair_values
 from passes.errors import ModelError, StepFailed
+from passes.graph.index import GraphIndex
 from passes.matching.flat_graph import ABSENT
 from passes.optimize import plan_draws
 from passes.proof.client import choose_in_worker
@@ -106,7 +107,7 @@ def compare_numbers(
     outputs = [(old, new) for new, old in same_outputs(matched.before.proto.graph, matched.after.proto.graph).items()]
     if not outputs:
         raise ModelError("the models have no output in common, so there are no numbers to compare")
-    missing = _inputs(matched.after) - matched.inputs.keys()
+    missing = GraphIndex(matched.after.proto.graph).required_inputs.keys() - matched.inputs.keys()
     if missing:
         raise ModelError(
             f"the second model has an input {min(missing)!r} that the first has not, so there are no numbers to compare"
@@ -122,11 +123,6 @@ def compare_numbers(
         tuple(draw.label for draw in draws),
         tuple(f"the second model does not run on {label}: {why[:MOST_SAID]}" for label, why in failed.items()),
     )
-
-
-def _inputs(model: DetachedModel) -> set[str]:
-    graph = model.proto.graph
-    return {info.name for info in graph.input} - {tensor.name for tensor in graph.initializer}
 
 
 def measure_pairs(
@@ -191,7 +187,8 @@ def _common_values(matched: ModelMatching) -> Iterator[Pair]:
 
 
 def _inner_values(model: DetachedModel) -> set[str]:
-    return main_values(model) - {info.name for info in model.proto.graph.output}
+    index = GraphIndex(model.proto.graph)
+    return index.producers.keys() - index.outputs.keys()
 
 
 Pair = tuple[str, str]
@@ -255,7 +252,3 @@ def _compare_values(before: np.ndarray, after: np.ndarray, computed_in: str | No
     if object in (before.dtype, after.dtype) and not is_text:
         return None
     return str(before.dtype), compare(before, after, computed_in=computed_in)
-
-
-def main_values(model: DetachedModel) -> set[str]:
-    return {name for node in model.proto.graph.node for name in node.output}

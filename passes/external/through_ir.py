@@ -15,7 +15,7 @@ from typing import Any, Final
 import onnx
 
 from passes.context import PassContext
-from passes.graph.traversal import reads_of
+from passes.graph.index import GraphIndex, initializers_of
 from passes.weights.detached import DetachedModel, detach
 from passes.weights.mapped import release
 from passes.weights.sharing import MappedModel, portable
@@ -35,10 +35,10 @@ def through_ir(
     Raises:
         StepFailed: the function raised, crashed or timed out.
     """
-    hidden = {tensor.name: tensor for tensor in model.proto.graph.initializer if model.is_unread(tensor)}
+    hidden = {name: tensor for name, tensor in initializers_of(model.proto.graph).items() if model.is_unread(tensor)}
     shown = model.copy_proto()
     _delete(shown.graph.initializer, hidden)
-    added = hidden.keys() - {info.name for info in shown.graph.input}
+    added = hidden.keys() - GraphIndex(shown.graph).inputs.keys()
     shown.graph.input.extend(
         onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
         for name, tensor in hidden.items()
@@ -54,8 +54,7 @@ def through_ir(
     )
     proto = onnx.load_from_string(result)
     _delete(proto.graph.input, added)
-    read = {name for node in proto.graph.node for name in reads_of(node)}
-    read.update(output.name for output in proto.graph.output)
+    read = GraphIndex(proto.graph).reads
     proto.graph.initializer.extend(tensor for name, tensor in hidden.items() if name in read)
     detached = detach(proto, Path(folder), model.weights)
     return DetachedModel(proto, {**model.weights, **detached.weights})

@@ -7,14 +7,21 @@ asked for.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from google.protobuf.message import Message
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import bodies_in, reads_of
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+
+Entry = TypeVar("Entry", bound=Message)
 
 
 class GraphIndex:
@@ -79,7 +86,7 @@ class GraphIndex:
     @cached_property
     def reads(self) -> Counter[str]:
         """Value → how often nodes, bodies of nodes, and the outputs of the graph read it."""
-        reads = Counter(self.outputs)
+        reads = Counter(self.outputs.keys())
         for node in self.nodes:
             reads.update(reads_of(node))
         return reads
@@ -125,17 +132,18 @@ class GraphIndex:
         """The node that makes a value; None for an input, a stored tensor, and a value that does not exist."""
         return self.producers.get(name)
 
-    def ancestors(self, names: Iterable[str], until: Collection[str] = ()) -> list[NodeProto]:
-        """The nodes that the values `names` are computed from, in the order of the graph; none before `until`."""
-        seen, front = set(until), list(names)
+    def ancestors(self, names: Iterable[str], within: Container[str] | None = None) -> list[NodeProto]:
+        """The nodes that the values `names` are computed from, in the order of the graph.
+
+        Args:
+            within: the values to go through; by default, all.
+        """
+        front = list(names)
         found: set[int] = set()
         while front:
             name = front.pop()
-            if name in seen or name not in self.positions:
-                continue
-            seen.add(name)
-            position = self.positions[name]
-            if position not in found:
+            position = self.positions.get(name)
+            if position is not None and position not in found and (within is None or name in within):
                 found.add(position)
                 front.extend(reads_of(self.nodes[position]))
         return [self.nodes[position] for position in sorted(found)]
@@ -191,7 +199,8 @@ def replace_all_uses_with(nodes: Iterable[NodeProto], replacements: Mapping[str,
         if any(name in replacements for name in node.input):
             node.input[:] = [replacements.get(name, name) for name in node.input]
         for body in bodies_in(node):
-            own = {entry.name for entry in (*body.input, *body.initializer)} | computed_values(body.node).keys()
+            own = {*(entry.name for entry in (*body.input, *body.initializer)), *computed_values(body.node)}
+            own.update(sparse.values.name for sparse in body.sparse_initializer)
             inner = {old: new for old, new in replacements.items() if old not in own}
             replace_all_uses_with(body.node, inner)
             for info in body.output:
@@ -226,18 +235,12 @@ def extract(
     return part
 
 
-def replace_nodes(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
-    """Make `nodes`, which may be some of its own, all that `graph` has."""
-    _replace(graph, "node", nodes)
-
-
-def replace_initializers(graph: GraphProto, tensors: Iterable[TensorProto]) -> None:
-    """Make `tensors`, which may be some of its own, all that `graph` stores."""
-    _replace(graph, "initializer", tensors)
-
-
-def _replace(graph: GraphProto, field: str, entries: Iterable[NodeProto] | Iterable[TensorProto]) -> None:
-    copied = GraphProto()  # copied first, since clearing the field frees the entries
-    getattr(copied, field).extend(entries)
-    graph.ClearField(field)  # type: ignore[arg-type]
-    getattr(graph, field).extend(getattr(copied, field))
+def replace_entries(field: RepeatedCompositeFieldContainer[Entry], entries: Iterable[Entry]) -> None:
+    """Make `entries`, which may be some of its own, all that a field such as `graph.node` holds."""
+    copies = []
+    for entry in entries:  # copied first, since clearing the field frees its entries
+        copy = type(entry)()
+        copy.CopyFrom(entry)
+        copies.append(copy)
+    del field[:]
+    field.extend(copies)

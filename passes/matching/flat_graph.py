@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from onnx import FunctionProto, GraphProto, NodeProto, TensorProto
 
+from passes.graph.index import initializers_of
 from passes.graph.traversal import bodies_of
 from passes.model.canonical import CanonicalGraph, GraphReading, NodeReading
 from passes.weights.detached import DetachedModel
@@ -133,7 +134,7 @@ class _GraphFlattener:
         for index, info in enumerate(graph.input):
             formal = ("input", self.called.get(info.name, info.name)) if owner is None else (owner, index)
             scope[info.name] = self.wiring.value(info.name, formal)
-        tensors = {tensor.name: tensor for tensor in graph.initializer}
+        tensors = initializers_of(graph)
         for name, digest in reading.stored:
             scope[name] = self.wiring.value(name, digest)
             if name in tensors:

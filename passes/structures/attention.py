@@ -12,10 +12,11 @@ from typing import Final
 
 from onnx import NodeProto
 
+from passes.graph.op_facts import ARRANGING, op_of
 from passes.structures.axes import Product, Side, inputs_with_axis, join_of, product_of
 from passes.structures.candidates import Candidate, find_fused
 from passes.structures.projection import Operand, projections_behind
-from passes.structures.view import GraphView, op_of
+from passes.structures.view import GraphView
 
 
 def find_attentions(view: GraphView) -> Iterator[Candidate]:
@@ -248,26 +249,10 @@ SOFTMAXES: Final = frozenset({"Softmax", "Exp", "QLinearSoftmax"})
 WEIGHTINGS: Final = SOFTMAXES | {"Sigmoid", "HardSigmoid", "Relu", "LeakyRelu", "Softplus", "Elu", "Hardmax"}
 """Ops that turn scores into weights."""
 
-BETWEEN: Final = frozenset(
-    {
-        *("Cast", "CastLike", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Expand", "Flatten"),
-        *(
-            "Add",
-            "Sub",
-            "Mul",
-            "Div",
-            "Where",
-            "Dropout",
-            "Split",
-            "Trilu",
-            "QuantizeLinear",
-            "DequantizeLinear",
-            "Clip",
-            "SplitToSequence",
-            "SequenceAt",
-        ),
-    }
-)
+BETWEEN: Final = ARRANGING | {
+    *("CastLike", "Expand", "Add", "Sub", "Mul", "Div", "Where", "Dropout", "Split", "Trilu", "Clip"),
+    *("QuantizeLinear", "DequantizeLinear", "SplitToSequence", "SequenceAt"),
+}
 """Ops that may be between the two products of linear attention: a scale, a mask, a decay, the sum over all keys."""
 
 STATE: Final = BETWEEN | {

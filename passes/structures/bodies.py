@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from onnx import GraphProto, NodeProto, helper
 
+from passes.graph.op_facts import attribute_of
 from passes.graph.traversal import bodies_of
 from passes.structures.matrices import matrix_of, matrix_values
-from passes.structures.view import GraphView, attribute_of
+from passes.structures.view import GraphView
 
 
 def inner_views(view: GraphView) -> Iterator[GraphView]:

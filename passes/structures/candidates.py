@@ -12,6 +12,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from passes.graph.index import constant_of
+from passes.graph.op_facts import MATRIX_PRODUCTS, PASSING_OPS, attribute_of, op_of
 from passes.structures.matrices import matrix_of, matrix_values
 from passes.structures.quantized_weights import NBITS, quantized_weight
 from passes.structures.types import (
@@ -25,19 +26,10 @@ from passes.structures.types import (
     PinSite,
     SearchResult,
 )
-from passes.structures.view import (
-    DEQUANTIZE,
-    LAYOUT_OPS,
-    PASSING_OPS,
-    QUANTIZE,
-    GraphView,
-    attribute_of,
-    module_of,
-    op_of,
-)
+from passes.structures.view import DEQUANTIZE, LAYOUT_OPS, QUANTIZE, GraphView, module_of
 from passes.weights.stand_ins import digest_of
 
-PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv", "com.microsoft.FusedMatMul"})
+PRODUCTS: Final = MATRIX_PRODUCTS | {"Conv", "com.microsoft.FusedMatMul"}
 """Ops that may replace one another while the matrix is the same: optimizers turn MatMul and Add into Gemm."""
 
 

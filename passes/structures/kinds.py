@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from passes.graph.op_facts import op_of
 from passes.structures.activations import find_geglus, find_gelus, find_swiglus
 from passes.structures.attention import find_attentions
 from passes.structures.boundary_check import find_lost_boundaries, with_sources
@@ -24,7 +25,7 @@ from passes.structures.quantization import find_pairs
 from passes.structures.residual import find_residuals
 from passes.structures.selectors import find_modules, find_nodes, name_of
 from passes.structures.types import Instance, SearchResult
-from passes.structures.view import GraphView, op_of
+from passes.structures.view import GraphView
 from passes.structures.wiring_check import find_bypassed_projections, with_wiring
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel

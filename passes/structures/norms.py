@@ -12,10 +12,11 @@ from typing import Final
 
 from onnx import NodeProto
 
+from passes.graph.op_facts import PASSING_OPS, op_of
 from passes.structures.axes import axes_of
 from passes.structures.candidates import Candidate, find_fused
 from passes.structures.matrices import matrix_of, matrix_values
-from passes.structures.view import PASSING_OPS, GraphView, op_of
+from passes.structures.view import GraphView
 
 BATCH_NORM_OPS: Final = ("BatchNormalization",)
 LAYER_NORM_OPS: Final = ("LayerNormalization", "com.microsoft.SkipLayerNormalization")

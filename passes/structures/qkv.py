@@ -12,6 +12,7 @@ from itertools import permutations, product
 import numpy as np
 from onnx import TensorProto, helper
 
+from passes.graph.op_facts import PASSING_OPS, attribute_of
 from passes.model.canonical import ValueDigests, meanings_of
 from passes.model.extraction import with_functions_inlined
 from passes.model.rounding import Sums, sums_of
@@ -22,7 +23,7 @@ from passes.structures.projection import Projection, computed_from, projections_
 from passes.structures.qkv_wording import MergedProjection, describe_others, find_packed
 from passes.structures.quantized_weights import packing_of, quantized_weight
 from passes.structures.types import Instance, KeptWeight, PinSite, SearchResult
-from passes.structures.view import PASSING_OPS, GraphView, attribute_of, module_of
+from passes.structures.view import GraphView, module_of
 from passes.weights.stand_ins import digest_of
 
 Triple = tuple[Projection, Projection, Projection]

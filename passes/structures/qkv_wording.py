@@ -9,8 +9,9 @@ from typing import Final
 
 from onnx import TensorProto
 
+from passes.graph.op_facts import PASSING_OPS
 from passes.structures.projection import as_projection
-from passes.structures.view import PASSING_OPS, GraphView
+from passes.structures.view import GraphView
 from passes.suggest import plural
 
 

@@ -11,8 +11,9 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto
 
+from passes.graph.op_facts import ARRANGING, attribute_of, op_of
 from passes.structures.types import PACKED, QUANTIZED
-from passes.structures.view import DEQUANTIZE, LAYOUT_OPS, QUANTIZE, GraphView, attribute_of, op_of
+from passes.structures.view import DEQUANTIZE, QUANTIZE, GraphView
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class QuantizedWeight:
 
 def quantized_weight(view: GraphView, name: str) -> QuantizedWeight | None:
     """The quantized weight `name`, seen through layout ops but no casts; None if it is something else."""
-    last = view.producers.get(view.behind(name, LAYOUT_OPS - {"Cast"}))
+    last = view.producers.get(view.behind(name, ARRANGING - {"Cast"}))
     if last is None or last.op_type != DEQUANTIZE or last.output[0] not in view.folded:
         return None
     first = view.producers.get(last.input[0])
@@ -39,7 +40,7 @@ def quantized_weight(view: GraphView, name: str) -> QuantizedWeight | None:
     for node in chain:
         texts += [_digest_at(view, name) for name in node.input[1:3]]
         texts += [str(attribute_of(node, "axis", 1)), str(attribute_of(node, "block_size", 0))]
-    return QuantizedWeight(view.behind(chain[0].input[0], LAYOUT_OPS), stored, QUANTIZED + "/".join(texts))
+    return QuantizedWeight(view.behind(chain[0].input[0], ARRANGING), stored, QUANTIZED + "/".join(texts))
 
 
 def packing_of(view: GraphView, node: NodeProto) -> str:

@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from passes.graph.index import GraphIndex, constant_of
-from passes.graph.op_facts import RANDOM_OPS
+from passes.graph.op_facts import ARRANGING, PASSING_OPS, RANDOM_OPS, SAME_OPS, attribute_of, op_of
 from passes.graph.types import infer_types
 from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel
@@ -30,14 +30,6 @@ CARRIED: Final[Mapping[str, tuple[int, ...]]] = {
     "Where": (1, 2),
 }
 """Op → the positions of the inputs that carry data, where not all do."""
-
-LAYOUT_OPS = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
-"""Ops that only rearrange their first input, or change its type."""
-
-SAME_OPS = frozenset({"Identity", "Cast", "CastLike", "Dropout"})
-"""Ops whose first output a finder treats as their first input."""
-
-PASSING_OPS = LAYOUT_OPS | SAME_OPS
 
 Stop = Callable[[NodeProto], bool]
 """Returns whether a walk stops at a node."""
@@ -122,7 +114,7 @@ class GraphView(GraphIndex):
 
     def weight_behind(self, name: str) -> TensorProto | None:
         """The initializer that `name` is, behind layout ops only; None if it is computed."""
-        return self.initializers.get(self.behind(name, LAYOUT_OPS))
+        return self.initializers.get(self.behind(name, ARRANGING))
 
     def is_constant(self, name: str) -> bool:
         node = self.producers.get(name)
@@ -184,7 +176,7 @@ class GraphView(GraphIndex):
 
     def tensor_at(self, name: str) -> TensorProto | None:
         """The tensor that `name` is, stored or in a Constant, behind layout ops only."""
-        name = self.behind(name, LAYOUT_OPS)
+        name = self.behind(name, ARRANGING)
         node = self.producers.get(name)
         return self.initializers.get(name) if node is None else constant_of(node)
 
@@ -290,23 +282,11 @@ def _with_known_products(proto: onnx.ModelProto) -> onnx.ModelProto:
     return known
 
 
-def op_of(node: NodeProto) -> str:
-    """`Softmax`, or with its domain: `com.microsoft.Gelu`."""
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
-
-
 def carried_inputs(node: NodeProto) -> list[str]:
     """The inputs that carry data on, without parameters: shapes, indices, conditions, scales."""
     places = CARRIED.get(node.op_type)
     names = node.input if places is None else [node.input[at] for at in places if at < len(node.input)]
     return [name for name in names if name]
-
-
-def attribute_of(node: NodeProto, name: str, default: Any = None) -> Any:
-    """The value of an attribute; `default` if the node does not have it."""
-    return next(
-        (helper.get_attribute_value(attribute) for attribute in node.attribute if attribute.name == name), default
-    )
 
 
 def module_of(nodes: list[NodeProto]) -> str:
