@@ -12,7 +12,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from passes.graph.index import constant_of
-from passes.graph.op_facts import MATRIX_PRODUCTS, PASSING_OPS, attribute_of, op_of
+from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, PASSING_OPS, attribute_of, op_of
 from passes.structures.matrices import matrix_of, matrix_values
 from passes.structures.quantized_weights import NBITS, quantized_weight
 from passes.structures.types import (
@@ -26,7 +26,7 @@ from passes.structures.types import (
     PinSite,
     SearchResult,
 )
-from passes.structures.view import DEQUANTIZE, LAYOUT_OPS, QUANTIZE, GraphView, module_of
+from passes.structures.view import DEQUANTIZE, QUANTIZE, GraphView, module_of
 from passes.weights.stand_ins import digest_of
 
 PRODUCTS: Final = MATRIX_PRODUCTS | {"Conv", "com.microsoft.FusedMatMul"}
@@ -200,7 +200,7 @@ class _InstanceBuilder:
             yield from self._computed_digests(whole, may_turn)
             return
         ops = {node.op_type for node in way}
-        if tensor is None or not _is_weight(tensor) or ops - LAYOUT_OPS:
+        if tensor is None or not _is_weight(tensor) or ops - ARRANGING:
             return
         casts = [attribute_of(node, "to") for node in way if node.op_type == "Cast"]
         yield view.model.digest(tensor) + "".join(f"{CAST_TO}{dtype}" for dtype in casts)
