@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +25,38 @@ def context() -> Iterator[PassContext]:
     """Workers and a folder, for all tests: they take seconds to start. A worker that dies is replaced."""
     with open_context() as opened:
         yield opened
+
+
+@pytest.fixture(autouse=True, scope="session")
+def running_workers(context: PassContext) -> Iterator[None]:
+    """Runs and commands in this process get a context of their own, but with workers that run already: to start them
+    would be most of the time of most tests. Commands in a process of their own start theirs, and so do threads that run
+    at the same time, runs with a limit of memory, and those for which a test has put a folder onto `sys.path`.
+    """
+    paths, lending = list(sys.path), threading.RLock()
+
+    @contextmanager
+    def lend(
+        timeout_s: float = 600.0, memory_gib: float | None = None, folder: Path | None = None
+    ) -> Iterator[PassContext]:
+        if memory_gib is not None or sys.path != paths or not lending.acquire(blocking=False):
+            with open_context(timeout_s, memory_gib, folder) as opened:
+                yield opened
+            return
+        limits = context.worker.timeout_s, context.proofs.timeout_s
+        context.worker.timeout_s, context.proofs.timeout_s = timeout_s, max(timeout_s, limits[1])
+        try:
+            with tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place:
+                yield PassContext(context.worker, Path(place).resolve(), context.proofs, context.user_code)
+        finally:
+            context.worker.timeout_s, context.proofs.timeout_s = limits
+            lending.release()
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] in ("passes", "pipeline") and vars(module).get("open_context") is open_context:
+                patch.setattr(module, "open_context", lend)  # modules that load later take it from `passes.context`
+        yield
 
 
 MARKS: Final = {
