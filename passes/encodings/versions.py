@@ -23,11 +23,11 @@ class ModelVersion:
     """A model of a run; `author` is the step that made it, empty for the source."""
 
     author: str
-    subject: AnalyzedModel
+    analyzed: AnalyzedModel
 
     @property
     def model(self) -> DetachedModel:
-        return self.subject.model
+        return self.analyzed.model
 
 
 Candidates = Mapping[str, tuple[str, ...]]
@@ -80,7 +80,7 @@ def trace_tensors(versions: Sequence[ModelVersion]) -> TracedTensors:
 
 
 def _index(version: ModelVersion, meanings: NodeMeanings) -> FlatGraph:
-    return flatten_graph(version.model, version.subject.reading, meanings)
+    return flatten_graph(version.model, version.analyzed.reading, meanings)
 
 
 def _main_values(index: FlatGraph) -> dict[str, int]:

@@ -50,12 +50,12 @@ class Carrier:
         restore_names(named, [same.after.items[new].node for new in sorted(news)])
         _carry_model(before.model, after.model)
 
-    def _index_of(self, subject: AnalyzedModel) -> FlatGraph:
+    def _index_of(self, analyzed: AnalyzedModel) -> FlatGraph:
         """The index of a model, cached by identity."""
-        found = next((index for proto, index in self._indices if proto is subject.model.proto), None)
+        found = next((index for proto, index in self._indices if proto is analyzed.model.proto), None)
         if found is None:
-            found = flatten_graph(subject.model, subject.reading, self._meanings)
-            self._indices = [*self._indices, (subject.model.proto, found)][-REMEMBERED:]
+            found = flatten_graph(analyzed.model, analyzed.reading, self._meanings)
+            self._indices = [*self._indices, (analyzed.model.proto, found)][-REMEMBERED:]
         return found
 
 
