@@ -13,8 +13,8 @@ from passes.bisect.faults import Fault
 from passes.bisect.replay import Runs, StepOutcome
 from passes.bisect.search import GuiltyStep, InnerCulprit
 from passes.errors import StepFailed
+from passes.graph.inference import types_of
 from passes.graph.traversal import reads_of
-from passes.graph.types import types_of
 from passes.model.extraction import extract_nodes
 from passes.provenance import carry
 from passes.rewrites.fold_constants import FoldConstants

@@ -9,9 +9,8 @@ from typing import Final
 
 from passes.context import PassContext
 from passes.diff.model_matching import ModelMatching, same_outputs
-from passes.diff.numbers import DrawnInputs, Pair, measure_pairs
+from passes.diff.numbers import DrawnInputs, Pair, measure_pairs, pair_values
 from passes.diff.types import label_of
-from passes.diff.value_pairs import pair_values
 from passes.graph.index import GraphIndex
 from passes.matching.node_matching import NodeMatching
 from passes.matching.replacements import PRODUCTS

@@ -15,15 +15,14 @@ from typing import Literal
 from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
-from passes.encodings.encoding import Encoding, NoEncoding, encode_bias
-from passes.encodings.moves import share_by_moves
+from passes.encodings.encoding import Encoding, NoEncoding, encode_bias, share_by_moves
 from passes.encodings.same_numbers import find_same
 from passes.encodings.stored import CHANGED, EncodedArray, derive_encoding
 from passes.encodings.versions import ModelVersion, TracedTensors, trace_tensors
 from passes.graph.index import GraphIndex, initializers_of
+from passes.graph.inference import FLOATS, float_tensors
 from passes.graph.op_facts import BIAS, BIASED, LAYOUT_OPS, MATRIX_PRODUCTS, RESHAPES, moved_inputs
 from passes.graph.traversal import reads_of
-from passes.graph.types import FLOATS, float_tensors
 from passes.provenance import annotations_of, form_of
 from passes.weights.detached import DetachedModel
 

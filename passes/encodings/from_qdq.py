@@ -13,8 +13,7 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from passes.encodings.encoding import Encoding, Granularity, Precision
-from passes.encodings.moves import is_same_encoding
+from passes.encodings.encoding import Encoding, Granularity, Precision, is_same_encoding
 from passes.errors import UsageError
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import attribute_of

@@ -125,7 +125,7 @@ class GraphIndex:
 
     @cached_property
     def types(self) -> dict[str, ValueInfoProto]:
-        """Value → the type that the graph declares for it; `passes.graph.types` infers the rest."""
+        """Value → the type that the graph declares for it; `passes.graph.inference` infers the rest."""
         return {info.name: info for info in (*self.inputs.values(), *self.graph.value_info, *self.outputs.values())}
 
     def producer(self, name: str) -> NodeProto | None:

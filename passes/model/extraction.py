@@ -8,8 +8,8 @@ import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from passes.graph.index import GraphIndex, computed_values, extract, values_read
+from passes.graph.inference import infer_types
 from passes.graph.traversal import inline_functions, reads_of
-from passes.graph.types import infer_types
 from passes.weights.detached import DetachedModel
 
 

@@ -11,7 +11,7 @@ from onnx import GraphProto, ModelProto, StringStringEntryProto, TensorProto, Ty
 from passes.errors import StepFailed
 from passes.graph.formatting import format_type, is_unknown_dim
 from passes.graph.index import required_inputs
-from passes.graph.types import infer_types
+from passes.graph.inference import infer_types
 from passes.weights.detached import DetachedModel
 
 

@@ -18,9 +18,9 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from passes.graph.index import GraphIndex, computed_values
+from passes.graph.inference import infer_types
 from passes.graph.op_facts import is_opaque
 from passes.graph.traversal import bodies_in
-from passes.graph.types import infer_types
 from passes.model.canonical import CanonicalGraph, ValueDigests
 from passes.weights.detached import DetachedModel
 

@@ -20,9 +20,9 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from passes.graph.index import GraphIndex
+from passes.graph.inference import types_of
 from passes.graph.op_facts import ONNX_DOMAINS, RANDOM_OPS, opset_of
 from passes.graph.traversal import bodies_in, every_node, inline_functions
-from passes.graph.types import types_of
 from passes.weights.detached import DetachedModel
 
 POOL: Final = 8191

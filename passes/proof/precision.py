@@ -17,9 +17,9 @@ from typing import Final
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from passes.graph.index import GraphIndex, initializers_of
+from passes.graph.inference import infer_types
 from passes.graph.op_facts import ONNX_DOMAINS, RANDOM_OPS, SIZES, attribute_of, has_body, moved_inputs
 from passes.graph.traversal import bodies_in, inline_functions, reads_of
-from passes.graph.types import infer_types
 from passes.proof.noise import draws_numbers, false_constants
 from passes.proof.numbers import DRAWN, STEPS, least_precise
 from passes.weights.detached import DetachedModel

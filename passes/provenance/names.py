@@ -10,7 +10,7 @@ from math import prod
 from onnx import ModelProto, NodeProto
 
 from passes.graph.index import computed_values
-from passes.graph.types import FLOATS
+from passes.graph.inference import FLOATS
 from passes.provenance.annotations import annotations_of, known_as
 
 Names = Mapping[str, tuple[str, ...]]

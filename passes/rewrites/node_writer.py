@@ -12,8 +12,8 @@ import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from passes.graph.index import GraphIndex, initializers_of
+from passes.graph.inference import dims_of, types_of
 from passes.graph.traversal import every_graph
-from passes.graph.types import dims_of, types_of
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
 

@@ -13,8 +13,8 @@ from onnx import ModelProto
 from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.graph.index import GraphIndex, extract, replace_all_uses_with
+from passes.graph.inference import types_of
 from passes.graph.traversal import live_nodes, reads_of
-from passes.graph.types import types_of
 from passes.model.analysis import what_is_invalid
 from passes.model.extraction import extract_nodes
 from passes.step import Step

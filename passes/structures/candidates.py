@@ -14,7 +14,6 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 from passes.graph.index import constant_of
 from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, PASSING_OPS, attribute_of, op_of
 from passes.structures.matrices import matrix_of, matrix_values
-from passes.structures.quantized_weights import NBITS, quantized_weight
 from passes.structures.types import (
     CAST_TO,
     MOST_COMPUTED,
@@ -26,7 +25,7 @@ from passes.structures.types import (
     PinSite,
     SearchResult,
 )
-from passes.structures.view import DEQUANTIZE, QUANTIZE, GraphView, module_of
+from passes.structures.view import DEQUANTIZE, NBITS, QUANTIZE, GraphView, module_of, quantized_weight
 from passes.weights.stand_ins import digest_of
 
 PRODUCTS: Final = MATRIX_PRODUCTS | {"Conv", "com.microsoft.FusedMatMul"}

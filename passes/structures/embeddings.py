@@ -9,8 +9,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.graph.op_facts import ARRANGING, attribute_of
 from passes.structures.candidates import Candidate, find_fused
-from passes.structures.quantized_weights import quantized_weight
-from passes.structures.view import DEQUANTIZE, QUANTIZE, GraphView
+from passes.structures.view import DEQUANTIZE, QUANTIZE, GraphView, quantized_weight
 
 TABLE_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 

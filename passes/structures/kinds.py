@@ -17,8 +17,7 @@ from passes.structures.boundary_check import find_lost_boundaries, with_sources
 from passes.structures.candidates import PRODUCTS, Candidate, find_by_shape
 from passes.structures.core_check import find_lost_cores, with_copies
 from passes.structures.embeddings import find_embeddings, find_rotary_embeddings
-from passes.structures.group_norms import find_group_norms
-from passes.structures.norms import find_batch_norms, find_layer_norms, find_rms_norms
+from passes.structures.norms import find_batch_norms, find_group_norms, find_layer_norms, find_rms_norms
 from passes.structures.projection_check import find_lost_projections
 from passes.structures.qkv import find_separate_qkv
 from passes.structures.quantization import find_pairs

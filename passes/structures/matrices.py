@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from passes.graph.evaluation import evaluate
 from passes.graph.index import constant_of, extract
+from passes.graph.inference import evaluate
 from passes.graph.op_facts import ARRANGING, attribute_of
 from passes.structures.view import GraphView
 from passes.weights.stand_ins import digest_of

@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
-from passes.graph.evaluation import evaluate
 from passes.graph.index import GraphIndex, constant_of, extract
+from passes.graph.inference import evaluate
 from passes.graph.op_facts import ARRANGING, CONTRIB_FACTORS, FACTORS, RANDOM_OPS, attribute_of
 from passes.graph.traversal import bodies_of, live_nodes
 from passes.model.canonical import meanings_of

@@ -9,8 +9,7 @@ from onnx import NodeProto
 
 from passes.graph.op_facts import ARRANGING, op_of
 from passes.structures.candidates import PRODUCTS, Candidate
-from passes.structures.quantized_weights import NBITS
-from passes.structures.view import DEQUANTIZE, GraphView
+from passes.structures.view import DEQUANTIZE, NBITS, GraphView
 
 
 def find_pairs(view: GraphView) -> Iterator[Candidate]:

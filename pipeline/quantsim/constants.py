@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 from onnx import NodeProto, TensorProto
 
+from passes.graph.inference import FLOATS
 from passes.graph.op_facts import ONNX_DOMAINS
-from passes.graph.types import FLOATS
 from passes.weights.detached import DetachedModel, detach
 
 

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto
 
+from passes.graph.inference import FLOATS, float_tensors
 from passes.graph.traversal import reads_of
-from passes.graph.types import FLOATS, float_tensors
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.noise import sqnr_db

@@ -14,9 +14,9 @@ import torch
 from onnx import NodeProto, helper
 from torch import Tensor
 
+from passes.graph.inference import EVERY_FLOAT, find_floats
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import reads_of
-from passes.graph.types import EVERY_FLOAT, find_floats
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.errors import Unsupported

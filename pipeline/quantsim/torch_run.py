@@ -14,8 +14,8 @@ import torch
 from onnx import NodeProto, TensorProto, helper
 from torch import Tensor
 
+from passes.graph.inference import float_tensors
 from passes.graph.op_facts import ONNX_DOMAINS
-from passes.graph.types import float_tensors
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.errors import Unsupported, UsageError

@@ -12,7 +12,7 @@ from passes.graph.index import (
     required_inputs,
     values_read,
 )
-from passes.graph.types import dims_of, infer_types, types_of
+from passes.graph.inference import dims_of, infer_types, types_of
 
 TEXT = """<ir_version: 10, opset_import: ["" : 20]>
 main (float[N,2] x, bool c, float[2] shift) => (float[N,2] y, float[N,2] z)

@@ -1,16 +1,22 @@
-"""Types of values: those that a model declares and those that shape inference, under limits, finds of the rest."""
+"""What ONNX's own code finds of a model, under limits: types by shape inference, constants by its evaluator.
+
+A constant is computed by ONNX's reference evaluator: what grows, or may not end, in a process with limits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Final
 
+import numpy as np
 import onnx
 from onnx import GraphProto, TensorProto, ValueInfoProto
 
+from passes.errors import StepFailed
 from passes.graph.index import GraphIndex
+from passes.graph.op_facts import LAYOUT_OPS
 from passes.graph.traversal import every_graph
-from passes.worker.inference import InferenceError, infer_shapes
+from passes.worker.inference import InferenceError, call_limited, infer_shapes
 
 FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
 """The types of tensors that can be quantized."""
@@ -73,3 +79,34 @@ def find_floats(
 def _sizes_of(info: ValueInfoProto) -> tuple[int, ...] | None:
     dims = dims_of(info)
     return None if dims is None else tuple(dim if isinstance(dim, int) else -1 for dim in dims)
+
+
+NEVER_GROW: Final = LAYOUT_OPS | {"Slice", "Split", "Cast", "DequantizeLinear"}
+"""Operators whose outputs hold no more elements than their inputs, and take as long."""
+
+MOST_SECONDS: Final = 10.0
+
+
+def evaluate(model: onnx.ModelProto) -> np.ndarray | None:
+    """The output of a model without inputs; None where the evaluator cannot compute it, or not within its limits."""
+    try:
+        if all(node.op_type in NEVER_GROW for node in model.graph.node):
+            return compute(model.SerializeToString())
+        return call_limited(compute, MOST_SECONDS, content=model.SerializeToString())
+    except (StepFailed, ValueError):
+        return None
+
+
+def compute(content: bytes) -> np.ndarray | None:
+    """`evaluate`, in this process.
+
+    Raises:
+        StepFailed: the evaluator lacks an operator, or fails.
+    """
+    from onnx.reference import ReferenceEvaluator  # a tenth of a second, which most runs do not need
+
+    try:
+        (values,) = ReferenceEvaluator(onnx.load_from_string(content)).run(None, {})
+    except Exception as error:
+        raise StepFailed(f"{type(error).__name__}: {error}") from error
+    return values if isinstance(values, np.ndarray) else None
