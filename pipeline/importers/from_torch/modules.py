@@ -19,7 +19,15 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["STANDARD", "as_exporting", "every_module", "every_path", "every_tensor", "preserve_module_state"]
+__all__ = [
+    "STANDARD",
+    "as_exporting",
+    "attribute_tensors",
+    "every_module",
+    "every_path",
+    "every_tensor",
+    "preserve_module_state",
+]
 
 
 def every_module(model: nn.Module) -> list[nn.Module]:
@@ -52,6 +60,20 @@ def every_tensor(model: nn.Module) -> list[torch.Tensor]:
         if module._buffers:
             found += module._buffers.values()
     return [tensor for tensor in found if tensor is not None]
+
+
+def attribute_tensors(model: nn.Module) -> dict[str, list[torch.Tensor]]:
+    """{path of an attribute: the tensors that it or a container in it holds}, without parameters and buffers."""
+    stored = set(map(id, every_tensor(model)))
+    found: dict[str, list[torch.Tensor]] = {}
+    for path, module in every_path(model):
+        own = vars(module)
+        for name in sorted(own.keys() - STANDARD) if len(own) > len(STANDARD) else ():
+            items = [own[name], *chain.from_iterable(held.items for held in _containers_in([own[name]]))]
+            tensors = [item for item in items if isinstance(item, torch.Tensor) and id(item) not in stored]
+            if tensors:
+                found[f"{path}.{name}" if path else name] = tensors
+    return found
 
 
 STANDARD = frozenset(vars(nn.Module()))
