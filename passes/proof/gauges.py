@@ -56,7 +56,7 @@ class Gauges:
     loops: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
     branches_added: tuple[ResidualBranch, ...] = ()
-    """Residual branches, whose norm is measured beside that of what they are added to."""
+    """Residual branches, whose norm is measured, and that of what they are added to."""
     nested: int = 0
     """Nodes of these kinds inside of bodies and functions, where nothing is measured."""
 

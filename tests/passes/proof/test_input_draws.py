@@ -152,7 +152,7 @@ SCALED = """g (float[2, 8, 4] x) => (float[2, 8, 4] y) {
 }"""
 
 
-@pytest.mark.parametrize("weight", ["w1", "w2", "w3"])
+@pytest.mark.parametrize("weight", ["w1", "w2", "w3", "scale"])
 def test_a_block_after_a_scale_of_1e_5_is_compared_by_its_own_value(
     weight: str, own: str, context: PassContext
 ) -> None:
@@ -160,6 +160,16 @@ def test_a_block_after_a_scale_of_1e_5_is_compared_by_its_own_value(
     model = model_of(SCALED, **weights, scale=np.full(4, 1e-5, np.float32))
     result = passes.optimize(model, recipe=["default", {f"{own}:zero": {"name": weight}}], context=context)
     assert result.rows[-1].status is Status.REVERTED and result.power.weak == ("p",)
+
+
+def test_a_block_with_a_tiny_weight_is_compared_by_its_own_value(own: str, context: PassContext) -> None:
+    weights = {"w1": matrix(4, 4, 1), "w2": matrix(4, 4, 2) * np.float32(2e-5), "w3": matrix(4, 4, 3)}
+    text = SCALED.replace("s = Mul (p, scale) a = Add (x, s)", "a = Add (x, p)")
+    for weight in ("w1", "w2"):
+        recipe = ["default", {f"{own}:zero": {"name": weight}}]
+        assert passes.optimize(model_of(text, **weights), recipe=recipe, context=context).rows[-1].status is (
+            Status.REVERTED
+        )
 
 
 def test_one_step_of_a_quantizer_is_allowed_and_more_is_not() -> None:
