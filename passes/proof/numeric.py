@@ -248,7 +248,7 @@ class NumericProver:
     def _measure_changes(self, model: DetachedModel) -> tuple[Gauges, Readings]:
         """Gauges in the nodes that passes have brought into the final `model`, and what they read."""
         gauges = Gauges() if self._watched is None else gauges_of_changes(model, self._watched)
-        return gauges, Readings() if gauges == Gauges() else self._client.read_gauges(model, gauges)
+        return gauges, Readings() if gauges == Gauges(nested=gauges.nested) else self._client.read_gauges(model, gauges)
 
     def has_run(self, model: DetachedModel) -> bool:
         return self._ran is model.proto
