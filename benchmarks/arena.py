@@ -39,8 +39,9 @@ from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.ir.graph import Graph
 from pipeline.ir.json import from_json
-from pipeline.lowering import EMITTERS, lower, with_kernels
-from pipeline.lowering.aten import in_traced_order
+from pipeline.lowering import lower, with_kernels
+from pipeline.lowering.traced_order import in_traced_order
+from pipeline.ops import EMITTERS
 from pipeline.planning import check_plan, make_plan
 from pipeline.planning.alias import storage_classes
 from pipeline.planning.arena import Block, Lifetime, lifetimes

@@ -20,8 +20,6 @@ from typing import Final
 from benchmarks.measure import machine, run_child, versions_line
 from passes.advisories import AuditTable, tables_in
 
-__all__: list[str] = []
-
 WANTED_S: Final = 20 * 60.0
 
 

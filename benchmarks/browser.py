@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-__all__ = ["BROWSERS", "NoBrowser", "open_browser"]
-
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.measure import machine, show, versions_line
 from pipeline.ir import Builder, Graph, TensorSpec
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import CompiledProgram, compile_graph
 
 SMALL = TensorSpec((8,), "float32")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["CACHED", "Decoder"]
-
 HEADS, WIDTH, CACHED, LAYERS, WORDS = 8, 128, 2048, 8, 1000
 
 

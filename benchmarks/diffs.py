@@ -28,8 +28,6 @@ from passes.weights.files import save
 from pipeline.config import RunConfig, locate_checkpoint
 from pipeline.errors import SourceError
 
-__all__ = ["check_checkpoint", "names_it"]
-
 FOLDER: Final = Path("runs/benchmarks/diffs")
 
 

@@ -21,8 +21,6 @@ from pathlib import Path
 
 from pipeline.versions import versions
 
-__all__ = ["INTERVAL_S", "Child", "kind_of_memory", "machine", "mib", "run_child", "show", "versions_line"]
-
 INTERVAL_S = 0.05
 LAST_LINES = 20
 

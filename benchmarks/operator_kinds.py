@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from benchmarks.arena import family_graphs
 from pipeline.ir.graph import Graph
-from pipeline.lowering import KINDS, Kind
+from pipeline.ops import KINDS, Kind
 
 NAMED = (Kind.Aten, Kind.HigherOrder)
 

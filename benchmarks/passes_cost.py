@@ -30,8 +30,6 @@ from typing import Any, Final
 from benchmarks.measure import Child, kind_of_memory, machine, mib, run_child, versions_line
 from passes.recipe import TORCH_RECIPE
 
-__all__ = ["exported"]
-
 MODELS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "ViT-base": ("vit_base_keep_qkv", ()),
     "BERT-base": ("bert_base", ()),

@@ -17,8 +17,6 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, numpy_helpe
 
 ArrayOf = Callable[[TensorProto], np.ndarray]
 
-__all__ = ["PLANTS", "Planted", "plant", "renamed", "reordered"]
-
 
 @dataclass(frozen=True, slots=True)
 class Planted:

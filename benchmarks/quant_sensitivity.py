@@ -39,8 +39,6 @@ from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.sensitivity import Layer, count_needed_samples, estimate_sensitivity, find_layers
 from pipeline.run import Pipeline
 
-__all__ = ["measure_each_alone", "rank_correlation"]
-
 FOLDER: Final = Path("runs/benchmarks/quant_sensitivity")
 
 SAMPLES: Final = 8

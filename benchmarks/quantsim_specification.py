@@ -35,8 +35,6 @@ from passes.weights.detached import DetachedModel, attach, detach
 from passes.weights.sessions import Session
 from pipeline.quantsim.qdq import insert_qdq
 
-__all__ = ["ComparedNode", "compare_nodes", "count_moved_steps", "operators_of_onnxruntime", "show_agreement"]
-
 OPSET: Final = 21
 
 PRODUCTS: Final = frozenset({"Gemm", "MatMul"})

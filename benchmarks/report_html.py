@@ -23,8 +23,6 @@ from benchmarks.measure import machine, run_child
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-__all__ = ["Opened", "open_page"]
-
 FOLDER: Final = Path("runs/benchmarks/report_html")
 
 LIMIT_BYTES: Final = 2_000_000

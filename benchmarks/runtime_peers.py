@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["find_obstacle", "make_compiled", "make_openvino"]
-
 Side = Callable[[], Any]
 
 

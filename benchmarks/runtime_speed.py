@@ -42,8 +42,8 @@ from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import EMITTERS
 from pipeline.lowering.fusion import FUSIONS, fuse
+from pipeline.ops import EMITTERS
 from pipeline.runtime import CompiledProgram, compile_graph
 
 Side = Callable[[], Any]

@@ -20,8 +20,6 @@ from torch import nn
 
 from pipeline.training.trace import trace_step
 
-__all__ = ["JaxStep", "find_obstacle", "make_aot_step", "make_compiled_step"]
-
 Batch = tuple[torch.Tensor, torch.Tensor]
 Step = Callable[[], object]
 

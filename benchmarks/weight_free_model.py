@@ -31,8 +31,6 @@ from pipeline.export.static_cache import (  # noqa: E402
     prefill_inputs,
 )
 
-__all__ = ["LAYERS", "PIECES", "decode", "prefill", "write_sparse_shards"]
-
 LAYERS: Final = 61
 SIZES: Final = CacheSizes(128, 2048)
 PREFIX: Final = "language_model."

@@ -18,8 +18,6 @@ from passes.weights.sharing import WeightFile
 from passes.worker.client import Worker
 from passes.worker.platforms import check_limits
 
-__all__ = ["USER_CODE", "PassContext", "limit_runs", "open_context", "open_local_context", "worker_memory"]
-
 USER_CODE: Final = ("passes.recipe.user_code",)
 """What the worker for passes of the user's imports before it forks."""
 

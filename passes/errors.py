@@ -25,20 +25,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = [
-    "InferenceStopped",
-    "InvalidResult",
-    "ModelError",
-    "OnnxlineError",
-    "PassError",
-    "PolicyError",
-    "StepCrashed",
-    "StepFailed",
-    "StepTimedOut",
-    "UsageError",
-    "check_type",
-]
-
 
 class OnnxlineError(Exception):
     """Root of the errors that onnxline raises on purpose."""

@@ -38,8 +38,6 @@ from passes.weights.sharing import detached_copy
 from passes.weights.weight_stacks import collapse, expand
 from passes.worker.platforms import check_limits
 
-__all__ = ["FIRST_SIZE", "draw_feeds", "drawn_shape", "open_dims", "optimize", "plan_draws", "second_sizes"]
-
 FIRST_SIZE: Final = 2
 """What open dims are drawn as at first."""
 

@@ -18,8 +18,6 @@ from passes.graph.op_facts import ONNX_DOMAINS, op_name
 from passes.graph.traversal import every_node
 from passes.provenance import module_path_of
 
-__all__ = ["BY_OPERATOR", "find_obstacles"]
-
 MOST_MODULES: Final = 3
 
 

@@ -12,20 +12,6 @@ import onnx
 from passes.context import PassContext, open_local_context
 from passes.weights.detached import DetachedModel, attach, detach
 
-__all__ = [
-    "MAX_TURNS",
-    "UNDESCRIBED",
-    "CompositeStep",
-    "Description",
-    "PassResult",
-    "Reads",
-    "Repeat",
-    "Step",
-    "flatten",
-    "structure",
-    "values",
-]
-
 MAX_TURNS: Final = 20
 """Turns after which a fixed point is given up."""
 

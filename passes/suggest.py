@@ -6,8 +6,6 @@ import difflib
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["bytes_text", "describe_argument", "milliseconds_text", "nearest", "nearest_names", "plural", "with_article"]
-
 UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 

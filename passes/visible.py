@@ -11,8 +11,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["json_text", "visible", "visible_data", "visible_line"]
-
 HIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0 but for tab and newline, DEL, C1, the marks of bidirectional text, separators of lines, and lone surrogates."""
 

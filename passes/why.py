@@ -22,8 +22,6 @@ from passes.suggest import nearest_names, plural
 from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
 
-__all__ = ["MODEL_FILE", "MergedNode", "Origin", "WeightOrigin", "file_of", "why", "why_merged", "why_weights"]
-
 MODEL_FILE: Final = "model.onnx"
 EXPORTED_FILE: Final = "exported.onnx"
 """The model in the folder of a run."""

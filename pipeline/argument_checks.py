@@ -16,8 +16,6 @@ from typing import Any, ParamSpec, TypeVar
 from passes.suggest import describe_argument
 from pipeline.errors import UsageError
 
-__all__ = ["FLAG", "FUNCTION", "MAPPING", "NAMES", "PATH", "TEXT", "Check", "a", "a_mapping", "expects"]
-
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
 

@@ -22,9 +22,6 @@ from pipeline.errors import UsageError
 from pipeline.report import SOURCE, BackendReport, Mark, Report
 from pipeline.workspace import make_folder
 
-__all__ = ["FORMAT_VERSION", "baseline_of", "changes", "check_place", "file_beside", "read_baseline", "write_baseline"]
-
-
 FORMAT_VERSION: Final = 1
 
 Plain = dict[str, Any]

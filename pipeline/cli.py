@@ -19,8 +19,6 @@ from typer.main import get_command
 from pipeline.errors import InternalError, OnnxlineError, UsageError, message_with_notes, refusal_of
 from pipeline.terminal import open_streams, print_line, print_text, styled_streams
 
-__all__ = ["app", "load_command", "main"]
-
 COMMANDS: Final = {
     "run": ("run", "Run a model or a configuration: export, passes with proof, verified model, IR and plan."),
     "optimize": (

@@ -8,8 +8,6 @@ import shutil
 
 from pipeline.errors import UsageError
 
-__all__ = ["LEAVE_OUT", "find_compiler"]
-
 COMPILERS = ("c++", "g++", "clang++")
 
 LEAVE_OUT = "or leave out `native`, without which torch computes everything"

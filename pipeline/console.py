@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pipeline.report import BackendReport
     from pipeline.result import RunResult
 
-__all__ = ["RunConsole"]
-
 STYLES: Final = {
     Status.RAN: "green",
     Status.SKIPPED: "dim",

@@ -12,21 +12,6 @@ from dataclasses import dataclass
 from passes import PassRow, StructureVerdict
 from passes.suggest import plural
 
-__all__ = [
-    "EpochEnded",
-    "Event",
-    "Note",
-    "Observer",
-    "PassEnded",
-    "PassesEnded",
-    "PhaseEnded",
-    "Progress",
-    "RunLog",
-    "StageEnded",
-    "StageStarted",
-    "line_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StageStarted:

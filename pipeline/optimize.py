@@ -28,8 +28,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and an ONNX file does not ne
 
     from pipeline.export import TorchSource
 
-__all__ = ["optimize", "run"]
-
 
 @overload
 def optimize(

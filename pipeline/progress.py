@@ -14,8 +14,6 @@ from pipeline.errors import UsageError
 from pipeline.events import Event, Observer, line_of
 from pipeline.terminal import ProgressBar, Screen
 
-__all__ = ["StageBar", "show_progress"]
-
 
 class StageBar:
     """A bar with the name of the running stage and of its part; it is gone when the run has ended.

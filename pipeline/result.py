@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from pipeline.ir import Graph
 
-__all__ = ["RunResult"]
-
 
 @dataclass(frozen=True, repr=False)
 class RunResult(OptimizeResult):

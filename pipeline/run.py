@@ -45,8 +45,6 @@ from pipeline.verify.user_inputs import input_files, read_inputs
 from pipeline.versions import digest_of_file, own_code_digest, versions
 from pipeline.workspace import Workspace, key_of
 
-__all__ = ["Pipeline"]
-
 Record = TypeVar("Record", ExportReport, PassesReport, RuntimeReport)
 
 

@@ -26,8 +26,6 @@ from passes.visible import json_text, visible, visible_line
 if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderableType
 
-__all__ = ["ProgressBar", "Screen", "open_streams", "print_json", "print_line", "print_text", "styled_streams"]
-
 ASCII: Final = {"→": "->", "…": "...", "×": "x", "›": ">", "·": "*", "≤": "<=", "≥": ">=", "–": "-"}
 """Replacements for terminals whose encoding lacks these characters."""
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import passes
 from passes.recipe.steps import library_versions
 
-__all__ = ["digest_of_file", "digest_of_packages", "own_code_digest", "versions"]
-
 
 def own_code_digest() -> str:
     """Digest of every file of onnxline's packages, data such as audit tables included: any edit makes cached results

@@ -24,8 +24,6 @@ from passes.weights.files import describe_write_error, replace_when_done
 from passes.worker.platforms import lock
 from pipeline.errors import DISK_ERRORS, UsageError
 
-__all__ = ["REPRODUCERS", "Workspace", "disk_errors", "key_of", "make_folder", "stamp"]
-
 Record = TypeVar("Record")
 
 REPRODUCERS: Final = "reproducers"

@@ -7,8 +7,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-__all__ = ["make"]
-
 
 class Part(nn.Module):
     """A third of a projection that query, key and value share; the pass list leaves one product of the three."""

@@ -18,8 +18,6 @@ from pipeline.config import RunConfig
 from pipeline.quantsim import QuantSim
 from pipeline.quantsim.report import QuantSimReport
 
-__all__ = ["FOLDER", "Feeds", "Study", "open_model", "quantize", "run_values", "show_table", "sqnr_db"]
-
 Feeds = dict[str, np.ndarray]
 
 FOLDER: Final = Path("runs/case_studies")

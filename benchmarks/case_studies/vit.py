@@ -15,8 +15,6 @@ import numpy as np
 
 from benchmarks.case_studies.study import Feeds, Study, quantize, show_table, sqnr_db
 
-__all__ = ["calibrate", "draw_image"]
-
 SIDE, CHANNELS, WAVES = 224, 3, 8
 CALIBRATED, EVALUATED = 8, 4
 

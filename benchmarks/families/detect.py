@@ -21,8 +21,6 @@ from pipeline.config import ExportConfig
 from pipeline.export import TorchSource, export_onnx, load_source
 from pipeline.export.inputs import draw_inputs
 
-__all__ = ["Detection", "Exported", "detect", "export_family", "stir"]
-
 QKV = STRUCTURES["qkv"]
 NOISE = 0.1
 """Standard deviation of what is added to biases and to the factors of norms."""

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from diffusers.models.transformers.dit_transformer_2d import DiTTransformer2DModel
 
-__all__ = ["make"]
-
 
 def make() -> tuple[DiTTransformer2DModel, tuple[()], dict[str, Any]]:
     """Two blocks over 16 patches, conditioned on a time step and a class."""

@@ -17,8 +17,6 @@ from passes.run.result import PassRun
 from passes.run.runner import run_passes
 from passes.step import Repeat, Step
 
-__all__ = ["OPTIMIZERS", "Optimizer", "Outcome", "measure"]
-
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:

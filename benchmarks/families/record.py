@@ -16,8 +16,6 @@ from benchmarks.families.measure import OPTIMIZERS, Outcome
 from benchmarks.families.table import Family
 from pipeline.versions import own_code_digest, versions
 
-__all__ = ["Record", "Records"]
-
 
 @dataclass(frozen=True, slots=True)
 class Record:

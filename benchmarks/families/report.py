@@ -11,8 +11,6 @@ from benchmarks.families.record import Record
 from benchmarks.families.table import Family
 from pipeline.versions import versions
 
-__all__ = ["breaches", "markdown"]
-
 MOST_EXTRA: Final = 2.0
 """Nodes per instance that keeping may cost."""
 

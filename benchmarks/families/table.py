@@ -15,8 +15,6 @@ import yaml
 
 from pipeline.config import ModelConfig
 
-__all__ = ["Family", "families"]
-
 FOLDER = Path(__file__).parent
 
 

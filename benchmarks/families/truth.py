@@ -24,8 +24,6 @@ from pipeline.export.source import TorchSource
 from pipeline.export.tree import refill
 from pipeline.runtime.tensors import to_torch
 
-__all__ = ["Triple", "triples_that_ran"]
-
 
 @dataclass(frozen=True, slots=True)
 class Triple:

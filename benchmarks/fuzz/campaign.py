@@ -15,8 +15,6 @@ from pathlib import Path
 
 from benchmarks.fuzz.mutations import BrokenFile, broken_files
 
-__all__ = ["main"]
-
 HANG_S = 60.0
 MEMORY_BYTES = 6 * 2**30
 """What the process at the doors may allocate: what asks for more dies, and not the machine."""

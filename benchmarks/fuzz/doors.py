@@ -25,9 +25,7 @@ from passes.diff import compare_matched, diff_as_data, diff_text, match_models
 from passes.weights.detached import read_model
 from pipeline.cli import _exit_code
 from pipeline.importers import from_onnx
-from pipeline.lowering import EMITTERS
-
-__all__ = ["DOORS", "Doors", "UncaughtError"]
+from pipeline.ops import EMITTERS
 
 TIMEOUT_S = 20.0
 """For one call of native code in `passes.optimize`."""

@@ -17,8 +17,6 @@ from onnx import ModelProto
 from benchmarks.fuzz.onnx_changes import BAD_TEXT, CHANGES, FLOATS, NUMBERS, graft, value_names, walk_messages
 from benchmarks.fuzz.seeds import seed_models
 
-__all__ = ["BrokenFile", "broken_files"]
-
 BAD_BYTES = b"\xff\xfe\x80BAD\xc3\x28"
 """What takes the place of BAD_TEXT in the bytes: protobuf refuses to set it."""
 

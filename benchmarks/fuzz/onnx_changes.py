@@ -13,8 +13,6 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from benchmarks.fuzz.seeds import DATA_FILE
 
-__all__ = ["BAD_TEXT", "CHANGES", "FLOATS", "NUMBERS", "graft", "value_names", "walk_messages"]
-
 NUMBERS = (
     0,
     1,

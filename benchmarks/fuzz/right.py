@@ -15,11 +15,9 @@ from passes.weights.detached import read_model
 from passes.weights.sharing import portable
 from pipeline.errors import UsageError
 from pipeline.importers import from_onnx
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import compile_graph
 from pipeline.runtime.tensors import to_numpy
-
-__all__ = ["compare_with_onnxruntime", "run_in_worker"]
 
 
 def compare_with_onnxruntime(path: Path, dims: Mapping[str, int], context: PassContext) -> str:

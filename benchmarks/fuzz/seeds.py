@@ -9,8 +9,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["DATA_FILE", "seed_models", "write_data_file"]
-
 DATA_FILE = "seed.data"
 """The file of the external data of all broken models."""
 DATA_BYTES = 4096

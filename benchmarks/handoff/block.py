@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from examples.attention_block import AttentionBlock
 
-__all__ = ["MergedBlock", "make_block"]
-
 
 def make_block(hidden: int, heads: int) -> AttentionBlock:
     """Seeded weights: V is a tenth of Q and K, so that a scale for all three costs V its bits."""

@@ -16,16 +16,6 @@ import onnx
 from passes.weights.detached import DetachedModel, detach
 from passes.weights.sessions import Session
 
-__all__ = [
-    "Feeds",
-    "ToolRun",
-    "detach_copy",
-    "interpreter_options",
-    "run_tool",
-    "runner_of",
-    "write_samples",
-]
-
 Feeds = dict[str, np.ndarray]
 
 SCRIPT: Final = Path(__file__).with_name("tools.py")

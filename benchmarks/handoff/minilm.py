@@ -11,8 +11,6 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["Embeddings", "calibration_samples", "embed", "evaluation_samples", "sqnr_db", "top1_agreement"]
-
 Feeds = dict[str, np.ndarray]
 Embeddings = np.ndarray
 

@@ -10,15 +10,6 @@ import numpy as np
 
 from benchmarks.measure import run_child
 
-__all__ = [
-    "block_samples",
-    "export_block",
-    "export_merged_minilm",
-    "export_minilm",
-    "optimize_block",
-    "prepare_block",
-]
-
 BlockForm = Literal["merged", "separate", "fused"]
 
 HIDDEN, HEADS, PLACES = 256, 4, 32

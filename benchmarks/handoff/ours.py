@@ -18,8 +18,6 @@ from pipeline.quantsim.encodings import Encoding, encode
 from pipeline.quantsim.placement import Placement, PlacementRule, place
 from pipeline.quantsim.qdq import insert_qdq
 
-__all__ = ["W8A16", "Simulated", "simulate", "simulate_encodings"]
-
 W8A16: Final = PlacementRule("op:*", parse_precision("int8/channel"), parse_precision("uint16"))
 """The formats that every tool here has: those of HTP, without its exceptions."""
 

@@ -12,8 +12,6 @@ from kimi_k25_text_local.config import KimiTextConfig
 from kimi_k25_text_local.parts import Linear, Place, RMSNorm
 from kimi_k25_text_local.rope import rotate, softmax_scale
 
-__all__ = ["Attention"]
-
 LATENT_EPS = 1e-6
 """Of the two norms inside: DeepSeek's code takes RMSNorm's default there, not the config's."""
 

@@ -14,8 +14,6 @@ from kimi_k25_text_local.small import fill
 from onnxline.errors import CheckFailed, UsageError
 from onnxline.static_cache import CacheSizes, Generated, causal_mask, generate
 
-__all__ = ["SIZES", "STEPS", "TOLERANCE", "check_saved_graphs"]
-
 STEPS: Final = 16
 SIZES: Final = CacheSizes(prefill_len=8, max_cache_len=32)
 TOLERANCE: Final = 1e-5

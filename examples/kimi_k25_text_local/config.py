@@ -12,8 +12,6 @@ import torch
 
 from onnxline.errors import UsageError
 
-__all__ = ["KimiTextConfig", "YarnConfig"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YarnConfig:

@@ -9,8 +9,6 @@ from torch.nn import functional
 from kimi_k25_text_local.config import KimiTextConfig
 from kimi_k25_text_local.parts import Mlp, Place, Weight
 
-__all__ = ["MixtureOfExperts", "Router"]
-
 
 class Router(Weight):
     """Chooses experts without an auxiliary loss (`noaux_tc`): the bias decides who is chosen, never how much."""

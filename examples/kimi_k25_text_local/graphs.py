@@ -25,8 +25,6 @@ from onnxline.static_cache import (
 )
 from onnxline.torch_ir import execute_ir, extract_ir, load_ir
 
-__all__ = ["GraphFiles"]
-
 
 @dataclass(frozen=True, slots=True)
 class GraphFiles:

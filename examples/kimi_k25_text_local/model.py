@@ -13,8 +13,6 @@ from kimi_k25_text_local.experts import MixtureOfExperts
 from kimi_k25_text_local.parts import Embedding, Linear, Mlp, Place, RMSNorm
 from kimi_k25_text_local.rope import cos_and_sin
 
-__all__ = ["CausalOutput", "KimiK25TextForCausalLM"]
-
 
 @dataclass(frozen=True, slots=True)
 class CausalOutput:

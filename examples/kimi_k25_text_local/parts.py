@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Embedding", "Linear", "Mlp", "Place", "RMSNorm", "Weight"]
-
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from kimi_k25_text_local.config import KimiTextConfig
 
-__all__ = ["cos_and_sin", "rotate", "softmax_scale"]
-
 
 def cos_and_sin(config: KimiTextConfig, position_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Of each position and frequency, (1, 1, length, qk_rope_head_dim / 2), in the model's dtype.

@@ -9,8 +9,6 @@ from torch import nn
 
 from kimi_k25_text_local.config import KimiTextConfig
 
-__all__ = ["fill", "shrunk"]
-
 
 def shrunk(config: KimiTextConfig, layers: int = 3) -> KimiTextConfig:
     """A few layers, narrow, in float32; positions, routing rules and scales stay those of `config`.

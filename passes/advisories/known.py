@@ -13,22 +13,6 @@ from passes.advisories.table import TITLE, UNSAFE, AuditEntry, AuditTable, is_ro
 from passes.errors import ModelError, PolicyError
 from passes.recipe.steps import library_versions
 
-__all__ = [
-    "QUARANTINE",
-    "SHIPPED",
-    "News",
-    "check_quarantine",
-    "file_name",
-    "find_news",
-    "is_quarantine",
-    "known_table",
-    "own_tables",
-    "quarantined_by_entry",
-    "quarantined_passes",
-    "tables_in",
-    "unsafe_names",
-]
-
 SHIPPED: Final = Path(__file__).with_name("tables")
 
 HEAD: Final = TITLE.encode()

@@ -17,27 +17,6 @@ from typing import Final
 
 from passes.errors import ModelError
 
-__all__ = [
-    "FORMAT_VERSION",
-    "KINDS",
-    "LISTED",
-    "ROUND_TRIP",
-    "TITLE",
-    "UNSAFE",
-    "AuditEntry",
-    "AuditFinding",
-    "AuditTable",
-    "entry_of",
-    "is_round_trip",
-    "mark_of",
-    "parse",
-    "round_trips",
-    "table_of",
-    "table_text",
-    "to_one_line",
-]
-
-
 ROUND_TRIP: Final = "nop"
 """The pass that does nothing: what it does is what the library does to every model that it reads and writes."""
 

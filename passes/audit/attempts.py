@@ -15,8 +15,6 @@ from passes.model.canonical import canonical_digest
 from passes.step import Step
 from passes.weights.detached import DetachedModel
 
-__all__ = ["LARGEST", "PassAttempt", "attempts"]
-
 LARGEST: Final = 128 * 2**20
 """Bytes of a result above which only its size is judged: constant folding can turn a kilobyte into a gigabyte."""
 

@@ -21,23 +21,6 @@ from passes.load import load_model
 from passes.optimize import draw_feeds
 from passes.weights.detached import DetachedModel
 
-__all__ = [
-    "FOLDER",
-    "PACKAGE",
-    "PLANTED",
-    "Case",
-    "case_names",
-    "folder_names",
-    "load_case",
-    "load_file",
-    "load_node",
-    "load_package",
-    "load_picture",
-    "node_names",
-    "picture_names",
-    "value_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Case:

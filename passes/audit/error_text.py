@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["message_of", "normalize", "signal_in"]
-
 LENGTH: Final = 110
 
 CHANGING: Final = (

@@ -28,9 +28,6 @@ from passes.recipe.steps import OWN_STEPS, SINGLE_PASS_LIBRARY
 from passes.suggest import nearest
 from passes.worker.client import Worker
 
-__all__ = ["PRELOAD", "AuditPlan", "chosen_targets", "open_trial", "run_job", "unread_of"]
-
-
 CHUNK: Final = 64
 """Cases of one job: some seconds to some tens of seconds."""
 

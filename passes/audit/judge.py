@@ -19,9 +19,6 @@ from passes.graph.traversal import every_graph, every_node
 from passes.proof.numbers import compare, same_bits
 from passes.suggest import plural
 
-__all__ = ["RUNTIMES", "Result", "add_marks", "differs", "judge", "larger", "remove_marks", "what_is_lost"]
-
-
 SHARE: Final = 1.1
 BYTES: Final = 1024
 """A result has grown when it is larger by a tenth and by a KiB, so that a few added type annotations do not count."""

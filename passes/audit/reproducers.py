@@ -23,9 +23,6 @@ from passes.optimize import draw_feeds
 from passes.run.reproduce import smallest
 from passes.weights.detached import DetachedModel
 
-__all__ = ["parse_heading", "reproduce", "reproductions_of"]
-
-
 KINDS: Final = (*sorted(UNSAFE), "raised")
 
 BUDGET_S: Final = 30.0

@@ -18,8 +18,6 @@ from passes.recipe.recipe import steps_of
 from passes.recipe.steps import OWN_STEPS, default_passes, single_passes
 from passes.step import Step, flatten
 
-__all__ = ["DEFAULT", "AuditTarget", "missing_steps", "targets_of", "with_inner"]
-
 DEFAULT: Final = "default"
 """The passes that a recipe calls by this name, in the order of their library."""
 

@@ -17,8 +17,6 @@ from passes.errors import StepCrashed, StepTimedOut
 from passes.run.narrow import minimal_culprits
 from passes.worker.client import Worker
 
-__all__ = ["AuditTrial", "CaseOutcome", "attribute_to_inner"]
-
 
 @dataclass(frozen=True, slots=True)
 class CaseOutcome:

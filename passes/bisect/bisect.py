@@ -23,8 +23,6 @@ from passes.run.apply_policy import with_skips
 from passes.step import Repeat, Step
 from passes.weights.detached import DetachedModel
 
-__all__ = ["BUDGET_S", "bisect"]
-
 BUDGET_S: Final = 60.0
 """Seconds to spend on making the model smaller."""
 

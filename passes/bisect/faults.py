@@ -25,9 +25,6 @@ from passes.structures import Instance, structure_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
 
-__all__ = ["Breakdown", "Deviation", "Fault", "Loss", "Run", "Sighting", "compute_outputs"]
-
-
 Run = Callable[[DetachedModel], StepOutcome]
 """Runs one step."""
 

@@ -14,8 +14,6 @@ from passes.run.receive import apply_step
 from passes.step import Repeat, Step
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Observer", "ReplayedGroup", "Runs", "StepGroup", "StepOutcome", "join_blocks", "replay"]
-
 
 @dataclass(frozen=True, slots=True)
 class StepGroup:

@@ -13,8 +13,6 @@ from passes.suggest import plural
 from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Bisection", "Culprit", "Smallest", "bisection_as_data", "bisection_text"]
-
 
 @dataclass(frozen=True, slots=True)
 class Culprit:

@@ -15,9 +15,6 @@ from passes.run.narrow import minimal_culprits, primary_culprit
 from passes.step import Repeat, Step
 from passes.weights.detached import DetachedModel
 
-__all__ = ["GuiltyStep", "InnerCulprit", "NotFound", "find_guilty", "find_inner"]
-
-
 HIDDEN: Final = (
     "with neighbouring passes in one call nothing is wrong after them; one at a time they show it: "
     "a later pass repairs it, or one call acts differently from many"

@@ -23,8 +23,6 @@ from passes.structures.view import GraphView
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Reproduction", "find_neighbourhood", "find_smallest"]
-
 
 def find_smallest(
     guilty: GuiltyStep, inner: InnerCulprit, source: DetachedModel, fault: Fault, runs: Runs, budget_s: float

@@ -20,8 +20,6 @@ from passes.step import Step, flatten
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel, attach, detach
 
-__all__ = ["Demo", "find_entries", "fires", "isolate_pass", "show"]
-
 
 @dataclass(frozen=True, slots=True)
 class Demo:

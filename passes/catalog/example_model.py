@@ -16,8 +16,6 @@ from onnx import numpy_helper
 
 from passes.proof.draws import draw_array
 
-__all__ = ["GALLERY", "UNPICTURED", "ExampleModel", "example_of", "read_example"]
-
 GALLERY: Final = Path(__file__).parents[1] / "gallery"
 
 

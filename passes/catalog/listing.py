@@ -14,9 +14,6 @@ from passes.recipe.steps import OWN_STEPS, default_passes, known_names, single_p
 from passes.recipe.user_passes import installed_passes
 from passes.step import UNDESCRIBED, Description, Reads, Step
 
-__all__ = ["CatalogEntry", "Runs", "catalog", "pass_names", "rows_of"]
-
-
 Runs = Literal["default", "extra", "never", "missing"]
 """`default`: the library's default set has it. `extra`: it runs only where it is named. `never`: the library lists it
 and takes it out each time. `missing`: the library is not installed."""

@@ -23,8 +23,6 @@ from passes.matching.graph_index import ABSENT, GraphIndex, Item
 from passes.model.canonical import CanonicalGraph, function_digests
 from passes.weights.detached import DetachedModel, open_model
 
-__all__ = ["compare_matched", "compare_models"]
-
 
 def compare_models(
     before: onnx.ModelProto | DetachedModel | str | PathLike[str],

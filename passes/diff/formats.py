@@ -14,9 +14,6 @@ from passes.diff.types import Diff, NodeLabel, Replacement
 from passes.proof.numbers import DRAWN, Errors
 from passes.visible import visible_line
 
-__all__ = ["diff_as_data", "diff_text", "layers_as_data", "layers_text", "numbers_as_data", "numbers_text", "summarize"]
-
-
 MOST: Final = 20
 """Entries of one kind that are written out."""
 

@@ -18,8 +18,6 @@ from passes.matching.graph_index import GraphIndex
 from passes.provenance import annotations_of, form_of
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Stored", "initializer_changes"]
-
 Stored = tuple[int, int]
 """The ids, before and after, of two values that matched nodes read at the same place: tensors whose content differs, or
 a constant that one model stores and the other computes."""

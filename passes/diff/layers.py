@@ -17,8 +17,6 @@ from passes.matching.replacements import PRODUCTS
 from passes.proof.numbers import Errors
 from passes.provenance.annotations import ModulePath, module_path_of
 
-__all__ = ["LayerErrors", "compare_layers"]
-
 
 @dataclass(frozen=True, slots=True)
 class LayerErrors:

@@ -17,8 +17,6 @@ from passes.matching.replacements import find_replacements
 from passes.model.canonical import CanonicalGraph, read
 from passes.weights.detached import DetachedModel
 
-__all__ = ["ModelMatching", "match_models", "same_outputs"]
-
 
 @dataclass(frozen=True)
 class ModelMatching:

@@ -25,20 +25,6 @@ from passes.proof.types import worst_errors
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
 
-__all__ = [
-    "Distance",
-    "DrawnInputs",
-    "Numbers",
-    "Pair",
-    "ValueErrors",
-    "compare_numbers",
-    "draw_inputs",
-    "main_values",
-    "measure_distances",
-    "measure_pairs",
-]
-
-
 AT_ONCE: Final = 64
 """Inner values that are compared in one run; all of them are in memory at once."""
 

@@ -14,8 +14,6 @@ from passes.diff.model_matching import ModelMatching
 from passes.diff.types import InitializerChange, QuantizedValue
 from passes.matching.graph_index import ABSENT, GraphIndex, Item
 
-__all__ = ["Quantizations", "find_quantizations"]
-
 
 @dataclass(frozen=True, slots=True)
 class Quantizations:

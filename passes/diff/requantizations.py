@@ -17,8 +17,6 @@ from passes.errors import UsageError
 from passes.matching.graph_index import ABSENT, GraphIndex
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Requantizations", "find_requantizations"]
-
 
 @dataclass(frozen=True, slots=True)
 class Requantizations:

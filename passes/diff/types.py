@@ -12,19 +12,6 @@ from onnx import NodeProto
 from passes.graph.op_facts import op_name
 from passes.provenance.annotations import module_path_of
 
-__all__ = [
-    "AttributeChange",
-    "Diff",
-    "HeaderChange",
-    "InitializerChange",
-    "InputChange",
-    "NodeLabel",
-    "QuantizedValue",
-    "Renaming",
-    "Replacement",
-    "label_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class NodeLabel:

@@ -13,8 +13,6 @@ from passes.graph.op_facts import COMMUTATIVE
 from passes.matching.graph_index import ABSENT, Item
 from passes.matching.node_matching import NodeMatching
 
-__all__ = ["ValuePairs", "pair_values"]
-
 
 @dataclass(frozen=True, slots=True)
 class ValuePairs:

@@ -19,8 +19,6 @@ import numpy as np
 from passes.encodings.encoding import Encoding, Precision
 from passes.errors import UsageError
 
-__all__ = ["UNKNOWN_AXIS", "AimetVersion", "aimet_text", "from_aimet", "read_aimet", "to_aimet"]
-
 AimetVersion = Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"]
 
 PRODUCER: Final = {"package": "onnxline"}

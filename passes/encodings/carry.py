@@ -27,8 +27,6 @@ from passes.graph.traversal import reads_of
 from passes.provenance import annotations_of, form_of
 from passes.weights.detached import DetachedModel
 
-__all__ = ["CarriedEncodings", "LostEncoding", "UncoveredTensor", "carry_encodings"]
-
 
 @dataclass(frozen=True, slots=True)
 class LostEncoding:

@@ -8,8 +8,6 @@ from typing import Final, Literal
 
 import numpy as np
 
-__all__ = ["BIAS", "FLOAT_NAMES", "Encoding", "FloatType", "Granularity", "NoEncoding", "Precision", "encode_bias"]
-
 Granularity = Literal["tensor", "channel", "block"]
 
 FloatType = Literal["FLOAT8E4M3FN", "FLOAT8E5M2"]

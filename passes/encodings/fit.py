@@ -17,8 +17,6 @@ from passes.graph.moved_constants import find_moved_constants
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
 
-__all__ = ["BIASED", "BIAS_PLACE", "fit_encodings", "list_with_nearest"]
-
 SHOWN: Final = 8
 """How many names a message lists."""
 

@@ -18,8 +18,6 @@ from passes.encodings.moves import is_same_encoding
 from passes.errors import UsageError
 from passes.weights.detached import DetachedModel
 
-__all__ = ["QdqReader", "read_qdq"]
-
 
 def read_qdq(model: DetachedModel) -> dict[str, Encoding]:
     """The encodings of `model` by float tensor.

@@ -14,8 +14,6 @@ from onnx import GraphProto
 from passes.encodings.encoding import Encoding
 from passes.graph.op_facts import LAYOUT_OPS, ONNX_DOMAINS, moved_inputs
 
-__all__ = ["is_same_encoding", "share_by_moves"]
-
 
 def share_by_moves(graph: GraphProto, encodings: Mapping[str, Encoding]) -> dict[str, Encoding]:
     """`encodings`, and those that follow from them for other tensors of `graph`."""

@@ -9,8 +9,6 @@ from typing import Any
 from passes.encodings.carry import CarriedEncodings
 from passes.suggest import plural
 
-__all__ = ["carried_as_data", "describe_carried", "summarize_carried"]
-
 FORMAT_VERSION = 1
 
 

@@ -17,8 +17,6 @@ from passes.proof.numbers import Tolerance, compare
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
 
-__all__ = ["Pair", "find_same", "measure_same"]
-
 Pair = tuple[str, str]
 """The name of a tensor in the first model, and in the second."""
 

@@ -14,8 +14,6 @@ import numpy as np
 
 from passes.encodings.encoding import Encoding, NoEncoding
 
-__all__ = ["scale_encoding"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LEAST_NUMBERS: Final = 2

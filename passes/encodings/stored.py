@@ -20,8 +20,6 @@ from passes.encodings.encoding import Encoding, NoEncoding
 from passes.encodings.moves import is_same_encoding
 from passes.encodings.scaled import scale_encoding
 
-__all__ = ["CHANGED", "EncodedArray", "NoEncoding", "derive_encoding"]
-
 CHANGED: Final = "its numbers are changed"
 
 MOST_AXES: Final = 5

@@ -17,8 +17,6 @@ from passes.matching.replacements import find_replacements
 from passes.model.analysis import AnalyzedModel
 from passes.weights.detached import DetachedModel
 
-__all__ = ["ModelVersion", "TracedTensors", "trace_tensors"]
-
 
 @dataclass(frozen=True, slots=True)
 class ModelVersion:

@@ -17,8 +17,6 @@ from passes.step import Description, PassResult, Step, values
 from passes.structures.view import modules_of
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Rotate", "rotate"]
-
 
 @dataclass(frozen=True, slots=True)
 class Rotate(Step):

@@ -10,8 +10,6 @@ from onnx import GraphProto, ModelProto, NodeProto
 
 from passes.graph.traversal import every_graph
 
-__all__ = ["ShortNames", "number_nodes", "quote_own_names", "restore_names"]
-
 
 class ShortNames:
     """Renames the values of `graph`, and of the graphs inside of it, in place; later gives them their names back, in

@@ -15,18 +15,6 @@ from passes.suggest import nearest
 if TYPE_CHECKING:
     from passes.context import PassContext
 
-__all__ = [
-    "ask",
-    "find_wrong_value",
-    "refuse_failing",
-    "refuse_older",
-    "refuse_unknown",
-    "refuse_wrong_shapes",
-    "refuse_wrong_values",
-    "require",
-    "texts",
-]
-
 Answer = TypeVar("Answer")
 
 LISTING_S: Final = 180.0

@@ -9,8 +9,6 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from passes.graph.traversal import sort_nodes
 
-__all__ = ["ModelAssembler", "borrow", "let_in", "let_out"]
-
 DOMAIN: Final = "onnxline"
 ENTERS: Final = "Enters"
 LEAVES: Final = "Leaves"

@@ -13,8 +13,6 @@ from passes.step import Description, PassResult, Step, structure
 from passes.weights.detached import DetachedModel
 from passes.worker.inference import InferenceError, infer_shapes
 
-__all__ = ["InferShapes"]
-
 
 @dataclass(frozen=True, slots=True)
 class InferShapes(Step):

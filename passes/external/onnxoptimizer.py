@@ -19,17 +19,6 @@ from passes.graph.traversal import every_graph, every_node
 from passes.step import Description, PassResult, Step, structure, values
 from passes.weights.detached import DetachedModel
 
-__all__ = [
-    "OnnxOptimizerPass",
-    "OnnxOptimizerPasses",
-    "PassOutput",
-    "available",
-    "call_optimize",
-    "default_set",
-    "optimize",
-    "passes_of",
-]
-
 NAME: Final = "onnxoptimizer"
 
 DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -19,8 +19,6 @@ from passes.external.through_files import give_back_inputs, through_files, write
 from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel
 
-__all__ = ["OnnxRuntimeFusions", "call_optimizer", "facts", "fuse"]
-
 CONTRIB: Final = "com.microsoft"
 """The domain of the operators that only onnxruntime has."""
 

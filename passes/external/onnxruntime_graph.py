@@ -26,8 +26,6 @@ from passes.graph.traversal import every_node
 from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel
 
-__all__ = ["LEVELS", "NOTHING", "RULES", "OnnxRuntimeGraph", "facts", "load_in_session", "open_settings", "optimize"]
-
 DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
     "AttentionFusion": ("qkv", "attention"),
     "GroupQueryAttentionFusion": ("qkv", "attention", "rope"),

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-__all__ = ["OnnxScriptOptimizer", "OnnxScriptRewrites", "facts", "hints", "optimize", "option_names", "rewrite"]
-
 STAGES: Final[Mapping[str, tuple[str, str]]] = {
     "inline": ("onnx_ir.passes.common", "InlinePass"),
     "constant_folding": ("onnxscript.optimizer._constant_folding", "FoldConstantsPass"),

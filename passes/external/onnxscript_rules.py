@@ -14,8 +14,6 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
-__all__ = ["fusion_sets", "fusions_without", "matching_in_linear_time", "rebind", "rule_sets"]
-
 FUSIONS: Final[Mapping[str, tuple[str, str]]] = {
     "ort_fusions": ("onnxscript.rewriter.ort_fusions", "optimize_for_ort"),
     "onnx_fusions": ("onnxscript.rewriter.onnx_fusions", "fuse"),

@@ -26,8 +26,6 @@ from passes.step import CompositeStep, Description, PassResult, structure, value
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
 
-__all__ = ["OnnxSim", "facts", "hints", "simplify"]
-
 OLDEST: Final = "0.8.1"
 """The first release that lists its passes and takes a skip list as we need them."""
 

@@ -33,8 +33,6 @@ from passes.rewrites.fold_constants import FoldConstants
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, detach
 from passes.weights.stand_ins import TYPED_FIELDS, clear_data, inline
 
-__all__ = ["call_simplify", "import_onnxsim", "simplify_detached", "simplify_references"]
-
 LARGE: Final = 2**18
 """Bytes from which a weight stays behind."""
 

@@ -24,8 +24,6 @@ from passes.external.through_files import give_back_inputs, through_files, write
 from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel
 
-__all__ = ["OnnxSlim", "call_slim", "facts", "hints", "slim"]
-
 SHAPES: Final = "shape_inference"
 """What slim does beside its listed optimizations; `no_shape_infer` leaves it out."""
 

@@ -27,8 +27,6 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 from passes.external.join import ModelAssembler, borrow, let_in, let_out
 from passes.graph.traversal import bodies_of
 
-__all__ = ["GraphPieces", "can_be_cut"]
-
 Content = TypeVar("Content")
 
 Optimize = Callable[[bytes, Sequence[str]], bytes]

@@ -16,8 +16,6 @@ from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, read_model
 from passes.weights.files import save
 from passes.worker.client import Worker
 
-__all__ = ["give_back_inputs", "through_files", "write"]
-
 
 def through_files(
     model: DetachedModel,

@@ -20,8 +20,6 @@ from passes.weights.detached import DetachedModel, detach
 from passes.weights.mapped import release
 from passes.weights.sharing import MappedModel, portable
 
-__all__ = ["edit_model", "through_ir"]
-
 LARGE: Final = 2**18
 """Bytes from which a new tensor goes to a file."""
 

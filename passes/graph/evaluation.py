@@ -11,8 +11,6 @@ from passes.errors import StepFailed
 from passes.graph.op_facts import LAYOUT_OPS
 from passes.worker.inference import call_limited
 
-__all__ = ["evaluate"]
-
 NEVER_GROW: Final = LAYOUT_OPS | {"Slice", "Split", "Cast", "DequantizeLinear"}
 """Operators whose outputs hold no more elements than their inputs, and take as long."""
 

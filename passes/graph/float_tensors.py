@@ -11,8 +11,6 @@ from onnx import NodeProto, TensorProto
 from passes.graph.traversal import every_graph
 from passes.worker.inference import infer_shapes
 
-__all__ = ["EVERY_FLOAT", "FLOATS", "find_floats", "float_shapes", "float_tensors", "weight_axes"]
-
 FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
 """The types of tensors that can be quantized."""
 

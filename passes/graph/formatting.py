@@ -13,17 +13,6 @@ from onnx import AttributeProto, TensorProto, TensorShapeProto, TypeProto, Value
 
 from passes.graph.traversal import bodies_of
 
-__all__ = [
-    "COLUMNS",
-    "format_array",
-    "format_attribute",
-    "format_tensor_type",
-    "format_type",
-    "graph_text",
-    "is_unknown_dim",
-]
-
-
 FEW: Final = 8
 """Tensors up to this number of elements are written out."""
 

@@ -10,8 +10,6 @@ from onnx import GraphProto, NodeProto
 
 from passes.graph.op_facts import LAYOUT_OPS, ONNX_DOMAINS, RESHAPES
 
-__all__ = ["MovedConstant", "find_moved_constants"]
-
 Shape = tuple[int, ...]
 
 

@@ -6,20 +6,6 @@ from typing import Final
 
 from onnx import ModelProto, NodeProto
 
-__all__ = [
-    "COMMUTATIVE",
-    "LAYOUT_OPS",
-    "ONNX_DOMAINS",
-    "RANDOM_OPS",
-    "RESHAPES",
-    "SIZES",
-    "has_body",
-    "is_opaque",
-    "moved_inputs",
-    "op_name",
-    "opset_of",
-]
-
 ONNX_DOMAINS: Final = ("", "ai.onnx")
 """Two names of ONNX's own domain."""
 

@@ -16,19 +16,6 @@ from passes.errors import ModelError
 from passes.graph.op_facts import ONNX_DOMAINS, SIZES
 from passes.worker.inference import InferenceError, infer_shapes
 
-__all__ = [
-    "bodies_in",
-    "bodies_of",
-    "every_graph",
-    "every_node",
-    "infer_types",
-    "inline_functions",
-    "live_nodes",
-    "reads_of",
-    "sort_nodes",
-    "topological_order",
-]
-
 
 def bodies_of(attribute: AttributeProto) -> tuple[GraphProto, ...]:
     """The graphs that one attribute holds; none of most."""

@@ -24,8 +24,6 @@ from passes.suggest import plural
 from passes.visible import visible_line
 from passes.worker.platforms import lock
 
-__all__ = ["GuardedCall", "Returned", "call_site", "read_calls", "read_warnings", "say", "warn", "write_call"]
-
 FORMAT_VERSION: Final = 1
 """Of the lines in the file."""
 

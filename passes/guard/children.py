@@ -21,8 +21,6 @@ from typing import Final
 
 from passes.guard.startup.hooks import FOLDER, OUR_PROGRAM, VARIABLE, Image, is_registered, read_image
 
-__all__ = ["ChildWatch", "adopt_orphans"]
-
 INTERVAL_S: Final = 0.05
 
 STARTUP_S: Final = 3.0

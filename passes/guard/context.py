@@ -20,8 +20,6 @@ from passes.policy.policy import check_lists
 from passes.suggest import plural
 from passes.worker.platforms import check_limits
 
-__all__ = ["Guard", "GuardLog", "guard", "summary"]
-
 
 @dataclass(slots=True)
 class GuardLog:

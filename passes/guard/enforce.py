@@ -17,8 +17,6 @@ from passes.run.runner import run_passes
 from passes.run.tracked import TrackedStructures, find_structures
 from passes.weights.detached import DetachedModel
 
-__all__ = ["GuardOutcome", "RefusedByOptimizer", "UnguardedResult", "enforce"]
-
 
 class RefusedByOptimizer(Exception):
     """The call fails with and without a guard, so the optimizer itself should raise its error to the caller."""

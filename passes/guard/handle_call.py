@@ -24,8 +24,6 @@ from passes.guard.enforce import GuardOutcome, RefusedByOptimizer, enforce
 from passes.guard.settings import CombinedPolicy, Settings
 from passes.worker.client import Worker
 
-__all__ = ["WorkerPool", "handle"]
-
 
 def handle(
     target: Target,

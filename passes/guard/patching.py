@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from passes.guard.startup.hooks import replace_everywhere
 
-__all__ = ["INTERCEPT_FILE", "Interception", "intercept", "is_intercepted", "restore"]
-
 INTERCEPT_FILE: Final = "<onnxline guard>"
 """The file name in the frame of an intercepted function."""
 

@@ -19,8 +19,6 @@ from passes.proof.numeric import NumericProver
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 
-__all__ = ["NotComparable", "numbers_prover"]
-
 MOST_ELEMENTS: Final = 2**24
 """The most elements of one input that is drawn."""
 

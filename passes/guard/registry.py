@@ -21,8 +21,6 @@ from passes.guard.patching import Interception, intercept, is_intercepted, resto
 from passes.guard.settings import BorrowedEnvironment, Settings, guards_in, variables_of
 from passes.guard.startup.hooks import LAUNCHES, LIBRARIES, AfterImport, register
 
-__all__ = ["dispatch", "enter", "inherit", "leave"]
-
 Function = Callable[..., Any]
 
 _WORKING: ContextVar[bool] = ContextVar("onnxline_guard_working", default=False)

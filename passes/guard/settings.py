@@ -16,8 +16,6 @@ from passes.policy.known_passes import DESTROYS
 from passes.policy.policy import Policy, Skip
 from passes.recipe.steps import OWN_STEPS
 
-__all__ = ["BorrowedEnvironment", "CombinedPolicy", "Settings", "from_text", "guards_in", "to_text", "variables_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:

@@ -9,18 +9,6 @@ from typing import Final
 from passes.errors import ModelError
 from passes.worker.platforms import memory_limit
 
-__all__ = [
-    "MOST_DIMS",
-    "MOST_DRAWN",
-    "MOST_ELEMENTS",
-    "check_bytes",
-    "check_drawn",
-    "check_drawn_together",
-    "element_count",
-    "memory_budget",
-    "seconds_to_run",
-]
-
 MOST_ELEMENTS: Final = 2**60
 """Elements of one tensor, on any machine: beyond it sizes in bytes overflow 64 bits, in numpy and in native code."""
 

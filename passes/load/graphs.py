@@ -15,8 +15,6 @@ from passes.load.nodes import OperatorScope, bodies_in, check_node, describe_nod
 from passes.load.tensors import check_sparse, check_tensor
 from passes.load.values import check_entries, check_text, check_value
 
-__all__ = ["GraphCheck"]
-
 MOST_NESTED: Final = 30
 """Graphs inside of each other. Protobuf reads a message of 100 levels, and a graph in a node takes three."""
 

@@ -15,8 +15,6 @@ from passes.load.graphs import GraphCheck
 from passes.load.nodes import OperatorScope, check_calls, functions_by_key
 from passes.load.values import OPEN_DIM, check_entries, check_text
 
-__all__ = ["check_model", "load_model", "to_path"]
-
 OLDEST_IR: Final = 3
 """The first version in which a model says which operators it means."""
 MOST_BYTES: Final = 2**31 - 1

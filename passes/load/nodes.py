@@ -14,18 +14,6 @@ from passes.errors import ModelError
 from passes.graph.traversal import bodies_of, every_node
 from passes.load.values import check_entries, check_text
 
-__all__ = [
-    "FunctionKey",
-    "OperatorScope",
-    "bodies_in",
-    "check_calls",
-    "check_node",
-    "functions_by_key",
-    "key_of_call",
-    "sparse_in",
-    "tensors_in",
-]
-
 KINDS: Final[Mapping[int, str]] = {number: name for name, number in AttributeProto.AttributeType.items()}
 VALUE_FIELD: Final[Mapping[int, str]] = {
     AttributeProto.FLOAT: "f",

@@ -16,19 +16,6 @@ from passes.errors import ModelError
 from passes.load.budget import MOST_DIMS, MOST_ELEMENTS, check_bytes, element_count
 from passes.load.values import DTYPES, check_entries, check_text
 
-__all__ = [
-    "ExternalEntry",
-    "byte_count",
-    "check_in_file",
-    "check_payload",
-    "check_sparse",
-    "check_tensor",
-    "dtype_of",
-    "entry_of",
-    "file_in",
-    "item_bits",
-]
-
 PACKED_BITS: Final[Mapping[str, int]] = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2}
 """Dtypes of which several elements share a byte."""
 

@@ -10,8 +10,6 @@ from onnx import NodeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoP
 from passes.errors import ModelError
 from passes.load.budget import MOST_DIMS, MOST_ELEMENTS, element_count
 
-__all__ = ["check_entries", "check_text", "check_type", "check_value"]
-
 DTYPES: Final[Mapping[int, str]] = {number: name for name, number in TensorProto.DataType.items() if number}
 """ONNX's names."""
 OPEN_DIM: Final = -1

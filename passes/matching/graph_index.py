@@ -15,8 +15,6 @@ from passes.graph.traversal import bodies_of
 from passes.model.canonical import CanonicalGraph, GraphReading, NodeReading
 from passes.weights.detached import DetachedModel
 
-__all__ = ["ABSENT", "TELLING", "GraphIndex", "Item", "NodeMeanings", "index_graph"]
-
 ABSENT: Final = -1
 """The value id of an omitted optional input."""
 

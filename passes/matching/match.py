@@ -27,8 +27,6 @@ from passes.matching.node_matching import (
 )
 from passes.matching.replacements import PRODUCTS, find_weight_readers
 
-__all__ = ["match"]
-
 
 def match(before: GraphIndex, after: GraphIndex) -> NodeMatching:
     """Match the nodes and values of two indices that share their meanings."""

@@ -9,18 +9,6 @@ from functools import cached_property
 from passes.graph.op_facts import COMMUTATIVE
 from passes.matching.graph_index import ABSENT, GraphIndex, Item
 
-__all__ = [
-    "NodeMatching",
-    "handle_of",
-    "index_unique",
-    "is_namesake",
-    "is_one_kind",
-    "name_of",
-    "reading_of",
-    "result_of",
-    "share_name",
-]
-
 
 class NodeMatching:
     """For each node and value after the pass its counterpart before it, or -1; `match.py` fills it in."""

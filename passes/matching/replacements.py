@@ -10,9 +10,6 @@ from typing import Final
 from passes.matching.graph_index import ABSENT, Item
 from passes.matching.node_matching import NodeMatching, is_namesake
 
-__all__ = ["PRODUCTS", "ReplacedNodes", "find_replacements", "find_weight_readers"]
-
-
 ASKS_FOR_SHAPE: Final = frozenset({"Shape", "Size"})
 """Readers of a shape are off the data path, and often in another module."""
 

@@ -12,8 +12,6 @@ from passes.graph.traversal import live_nodes
 from passes.model.canonical import CanonicalGraph, read
 from passes.weights.detached import DetachedModel
 
-__all__ = ["AnalyzedModel", "what_is_invalid"]
-
 
 @dataclass(frozen=True)
 class AnalyzedModel:

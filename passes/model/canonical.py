@@ -20,18 +20,6 @@ from passes.graph.op_facts import RANDOM_OPS
 from passes.graph.traversal import bodies_of
 from passes.weights.detached import DetachedModel
 
-__all__ = [
-    "CanonicalGraph",
-    "GraphReading",
-    "NodeReading",
-    "ValueDigests",
-    "canonical_digest",
-    "function_digests",
-    "meanings_of",
-    "read",
-    "structure_fingerprint",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ValueDigests:

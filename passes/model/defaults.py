@@ -13,15 +13,6 @@ import onnx
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
-__all__ = [
-    "describe_defaults",
-    "drop_default_inputs",
-    "free_initializers",
-    "hide_defaults",
-    "restore_version",
-    "with_defaults",
-]
-
 FREE_INITIALIZERS: Final = 4
 """The IR version from which on an initializer need not be an input, too."""
 

@@ -10,8 +10,6 @@ from onnx import NodeProto, TensorProto, ValueInfoProto
 from passes.graph.traversal import infer_types, inline_functions, reads_of
 from passes.weights.detached import DetachedModel
 
-__all__ = ["extract_nodes", "lead_in", "types_of", "with_functions_inlined"]
-
 
 def types_of(proto: onnx.ModelProto) -> dict[str, ValueInfoProto]:
     """The inferred type of every value that inference can reach."""

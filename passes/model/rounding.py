@@ -8,8 +8,6 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["Sums", "sums_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sums:

@@ -13,8 +13,6 @@ from passes.graph.formatting import format_type, is_unknown_dim
 from passes.graph.traversal import infer_types
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Annotations", "annotations_of", "fill_in_outputs", "keep_signature"]
-
 
 def keep_signature(before: DetachedModel, after: DetachedModel, *, narrows: bool = False) -> None:
     """Put the types that `before` declares back on the inputs and outputs of `after`, in place.

@@ -16,8 +16,6 @@ from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import every_node
 from passes.rewrites.decompose_attention import is_attention
 
-__all__ = ["describe_brought_in", "describe_left", "find_contrib"]
-
 DOMAINS: Final = frozenset({*ONNX_DOMAINS, "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training"})
 
 

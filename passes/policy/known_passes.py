@@ -13,8 +13,6 @@ from typing import Final
 from passes.advisories.known import QUARANTINE, quarantined_passes
 from passes.recipe.steps import STEP_TYPES
 
-__all__ = ["ALL_GROUPS", "DESTROYS", "GROUPS", "OF_EQUALS", "groups_of", "in_group", "merging"]
-
 
 def in_group(group: str, pass_name: str) -> bool:
     """Whether the pass called `pass_name` (`fuse_qkv` or `onnxsim/fuse_qkv`) belongs to `group`; False where there

@@ -14,8 +14,6 @@ from passes.policy.known_passes import ALL_GROUPS, DESTROYS, GROUPS, in_group
 from passes.structures import SELECTORS, STRUCTURES, structure_of
 from passes.suggest import describe_argument, nearest
 
-__all__ = ["Policy", "Skip", "check_lists", "unknown_structure"]
-
 
 def check_lists(**arguments: object) -> None:
     """Refuse a single value where a list is expected: the letters of a text would count as its entries. What is kept

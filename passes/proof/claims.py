@@ -23,18 +23,6 @@ from passes.model.canonical import CanonicalGraph, ValueDigests
 from passes.weights.detached import DetachedModel
 from passes.worker.inference import InferenceError, infer_shapes
 
-__all__ = [
-    "BaseModelRun",
-    "Claim",
-    "Claims",
-    "Distinct",
-    "Refinement",
-    "claims_by_name",
-    "inferred_shapes",
-    "refine_claims",
-    "small_values",
-]
-
 SMALL_ELEMENTS: Final = 2**14
 """Floating-point values of a known size up to this are held; whole numbers and bools always, as they are mostly shapes,
 positions and masks."""

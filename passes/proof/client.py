@@ -25,9 +25,6 @@ from passes.weights.detached import DetachedModel
 from passes.weights.sharing import portable
 from passes.worker.client import ask_again
 
-__all__ = ["ProofClient", "choose_in_worker"]
-
-
 Question = Callable[..., Any]
 """A method of the server, or the class itself, which makes a new one."""
 

@@ -11,8 +11,6 @@ from passes.proof.gauges import CONDITIONS, Gauges, Limit, Readings
 from passes.proof.tables import LookupTable
 from passes.suggest import plural
 
-__all__ = ["BranchCoverage", "Coverage", "LimitCoverage", "LoopCoverage", "TableCoverage", "coverage_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class TableCoverage:

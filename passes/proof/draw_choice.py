@@ -14,8 +14,6 @@ from passes.load import MOST_DRAWN
 from passes.proof.draws import WORDS, Draw, DrawnInput, DrawPlan, GivenDraw, InputSampler, Trait
 from passes.proof.numbers import compare
 
-__all__ = ["ChosenDraw", "choose_draws", "sampler_of"]
-
 MOST_NOISE: Final = 0.1
 """How far, in tolerances, outputs may move when each float of the outliers moves by one rounding: if they move more,
 the errors of a sound pass may exceed the tolerance."""

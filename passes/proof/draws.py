@@ -21,20 +21,6 @@ import numpy as np
 from passes.load import check_drawn, check_drawn_together
 from passes.proof.masks import Mask, MaskForm, mask_of, suggested_range
 
-__all__ = [
-    "BROUGHT_DOWN",
-    "FURTHER_SIZES",
-    "WORDS",
-    "Draw",
-    "DrawPlan",
-    "DrawnInput",
-    "GivenDraw",
-    "InputSampler",
-    "Trait",
-    "draw_array",
-    "dtype_named",
-]
-
 FURTHER_SIZES: Final = (1, 8)
 """Further sizes of every named dim: batch 1 is what is deployed, and 8 is larger than the first sizes."""
 

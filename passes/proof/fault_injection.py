@@ -14,8 +14,6 @@ from passes.proof.types import Sensitivity
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 
-__all__ = ["InjectedFault", "build_fault"]
-
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:

@@ -22,8 +22,6 @@ from passes.proof.lookups import OPS, Lookup, constant_values, find_lookups, val
 from passes.proof.weak_blocks import ResidualBranch, find_branches
 from passes.weights.detached import DetachedModel
 
-__all__ = ["CONDITIONS", "Gauges", "Readings", "add_gauges", "gauges_of", "gauges_of_changes"]
-
 GAUGE: Final = "onnxline.gauge/"
 """Prefix of the names of the values that gauges add."""
 

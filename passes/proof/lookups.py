@@ -16,8 +16,6 @@ from passes.structures.axes import Side, product_of
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
-__all__ = ["OPS", "Lookup", "constant_values", "find_lookups", "has_loops", "rows_by_input", "values_of_inputs"]
-
 
 @dataclass(frozen=True, slots=True)
 class Lookup:

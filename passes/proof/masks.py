@@ -14,8 +14,6 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["ADDITIVE", "Mask", "MaskForm", "mask_of", "suggested_range", "words_of"]
-
 ADDITIVE: Final = -1e4
 """A number from which downwards the least number of floats is one that hides, as it is added to a score."""
 

@@ -23,8 +23,6 @@ from passes.graph.op_facts import ONNX_DOMAINS, RANDOM_OPS, opset_of
 from passes.graph.traversal import bodies_in, every_node, infer_types, inline_functions
 from passes.weights.detached import DetachedModel
 
-__all__ = ["FixedNoise", "draws_numbers", "false_constants"]
-
 POOL: Final = 8191
 """Numbers in a pool; a prime, so that any step through it meets all of them."""
 

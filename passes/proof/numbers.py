@@ -9,22 +9,6 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-__all__ = [
-    "DRAWN",
-    "NOT_COMPARED",
-    "NO_ERROR",
-    "STEPS",
-    "TOLERANCES",
-    "Errors",
-    "Tolerance",
-    "compare",
-    "least_precise",
-    "only_compared",
-    "same_bits",
-    "tolerance_for",
-]
-
-
 GAP: Final = 1e3
 """A factor between neighbouring magnitudes at which a new group begins; its square where there are few elements."""
 

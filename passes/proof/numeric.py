@@ -38,8 +38,6 @@ from passes.proof.weak_blocks import ResidualBranch
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 
-__all__ = ["STRUCTURE_ONLY", "NumericProver"]
-
 
 class NumericProver:
     """Measures models against references; at kept structures, against the values of the exported model itself.

@@ -20,9 +20,6 @@ from passes.graph.op_facts import is_opaque, moved_inputs
 from passes.proof.claims import BaseModelRun, Claim, Claims, Distinct
 from passes.weights.detached import DetachedModel
 
-__all__ = ["NEW", "Mover", "ProofPart", "can_be_distinct", "distinct_arrays", "part_of", "parts_of", "tensor_of"]
-
-
 NEW: Final = "onnxline.new/"
 """Prefix of the names of the changed model, which may mean other values in the base."""
 

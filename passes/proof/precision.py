@@ -22,8 +22,6 @@ from passes.proof.noise import draws_numbers, false_constants
 from passes.proof.numbers import DRAWN, STEPS, least_precise
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Precisions", "computed_types"]
-
 Precisions = Mapping[str, str]
 """Value → the least precise floating type in its computation, by numpy's name; or `DRAWN`."""
 

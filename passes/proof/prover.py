@@ -15,8 +15,6 @@ from passes.proof.types import Measurement, Sensitivity
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 
-__all__ = ["STRUCTURE", "Prover", "StructureProver"]
-
 STRUCTURE: Final = "structure"
 """The name of this level of proof in settings; the other level is `numbers`."""
 

@@ -29,8 +29,6 @@ from passes.weights.sessions import Session
 from passes.weights.sharing import MappedModel
 from passes.weights.stand_ins import Weight
 
-__all__ = ["KEEP_BYTES", "SERVERS", "ProofServer", "ask", "run_and_choose"]
-
 KEEP_BYTES = 2**18
 """Values larger than this are not held from one run to the next, unless they are at a kept structure."""
 

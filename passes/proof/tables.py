@@ -25,8 +25,6 @@ from passes.proof.part import NEW, tensor_of
 from passes.structures.projection_check import computed_constant
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Cover", "LookupTable", "Match", "TableCheck", "TablesPart", "match_table", "tables_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Cover:

@@ -12,8 +12,6 @@ from passes.proof.draws import Draw
 from passes.proof.gauges import Readings
 from passes.proof.numbers import Errors, only_compared
 
-__all__ = ["BaselineRun", "DrawErrors", "Measurement", "Reference", "RunRequest", "Sensitivity", "worst_errors"]
-
 
 @dataclass(frozen=True, slots=True)
 class Reference:

@@ -18,8 +18,6 @@ from passes.graph.traversal import live_nodes
 from passes.structures.view import module_of
 from passes.weights.detached import DetachedModel
 
-__all__ = ["ResidualBranch", "find_branches"]
-
 
 @dataclass(frozen=True, slots=True)
 class ResidualBranch:

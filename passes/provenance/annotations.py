@@ -26,27 +26,6 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto
 
-__all__ = [
-    "AUTHOR_KEY",
-    "CHANGED_KEY",
-    "COUNT_KEY",
-    "REPLACED_KEY",
-    "SHOWN",
-    "Descendants",
-    "ModulePath",
-    "NodeAnnotations",
-    "annotations_of",
-    "common_module",
-    "join_annotations",
-    "known_as",
-    "metadata_of",
-    "module_path_of",
-    "replace_entries",
-    "write_annotations",
-    "write_module_path",
-]
-
-
 AUTHOR_KEY: Final = "onnxline.pass"
 """The pass that made the node. A node of the source has none."""
 

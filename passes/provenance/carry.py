@@ -25,8 +25,6 @@ from passes.provenance.annotations import (
 from passes.provenance.weight_origins import free_name, trace_weights
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Carrier", "carry", "restore_names"]
-
 
 class Carrier:
     """Carries metadata through the passes of one run; keeps the index of a model for the next pass."""

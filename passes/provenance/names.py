@@ -12,8 +12,6 @@ from onnx import ModelProto, NodeProto
 from passes.graph.float_tensors import FLOATS
 from passes.provenance.annotations import annotations_of, known_as
 
-__all__ = ["NameMap", "map_names"]
-
 Names = Mapping[str, tuple[str, ...]]
 """Name in the source → the names in the final model; empty where nothing is known to stand for it."""
 

@@ -9,8 +9,6 @@ import onnx
 from passes.graph.traversal import every_graph
 from passes.weights.detached import DetachedModel
 
-__all__ = ["MISSING", "is_stripped", "strip_metadata"]
-
 MARK: Final = "onnxline.metadata"
 STRIPPED: Final = "stripped"
 

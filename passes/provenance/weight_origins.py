@@ -28,8 +28,6 @@ from passes.provenance.annotations import (
 )
 from passes.weights.detached import DetachedModel
 
-__all__ = ["FORM_KEY", "form_of", "free_name", "mark_part", "name_weights", "part_name", "part_of", "trace_weights"]
-
 FORM_KEY: Final = "onnxline.form"
 """How a stored tensor was made of its weights: one of `FORMS`; absent where it is the weight itself."""
 

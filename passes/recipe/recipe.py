@@ -13,8 +13,6 @@ from passes.step import Repeat, Step
 from passes.suggest import nearest
 from passes.worker.client import Worker
 
-__all__ = ["RecipeItem", "names_of", "steps_of"]
-
 RecipeItem = str | Mapping[str, Mapping[str, Any] | None]
 
 SEQUENCE: Final = "sequence"

@@ -25,16 +25,6 @@ from passes.rewrites.split_merged import SplitGateUp, SplitQkv
 from passes.rewrites.untie import Untie
 from passes.step import Step
 
-__all__ = [
-    "OWN_STEPS",
-    "SINGLE_PASS_LIBRARY",
-    "STEP_TYPES",
-    "default_passes",
-    "known_names",
-    "library_versions",
-    "single_passes",
-]
-
 OWN_STEPS: Final[Mapping[str, type[Step]]] = {
     "onnxsim": OnnxSim,
     "onnxslim": OnnxSlim,

@@ -33,24 +33,6 @@ from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, WeightFile, portable
 from passes.worker.own_names import describe_clash
 
-__all__ = [
-    "AdoptedStep",
-    "PassFacts",
-    "Reads",
-    "Refusal",
-    "StepOutput",
-    "StepReference",
-    "check_options",
-    "describe",
-    "files_of",
-    "inner_passes",
-    "installed_passes",
-    "is_reference",
-    "run_on_file",
-    "run_on_structure",
-    "run_step",
-]
-
 Reads = Literal["values", "structure"]
 READS: Final = ("values", "structure")
 

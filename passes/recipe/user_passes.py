@@ -43,8 +43,6 @@ from passes.weights.detached import DetachedModel
 from passes.weights.sharing import portable
 from passes.worker.client import Worker
 
-__all__ = ["FullStep", "UserPass", "code_digest", "installed_passes", "is_reference", "user_step", "user_worker"]
-
 LOADING_S: Final = 120.0
 """Seconds for loading a pass, to see what it is."""
 

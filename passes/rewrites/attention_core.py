@@ -13,8 +13,6 @@ from onnx import TensorProto, helper
 
 from passes.rewrites.node_writer import Dim, NodeWriter
 
-__all__ = ["LOWEST", "AttentionCore", "Heads", "Rotary", "write_core"]
-
 MOST_MASK_ELEMENTS: Final = 2**24
 """A larger causal mask is computed in the model, so that the file does not grow by it."""
 

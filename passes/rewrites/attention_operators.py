@@ -13,8 +13,6 @@ from onnx import NodeProto, TensorProto
 from passes.rewrites.attention_core import LOWEST, AttentionCore, Heads, Rotary
 from passes.rewrites.node_writer import GraphTypes, NodeWriter, NotHandledError, attributes_of, input_of, output_of
 
-__all__ = ["CONTRIB", "READERS", "read_attention"]
-
 CONTRIB: Final = "com.microsoft"
 
 FLOATS: Final = tuple(LOWEST)

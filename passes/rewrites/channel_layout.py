@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["AxisFactor", "ChannelLayout", "Group", "LayoutStep", "layout_steps"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 Size = int | str
 """A number, or the name of a size that is not fixed; empty where it has none."""

@@ -15,8 +15,6 @@ from passes.structures.axes import axes_of
 from passes.structures.matrices import matrix_of, matrix_values
 from passes.structures.view import GraphView, attribute_of, op_of
 
-__all__ = ["ChannelOp", "ChannelValue", "channel_values", "constant_array"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

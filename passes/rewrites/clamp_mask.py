@@ -33,8 +33,6 @@ from passes.suggest import plural
 from passes.weights.detached import DetachedModel, detach
 from passes.weights.sharing import MappedModel, portable
 
-__all__ = ["ClampMask", "RowFacts", "observe"]
-
 LONGEST_ROW: Final = 4096
 """The number of masked scores in one row whose weights together have to be lost in rounding."""
 

@@ -18,8 +18,6 @@ from passes.step import Description, PassResult, Step, structure
 from passes.structures.view import constant_of
 from passes.weights.detached import DetachedModel
 
-__all__ = ["ConvertOpset", "convert"]
-
 OLDEST: Final = 7
 """onnx's converter knows older opsets in part."""
 

@@ -17,8 +17,6 @@ from passes.rewrites.node_writer import GraphTypes, NodeWriter, NotHandledError,
 from passes.step import Description, PassResult, Step, structure
 from passes.weights.detached import DetachedModel, detach
 
-__all__ = ["DecomposeAttention", "is_attention"]
-
 OLDEST: Final = 15
 """The opset whose Shape takes `start` and `end`."""
 

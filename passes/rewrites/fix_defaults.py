@@ -11,8 +11,6 @@ from passes.step import Description, PassResult, Step, structure
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
-__all__ = ["FixDefaults"]
-
 
 @dataclass(frozen=True, slots=True)
 class FixDefaults(Step):

@@ -24,8 +24,6 @@ from passes.step import Description, PassResult, Step, values
 from passes.structures.view import GraphView, attribute_of, op_of
 from passes.weights.detached import DetachedModel
 
-__all__ = ["FoldBatchnorm"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

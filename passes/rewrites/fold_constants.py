@@ -22,8 +22,6 @@ from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, WeightFile, WeightRef, portable
 from passes.weights.stand_ins import DETACH_FROM_BYTES, Weight, digest_of, initializer_of
 
-__all__ = ["FoldConstants", "FoldedValue", "compute"]
-
 KEEP_OPS: Final = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 """Folding a dequantization would undo the quantization."""
 

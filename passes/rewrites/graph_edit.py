@@ -18,8 +18,6 @@ from passes.structures.view import GraphView, op_of
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import TYPED_FIELDS, Key, Weight, digest_of, initializer_of
 
-__all__ = ["GraphEdit", "outside_readers"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

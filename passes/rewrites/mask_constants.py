@@ -16,8 +16,6 @@ from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel
 
-__all__ = ["MASKING", "MaskUse", "MaskedGraph", "epsilon_of", "is_op", "tensor_in"]
-
 MASKING: Final = 9000.0
 """A constant this far below 0 masks: the usual ones are -1e4, -65504, -1e9, -3.4e38 and minus infinity."""
 

@@ -12,8 +12,6 @@ from onnx import NodeProto, TensorProto
 from passes.structures.axes import Side, product_of
 from passes.structures.view import GraphView, attribute_of, constant_of, op_of
 
-__all__ = ["NBITS", "SPLIT_OPS", "MergedProduct", "NotSplit", "StoredChannels", "read_product", "stored_channels"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

@@ -15,8 +15,6 @@ from passes.graph.traversal import every_graph, infer_types
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
 
-__all__ = ["Dim", "GraphTypes", "NodeWriter", "NotHandledError", "attributes_of", "input_of", "names_in", "output_of"]
-
 Dim = int | str | None
 """A size that is known, the name of a symbolic one, or neither."""
 

@@ -19,8 +19,6 @@ from passes.rewrites.decompose_attention import is_attention
 from passes.structures.view import GraphView, attribute_of, op_of
 from passes.weights.detached import DetachedModel
 
-__all__ = ["UnpackedModel", "unpack_attentions"]
-
 DOMAIN: Final = "com.microsoft"
 
 

@@ -23,8 +23,6 @@ from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
 
-__all__ = ["SmoothQuant", "find_factors"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 Factors = dict[str, Array]

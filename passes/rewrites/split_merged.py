@@ -19,8 +19,6 @@ from passes.structures.projection import CURVE_OPS, HEAD_OPS, projections_behind
 from passes.structures.view import GraphView, carried_inputs, op_of
 from passes.weights.detached import DetachedModel
 
-__all__ = ["SplitGateUp", "SplitQkv", "split_gate_up", "split_qkv"]
-
 
 @dataclass(frozen=True, slots=True)
 class SplitQkv(Step):

@@ -24,8 +24,6 @@ from passes.weights.detached import DetachedModel
 from passes.weights.mapped import find_file_range
 from passes.weights.stand_ins import Weight, derived_digest
 
-__all__ = ["Roles", "SplitModel", "split_products"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 Roles = Mapping[str, frozenset[str]]

@@ -21,8 +21,6 @@ from passes.step import Description, PassResult, Step, structure
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Untie"]
-
 FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 

@@ -14,8 +14,6 @@ from passes.recipe.steps import known_names
 from passes.step import Repeat, Step
 from passes.suggest import nearest
 
-__all__ = ["check_names", "fix_input_shapes", "with_skips", "without_weight_readers"]
-
 
 def check_names(steps: Sequence[Step], policy: Policy, context: PassContext) -> None:
     """Refuse every unknown name and option, before a model is opened.

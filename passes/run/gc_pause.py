@@ -6,8 +6,6 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-__all__ = ["pause_collector"]
-
 
 @contextlib.contextmanager
 def pause_collector() -> Iterator[None]:

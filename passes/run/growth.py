@@ -20,8 +20,6 @@ from passes.load import byte_count
 from passes.suggest import bytes_text, plural
 from passes.weights.detached import DetachedModel
 
-__all__ = ["compute_again", "count_nodes", "describe_growth", "stored_bytes"]
-
 ALLOWED: Final = 2**17
 """Bytes by which folding may make any model larger: tables of positions, masks of short sequences."""
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from passes.context import PassContext
 
-__all__ = ["HOW_MEASURED", "measure_latency"]
-
 RUNS: Final = 10
 
 LONGEST_S: Final = 2.0

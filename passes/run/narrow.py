@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-__all__ = ["minimal_culprits", "primary_culprit"]
-
 IsGood = Callable[[tuple[str, ...]], bool]
 """Whether the step leaves the model sound when these inner passes are left out."""
 

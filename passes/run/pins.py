@@ -12,8 +12,6 @@ from passes.model.defaults import hide_defaults
 from passes.model.extraction import lead_in
 from passes.weights.detached import DetachedModel
 
-__all__ = ["build_pin_probe", "pin", "unpin"]
-
 
 def pin(model: DetachedModel, pins: Iterable[ValueInfoProto]) -> DetachedModel:
     """A copy of `model` in which each pinned value that still exists is a graph output, and no input has a default.

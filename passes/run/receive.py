@@ -14,8 +14,6 @@ from passes.graph.traversal import bodies_of
 from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel
 
-__all__ = ["apply_step", "keep_ir_version"]
-
 
 def apply_step(step: Step, model: DetachedModel, context: PassContext) -> PassResult:
     """Run `step` on `model`.

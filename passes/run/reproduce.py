@@ -21,8 +21,6 @@ from passes.weights.detached import DetachedModel
 from passes.weights.files import save
 from passes.worker.inference import InferenceError, infer_shapes
 
-__all__ = ["bypass_nodes", "is_same_failure", "save_reproducer", "smallest"]
-
 BUDGET_S: Final = 60.0
 """Seconds for making a model smaller; each try may cost a worker."""
 

@@ -23,17 +23,6 @@ from passes.suggest import plural
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.files import write_model
 
-__all__ = [
-    "OptimizeResult",
-    "PassRow",
-    "PassRun",
-    "Status",
-    "StructureVerdict",
-    "op_changes",
-    "op_counts",
-    "summary_lines",
-]
-
 
 class Status(StrEnum):
     RAN = "ran"

@@ -28,8 +28,6 @@ from passes.run.void_nodes import describe_void_nodes
 from passes.step import Repeat, Step, flatten
 from passes.weights.detached import DetachedModel
 
-__all__ = ["ChangeObserver", "Observer", "run_passes"]
-
 Observer = Callable[[str, int, int, PassRow | None], None]
 """Called as (step name, its index, number of steps, None) when a step begins, and with its row when it has ended."""
 

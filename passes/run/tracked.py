@@ -17,8 +17,6 @@ from passes.structures.types import PinSite
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Lost", "TrackedStructures", "find_structures", "refuse_unmatched"]
-
 Lost = Mapping[tuple[str, str], str]
 """(kind, instance) → why the model no longer has it."""
 

@@ -32,8 +32,6 @@ from passes.structures.merges import MergedProducts, find_merged_products
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
-__all__ = ["MOST_PROBES", "PROBES", "Attempt", "NarrowedStep", "Trial"]
-
 PROBES: Final = "pin_probe"
 """The key of the probes that a context remembers."""
 

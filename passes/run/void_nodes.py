@@ -16,8 +16,6 @@ from passes.structures.view import constant_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
-__all__ = ["describe_void_nodes"]
-
 FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 UNIT_OPERANDS: Final = {

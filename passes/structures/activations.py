@@ -12,9 +12,6 @@ from onnx import NodeProto
 from passes.structures.candidates import PRODUCTS, Candidate, find_fused
 from passes.structures.view import GraphView, op_of
 
-__all__ = ["BETWEEN", "GELU_OPS", "find_geglus", "find_gelus", "find_swiglus"]
-
-
 GELU_OPS: Final = (
     "Gelu",
     *(f"com.microsoft.{name}" for name in ("Gelu", "FastGelu", "QuickGelu", "BiasGelu")),

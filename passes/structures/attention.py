@@ -17,8 +17,6 @@ from passes.structures.candidates import Candidate, find_fused
 from passes.structures.projection import Operand, projections_behind
 from passes.structures.view import GraphView, op_of
 
-__all__ = ["Operands", "attention_operands", "find_attentions"]
-
 
 def find_attentions(view: GraphView) -> Iterator[Candidate]:
     yield from find_fused(view, FUSED_OPS, inputs=3)

@@ -14,17 +14,6 @@ from onnx import NodeProto
 
 from passes.structures.view import GraphView, attribute_of, carried_inputs, op_of
 
-__all__ = [
-    "Product",
-    "Side",
-    "axes_of",
-    "inputs_with_axis",
-    "is_join",
-    "join_of",
-    "product_of",
-]
-
-
 Side = Literal[0, 1]
 """The left or the right operand."""
 

@@ -10,8 +10,6 @@ from passes.graph.traversal import bodies_of
 from passes.structures.matrices import matrix_of, matrix_values
 from passes.structures.view import GraphView, attribute_of
 
-__all__ = ["inner_views"]
-
 
 def inner_views(view: GraphView) -> Iterator[GraphView]:
     """A view of each graph inside of the nodes of `view`'s own graph, at any depth, without branches that never run."""

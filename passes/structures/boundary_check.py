@@ -15,8 +15,6 @@ from passes.graph.traversal import live_nodes, reads_of
 from passes.structures.types import Boundary, Instance
 from passes.weights.detached import DetachedModel
 
-__all__ = ["find_lost_boundaries", "with_sources"]
-
 
 def with_sources(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
     """`instances` of the exported `model`, each with the graph inputs that bypass the inputs of its part."""

@@ -37,8 +37,6 @@ from passes.structures.view import (
 )
 from passes.weights.stand_ins import digest_of
 
-__all__ = ["PRODUCTS", "Candidate", "find_by_shape", "find_fused", "instances_of", "pins_at"]
-
 PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv", "com.microsoft.FusedMatMul"})
 """Ops that may replace one another while the matrix is the same: optimizers turn MatMul and Add into Gemm."""
 

@@ -22,8 +22,6 @@ from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, QUANTIZED
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
 
-__all__ = ["find_lost_cores", "with_copies"]
-
 
 def with_copies(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
     """`instances` of the exported `model`, each with how many nodes there look like its last core node."""

@@ -11,9 +11,6 @@ from passes.structures.candidates import Candidate, find_fused
 from passes.structures.quantized_weights import quantized_weight
 from passes.structures.view import DEQUANTIZE, LAYOUT_OPS, QUANTIZE, GraphView, attribute_of
 
-__all__ = ["find_embeddings", "find_rotary_embeddings"]
-
-
 TABLE_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 

@@ -11,8 +11,6 @@ from passes.structures.candidates import Candidate, find_fused
 from passes.structures.norms import find_norm_patterns, reshape_back, scale_and_bias
 from passes.structures.view import GraphView
 
-__all__ = ["find_group_norms"]
-
 GROUP_NORM_OPS: Final = ("GroupNormalization", "com.microsoft.GroupNorm", "com.microsoft.SkipGroupNorm")
 
 

@@ -29,8 +29,6 @@ from passes.structures.wiring_check import find_bypassed_projections, with_wirin
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
-__all__ = ["SELECTORS", "STRUCTURES", "Structure", "structure_of"]
-
 Instances = Sequence[Instance]
 
 

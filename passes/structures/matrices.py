@@ -18,8 +18,6 @@ from passes.graph.evaluation import evaluate
 from passes.structures.view import LAYOUT_OPS, GraphView, attribute_of, constant_of
 from passes.weights.stand_ins import digest_of
 
-__all__ = ["Matrix", "is_rotation", "matrix_digest", "matrix_of", "matrix_values"]
-
 
 @dataclass(frozen=True, slots=True)
 class Matrix:

@@ -19,8 +19,6 @@ from passes.structures.projection import Projection, as_projection
 from passes.structures.view import PASSING_OPS, GraphView, modules_of
 from passes.weights.detached import DetachedModel
 
-__all__ = ["MergedProducts", "find_merged_products"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

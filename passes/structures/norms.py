@@ -17,16 +17,6 @@ from passes.structures.candidates import Candidate, find_fused
 from passes.structures.matrices import matrix_of, matrix_values
 from passes.structures.view import PASSING_OPS, GraphView, op_of
 
-__all__ = [
-    "NormPattern",
-    "find_batch_norms",
-    "find_layer_norms",
-    "find_norm_patterns",
-    "find_rms_norms",
-    "reshape_back",
-    "scale_and_bias",
-]
-
 BATCH_NORM_OPS: Final = ("BatchNormalization",)
 LAYER_NORM_OPS: Final = ("LayerNormalization", "com.microsoft.SkipLayerNormalization")
 RMS_NORM_OPS: Final = (

@@ -13,17 +13,6 @@ from passes.structures.axes import Product, Side, inputs_with_axis, product_of
 from passes.structures.matrices import Matrix, is_rotation, matrix_digest, matrix_of
 from passes.structures.view import GraphView
 
-__all__ = [
-    "CURVE_OPS",
-    "HEAD_OPS",
-    "Operand",
-    "Projection",
-    "as_projection",
-    "computed_from",
-    "projections_behind",
-    "without_shared_rotation",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Operand:

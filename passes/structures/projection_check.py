@@ -27,8 +27,6 @@ from passes.structures.types import PACKED, Instance, KeptWeight
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
 
-__all__ = ["computed_constant", "constants_of", "find_lost_projections", "packing_suffix"]
-
 
 def find_lost_projections(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
     """Instance name → why it is lost. An instance is kept when each of its matrices has its own product node.

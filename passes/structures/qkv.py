@@ -25,9 +25,6 @@ from passes.structures.types import Instance, KeptWeight, PinSite, SearchResult
 from passes.structures.view import PASSING_OPS, GraphView, attribute_of, module_of
 from passes.weights.stand_ins import digest_of
 
-__all__ = ["find_separate_qkv"]
-
-
 Triple = tuple[Projection, Projection, Projection]
 
 

@@ -13,8 +13,6 @@ from passes.structures.projection import as_projection
 from passes.structures.view import PASSING_OPS, GraphView
 from passes.suggest import plural
 
-__all__ = ["MergedProjection", "describe_others", "find_packed"]
-
 
 @dataclass(frozen=True, slots=True)
 class MergedProjection:

@@ -11,8 +11,6 @@ from passes.structures.candidates import PRODUCTS, Candidate
 from passes.structures.quantized_weights import NBITS
 from passes.structures.view import DEQUANTIZE, LAYOUT_OPS, GraphView, op_of
 
-__all__ = ["find_pairs"]
-
 
 def find_pairs(view: GraphView) -> Iterator[Candidate]:
     """Each product with the quantized operands that it reads, and each quantized tensor that no product reads.

@@ -14,8 +14,6 @@ from onnx import NodeProto, TensorProto
 from passes.structures.types import PACKED, QUANTIZED
 from passes.structures.view import DEQUANTIZE, LAYOUT_OPS, QUANTIZE, GraphView, attribute_of, op_of
 
-__all__ = ["NBITS", "QuantizedWeight", "packing_of", "quantized_weight"]
-
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:

@@ -11,8 +11,6 @@ from passes.graph.traversal import reads_of
 from passes.structures.candidates import PRODUCTS, Candidate
 from passes.structures.view import GraphView, op_of
 
-__all__ = ["find_residuals"]
-
 
 def find_residuals(view: GraphView) -> Iterator[Candidate]:
     """Sums of two branches, of which one is the value that the other starts from, or just a projection of it.

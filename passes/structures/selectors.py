@@ -18,8 +18,6 @@ from passes.structures.types import Boundary, Crossing, Instance, PinSite, Searc
 from passes.structures.view import PASSING_OPS, GraphView, modules_of
 from passes.suggest import nearest
 
-__all__ = ["find_modules", "find_nodes", "name_of"]
-
 SHOWN: Final = 6
 """How many names of other nodes or modules a message lists."""
 

@@ -11,8 +11,6 @@ from onnx import NodeProto
 from passes.structures.types import Boundary, CoreNode, Instance
 from passes.structures.view import LAYOUT_OPS, GraphView, op_of
 
-__all__ = ["is_data", "nodes_between", "subgraph_of"]
-
 HOPS: Final = 12
 """The longest path between two nodes of one structure."""
 

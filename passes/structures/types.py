@@ -9,23 +9,6 @@ import onnx
 
 from passes.model.rounding import Sums
 
-__all__ = [
-    "CAST_TO",
-    "MOST_COMPUTED",
-    "MOST_HOPS",
-    "PACKED",
-    "QUANTIZED",
-    "Boundary",
-    "Core",
-    "CoreNode",
-    "Crossing",
-    "Instance",
-    "KeptWeight",
-    "PinSite",
-    "SearchResult",
-    "Wiring",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class KeptWeight:

@@ -17,20 +17,6 @@ from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel
 from passes.worker.inference import InferenceError, infer_shapes
 
-__all__ = [
-    "DEQUANTIZE",
-    "LAYOUT_OPS",
-    "PASSING_OPS",
-    "QUANTIZE",
-    "GraphView",
-    "attribute_of",
-    "carried_inputs",
-    "constant_of",
-    "module_of",
-    "modules_of",
-    "op_of",
-]
-
 CARRIED: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("CastLike", "Reshape", "Expand", "Slice", "Gather", "Tile", "Squeeze", "Unsqueeze"), (0,)),
     **dict.fromkeys(("Split", "SplitToSequence", "SequenceAt", "GatherElements", "GatherND", "Pad", "Clip"), (0,)),

@@ -27,8 +27,6 @@ from passes.structures.types import Instance, Wiring
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
 
-__all__ = ["find_bypassed_projections", "with_wiring"]
-
 
 def with_wiring(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
     """`instances` of the exported `model`, each with how its matrices reach the joins there."""

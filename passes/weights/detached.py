@@ -38,17 +38,6 @@ from passes.weights.stand_ins import (
     numbers_of,
 )
 
-__all__ = [
-    "PROTOBUF_LIMIT",
-    "UNREAD",
-    "DetachedModel",
-    "WeightStore",
-    "attach",
-    "detach",
-    "inner_tensors",
-    "read_model",
-]
-
 MOST_READ_BYTES: Final = 2**20
 """The largest tensor without a stand-in that is read even where weights are to stay unread."""
 UNREAD: Final = "onnxline.unread"

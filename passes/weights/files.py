@@ -20,8 +20,6 @@ from passes.weights.mapped import ExternalFiles, find_file_range
 from passes.weights.stand_ins import inline, point_to
 from passes.worker.platforms import lock, open_folder
 
-__all__ = ["EXTERNAL_FROM_BYTES", "describe_write_error", "replace_when_done", "save", "write_errors", "write_model"]
-
 EXTERNAL_FROM_BYTES: Final = 100 * 2**20
 _ALIGNMENT: Final = 4096
 """Offsets in a data file are multiples of a page, so that readers may map each tensor by itself."""

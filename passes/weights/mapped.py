@@ -18,8 +18,6 @@ from onnx import TensorProto
 from passes.errors import ModelError
 from passes.load.tensors import check_in_file, entry_of, file_in
 
-__all__ = ["ExternalFiles", "FileMaps", "FileRange", "find_file_range", "release"]
-
 
 @dataclass(frozen=True, slots=True)
 class FileRange:

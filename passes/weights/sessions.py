@@ -24,8 +24,6 @@ from passes.worker.platforms import available_cores
 if TYPE_CHECKING:
     from onnx.reference import ReferenceEvaluator
 
-__all__ = ["Session", "as_array", "lacks_kernel"]
-
 ANY_RUNTIME: Final = 10
 """An IR version that every supported release of onnxruntime accepts."""
 

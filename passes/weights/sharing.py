@@ -19,8 +19,6 @@ from passes.weights.stand_ins import Weight, key_of
 if TYPE_CHECKING:
     from passes.weights.sessions import Session
 
-__all__ = ["MappedModel", "WeightFile", "WeightRef", "detached_copy", "portable"]
-
 ALIGNMENT = 4096
 """Offsets in the spill file are multiples of a page."""
 

@@ -21,23 +21,6 @@ from onnx import TensorProto, helper
 
 from passes.errors import ModelError
 
-__all__ = [
-    "DETACH_FROM_BYTES",
-    "TYPED_FIELDS",
-    "Key",
-    "Weight",
-    "clear_data",
-    "derived_digest",
-    "digest_of",
-    "digest_of_bytes",
-    "digest_of_texts",
-    "initializer_of",
-    "inline",
-    "key_of",
-    "numbers_of",
-    "point_to",
-]
-
 DETACH_FROM_BYTES: Final = 1024
 
 Key = tuple[tuple[int, ...], int, tuple[float, ...]]

@@ -21,8 +21,6 @@ from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import Weight, derived_digest, initializer_of
 
-__all__ = ["Stack", "collapse", "expand"]
-
 
 @dataclass(frozen=True, slots=True)
 class Stack:

@@ -26,8 +26,6 @@ from passes.worker.messages import STOP, CallAnswer, CallOutcome, CallRequest, C
 from passes.worker.own_names import FILE as OWN_NAMES
 from passes.worker.platforms import KILLED, kill, run_on, start_process, was_killed
 
-__all__ = ["Worker", "ask_again"]
-
 Result = TypeVar("Result")
 
 WORKER: Final = f"{__package__}.server"

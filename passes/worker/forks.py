@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import Final, Never
 
 from passes.worker.messages import CallAnswer, CallOutcome
-from passes.worker.platforms import adopt_orphans, end_descendants, flush_native
-
-__all__ = ["CAN_FORK", "adopt_orphans", "answer_in_fork"]
+from passes.worker.platforms import end_descendants, flush_native
 
 CAN_FORK: Final = sys.platform == "linux"
 """Elsewhere a worker whose calls are to be alone is replaced after each call."""

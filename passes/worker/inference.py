@@ -21,8 +21,6 @@ from passes.errors import InferenceStopped, StepCrashed, StepFailed, StepTimedOu
 from passes.worker.client import Worker
 from passes.worker.platforms import memory_limit
 
-__all__ = ["InferenceError", "call_limited", "infer_shapes"]
-
 Result = TypeVar("Result")
 
 LEAST_SECONDS: Final = 20.0

@@ -14,8 +14,6 @@ from enum import StrEnum
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-__all__ = ["STOP", "CallAnswer", "CallOutcome", "CallRequest", "Channel", "Garbage", "read_answer"]
-
 STOP: Final = 0
 """The number of the message that ends the call under way, whose result nobody needs. Requests count from 1."""
 

@@ -25,20 +25,6 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
     from typing import Any
 
-__all__ = [
-    "FILE",
-    "PACKAGES",
-    "PREFIX",
-    "ROOT",
-    "OwnNames",
-    "add_private_names",
-    "choose_prefix",
-    "claim_names",
-    "describe_clash",
-    "find_rivals",
-    "taken_names",
-]
-
 PREFIX = "_onnxline"
 """The package, of which there is no file, that holds our packages in a script's process."""
 

@@ -28,24 +28,6 @@ try:
 except ImportError:  # Windows
     fcntl = resource = None
 
-__all__ = [
-    "adopt_orphans",
-    "available_cores",
-    "connection_of",
-    "end_descendants",
-    "end_with",
-    "flush_native",
-    "kill",
-    "limit_memory",
-    "lock",
-    "memory_limit",
-    "missing_here",
-    "open_folder",
-    "run_on",
-    "start_process",
-    "was_killed",
-]
-
 UNKNOWN_MEMORY: Final = 8 * 2**30
 """Bytes that a machine is taken to have where it does not say."""
 

@@ -18,11 +18,9 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from passes.errors import PassError
-from passes.worker.forks import adopt_orphans, answer_in_fork
+from passes.worker.forks import answer_in_fork
 from passes.worker.messages import STOP, CallAnswer, CallOutcome, Channel
-from passes.worker.platforms import connection_of, end_with, flush_native, limit_memory
-
-__all__ = ["make_call", "serve"]
+from passes.worker.platforms import adopt_orphans, connection_of, end_with, flush_native, limit_memory
 
 
 def serve(channel: Channel, *, lifeline: int = -1, alone: bool = False) -> None:

@@ -18,10 +18,8 @@ from pipeline.errors import Unsupported, UsageError
 from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir import Attr, Builder, Graph, TensorSpec
 from pipeline.ir.builder import GraphFacts, assemble
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime.tensors import dtype_name, torch_dtype
-
-__all__ = ["DTYPES", "FLOATS", "IRTensor", "ModelBuilder", "Operand", "builder_of", "check_dtype", "emit_binary"]
 
 FLOATS: Final = ("float32", "float64")
 """The dtypes that layers compute in."""

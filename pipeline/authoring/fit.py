@@ -32,8 +32,6 @@ from pipeline.training import NotFinite, Phase, Snapshot, TrainProgram
 from pipeline.training.batch import Batch
 from pipeline.training.checkpoint import check_place
 
-__all__ = ["Batches", "FitLimits", "Schedule", "StepRecord", "TrainingHistory", "TrainingLoop", "history_path"]
-
 Batches: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
 """The batches of one epoch, which can be iterated again; or a function from the epoch, counted from 0, to them."""
 

@@ -21,24 +21,6 @@ from pipeline.authoring.storage import Buffer, Parameter
 from pipeline.errors import UsageError
 from pipeline.runtime.tensors import torch_dtype
 
-__all__ = [
-    "GELU",
-    "BatchNorm2d",
-    "Conv2d",
-    "Dropout",
-    "Embedding",
-    "Flatten",
-    "LayerNorm",
-    "Linear",
-    "LogSoftmax",
-    "MaxPool2d",
-    "ReLU",
-    "SiLU",
-    "Sigmoid",
-    "Softmax",
-    "Tanh",
-]
-
 
 class Linear(Module):
     def __init__(self, in_features: int, out_features: int, bias: bool = True, dtype: str = "float32") -> None:

@@ -8,8 +8,6 @@ from pipeline.authoring.module import Module
 from pipeline.errors import UsageError
 from pipeline.ir import TensorSpec
 
-__all__ = ["CrossEntropyLoss", "LossModule", "MSELoss"]
-
 
 class LossModule(Module):
     """A loss; a subclass has a `forward` of output and target, and says what its targets look like."""

@@ -22,8 +22,6 @@ from pipeline.runtime import CompiledProgram, compile_graph
 from pipeline.runtime.tensors import dtype_name, torch_dtype
 from pipeline.training import GraphModule, Phase, TrainProgram, as_module, record_step
 
-__all__ = ["Evaluation", "Loss", "Model"]
-
 Loss: TypeAlias = Module | Callable[[IRTensor, IRTensor], IRTensor]
 """A module, or a function of IR tensors: (output, target) → one number."""
 

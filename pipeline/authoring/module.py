@@ -13,8 +13,6 @@ from pipeline.authoring.storage import Buffer, ModuleTensor, Parameter
 from pipeline.errors import UsageError
 from pipeline.runtime.tensors import dtype_name
 
-__all__ = ["Module", "Sequential"]
-
 
 def _refuse_to_compute(self: Module, *_: object) -> IRTensor:
     raise UsageError(f"{type(self).__name__} has no forward; expected one that takes and returns IR tensors")

@@ -9,8 +9,6 @@ from torch import nn, optim
 
 from pipeline.errors import UsageError
 
-__all__ = ["SGD", "Adam", "AdamW", "OptimizerSpec"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["Buffer", "ModuleTensor", "Parameter"]
-
 
 class ModuleTensor:
     """Numbers with an identity: two modules that hold the same object share it."""

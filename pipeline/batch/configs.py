@@ -24,8 +24,6 @@ from pipeline.run import Pipeline
 from pipeline.verify.user_inputs import input_files
 from pipeline.workspace import stamp
 
-__all__ = ["REPORT", "PlannedRun", "job_of", "read_configs", "run_one"]
-
 REPORT: Final = "report.json"
 
 

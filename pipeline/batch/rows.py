@@ -18,8 +18,6 @@ from pipeline.errors import UsageError
 from pipeline.jobs import JobStatus, Outcome
 from pipeline.terminal import Screen
 
-__all__ = ["WIDTH", "Row", "batch_text", "print_batch", "row_of", "row_of_mistake"]
-
 
 @dataclass(frozen=True, slots=True)
 class Row:

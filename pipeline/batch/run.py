@@ -14,8 +14,6 @@ from pipeline.jobs import Job, JobExecutor, JobProgress, Outcome, run_jobs
 from pipeline.versions import digest_of_file, own_code_digest, versions
 from pipeline.workspace import Workspace, stamp
 
-__all__ = ["TABLE", "TEXT", "run_batch"]
-
 TABLE: Final = "batch.jsonl"
 """The outcomes of jobs, for the next batch."""
 

@@ -28,9 +28,6 @@ from pipeline.terminal import Screen, print_json, print_line, print_text
 from pipeline.versions import own_code_digest, versions
 from pipeline.workspace import disk_errors, key_of, stamp
 
-__all__ = ["register"]
-
-
 NEW: Final = 1
 """Exit code of `--gate` when a finding is not accepted."""
 

@@ -15,8 +15,6 @@ from pipeline.terminal import print_json, print_line
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
 
-__all__ = ["FORMAT_VERSION", "register"]
-
 FORMAT_VERSION: Final = 1
 """Version of the output of `--json`."""
 

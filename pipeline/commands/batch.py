@@ -17,8 +17,6 @@ from pipeline.terminal import Screen, print_json
 if TYPE_CHECKING:
     from pipeline.batch import Row
 
-__all__ = ["FORMAT_VERSION", "register"]
-
 FORMAT_VERSION: Final = 1
 """Version of the output of `--json`."""
 

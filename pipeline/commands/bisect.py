@@ -33,8 +33,6 @@ from pipeline.config import RunConfig, read_recipe, recipe_of_run
 from pipeline.errors import UsageError
 from pipeline.terminal import ProgressBar, Screen, print_json, print_line
 
-__all__ = ["FORMAT_VERSION", "register"]
-
 FORMAT_VERSION: Final = 1
 """Version of the output of `--json`."""
 

@@ -12,9 +12,6 @@ from passes.weights.files import write_errors
 from pipeline.errors import UsageError
 from pipeline.terminal import print_json, print_line
 
-__all__ = ["register"]
-
-
 STARTERS: Final = Path(__file__).with_name("starters")
 
 EXAMPLE: Final = "fuse_attention"

@@ -28,8 +28,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a misspelt name does not
     from pipeline.verify.backends import RunnableModel
     from pipeline.verify.divergence import BackendComparison, Divergence, InputValue, ValueStatistics
 
-__all__ = ["FORMAT_VERSION", "register"]
-
 FORMAT_VERSION: Final = 1
 """Version of the output of `--json`."""
 

@@ -28,8 +28,6 @@ from pipeline.commands.shared import print_styled
 from pipeline.errors import UsageError
 from pipeline.terminal import print_json
 
-__all__ = ["FORMAT_VERSION", "register"]
-
 FORMAT_VERSION: Final = 1
 """Version of the output of `--json`."""
 

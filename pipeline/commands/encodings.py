@@ -12,8 +12,6 @@ from pipeline.commands.shared import check_output
 from pipeline.errors import UsageError
 from pipeline.terminal import print_line
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     app.command("encodings")(encodings)

@@ -17,8 +17,6 @@ from passes.guard import adopt_orphans
 from pipeline.commands.shared import split_names
 from pipeline.terminal import print_line
 
-__all__ = ["register"]
-
 NOT_FOUND: Final = 127
 NOT_EXECUTABLE: Final = 126
 """Exit codes of a command that cannot be started, as shells give them."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and `onnxline --help` does n
     import torch
     from torch import nn
 
-__all__ = ["register"]
-
 
 Source = Annotated[
     str, typer.Argument(metavar="SOURCE", help="file.py:make, package.module:make, or a configuration (.yaml).")

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from passes import PassRun
     from passes.context import PassContext
 
-__all__ = ["register"]
-
 MOST_LINES = 12
 """How many encodings that were not carried are listed without `--verbose`."""
 

@@ -23,9 +23,6 @@ from passes.suggest import nearest
 from pipeline.commands.shared import Json
 from pipeline.terminal import Screen, print_json, print_line
 
-__all__ = ["FORMAT_VERSION", "register"]
-
-
 FORMAT_VERSION: Final = 1
 """Version of the output of `--json`."""
 

@@ -19,8 +19,6 @@ from pipeline.workspace import disk_errors
 if TYPE_CHECKING:
     from pipeline.planning import ExecutionPlan
 
-__all__ = ["register"]
-
 MOST_ROWS: Final = 12
 """Rows of a table in the terminal."""
 
@@ -82,8 +80,8 @@ def trace(
     plan: ExecutionPlan = _choose_entry(_read_entries(folder), None)
     from pipeline.config import RunConfig, RuntimeConfig
     from pipeline.importers import from_onnx
-    from pipeline.lowering import EMITTERS
     from pipeline.lowering.fusion import fuse
+    from pipeline.ops import EMITTERS
     from pipeline.runtime import compile_graph
     from pipeline.runtime.trace import random_feed, to_chrome_trace, trace_runs
 
@@ -175,7 +173,7 @@ def _read_pins(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _lines(plan: ExecutionPlan) -> Iterator[str]:
-    from pipeline.lowering import Kind
+    from pipeline.ops import Kind
     from pipeline.planning import alive_bytes, occupants
 
     everyone = list(occupants(plan).values())

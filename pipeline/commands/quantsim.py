@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pipeline.quantsim import QuantSimResult
     from pipeline.quantsim.report import QuantSimReport
 
-__all__ = ["register"]
-
 WORST = 12
 """How many rows the table shows without `--verbose`."""
 

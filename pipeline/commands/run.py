@@ -26,9 +26,6 @@ from pipeline.commands.shared import (
 from pipeline.errors import UsageError
 from pipeline.terminal import print_line, print_text
 
-__all__ = ["register"]
-
-
 Folder = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Folder of the artifacts (default runs/NAME).")
 ]

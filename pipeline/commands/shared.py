@@ -17,23 +17,6 @@ if TYPE_CHECKING:
     from passes.step import Repeat, Step
     from pipeline.config import RunConfig
 
-__all__ = [
-    "Json",
-    "Keep",
-    "Overrides",
-    "Quiet",
-    "Recipe",
-    "Skip",
-    "Source",
-    "StripMetadata",
-    "Verbose",
-    "check_output",
-    "describe_settings",
-    "print_styled",
-    "split_names",
-    "wishes_of",
-]
-
 
 Source = Annotated[
     str,

@@ -9,8 +9,6 @@ import typer
 
 from pipeline.commands.shared import Overrides, Quiet
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     app.command("train")(train)

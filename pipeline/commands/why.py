@@ -21,8 +21,6 @@ from passes.why import why as why_nodes
 from pipeline.commands.shared import Json, print_styled
 from pipeline.terminal import print_json
 
-__all__ = ["FORMAT_VERSION", "register"]
-
 FORMAT_VERSION: Final = 1
 """Version of the output of `--json`."""
 

@@ -16,8 +16,6 @@ from passes.suggest import nearest
 from pipeline.config.yaml_source import Document, KeyPath, describe
 from pipeline.errors import ConfigError
 
-__all__ = ["explain", "suggest", "to_config_error"]
-
 
 def to_config_error(error: ValidationError, root: type[BaseModel], document: Document, title: str) -> ConfigError:
     """One error for all mistakes of a configuration; `title` is the name of the whole."""

@@ -13,8 +13,6 @@ from pipeline.config.paths import anchor_paths
 from pipeline.config.yaml_source import Document, KeyPath, Marks, describe, parse_value, read_yaml
 from pipeline.errors import ConfigError
 
-__all__ = ["apply_overrides", "merge", "read_with_bases"]
-
 
 def read_with_bases(path: Path, above: tuple[Path, ...] = ()) -> Document:
     """Read a file and merge it over the files that it extends; a later base wins over an earlier one.

@@ -11,18 +11,6 @@ from passes.advisories.known import is_quarantine
 from pipeline.config.yaml_source import KeyPath
 from pipeline.errors import ConfigError, SourceError
 
-__all__ = [
-    "AIMET_CONFIGS",
-    "PACKAGE",
-    "RELATIVE_TO",
-    "anchor_paths",
-    "describe_absence",
-    "is_reference",
-    "locate",
-    "locate_checkpoint",
-    "split_factory",
-]
-
 PACKAGE = "package:"
 
 AIMET_PACKAGE: Final = "aimet_onnx"

@@ -6,9 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from passes.encodings.encoding import BIAS, FLOAT_NAMES, FloatType, Granularity, Precision
-
-__all__ = ["BIAS", "FLOAT", "LEAST_BITS", "MOST_BITS", "Granularity", "Precision", "parse_precision"]
+from passes.encodings.encoding import FLOAT_NAMES, FloatType, Granularity, Precision
 
 FLOAT: Final = "float"
 

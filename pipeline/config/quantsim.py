@@ -10,8 +10,6 @@ from pipeline.config.paths import is_reference
 from pipeline.config.precision import FLOAT, LEAST_BITS, MOST_BITS, Precision, parse_precision
 from pipeline.config.sections import Count, Natural, Section, Step, as_list
 
-__all__ = ["AimetProfile", "CalibrationConfig", "FormatsConfig", "ProfileName", "QuantSimConfig", "SuggestConfig"]
-
 ProfileName = Literal["ort-cpu", "qnn-htp", "qnn-htp-w4a16", "tensorrt", "weight-only"]
 
 Bits = Annotated[StrictInt, Field(ge=LEAST_BITS, le=MOST_BITS)]

@@ -16,8 +16,6 @@ from pipeline.config.sections import PassesConfig
 from pipeline.config.yaml_source import Document, Marks, parse_value
 from pipeline.errors import ConfigError
 
-__all__ = ["check_passes", "default_recipe", "read_recipe", "recipe_of_run"]
-
 SUFFIXES: Final = (".yaml", ".yml")
 
 OWNER: Final = "onnxoptimizer/"

@@ -36,8 +36,6 @@ from pipeline.config.train import TrainConfig
 from pipeline.config.yaml_source import Document, Marks, check_plain, describe
 from pipeline.errors import ConfigError
 
-__all__ = ["RunConfig", "json_schema"]
-
 # The name becomes the folder runs/<name>.
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}$"
 

@@ -26,29 +26,6 @@ from passes.recipe import DEFAULT_RECIPE
 from passes.worker.platforms import LEAST_GIB
 from pipeline.errors import UsageError
 
-__all__ = [
-    "DEFAULT_SIZES",
-    "DTYPES",
-    "Backend",
-    "Count",
-    "ExportConfig",
-    "Fraction",
-    "InputConfig",
-    "ModelConfig",
-    "Natural",
-    "PassesConfig",
-    "RuntimeConfig",
-    "Seconds",
-    "Section",
-    "Seed",
-    "Step",
-    "ToleranceConfig",
-    "TransformersConfig",
-    "VerifyConfig",
-    "as_list",
-]
-
-
 Natural = Annotated[StrictInt, Field(ge=0)]
 Seed = Annotated[StrictInt, Field(ge=0, lt=2**63)]
 Count = Annotated[StrictInt, Field(ge=1)]

@@ -8,8 +8,6 @@ from pydantic import Field, StrictBool, StrictStr, model_validator
 
 from pipeline.config.sections import Count, Fraction, Section
 
-__all__ = ["OptimizerConfig", "ScheduleConfig", "TrainConfig"]
-
 Rate = Annotated[float, Field(gt=0)]
 
 Reference = Annotated[StrictStr, Field(min_length=1)]

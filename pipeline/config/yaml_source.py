@@ -14,9 +14,6 @@ import yaml
 from passes.suggest import describe_argument
 from pipeline.errors import ConfigError
 
-__all__ = ["Document", "KeyPath", "Marks", "check_plain", "parse_value", "read_yaml"]
-
-
 KeyPath = tuple[str | int, ...]
 
 

@@ -35,8 +35,6 @@ from pipeline.export.tree import input_tensors, named_leaves, not_dense, output_
 from pipeline.export.weight_free.meta_init import is_weightless, take_buffers
 from pipeline.runtime.tensors import dtype_name, to_torch
 
-__all__ = ["NoInputs", "assemble", "draw_biases", "mode_dependent_modules"]
-
 
 @torch.no_grad()
 def draw_biases(module: nn.Module, seed: int) -> None:

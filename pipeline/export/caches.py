@@ -20,8 +20,6 @@ from torch.utils import _pytree as pytree
 
 from pipeline.importers.from_torch.modules import every_module
 
-__all__ = ["fixed_values", "register_cache_types", "register_caches"]
-
 
 @dataclass(frozen=True, slots=True)
 class TensorLeaf:

@@ -16,8 +16,6 @@ from pipeline.export.source import Example, TorchSource
 from pipeline.export.tree import named_leaves
 from pipeline.importers.from_torch.modules import STANDARD, attribute_tensors, every_path, preserve_module_state
 
-__all__ = ["Watch", "shorten", "version_of", "watch_call", "with_state"]
-
 NUMBERS = (bool, int, float)
 
 

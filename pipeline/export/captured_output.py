@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 from pipeline.export.error_location import is_user_code
 
-__all__ = ["capture_output"]
-
 DEPRECATIONS = (DeprecationWarning, FutureWarning, PendingDeprecationWarning)
 
 ABOUT_LIBRARIES = {

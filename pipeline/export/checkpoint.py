@@ -14,8 +14,6 @@ import torch
 from pipeline.errors import SourceError
 from pipeline.export.weight_free.shards import read_index
 
-__all__ = ["read_checkpoint", "read_pickle", "read_safetensors"]
-
 PICKLES = (".pt", ".pth", ".bin")
 # In a folder, the first of these that exists is read.
 NAMES = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["advice_on_type", "first_line", "innermost_line", "is_user_code", "module_frame", "where_raised"]
-
 
 def innermost_line(error: BaseException, own: str = "") -> str:
     """`file:line: code` of the innermost frame of the user's code.

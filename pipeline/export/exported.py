@@ -14,8 +14,6 @@ from pipeline.export.source import TorchSource
 from pipeline.export.weight_free.external_weights import Pieces, refer
 from pipeline.export.weight_free.shards import Shards
 
-__all__ = ["ExportedModel", "save_model"]
-
 # Above this, weights go into a separate file: protobuf ends at 2 GiB, and every reader copies what is inside.
 EXTERNAL_DATA_BYTES = 100 * 1000 * 1000
 SMALLEST_EXTERNAL_BYTES = 1024

@@ -21,8 +21,6 @@ from pipeline.export.user_code import call_user_code, load_function
 from pipeline.export.weight_free.checkpoint_names import best_rule, names_of
 from pipeline.export.weight_free.meta_init import without_weights
 
-__all__ = ["call_factory", "load_weights", "make_from_factory", "plain_module"]
-
 
 def make_from_factory(model: ModelConfig, *, weightless: bool = False, keep_mode: bool = False) -> TorchSource:
     """Call the factory with `model.args`, and load `model.checkpoint`, if any; `weightless` makes it without weights.

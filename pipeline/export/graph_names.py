@@ -11,8 +11,6 @@ from onnx_ir.passes.common import NameFixPass
 from pipeline.errors import Unsupported, UsageError
 from pipeline.export.inputs import InputSpec
 
-__all__ = ["name_dims", "name_inputs_and_outputs"]
-
 
 def name_inputs_and_outputs(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Rename inputs and outputs in place, by position.

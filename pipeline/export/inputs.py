@@ -12,18 +12,6 @@ from passes.proof.draws import Draw, DrawnInput, dtype_named
 from pipeline.config import ExportConfig, InputConfig, ModelConfig
 from pipeline.errors import ConfigError, SourceError
 
-__all__ = [
-    "InputSpec",
-    "draw_inputs",
-    "drawn_inputs",
-    "input_spec",
-    "named_axes",
-    "named_dims",
-    "shape_text",
-    "with_dynamic_shapes",
-    "with_own_names",
-]
-
 
 class NamedModel(ModelConfig):
     """The section `model` with the names that `export.input_names` gives to the inputs, in order."""

@@ -14,8 +14,6 @@ from pipeline.errors import ConfigError, SourceError, Unsupported
 from pipeline.export.inputs import InputSpec, input_spec, named_dims, shape_text
 from pipeline.export.source import OnnxSource, Source
 
-__all__ = ["check_dims", "load_source", "read_onnx_file"]
-
 
 def load_source(model: ModelConfig, *, weightless: bool = False, keep_mode: bool = False) -> Source:
     """Make the module, or read the ONNX file, that the configuration names.

@@ -18,9 +18,6 @@ from pipeline.export.source import TorchSource
 from pipeline.export.tree import input_tensors, output_tensors, refill
 from pipeline.runtime.tensors import to_numpy, to_torch
 
-__all__ = ["indexed_rows", "run_torch"]
-
-
 SEED = 0
 """Seed of each run, so that a module draws the same numbers in each; the user's generator is left alone."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and an ONNX file does not ne
     from torch import nn
     from torch.export import ExportedProgram
 
-__all__ = ["Example", "Lifted", "OnnxSource", "Source", "TorchSource", "with_names"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:

@@ -29,8 +29,6 @@ from pipeline.export.tree import input_tensors
 from pipeline.export.writes import as_configured, live_writes, placeholders
 from pipeline.runtime.tensors import dtype_name
 
-__all__ = ["explain_untranslatable", "export_onnx"]
-
 
 def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None = None) -> ExportedModel:
     """Export the module; nothing is optimized here: passes do that, with proof.

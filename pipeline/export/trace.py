@@ -21,9 +21,6 @@ from pipeline.export.tree import input_tensors, named_leaves
 from pipeline.importers.from_torch.modules import every_tensor, preserve_module_state
 from pipeline.importers.from_torch.tensors import copy_with_strides, memory_of
 
-__all__ = ["separate_memory", "trace_module"]
-
-
 T = TypeVar("T")
 
 

@@ -25,8 +25,6 @@ from pipeline.export.source import TorchSource
 from pipeline.export.transformers_defaults import notes_on_experts, set_experts, sub_configs, with_derived_inputs
 from pipeline.export.weight_free.meta_init import without_weights
 
-__all__ = ["class_of_folder", "make_from_transformers", "open_folder", "read_config"]
-
 
 def make_from_transformers(
     section: TransformersConfig, model: ModelConfig, *, weightless: bool = False, keep_mode: bool = False

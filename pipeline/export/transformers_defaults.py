@@ -10,8 +10,6 @@ from torch import nn
 from pipeline.config import InputConfig, ModelConfig
 from pipeline.export.tree import parameter_names
 
-__all__ = ["is_switchable_experts", "notes_on_experts", "set_experts", "sub_configs", "with_derived_inputs"]
-
 
 def set_experts(config: Any) -> bool:
     """Set the experts' implementation to `EXPERTS` where `config` leaves it open; return whether it did.

@@ -18,8 +18,6 @@ from passes.suggest import plural
 from pipeline.export.call_watch import shorten
 from pipeline.importers.from_torch.exported_program import line_of
 
-__all__ = ["GROUPED_MM", "drop_checks", "move_complex_as_real", "translation_table"]
-
 
 def drop_checks(program: ExportedProgram) -> tuple[str, ...]:
     """Remove, in place, the model's checks of its own values, and what is computed for them alone.

@@ -15,17 +15,6 @@ from torch.utils import _pytree as pytree
 from pipeline.errors import SourceError, Unsupported
 from pipeline.export.source import Example
 
-__all__ = [
-    "input_tensors",
-    "leaves_with_path",
-    "named_leaves",
-    "not_dense",
-    "output_tensors",
-    "own_names",
-    "parameter_names",
-    "refill",
-]
-
 
 def not_dense(tensor: torch.Tensor) -> str:
     """Say what a tensor is that is not dense, and what to call; empty for a dense tensor.

@@ -18,8 +18,6 @@ from pipeline.config import split_factory
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.error_location import OURS, first_line, innermost_line
 
-__all__ = ["call_user_code", "check_function", "load_function"]
-
 T = TypeVar("T")
 
 BINDERS: Final = {"__dict__", "__getattr__", "exec", "globals", "locals", "setattr", "vars"}

@@ -30,8 +30,6 @@ from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.importers.from_torch.tensors import memory_of
 from pipeline.runtime.tensors import dtype_name, to_numpy
 
-__all__ = ["as_configured", "describe_lifted", "live_writes", "placeholders"]
-
 
 def as_configured(source: TorchSource, settings: ExportConfig) -> TorchSource:
     """The source as `export:` asks for it: under its names, and with what forward writes to as inputs and outputs.

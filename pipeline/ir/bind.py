@@ -10,8 +10,6 @@ from pipeline.errors import UsageError
 from pipeline.ir.expression import evaluate, names_in
 from pipeline.ir.graph import Attr, Dim, DimRange, Graph, Op, SymExpr, Value
 
-__all__ = ["bind_dims", "dim_names", "dims_of"]
-
 Dims = Mapping[str, int]
 
 

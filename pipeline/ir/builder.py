@@ -12,8 +12,6 @@ from passes.suggest import plural
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Attr, Dim, DimRange, Graph, KernelSpec, Op, Payload, Plain, Role, TensorSpec, Value
 
-__all__ = ["Builder", "Emitter", "GraphFacts", "ValueDecl", "assemble"]
-
 Emitter = Callable[[Mapping[str, Attr], Sequence[TensorSpec], Sequence[TensorSpec]], KernelSpec]
 """(attrs, input specs, output specs) -> the fixed part of the kernel call (seed document 004, "emitter-first")."""
 

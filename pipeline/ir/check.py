@@ -12,8 +12,6 @@ from passes.suggest import plural
 from pipeline.errors import InternalError
 from pipeline.ir.graph import DTYPE_BITS, BodyRef, Graph, InputRef, Op, Role, SymExpr, TorchConst, Value, parts
 
-__all__ = ["check", "violations"]
-
 
 def check(graph: Graph, *, read_payloads: bool = True) -> None:
     """Check `graph` against every rule of the IR; without `read_payloads` no stored bytes are read.

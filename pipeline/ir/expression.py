@@ -11,8 +11,6 @@ from typing import Any
 
 from pipeline.errors import SourceError
 
-__all__ = ["evaluate", "names_in"]
-
 Number = int | float
 
 

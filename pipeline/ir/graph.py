@@ -16,26 +16,6 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
-__all__ = [
-    "DTYPE_BITS",
-    "Attr",
-    "BodyRef",
-    "Dim",
-    "DimRange",
-    "Graph",
-    "InputRef",
-    "KernelSpec",
-    "Op",
-    "Payload",
-    "Plain",
-    "Role",
-    "SymExpr",
-    "TensorSpec",
-    "TorchConst",
-    "Value",
-    "parts",
-]
-
 Dim = int | str
 """A size, or the name of a dimension that is fixed per feed signature."""
 

@@ -45,8 +45,6 @@ from pipeline.ir.graph import (
     Value,
 )
 
-__all__ = ["FORMAT_VERSION", "digest_graph", "from_json", "read_attr", "to_json", "write_attr"]
-
 FORMAT_VERSION = 1
 
 

@@ -40,8 +40,6 @@ from pipeline.ir.graph import (
     TorchConst,
 )
 
-__all__ = ["IRSyntaxError", "from_text"]
-
 T = TypeVar("T")
 
 

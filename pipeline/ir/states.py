@@ -9,8 +9,6 @@ from pipeline.errors import UsageError
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import Graph, Role
 
-__all__ = ["as_states"]
-
 
 def as_states(graph: Graph, pairs: Mapping[str, str]) -> Graph:
     """`graph` with states in place of inputs: {input: output that is its value after a run}.

@@ -42,8 +42,6 @@ from pipeline.ir.graph import (
     Value,
 )
 
-__all__ = ["to_text"]
-
 
 @expects(graph=a(Graph, "a Graph"))
 def to_text(graph: Graph) -> str:

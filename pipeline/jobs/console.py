@@ -11,8 +11,6 @@ from pipeline.jobs.job import JobStatus
 from pipeline.jobs.run import JobProgress
 from pipeline.terminal import ProgressBar, Screen
 
-__all__ = ["JobsConsole", "line_of"]
-
 
 class JobsConsole:
     """Shows jobs as they end; `show` is an observer for `run_jobs`.

@@ -14,8 +14,6 @@ from typing import Any, Protocol
 
 from pipeline.errors import InternalError, refusal_of
 
-__all__ = ["Job", "JobExecutor", "JobStatus", "Outcome", "here", "perform"]
-
 
 @dataclass(frozen=True, slots=True)
 class Job:

@@ -16,8 +16,6 @@ from passes.worker.platforms import available_cores
 from pipeline.errors import InternalError
 from pipeline.jobs.job import Job, JobStatus, Outcome, here, perform
 
-__all__ = ["CORES_PER_JOB", "LocalProcesses"]
-
 CORES_PER_JOB: Final = 2
 """A run has a process for the passes and one for the proofs, and onnxruntime has threads in each."""
 

@@ -18,8 +18,6 @@ from pipeline.errors import InternalError, UsageError
 from pipeline.jobs.job import Job, Outcome
 from pipeline.jobs.ray_driver import drive
 
-__all__ = ["RayCluster"]
-
 
 class RayCluster:
     """Runs jobs on the nodes of a running Ray cluster.

@@ -23,8 +23,6 @@ from pipeline.versions import own_code_digest, versions
 if TYPE_CHECKING:
     import ray
 
-__all__ = ["differences", "drive", "perform_alike"]
-
 
 def drive(address: str, jobs: Sequence[Job], cpus: int, attempts: int) -> Iterator[Outcome | str]:
     """Yield the outcome of each job, as they end; if the cluster does not answer, only Ray's message."""

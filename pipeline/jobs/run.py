@@ -19,8 +19,6 @@ from pipeline.jobs.job import Job, JobExecutor, JobStatus, Outcome
 from pipeline.jobs.local import LocalProcesses
 from pipeline.workspace import disk_errors, key_of, make_folder
 
-__all__ = ["JobProgress", "OutcomeTable", "choose_executor", "run_jobs"]
-
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:

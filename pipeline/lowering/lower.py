@@ -14,12 +14,10 @@ from types import MappingProxyType
 from passes.suggest import plural
 from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.graph import Graph, KernelSpec, Op, Plain, TensorSpec
-from pipeline.lowering.aten import AS_STRIDED, as_view, inplace_of
-from pipeline.lowering.emitter_factory import OpCall
-from pipeline.lowering.kinds import Kind
-from pipeline.lowering.tables import KINDS, emitter_of, wrong_schema
-
-__all__ = ["KernelCall", "lower", "with_kernels"]
+from pipeline.ops.aten import AS_STRIDED, as_view, inplace_of
+from pipeline.ops.kinds import Kind
+from pipeline.ops.rows import OpCall
+from pipeline.ops.tables import KINDS, emitter_of, wrong_schema
 
 SHOWN = 3
 """How many places an error lists per missing kind."""
@@ -165,7 +163,7 @@ def _missing(graph: Graph) -> str:
             f"graph {graph.name!r}: {total} of {plural(len(graph.ops), 'op')} {have} no kernel ({kinds}):",
             *rows,
             "Run this model by onnxruntime instead (`runtime: {backends: [onnxruntime]}`), "
-            "or add a row for the kind to its family in pipeline/lowering and pipeline/runtime/kernels.",
+            "or add a row for the kind to its family in pipeline/ops and pipeline/runtime/kernels.",
         ]
     )
 

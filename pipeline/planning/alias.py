@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.ir.graph import Graph, Role, Value
-from pipeline.lowering import KINDS, KernelCall, Kind, Layout, unpack
-from pipeline.lowering.layout import first_layout
+from pipeline.lowering import KernelCall
+from pipeline.ops import KINDS, Kind, Layout, unpack
+from pipeline.ops.layout import first_layout
 from pipeline.planning.arena import Lifetime
-
-__all__ = ["EXTERNAL", "Sharing", "decide_aliases", "find_root", "storage_classes"]
 
 EXTERNAL = frozenset({Role.INPUT, Role.PARAM, Role.STATE, Role.CONST})
 """Roles whose storage belongs to the caller or to the model file: read, never written. States that runs change are

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pipeline.ir.graph import Graph
 from pipeline.lowering import KernelCall
 
-__all__ = ["Block", "Lifetime", "lifetimes", "live_peak"]
-
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:

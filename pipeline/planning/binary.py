@@ -15,13 +15,12 @@ from typing import Any, Final
 
 from pipeline.errors import SourceError
 from pipeline.ir.graph import Role, TensorSpec
-from pipeline.lowering import KernelCall, Layout
-from pipeline.lowering.tagged import read_item, write_item
+from pipeline.lowering import KernelCall
+from pipeline.ops import Layout
+from pipeline.ops.tagged import read_item, write_item
 from pipeline.planning.json import read_sound
 from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot
-
-__all__ = ["MAGIC", "VERSION", "PlanFile", "StoredBytes", "check_weights", "decode_plans", "encode_plans"]
 
 MAGIC: Final = b"ONNXLPLN"
 VERSION: Final = 2

@@ -14,12 +14,11 @@ from typing import Any, Final, TypeVar
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.ir.graph import Role, TensorSpec
 from pipeline.ir.json import write_attr
-from pipeline.lowering import KernelCall, Kind, Layout, unpack
+from pipeline.lowering import KernelCall
+from pipeline.ops import Kind, Layout, unpack
 from pipeline.planning.check import violations
 from pipeline.planning.memory_map import MemoryMap, MemoryRegion, Residence
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot
-
-__all__ = ["FORMAT_VERSION", "from_json", "read_sound", "to_json"]
 
 FORMAT_VERSION: Final = 2
 """Grows when a key comes, changes its meaning or goes away, since readers refuse what they do not know."""

@@ -10,8 +10,6 @@ from typing import Final
 
 from pipeline.errors import UsageError
 
-__all__ = ["MemoryMap", "MemoryRegion", "Move", "Residence", "check_regions", "parse_regions"]
-
 SIZE: Final = re.compile(r"([0-9]{1,19})(B|KiB|MiB|GiB)")
 UNITS: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pipeline.planning.arena import Lifetime
 from pipeline.planning.plan import ExecutionPlan
 
-__all__ = ["Occupant", "alive_bytes", "occupants"]
-
 
 @dataclass(frozen=True, slots=True)
 class Occupant:

@@ -15,8 +15,6 @@ from typing import Final
 
 from pipeline.planning.arena import Block, Lifetime, live_peak
 
-__all__ = ["ALIGNMENT", "Packing", "align", "aligned_peak", "assign_offsets", "pack_by_birth", "pack_in_order"]
-
 ALIGNMENT: Final = 64
 """Bytes: a cache line, and the widest vector register (AVX-512)."""
 

@@ -13,21 +13,13 @@ from passes.suggest import bytes_text, plural
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir.graph import DTYPE_BITS, Graph, Role, TensorSpec, Value
 from pipeline.ir.json import digest_graph
-from pipeline.lowering import KernelCall, Kind, Layout, lower, unpack
-from pipeline.lowering.layout import traced_strides
+from pipeline.lowering import KernelCall, lower
+from pipeline.ops import Kind, Layout, unpack
+from pipeline.ops.layout import traced_strides
 from pipeline.planning.alias import EXTERNAL, decide_aliases, find_root, storage_classes
 from pipeline.planning.arena import Block, Lifetime, lifetimes, live_peak
 from pipeline.planning.memory_map import MemoryMap
 from pipeline.planning.packing import assign_offsets
-
-__all__ = [
-    "ExecutionPlan",
-    "FeedEntry",
-    "FeedSignature",
-    "Slot",
-    "make_plan",
-    "refuse_named_dims",
-]
 
 
 @dataclass(frozen=True, slots=True)

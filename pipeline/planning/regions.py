@@ -24,8 +24,6 @@ from pipeline.planning.occupancy import Occupant, occupants
 from pipeline.planning.packing import align, assign_offsets
 from pipeline.planning.plan import ExecutionPlan
 
-__all__ = ["map_memory"]
-
 SHOWN: Final = 3
 """Values that an error names."""
 

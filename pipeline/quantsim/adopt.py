@@ -12,8 +12,6 @@ from passes.weights.detached import DetachedModel
 from pipeline.errors import UsageError
 from pipeline.quantsim.placement import PlacedSite, Placement
 
-__all__ = ["adopt_encodings"]
-
 
 def adopt_encodings(
     placement: Placement, given: Mapping[str, Encoding], model: DetachedModel

@@ -17,8 +17,6 @@ from pipeline.config.sections import Section
 from pipeline.config.yaml_source import Document, Marks, describe
 from pipeline.errors import ConfigError
 
-__all__ = ["AimetConfig", "AimetKernel", "AimetOperator", "AimetTensor", "read_aimet_config"]
-
 
 def _read_flag(value: object) -> object:
     if value in ("True", "False"):

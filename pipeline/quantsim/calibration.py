@@ -24,8 +24,6 @@ from pipeline.quantsim.encodings import Range
 from pipeline.quantsim.histograms import FiniteHistogramCollector, Histogram, check_finite, least_error_range
 from pipeline.quantsim.placement import Placement
 
-__all__ = ["MeasuredRanges", "Method", "calibrate", "group_ranges", "measure"]
-
 Method = Literal["minmax", "percentile", "entropy", "mse"]
 
 Feeds = Mapping[str, np.ndarray]

@@ -9,8 +9,6 @@ from passes.graph.float_tensors import FLOATS
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.weights.detached import DetachedModel, detach
 
-__all__ = ["store_constants"]
-
 
 def store_constants(model: DetachedModel) -> DetachedModel:
     """`model` with the floats of its Constant nodes as initializers; names stay. A Constant that is an output stays."""

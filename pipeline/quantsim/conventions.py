@@ -24,8 +24,6 @@ from pipeline.quantsim.aimet_config import AimetConfig, AimetKernel, AimetTensor
 from pipeline.quantsim.placement import PlacementRule
 from pipeline.quantsim.sites import Site
 
-__all__ = ["Conventions", "apply_conventions"]
-
 
 @dataclass(frozen=True, slots=True)
 class Conventions:

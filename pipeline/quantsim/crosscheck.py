@@ -15,14 +15,11 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto
 
-from passes.graph.float_tensors import FLOATS
+from passes.graph.float_tensors import FLOATS, float_tensors
 from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.noise import sqnr_db
-from pipeline.quantsim.sites import float_tensors
-
-__all__ = ["ComparedValue", "compare_values", "find_jump"]
 
 Feeds = Mapping[str, np.ndarray]
 

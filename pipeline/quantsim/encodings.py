@@ -18,17 +18,6 @@ from passes.weights.detached import DetachedModel
 from pipeline.errors import UsageError
 from pipeline.quantsim.placement import PlacedSite, Placement
 
-__all__ = [
-    "Encoding",
-    "Range",
-    "describe_limited_biases",
-    "encode",
-    "encode_range",
-    "encode_weight",
-    "quantize",
-    "round_trip",
-]
-
 Range = tuple[float, float]
 
 UNIT_OPS: Final = frozenset({"Softmax", "Sigmoid", "HardSigmoid"})

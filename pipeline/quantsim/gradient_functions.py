@@ -20,8 +20,6 @@ from pipeline.errors import Unsupported
 from pipeline.quantsim.gradient_layers import LAYERS, Attributes, Inputs
 from pipeline.runtime.tensors import torch_dtype
 
-__all__ = ["FUNCTIONS", "count_parts"]
-
 
 def count_parts(model: DetachedModel) -> DetachedModel:
     """`model` with the number of parts written at each Split that gives no sizes. From opset 18 on it is there; before,

@@ -16,8 +16,6 @@ from passes.weights.detached import detach
 from passes.weights.sessions import Session
 from pipeline.errors import Unsupported
 
-__all__ = ["LAYERS", "Attributes", "Inputs"]
-
 Inputs = Sequence[Any]
 """Tensors in the order of the node's inputs; None for one that is left out."""
 Attributes = Mapping[str, Any]

@@ -23,8 +23,6 @@ from pipeline.errors import Unsupported
 from pipeline.quantsim.gradient_functions import FUNCTIONS
 from pipeline.runtime.tensors import as_tensor
 
-__all__ = ["Backward", "Forward", "compute_node"]
-
 Arrays = Mapping[str, np.ndarray]
 
 

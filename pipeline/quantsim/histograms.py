@@ -21,8 +21,6 @@ from pipeline.config.precision import Precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Range, encode_range
 
-__all__ = ["FiniteHistogramCollector", "Histogram", "check_finite", "least_error_range"]
-
 Histogram = tuple[np.ndarray, ...]
 """As onnxruntime's collector has it: counts, edges of the bins, the least and the greatest value; and, of signed
 values, where the bins end."""

@@ -22,8 +22,6 @@ from pipeline.quantsim.gradients import compute_node
 from pipeline.quantsim.noise import drop_unread_nodes, find_fixed_values
 from pipeline.runtime.tensors import as_tensor
 
-__all__ = ["CELLS", "QuantizedLayers"]
-
 CELLS: Final = frozenset({"GRU", "LSTM", "RNN"})
 
 

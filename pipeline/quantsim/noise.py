@@ -21,8 +21,6 @@ from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.qdq import DEQUANTIZED, insert_qdq, quantize_nodes, rename_values
 
-__all__ = ["Noise", "drop_unread_nodes", "find_fixed_values", "measure_noise", "sqnr_db"]
-
 Feeds = Mapping[str, np.ndarray]
 
 

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto
 
+from passes.encodings.encoding import BIAS
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import every_node
 from passes.provenance.annotations import annotations_of
@@ -18,11 +19,9 @@ from passes.rewrites.decompose_attention import is_attention
 from passes.structures import STRUCTURES
 from passes.suggest import nearest, plural
 from passes.weights.detached import DetachedModel
-from pipeline.config.precision import BIAS, FLOAT, Precision
+from pipeline.config.precision import FLOAT, Precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.sites import Role, Site, find_sites
-
-__all__ = ["PlacedSite", "Placement", "PlacementRule", "RuleMatches", "describe_opaque_operators", "place"]
 
 
 @dataclass(frozen=True, slots=True)

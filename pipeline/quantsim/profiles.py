@@ -19,8 +19,6 @@ from pipeline.quantsim.placement import PlacementRule
 from pipeline.quantsim.sites import Site, find_sites
 from pipeline.quantsim.target_tables import TargetPlacement, TargetTable, load_target
 
-__all__ = ["Profile", "formats_of", "own_rules", "read_profile", "rules_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Profile:

@@ -15,8 +15,6 @@ from passes.weights.detached import DetachedModel, detach
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Encoding, quantize
 
-__all__ = ["DEQUANTIZED", "check_opset", "first_opset", "insert_qdq", "quantize_nodes", "rename_values"]
-
 DEQUANTIZED: Final = "_dequantized"
 """What follows the name of a tensor in the name of its value behind both operators."""
 

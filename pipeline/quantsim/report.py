@@ -25,17 +25,6 @@ from pipeline.report.quantization import (
     QuantizedTensor,
 )
 
-__all__ = [
-    "FORMAT_VERSION",
-    "FloatTensor",
-    "QuantSimReport",
-    "TensorRow",
-    "make_placement_report",
-    "make_report",
-    "page_data",
-    "report_text",
-]
-
 FORMAT_VERSION: Final = 2
 """Version of `quantsim.json`; in version 1 a ratio of null was infinite, with either sign."""
 

@@ -55,8 +55,6 @@ from pipeline.stages.weight_free import leaves_unread, why_not_compared
 from pipeline.verify.user_inputs import input_files
 from pipeline.workspace import Workspace, key_of
 
-__all__ = ["QuantSim", "QuantSimResult", "prepare_config"]
-
 DEFAULT_OPSET: Final = 21
 """The first opset whose QuantizeLinear takes 4 and 16 bits; at 23 torch hides scores and softmax in one operator."""
 

@@ -22,8 +22,6 @@ from pipeline.export.inputs import InputSpec
 from pipeline.verify.user_inputs import input_files, read_samples
 from pipeline.workspace import stamp
 
-__all__ = ["KEY", "Samples", "enlarge"]
-
 KEY: Final = "quantsim.calibration.data"
 
 Feeds = dict[str, np.ndarray]

@@ -27,8 +27,6 @@ from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.noise import drop_unread_nodes, sqnr_db
 from pipeline.quantsim.sites import find_sites
 
-__all__ = ["Layer", "count_needed_samples", "estimate_sensitivity", "find_layers"]
-
 PRODUCTS: Final = frozenset({"Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN"})
 
 DIRECTIONS: Final = 1

@@ -22,8 +22,6 @@ from passes.weights.sessions import Session
 from pipeline.errors import UsageError
 from pipeline.quantsim.noise import find_fixed_values, sqnr_db
 
-__all__ = ["DeviceLike", "DroppedOperator", "OutputNoise", "compare_outputs", "run_device_like"]
-
 Feeds = Mapping[str, np.ndarray]
 Outputs = Mapping[str, np.ndarray]
 

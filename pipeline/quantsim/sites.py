@@ -8,14 +8,12 @@ from typing import Final, Literal
 
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from passes.graph.float_tensors import EVERY_FLOAT, find_floats, float_tensors, weight_axes
+from passes.graph.float_tensors import EVERY_FLOAT, find_floats, weight_axes
 from passes.graph.moved_constants import MovedConstant, find_moved_constants
 from passes.graph.op_facts import ONNX_DOMAINS, moved_inputs
 from passes.graph.traversal import bodies_in, every_graph, every_node, reads_of
 from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel
-
-__all__ = ["Role", "Site", "find_sites", "float_tensors"]
 
 Role = Literal["input", "activation", "constant", "weight", "bias"]
 

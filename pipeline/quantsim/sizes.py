@@ -10,8 +10,6 @@ from onnx import helper
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.placement import PlacedSite, Placement
 
-__all__ = ["weight_bytes"]
-
 
 def weight_bytes(model: DetachedModel, placement: Placement) -> tuple[int, int]:
     """Bytes of all constants, before and after; scales and zero points count."""

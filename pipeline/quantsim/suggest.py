@@ -22,8 +22,6 @@ from pipeline.quantsim.placement import PlacedSite, Placement, PlacementRule, pl
 from pipeline.quantsim.sensitivity import Layer
 from pipeline.quantsim.sizes import weight_bytes
 
-__all__ = ["Suggestion", "suggest", "suggestion_text"]
-
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:

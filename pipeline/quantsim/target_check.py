@@ -18,8 +18,6 @@ from passes.weights.detached import DetachedModel
 from passes.worker.inference import InferenceError, infer_shapes
 from pipeline.quantsim.target_tables import OperatorGroup, TargetTable
 
-__all__ = ["Obstruction", "TargetReport", "check_target"]
-
 
 @dataclass(frozen=True, slots=True)
 class Obstruction:

@@ -18,8 +18,6 @@ from pipeline.config.sections import Section
 from pipeline.errors import UsageError
 from pipeline.quantsim.aimet_config import AimetConfig
 
-__all__ = ["TARGETS", "TargetPlacement", "TargetTable", "load_target"]
-
 
 def _split(value: object) -> object:
     return value.split() if isinstance(value, str) else value

@@ -14,15 +14,13 @@ import torch
 from onnx import NodeProto, TensorProto, helper
 from torch import Tensor
 
+from passes.graph.float_tensors import float_tensors
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.errors import Unsupported, UsageError
 from pipeline.quantsim.gradient_functions import FUNCTIONS, count_parts
-from pipeline.quantsim.sites import float_tensors
 from pipeline.runtime.tensors import as_tensor
-
-__all__ = ["TorchRun"]
 
 QUANTIZERS: Final = ("QuantizeLinear", "DequantizeLinear")
 

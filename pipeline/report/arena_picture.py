@@ -11,11 +11,10 @@ from html import escape
 from typing import Final
 
 from passes.suggest import bytes_text, plural
-from pipeline.lowering import KernelCall, Kind
+from pipeline.lowering import KernelCall
+from pipeline.ops import Kind
 from pipeline.planning import ExecutionPlan, Occupant, alive_bytes, occupants
 from pipeline.report.module_axis import block_labels
-
-__all__ = ["draw_arena"]
 
 WIDTH: Final = 960
 LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 72, 12, 26, 34, 260

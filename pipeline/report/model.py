@@ -22,28 +22,6 @@ from passes.run.result import PassRow, StructureVerdict
 from passes.suggest import plural
 from pipeline.report.training import TrainingReport
 
-__all__ = [
-    "DIFFS",
-    "REPORT_VERSION",
-    "SOURCE",
-    "BackendReport",
-    "Box",
-    "BoxKind",
-    "Drawing",
-    "ExportReport",
-    "Mark",
-    "NodeRow",
-    "PassesReport",
-    "Pictures",
-    "Report",
-    "RuntimeReport",
-    "StructurePicture",
-    "Wire",
-    "diff_folder",
-    "report_json",
-]
-
-
 REPORT_VERSION: Final = 1
 
 DIFFS: Final = "passes"

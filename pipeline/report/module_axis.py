@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["block_labels", "shorten_label"]
-
 MOST_LABELS: Final = 16
 
 LONGEST: Final = 16

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-__all__ = ["Quantization", "QuantizedLayer", "QuantizedOutput", "QuantizedStructure", "QuantizedTensor"]
-
 
 class _Ratios:
     """Data with ratios that may be infinite, which plain JSON does not have."""

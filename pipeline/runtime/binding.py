@@ -16,8 +16,6 @@ from pipeline.runtime.kernels.threads import kernels_for_threads
 from pipeline.runtime.program import BoundProgram, LaunchStep
 from pipeline.runtime.states import States
 
-__all__ = ["LAUNCH_ERRORS", "ProgramMemory", "RunBody"]
-
 LAUNCH_ERRORS = (RuntimeError, IndexError, ValueError, TypeError, MemoryError)
 """What the operators of torch and numpy raise."""
 

@@ -13,7 +13,7 @@ from pipeline.errors import UsageError
 from pipeline.ir.check import check
 from pipeline.ir.graph import Graph
 from pipeline.lowering import lower, with_kernels
-from pipeline.lowering.aten import in_traced_order
+from pipeline.lowering.traced_order import in_traced_order
 from pipeline.planning import (
     ExecutionPlan,
     FeedSignature,
@@ -30,8 +30,6 @@ from pipeline.runtime.program import BoundProgram, UnboundProgram
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.torch_state import plain_state
 from pipeline.runtime.weights import Weights, with_weights
-
-__all__ = ["A_GRAPH", "CompiledProgram", "bind_graph", "compile_graph"]
 
 A_GRAPH = a(Graph, "a Graph, as from_onnx makes; an IR of extract_ir has it as .graph")
 

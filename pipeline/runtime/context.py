@@ -20,8 +20,6 @@ from pipeline.runtime.states import States, StateTable
 from pipeline.runtime.tensors import empty_strided, torch_dtype
 from pipeline.runtime.torch_state import plain_state
 
-__all__ = ["Context", "runner_of_body"]
-
 Tensors = dict[str, torch.Tensor]
 
 

@@ -14,24 +14,12 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
-from pipeline.lowering.aten import HIGHER_ORDER, is_call, takes_any_order
+from pipeline.ops.aten import HIGHER_ORDER, is_call, takes_any_order
 from pipeline.runtime import higher_order
 from pipeline.runtime.run_errors import data_error, is_data_error, place_of
 from pipeline.runtime.tensors import as_tensor, dtype_name, resolve_views
 from pipeline.runtime.torch_args import CPU_FALLBACKS, argument, find_operator, tensors_in
 from pipeline.runtime.torch_state import plain_state
-
-__all__ = [
-    "EagerResult",
-    "Observer",
-    "Own",
-    "apply",
-    "as_function",
-    "as_traced",
-    "in_traced_order",
-    "run_eager",
-    "walk_eager",
-]
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -25,8 +25,6 @@ from pipeline.runtime.slots import Feed, new_memory
 from pipeline.runtime.states import StateTable
 from pipeline.runtime.weights import Weights, with_weights
 
-__all__ = ["CompiledEntries", "EntryPoint", "compile_graphs"]
-
 
 class EntryPoint(Replayable):
     """One of several entry points, to be captured and replayed: a decode step after a prefill that ran.

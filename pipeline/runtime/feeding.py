@@ -16,8 +16,6 @@ from pipeline.runtime.operands import SlotPointer
 from pipeline.runtime.slots import bind_one
 from pipeline.runtime.tensors import is_functional, torch_dtype
 
-__all__ = ["LARGE", "CopiedSlot", "FedSlot", "PointedSlot"]
-
 LARGE = 2**16
 """Bytes from which a copy costs more than pointing operands at the tensor."""
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["call"]
-
 Given = Mapping[str, Any]
 Function = Callable[..., tuple[torch.Tensor, ...]]
 

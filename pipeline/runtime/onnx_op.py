@@ -14,8 +14,6 @@ from onnx.reference import ReferenceEvaluator
 
 from pipeline.errors import Unsupported
 
-__all__ = ["ForeignNode", "type_of"]
-
 Evaluate = Callable[[dict[str, Any]], list[Any]]
 
 NEWEST_IR = 10

@@ -27,8 +27,6 @@ from pipeline.runtime.program import BoundProgram
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.weights import Weights, with_weights
 
-__all__ = ["SizedProgram", "compile_open_graph"]
-
 Buckets = Mapping[str, Sequence[int]]
 
 SizeKey = tuple[tuple[str, int], ...]

@@ -15,8 +15,6 @@ import torch
 
 from pipeline.errors import InternalError
 
-__all__ = ["SlotPointer", "operands", "storage_id", "tensors_by_storage"]
-
 
 def operands(launch: object) -> Iterator[torch.Tensor]:
     """Every strided tensor that `launch` holds, in its function, its arguments and their parts.

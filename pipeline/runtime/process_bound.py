@@ -7,8 +7,6 @@ from typing import ClassVar, NoReturn, SupportsIndex
 from passes.suggest import with_article
 from pipeline.errors import UsageError
 
-__all__ = ["ProcessBound"]
-
 
 class ProcessBound:
     """Something that can be neither copied nor pickled."""

@@ -9,8 +9,9 @@ import torch
 
 from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported, UsageError
 from pipeline.ir.graph import Graph, Role
-from pipeline.lowering import KernelCall, Kind, Layout, unpack
-from pipeline.lowering.aten import is_call, takes_any_order
+from pipeline.lowering import KernelCall
+from pipeline.ops import Kind, Layout, unpack
+from pipeline.ops.aten import is_call, takes_any_order
 from pipeline.planning import ExecutionPlan
 from pipeline.runtime.kernels import (
     KERNELS,
@@ -27,8 +28,6 @@ from pipeline.runtime.kernels.index import KERNELS as INDEXING
 from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error, is_out_of_memory, place_of
 from pipeline.runtime.slots import bind_weights, refuse_foreign_devices
 from pipeline.runtime.weights import Lenders, lenders_of, refuse_moved
-
-__all__ = ["BoundProgram", "LaunchStep", "UnboundProgram", "View"]
 
 AUTOCAST = "higher_order.wrap_with_autocast"
 

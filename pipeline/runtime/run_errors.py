@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from pipeline.errors import DataError
 from pipeline.ir import Op, TensorSpec
 
-__all__ = ["ResultMismatch", "data_error", "is_data_error", "is_out_of_memory", "place_of"]
-
 Named = tuple[str, TensorSpec]
 
 

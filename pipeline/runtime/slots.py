@@ -19,19 +19,6 @@ from pipeline.planning import ExecutionPlan, FeedEntry, FeedSignature, Slot
 from pipeline.runtime.tensors import as_tensor, dtype_name, torch_dtype, why_unreadable, with_strides
 from pipeline.runtime.weights import stored_tensor
 
-__all__ = [
-    "Feed",
-    "bind_arena",
-    "bind_feed",
-    "bind_one",
-    "bind_weights",
-    "new_memory",
-    "placeholders",
-    "refuse_foreign_devices",
-    "refuse_names",
-    "refuse_unreadable",
-]
-
 HAD_ANYWHERE = 2**24
 """Bytes of an arena for which nobody asks how much memory there is, which takes longer than to make it."""
 

@@ -17,8 +17,6 @@ from pipeline.planning import ExecutionPlan, FeedEntry, Slot
 from pipeline.runtime.slots import Feed, bind_feed
 from pipeline.runtime.tensors import empty_strided, torch_dtype
 
-__all__ = ["LostStates", "StateTable", "States"]
-
 
 class LostStates(UsageError):
     """A failed run had begun to write to the states `names`, which have no value any more."""

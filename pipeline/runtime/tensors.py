@@ -14,20 +14,6 @@ from torch.nn.parameter import is_lazy
 from pipeline.errors import UsageError
 from pipeline.ir.graph import DTYPE_BITS
 
-__all__ = [
-    "NOT_IN_NUMPY",
-    "as_tensor",
-    "dtype_name",
-    "empty_strided",
-    "is_functional",
-    "resolve_views",
-    "to_numpy",
-    "to_torch",
-    "torch_dtype",
-    "why_unreadable",
-    "with_strides",
-]
-
 
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype called `name` (a key of `DTYPE_BITS`)."""

@@ -10,8 +10,6 @@ import torch
 from pipeline.errors import SourceError
 from pipeline.ir import Attr, BodyRef, InputRef, TorchConst
 
-__all__ = ["CPU_FALLBACKS", "argument", "find_operator", "tensors_in"]
-
 
 def argument(item: Attr, tensors: Sequence[torch.Tensor], bodies: Sequence[Any] = ()) -> Any:
     """`item` as an argument of torch; tuples become lists."""

@@ -16,8 +16,6 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-__all__ = ["has_plain_defaults", "plain_state"]
-
 get_default_dtype, float32 = torch.get_default_dtype, torch.float32
 len_torch_function_stack = vars(torch._C)["_len_torch_function_stack"]
 

@@ -10,15 +10,13 @@ from typing import Any
 
 import torch
 
-from pipeline.lowering import unpack
+from pipeline.ops import unpack
 from pipeline.planning import ExecutionPlan, FeedSignature, alive_bytes, occupants
 from pipeline.runtime.context import Context
 from pipeline.runtime.kernels import Launch
 from pipeline.runtime.program import BoundProgram, LaunchStep
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.tensors import torch_dtype
-
-__all__ = ["LaunchTime", "random_feed", "to_chrome_trace", "trace_runs"]
 
 
 @dataclass(frozen=True, slots=True)

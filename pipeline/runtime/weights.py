@@ -14,8 +14,6 @@ from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir.graph import Graph, Payload, Value
 from pipeline.runtime.tensors import as_tensor, dtype_name, why_unreadable, with_strides
 
-__all__ = ["Weights", "lenders_of", "refuse_moved", "stored_tensor", "with_stored", "with_weights"]
-
 Weights = Mapping[str, torch.Tensor]
 
 

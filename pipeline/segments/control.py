@@ -13,8 +13,6 @@ from pipeline.importers.from_onnx.inline import PendingNode
 from pipeline.importers.from_onnx.segment import NodeList
 from pipeline.importers.from_onnx.source import Stored, read_initializers
 
-__all__ = ["BODIES", "LoopNode", "MakeStage", "ScanNode"]
-
 
 class BodyStage(Protocol):
     """A stage, as a loop sees it."""

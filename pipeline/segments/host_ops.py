@@ -11,8 +11,6 @@ import numpy as np
 from pipeline.importers.from_onnx.attributes import Attributes
 from pipeline.importers.from_onnx.inline import PendingNode
 
-__all__ = ["HOST_OPS", "HostNode"]
-
 
 @dataclass(frozen=True, slots=True)
 class HostNode:

@@ -16,8 +16,6 @@ from pipeline.importers.from_onnx.source import read_initializers, read_source
 from pipeline.importers.from_onnx.specs import is_ir_type
 from pipeline.segments.stage import FallbackCount, Stage
 
-__all__ = ["SegmentedModel"]
-
 
 class SegmentedModel:
     """Runs a model in segments, which are made at the first run for a feed of some shapes, and kept.

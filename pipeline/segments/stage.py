@@ -16,8 +16,6 @@ import numpy as np
 from pipeline.importers.from_onnx.segment import NodeList, import_segment, tensor_spec
 from pipeline.segments.steps import HostStep, PlanStep, stored_value
 
-__all__ = ["FallbackCount", "Stage", "Values"]
-
 Values = MutableMapping[str, Any]
 """By name: arrays, lists of arrays for sequences, None for an optional without a value."""
 

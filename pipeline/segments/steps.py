@@ -11,14 +11,12 @@ from pipeline.errors import SourceError
 from pipeline.importers.from_onnx.inline import PendingNode
 from pipeline.importers.from_onnx.segment import PlanSegment
 from pipeline.importers.from_onnx.source import Stored
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime import compile_graph
 from pipeline.runtime.onnx_op import ForeignNode, type_of
 from pipeline.runtime.tensors import to_numpy
 from pipeline.segments.control import BODIES, MakeStage
 from pipeline.segments.host_ops import HOST_OPS, HostNode
-
-__all__ = ["HostStep", "PlanStep", "stored_value"]
 
 Values = MutableMapping[str, Any]
 

@@ -17,8 +17,6 @@ from pipeline.errors import ConfigError
 from pipeline.export.user_code import check_function
 from pipeline.workspace import Workspace, key_of
 
-__all__ = ["check_settings", "check_train", "default_folder", "refuse_export_keys", "remember_settings"]
-
 STAGE = "settings"
 
 

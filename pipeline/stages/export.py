@@ -29,8 +29,6 @@ from pipeline.verify.backends import onnxruntime_runner
 from pipeline.verify.references import References
 from pipeline.workspace import Workspace, stamp
 
-__all__ = ["export_and_compare", "exported_files", "exported_path", "key_of_parameter", "refuse_wrong_export"]
-
 
 def exported_path(config: RunConfig, source: Source, workspace: Workspace) -> Path:
     """The path of the exported model.

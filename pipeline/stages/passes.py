@@ -53,8 +53,6 @@ from pipeline.stages.weight_free import final_path, leaves_unread, link_to, shar
 from pipeline.verify.references import References
 from pipeline.workspace import REPRODUCERS, Workspace, stamp
 
-__all__ = ["refuse_reverts", "run_passes"]
-
 T = TypeVar("T")
 
 MOST_LAYERS: Final = 64

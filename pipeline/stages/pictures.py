@@ -22,8 +22,6 @@ from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 from pipeline.report import Box, BoxKind, Drawing, NodeRow, Pictures, StructurePicture, Wire
 
-__all__ = ["MOST", "BrokenStructures", "draw", "node_rows", "take_pictures"]
-
 MOST_DRAWN: Final = 400
 """Structures of one kind that are drawn."""
 

@@ -26,8 +26,6 @@ from pipeline.planning import (
 )
 from pipeline.workspace import Workspace
 
-__all__ = ["raw_data_places", "stored_bytes", "with_memory_map", "write_plan_files"]
-
 Place = tuple[int, int]
 """First byte, and how many."""
 

@@ -17,22 +17,6 @@ from pipeline.stages.weight_free import why_not_compared, written_path
 from pipeline.versions import digest_of_file
 from pipeline.workspace import Workspace, key_of
 
-__all__ = [
-    "ENCODINGS",
-    "QUANTIZATION_REPORT",
-    "QUANTIZED_MODEL",
-    "Findings",
-    "has_good_report",
-    "remove_quantization",
-    "restore_quantization",
-    "save_quantization",
-    "set_aside_quantization",
-    "write_page",
-    "write_quietly",
-    "write_report",
-    "write_settings",
-]
-
 
 @dataclass(slots=True)
 class Findings:

@@ -35,8 +35,6 @@ from pipeline.verify.divergence import compare_backends
 from pipeline.verify.references import References
 from pipeline.workspace import Workspace, stamp
 
-__all__ = ["refuse_wrong_results", "remove_ir", "run_backends"]
-
 Judge = Callable[[str, np.ndarray, np.ndarray], Errors]
 """(output name, expected, found) → errors, under the tolerances by which the export was compared."""
 

@@ -21,8 +21,6 @@ from pipeline.export.source import OnnxSource, Source, TorchSource
 from pipeline.export.weight_free.shards import read_shards
 from pipeline.stages.check import refuse_export_keys
 
-__all__ = ["code_of", "fingerprint", "open_source"]
-
 
 def open_source(config: RunConfig) -> Source:
     """Make or open the source, with the names, and with the buffers as inputs, that `export:` asks for.

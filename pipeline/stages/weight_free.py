@@ -13,8 +13,6 @@ from pipeline.config import RunConfig, locate
 from pipeline.errors import UsageError
 from pipeline.workspace import Workspace
 
-__all__ = ["MODEL", "final_path", "leaves_unread", "link_to", "shards_folder", "why_not_compared", "written_path"]
-
 MODEL = "model.onnx"
 
 

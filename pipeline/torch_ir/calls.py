@@ -25,18 +25,6 @@ from pipeline.ir.json import read_attr, write_attr
 from pipeline.runtime.torch_args import find_operator
 from pipeline.torch_ir.fields import LIMIT, Unexpected
 
-__all__ = [
-    "KINDS",
-    "Argument",
-    "arguments",
-    "check_call",
-    "find_known_operator",
-    "format_attrs",
-    "read_call",
-    "torch_const",
-    "write_call",
-]
-
 SIZES, MASKS = "_tensor_list_sizes", "_tensor_list_none_masks"
 
 

@@ -22,8 +22,6 @@ from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.picture.mermaid import ir_to_mermaid
 from pipeline.torch_ir.picture.svg import ir_to_svg
 
-__all__ = ["ENDINGS", "check_place", "read_arrays", "write_arrays", "write_picture", "write_text"]
-
 
 def check_place(path: Path, endings: tuple[str, ...] = ()) -> None:
     """

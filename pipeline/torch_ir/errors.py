@@ -21,18 +21,6 @@ from types import FrameType
 
 from pipeline.errors import UsageError
 
-__all__ = [
-    "ConversionError",
-    "ExecutionError",
-    "ExportError",
-    "NoIRFile",
-    "NoWeightFile",
-    "NoWeights",
-    "SerializationError",
-    "WeightLoadError",
-    "warn",
-]
-
 
 class ExportError(UsageError):
     """torch.export does not take the model."""

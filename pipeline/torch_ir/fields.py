@@ -8,26 +8,6 @@ from typing import Any
 
 from pipeline.torch_ir.errors import SerializationError
 
-__all__ = [
-    "LIMIT",
-    "TEXT",
-    "Unexpected",
-    "are_names",
-    "as_expected",
-    "is_list",
-    "is_object",
-    "is_text",
-    "is_whole",
-    "mapping",
-    "report_unexpected",
-    "rows",
-    "shape_of",
-    "strides_of",
-    "text",
-    "whole_shape",
-]
-
-
 TEXT = "IR JSON"
 """The subject of messages where there is no file to name."""
 

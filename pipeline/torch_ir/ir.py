@@ -27,8 +27,6 @@ from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, parts_of
 from pipeline.torch_ir.tree import CallSignature
 from pipeline.torch_ir.validation import a_number, mistaken, path_of
 
-__all__ = ["IR", "an_ir", "deserialize_ir", "load_ir", "save_ir", "serialize_ir", "validate_ir"]
-
 Tensors = Mapping[str, torch.Tensor]
 
 

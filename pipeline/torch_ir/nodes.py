@@ -11,8 +11,6 @@ import torch
 from pipeline.ir import Attr, Graph, Role, SymExpr, TorchConst, Value
 from pipeline.torch_ir.calls import KINDS, format_attrs
 
-__all__ = ["OpNode", "Parts", "TensorMeta", "as_attr", "as_torch", "key_of", "parts_of", "producer_of", "stored_values"]
-
 
 @dataclass
 class TensorMeta:

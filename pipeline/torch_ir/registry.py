@@ -20,17 +20,6 @@ from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.nodes import OpNode, TensorMeta, as_torch
 from pipeline.torch_ir.validation import mistaken
 
-__all__ = [
-    "REGISTERED",
-    "NodeInfo",
-    "Registry",
-    "kinds_of",
-    "list_registered_ops",
-    "look_up",
-    "register_executor",
-    "register_op",
-]
-
 Execute = Callable[[list[torch.Tensor], dict[str, Any]], Sequence[torch.Tensor]]
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -11,8 +11,6 @@ from pipeline.ir import Dim
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import stored_values
 
-__all__ = ["summary", "summary_text"]
-
 
 def summary(ir: IR) -> dict[str, Any]:
     """Plain data, for JSON. `total_parameters` counts elements of weights, buffers and constants."""

@@ -24,21 +24,6 @@ from pipeline.export.tree import own_names
 from pipeline.importers.from_torch.layer_dedup import Ends
 from pipeline.torch_ir.errors import ConversionError
 
-__all__ = [
-    "Branch",
-    "CallSignature",
-    "Leaf",
-    "Tree",
-    "dim_names",
-    "fixed_of",
-    "inputs_of",
-    "leaves",
-    "signature_of",
-    "signature_of_ends",
-    "structure",
-    "under",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Leaf:

@@ -18,8 +18,6 @@ from passes.suggest import with_article
 from pipeline.errors import UsageError
 from pipeline.importers.from_torch.modules import every_tensor
 
-__all__ = ["a_module", "a_number", "a_type", "arguments", "by_name", "mistaken", "path_of"]
-
 
 def by_name(what: str, given: Any, error: type[UsageError]) -> Mapping[str, Any]:
     """Check that tensors, or arguments, are given by name; their own types are not checked here.

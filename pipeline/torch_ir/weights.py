@@ -24,18 +24,6 @@ from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.nodes import key_of, stored_values
 from pipeline.torch_ir.validation import a_type, by_name, path_of
 
-__all__ = [
-    "Bound",
-    "bind_stored",
-    "fits_shape",
-    "load_weights",
-    "load_weights_pt",
-    "load_weights_safetensors",
-    "misfit",
-    "missing_message",
-    "validate_weights_against_ir",
-]
-
 Tensors = Mapping[str, torch.Tensor]
 
 ABSENT: Final = object()

@@ -32,8 +32,6 @@ from pipeline.training.checkpoint import replace_tensors
 from pipeline.versions import versions
 from pipeline.workspace import Workspace, make_folder
 
-__all__ = ["TrainResult", "TrainRun"]
-
 STATES: Final = "train.safetensors"
 """The states of the step, from which a training goes on."""
 

@@ -27,8 +27,6 @@ from pipeline.training.batch import LossFunction
 from pipeline.versions import digest_of_file, own_code_digest, versions
 from pipeline.workspace import key_of
 
-__all__ = ["make_loss", "make_optimizer", "make_schedule", "training_key"]
-
 
 def training_key(config: RunConfig, train: TrainConfig, quantized: Path | None) -> str:
     """Digest of all that the steps depend on: settings, the user's files, this code and its libraries.

@@ -36,8 +36,6 @@ from pipeline.run import Pipeline
 from pipeline.training import TrainProgram, as_module, with_weights
 from pipeline.training.qdq import has_quantizers
 
-__all__ = ["TrainSource", "open_train_source", "quantize"]
-
 TRAINED: Final = "trained.onnx"
 """In the folder of the main job: the model with its new weights, before the passes."""
 

@@ -22,8 +22,6 @@ from torch.utils import _pytree as pytree
 from pipeline.training.known_values import is_plain
 from pipeline.training.user_caches import CONTAINERS, find_caches
 
-__all__ = ["ModuleAttributes"]
-
 Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 
 

@@ -12,8 +12,6 @@ from torch import nn
 
 from pipeline.errors import UsageError
 
-__all__ = ["Arguments", "Batch", "BatchLayout", "LossFunction"]
-
 Batch: TypeAlias = Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 """`(*inputs, target)`, or tensors by name."""
 

@@ -10,8 +10,6 @@ from pipeline.ir import Graph, Op, Role
 from pipeline.runtime.capture import RandomState
 from pipeline.runtime.eager import Own, run_eager
 
-__all__ = ["find_first_broken"]
-
 
 def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor], random: RandomState | None) -> str:
     """A sentence on what has a number that is not finite first: a stored value or an input, else the result of an op.

@@ -16,8 +16,6 @@ from passes.weights.files import replace_when_done, write_errors
 from pipeline.errors import UsageError
 from pipeline.runtime.capture import RandomState, Snapshot
 
-__all__ = ["check_place", "read_snapshot", "replace_tensors", "write_snapshot"]
-
 FORMAT = "onnxline train states 1"
 
 DEFAULT, KERNEL = "random.default", "random.kernel."

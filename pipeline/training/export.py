@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from passes.run.result import PassRun
     from pipeline.result import RunResult
 
-__all__ = ["export_program"]
-
 
 class ExportableProgram(TrainedModule, Protocol):
     """A `TrainProgram`, as far as it takes part in its export."""

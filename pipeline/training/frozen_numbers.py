@@ -20,8 +20,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pipeline.errors import Unsupported
 from pipeline.training.known_values import NO_PLACE, is_plain, place_outside
 
-__all__ = ["CallLog", "RandomGuard", "RefusedCalls"]
-
 Call: TypeAlias = tuple[str, ...]
 """An operator, and a text for each of its operands and arguments."""
 

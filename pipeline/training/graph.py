@@ -20,8 +20,6 @@ from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.training.optimizer import OptimizerGroup, OptimizerSettings
 from pipeline.training.trace import TracedStep
 
-__all__ = ["LARGE", "LIMIT", "STEP", "make_graph", "moment_name", "rate_name", "stored_name"]
-
 LARGE = 1024 * 1024
 """Bytes from which on a parameter has an update of its own."""
 

@@ -25,8 +25,6 @@ from pipeline.runtime.tensors import as_tensor, dtype_name
 from pipeline.training.qdq import DEQUANTIZE, QUANTIZE, has_quantizers, read_quantizers, trainable_form
 from pipeline.training.trained import find_candidates, find_trained, scales_of
 
-__all__ = ["GraphModule", "as_module", "whole_model"]
-
 
 @expects(model=a((Graph, onnx.ModelProto, str, Path), "a Graph, or an ONNX model or its path"))
 def as_module(

@@ -20,8 +20,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pipeline.errors import Unsupported
 
-__all__ = ["HOMES", "NO_PLACE", "AskedForNumber", "KnownValues", "is_plain", "place_outside"]
-
 UNREGISTERED = ""
 """Stands for a tensor that is neither a parameter nor a buffer; it is a constant of the recording."""
 

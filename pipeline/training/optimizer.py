@@ -16,22 +16,6 @@ from pipeline.errors import Unsupported, UsageError
 from pipeline.runtime.tensors import dtype_name
 from pipeline.training.refusals import refuse_optimizer_hooks
 
-__all__ = [
-    "MOMENTS",
-    "RULES",
-    "OptimizerGroup",
-    "OptimizerSettings",
-    "Rule",
-    "fixed_options",
-    "has_rate_in_tensor",
-    "learning_rates",
-    "rate_state",
-    "read_optimizer",
-    "read_rate",
-    "refuse_changes",
-    "refuse_half_a_state",
-]
-
 Rule = Literal["SGD", "Adam"]
 
 

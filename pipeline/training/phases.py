@@ -9,8 +9,6 @@ from typing import TypeVar
 
 from pipeline.events import Observer, PhaseEnded, Progress
 
-__all__ = ["PHASES", "Phase", "PhaseRecorder"]
-
 PHASES = ("Trace", "Compile", "Warmup", "Capture", "Replay")
 
 Result = TypeVar("Result")

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from passes.run.result import PassRun
     from pipeline.result import RunResult
 
-__all__ = ["NotFinite", "TrainProgram"]
-
 
 class NotFinite(CheckFailed):
     """The loss of a step is not finite. The step changed nothing, so `snapshot` is the last good state."""

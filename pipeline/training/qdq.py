@@ -22,17 +22,6 @@ from passes.encodings.from_qdq import read_qdq
 from passes.weights.detached import detach
 from pipeline.errors import Unsupported, UsageError
 
-__all__ = [
-    "DEQUANTIZE",
-    "QUANTIZE",
-    "QdqModel",
-    "StoredWeight",
-    "has_quantizers",
-    "read_quantizers",
-    "stored_numbers",
-    "trainable_form",
-]
-
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
 

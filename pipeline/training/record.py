@@ -27,8 +27,6 @@ from pipeline.training.refusals import check_limit, refuse_classes
 from pipeline.training.state_dict import Sources
 from pipeline.training.trace import TracedStep, refuse_what_torch_refuses, trace_step
 
-__all__ = ["record_step"]
-
 
 @expects(check_gradients=FLAG, large=a(int, "a number of bytes"), native=FLAG, observe=FUNCTION.or_none())
 def record_step(

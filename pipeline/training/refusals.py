@@ -13,8 +13,6 @@ from torch.optim import Optimizer
 
 from pipeline.errors import Unsupported, UsageError
 
-__all__ = ["check_limit", "refuse_classes", "refuse_module", "refuse_optimizer_hooks"]
-
 
 def check_limit(name: str, limit: object) -> float:
     """What gradients are clipped to, as a number; infinity clips none.

@@ -15,8 +15,6 @@ from pipeline.errors import UsageError
 from pipeline.training.graph import STEP, moment_name, rate_name
 from pipeline.training.optimizer import MOMENTS, RULES, rate_state, read_rate, refuse_changes, refuse_half_a_state
 
-__all__ = ["Sources", "from_state_dict", "to_state_dict"]
-
 StateDict = dict[str, dict[str, Any]]
 
 

@@ -19,8 +19,6 @@ from pipeline.training.attributes import ModuleAttributes
 from pipeline.training.batch import BatchLayout, LossFunction
 from pipeline.training.swapped_tensors import swapped_tensors
 
-__all__ = ["Clipping", "StepFunction"]
-
 Clipping = Literal["none", "norm", "value"]
 """What of the gradients has a limit: the norm of all of them, or the size of each element."""
 

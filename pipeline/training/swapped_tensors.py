@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["swapped_tensors"]
-
 Place = tuple[Any, Any, Any]
 """(a dict or a list, the key or index in it, what the module holds there: a tensor, or a tuple that has some)."""
 

@@ -33,8 +33,6 @@ from pipeline.training.known_values import NO_PLACE, AskedForNumber, KnownValues
 from pipeline.training.refusals import refuse_module
 from pipeline.training.step_function import Clipping, StepFunction
 
-__all__ = ["TracedStep", "refuse_what_torch_refuses", "trace_step"]
-
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:

@@ -24,8 +24,6 @@ from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.ir import Graph, Op, Role, Value
 
-__all__ = ["find_candidates", "find_trained", "scales_of"]
-
 
 def find_trained(graph: Graph, chosen: Sequence[str] | None, *, by_readers: bool = False) -> frozenset[int]:
     """The vids of the weights to train: those that a glob of `chosen` matches, or those of the rule above.

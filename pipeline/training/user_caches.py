@@ -21,8 +21,6 @@ from torch import nn
 import passes
 from pipeline.training.known_values import HOMES
 
-__all__ = ["CONTAINERS", "UserCaches", "find_caches"]
-
 
 @dataclass(slots=True)
 class UserCaches:

@@ -27,8 +27,6 @@ from pipeline.training.qdq import (
     stored_numbers,
 )
 
-__all__ = ["TrainedModule", "with_weights"]
-
 
 class TrainedModule(Protocol):
     """A module with numbers from a training, as a `TrainProgram` is."""

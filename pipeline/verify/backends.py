@@ -15,8 +15,8 @@ from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sessions import Session, as_array
 from pipeline.errors import OnnxlineError, Unsupported, UsageError
 from pipeline.ir import Graph, Op
-from pipeline.lowering import EMITTERS, Kind
 from pipeline.lowering.fusion import fuse
+from pipeline.ops import EMITTERS, Kind
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of which nothing has changed does not need it
     import torch
@@ -24,18 +24,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a run of which nothing h
     from pipeline.runtime import CompiledProgram
     from pipeline.runtime.eager import Own
     from pipeline.segments import SegmentedModel
-
-__all__ = [
-    "BACKENDS",
-    "Backend",
-    "Feeds",
-    "GraphModel",
-    "OnnxFile",
-    "RunnableModel",
-    "Shapes",
-    "onnxruntime_runner",
-    "shapes_of",
-]
 
 Feeds = Mapping[str, np.ndarray]
 Shapes = Mapping[str, Sequence[int]]

@@ -14,11 +14,9 @@ import numpy as np
 
 from passes.proof.numbers import DRAWN, STEPS, Errors, Tolerance, compare, least_precise
 from pipeline.ir import Graph, Op, Value
-from pipeline.lowering import Kind
-from pipeline.lowering.random import KINDS as DRAWING
+from pipeline.ops import Kind
+from pipeline.ops.random import KINDS as DRAWING
 from pipeline.verify.backends import Backend, Feeds, shapes_of
-
-__all__ = ["BackendComparison", "Divergence", "ElementPair", "InputValue", "ValueStatistics", "compare_backends"]
 
 DRAWING_KINDS: Final = frozenset(Kind(row.kind).name for row in DRAWING)
 

@@ -28,9 +28,6 @@ from pipeline.errors import SourceError
 from pipeline.export.inputs import drawn_inputs, named_dims
 from pipeline.export.source import Source, TorchSource
 
-__all__ = ["References", "compute_references", "outputs_digest", "plan_draws"]
-
-
 EXACT: Final = "OUSbiu"
 """Kinds of numpy dtypes that hold neither NaN nor infinity."""
 

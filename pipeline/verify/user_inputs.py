@@ -19,8 +19,6 @@ from pipeline.errors import SourceError
 from pipeline.export.inputs import InputSpec, shape_text
 from pipeline.export.user_code import call_user_code, load_function
 
-__all__ = ["GivenInputs", "input_files", "read_inputs", "read_samples"]
-
 KEY: Final = "verify.inputs"
 """The setting that messages name, unless a caller names another."""
 

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Command", "commands_of", "missing_line"]
-
 EXIT_CODE = re.compile(r"\[exit code (\d+)\]")
 
 

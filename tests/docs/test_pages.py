@@ -25,8 +25,8 @@ from pipeline.ir import Role, from_text, to_json, to_text
 from pipeline.ir.json import FORMAT_VERSION as IR_VERSION
 from pipeline.ir.json import READERS, SINGULARS
 from pipeline.lowering import lower
-from pipeline.lowering.attrs import CODES
-from pipeline.lowering.tagged import TAGS
+from pipeline.ops.attrs import CODES
+from pipeline.ops.tagged import TAGS
 from pipeline.planning import make_plan
 from pipeline.planning import to_json as plan_to_json
 from pipeline.planning.binary import MAGIC, VERSION

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.lowering import lower, unpack, with_kernels
-from pipeline.lowering.aten import in_traced_order
+from pipeline.lowering import lower, with_kernels
+from pipeline.lowering.traced_order import in_traced_order
+from pipeline.ops import unpack
 from pipeline.planning import (
     ExecutionPlan,
     MemoryRegion,

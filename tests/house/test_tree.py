@@ -29,6 +29,15 @@ def test_no_helper_name_stands_twice() -> None:
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
+def test_all_stands_at_doors_only() -> None:
+    """A name without an underscore is for the whole package; a list says what a folder offers to others."""
+    inner = {path.relative_to(ROOT) for room in ("passes", "pipeline") for path in (ROOT / room).rglob("*.py")}
+    rooms = {path for path in inner if path.name != "__init__.py" and path.parts[:2] != ("pipeline", "compat")}
+    lists = {str(path) for path in rooms if re.search(r"^__all__", (ROOT / path).read_text(), re.MULTILINE)}
+    public = {"pipeline/errors.py", "pipeline/onnx_backend.py", "pipeline/authoring/functional.py"}
+    assert lists == public
+
+
 def test_no_test_file_is_two_ideas_long() -> None:
     long = {str(path.relative_to(TESTS)): n for path in FILES if (n := len(path.read_text().splitlines())) > 450}
     assert long == {}

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from pipeline.errors import UsageError
 from pipeline.run import Pipeline
 from tests.support.onnx_models import attention
 from tests.support.pages import rows
+from tests.support.processes import still_running
 
 NOT_LINUX = """
 import mmap, os, sys
@@ -58,11 +58,7 @@ def test_without_fcntl_and_resource_a_run_works_and_its_worker_ends_with_it(tmp_
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     kept, worker = done.stdout.split() or [done.stderr, ""]
     assert kept == "True"
-    for _ in range(100):
-        if not Path(f"/proc/{worker}").exists():
-            return
-        time.sleep(0.1)
-    pytest.fail("the worker outlives its owner")
+    assert still_running([int(worker)], within_s=60) == [], "the worker outlives its owner"
 
 
 def test_an_old_python_makes_no_venv(tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from benchmarks.browser import NoBrowser, open_browser
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-__all__ = ["browser"]
-
 
 @pytest.fixture
 def browser() -> Iterator[Browser]:

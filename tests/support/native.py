@@ -7,8 +7,6 @@ import pytest
 from pipeline.errors import UsageError
 from pipeline.runtime.kernels import NativeLibrary, load_library
 
-__all__ = ["native_library"]
-
 
 def native_library() -> NativeLibrary:
     """The library; skips the test where this machine cannot build it."""

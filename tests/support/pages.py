@@ -6,8 +6,6 @@ import re
 
 from tests.support.paths import ROOT
 
-__all__ = ["PAGES", "blocks", "rows"]
-
 FOLDERS = (
     ".",
     "docs",

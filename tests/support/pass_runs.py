@@ -20,8 +20,6 @@ from passes.run.runner import run_passes
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.sharing import detached_copy
 
-__all__ = ["broken", "models_left_by", "ops", "optimized", "row", "valid"]
-
 
 def optimized(
     context: PassContext,

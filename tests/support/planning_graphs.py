@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.lowering import EMITTERS
-
-__all__ = ["SHAPES", "Stored", "graphs"]
+from pipeline.ops import EMITTERS
 
 SHAPES = ((4, 6), (6, 4), (24,), (1, 24), (0, 3), (2, 2, 6))
 

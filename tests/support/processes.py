@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["still_running"]
-
 
 def still_running(processes: Iterable[int], within_s: float = 5.0) -> list[int]:
     """Those that do not end in this time."""

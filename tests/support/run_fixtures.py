@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +10,7 @@ import onnx
 import pytest
 import yaml
 
-from passes.context import PassContext
 from tests.support.paths import TESTS
-
-__all__ = ["FACTORIES", "config_file", "config_in", "running_workers", "small_config"]
 
 FACTORIES = TESTS / "support" / "torch_models" / "factories.py"
 """Not beside this file: what is loaded from beside a factory counts as a part of it."""
@@ -30,41 +23,6 @@ small (float[2, 4] x) => (float[2, 4] y) {
     y = Tanh (b)
 }
 """
-
-OPENS = (
-    "stages.check",
-    "stages.export",
-    "stages.passes",
-    "commands.audit",
-    "commands.bisect",
-    "commands.diff",
-    "commands.passes",
-)
-"""The modules of `pipeline` that open a context."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def running_workers(context: PassContext) -> Iterator[None]:
-    """Runs and commands in this process get a context of their own, but with workers that run already: to start them
-    would be most of the time of most tests. Commands in a process of their own start theirs."""
-
-    @contextmanager
-    def lend(
-        timeout_s: float = 600.0, memory_gib: float | None = None, folder: Path | None = None
-    ) -> Iterator[PassContext]:
-        assert memory_gib is None, "workers that run already cannot be given another limit"
-        limits = context.worker.timeout_s, context.proofs.timeout_s
-        context.worker.timeout_s, context.proofs.timeout_s = timeout_s, max(timeout_s, limits[1])
-        try:
-            with tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place:
-                yield PassContext(context.worker, Path(place).resolve(), context.proofs, context.user_code)
-        finally:
-            context.worker.timeout_s, context.proofs.timeout_s = limits
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in OPENS:
-            patch.setattr(importlib.import_module(f"pipeline.{name}"), "open_context", lend)
-        yield
 
 
 @pytest.fixture(scope="session")

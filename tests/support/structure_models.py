@@ -20,9 +20,6 @@ from passes.structures import Instance, structure_of
 from passes.weights.sharing import detached_copy
 from tests.support.onnx_models import detached
 
-__all__ = ["BATCH_NORM", "drawn", "found", "lost", "names", "run"]
-
-
 BATCH_NORM = """
 g (float[1, 3, 4, 4] x) => (float[1, 3, 4, 4] y) <float[3, 3, 1, 1] k, float[3] s, float[3] b, float[3] m, float[3] v> {
     c = Conv (x, k)

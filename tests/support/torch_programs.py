@@ -14,8 +14,6 @@ from pipeline.ir import Graph, check
 from pipeline.runtime import CompiledProgram, compile_graph
 from pipeline.runtime.eager import run_eager
 
-__all__ = ["Calls", "SmallDecoder", "compile_module", "feed_of", "graph_of", "outputs", "run_both"]
-
 
 class Calls(torch.nn.Module):
     """Several functions of the same tensors; the results of all of them."""

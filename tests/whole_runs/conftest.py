@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.support.run_fixtures import config_file, config_in, running_workers
+from tests.support.run_fixtures import config_file, config_in
 
-__all__ = ["config_file", "config_in", "running_workers"]
+__all__ = ["config_file", "config_in"]

@@ -168,7 +168,7 @@ def test_a_default_plan_that_fails_is_reported_and_no_error(tmp_path: Path, monk
 def test_a_default_plan_that_differs_is_reported_with_the_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipeline.lowering import Kind
+    from pipeline.ops import Kind
     from pipeline.runtime import kernels
 
     def halve(ins: Any, outs: Any, attrs: Any) -> Any:
@@ -212,7 +212,7 @@ def test_torch_runs_the_final_model_op_by_op(tmp_path: Path) -> None:
 
 def test_a_wrong_result_of_torch_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a Relu in place of the form that torch's backend has for it."""
-    from pipeline.lowering import Kind
+    from pipeline.ops import Kind
     from pipeline.runtime import functional
 
     forms = {**functional.FORMS, Kind.Relu: lambda ins, *_: ins[0].relu() / 2}

@@ -19,7 +19,7 @@ from passes.structures import structure_of
 from passes.weights.sharing import detached_copy
 from pipeline.importers import from_onnx
 from pipeline.ir.text import to_text
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.planning import to_json
 from pipeline.runtime import compile_graph
 from pipeline.stages.pictures import BrokenStructures, take_pictures

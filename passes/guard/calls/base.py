@@ -28,25 +28,6 @@ from passes.suggest import nearest
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, attach, detach, read_model
 from passes.weights.files import save
 
-__all__ = [
-    "CallPlan",
-    "InProcessStep",
-    "InterceptedCall",
-    "PassThrough",
-    "Skips",
-    "Target",
-    "bind_arguments",
-    "copy_model",
-    "is_valid",
-    "known_only",
-    "open_model",
-    "parse_model",
-    "plan_without",
-    "without_defaults",
-    "write",
-]
-
-
 Skips = Callable[[str], Skip | None]
 """Whether the policy skips the pass of a name such as `fuse_qkv` or `onnxsim/fuse_qkv`."""
 

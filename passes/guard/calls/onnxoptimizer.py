@@ -28,8 +28,6 @@ from passes.guard.calls.base import (
 from passes.step import Repeat
 from passes.weights.detached import DetachedModel
 
-__all__ = ["TARGETS", "OnnxOptimizerCall", "optimize"]
-
 NATIVE: Final = "onnxoptimizer.onnx_opt_cpp2py_export"
 
 

@@ -34,9 +34,6 @@ from passes.guard.calls.base import (
 )
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 
-__all__ = ["TARGETS", "OnnxSimCall", "all_passes"]
-
-
 OBJECTS: Final = ("custom_rewriter", "function_rewrite_rules")
 """Options that cannot be sent to a worker."""
 

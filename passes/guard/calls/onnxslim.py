@@ -28,8 +28,6 @@ from passes.guard.calls.base import (
 )
 from passes.weights.detached import DetachedModel
 
-__all__ = ["TARGETS", "OnnxSlimCall"]
-
 BEFORE: Final = ("inputs", "outputs", "input_shapes")
 """Options that change the model before it is optimized: the changed model is the reference."""
 

@@ -19,23 +19,6 @@ if TYPE_CHECKING:
 
     Function = Callable[..., Any]
 
-__all__ = [
-    "FOLDER",
-    "LAUNCHES",
-    "LIBRARIES",
-    "OUR_PROGRAM",
-    "PROCESSES",
-    "VARIABLE",
-    "AfterImport",
-    "Image",
-    "Launches",
-    "add_guard",
-    "is_registered",
-    "read_image",
-    "register",
-    "replace_everywhere",
-]
-
 LIBRARIES = ("onnxsim", "onnxoptimizer", "onnxslim")
 """The libraries whose functions are intercepted."""
 

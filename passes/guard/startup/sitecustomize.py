@@ -15,8 +15,6 @@ TYPE_CHECKING = False  # not typing's, which is slow to load
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["begin"]
-
 FOLDER = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120 - pathlib is slow to load
 PASSES = os.path.dirname(os.path.dirname(FOLDER))  # noqa: PTH120
 

@@ -19,27 +19,6 @@ from pipeline.export.static_cache.masks import causal_mask
 from pipeline.export.static_cache.wrappers import Prefill
 from pipeline.importers.from_torch.modules import as_exporting
 
-__all__ = [
-    "DECODE_INPUTS",
-    "PREFILL_INPUTS",
-    "CacheSizes",
-    "CacheSpec",
-    "Generated",
-    "KVMapping",
-    "LayerMapping",
-    "Program",
-    "cache_specs",
-    "decode_input_names",
-    "decode_inputs",
-    "decode_output_names",
-    "generate",
-    "kv_mapping",
-    "prefill_inputs",
-    "prefill_output_names",
-    "save_kv_mapping",
-]
-
-
 PREFILL_INPUTS: Final = ("input_ids", "attention_mask", "position_ids")
 DECODE_INPUTS: Final = (*PREFILL_INPUTS, "cache_position")
 """Inputs of decode before the caches."""

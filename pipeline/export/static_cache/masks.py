@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["LOWEST", "causal_mask", "mask_for_model"]
-
 LOWEST = torch.finfo(torch.float32).min
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -10,8 +10,6 @@ from transformers import Cache
 from pipeline.errors import UsageError
 from pipeline.export.static_cache.masks import attention_kinds
 
-__all__ = ["check_model", "check_updates"]
-
 KNOWN_KINDS = frozenset({"full_attention", "sliding_attention"})
 KNOWN_ATTENTION = frozenset({"eager", "sdpa", None})
 NEEDED_ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "past_key_values")

@@ -13,8 +13,6 @@ from transformers.cache_utils import CacheLayerMixin
 from pipeline.export.static_cache.masks import mask_for_model
 from pipeline.export.static_cache.model_checks import check_model, check_updates
 
-__all__ = ["Decode", "FixedLayer", "FreshLayer", "Prefill"]
-
 
 class FreshLayer(CacheLayerMixin):
     """A layer before the first token: what the model writes is what it reads.

@@ -17,8 +17,6 @@ from pipeline.errors import SourceError
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Rule", "best_rule", "names_of", "pieces_of"]
-
 DEEPEST: Final = 3
 """Most components of a prefix."""
 

@@ -19,8 +19,6 @@ from pipeline.export.weight_free.checkpoint_names import Rule, best_rule, names_
 from pipeline.export.weight_free.shards import DTYPES, Shards
 from pipeline.runtime.tensors import to_numpy
 
-__all__ = ["Pieces", "refer"]
-
 SHOWN: Final = 12
 
 Pieces = Mapping[str, Sequence[str]]

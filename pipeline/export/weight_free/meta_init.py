@@ -15,8 +15,6 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["is_weightless", "take_buffers", "without_weights"]
-
 LARGE: Final = 2**24
 """Elements from which a tensor is not even allocated: a system may refuse the memory, though it would stay unused."""
 

@@ -20,8 +20,6 @@ from onnx import TensorProto, helper
 from passes.suggest import plural
 from pipeline.errors import SourceError
 
-__all__ = ["DTYPES", "Shards", "StoredTensor", "read_index", "read_shards"]
-
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 LENGTH_BYTES: Final = 8

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 import onnx
 
-__all__ = ["value_arguments"]
-
 
 def value_arguments(key: str, node: onnx.NodeProto) -> list[str]:
     """The names of the inputs of `node` that have to be known numbers; `key` as `op_key` gives it."""

@@ -8,8 +8,6 @@ from onnx import helper, numpy_helper
 
 from passes.provenance.annotations import module_path_of
 
-__all__ = ["Attributes", "module_path", "op_key", "schema_of"]
-
 
 class Attributes:
     """Reads attributes of one NodeProto; an absent one is its default. It remembers which were read."""

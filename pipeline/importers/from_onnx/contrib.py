@@ -10,8 +10,6 @@ from pipeline.importers.from_onnx.node import Node
 from pipeline.importers.from_onnx.specs import qkv_sizes
 from pipeline.ir.graph import TensorSpec
 
-__all__ = ["IMPORTERS"]
-
 
 def attention(node: Node) -> None:
     """Self-attention whose Q, K and V weights are one matrix: one product, then a Split."""

@@ -20,8 +20,6 @@ from pipeline.importers.from_onnx.inline import Fresh, PendingNode
 from pipeline.importers.from_onnx.specs import element_type
 from pipeline.ir.graph import TensorSpec
 
-__all__ = ["standard_nodes"]
-
 OPSET = 23
 """The first opset with all operators that are written here."""
 

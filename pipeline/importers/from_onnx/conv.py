@@ -10,8 +10,6 @@ from passes.suggest import plural
 from pipeline.importers.from_onnx.node import Importer, Node, direct
 from pipeline.ir.graph import Attr, TensorSpec
 
-__all__ = ["IMPORTERS", "conv_attrs"]
-
 Sizes = tuple[int, ...]
 
 

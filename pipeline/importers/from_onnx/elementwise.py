@@ -10,8 +10,6 @@ from pipeline.importers.from_onnx.node import Importer, Node, direct, read_flag,
 from pipeline.importers.from_onnx.specs import ir_dtype
 from pipeline.ir.graph import Attr, InputRef, TensorSpec
 
-__all__ = ["IMPORTERS"]
-
 
 def passthrough(node: Node) -> None:
     """The output is another name of input 0."""

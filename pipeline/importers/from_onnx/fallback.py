@@ -10,8 +10,6 @@ from pipeline.importers.from_onnx.inline import PendingNode
 from pipeline.importers.from_onnx.node import Node
 from pipeline.ir.graph import Attr
 
-__all__ = ["import_fallback"]
-
 
 def import_fallback(node: Node, pending: PendingNode) -> None:
     """An op `OnnxNode` with the inputs of the node that are given; its attributes say which are left out."""

@@ -15,8 +15,6 @@ from onnx import helper
 
 from pipeline.importers.from_onnx.attributes import Attributes
 
-__all__ = ["FOLDERS", "fold", "foldable"]
-
 INTEGER_LIMIT = 4096
 """Elements of an integer or boolean tensor that may be folded: a mask of 64×64."""
 RANGE_LIMIT = 2**26

@@ -7,8 +7,6 @@ import numpy as np
 from pipeline.importers.from_onnx.node import Importer, Node, direct, read_axis, read_integer, read_text
 from pipeline.ir.graph import Attr, TensorSpec
 
-__all__ = ["IMPORTERS"]
-
 
 def one_hot(node: Node) -> None:
     """Off everywhere but where the place is the index; an index that is out of range is on nowhere."""

@@ -16,8 +16,6 @@ from pipeline.importers.from_onnx.attributes import op_key, schema_of
 from pipeline.importers.from_onnx.specs import element_type
 from pipeline.ir.graph import TensorSpec
 
-__all__ = ["PendingNode", "branch_nodes", "function_nodes", "has_body", "pending_nodes", "read_names"]
-
 Fresh = Callable[[str], str]
 """A new name for a value of a body."""
 

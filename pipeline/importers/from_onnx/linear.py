@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pipeline.importers.from_onnx.node import Importer, Node, direct, read_flag, read_number
 
-__all__ = ["IMPORTERS"]
-
 
 def einsum(node: Node) -> None:
     node.emit("Einsum", node.operands(), {"equation": node.attributes.text("equation").replace(" ", "")})

@@ -35,8 +35,6 @@ from pipeline.ir.builder import Builder, Emitter
 from pipeline.ir.check import check
 from pipeline.ir.graph import Graph
 
-__all__ = ["FAMILIES", "build_graph", "from_onnx", "importers", "join"]
-
 
 def from_onnx(
     model: onnx.ModelProto | str | Path,

@@ -18,18 +18,6 @@ from pipeline.importers.from_onnx.source import ArrayPayload
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Attr, TensorSpec
 
-__all__ = [
-    "Importer",
-    "NameScope",
-    "Node",
-    "direct",
-    "read_axis",
-    "read_flag",
-    "read_integer",
-    "read_number",
-    "read_text",
-]
-
 
 class NameScope:
     """Names → vids, over one Builder."""

@@ -16,8 +16,6 @@ from pipeline.errors import Unsupported
 from pipeline.importers.from_onnx.inline import Fresh, PendingNode
 from pipeline.ir.graph import TensorSpec
 
-__all__ = ["OLDEST_WITH_BROADCASTING", "modern_nodes"]
-
 OLDEST_WITH_BROADCASTING = 7
 
 Specs = Mapping[str, TensorSpec]

@@ -13,8 +13,6 @@ from pipeline.importers.from_onnx.conv import conv_attrs
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr, TensorSpec
 
-__all__ = ["IMPORTERS"]
-
 LIMITS = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
 
 

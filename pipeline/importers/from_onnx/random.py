@@ -10,8 +10,6 @@ import numpy as np
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr, TensorSpec
 
-__all__ = ["IMPORTERS"]
-
 
 def normal(node: Node) -> None:
     """RandomNormal and RandomNormalLike: of their input only shape and dtype count, and both are known."""

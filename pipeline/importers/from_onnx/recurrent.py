@@ -12,8 +12,6 @@ from passes.suggest import plural
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr, TensorSpec
 
-__all__ = ["IMPORTERS"]
-
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 LENGTHS, HIDDEN, CELL, PEEPHOLES = 4, 5, 6, 7

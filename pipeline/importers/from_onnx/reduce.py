@@ -9,8 +9,6 @@ import numpy as np
 from pipeline.importers.from_onnx.node import Importer, Node, direct, read_number
 from pipeline.ir.graph import Attr, InputRef, TensorSpec, TorchConst
 
-__all__ = ["IMPORTERS"]
-
 EPSILON = read_number("epsilon", 1e-5)
 
 

@@ -16,8 +16,6 @@ import numpy as np
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr, TensorSpec
 
-__all__ = ["IMPORTERS"]
-
 
 @dataclass(frozen=True, slots=True)
 class Resampling:

@@ -35,8 +35,6 @@ from pipeline.importers.from_onnx.specs import (
 )
 from pipeline.ir.graph import DTYPE_BITS, TensorSpec
 
-__all__ = ["Resolved", "Rules", "Scope", "first_output", "identity", "resolve"]
-
 
 @dataclass(frozen=True, slots=True)
 class Scope:

@@ -14,8 +14,6 @@ from pipeline.importers.from_onnx.resolve import Rules, Scope
 from pipeline.importers.from_onnx.source import Stored
 from pipeline.ir.graph import DTYPE_BITS, Graph, TensorSpec
 
-__all__ = ["NodeList", "PlanSegment", "import_segment", "tensor_spec"]
-
 
 @dataclass(frozen=True, slots=True)
 class NodeList:

@@ -11,8 +11,6 @@ from pipeline.importers.from_onnx.attributes import Attributes
 from pipeline.importers.from_onnx.node import Importer, Node, direct, read_axis
 from pipeline.ir.graph import Attr, TensorSpec
 
-__all__ = ["IMPORTERS"]
-
 
 def reshape(node: Node) -> None:
     """Reshape, Flatten, Squeeze and Unsqueeze: the elements stay in order, and the output's shape is known."""

@@ -7,8 +7,6 @@ import numpy as np
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr, InputRef, TensorSpec
 
-__all__ = ["IMPORTERS"]
-
 BY_LENGTH = 2
 """torch's number for a transform that is divided by its length."""
 

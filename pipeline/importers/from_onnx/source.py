@@ -25,8 +25,6 @@ from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.specs import ir_dtype, is_ir_type, wider_type
 from pipeline.ir.graph import Payload, TensorSpec
 
-__all__ = ["ArrayPayload", "ReadModel", "Stored", "read_initializers", "read_source"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReadModel:

@@ -17,22 +17,6 @@ from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.attributes import Attributes, op_key
 from pipeline.ir.graph import DTYPE_BITS, Dim, TensorSpec
 
-__all__ = [
-    "OWN_SHAPES",
-    "Sizes",
-    "TensorSequence",
-    "declared_spec",
-    "element_type",
-    "infer",
-    "ir_dtype",
-    "is_ir_type",
-    "numpy_type",
-    "qkv_sizes",
-    "split_sequence",
-    "wider_type",
-]
-
-
 Constants = Mapping[str, np.ndarray]
 """Inputs of a node with small known numbers."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr
 
-__all__ = ["IMPORTERS"]
-
 
 def roi_align(node: Node) -> None:
     """Before opset 16 places were not moved by half a pixel."""

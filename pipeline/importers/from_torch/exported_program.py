@@ -9,8 +9,6 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-__all__ = ["bodies_of", "calls_in", "held_tensors", "line_of", "module_of", "recompile"]
-
 
 def bodies_of(module: GraphModule) -> Iterator[GraphModule]:
     """`module` itself and all graph modules nested in it."""

@@ -36,16 +36,6 @@ from pipeline.importers.from_torch.exported_program import calls_in, held_tensor
 from pipeline.importers.from_torch.operators import RUNNING, WHEN_TRAINING, describe_operator, marks_vmap
 from pipeline.importers.from_torch.tensors import as_written, memory_of
 
-__all__ = [
-    "arguments_of",
-    "decompositions",
-    "find_writing_calls",
-    "functionalize_program",
-    "memories_at",
-    "mutates",
-    "written_arguments",
-]
-
 
 def mutates(program: ExportedProgram) -> bool:
     """Whether some op, in a body too, writes to one of its arguments."""

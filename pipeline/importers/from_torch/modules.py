@@ -19,16 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = [
-    "STANDARD",
-    "as_exporting",
-    "attribute_tensors",
-    "every_module",
-    "every_path",
-    "every_tensor",
-    "preserve_module_state",
-]
-
 
 def every_module(model: nn.Module) -> list[nn.Module]:
     """`model` and the modules inside of it; one in two places is listed twice."""

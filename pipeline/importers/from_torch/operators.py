@@ -18,8 +18,6 @@ from torch._ops import HigherOrderOperator
 
 from pipeline.errors import Unsupported
 
-__all__ = ["RUNNING", "WHEN_TRAINING", "Names", "Operator", "base_name", "describe_operator", "marks_vmap"]
-
 
 @dataclass(frozen=True, slots=True)
 class Operator:

@@ -18,8 +18,6 @@ from pipeline.ir.builder import GraphFacts
 from pipeline.ir.expression import names_in
 from pipeline.ir.graph import DimRange
 
-__all__ = ["from_torch", "guards", "ranges"]
-
 Tied = Mapping[str, Sequence[str]]
 
 

@@ -28,8 +28,6 @@ from pipeline.importers.from_torch.functionalize import arguments_of, find_writi
 from pipeline.importers.from_torch.operators import describe_operator
 from pipeline.importers.from_torch.tensors import extent, meet, memory_of
 
-__all__ = ["refuse_lost_writes", "refuse_unfaithful"]
-
 Held = Mapping[str, tuple[str, torch.Tensor]]
 """{placeholder: (name in the model, tensor)} of the tensors that share a storage with another one."""
 

@@ -19,8 +19,6 @@ from pipeline.ir import Attr, BodyRef, Graph, InputRef, Op, Payload, Role, Tenso
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import parts
 
-__all__ = ["Region", "Several"]
-
 
 @dataclass(frozen=True, slots=True)
 class Several:

@@ -16,18 +16,6 @@ from pipeline.errors import Unsupported
 from pipeline.ir import DTYPE_BITS, Dim, Role, SymExpr, TensorSpec
 from pipeline.ir.builder import ValueDecl
 
-__all__ = [
-    "TensorPayload",
-    "Tensors",
-    "as_written",
-    "copy_with_strides",
-    "extent",
-    "holds_values",
-    "is_contiguous",
-    "meet",
-    "memory_of",
-]
-
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 Described = tuple[TensorSpec, tuple[Dim, ...] | None]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping
 from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Graph
-from pipeline.lowering.aten import AS_STRIDED
 from pipeline.lowering.fusion.attention import fuse_attention
 from pipeline.lowering.fusion.constants import take_constant_places
 from pipeline.lowering.fusion.feed_forward import join_products
@@ -27,6 +26,7 @@ from pipeline.lowering.fusion.layout import keep_channels_last
 from pipeline.lowering.fusion.orders import store_as_copied
 from pipeline.lowering.fusion.pointwise import fuse_convolutions, fuse_products
 from pipeline.lowering.fusion.residual import add_in_products
+from pipeline.ops.aten import AS_STRIDED
 
 __all__ = ["FUSIONS", "NATIVE_TRAIN_PASSES", "TRAIN_PASSES", "fuse", "fuse_train_step"]
 

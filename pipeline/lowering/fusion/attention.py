@@ -11,8 +11,6 @@ from pipeline.lowering.fusion.pointwise import is_float32
 from pipeline.lowering.fusion.readers import Attention, read_attention, read_sum
 from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
 
-__all__ = ["fuse_attention"]
-
 PRODUCTS = frozenset({"MatMul", "aten.matmul.default"})
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pipeline.ir.graph import Graph, Op, Role
 from pipeline.lowering.fusion.rewrite import Rewrite
 
-__all__ = ["constant_number", "take_constant_places"]
-
 
 def constant_number(graph: Graph, vid: int) -> float | int | None:
     """The number of a constant with one element."""

@@ -9,8 +9,6 @@ from pipeline.lowering.fusion.pointwise import read_stored_product
 from pipeline.lowering.fusion.readers import MatrixProduct, read_sum
 from pipeline.lowering.fusion.rewrite import Rewrite, only_user
 
-__all__ = ["join_products"]
-
 LEAST = 2**27
 """Multiplications of each product from which one call is faster: below, products in blocks need no copies either."""
 

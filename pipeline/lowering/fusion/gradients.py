@@ -15,14 +15,6 @@ from pipeline.ir.graph import Attr, Graph, InputRef, Op, TensorSpec, TorchConst
 from pipeline.lowering.fusion.readers import read_sum
 from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
 
-__all__ = [
-    "add_biases_in_products",
-    "join_parts",
-    "join_relu_with_products",
-    "scale_before_spreading",
-    "sum_rows_by_product",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Part:

@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipeline.ir.graph import Graph, InputRef, Op, Role, TensorSpec, TorchConst
-from pipeline.lowering.aten import as_view, is_call, takes_any_order
 from pipeline.lowering.fusion.rewrite import Rewrite, producer
-
-__all__ = ["store_images_by_channel"]
+from pipeline.ops.aten import as_view, is_call, takes_any_order
 
 
 def store_images_by_channel(graph: Graph) -> Graph:

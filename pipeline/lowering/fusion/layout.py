@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pipeline.ir.graph import Attr, Graph, InputRef, Op, TensorSpec
-from pipeline.lowering.aten.order import ORDERS
 from pipeline.lowering.fusion.rewrite import Rewrite
-
-__all__ = ["keep_channels_last"]
+from pipeline.lowering.traced_order import ORDERS
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 """Permutations from channels first to channels last, and back."""

@@ -1,6 +1,6 @@
 """Choose the memory order of results so that their readers need no copy.
 
-The strides of a value say in which order its axes lie in memory; `pipeline.lowering.aten.order` stores it so. What an
+The strides of a value say in which order its axes lie in memory; `pipeline.lowering.traced_order` stores it so. What an
 operator computes does not depend on it, and neither does what reads the value.
 """
 
@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from itertools import permutations
 
 from pipeline.ir.graph import Graph, InputRef, Op, TensorSpec
-from pipeline.lowering.aten.views import VIEW_KINDS, as_view
-from pipeline.lowering.attrs import unpack
 from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
-from pipeline.lowering.kinds import Kind
-from pipeline.lowering.layout import Layout
-
-__all__ = ["store_as_copied"]
+from pipeline.ops.aten.views import VIEW_KINDS, as_view
+from pipeline.ops.attrs import unpack
+from pipeline.ops.kinds import Kind
+from pipeline.ops.layout import Layout
 
 MOST_AXES = 6
 

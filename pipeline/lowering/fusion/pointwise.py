@@ -16,8 +16,6 @@ from pipeline.lowering.fusion.readers import (
 )
 from pipeline.lowering.fusion.rewrite import Rewrite, is_constant, only_user
 
-__all__ = ["NONE", "fuse_convolutions", "fuse_products", "is_float32", "of_activation", "read_stored_product"]
-
 NONE: Activation = ("none", ())
 
 

@@ -9,19 +9,6 @@ from dataclasses import dataclass
 
 from pipeline.ir.graph import Attr, Graph, InputRef, Op
 
-__all__ = [
-    "Activation",
-    "Attention",
-    "Convolved",
-    "MatrixProduct",
-    "read_activation",
-    "read_attention",
-    "read_convolution",
-    "read_norm",
-    "read_product",
-    "read_sum",
-]
-
 Activation = tuple[str, tuple[float, ...]]
 """A key of `ACTIVATIONS`, and its numbers."""
 

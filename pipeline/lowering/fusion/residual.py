@@ -10,8 +10,6 @@ from pipeline.lowering.fusion.pointwise import NONE, of_activation, read_stored_
 from pipeline.lowering.fusion.readers import MatrixProduct, read_sum
 from pipeline.lowering.fusion.rewrite import Rewrite, only_user
 
-__all__ = ["add_in_products"]
-
 
 @dataclass(frozen=True, slots=True)
 class SumOfProduct:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import Attr, Graph, Op, Plain, Role, TensorSpec
 
-__all__ = ["Rewrite", "is_constant", "only_user", "producer"]
-
 
 def producer(graph: Graph, vid: int) -> Op | None:
     """The op that makes `vid`, if any."""

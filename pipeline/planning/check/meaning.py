@@ -13,13 +13,12 @@ from passes.suggest import plural
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Graph, InputRef, Op, Role, TensorSpec, Value, parts
 from pipeline.ir.json import digest_graph
-from pipeline.lowering import KINDS, KernelCall
-from pipeline.lowering.aten.inplace import CHANGED, POINTWISE
-from pipeline.lowering.aten.order import ORDERS
+from pipeline.lowering import KernelCall
+from pipeline.lowering.traced_order import ORDERS
+from pipeline.ops import KINDS
+from pipeline.ops.aten.inplace import CHANGED, POINTWISE
 from pipeline.planning.check.view_semantics import VIEW_INDEX
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot
-
-__all__ = ["check_against", "differences"]
 
 LISTED = 20
 

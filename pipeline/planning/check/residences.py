@@ -13,8 +13,6 @@ from pipeline.planning.check.shadow_memory import roots_of
 from pipeline.planning.memory_map import MemoryMap, Residence
 from pipeline.planning.plan import ExecutionPlan
 
-__all__ = ["wrong_residences"]
-
 
 def wrong_residences(plan: ExecutionPlan) -> list[str]:
     """What is wrong with the memory map of a plan whose tables are right; nothing where it has none."""

@@ -11,19 +11,6 @@ from dataclasses import dataclass
 
 from pipeline.planning.plan import ExecutionPlan
 
-__all__ = [
-    "ARENA",
-    "ByteRange",
-    "IntactValues",
-    "address",
-    "contiguous_strides",
-    "has_distinct_elements",
-    "place",
-    "roots_of",
-    "span",
-    "strides_of",
-]
-
 ARENA = -1
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from passes.suggest import plural
 from pipeline.errors import InternalError
-from pipeline.lowering import KernelCall, unpack, wrong_schema
+from pipeline.lowering import KernelCall
+from pipeline.ops import unpack, wrong_schema
 from pipeline.planning.check.shadow_memory import contiguous_strides, has_distinct_elements, roots_of, span
 from pipeline.planning.plan import ExecutionPlan, Slot
-
-__all__ = ["GIVEN", "outside", "unused_bytes", "wrong_peak", "wrong_tables"]
 
 GIVEN = ("input", "param", "state", "const")
 """Roles whose values exist before the first call."""

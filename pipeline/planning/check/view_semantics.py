@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.lowering import KernelCall, Kind, unpack
+from pipeline.lowering import KernelCall
+from pipeline.ops import Kind, unpack
 from pipeline.planning.check.shadow_memory import address, contiguous_strides
 from pipeline.planning.plan import ExecutionPlan
-
-__all__ = ["VIEW_INDEX", "shows_its_operand"]
 
 Index = Sequence[int]
 Sizes = Sequence[int]

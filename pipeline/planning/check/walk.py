@@ -10,7 +10,8 @@ from passes.errors import check_type
 from passes.suggest import plural
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Role
-from pipeline.lowering import KernelCall, Kind, unpack
+from pipeline.lowering import KernelCall
+from pipeline.ops import Kind, unpack
 from pipeline.planning.check.residences import wrong_residences
 from pipeline.planning.check.shadow_memory import (
     ARENA,
@@ -24,8 +25,6 @@ from pipeline.planning.check.shadow_memory import (
 from pipeline.planning.check.tables import GIVEN, outside, unused_bytes, wrong_peak, wrong_tables
 from pipeline.planning.check.view_semantics import shows_its_operand
 from pipeline.planning.plan import ExecutionPlan
-
-__all__ = ["check_plan", "violations"]
 
 LISTED = 20
 

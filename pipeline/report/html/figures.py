@@ -11,9 +11,6 @@ from passes.run.result import StructureVerdict
 from pipeline.report.html.layout import DrawingLayout, lay_out
 from pipeline.report.model import Box, BoxKind, Drawing, Pictures, StructurePicture
 
-__all__ = ["Figure", "Group", "InstanceRow", "Panel", "groups_of"]
-
-
 SMALLEST: Final = 0.8
 """Scale at which a drawing can be read; `page.js` goes no lower."""
 

@@ -12,8 +12,6 @@ from pipeline.report.html.number_text import error_text, seconds_text, worst_of
 from pipeline.report.html.timeline import Timeline
 from pipeline.report.model import Report
 
-__all__ = ["Card", "Headline", "headline_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Card:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from passes.diff import LayerErrors
 from pipeline.report.module_axis import MOST_LABELS, block_labels, shorten_label
 
-__all__ = ["Curve", "LayerPlot", "layer_plot", "ratio_curve", "ratio_labels"]
-
 LEFT, RIGHT, HEIGHT, STEP = 64.0, 944.0, 120.0, 5
 """The area of the points, in units of the drawing; and the most parts of an axis."""
 

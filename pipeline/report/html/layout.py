@@ -14,8 +14,6 @@ from typing import Final
 
 from pipeline.report.model import Box, BoxKind, Drawing, Wire
 
-__all__ = ["DrawingLayout", "PlacedBox", "lay_out"]
-
 LETTER: Final = 6.9
 """Width of a letter, in the units of the drawing; a box is wide enough for its longer line."""
 

@@ -7,8 +7,6 @@ from typing import Final
 
 from passes.provenance.names import NameMap
 
-__all__ = ["NameTable", "name_tables"]
-
 MOST_ROWS: Final = 200
 """Rows of one table; `report.json` has all."""
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 
 from passes.proof.numbers import Errors, only_compared
 
-__all__ = ["error_text", "seconds_text", "worst_of"]
-
 
 def seconds_text(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"

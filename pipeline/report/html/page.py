@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -30,8 +31,6 @@ from pipeline.report.html.timeline import Timeline, timeline_of
 from pipeline.report.html.training import TrainingView, training_view
 from pipeline.report.model import NodeRow, Pictures, Report
 from pipeline.report.quantization import Quantization
-
-__all__ = ["Page", "page_of", "render"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +174,19 @@ HERE: Final = Path(__file__).parent
 
 def render(page: Page) -> str:
     """Render the page. Every text is escaped; the script's JSON holds no `<` that could end it."""
+    template = _environment().get_template("page.html.j2")
+    return visible(template.render(page=page, style=_read_asset("page.css"), script=_read_asset("page.js")))
+
+
+@cache
+def _environment() -> Environment:
+    """Made once, since it keeps the compiled templates: a run writes its page more than once."""
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_function"] = lambda data, **settings: json.dumps(visible_data(data), **settings)
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
-    template = environment.get_template("page.html.j2")
-    return visible(template.render(page=page, style=_read_asset("page.css"), script=_read_asset("page.js")))
+    return environment
 
 
 def _read_asset(name: str) -> Markup:

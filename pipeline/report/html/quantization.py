@@ -12,8 +12,6 @@ from pipeline.report.html.headline import Card
 from pipeline.report.html.layers import Curve, Tick, ratio_curve, ratio_labels
 from pipeline.report.quantization import Quantization, QuantizedLayer, QuantizedStructure, QuantizedTensor
 
-__all__ = ["QuantizationView", "quantization_view"]
-
 MOST_LAYERS: Final = 16
 """Bars of layers; the table below has all."""
 

@@ -17,9 +17,6 @@ from passes.suggest import bytes_text
 from pipeline.report.html.number_text import error_text, seconds_text, worst_of
 from pipeline.report.model import SOURCE, Mark, Report, diff_folder
 
-__all__ = ["DiffEntry", "DiffSection", "PassDiff", "Segment", "Timeline", "TimelineRow", "read_diff", "timeline_of"]
-
-
 TINTS: Final = 8
 """Operators that get a colour of their own; the others share one."""
 

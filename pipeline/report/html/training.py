@@ -13,8 +13,6 @@ from pipeline.report.html.layers import HEIGHT, LEFT, RIGHT, Curve, Tick
 from pipeline.report.html.number_text import seconds_text
 from pipeline.report.training import TrainingReport
 
-__all__ = ["PhaseRow", "TrainingView", "training_view"]
-
 POINTS: Final = 400
 """The most points of the curve; each is the mean of as many steps."""
 

@@ -22,8 +22,6 @@ from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.tensors import dtype_name
 
-__all__ = ["Capture", "OutputViews"]
-
 is_grad_enabled = torch.is_grad_enabled
 
 

@@ -17,8 +17,6 @@ from pipeline.runtime.capture.session import CaptureSession, Snapshot
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.torch_state import has_plain_defaults, plain_state
 
-__all__ = ["MOST_CAPTURES", "Captures", "MemorySource", "OneMemory"]
-
 MOST_CAPTURES = 16
 """How many captures are kept by default; each has buffers of its own."""
 

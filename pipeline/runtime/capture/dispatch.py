@@ -16,8 +16,6 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["DispatchGuard", "make_guard", "set_grad_enabled", "without_autograd"]
-
 
 class DispatchGuard(Protocol):
     """Entered as often as one likes, and by one thread at a time: it keeps what it has to put back."""

@@ -18,8 +18,6 @@ from pipeline.runtime.capture.session import CaptureSession
 from pipeline.runtime.slots import Feed, bind_one
 from pipeline.runtime.tensors import as_tensor, empty_strided, torch_dtype
 
-__all__ = ["FeedBuffers", "as_tensors", "copied_names"]
-
 FEW = 16
 """Up to so many names beside the copied ones are looked at in every feed."""
 

@@ -16,8 +16,6 @@ from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Role
 
-__all__ = ["CaptureKey", "CapturePolicy", "FedTensor", "Treatment", "signature_of"]
-
 
 class Treatment(Enum):
     """What a replay does with a value that a feed can bring."""

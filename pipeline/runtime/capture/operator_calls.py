@@ -17,8 +17,6 @@ import torch
 from pipeline.runtime.kernels import Launch
 from pipeline.runtime.kernels.launches import OverloadCall, call_in_turn, call_with_result, copy_all, copy_one
 
-__all__ = ["ListOf", "OperatorCall", "ResultOf", "UnreadableLaunchError", "read_operator_calls"]
-
 Overload = torch._ops.OpOverload
 
 

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from pipeline.errors import UsageError
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.random import KERNELS as DRAWING
 from pipeline.runtime.program import LaunchStep
 from pipeline.runtime.torch_args import find_operator
-
-__all__ = ["RandomState", "Randomness"]
 
 
 @dataclass(frozen=True, slots=True)

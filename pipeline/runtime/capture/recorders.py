@@ -12,8 +12,6 @@ from pipeline.runtime.capture.call_graphs import LEAST_CALLS, SETTLING_RUNS, Cal
 from pipeline.runtime.capture.operator_calls import OperatorCall, UnreadableLaunchError, read_operator_calls
 from pipeline.runtime.kernels import Launch
 
-__all__ = ["RECORDERS", "CpuRecorder", "CudaRecorder", "LoopRecorder", "Recorder", "Recording"]
-
 
 class Recording(Protocol):
     """Launches that were recorded once."""

@@ -17,8 +17,6 @@ from pipeline.runtime.capture.session import Snapshot
 from pipeline.runtime.process_bound import ProcessBound
 from pipeline.runtime.slots import Feed
 
-__all__ = ["Replayable"]
-
 A_SNAPSHOT = a(Snapshot, "what snapshot() returned")
 
 

@@ -13,12 +13,10 @@ import torch
 
 from passes.suggest import plural
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.capture.key import CaptureKey
 from pipeline.runtime.program import LaunchStep, UnboundProgram
 from pipeline.runtime.torch_args import find_operator
-
-__all__ = ["CaptureReport", "CaptureSegment", "find_obstacle", "split_steps"]
 
 HOST_SYNC = "it waits for the host: a value that a kernel computed decides what is launched next"
 DATA_SHAPE = "it makes a result whose shape depends on the data"

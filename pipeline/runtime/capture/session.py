@@ -14,8 +14,6 @@ from pipeline.runtime.binding import ProgramMemory
 from pipeline.runtime.capture.randomness import Randomness, RandomState
 from pipeline.runtime.tensors import empty_strided, torch_dtype
 
-__all__ = ["CaptureSession", "CaptureWarning", "Snapshot"]
-
 SHOWN = 3
 """How many names a warning lists."""
 

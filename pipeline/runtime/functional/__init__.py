@@ -11,9 +11,9 @@ import torch
 
 from pipeline.errors import Unsupported
 from pipeline.ir import Graph, Op
-from pipeline.lowering import Kind
-from pipeline.lowering.aten import TYPED
-from pipeline.lowering.tables import join
+from pipeline.ops import Kind
+from pipeline.ops.aten import TYPED
+from pipeline.ops.tables import join
 from pipeline.runtime.functional import conv, elementwise, fallback, index, linear, random, recurrent, reduce, shape
 from pipeline.runtime.functional.base import Form
 from pipeline.runtime.functional.fallback import NODES

@@ -15,8 +15,6 @@ import torch
 
 from pipeline.ir import TensorSpec
 
-__all__ = ["Attrs", "Form", "Ins", "Results", "Specs", "only"]
-
 Ins: TypeAlias = Sequence[torch.Tensor]
 Attrs: TypeAlias = Mapping[str, Any]
 """Those of the op, as its importer normalised them."""

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs
 from pipeline.runtime.tensors import torch_dtype
-
-__all__ = ["FORMS"]
 
 MAX_POOL = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
 AVERAGE_POOL = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)

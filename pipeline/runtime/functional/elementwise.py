@@ -8,11 +8,9 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs, only
 from pipeline.runtime.tensors import torch_dtype
-
-__all__ = ["FORMS"]
 
 UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 

@@ -18,11 +18,9 @@ from typing import Any
 import torch
 
 from pipeline.errors import Unsupported
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs
 from pipeline.runtime.tensors import torch_dtype
-
-__all__ = ["FORMS"]
 
 
 def quantize(ins: Ins, node: Mapping[str, Any], outs: Specs) -> torch.Tensor:

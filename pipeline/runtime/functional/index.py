@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs
-
-__all__ = ["FORMS"]
 
 REDUCTIONS = {"add": "sum", "mul": "prod", "min": "amin", "max": "amax"}
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs, only
-
-__all__ = ["FORMS"]
 
 
 def gemm(ins: Ins, attrs: Attrs, outs: Specs) -> torch.Tensor:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs
 from pipeline.runtime.tensors import torch_dtype
-
-__all__ = ["FORMS"]
 
 
 def normal(_: Ins, attrs: Attrs, outs: Specs) -> torch.Tensor:

@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.nn import functional
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs
-
-__all__ = ["FORMS"]
 
 Squash = Callable[[torch.Tensor], torch.Tensor]
 States = Sequence[torch.Tensor]

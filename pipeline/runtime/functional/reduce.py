@@ -7,11 +7,9 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Results, Specs
 from pipeline.runtime.tensors import torch_dtype
-
-__all__ = ["FORMS"]
 
 
 def along(function: Callable[..., torch.Tensor]) -> Form:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.functional.base import Attrs, Form, Ins, Specs
-
-__all__ = ["FORMS"]
 
 
 def reshape(ins: Ins, _: Attrs, outs: Specs) -> torch.Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.lowering import Kind
-from pipeline.lowering.tables import join
+from pipeline.ops import Kind
+from pipeline.ops.tables import join
 from pipeline.runtime.kernels import (
     aten,
     conv,

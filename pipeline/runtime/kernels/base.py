@@ -2,7 +2,7 @@
 
 Inputs may be views with any strides, a stride of 0 among them. Outputs are contiguous, so a kernel may take `.view`
 of an output, and must not of an input. A launch writes every output in full, and reads no input after it wrote an
-output that may share that input's storage (see `inplace=` in the family's file under pipeline/lowering).
+output that may share that input's storage (see `inplace=` in the family's file under pipeline/ops).
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["Attrs", "Bind", "Ins", "Kernel", "Launch", "Outs", "each_time"]
-
 Ins = Sequence[torch.Tensor]
 Outs = Sequence[torch.Tensor]
 Attrs = dict[str, Any]
-"""What `lowering.unpack` gives. The schema fixes names and types, so a kernel does not check them."""
+"""What `ops.unpack` gives. The schema fixes names and types, so a kernel does not check them."""
 
 Launch = Callable[[], object]
 """Computes the outputs from the inputs' current numbers; its return value is ignored.

@@ -26,15 +26,6 @@ from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
 from pipeline.runtime.kernels.threads import planned_threads
 
-__all__ = [
-    "HAS_SMALL_KERNELS",
-    "BlockedWeight",
-    "launch_batch",
-    "launch_in_blocks",
-    "pack_blocks",
-    "split_into_blocks",
-]
-
 SMALL = 10**6
 """Multiplications up to which OpenBLAS takes its kernels for small products."""
 

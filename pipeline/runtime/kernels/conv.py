@@ -10,14 +10,12 @@ import torch
 from torch.nn import functional
 
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
 from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.max_pool import PoolWindow, launch_max_pool
 from pipeline.runtime.kernels.packing import PackedWeight, Packer, Stored, launch_convolution, pack_convolution
 from pipeline.runtime.kernels.weight_forms import Convolution
-
-__all__ = ["KERNELS", "PACKERS", "pad_sides"]
 
 NEAREST = {
     "round_prefer_floor": lambda places: torch.ceil(places - 0.5),

@@ -1,4 +1,4 @@
-"""Elementwise kernels. Every one is safe when output 0 is one of the operands that lowering lists as in place."""
+"""Elementwise kernels. Every one is safe when output 0 is one of the operands that their row lists as in place."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
 from pipeline.runtime.tensors import NOT_IN_NUMPY
-
-__all__ = ["KERNELS"]
 
 aten = torch.ops.aten
 

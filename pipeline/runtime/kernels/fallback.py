@@ -10,12 +10,10 @@ import onnx
 import torch
 from google.protobuf import json_format
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
 from pipeline.runtime.onnx_op import ForeignNode, type_of
 from pipeline.runtime.tensors import as_tensor, to_numpy
-
-__all__ = ["KERNELS"]
 
 
 def onnx_node(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:

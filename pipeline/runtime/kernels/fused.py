@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
 from pipeline.runtime.kernels.blocked import launch_batch
 from pipeline.runtime.kernels.conv import pad_sides
@@ -34,8 +34,6 @@ from pipeline.runtime.kernels.packing import (
 )
 from pipeline.runtime.kernels.post_ops import PostOp, post_op
 from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, PairWeight, ProductWeight
-
-__all__ = ["KERNELS", "PACKERS"]
 
 nn: Any = vars(torch._C)["_nn"]  # its stubs leave this module out
 

@@ -7,10 +7,8 @@ import math
 import torch
 from torch.nn import functional
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
-
-__all__ = ["KERNELS"]
 
 REDUCTIONS = {"mul": "prod", "min": "amin", "max": "amax"}
 

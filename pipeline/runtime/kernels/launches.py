@@ -16,17 +16,6 @@ from pipeline.runtime.kernels.base import Launch
 from pipeline.runtime.run_errors import ResultMismatch
 from pipeline.runtime.torch_args import tensors_in
 
-__all__ = [
-    "OverloadCall",
-    "call_in_turn",
-    "call_with_result",
-    "copy_all",
-    "copy_one",
-    "copy_result",
-    "give_result",
-    "in_turn",
-]
-
 
 class OverloadCall(partial[Any]):
     """A call of the function behind an OpOverload, which costs 1 µs less than to call that itself."""

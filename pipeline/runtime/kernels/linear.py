@@ -9,12 +9,10 @@ from functools import partial
 import torch
 
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
 from pipeline.runtime.kernels.packing import Packer, Stored, pack_product
 from pipeline.runtime.kernels.weight_forms import ProductWeight
-
-__all__ = ["KERNELS", "PACKERS", "multiply"]
 
 BACKWARDS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 

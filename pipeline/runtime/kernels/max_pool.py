@@ -17,8 +17,6 @@ import torch
 from pipeline.runtime.kernels.base import Launch
 from pipeline.runtime.kernels.launches import in_turn
 
-__all__ = ["PoolWindow", "launch_max_pool"]
-
 MOST_ELEMENTS = 32
 """Elements of a window up to which so many calls were measured to be faster than one of torch's kernel."""
 

@@ -11,11 +11,9 @@ from typing import Any
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
 from pipeline.runtime.kernels.launches import in_turn
-
-__all__ = ["KERNELS", "group_tensors", "prepare_update"]
 
 FUSED: Any = torch
 

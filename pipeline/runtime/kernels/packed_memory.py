@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-__all__ = ["PackedMemory"]
-
 Buffer = TypeVar("Buffer", torch.Tensor, np.ndarray)
 
 

@@ -23,21 +23,6 @@ from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
 from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, PairWeight, ProductWeight
 
-__all__ = [
-    "ACTIVATED_FROM",
-    "ONTO",
-    "PackedPair",
-    "PackedWeight",
-    "Packer",
-    "Stored",
-    "is_same_memory",
-    "launch_convolution",
-    "launch_convolution_onto",
-    "pack_convolution",
-    "pack_pair",
-    "pack_product",
-]
-
 PRODUCT_FROM = 2**23
 """Multiplications from which a packed product is faster than BLAS, its copy included."""
 

@@ -11,8 +11,6 @@ import torch
 
 from pipeline.runtime.kernels.base import Attrs, Launch
 
-__all__ = ["PLAIN", "PostOp", "post_op"]
-
 nn: Any = vars(torch._C)["_nn"]  # its stubs leave this module out
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
-
-__all__ = ["KERNELS"]
 
 
 def normal(_: Ins, outs: Outs, attrs: Attrs) -> None:

@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
-
-__all__ = ["KERNELS"]
 
 BACKWARDS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 COUNTS = {"LSTM": 3, "GRU": 2, "RNN": 1}

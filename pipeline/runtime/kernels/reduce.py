@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
-
-__all__ = ["KERNELS"]
 
 
 def reduce_sum(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:

@@ -6,10 +6,8 @@ from functools import partial
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
-
-__all__ = ["KERNELS"]
 
 
 def reshape(ins: Ins, outs: Outs, _: Attrs) -> Launch:

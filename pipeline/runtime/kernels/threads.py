@@ -9,8 +9,6 @@ from typing import Final
 
 import torch
 
-__all__ = ["kernels_for_threads", "planned_threads"]
-
 PLANNED_THREADS: Final[ContextVar[int]] = ContextVar("PLANNED_THREADS", default=0)
 """Threads of torch when the program was compiled whose launches are bound now; 0 where none is."""
 

@@ -6,10 +6,8 @@ import math
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
-
-__all__ = ["KERNELS"]
 
 
 def roi_align(ins: Ins, outs: Outs, attrs: Attrs) -> None:

@@ -11,8 +11,6 @@ from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp
 
-__all__ = ["Convolution", "ConvolutionWeight", "PairWeight", "ProductWeight"]
-
 
 @dataclass(frozen=True, slots=True)
 class Convolution:

@@ -23,8 +23,6 @@ from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.fields import Unexpected, as_expected, is_text, text, whole_shape
 from pipeline.torch_ir.validation import a_type
 
-__all__ = ["THRESHOLD", "materialize_on_cpu", "raw_bytes", "read_constant", "write_constant"]
-
 THRESHOLD = 4096
 """Bytes: larger constants go to a file of their own."""
 

@@ -19,8 +19,6 @@ from pipeline.torch_ir.fields import Unexpected, as_expected, is_list, is_object
 from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, as_attr, as_torch
 from pipeline.torch_ir.validation import a_type
 
-__all__ = ["apply_edits", "is_identical"]
-
 Data = dict[str, Any]
 Pair = tuple[Data, Data]
 """A tensor before the edits (empty if it is new), and after them."""

@@ -22,8 +22,6 @@ from pipeline.torch_ir.document.constants import write_constant
 from pipeline.torch_ir.document.header import constants_in
 from pipeline.torch_ir.errors import NoIRFile, SerializationError
 
-__all__ = ["explain_errors", "load", "parse_json", "save"]
-
 PACKED = ".zst"
 LEVEL = 9
 """Of zstd: a graph of 25 MB takes a second, and becomes 40 times smaller."""

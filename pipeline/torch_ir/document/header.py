@@ -35,8 +35,6 @@ from pipeline.torch_ir.fields import (
 )
 from pipeline.torch_ir.tree import Branch, CallSignature, Leaf, Tree, leaves
 
-__all__ = ["constants_in", "dims_in", "read_dims", "read_head", "write_tree"]
-
 
 @dataclass(frozen=True, slots=True)
 class Head:

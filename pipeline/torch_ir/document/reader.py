@@ -28,8 +28,6 @@ from pipeline.torch_ir.fields import (
     text,
 )
 
-__all__ = ["read_graph"]
-
 Data = Mapping[str, Any]
 
 

@@ -22,8 +22,6 @@ from pipeline.torch_ir.calls import write_call
 from pipeline.torch_ir.document.constants import write_constant
 from pipeline.torch_ir.nodes import key_of, producer_of, stored_values
 
-__all__ = ["FORMAT_VERSION", "facts", "nodes", "tensor"]
-
 FORMAT_VERSION = 1
 
 

@@ -17,8 +17,6 @@ from pipeline.export.caches import register_cache_types
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.tree import Branch, Leaf, Tree, fixed_of, leaves, structure, under
 
-__all__ = ["feed"]
-
 Inputs: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
 

@@ -19,7 +19,7 @@ from pipeline.export.tree import not_dense
 from pipeline.ir import Graph, InputRef, Op, TensorSpec, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.ir.graph import parts
-from pipeline.lowering.aten.views import MOVES
+from pipeline.ops.aten.views import MOVES
 from pipeline.runtime.eager import apply
 from pipeline.runtime.run_errors import place_of
 from pipeline.runtime.tensors import dtype_name, torch_dtype
@@ -30,8 +30,6 @@ from pipeline.torch_ir.execute.arguments import Inputs, feed
 from pipeline.torch_ir.execute.memory import find_other_strides, shared_and_written
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.weights import Bound, fits_shape, misfit, missing_message
-
-__all__ = ["check_inputs", "explain_wrong_results", "find_unmatched_ops", "refuse_other_moves", "refuse_unmatched_ops"]
 
 
 def wrong_sizes(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:

@@ -25,8 +25,6 @@ from pipeline.torch_ir.execute.memory import copy_if_shared, counts_from_storage
 from pipeline.torch_ir.nodes import key_of, stored_values
 from pipeline.torch_ir.weights import fits_shape, misfit
 
-__all__ = ["Engines", "Results", "Tensors", "copy_given_states", "find_write", "lost_states_error", "versions"]
-
 Tensors = Mapping[str, torch.Tensor]
 
 

@@ -31,8 +31,6 @@ from pipeline.torch_ir.registry import REGISTERED, Registry
 from pipeline.torch_ir.validation import by_name
 from pipeline.torch_ir.weights import Bound, bind_stored, load_weights
 
-__all__ = ["IRExecutor", "execute_ir"]
-
 Tensors = Mapping[str, torch.Tensor]
 
 NOT_LOADED = (

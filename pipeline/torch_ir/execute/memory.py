@@ -13,17 +13,8 @@ import torch
 from pipeline.importers.from_torch.tensors import copy_with_strides, extent, meet
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
-from pipeline.lowering import Layout
-from pipeline.lowering.aten.order import AS_STRIDED
-
-__all__ = [
-    "copy_from_first_element",
-    "copy_if_shared",
-    "counts_from_storage",
-    "find_counted_values",
-    "find_other_strides",
-    "shared_and_written",
-]
+from pipeline.lowering.traced_order import AS_STRIDED
+from pipeline.ops import Layout
 
 Tensors = Mapping[str, torch.Tensor]
 

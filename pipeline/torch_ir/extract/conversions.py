@@ -15,8 +15,6 @@ from pipeline.torch_ir.fields import Unexpected
 from pipeline.torch_ir.nodes import OpNode, TensorMeta, as_attr, as_torch, parts_of
 from pipeline.torch_ir.registry import NodeInfo, Registry, kinds_of, look_up
 
-__all__ = ["apply_conversions"]
-
 
 def apply_conversions(graph: Graph, registry: Registry) -> Graph:
     """Replace each op for which `registry` has a conversion, in bodies too, by what that returns.

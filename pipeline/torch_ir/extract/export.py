@@ -17,16 +17,6 @@ from pipeline.importers.from_torch.modules import every_module, every_path, ever
 from pipeline.torch_ir.errors import ExportError
 from pipeline.torch_ir.validation import a_module, arguments, by_name, mistaken
 
-__all__ = [
-    "arguments_of",
-    "export_model",
-    "export_program",
-    "is_meta_module",
-    "is_meta_tensor",
-    "validate_inputs_meta",
-    "validate_meta_device",
-]
-
 
 def is_meta_tensor(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.is_meta

@@ -30,8 +30,6 @@ from pipeline.torch_ir.registry import REGISTERED
 from pipeline.torch_ir.tree import CallSignature, dim_names, inputs_of, signature_of, signature_of_ends
 from pipeline.torch_ir.validation import mistaken
 
-__all__ = ["convert_exported_program", "extract_ir", "extract_source"]
-
 
 def extract_ir(
     model: nn.Module,

@@ -22,8 +22,6 @@ from pipeline.ir import Graph, Payload
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.torch_ir.nodes import stored_values
 
-__all__ = ["find_unsaved_buffers", "merge_tied", "recompute_buffers", "tied_in", "tied_names"]
-
 
 def tied_names(model: nn.Module) -> dict[str, list[str]]:
     """{name: the other names of the same parameter or buffer}, for those that have any."""

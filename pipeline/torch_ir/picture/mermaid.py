@@ -13,8 +13,6 @@ from pipeline.torch_ir.fields import is_whole
 from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.picture.modules import ModuleBox, parts_of
 
-__all__ = ["STORED", "generate_op_distribution_pie", "ir_to_mermaid", "refuse_other_counts", "short", "sizes"]
-
 STORED = (Role.PARAM, Role.STATE, Role.CONST)
 
 

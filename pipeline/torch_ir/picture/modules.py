@@ -9,9 +9,6 @@ from typing import Final
 
 from pipeline.ir import Graph
 
-__all__ = ["ModuleBox", "parts_of"]
-
-
 SMALL: Final = 60
 """Nodes of a graph that is drawn as it is, with all its layers."""
 

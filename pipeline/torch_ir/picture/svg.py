@@ -15,8 +15,6 @@ from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.picture.mermaid import STORED, refuse_other_counts, short, sizes
 from pipeline.torch_ir.picture.modules import ModuleBox, parts_of
 
-__all__ = ["ir_to_svg"]
-
 BAR: Final = 22.0
 """Height of a frame's title."""
 

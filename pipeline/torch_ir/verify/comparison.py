@@ -15,8 +15,6 @@ from passes.suggest import with_article
 from pipeline.runtime.tensors import dtype_name
 from pipeline.torch_ir.tree import Leaf, Tree, structure, under
 
-__all__ = ["Difference", "Pair", "_compare_tensors", "compare", "pairs", "tolerance"]
-
 
 @dataclass(frozen=True, slots=True)
 class Pair:

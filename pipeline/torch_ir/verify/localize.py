@@ -42,8 +42,6 @@ from pipeline.torch_ir.registry import kinds_of
 from pipeline.torch_ir.verify.comparison import compare
 from pipeline.torch_ir.verify.original import copied_model, copy_arguments, same_randomness
 
-__all__ = ["Results", "first_divergence"]
-
 Place = tuple[str, int]
 
 Results = dict[Place, list[torch.Tensor]]

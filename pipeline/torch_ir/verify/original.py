@@ -21,8 +21,6 @@ from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import key_of
 from pipeline.torch_ir.verify.comparison import Pair
 
-__all__ = ["answer_of", "copy_arguments", "pair_writes", "same_randomness"]
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:

@@ -22,8 +22,6 @@ from pipeline.torch_ir.verify.localize import first_divergence
 from pipeline.torch_ir.verify.original import answer_of, copy_arguments, pair_writes, same_randomness
 from pipeline.torch_ir.weights import load_weights
 
-__all__ = ["IRVerifier", "VerificationReport", "verify_ir", "verify_ir_with_state_dict"]
-
 
 @dataclass
 class VerificationReport:

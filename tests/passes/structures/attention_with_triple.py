@@ -6,8 +6,6 @@ import numpy as np
 
 from tests.support.onnx_models import attention, matrix, model_of, square
 
-__all__ = ["STORED_IN_HALF", "WITH_TRIPLE"]
-
 MASKED = """
 g (float[2, 8, 32] x, float[1, 1, 8, 8] mask) => (float[2, 8, 32] y) {
     q0 = MatMul (x, wq)

@@ -6,8 +6,6 @@ import numpy as np
 
 from tests.support.onnx_models import matrix, merged_attention, model_of, square
 
-__all__ = ["WITHOUT_TRIPLE"]
-
 CLASSIFIER = """
 g (float[2, 32] x) => (float[2, 10] y) {
     h = MatMul (x, w1)

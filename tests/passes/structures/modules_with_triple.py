@@ -8,8 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["FORMS", "make_zoo"]
-
 WIDTH, HEADS, LENGTH = 16, 2, 2
 
 Tensor = torch.Tensor

@@ -9,6 +9,4 @@ from tests.passes.structures.tricky_model import Tricky
 from tests.passes.structures.tricky_places import CACHES, NESTED
 from tests.passes.structures.tricky_projections import PROJECTIONS
 
-__all__ = ["TRICKY"]
-
 TRICKY: Mapping[str, Callable[[], Tricky]] = {**PROJECTIONS, **CORES, **CACHES, **NESTED}

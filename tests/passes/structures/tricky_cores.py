@@ -21,8 +21,6 @@ from tests.passes.structures.tricky_model import (
 )
 from tests.support.structure_models import drawn
 
-__all__ = ["CORES"]
-
 CHANNELS = """
     q0 = Conv (x, wq) k0 = Conv (x, wk) v0 = Conv (x, wv)
     q = BatchNormalization (q0, g, b, m, d) k = BatchNormalization (k0, g, b, m, d)

@@ -14,21 +14,6 @@ from onnx import numpy_helper
 
 from tests.support.structure_models import drawn
 
-__all__ = [
-    "BLOCK",
-    "CONTEXT",
-    "HEADS",
-    "SCORES",
-    "SOFTMAX",
-    "WEIGHTS",
-    "Tricky",
-    "declare",
-    "model",
-    "weigh_scores",
-    "with_constants",
-    "with_tensors",
-]
-
 
 @dataclass(frozen=True)
 class Tricky:

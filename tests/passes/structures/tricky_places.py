@@ -9,8 +9,6 @@ import onnx
 from tests.passes.structures.tricky_model import WEIGHTS, Tricky
 from tests.support.structure_models import drawn
 
-__all__ = ["CACHES", "NESTED", "merged_partly"]
-
 CACHED = f"""
 g (float[2, 1, 32] x, float[2, 8, 32] kc, float[2, 8, 32] vc, int64[1] at, int64[2, 1, 32] where)
     => (float[2, 1, 32] y) <{WEIGHTS}> {{

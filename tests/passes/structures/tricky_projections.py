@@ -9,8 +9,6 @@ import onnx
 
 from tests.passes.structures.tricky_model import BLOCK, Tricky, declare, model, with_constants, with_tensors
 
-__all__ = ["PROJECTIONS"]
-
 EIGHT_BIT = ", ".join(f"int8[32, 32] w{role}, float[1] s{role}" for role in "qkv")
 
 

@@ -28,8 +28,6 @@ from pipeline.authoring import (
 )
 from pipeline.ir import TensorSpec
 
-__all__ = ["MLP", "TWINS", "Twin", "batches_of", "classes_of"]
-
 
 @dataclass(frozen=True)
 class Twin:

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.support.run_fixtures import running_workers, small_config
+from tests.support.run_fixtures import small_config
 
-__all__ = ["running_workers", "small_config"]
+__all__ = ["small_config"]

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.support.run_fixtures import config_file, config_in, running_workers, small_config
+from tests.support.run_fixtures import config_file, config_in, small_config
 
-__all__ = ["config_file", "config_in", "running_workers", "small_config"]
+__all__ = ["config_file", "config_in", "small_config"]

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from pipeline.cli import app
 from pipeline.errors import ConfigError, SourceError, UsageError
 from pipeline.importers import from_onnx
-from pipeline.lowering import EMITTERS, lower
+from pipeline.lowering import lower
+from pipeline.ops import EMITTERS
 from pipeline.planning import PlanFile, encode_plans, make_plan
 from pipeline.stages.plan_files import write_plan_files
 from pipeline.workspace import Workspace

@@ -32,6 +32,7 @@ class Steps(nn.Module):
         self.steps = forward
         self.table = nn.Embedding(10, 3)
         self.kept: Any = None
+        self.plain: Any = [torch.zeros(1, 3)]
         if state is not None:
             self.register_buffer("state", state, persistent=persistent)
 
@@ -195,7 +196,6 @@ def write_view(self: Any, x: torch.Tensor) -> torch.Tensor:
 def test_writes_that_no_graph_has_are_refused(forward: Any, message: str) -> None:
     whole = torch.zeros(2, 1, 3)
     module = Steps(forward, whole[0])
-    module.plain = [torch.zeros(1, 3)]
     module.register_buffer("whole", whole if forward is write_view else None)
     with pytest.raises(Unsupported, match=message):
         source_of(module, torch.randn(1, 3))

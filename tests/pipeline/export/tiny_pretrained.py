@@ -8,8 +8,6 @@ from typing import Any
 import torch
 import transformers
 
-__all__ = ["FAMILIES", "save_tiny"]
-
 TEXT: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 VISION: dict[str, Any] = {**TEXT, "image_size": 16, "patch_size": 8}
 IDS: dict[str, Any] = {"vocab_size": 30, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}

@@ -21,8 +21,6 @@ from pipeline.ir import (
     TorchConst,
 )
 
-__all__ = ["graphs", "kernel_of"]
-
 INTS = st.integers(-(2**70), 2**70)
 FLOATS = st.floats(allow_nan=False)
 PLAIN = st.one_of(

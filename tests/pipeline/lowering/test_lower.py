@@ -8,7 +8,8 @@ from pipeline.errors import InternalError, Unsupported
 from pipeline.ir import InputRef
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import EMITTERS, Kind, lower, with_kernels
+from pipeline.lowering import lower, with_kernels
+from pipeline.ops import EMITTERS, Kind
 
 F32 = TensorSpec((3,), "float32")
 
@@ -84,5 +85,5 @@ def test_all_missing_kinds_are_one_message() -> None:
         "  4 STFT: stft_0 (in encoder.0), stft_1 (in encoder.1), stft_2 (in encoder.2), and 1 more",
         "  1 StringSplit: → noise",
         "Run this model by onnxruntime instead (`runtime: {backends: [onnxruntime]}`), or add a row for the kind to "
-        "its family in pipeline/lowering and pipeline/runtime/kernels.",
+        "its family in pipeline/ops and pipeline/runtime/kernels.",
     ]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, Role, TensorSpec
-from pipeline.lowering import EMITTERS, KINDS, Layout, lower
+from pipeline.lowering import lower
+from pipeline.ops import EMITTERS, KINDS, Layout
 from pipeline.planning import ExecutionPlan, check_plan, make_plan
 from pipeline.planning.check import violations
 from pipeline.planning.check.view_semantics import VIEW_INDEX

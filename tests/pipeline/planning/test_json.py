@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pipeline.errors import SourceError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.lowering import EMITTERS, lower
+from pipeline.lowering import lower
+from pipeline.ops import EMITTERS
 from pipeline.planning import from_json, make_plan, to_json
 from tests.support.planning_graphs import graphs
 

@@ -16,8 +16,9 @@ from pipeline.errors import InternalError, SourceError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, KernelSpec, Role, TensorSpec
 from pipeline.ir.json import digest_graph
-from pipeline.lowering import EMITTERS, KernelCall, Kind, lower, pack, with_kernels
-from pipeline.lowering.aten import in_traced_order
+from pipeline.lowering import KernelCall, lower, with_kernels
+from pipeline.lowering.traced_order import in_traced_order
+from pipeline.ops import EMITTERS, Kind, pack
 from pipeline.planning import ExecutionPlan, check_against, check_plan, make_plan
 from pipeline.planning.check import differences, violations
 from pipeline.runtime.program import UnboundProgram

@@ -10,7 +10,8 @@ from pipeline.errors import InternalError, UsageError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ir.json import digest_graph
-from pipeline.lowering import EMITTERS, Layout, lower
+from pipeline.lowering import lower
+from pipeline.ops import EMITTERS, Layout
 from pipeline.planning import ExecutionPlan, check_plan, make_plan, to_json
 from pipeline.planning.arena import Lifetime, lifetimes
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pipeline.errors import UsageError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.lowering import EMITTERS, lower
+from pipeline.lowering import lower
+from pipeline.ops import EMITTERS
 from pipeline.planning import (
     ExecutionPlan,
     MemoryMap,

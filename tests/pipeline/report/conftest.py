@@ -1,6 +1,6 @@
 from __future__ import annotations
 
 from tests.support.browser import browser
-from tests.support.run_fixtures import config_file, config_in, running_workers
+from tests.support.run_fixtures import config_file, config_in
 
-__all__ = ["browser", "config_file", "config_in", "running_workers"]
+__all__ = ["browser", "config_file", "config_in"]

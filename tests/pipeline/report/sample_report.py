@@ -24,8 +24,6 @@ from pipeline.report import (
 )
 from pipeline.report.html import page_of, render
 
-__all__ = ["attention", "html_of", "pictures", "report", "row"]
-
 ERRORS = {"y": Errors(1.5e-6, 1e-5, 1.0, 120.0, 1e-4, 0.015)}
 
 

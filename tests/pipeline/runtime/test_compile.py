@@ -9,7 +9,8 @@ import pytest
 from pipeline.errors import Unsupported, UsageError
 from pipeline.importers import from_onnx
 from pipeline.ir import Builder, TensorSpec
-from pipeline.lowering import EMITTERS, lower, with_kernels
+from pipeline.lowering import lower, with_kernels
+from pipeline.ops import EMITTERS
 from pipeline.planning import make_plan
 from pipeline.runtime import compile_graph, compile_graphs
 from pipeline.runtime.compile import bind_graph

@@ -13,7 +13,7 @@ import torch
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import CompiledProgram, compile_graph
 from pipeline.runtime.operands import operands
 from tests.support.torch_programs import compile_module

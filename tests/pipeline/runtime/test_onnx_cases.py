@@ -20,7 +20,7 @@ from onnx.backend.test.loader import load_model_tests
 
 from pipeline.errors import Unsupported
 from pipeline.importers import from_onnx
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import compile_graph
 from pipeline.runtime.tensors import to_numpy
 

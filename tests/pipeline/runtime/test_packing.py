@@ -15,7 +15,7 @@ from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.ir.bind import bind_dims
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import CompiledProgram, compile_graph, compile_graphs, compile_open_graph
 from pipeline.runtime.kernels.packing import (
     PackedMemory,

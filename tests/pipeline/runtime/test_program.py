@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipeline.errors import InternalError, SourceError, Unsupported, UsageError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import CompiledProgram, compile_graph
 from pipeline.runtime.program import UnboundProgram
 from tests.support.planning_graphs import Stored, graphs

@@ -16,7 +16,8 @@ from pipeline.config.sections import RuntimeConfig
 from pipeline.errors import SourceError, UsageError
 from pipeline.importers import from_onnx
 from pipeline.ir.graph import Graph
-from pipeline.lowering import EMITTERS, lower
+from pipeline.lowering import lower
+from pipeline.ops import EMITTERS
 from pipeline.planning import StoredBytes, check_weights, decode_plans, from_json, make_plan
 from pipeline.stages.plan_files import raw_data_places, stored_bytes, with_memory_map, write_plan_files
 from pipeline.workspace import Workspace

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["FAMILIES"]
-
 Call = dict[str, Tensor]
 Family = Callable[[], tuple[Callable[[], nn.Module], Call]]
 

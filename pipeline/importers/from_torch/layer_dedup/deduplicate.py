@@ -17,8 +17,6 @@ from pipeline.importers.from_torch.layer_dedup.shortened import TracedModule, fi
 from pipeline.importers.from_torch.layer_dedup.whole_graph import ModuleCall, blocks_of, whole_graph
 from pipeline.ir import Graph
 
-__all__ = ["DeduplicatedGraph", "Ends", "TracedWhole", "deduplicate_layers"]
-
 Trace: TypeAlias = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Graph]
 """Exports a module and reads the program."""
 

@@ -11,8 +11,6 @@ from torch import nn
 
 from pipeline.importers.from_torch.modules import STANDARD
 
-__all__ = ["TRACED", "LayerRun", "NotRepeatable", "runs_in"]
-
 TRACED = 2
 """Units that are traced: the first, which reads what precedes the run, and the second, which reads another unit."""
 

@@ -24,8 +24,6 @@ from pipeline.importers.from_torch.layer_dedup.layer_runs import NotRepeatable
 from pipeline.importers.from_torch.layer_dedup.recorder import CallRecorder, Event, MetaResults, Ref
 from pipeline.importers.from_torch.modules import STANDARD, as_exporting, every_path, preserve_module_state
 
-__all__ = ["Call", "MetaTrace", "sandbox", "walk"]
-
 
 @dataclass(frozen=True, slots=True)
 class Call:

@@ -11,17 +11,6 @@ from pipeline.importers.from_torch.layer_dedup.layer_runs import TRACED, LayerRu
 from pipeline.importers.from_torch.layer_dedup.meta_trace import MetaTrace
 from pipeline.importers.from_torch.layer_dedup.recorder import Event, Ref
 
-__all__ = [
-    "KeptOutput",
-    "Leaving",
-    "Proof",
-    "RepeatedOutput",
-    "bare",
-    "difference",
-    "match_outputs",
-    "prove_equal_units",
-]
-
 LONGEST = 160
 """Characters of a call that are shown."""
 

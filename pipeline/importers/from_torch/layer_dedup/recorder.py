@@ -22,8 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from pipeline.importers.from_torch.layer_dedup.layer_runs import NotRepeatable
 from pipeline.importers.from_torch.tensors import TensorPayload
 
-__all__ = ["CallRecorder", "Event", "MetaResults", "Ref"]
-
 Look = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 

@@ -18,8 +18,6 @@ from pipeline.importers.from_torch.layer_dedup.meta_trace import Call, MetaTrace
 from pipeline.importers.from_torch.layer_dedup.proof import Proof, match_outputs
 from pipeline.importers.from_torch.layer_dedup.recorder import Event
 
-__all__ = ["TracedModule", "find_short_model", "trace_module"]
-
 
 def shorten_model(module: nn.Module, run: LayerRun, *, counts: bool = False) -> nn.Module:
     """A copy of `module` with few units of `run`. Only the modules from the root to the list are new objects.

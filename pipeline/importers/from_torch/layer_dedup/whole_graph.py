@@ -23,8 +23,6 @@ from pipeline.importers.from_torch.tensors import TensorPayload, holds_values
 from pipeline.ir import Graph, Op, Payload, Role, Value
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 
-__all__ = ["ModuleCall", "blocks_of", "whole_graph"]
-
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:

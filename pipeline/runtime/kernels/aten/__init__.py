@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import Kind
-from pipeline.lowering.aten import TYPED, untyped_call
+from pipeline.ops import Kind
+from pipeline.ops.aten import TYPED, untyped_call
 from pipeline.runtime.kernels.aten.call import read_call
 from pipeline.runtime.kernels.aten.fast_paths import FAST_PATHS
 from pipeline.runtime.kernels.aten.native import launch_native

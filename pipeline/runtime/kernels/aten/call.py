@@ -13,8 +13,6 @@ from pipeline.ir import Attr, InputRef
 from pipeline.runtime.kernels.base import Attrs, Ins
 from pipeline.runtime.torch_args import argument, find_operator
 
-__all__ = ["AtenCall", "CallTemplate", "arguments", "pure_operator", "read_call"]
-
 
 @dataclass(frozen=True, slots=True)
 class AtenCall:

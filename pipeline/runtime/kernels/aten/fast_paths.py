@@ -22,8 +22,6 @@ from pipeline.runtime.kernels.launches import copy_result, in_turn
 from pipeline.runtime.kernels.max_pool import PoolWindow, launch_max_pool
 from pipeline.runtime.torch_args import CPU_FALLBACKS
 
-__all__ = ["FAST_PATHS"]
-
 FastPath = Callable[[AtenCall, Outs], Launch | None]
 """A faster launch than by the operator's schema; None where it does not fit this call."""
 

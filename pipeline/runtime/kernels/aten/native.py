@@ -21,8 +21,6 @@ from pipeline.runtime.kernels.native.near import launch_near
 from pipeline.runtime.kernels.native.products import launch_any
 from pipeline.runtime.kernels.post_ops import PostOp
 
-__all__ = ["launch_native"]
-
 NativeCall = Callable[[NativeLibrary, AtenCall, Outs], Launch | None]
 
 

@@ -11,13 +11,11 @@ from functools import cache
 
 import torch
 
-from pipeline.lowering.aten import takes_any_order
+from pipeline.ops.aten import takes_any_order
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.kernels.launches import OverloadCall, copy_result
 from pipeline.runtime.torch_args import tensors_in
-
-__all__ = ["make_and_copy", "may_write_into", "write_out"]
 
 
 def write_out(call: AtenCall, outs: Outs) -> Launch:

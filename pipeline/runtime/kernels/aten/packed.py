@@ -9,14 +9,12 @@ import torch
 
 from pipeline.ir import InputRef
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import Kind
-from pipeline.lowering.aten import TYPED
+from pipeline.ops import Kind
+from pipeline.ops.aten import TYPED
 from pipeline.runtime.kernels.aten.call import AtenCall, CallTemplate
 from pipeline.runtime.kernels.base import Attrs, Launch
 from pipeline.runtime.kernels.packing import PackedWeight, Stored, launch_convolution, pack_convolution, pack_product
 from pipeline.runtime.kernels.weight_forms import Convolution, ProductWeight
-
-__all__ = ["launch_packed", "may_pack", "pack_call"]
 
 Given = Mapping[str, Any]
 

@@ -13,8 +13,6 @@ from pipeline.runtime.kernels.aten.call import arguments
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.torch_args import tensors_in
 
-__all__ = ["higher_order"]
-
 Tensors = Sequence[torch.Tensor]
 Function = Callable[[Tensors], Tensors]
 Given = Mapping[str, Any]

@@ -12,11 +12,9 @@ from functools import partial
 import torch
 
 from pipeline.ir.graph import Value
-from pipeline.lowering.layout import Layout
+from pipeline.ops.layout import Layout
 from pipeline.runtime.kernels.base import Ins, Launch
 from pipeline.runtime.tensors import empty_strided
-
-__all__ = ["Strides", "bring_in_order", "strides_in_trace"]
 
 Strides = tuple[int, ...]
 

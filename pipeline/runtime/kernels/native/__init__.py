@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.lowering import Kind
-from pipeline.lowering.tables import join
+from pipeline.ops import Kind
+from pipeline.ops.tables import join
 from pipeline.runtime.kernels.native import elementwise, near, products, rows, updates
 from pipeline.runtime.kernels.native.build import is_library_built, load_library
 from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeLibrary, has_native

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from pipeline.runtime.kernels.post_ops import PostOp
 
-__all__ = ["settings_of"]
-
 CODES: Mapping[tuple[str, str], int] = {
     ("none", ""): 0,
     ("relu", ""): 1,

@@ -26,8 +26,6 @@ from pipeline.compiler import LEAVE_OUT, find_compiler
 from pipeline.errors import UsageError
 from pipeline.runtime.kernels.native.kernel_library import NativeLibrary
 
-__all__ = ["build_library", "is_library_built", "load_library"]
-
 SOURCES = Path(__file__).with_name("sources")
 
 FLAGS = (

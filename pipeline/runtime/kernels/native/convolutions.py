@@ -27,8 +27,6 @@ from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PostOp
 from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight
 
-__all__ = ["pack_native_convolution"]
-
 CHANNELS_LAST = (0, 2, 3, 1)
 
 TRANSFORM = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.native.activations import settings_of
 from pipeline.runtime.kernels.native.kernel_library import (
@@ -17,8 +17,6 @@ from pipeline.runtime.kernels.native.kernel_library import (
     is_for_one_thread,
 )
 from pipeline.runtime.kernels.post_ops import PostOp
-
-__all__ = ["KERNELS", "launch_activation"]
 
 
 def launch_activation(library: NativeLibrary, x: torch.Tensor, out: torch.Tensor, after: PostOp) -> Launch | None:

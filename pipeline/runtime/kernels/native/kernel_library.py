@@ -14,9 +14,6 @@ from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.launches import OverloadCall
 from pipeline.runtime.kernels.threads import planned_threads
 
-__all__ = ["NativeKernel", "NativeLibrary", "are_floats", "as_rows", "has_native", "is_dense_like", "is_for_one_thread"]
-
-
 SHARED = 2**15
 """Numbers from which on torch shares them among its threads (`at::internal::GRAIN_SIZE`)."""
 

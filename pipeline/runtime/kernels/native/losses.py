@@ -13,15 +13,6 @@ from pipeline.runtime.kernels.native.kernel_library import (
     is_for_one_thread,
 )
 
-__all__ = [
-    "launch_class_loss",
-    "launch_class_loss_gradient",
-    "launch_log_softmax",
-    "launch_log_softmax_gradient",
-    "launch_row_sum",
-    "launch_threshold_gradient",
-]
-
 
 def launch_log_softmax(library: NativeLibrary, x: torch.Tensor, axis: int, out: torch.Tensor) -> Launch | None:
     if not are_floats(x, out) or not is_dense_like(out, x) or not is_for_one_thread(out):

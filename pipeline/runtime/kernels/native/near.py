@@ -6,12 +6,10 @@ import math
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeLibrary, are_floats
 from pipeline.runtime.kernels.threads import planned_threads
-
-__all__ = ["KERNELS", "launch_near"]
 
 LARGEST = 2**19
 """Numbers in a second operand. Where one has more (2 MB), panels are as fast."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.native.activations import settings_of
@@ -14,8 +14,6 @@ from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeL
 from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.post_ops import PLAIN, PostOp, post_op
 from pipeline.runtime.kernels.threads import planned_threads
-
-__all__ = ["KERNELS", "NativePair", "NativeWeight", "is_faster_alone", "launch_any", "pack_panels"]
 
 SHARED = 2**22
 """Multiplications from which on several threads of torch are faster than one of ours."""

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.native.kernel_library import (
     NativeKernel,
@@ -17,8 +17,6 @@ from pipeline.runtime.kernels.native.kernel_library import (
     is_dense_like,
     is_for_one_thread,
 )
-
-__all__ = ["KERNELS"]
 
 
 def normalize(is_centered: bool, library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.kernels.native.kernel_library import (
@@ -17,8 +17,6 @@ from pipeline.runtime.kernels.native.kernel_library import (
     is_for_one_thread,
 )
 from pipeline.runtime.kernels.optimizer import group_tensors, prepare_update
-
-__all__ = ["KERNELS"]
 
 
 def adam(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:

@@ -10,8 +10,6 @@ from onnx import parser
 from pipeline.importers import from_onnx
 from pipeline.ir import Graph, check, to_text
 
-__all__ = ["graph_from", "model", "ops"]
-
 
 def model(text: str, opset: int = 20) -> onnx.ModelProto:
     """A model of one graph: `g (float[2, 3] x) => (float[2, 3] y) { y = Relu(x) }`."""

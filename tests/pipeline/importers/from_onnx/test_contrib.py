@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import Unsupported
 from pipeline.importers import from_onnx
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import compile_graph
 from tests.pipeline.importers.from_onnx.import_text import graph_from, model
 

@@ -14,8 +14,6 @@ from pipeline.runtime import compile_graph
 from pipeline.runtime.tensors import torch_dtype
 from pipeline.runtime.weights import with_weights
 
-__all__ = ["assert_becomes", "assert_stays"]
-
 Pass = Callable[[Graph], Graph]
 Tensors = Mapping[str, torch.Tensor]
 

@@ -15,7 +15,7 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import SizedProgram, compile_graph
 from pipeline.runtime.capture import CaptureKey, CaptureWarning, FedTensor
 from tests.pipeline.runtime.capture.capture_programs import PAIR, negate, stored, sum_with

@@ -12,7 +12,7 @@ from torch import nn
 from pipeline.errors import UsageError
 from pipeline.importers import from_onnx
 from pipeline.ir import Builder, TensorSpec, as_states
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import CompiledProgram, compile_graph
 from tests.support.onnx_models import model_of
 from tests.support.torch_programs import compile_module

@@ -7,7 +7,7 @@ import torch
 
 from pipeline.errors import UsageError
 from pipeline.ir.builder import Builder
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import CompiledProgram, compile_graph
 from tests.pipeline.runtime.capture.capture_programs import PAIR, negate
 from tests.support.torch_programs import compile_module

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pipeline.errors import DataError, UsageError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import compile_graph
 from pipeline.runtime.capture import CapturePolicy
 from pipeline.runtime.capture.recorders import CallLoop

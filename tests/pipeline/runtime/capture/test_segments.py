@@ -12,7 +12,7 @@ import torch
 from pipeline.errors import DataError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import compile_graph
 from pipeline.runtime.capture.segments import OBSTACLES
 from tests.pipeline.runtime.capture.capture_programs import negate

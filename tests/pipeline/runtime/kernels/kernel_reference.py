@@ -17,9 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.lowering import EMITTERS
-
-__all__ = ["TOLERANCE", "Case", "assert_close", "expected", "graph_of", "ints", "rand", "spec_of"]
+from pipeline.ops import EMITTERS
 
 TOLERANCE: Mapping[str, float] = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 """Absolute and relative. Both sides round after every step, in orders of their own, over sums of up to a few hundred

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import compile_graph
 from pipeline.runtime.kernels.blocked import (
     HAS_SMALL_KERNELS,

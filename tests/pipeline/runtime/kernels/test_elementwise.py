@@ -1,4 +1,4 @@
-"""Elementwise kernels against ONNX's reference, each also written over its operand where lowering says that it may."""
+"""Elementwise kernels against ONNX's reference, each also written over its operand where its row says that it may."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import EMITTERS, KINDS
+from pipeline.ops import EMITTERS, KINDS
 from pipeline.runtime import compile_graph
 from pipeline.runtime.tensors import to_numpy, torch_dtype
 from tests.pipeline.runtime.kernels.kernel_reference import Case, assert_close, expected, graph_of, ints, rand

@@ -9,7 +9,7 @@ from onnx.reference import ReferenceEvaluator
 
 from pipeline.errors import Unsupported
 from pipeline.importers import from_onnx
-from pipeline.lowering import EMITTERS, KINDS, Kind
+from pipeline.ops import EMITTERS, KINDS, Kind
 from pipeline.planning import to_json
 from pipeline.runtime import compile_graph
 from pipeline.runtime.tensors import to_numpy

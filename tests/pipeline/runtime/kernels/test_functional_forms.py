@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pipeline.ir import Op
 from pipeline.ir.graph import Graph
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime import compile_graph
 from pipeline.runtime.eager import apply, run_eager
 from pipeline.runtime.functional import FAMILIES, FORMS, REFUSED, functional_operators

@@ -12,8 +12,8 @@ from torch.nn import functional
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.lowering import EMITTERS
-from pipeline.lowering.fused import ACTIVATIONS
+from pipeline.ops import EMITTERS
+from pipeline.ops.fused import ACTIVATIONS
 from pipeline.runtime import compile_graph
 from pipeline.runtime.capture.operator_calls import read_operator_calls
 from pipeline.runtime.compile import CompiledProgram

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.lowering import Kind
-from pipeline.lowering.aten import TYPED
-from pipeline.lowering.tables import FAMILIES as ROW_FAMILIES
-from pipeline.lowering.tables import KINDS
+from pipeline.ops import Kind
+from pipeline.ops.aten import TYPED
+from pipeline.ops.tables import FAMILIES as ROW_FAMILIES
+from pipeline.ops.tables import KINDS
 from pipeline.planning.check.view_semantics import VIEW_INDEX
 from pipeline.runtime.kernels import FAMILIES as KERNEL_FAMILIES
 from pipeline.runtime.kernels import KERNELS

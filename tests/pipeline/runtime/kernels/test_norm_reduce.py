@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.lowering import KINDS
+from pipeline.ops import KINDS
 from pipeline.runtime import compile_graph
 from tests.pipeline.runtime.kernels.kernel_reference import Case, assert_close, expected, graph_of, ints, rand
 

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import Unsupported
 from pipeline.importers import from_onnx
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import compile_graph
 
 N = 100_000

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels import KERNELS
 from pipeline.runtime.operands import SlotPointer, operands, storage_id, tensors_by_storage
 from pipeline.runtime.tensors import as_tensor, to_numpy

@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.ir import InputRef, TorchConst
-from pipeline.lowering import Kind
-from pipeline.lowering.aten import takes_any_order
-from pipeline.lowering.aten.any_order import ANY_ORDER
+from pipeline.ops import Kind
+from pipeline.ops.aten import takes_any_order
+from pipeline.ops.aten.any_order import ANY_ORDER
 from pipeline.runtime.kernels.aten import bind_attrs
 
 Function = Callable[[torch.Tensor], torch.Tensor]

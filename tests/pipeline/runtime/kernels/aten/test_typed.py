@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as f
 
-from pipeline.lowering import KINDS, Kind, unpack
-from pipeline.lowering.aten import TYPED
+from pipeline.ops import KINDS, Kind, unpack
+from pipeline.ops.aten import TYPED
 from pipeline.runtime import compile_graph
 from tests.pipeline.runtime.kernels.aten.typed_calls import CASES, Function, X
 from tests.support.torch_programs import Calls, graph_of, run_both

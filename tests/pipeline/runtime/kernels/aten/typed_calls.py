@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as f
 
-__all__ = ["CASES", "Function", "X"]
-
 aten = torch.ops.aten
 
 X = torch.linspace(-2, 2, 24).reshape(2, 3, 4)

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import compile_graph
 from pipeline.runtime.kernels import NativeLibrary
 from pipeline.runtime.kernels.fused import conv, pack_conv

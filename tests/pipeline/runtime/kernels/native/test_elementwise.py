@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.native import KERNELS
 from tests.support.native import native_library
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.native import KERNELS
 from pipeline.runtime.kernels.native.losses import launch_log_softmax, launch_row_sum, launch_threshold_gradient
 from pipeline.runtime.kernels.native.near import launch_near

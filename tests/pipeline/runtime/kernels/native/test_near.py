@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels import KERNELS as BY_TORCH
 from pipeline.runtime.kernels.native import KERNELS
 from pipeline.runtime.kernels.native.near import LARGEST, launch_near

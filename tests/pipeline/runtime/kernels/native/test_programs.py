@@ -9,7 +9,7 @@ import torch
 
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import CompiledProgram, compile_graph, compile_graphs, compile_open_graph
 from tests.support.native import native_library
 

@@ -13,7 +13,7 @@ import torch
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
-from pipeline.lowering import EMITTERS
+from pipeline.ops import EMITTERS
 from pipeline.runtime import CompiledProgram, compile_graph
 from tests.support.native import native_library
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from pipeline.lowering import Kind
+from pipeline.ops import Kind
 from pipeline.runtime.kernels.native import KERNELS
 from pipeline.runtime.kernels.optimizer import KERNELS as BY_TORCH
 from pipeline.runtime.kernels.threads import kernels_for_threads

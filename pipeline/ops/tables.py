@@ -1,0 +1,84 @@
+"""All families in one table: one row for each kind of kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import TypeVar
+
+from pipeline.errors import InternalError
+from pipeline.ir.builder import Emitter
+from pipeline.ops import (
+    aten,
+    conv,
+    elementwise,
+    fallback,
+    fused,
+    index,
+    linear,
+    optimizer,
+    random,
+    recurrent,
+    reduce,
+    shape,
+    vision,
+)
+from pipeline.ops.attrs import template_of
+from pipeline.ops.kinds import Kind
+from pipeline.ops.rows import KernelKind
+
+Key = TypeVar("Key", bound=str | int)
+Row = TypeVar("Row")
+
+
+def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
+    """One read-only table of all rows.
+
+    Raises:
+        InternalError: two tables have a row for the same kind.
+    """
+    joined: dict[Key, Row] = {}
+    for table in tables:
+        twice = sorted(joined.keys() & table.keys())
+        if twice:
+            raise InternalError(
+                f"two families have a row for {', '.join(map(str, twice))}; a kind belongs to one family"
+            )
+        joined |= table
+    return MappingProxyType(joined)
+
+
+FAMILIES = (
+    elementwise,
+    linear,
+    conv,
+    reduce,
+    shape,
+    index,
+    recurrent,
+    vision,
+    random,
+    optimizer,
+    fused,
+    fallback,
+    aten,
+)
+
+KINDS: Mapping[str, KernelKind] = join({row.kind.name: row} for family in FAMILIES for row in family.KINDS)
+
+EMITTERS: Mapping[str, Emitter] = MappingProxyType({name: row.emit for name, row in KINDS.items()})
+
+
+def emitter_of(kind: str) -> Emitter | None:
+    """The emitter of an op of this kind; operators of torch are too many for a table."""
+    return EMITTERS.get(kind) or (aten.emitter_of(kind) if aten.is_call(kind) else None)
+
+
+def wrong_schema(kind_id: int, schema: str) -> str:
+    """What is wrong with a kernel's number and attribute schema; nothing for one that this release has."""
+    if kind_id not in Kind.__members__.values():
+        return f"no kernel has the kind_id {kind_id}"
+    row = KINDS[Kind(kind_id).name]
+    if template_of(schema) != row.schema:
+        return f"{row.kind.name} has the attr schema {schema!r}; expected {row.schema!r}"
+    return ""

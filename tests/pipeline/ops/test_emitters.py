@@ -1,0 +1,127 @@
+"""Emitters: one per kind, each refuses the call that its kernel could not run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import InternalError
+from pipeline.ir.graph import TensorSpec
+from pipeline.ops import EMITTERS, Kind, unpack
+from pipeline.ops.tables import FAMILIES, KINDS, join
+
+RELEASED = Path(__file__).parent / "kind_ids.txt"
+SCHEMAS = Path(__file__).parent / "attr_schemas.txt"
+
+
+def f32(*shape: int) -> TensorSpec:
+    return TensorSpec(shape, "float32")
+
+
+def i64(*shape: int) -> TensorSpec:
+    return TensorSpec(shape, "int64")
+
+
+def test_released_numbers_stand() -> None:
+    """A new kind is a new line here; a line never changes and never goes."""
+    released = {name: int(number) for number, name in map(str.split, RELEASED.read_text().splitlines())}
+    assert {kind.name: kind.value for kind in Kind} == released
+
+
+def test_every_kind_has_an_emitter_and_every_emitter_its_kind() -> None:
+    assert set(EMITTERS) == {kind.name for kind in Kind}
+    assert sum(len(family.KINDS) for family in FAMILIES) == len(Kind)
+
+
+def test_families_share_no_hundred() -> None:
+    hundreds = [{row.kind.value // 100 for row in family.KINDS} for family in FAMILIES]
+    assert sum(map(len, hundreds)) == len(set().union(*hundreds))
+
+
+def test_released_schemas_stand() -> None:
+    """A schema is part of the ABI: a new field is a new version, and a new line."""
+    released = dict(line.split(" ", 1) for line in SCHEMAS.read_text().splitlines())
+    assert {name: row.schema for name, row in KINDS.items()} == released
+
+
+def test_a_kind_in_two_families_is_refused() -> None:
+    with pytest.raises(InternalError, match="two families have a row for Add"):
+        join([{"Add": 1, "Sub": 2}, {"Add": 3}])
+
+
+def test_an_emitter_fixes_the_call() -> None:
+    attrs = {"alpha": 0.5, "beta": 1.0, "trans_a": False, "trans_b": True}
+    kernel = EMITTERS["Gemm"](attrs, [f32(3, 4), f32(5, 4)], [f32(3, 5)])
+    assert kernel.kind_id == Kind.Gemm
+    assert kernel.attr_schema == "gemm/1:alpha=f,beta=f,trans_a=?,trans_b=?"
+    assert unpack(kernel.attr_schema, kernel.attr_blob) == attrs
+
+
+CONV = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1}
+GEMM = {"alpha": 1.0, "beta": 1.0, "trans_a": False, "trans_b": False}
+SLICE = {"starts": (0,), "ends": (1,), "axes": (0,), "steps": (1,)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "attrs", "ins", "outs", "message"),
+    [
+        ("Relu", {"alpha": 1.0}, [f32(3)], [f32(3)], "unknown .*alpha"),
+        ("LeakyRelu", {}, [f32(3)], [f32(3)], "missing .*alpha"),
+        ("Add", {}, [f32(3)], [f32(3)], "1 inputs; expected 2"),
+        ("Concat", {"axis": 0}, [], [f32(3)], "0 inputs; expected at least 1"),
+        ("Add", {}, [f32(3), i64(3)], [f32(3)], r"dtypes \['float32', 'int64'\]"),
+        ("Exp", {}, [i64(3)], [i64(3)], "expected floating point"),
+        ("Equal", {}, [f32(3), f32(3)], [f32(3)], "expected bool"),
+        ("Where", {}, [f32(3), f32(3), f32(3)], [f32(3)], "condition dtype float32"),
+        ("Cast", {"to": "float16"}, [f32(3)], [f32(3)], "the output is float32"),
+        ("Gelu", {"approximate": "quick"}, [f32(3)], [f32(3)], "approximate='quick'; expected one of"),
+        ("Softmax", {"axis": 2}, [f32(3, 4)], [f32(3, 4)], "axis=2 .*out of range for rank 2"),
+        ("ReduceSum", {"axes": (0, -2), "keepdims": False}, [f32(3, 4)], [f32(4)], "an axis twice"),
+        ("ReduceSum", {"axes": (), "keepdims": False}, [f32(3, 4)], [f32(3, 4)], "spell out every axis"),
+        ("ArgMax", {"axis": 0, "keepdims": False}, [f32(3)], [f32()], "expected int64"),
+        ("Gemm", GEMM, [f32(3), f32(3, 4)], [f32(4)], "matrices"),
+        ("MatMul", {}, [f32(), f32(3)], [f32()], "scalar operand"),
+        ("Conv", CONV | {"pads": (0, 0)}, [f32(1, 2, 5, 5), f32(3, 2, 1, 1)], [f32(1, 3, 5, 5)], "pads=.*expected 4"),
+        ("Conv", CONV, [f32(1, 2), f32(3, 2)], [f32(1, 3)], "1 to 3 more"),
+        ("Reshape", {"shape": (2, 2)}, [f32(3)], [f32(2, 2)], "3 elements into"),
+        ("Transpose", {"perm": (0, 0)}, [f32(3, 4)], [f32(3, 4)], "no permutation"),
+        ("Split", {"axis": 0, "sizes": (1,)}, [f32(3)], [f32(1), f32(2)], "sizes=.*expected 2 items"),
+        ("Slice", SLICE | {"ends": (1, 2)}, [f32(3)], [f32(1)], "differ in length"),
+        ("Slice", SLICE | {"steps": (0,)}, [f32(3)], [f32(1)], "steps holds 0"),
+        ("Pad", {"pads": (1, 1), "mode": "wrap", "value": 0.0}, [f32(3)], [f32(5)], "mode='wrap'"),
+        ("Gather", {"axis": 0}, [f32(3), f32(1)], [f32(1)], "indices of dtype float32"),
+        ("TopK", {"axis": 0, "largest": True, "k": 1}, [f32(3)], [f32(1), f32(1)], "positions of dtype float32"),
+    ],
+)
+def test_a_call_that_no_kernel_could_run_is_refused(
+    kind: str, attrs: dict[str, Any], ins: list[TensorSpec], outs: list[TensorSpec], message: str
+) -> None:
+    with pytest.raises(InternalError, match=message):
+        EMITTERS[kind](attrs, ins, outs)
+
+
+VIEWS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "Contiguous": ({}, (2, 3)),
+    "Diagonal": ({"distance": 0, "first": 0, "second": 1}, (2,)),
+    "Expand": ({"shape": (2, 3)}, (2, 3)),
+    "Identity": ({}, (2, 3)),
+    "Reshape": ({"shape": (6,)}, (6,)),
+    "Select": ({"axis": 0, "index": 1}, (3,)),
+    "Slice": (SLICE, (1, 3)),
+    "Split": ({"axis": 0, "sizes": (2,)}, (2, 3)),
+    "Transpose": ({"perm": (1, 0)}, (3, 2)),
+    "Unbind": ({"axis": 0}, (3,)),
+    "Unfold": ({"axis": 0, "size": 2, "step": 1}, (1, 3, 2)),
+}
+"""Kind with a view rule → attributes and the shape of the result, for an operand of 2×3."""
+
+
+def test_no_view_changes_the_dtype() -> None:
+    """The planner puts views on the storage of their operand without a look at their dtype."""
+    assert set(VIEWS) == {name for name, row in KINDS.items() if row.view is not None}
+    for name, (attrs, shape) in VIEWS.items():
+        assert KINDS[name].emit(attrs, [f32(2, 3)], [f32(*shape)]).kind_id == Kind[name]
+        with pytest.raises(InternalError, match="dtype"):
+            KINDS[name].emit(attrs, [f32(2, 3)], [i64(*shape)])
