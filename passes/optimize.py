@@ -19,6 +19,7 @@ from passes.encodings.fit import fit_encodings
 from passes.encodings.versions import ModelVersion
 from passes.errors import ModelError, UsageError
 from passes.graph.formatting import format_type
+from passes.graph.index import required_inputs
 from passes.load import to_path
 from passes.model.analysis import AnalyzedModel
 from passes.policy.policy import Policy, check_lists
@@ -193,7 +194,7 @@ def _choose_prover(
 
 def open_dims(model: onnx.ModelProto) -> tuple[str, ...]:
     """The names of dims of inputs without a fixed size; all that have no name count as one, which is empty."""
-    dims = [dim for info in _inputs_to_feed(model) for dim in info.type.tensor_type.shape.dim]
+    dims = [dim for info in required_inputs(model.graph) for dim in info.type.tensor_type.shape.dim]
     return tuple(dict.fromkeys(dim.dim_param for dim in dims if not dim.HasField("dim_value")))
 
 
@@ -222,7 +223,7 @@ def plan_draws(
     Raises:
         ModelError: an input is no tensor.
     """
-    infos = _inputs_to_feed(inputs or model.proto)
+    infos = required_inputs((inputs or model.proto).graph)
     names = open_dims(inputs or model.proto)
     plan = DrawPlan(
         tuple(map(_input_to_draw, infos)),
@@ -241,7 +242,7 @@ def draw_feeds(model: DetachedModel, seed: int, *, sizes: Mapping[str, int] | No
         ModelError: an input is no tensor, or too large to be drawn.
     """
     draw = Draw(seed, {**dict.fromkeys(open_dims(model.proto), FIRST_SIZE), **(sizes or {})})
-    return DrawPlan(tuple(map(_input_to_draw, _inputs_to_feed(model.proto))), ()).feeds(draw)
+    return DrawPlan(tuple(map(_input_to_draw, required_inputs(model.proto.graph))), ()).feeds(draw)
 
 
 def _input_to_draw(info: onnx.ValueInfoProto) -> DrawnInput:
@@ -260,8 +261,3 @@ def drawn_shape(info: onnx.ValueInfoProto, sizes: Mapping[str, int]) -> list[int
     """The shape of an input, with `sizes` for open dims."""
     dims = info.type.tensor_type.shape.dim
     return [dim.dim_value if dim.HasField("dim_value") else sizes.get(dim.dim_param, FIRST_SIZE) for dim in dims]
-
-
-def _inputs_to_feed(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    stored = {tensor.name for tensor in model.graph.initializer}
-    return [info for info in model.graph.input if info.name not in stored]

@@ -15,6 +15,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 
 from passes.errors import PolicyError, check_type
 from passes.graph.formatting import format_tensor_type
+from passes.graph.index import GraphIndex
 from passes.graph.op_facts import op_name
 from passes.load import load_model, to_path
 from passes.provenance import ModulePath, annotations_of, form_of, known_as, module_path_of, part_of
@@ -201,9 +202,9 @@ class _Nodes:
         """Why `name` means no node."""
         graph = self._proto.graph
         readers = [entry.name or entry.output[0] for entry, _ in self._all if name in entry.input]
-        if name in {tensor.name for tensor in self.stored}:
+        if any(tensor.name == name for tensor in self.stored):
             return f"{name!r} is an initializer and no node makes it; `why_weights` says where it comes from"
-        if name in {info.name for info in graph.input}:
+        if name in GraphIndex(graph).inputs:
             which = _join_names(readers)
             return f"{name!r} is an input of the model and no node makes it; ask for a node that reads it: {which}"
         entries = (*(entry for entry, _ in self._all), *self.stored)

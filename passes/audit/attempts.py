@@ -1,15 +1,18 @@
-"""In the worker: run passes on one case, one after the other, each on its own copy of the model."""
+"""In the worker: run passes on one case, one after the other, each on its own copy of the model.
+
+Error messages are normalized, so that they are equal on every machine and for every model.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import onnx
 
-from passes.audit.error_text import message_of
 from passes.audit.target import AuditTarget
 from passes.model.canonical import canonical_digest
 from passes.step import Step
@@ -87,3 +90,39 @@ def _digest(model: onnx.ModelProto) -> str:
         return canonical_digest(DetachedModel(model, {}))
     except Exception as error:  # a result that cannot be read counts as changed
         return f"unreadable: {type(error).__name__}"
+
+
+LENGTH: Final = 110
+
+CHANGING: Final = (
+    (r"'[^']*'|\"[^\"]*\"|\u2018[^\u2019]*\u2019", "'…'"),  # names of values and nodes
+    (r"(?:/[\w.+-]+)+/([\w.+-]+)", r"\1"),  # folders
+    (r"0x[0-9a-fA-F]+", "0x…"),
+    (r"(?<=references: ).*", "…"),
+    (r"\[ONNXRuntimeError\] : \d+ : \w+ : ", ""),
+    (r"\S+\.(?:cc|h):\d+ \S.*[)>] (?=[A-Z])", ""),  # the place in C++, with its signature
+    (r"(?<=implementation for )\w+", "…"),
+    (r"\d+", "#"),
+    (r"\(?node name: [^)]*\)?|node:? ?\S* ?name:? ?\S*|Name:\S*", "node"),
+)
+"""Pattern → replacement."""
+
+
+def message_of(error: BaseException) -> str:
+    """The type of an error and the first non-empty line of its message, normalized."""
+    return normalize(f"{type(error).__name__}: {error}")
+
+
+def normalize(text: str) -> str:
+    """Reduce a message to one line of at most 110 characters, without names, paths, numbers and addresses."""
+    line = next((part.strip() for part in text.splitlines() if part.strip(" :")), "")
+    for pattern, instead in CHANGING:
+        line = re.sub(pattern, instead, line)
+    line = " ".join(line.split())
+    return line if len(line) <= LENGTH else line[: LENGTH - 1].rstrip() + "…"
+
+
+def signal_in(message: str) -> str:
+    """The signal named in the message of a crash, such as `SIGSEGV`; else its exit code or its words on memory."""
+    match = re.search(r"signal (SIG\w+)|exit code -?\d+|out of memory|more memory", message)
+    return match[1] or match[0] if match else "died"

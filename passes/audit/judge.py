@@ -12,8 +12,9 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+from passes.audit.attempts import message_of, normalize
 from passes.audit.cases import Case
-from passes.audit.error_text import message_of, normalize
+from passes.graph.index import required_inputs
 from passes.graph.op_facts import RANDOM_OPS
 from passes.graph.traversal import every_graph, every_node
 from passes.proof.numbers import compare, same_bits
@@ -141,8 +142,7 @@ def _other_signature(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
 
 
 def _input_types(model: onnx.ModelProto) -> Mapping[str, onnx.TypeProto]:
-    stored = {tensor.name for tensor in model.graph.initializer}
-    return {info.name: info.type for info in model.graph.input if info.name not in stored}
+    return {info.name: info.type for info in required_inputs(model.graph)}
 
 
 def _output_types(model: onnx.ModelProto) -> Mapping[str, onnx.TypeProto]:

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from passes.advisories import UNSAFE, AuditFinding
 from passes.advisories.table import round_trips
-from passes.audit.attempts import LARGEST, PassAttempt, attempts
+from passes.audit.attempts import LARGEST, PassAttempt, attempts, signal_in
 from passes.audit.cases import Case
-from passes.audit.error_text import signal_in
 from passes.audit.judge import READY, Result, add_marks, judge, larger
 from passes.audit.target import AuditTarget
 from passes.errors import StepCrashed, StepTimedOut

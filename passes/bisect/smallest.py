@@ -13,8 +13,9 @@ from passes.bisect.faults import Fault
 from passes.bisect.replay import Runs, StepOutcome
 from passes.bisect.search import GuiltyStep, InnerCulprit
 from passes.errors import StepFailed
+from passes.graph.inference import types_of
 from passes.graph.traversal import reads_of
-from passes.model.extraction import extract_nodes, types_of
+from passes.model.extraction import extract_nodes
 from passes.provenance import carry
 from passes.rewrites.fold_constants import FoldConstants
 from passes.run.reproduce import smallest
@@ -139,9 +140,8 @@ def _around(model: DetachedModel, values: Collection[str]) -> Iterator[set[int]]
     The walk does not cross constants, which many parts of a model share.
     """
     view = GraphView(model)
-    nodes = list(model.proto.graph.node)
+    nodes, makers = view.nodes, view.positions
     folded = {place for place, node in enumerate(nodes) if view.folded.issuperset(node.output)}
-    makers = {name: place for place, node in enumerate(nodes) for name in node.output}
     before = [{makers[name] for name in reads_of(node) if name in makers} for node in nodes]
     neighbours: dict[int, set[int]] = defaultdict(set)
     for place in set(range(len(nodes))) - folded:

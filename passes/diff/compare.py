@@ -19,7 +19,8 @@ from passes.diff.quantizations import find_quantizations
 from passes.diff.requantizations import find_requantizations
 from passes.diff.types import AttributeChange, Diff, HeaderChange, InputChange, Renaming, Replacement, label_of
 from passes.graph.formatting import format_attribute, format_type
-from passes.matching.graph_index import ABSENT, GraphIndex, Item
+from passes.graph.index import GraphIndex
+from passes.matching.flat_graph import ABSENT, FlatGraph, Item
 from passes.model.canonical import CanonicalGraph, function_digests
 from passes.weights.detached import DetachedModel, open_model
 
@@ -181,7 +182,7 @@ def _is_stored_and_computed(matched: ModelMatching, old: int, new: int) -> bool:
     return new in same.after.constants and same.old_of[same.after.makers[new]] < 0
 
 
-def _name(wiring: GraphIndex, value: int) -> str:
+def _name(wiring: FlatGraph, value: int) -> str:
     return "" if value == ABSENT else wiring.names[value]
 
 
@@ -206,7 +207,7 @@ def output_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
             yield HeaderChange(f"what output {name} is", _maker(same.before, old), _maker(same.after, new))
 
 
-def _maker(wiring: GraphIndex, value: int) -> str:
+def _maker(wiring: FlatGraph, value: int) -> str:
     maker = wiring.makers[value]
     if maker < 0:
         return wiring.names[value]
@@ -228,7 +229,7 @@ def sharing_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
         yield HeaderChange("digest", f"({first.canonical[:SHOWN]})", f"({second.canonical[:SHOWN]})")
 
 
-def _reads(wiring: GraphIndex) -> dict[int, tuple[str, list[int]]]:
+def _reads(wiring: FlatGraph) -> dict[int, tuple[str, list[int]]]:
     """Meaning → its first value, and how often each of its values is read."""
     values: dict[int, tuple[str, list[int]]] = {}
     outputs = Counter(wiring.outputs.values())
@@ -257,10 +258,10 @@ def _versions(model: ModelProto) -> Mapping[str, str]:
 
 
 def _inputs(model: ModelProto) -> Mapping[str, str]:
-    stored = {tensor.name for tensor in model.graph.initializer}
-    required = _signature("input", [info for info in model.graph.input if info.name not in stored])
-    optional = [info for info in model.graph.input if info.name in stored]
-    return {**required, **{f"input {info.name}": f"{format_type(info)}, has a default" for info in optional}}
+    index = GraphIndex(model.graph)
+    optional = {name: info for name, info in index.inputs.items() if name in index.initializers}
+    defaults = {f"input {name}": f"{format_type(info)}, has a default" for name, info in optional.items()}
+    return {**_signature("input", list(index.required_inputs.values())), **defaults}
 
 
 def _outputs(model: ModelProto) -> Mapping[str, str]:
@@ -289,5 +290,5 @@ def renamings(matched: ModelMatching) -> Iterator[Renaming]:
                     yield Renaming("initializer", before.names[old_value], after.names[new_value])
 
 
-def _is_initializer(wiring: GraphIndex, value: int) -> bool:
+def _is_initializer(wiring: FlatGraph, value: int) -> bool:
     return value in wiring.shapes and wiring.makers[value] < 0

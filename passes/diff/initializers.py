@@ -14,7 +14,7 @@ from onnx import TensorProto
 from passes.diff.model_matching import ModelMatching
 from passes.diff.types import InitializerChange, label_of
 from passes.graph.formatting import format_tensor_type
-from passes.matching.graph_index import GraphIndex
+from passes.matching.flat_graph import FlatGraph
 from passes.provenance import annotations_of, form_of
 from passes.weights.detached import DetachedModel
 
@@ -49,7 +49,7 @@ def initializer_changes(matched: ModelMatching, changed: Sequence[Stored]) -> It
 
 
 def _pairs(
-    before: GraphIndex, after: GraphIndex, gone: Sequence[int], come: Sequence[int], changed: Sequence[Stored]
+    before: FlatGraph, after: FlatGraph, gone: Sequence[int], come: Sequence[int], changed: Sequence[Stored]
 ) -> list[Stored]:
     """Tensors that changed: those that matched nodes read in one place, and others of one name."""
     pairs = [pair for pair in changed if pair[0] in before.tensors and pair[1] in after.tensors]
@@ -61,7 +61,7 @@ def _pairs(
 
 
 def _removals(
-    before: GraphIndex, after: GraphIndex, gone: Sequence[int], changed: Sequence[Stored]
+    before: FlatGraph, after: FlatGraph, gone: Sequence[int], changed: Sequence[Stored]
 ) -> Iterator[InitializerChange]:
     makers = {old: _maker(after, new) for old, new in changed if new not in after.tensors}
     equals = {after.value_meanings[new]: after.names[new] for new in after.tensors}
@@ -72,7 +72,7 @@ def _removals(
         yield InitializerChange(before.names[old], shape, "", how, computed_by=makers.get(old, ""))
 
 
-def _maker(wiring: GraphIndex, value: int) -> str:
+def _maker(wiring: FlatGraph, value: int) -> str:
     maker = wiring.makers[value]
     return "" if maker < 0 else str(label_of(wiring.items[maker].node))
 
@@ -107,7 +107,7 @@ def _forms(
     return tensors
 
 
-def _tensors_by_name(before: GraphIndex) -> dict[str, int]:
+def _tensors_by_name(before: FlatGraph) -> dict[str, int]:
     """The tensors by their names, and by that of the weight of which one alone is another form, such as transposed."""
     by_name = {before.names[old]: old for old in before.tensors}
     for old, tensor in before.tensors.items():
@@ -166,7 +166,7 @@ MOST_AXES: Final = 4
 """The highest rank at which all orders of axes are tried."""
 
 
-def _surplus(first: GraphIndex, other: GraphIndex) -> list[int]:
+def _surplus(first: FlatGraph, other: FlatGraph) -> list[int]:
     """The initializers of `one` of which `other` has fewer copies, or none."""
     counts = Counter(other.value_meanings[value] for value in other.tensors)
     namesakes = {(other.names[value], other.value_meanings[value]) for value in other.tensors}

@@ -10,7 +10,8 @@ from functools import cached_property
 from onnx import GraphProto, ValueInfoProto
 
 from passes.graph.formatting import format_type
-from passes.matching.graph_index import ABSENT, NodeMeanings, index_graph
+from passes.graph.index import required_inputs
+from passes.matching.flat_graph import ABSENT, NodeMeanings, flatten_graph
 from passes.matching.match import match
 from passes.matching.node_matching import NodeMatching, is_one_kind, share_name
 from passes.matching.replacements import find_replacements
@@ -75,9 +76,9 @@ def match_models(
 ) -> ModelMatching:
     """Match two models; `readings` are their canonical graphs, if there are any already."""
     first, second = readings or (read(before), read(after))
-    inputs = _pair_values(_fed_inputs(before.proto.graph), _fed_inputs(after.proto.graph))
+    inputs = _pair_values(required_inputs(before.proto.graph), required_inputs(after.proto.graph))
     meanings: NodeMeanings = {}
-    same = match(index_graph(before, first, meanings), index_graph(after, second, meanings, inputs))
+    same = match(flatten_graph(before, first, meanings), flatten_graph(after, second, meanings, inputs))
     groups = _groups(same)
     for olds, news in groups:
         _pair(same, olds, news)
@@ -121,12 +122,6 @@ def _pair(same: NodeMatching, olds: tuple[int, ...], news: tuple[int, ...]) -> N
 def _is_one(same: NodeMatching, old: int, new: int) -> bool:
     item, old_item = same.after.items[new], same.before.items[old]
     return is_one_kind(same, item, old_item) or share_name(item, old_item)
-
-
-def _fed_inputs(graph: GraphProto) -> list[ValueInfoProto]:
-    """The graph inputs that have no default."""
-    stored = {tensor.name for tensor in graph.initializer}
-    return [info for info in graph.input if info.name not in stored]
 
 
 def same_outputs(before: GraphProto, after: GraphProto) -> Mapping[str, str]:

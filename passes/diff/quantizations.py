@@ -12,7 +12,7 @@ from onnx import TensorProto
 from passes.diff.initializers import Stored
 from passes.diff.model_matching import ModelMatching
 from passes.diff.types import InitializerChange, QuantizedValue
-from passes.matching.graph_index import ABSENT, GraphIndex, Item
+from passes.matching.flat_graph import ABSENT, FlatGraph, Item
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,11 @@ def _chain_of(matched: ModelMatching, place: int, end: Item) -> list[int]:
     return [bound, start, place] if has_bound else [start, place]
 
 
-def _made_by(after: GraphIndex, value: int, op: str) -> bool:
+def _made_by(after: FlatGraph, value: int, op: str) -> bool:
     return after.makers[value] >= 0 and after.items[after.makers[value]].op[1] == op
 
 
-def _encoding(after: GraphIndex, item: Item) -> list[int]:
+def _encoding(after: FlatGraph, item: Item) -> list[int]:
     return [after.value_meanings[value] for value in item.needs[1:3] if value != ABSENT]
 
 

@@ -14,7 +14,7 @@ from passes.diff.types import AttributeChange, InitializerChange, QuantizationCh
 from passes.encodings.encoding import Encoding
 from passes.encodings.from_qdq import QdqReader
 from passes.errors import UsageError
-from passes.matching.graph_index import ABSENT, GraphIndex
+from passes.matching.flat_graph import ABSENT, FlatGraph
 from passes.weights.detached import DetachedModel
 
 
@@ -87,7 +87,7 @@ def find_requantizations(matched: ModelMatching) -> Requantizations:
     )
 
 
-def _read_quantizers(model: DetachedModel, index: GraphIndex) -> dict[int, _Quantizer]:
+def _read_quantizers(model: DetachedModel, index: FlatGraph) -> dict[int, _Quantizer]:
     """The quantizers of a model, by the place of QuantizeLinear, or DequantizeLinear of a stored tensor. What has no
     encoding of whole numbers, such as an 8-bit float, is left to the comparison of nodes."""
     reader = QdqReader(model)
@@ -106,7 +106,7 @@ def _read_quantizers(model: DetachedModel, index: GraphIndex) -> dict[int, _Quan
     return found
 
 
-def _beside(index: GraphIndex, place: int) -> Iterator[int]:
+def _beside(index: FlatGraph, place: int) -> Iterator[int]:
     """The Clip in front of a QuantizeLinear, and the DequantizeLinear behind it."""
     item = index.items[place]
     if item.op[1] == "QuantizeLinear":
@@ -116,7 +116,7 @@ def _beside(index: GraphIndex, place: int) -> Iterator[int]:
             yield bound
 
 
-def _own_tensors(index: GraphIndex, places: Collection[int]) -> Iterator[str]:
+def _own_tensors(index: FlatGraph, places: Collection[int]) -> Iterator[str]:
     """The stored tensors that these nodes alone read."""
     reads = {value for place in places for value in index.items[place].needs if value in index.tensors}
     return (index.names[value] for value in reads if all(user in places for user, _ in index.users[value]))

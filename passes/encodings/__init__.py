@@ -1,6 +1,6 @@
 """Quantization encodings: how a float tensor becomes whole numbers, in files and carried through passes.
 
-encoding.py     the format of a tensor, and its scales and zero points
+encoding.py     the format of a tensor, its scales and zero points, and the tensors that share them by moves
 aimet.py        files of AIMET's encodings, in both directions
 from_qdq.py     the encodings of a model with QuantizeLinear and DequantizeLinear
 fit.py          the encodings of a file for a model: every name is known, and every axis
@@ -9,5 +9,4 @@ versions.py     the models of a run in order, and the tensors of the source that
 same_numbers.py whether two tensors have the same numbers on the draws of the run
 stored.py       the encoding of a stored tensor that was made of others: turned, cut, joined
 report.py       what became of them, as lines and as data
-moves.py        the encodings that follow for tensors that only hold numbers of another one
 """

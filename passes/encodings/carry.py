@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
-from passes.encodings.encoding import Encoding, NoEncoding, encode_bias
-from passes.encodings.fit import BIAS_PLACE, BIASED
-from passes.encodings.moves import share_by_moves
+from passes.encodings.encoding import Encoding, NoEncoding, encode_bias, share_by_moves
 from passes.encodings.same_numbers import find_same
 from passes.encodings.stored import CHANGED, EncodedArray, derive_encoding
 from passes.encodings.versions import ModelVersion, TracedTensors, trace_tensors
-from passes.graph.float_tensors import FLOATS, float_tensors
-from passes.graph.op_facts import LAYOUT_OPS, RESHAPES, moved_inputs
+from passes.graph.index import GraphIndex, initializers_of
+from passes.graph.inference import FLOATS, float_tensors
+from passes.graph.op_facts import BIAS, BIASED, LAYOUT_OPS, MATRIX_PRODUCTS, RESHAPES, moved_inputs
 from passes.graph.traversal import reads_of
 from passes.provenance import annotations_of, form_of
 from passes.weights.detached import DetachedModel
@@ -104,8 +103,8 @@ class _EncodingCarrier:
         self.traced: TracedTensors = trace_tensors(versions)
         self.known = share_by_moves(self.source.proto.graph, encodings)
         """The encodings of the source, and those that follow from them."""
-        self.made = {name: node for node in self.final.proto.graph.node for name in node.output}
-        self.stored = {tensor.name: tensor for tensor in self.final.proto.graph.initializer}
+        index = GraphIndex(self.final.proto.graph)
+        self.made, self.stored = index.producers, index.initializers
         self.found: dict[str, Encoding] = {}
         self.sources: dict[str, tuple[str, ...]] = {}
         self.refusals: dict[str, str] = {}
@@ -113,7 +112,8 @@ class _EncodingCarrier:
 
     def carry_stored(self) -> None:
         """Carry the encodings of stored tensors: by their content, or by the rule that made them of others."""
-        weights = {tensor.name: tensor for tensor in self.source.proto.graph.initializer if tensor.name in self.known}
+        stored = initializers_of(self.source.proto.graph)
+        weights = {name: tensor for name, tensor in stored.items() if name in self.known}
         by_digest: dict[str, list[str]] = {}
         for name, tensor in weights.items():
             by_digest.setdefault(self.source.digest(tensor), []).append(name)
@@ -169,10 +169,10 @@ class _EncodingCarrier:
 
         Their numbers are some of its numbers, also where there are too few of them to be recognized.
         """
-        made = {name: node for node in self.source.proto.graph.node for name in node.output}
+        made = GraphIndex(self.source.proto.graph).producers
         for name in self.floats:
             node = self.made.get(name)
-            if name in self.found or node is None or node.op_type not in PRODUCTS:
+            if name in self.found or node is None or node.op_type not in MATRIX_PRODUCTS:
                 continue
             for source in self.traced.candidates[-1].get(name, ()):
                 if source in self.known and self.known[source].axis is None and self._is_part(node, made, source):
@@ -236,7 +236,7 @@ class _EncodingCarrier:
         """The encodings of the source that are in no tensor of the final model."""
         carried = {source for sources in self.sources.values() for source in sources}
         missing = [name for name in self.given if name not in carried]
-        stored = {tensor.name: tensor for tensor in self.source.proto.graph.initializer}
+        stored = initializers_of(self.source.proto.graph)
         present = [name for name in missing if name not in stored and name not in self.traced.gone]
         changed_by, twins = self._follow(present)
         for name in missing:
@@ -328,15 +328,11 @@ def _twin_reason(twin: str) -> str:
     return f"{twin!r} has the same numbers, and stands for both"
 
 
-PRODUCTS: Final = ("MatMul", "Gemm")
-"""Operators whose results are parts of one another if their matrices are."""
-
-
 def _biases(model: DetachedModel) -> Iterator[tuple[TensorProto, str, str]]:
     """The stored biases of products, each with the names of the data and of the weight."""
-    stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    stored = initializers_of(model.proto.graph)
     for node in model.proto.graph.node:
-        tensor = stored.get(node.input[BIAS_PLACE]) if len(node.input) > BIAS_PLACE else None
+        tensor = stored.get(node.input[BIAS]) if len(node.input) > BIAS else None
         if node.op_type in BIASED and tensor is not None and len(tensor.dims) == 1:
             yield tensor, node.input[0], node.input[1]
 
@@ -350,10 +346,10 @@ def _stored_behind(made: Mapping[str, NodeProto], name: str) -> str:
 
 def _float_names(model: DetachedModel) -> tuple[str, ...]:
     """The float tensors that nodes read or make, and inputs, in the order of the graph."""
-    graph = model.proto.graph
+    index = GraphIndex(model.proto.graph)
     floats = float_tensors(model.proto)
-    constants = {tensor.name for tensor in graph.initializer if tensor.data_type in FLOATS}
-    names = [info.name for info in graph.input]
-    for node in graph.node:
+    constants = {name for name, tensor in index.initializers.items() if tensor.data_type in FLOATS}
+    names = [*index.inputs]
+    for node in index.nodes:
         names += (*reads_of(node), *node.output)
     return tuple(dict.fromkeys(name for name in names if name in floats or name in constants))

@@ -1,4 +1,8 @@
-"""How a float tensor becomes whole numbers: their format, and the scales and zero points."""
+"""How a float tensor becomes whole numbers: their format, and the scales and zero points.
+
+An encoding also holds for a tensor that only has elements of another one, such as after a Reshape. One scale for a
+whole tensor does not depend on where its elements are. Scales of channels and blocks do, so these are not passed on.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
+from onnx import GraphProto
+
+from passes.graph.op_facts import LAYOUT_OPS, ONNX_DOMAINS, moved_inputs
 
 Granularity = Literal["tensor", "channel", "block"]
 
@@ -117,3 +124,35 @@ def encode_bias(data: Encoding, weight: Encoding) -> Encoding:
     """The encoding of a bias: the scale of the products that it is added to, whose factors have these."""
     scale = (data.scale.astype(np.float64) * weight.scale).astype(np.float32)
     return Encoding(BIAS, scale, np.zeros_like(scale, np.int64), 0 if scale.ndim else None)
+
+
+def share_by_moves(graph: GraphProto, encodings: Mapping[str, Encoding]) -> dict[str, Encoding]:
+    """`encodings`, and those that follow from them for other tensors of `graph`."""
+    known = dict(encodings)
+    count = -1
+    while count < len(known):
+        count = len(known)
+        for node in graph.node:
+            sources = [known.get(name) for name in moved_inputs(node)]
+            first = sources[0] if sources else None
+            if first is None or first.axis is not None or any(not is_same_encoding(first, one) for one in sources):
+                continue
+            for name in filter(None, node.output):
+                known.setdefault(name, first)
+        for node in reversed(graph.node):
+            if node.op_type in LAYOUT_OPS and node.domain in ONNX_DOMAINS:  # every number of the input is in the output
+                result = known.get(node.output[0])
+                if result is not None and result.axis is None:
+                    known.setdefault(node.input[0], result)
+    return known
+
+
+def is_same_encoding(one: Encoding, other: Encoding | None) -> bool:
+    """Whether both make the same whole numbers of the same floats."""
+    return (
+        other is not None
+        and one.precision == other.precision
+        and one.axis == other.axis
+        and np.array_equal(one.scale, other.scale)
+        and np.array_equal(one.zero_point, other.zero_point)
+    )

@@ -12,8 +12,10 @@ from onnx import NodeProto
 from passes.encodings.aimet import UNKNOWN_AXIS
 from passes.encodings.encoding import Encoding
 from passes.errors import UsageError
-from passes.graph.float_tensors import FLOATS, float_shapes, float_tensors, weight_axes
-from passes.graph.moved_constants import find_moved_constants
+from passes.graph.index import initializers_of
+from passes.graph.inference import FLOATS, float_shapes, float_tensors
+from passes.graph.moved_constants import find_moved_constants, weight_axes
+from passes.graph.op_facts import BIAS, BIASED
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
 
@@ -27,7 +29,8 @@ def fit_encodings(encodings: Mapping[str, Encoding], model: DetachedModel) -> di
     Raises:
         UsageError: the model has no such float tensor, or its shape does not suit the scales.
     """
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer if tensor.data_type in FLOATS}
+    stored = initializers_of(model.proto.graph).items()
+    shapes = {name: tuple(tensor.dims) for name, tensor in stored if tensor.data_type in FLOATS}
     known = float_tensors(model.proto) | shapes.keys()
     unknown = [name for name in encodings if name not in known]
     if unknown:
@@ -121,10 +124,4 @@ def _axes(node: NodeProto, place: int, rank: int) -> Axes:
     axes = weight_axes(node, place, rank)
     if axes is not None:
         return axes
-    return (0 if place == BIAS_PLACE and rank == 1 and node.op_type in BIASED else None), None
-
-
-BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
-
-BIAS_PLACE: Final = 2
-"""The place of the bias among the inputs of these."""
+    return (0 if place == BIAS and rank == 1 and node.op_type in BIASED else None), None

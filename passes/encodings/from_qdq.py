@@ -13,9 +13,10 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from passes.encodings.encoding import Encoding, Granularity, Precision
-from passes.encodings.moves import is_same_encoding
+from passes.encodings.encoding import Encoding, Granularity, Precision, is_same_encoding
 from passes.errors import UsageError
+from passes.graph.index import GraphIndex
+from passes.graph.op_facts import attribute_of
 from passes.weights.detached import DetachedModel
 
 
@@ -53,20 +54,9 @@ class QdqReader:
     def __init__(self, model: DetachedModel) -> None:
         graph = model.proto.graph
         self._model = model
-        self._stored = {tensor.name: tensor for tensor in graph.initializer}
-        self._stored |= {
-            node.output[0]: entry.t
-            for node in graph.node
-            if node.op_type == "Constant"
-            for entry in node.attribute
-            if entry.name == "value"
-        }
-        self._makers = {name: node for node in graph.node for name in node.output}
-        self._readers: dict[str, list[NodeProto]] = {}
-        for node in graph.node:
-            for name in node.input:
-                self._readers.setdefault(name, []).append(node)
-        self._outputs = {info.name for info in graph.output}
+        index = GraphIndex(graph)
+        self._stored = {**index.initializers, **index.constants}
+        self._makers, self._readers, self._outputs = index.producers, index.consumers, index.outputs
 
     def read_quantizer(self, node: NodeProto) -> tuple[str, Encoding] | None:
         """The tensor that a QuantizeLinear quantizes, with its encoding."""
@@ -98,7 +88,7 @@ class QdqReader:
         if len(node.input) > 2 and node.input[2]:
             tensor = self._stored.get(node.input[2])
             return default if tensor is None else tensor.data_type
-        return next((entry.i for entry in node.attribute if entry.name == "output_dtype"), 0) or TensorProto.UINT8
+        return attribute_of(node, "output_dtype", 0) or TensorProto.UINT8
 
     def _encoding(self, node: NodeProto, data_type: int) -> Encoding:
         settings = {entry.name: entry.i for entry in node.attribute}

@@ -13,6 +13,7 @@ from onnx import numpy_helper
 
 from passes.context import PassContext
 from passes.errors import StepFailed
+from passes.graph.index import GraphIndex
 from passes.proof.numbers import Tolerance, compare
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
@@ -81,7 +82,7 @@ class _TensorReader:
             if tensor.name in names:
                 weight = weights.get(tensor.name)
                 self._stored[tensor.name] = numpy_helper.to_array(tensor) if weight is None else weight.array()
-        fed = {info.name for info in graph.input}
+        fed = GraphIndex(graph).inputs
         self._session = model.session([name for name in names if name not in self._stored and name not in fed])
 
     def read(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from passes.graph.op_facts import COMMUTATIVE
-from passes.matching.graph_index import ABSENT, GraphIndex, NodeMeanings, index_graph
+from passes.matching.flat_graph import ABSENT, FlatGraph, NodeMeanings, flatten_graph
 from passes.matching.match import match
 from passes.matching.node_matching import NodeMatching
 from passes.matching.replacements import find_replacements
@@ -23,11 +23,11 @@ class ModelVersion:
     """A model of a run; `author` is the step that made it, empty for the source."""
 
     author: str
-    subject: AnalyzedModel
+    analyzed: AnalyzedModel
 
     @property
     def model(self) -> DetachedModel:
-        return self.subject.model
+        return self.analyzed.model
 
 
 Candidates = Mapping[str, tuple[str, ...]]
@@ -79,11 +79,11 @@ def trace_tensors(versions: Sequence[ModelVersion]) -> TracedTensors:
     return TracedTensors(tuple(all_candidates), _equal_values(source, index), gone, fates)
 
 
-def _index(version: ModelVersion, meanings: NodeMeanings) -> GraphIndex:
-    return index_graph(version.model, version.subject.reading, meanings)
+def _index(version: ModelVersion, meanings: NodeMeanings) -> FlatGraph:
+    return flatten_graph(version.model, version.analyzed.reading, meanings)
 
 
-def _main_values(index: GraphIndex) -> dict[str, int]:
+def _main_values(index: FlatGraph) -> dict[str, int]:
     """The values of the main graph by name: those of bodies come behind them in the index."""
     found: dict[str, int] = {}
     for value, name in enumerate(index.names):
@@ -161,7 +161,7 @@ SHOWN = 2
 """How many nodes a reason names."""
 
 
-def _equal_values(source: GraphIndex, final: GraphIndex) -> dict[str, tuple[str, ...]]:
+def _equal_values(source: FlatGraph, final: FlatGraph) -> dict[str, tuple[str, ...]]:
     """Tensor of the final model → the tensors of the source of the same meaning; a namesake first."""
     by_meaning: dict[int, list[str]] = {}
     for name, value in _main_values(source).items():

@@ -13,6 +13,7 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.installed import require
 from passes.external.through_files import through_files, write
+from passes.graph.index import initializers_of
 from passes.step import Description, PassResult, Step, values
 from passes.structures.view import modules_of
 from passes.weights.detached import DetachedModel
@@ -78,7 +79,7 @@ def name_after_modules(model: onnx.ModelProto) -> dict[str, str]:
     Without a module, the name of a weight tells it; and no node stays without a name. Returns the new names with those
     that the nodes had.
     """
-    stored = {tensor.name for tensor in model.graph.initializer}
+    stored = initializers_of(model.graph)
     names: dict[str, str] = {}
     for place, node in enumerate(model.graph.node):
         weight = next((WEIGHT.sub("", name) for name in node.input if name in stored and WEIGHT.search(name)), "")

@@ -7,6 +7,7 @@ from typing import Final
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
+from passes.graph.index import GraphIndex, initializers_of
 from passes.graph.traversal import sort_nodes
 
 DOMAIN: Final = "onnxline"
@@ -47,14 +48,14 @@ class ModelAssembler:
         graph = source.graph
         self._nodes: list[list[NodeProto]] = [[node] for node in graph.node]
         """By place in the source, the nodes that are there now."""
-        self._stored = {tensor.name: tensor for tensor in graph.initializer}
+        index = GraphIndex(graph)
+        self._stored = dict(index.initializers)
         self._dropped: set[str] = set()
         self._infos: dict[str, ValueInfoProto] = {info.name: info for info in graph.value_info}
         self._known = {name for node in graph.node for name in (*node.input, *node.output)}
-        self._known |= {*self._stored, *(info.name for info in (*graph.input, *graph.output))}
-        self._made = {name for node in graph.node for name in node.output}
-        self._fixed = {info.name for info in (*graph.input, *graph.output)} | self._stored.keys()
-        self._outputs = {info.name for info in graph.output}
+        self._fixed = index.inputs.keys() | index.outputs.keys() | self._stored.keys()
+        self._known |= self._fixed
+        self._outputs = index.outputs.keys()
         self._read: dict[str, str] = {}
         """Value of the source → the one that is read in its place."""
         self._called: dict[str, str] = {}
@@ -79,7 +80,7 @@ class ModelAssembler:
             node.input[:] = [fresh.get(name, name) for name in node.input]
             node.output[:] = [fresh.get(name, name) for name in node.output]
             nodes.append(node)
-        has = {tensor.name for tensor in optimized.graph.initializer}
+        has = initializers_of(optimized.graph)
         self._dropped |= {name for name in names if name in self._stored and name not in has}
         for tensor in optimized.graph.initializer:
             if tensor.name in fresh or tensor.name in inside:  # the second: of a Constant
@@ -105,13 +106,12 @@ class ModelAssembler:
             copy.CopyFrom(node)
             copy.input[:] = [self._read_as(name) for name in node.input]
             copy.output[:] = [self._called.get(name, name) for name in node.output]
-        read = {name for node in graph.node for name in node.input} | self._outputs
+        index = GraphIndex(graph)
         graph.initializer.extend(
-            tensor for name, tensor in self._stored.items() if name in read or name not in self._dropped
+            tensor for name, tensor in self._stored.items() if name in index.reads or name not in self._dropped
         )
-        computed = {name for node in graph.node for name in node.output}
         graph.value_info.extend(
-            info for name, info in self._infos.items() if name in computed and name not in self._outputs
+            info for name, info in self._infos.items() if name in index.producers and name not in self._outputs
         )
         sort_nodes(graph)
         model = ModelProto()

@@ -27,6 +27,8 @@ from onnx import GraphProto, NodeProto, TensorProto
 from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
+from passes.graph.index import GraphIndex, initializers_of
+from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS
 from passes.graph.traversal import reads_of
 from passes.model.canonical import canonical_digest
 from passes.rewrites.fold_constants import FoldConstants
@@ -38,8 +40,6 @@ LARGE: Final = 2**18
 
 COMPARING: Final = ("eliminate_duplicate_initializer", "eliminate_common_subexpression")
 
-PRODUCTS: Final = frozenset({"MatMul", "Gemm"})
-
 UNREAD: Final = frozenset(
     {(kind, at) for kind in ("MatMul", "Gemm", "Einsum") for at in (0, 1)}
     | {(kind, 0) for kind in ("Gather", "GatherND", "GatherElements")}
@@ -47,7 +47,7 @@ UNREAD: Final = frozenset(
 """Where a weight is read by nothing but the op itself. Elsewhere a pass may ask whether it is all zero, say, and a
 reference looks as if it were."""
 
-LAYOUT: Final = frozenset({"Transpose", "Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze"})
+LAYOUT: Final = ARRANGING - {"Flatten"}
 
 ROUNDS: Final = 10
 
@@ -165,7 +165,7 @@ def _resolve_references(proto: onnx.ModelProto, model: DetachedModel) -> Detache
 
 def _leave_unread_again(proto: onnx.ModelProto, model: DetachedModel) -> None:
     """Unread weights that come back with the data that they were sent with become stand-ins again, in place."""
-    sent = {tensor.name: tensor for tensor in model.proto.graph.initializer if model.is_unread(tensor)}
+    sent = {name: tensor for name, tensor in initializers_of(model.proto.graph).items() if model.is_unread(tensor)}
     for tensor in proto.graph.initializer:
         before = sent.get(tensor.name)
         if before is None or not tensor.HasField("raw_data") or tensor.dims != before.dims:
@@ -199,7 +199,7 @@ def _names_to_send(graph: GraphProto, *, attention: bool, skips_concat: bool) ->
     products: dict[str, list[NodeProto]] = defaultdict(list)
     read: set[str] = set()
     for node in graph.node:
-        products[node.input[0] if node.op_type in PRODUCTS else ""].append(node)
+        products[node.input[0] if node.op_type in MATRIX_PRODUCTS else ""].append(node)
         read.update(
             name
             for index, name in enumerate(reads_of(node))
@@ -217,14 +217,14 @@ def _names_to_send(graph: GraphProto, *, attention: bool, skips_concat: bool) ->
 
 def _unpinned_values(graph: GraphProto) -> frozenset[str]:
     """Values of which neither themselves nor a sum with a bias is an output of the graph."""
-    outputs = {output.name for output in graph.output}
+    index = GraphIndex(graph)
     held = {
         name
         for node in graph.node
-        if node.op_type == "Add" and outputs.intersection(node.output)
+        if node.op_type == "Add" and not index.outputs.keys().isdisjoint(node.output)
         for name in node.input
     }
-    return frozenset(name for node in graph.node for name in node.output) - outputs - held
+    return frozenset(index.producers.keys() - index.outputs.keys() - held)
 
 
 def _source(name: str, layout: Mapping[str, str]) -> str:

@@ -22,9 +22,10 @@ from functools import cached_property
 from typing import Final, TypeVar
 
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from passes.external.join import ModelAssembler, borrow, let_in, let_out
+from passes.graph.index import GraphIndex, values_read
 from passes.graph.traversal import bodies_of
 
 Content = TypeVar("Content")
@@ -70,17 +71,11 @@ class GraphPieces:
         self.model = model
         self._given_cuts = cuts
         self._optimize = optimize
-        graph = model.graph
-        self._nodes: list[NodeProto] = list(graph.node)
-        self._makers = {name: place for place, node in enumerate(self._nodes) for name in node.output if name}
-        self._readers: dict[str, list[int]] = defaultdict(list)
-        for place, node in enumerate(self._nodes):
-            for name in node.input:
-                self._readers[name].append(place)
-        self._stored = {tensor.name: tensor for tensor in graph.initializer}
-        self._infos = {info.name: info for info in (*graph.value_info, *graph.output)}
-        self._inputs = {info.name: info for info in graph.input}
-        self._outputs = {info.name for info in graph.output}
+        index = GraphIndex(model.graph)
+        self._nodes, self._makers, self._stored = index.nodes, index.positions, index.initializers
+        self._readers = {name: [place for place, _ in uses] for name, uses in index.uses.items()}
+        self._infos = {info.name: info for info in (*model.graph.value_info, *model.graph.output)}
+        self._inputs, self._outputs = index.inputs, index.outputs
 
     def run(self, names: Sequence[str]) -> GraphPieces | None:
         """Run passes one after the other on each piece; returns the new graph, or None when they change nothing."""
@@ -169,8 +164,7 @@ class GraphPieces:
         def is_read_elsewhere(name: str) -> bool:
             return any(place not in inside and place in alive for place in self._readers.get(name, ()))
 
-        computed = {name for node in nodes for name in node.output}
-        read = list(dict.fromkeys(name for node in nodes for name in node.input if name and name not in computed))
+        read = values_read(nodes)
         for name in read:
             self._enter(proto, name, borrows=borrows)
         if with_unread:

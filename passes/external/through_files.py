@@ -12,6 +12,7 @@ from onnx import save_model  # bound here: a pass of the user's may patch onnx
 
 from passes.context import PassContext
 from passes.errors import StepFailed
+from passes.graph.index import required_inputs
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, read_model
 from passes.weights.files import save
 from passes.worker.client import Worker
@@ -66,9 +67,8 @@ def give_back_inputs(source: str, model: onnx.ModelProto) -> None:
     Libraries drop inputs that nothing reads; some also those that are read only inside of an If or a Loop.
     """
     before = onnx.load(source, load_external_data=False).graph
-    stored = {tensor.name for tensor in before.initializer}
     has = {info.name: info for info in model.graph.input}
-    inputs = [has.pop(info.name, info) for info in before.input if info.name not in stored]
+    inputs = [has.pop(info.name, info) for info in required_inputs(before)]
     inputs += [info for info in model.graph.input if info.name in has]
     restored = onnx.GraphProto(input=inputs)  # a copy, since clearing the field frees them
     del model.graph.input[:]

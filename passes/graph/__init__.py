@@ -1,8 +1,9 @@
 """Functions on ONNX graphs that need no weights. Imports nothing else of `passes`.
 
 traversal.py        bodies of nodes, the values that a node reads, live nodes, topological order
-float_tensors.py    the float tensors of a model, and the axes of a weight
-moved_constants.py  stored tensors as layout operators hand them on
+index.py            `GraphIndex`: producers, consumers, constants; cut nodes out, and let them read other values
+inference.py        types of values by shape inference, the float tensors among them, and constants by ONNX's evaluator
+moved_constants.py  the axes along which a product reads its weight, also after layout operators
 op_facts.py         tables of operators: which move elements, draw random numbers or ask for a size
 formatting.py       types, tensors and attributes as text
 """

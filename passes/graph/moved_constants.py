@@ -1,4 +1,4 @@
-"""Stored tensors as layout operators hand them on: a product may read its weight behind a Transpose."""
+"""The axes along which a product reads its weight, which layout operators may have moved on the way to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnx import GraphProto, NodeProto
 
-from passes.graph.op_facts import LAYOUT_OPS, ONNX_DOMAINS, RESHAPES
+from passes.graph.op_facts import LAYOUT_OPS, ONNX_DOMAINS, RESHAPES, attribute_of
 
 Shape = tuple[int, ...]
 
@@ -55,8 +55,7 @@ def find_moved_constants(
 def _places(node: NodeProto, shape: Shape, result: Shape) -> list[int | None]:
     """For each axis of the result of a layout operator the axis of its input that it is."""
     if node.op_type == "Transpose":
-        given = next((list(entry.ints) for entry in node.attribute if entry.name == "perm"), [])
-        return [*(given or reversed(range(len(shape))))]
+        return [*attribute_of(node, "perm", range(len(shape))[::-1])]
     if node.op_type in RESHAPES:
         return [_same_axis(shape, result, axis) for axis in range(len(result))]
     return [*range(len(shape))]
@@ -66,3 +65,21 @@ def _same_axis(shape: Shape, result: Shape, axis: int) -> int | None:
     """The axis of `shape` along which numbers lie as along `axis` of `result`."""
     wanted = math.prod(result[:axis]), result[axis]
     return next((place for place in range(len(shape)) if (math.prod(shape[:place]), shape[place]) == wanted), None)
+
+
+def weight_axes(node: NodeProto, index: int, rank: int) -> tuple[int | None, int | None] | None:
+    """The axes of channels and of sums of the weight at input `index`; None if it is no weight."""
+    match node.op_type, index:
+        case "MatMul", (0 | 1) if rank >= 2:
+            return (rank - 1, rank - 2) if index == 1 else (rank - 2, rank - 1)
+        case "Gemm", 1:
+            return (0, 1) if attribute_of(node, "transB") else (1, 0)
+        case "Gemm", 0:
+            return (1, 0) if attribute_of(node, "transA") else (0, 1)
+        case "Conv", 1:
+            return 0, 1
+        case "ConvTranspose", 1:
+            return (1, 0) if attribute_of(node, "group", 1) == 1 else (None, None)
+        case (("LSTM" | "GRU" | "RNN"), (1 | 2)):
+            return None, None
+    return None

@@ -1,10 +1,15 @@
-"""How operators treat elements. The checkers (`structures/*_check.py`) have tables of their own, on purpose."""
+"""Facts about operators: what they do with elements, where their operands stand, and what they are called.
+
+Rooms share these facts, checkers too. A rule, such as which operators may stand between two nodes of a structure, is in
+the module that follows it: a checker has rules of its own.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, helper
 
 ONNX_DOMAINS: Final = ("", "ai.onnx")
 """Two names of ONNX's own domain."""
@@ -25,8 +30,44 @@ RESHAPES: Final = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 LAYOUT_OPS: Final = RESHAPES | {"Transpose", "Identity"}
 """Ops whose result has all elements of their first input, each once."""
 
+ARRANGING: Final = LAYOUT_OPS | {"Cast"}
+"""The same, perhaps in another type."""
+
+SAME_OPS: Final = frozenset({"Identity", "Cast", "CastLike", "Dropout"})
+"""Ops whose first output is their first input, in inference and up to its type."""
+
+PASSING_OPS: Final = ARRANGING | SAME_OPS
+
 MOVES: Final = LAYOUT_OPS | {"Slice", "Expand", "Tile", "Split", "Gather", "DepthToSpace", "SpaceToDepth"}
 """Ops that move the elements of their first input; the other inputs are positions or sizes."""
+
+MATRIX_PRODUCTS: Final = frozenset({"MatMul", "Gemm"})
+
+PRODUCTS: Final = MATRIX_PRODUCTS | {"Conv", "ConvTranspose"}
+"""Ops that multiply their first input with a weight, the second one."""
+
+CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv"})
+
+RECURRENT: Final = frozenset({"LSTM", "GRU", "RNN"})
+
+BIASED: Final = PRODUCTS - {"MatMul"}
+"""Products that add a bias."""
+
+BIAS: Final = 2
+"""The position of the bias among the inputs of these."""
+
+FACTORS: Final[Mapping[str, tuple[int, int]]] = {
+    **dict.fromkeys(("MatMul", "Gemm", "Einsum", "Conv", "MatMulInteger", "ConvInteger"), (0, 1)),
+    **dict.fromkeys(("QLinearMatMul", "QLinearConv"), (0, 3)),
+}
+"""Product of ONNX → the positions of its two factors among its inputs."""
+
+CONTRIB_FACTORS: Final[Mapping[str, tuple[int, int]]] = {
+    **dict.fromkeys(("FusedMatMul", "FusedGemm", "FusedConv", "TransposeMatMul", "MatMulNBits"), (0, 1)),
+    **dict.fromkeys(("MatMulIntegerToFloat", "DynamicQuantizeMatMul"), (0, 1)),
+    "QGemm": (0, 3),
+}
+"""The same for the products that onnxruntime adds."""
 
 
 def moved_inputs(node: NodeProto) -> list[str]:
@@ -49,6 +90,18 @@ def is_opaque(node: NodeProto) -> bool:
 def op_name(node: NodeProto) -> str:
     """`Softmax`, or with a domain that is not ONNX's own: `com.microsoft::Attention`."""
     return node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op_type}"
+
+
+def op_of(node: NodeProto) -> str:
+    """`Softmax`, or with its domain: `com.microsoft.Gelu`."""
+    return node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}.{node.op_type}"
+
+
+def attribute_of(node: NodeProto, name: str, default: Any = None) -> Any:
+    """The value of an attribute; `default` if the node does not have it."""
+    return next(
+        (helper.get_attribute_value(attribute) for attribute in node.attribute if attribute.name == name), default
+    )
 
 
 def opset_of(model: ModelProto) -> int:

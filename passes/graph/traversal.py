@@ -14,7 +14,6 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorPro
 
 from passes.errors import ModelError
 from passes.graph.op_facts import ONNX_DOMAINS, SIZES
-from passes.worker.inference import InferenceError, infer_shapes
 
 
 def bodies_of(attribute: AttributeProto) -> tuple[GraphProto, ...]:
@@ -140,14 +139,6 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"onnx cannot inline the model's {len(model.functions):,} functions: {reason}") from error
-
-
-def infer_types(model: onnx.ModelProto) -> GraphProto:
-    """The graph with the types of all values that inference can reach; without them if inference fails."""
-    try:
-        return infer_shapes(model).graph
-    except InferenceError:
-        return model.graph
 
 
 def topological_order(nodes: Sequence[NodeProto]) -> list[int]:

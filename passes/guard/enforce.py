@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from passes.context import PassContext
 from passes.errors import ModelError, PolicyError, StepFailed
+from passes.graph.index import required_inputs
 from passes.guard.call_log import Returned
 from passes.guard.calls.base import CallPlan, InterceptedCall
 from passes.guard.proof import NotComparable, numbers_prover
@@ -165,7 +166,5 @@ def _line(text: str) -> str:
 
 
 def _signature(model: DetachedModel) -> list[list[str]]:
-    stored = {tensor.name for tensor in model.proto.graph.initializer}
     graph = model.proto.graph
-    inputs = [info.name for info in graph.input if info.name not in stored]
-    return [inputs, [info.name for info in graph.output]]
+    return [[info.name for info in infos] for infos in (required_inputs(graph), graph.output)]

@@ -11,6 +11,7 @@ import onnx
 
 from passes.context import PassContext
 from passes.errors import ModelError, StepFailed
+from passes.graph.index import required_inputs
 from passes.guard.calls.base import InterceptedCall
 from passes.model.canonical import CanonicalGraph
 from passes.optimize import FIRST_SIZE, drawn_shape, open_dims, plan_draws
@@ -84,8 +85,7 @@ def _plan(call: InterceptedCall) -> DrawPlan:
 def _inputs(call: InterceptedCall) -> onnx.ModelProto:
     """The model's inputs alone, with the dims that the caller gave."""
     graph, proto = call.model.proto.graph, onnx.ModelProto()
-    stored = {tensor.name for tensor in graph.initializer}
-    proto.graph.input.extend(info for info in graph.input if info.name not in stored)
+    proto.graph.input.extend(required_inputs(graph))
     for info in proto.graph.input:
         dims = info.type.tensor_type.shape.dim
         shape = call.shapes.get(info.name, ())

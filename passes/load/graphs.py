@@ -10,6 +10,7 @@ from typing import Final
 from onnx import FunctionProto, GraphProto, NodeProto
 
 from passes.errors import ModelError
+from passes.graph.op_facts import attribute_of
 from passes.graph.traversal import topological_order
 from passes.load.nodes import OperatorScope, bodies_in, check_node, describe_node, sparse_in, tensors_in
 from passes.load.tensors import check_sparse, check_tensor
@@ -192,7 +193,7 @@ def _check_ends(node: NodeProto, body: GraphProto, where: str) -> None:
     if len(body.output) != gives:
         raise ModelError(f"{where} has {len(body.output)} outputs; expected {gives}")
     if node.op_type == "Scan":
-        scanned = next((one.i for one in node.attribute if one.name == "num_scan_inputs"), 0)
+        scanned = attribute_of(node, "num_scan_inputs", 0)
         states = len(body.input) - scanned
         if not (0 < scanned <= len(body.input) and states <= len(body.output)):
             raise ModelError(

@@ -1,6 +1,6 @@
 """Match the nodes of two models, for `provenance` and `diff`.
 
-graph_index.py    a model as one flat list of nodes and values, with subgraphs and functions
+flat_graph.py    a model as one flat list of nodes and values, with subgraphs and functions
 node_matching.py  `NodeMatching`: the pairs that are known so far
 match.py          finds the pairs, by what nodes compute, what they read, and their names
 replacements.py   finds the old nodes that an unmatched new node replaces

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 from passes.graph.op_facts import COMMUTATIVE
-from passes.matching.graph_index import ABSENT, GraphIndex, Item
+from passes.matching.flat_graph import ABSENT, FlatGraph, Item
 from passes.matching.node_matching import (
     NodeMatching,
     handle_of,
@@ -28,7 +28,7 @@ from passes.matching.node_matching import (
 from passes.matching.replacements import PRODUCTS, find_weight_readers
 
 
-def match(before: GraphIndex, after: GraphIndex) -> NodeMatching:
+def match(before: FlatGraph, after: FlatGraph) -> NodeMatching:
     """Match the nodes and values of two indices that share their meanings."""
     same = NodeMatching(before, after)
     _match_by_meaning(same)
@@ -73,7 +73,7 @@ def _match_by_weights(same: NodeMatching) -> None:
             same.claim(new, olds[key])
 
 
-def _weights(wiring: GraphIndex, item: Item) -> Hashable:
+def _weights(wiring: FlatGraph, item: Item) -> Hashable:
     read = tuple(wiring.value_meanings[need] if need in wiring.weights else ABSENT for need in item.needs)
     return (item.op, item.settings, read) if any(meaning != ABSENT for meaning in read) else None
 
@@ -165,7 +165,7 @@ def _values_read_in_same_place(same: NodeMatching, item: Item, old_item: Item) -
     return [*pairs, *((new, old_kinds[kind]) for kind, new in kinds.items() if kind in old_kinds)]
 
 
-def _kind(wiring: GraphIndex, value: int) -> Hashable:
+def _kind(wiring: FlatGraph, value: int) -> Hashable:
     """Op and attributes of the node that makes `value`."""
     maker = wiring.makers[value]
     return None if maker < 0 else (wiring.items[maker].op, wiring.items[maker].settings)
@@ -224,7 +224,7 @@ def _share_neighbour(same: NodeMatching, new: int, old: int) -> bool:
     return any(same.old_of[user] in readers for user in users)
 
 
-def _is_small(wiring: GraphIndex, value: int) -> bool:
+def _is_small(wiring: FlatGraph, value: int) -> bool:
     return value in wiring.constants and value not in wiring.weights
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
 
 from passes.graph.op_facts import COMMUTATIVE
-from passes.matching.graph_index import ABSENT, GraphIndex, Item
+from passes.matching.flat_graph import ABSENT, FlatGraph, Item
 
 
 class NodeMatching:
     """For each node and value after the pass its counterpart before it, or -1; `match.py` fills it in."""
 
-    def __init__(self, before: GraphIndex, after: GraphIndex) -> None:
+    def __init__(self, before: FlatGraph, after: FlatGraph) -> None:
         self.before, self.after = before, after
         self.old_of = [-1] * len(after.items)
         self.new_of = [-1] * len(before.items)
@@ -106,7 +106,7 @@ def result_of(item: Item) -> str:
     return next((name for name in item.node.output if name), "")
 
 
-def handle_of(wiring: GraphIndex, place: int, handle: Handle) -> Hashable:
+def handle_of(wiring: FlatGraph, place: int, handle: Handle) -> Hashable:
     """The node's op and name, or None if it has no name."""
     name = handle(wiring.items[place])
     return (wiring.items[place].op, name) if name else None

@@ -7,7 +7,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
 
-from passes.matching.graph_index import ABSENT, Item
+from passes.graph.op_facts import PRODUCTS
+from passes.matching.flat_graph import ABSENT, Item
 from passes.matching.node_matching import NodeMatching, is_namesake
 
 ASKS_FOR_SHAPE: Final = frozenset({"Shape", "Size"})
@@ -195,10 +196,6 @@ def _lost_readers(same: NodeMatching, value: int) -> list[int]:
     """The lost readers of a value, without those that only ask for its shape."""
     readers = [user for user, _ in same.before.users[value] if same.is_lost(user)]
     return [user for user in readers if same.before.items[user].op[1] not in ASKS_FOR_SHAPE]
-
-
-PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
-"""Ops that may absorb a bias, and as a rule nothing else. The weights of other ops do not show what was absorbed."""
 
 
 def find_weight_readers(same: NodeMatching, item: Item, among: AbstractSet[int] | None = None) -> set[int]:

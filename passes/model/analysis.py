@@ -8,6 +8,7 @@ from functools import cached_property
 import onnx
 from onnx import NodeProto
 
+from passes.graph.index import GraphIndex, computed_values
 from passes.graph.traversal import live_nodes
 from passes.model.canonical import CanonicalGraph, read
 from passes.weights.detached import DetachedModel
@@ -36,7 +37,7 @@ class AnalyzedModel:
     @cached_property
     def made(self) -> frozenset[str]:
         """The outputs of the live nodes."""
-        return frozenset(name for node in self.live for name in node.output)
+        return frozenset(computed_values(self.live))
 
     @cached_property
     def invalid(self) -> str:
@@ -55,7 +56,7 @@ def what_is_invalid(model: DetachedModel) -> str:
     graph = proto.graph
     for node in graph.node:
         node.ClearField("metadata_props")
-    inputs = {info.name for info in graph.input}
+    inputs = GraphIndex(graph).inputs
     stands_in = [tensor for tensor in graph.initializer if model.weight(tensor) is not None]
     for tensor in stands_in:
         if tensor.name not in inputs:

@@ -10,6 +10,7 @@ from typing import Final
 
 import onnx
 
+from passes.graph.index import GraphIndex, initializers_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
@@ -44,13 +45,18 @@ def restore_version(source: DetachedModel, final: DetachedModel) -> DetachedMode
         return final
     proto = final.copy_proto()
     proto.ir_version = source.proto.ir_version
-    declared = {info.name for info in proto.graph.input}
-    proto.graph.input.extend(
+    declare_initializers(proto.graph)
+    return final.with_proto(proto)
+
+
+def declare_initializers(graph: onnx.GraphProto) -> None:
+    """Make an input of each initializer, in place, as IR versions before 4 have it."""
+    declared = GraphIndex(graph).inputs
+    graph.input.extend(
         onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-        for tensor in proto.graph.initializer
+        for tensor in graph.initializer
         if tensor.name not in declared
     )
-    return final.with_proto(proto)
 
 
 def hide_defaults(graph: onnx.GraphProto) -> None:
@@ -86,4 +92,4 @@ def describe_defaults(model: DetachedModel) -> str:
 
 
 def _defaults(graph: onnx.GraphProto) -> set[str]:
-    return {tensor.name for tensor in graph.initializer} & {info.name for info in graph.input}
+    return initializers_of(graph).keys() & GraphIndex(graph).inputs.keys()

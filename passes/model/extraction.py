@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
-from passes.graph.traversal import infer_types, inline_functions, reads_of
+from passes.graph.index import GraphIndex, computed_values, extract, values_read
+from passes.graph.inference import infer_types
+from passes.graph.traversal import inline_functions, reads_of
 from passes.weights.detached import DetachedModel
 
 
@@ -24,24 +26,14 @@ def extract_nodes(
 
     Values that they only read become inputs, values that they only compute become outputs.
     """
-    source = model.proto
-    computed = [name for node in nodes for name in node.output if name]
-    read = list(dict.fromkeys(name for node in nodes for name in reads_of(node)))
-    stored = {tensor.name: tensor for tensor in source.graph.initializer}
-    inputs = [name for name in read if name not in computed and name not in stored]
-    own = {output.name for output in source.graph.output}
-    outputs = [name for name in computed if name in own or name not in read]
+    index = GraphIndex(model.proto.graph)
+    read = {name for node in nodes for name in reads_of(node)}
+    inputs = [name for name in values_read(nodes) if name not in index.initializers]
+    outputs = [name for name in computed_values(nodes) if name in index.outputs or name not in read]
     if not outputs or any(name not in types for name in (*inputs, *outputs)):
         return None
-    proto = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
-    proto.functions.extend(source.functions)
-    proto.graph.name = "part"
-    for name in inputs:
-        proto.graph.input.append(types[name])
-    proto.graph.node.extend(nodes)
-    proto.graph.output.extend(types[name] for name in outputs)
-    proto.graph.initializer.extend(stored[name] for name in read if name in stored)
-    return model.with_proto(proto)
+    typed_inputs, typed_outputs = ([types[name] for name in names] for names in (inputs, outputs))
+    return model.with_proto(extract(model.proto, nodes, inputs=typed_inputs, outputs=typed_outputs))
 
 
 def lead_in(part: onnx.ModelProto, info: ValueInfoProto) -> None:

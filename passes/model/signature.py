@@ -10,7 +10,8 @@ from onnx import GraphProto, ModelProto, StringStringEntryProto, TensorProto, Ty
 
 from passes.errors import StepFailed
 from passes.graph.formatting import format_type, is_unknown_dim
-from passes.graph.traversal import infer_types
+from passes.graph.index import required_inputs
+from passes.graph.inference import infer_types
 from passes.weights.detached import DetachedModel
 
 
@@ -42,8 +43,7 @@ def _infos(graph: GraphProto, what: str) -> list[ValueInfoProto]:
     an output may be a constant."""
     if what == "output":
         return list(graph.output)
-    stored = {tensor.name for tensor in graph.initializer}
-    return [info for info in graph.input if info.name not in stored]
+    return required_inputs(graph)
 
 
 def _contradicts(old: TypeProto, new: TypeProto) -> bool:

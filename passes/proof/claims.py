@@ -17,11 +17,12 @@ from typing import Final
 import onnx
 from onnx import NodeProto, TensorProto, helper
 
+from passes.graph.index import GraphIndex, computed_values
+from passes.graph.inference import infer_types
 from passes.graph.op_facts import is_opaque
-from passes.graph.traversal import bodies_in, infer_types
+from passes.graph.traversal import bodies_in
 from passes.model.canonical import CanonicalGraph, ValueDigests
 from passes.weights.detached import DetachedModel
-from passes.worker.inference import InferenceError, infer_shapes
 
 SMALL_ELEMENTS: Final = 2**14
 """Floating-point values of a known size up to this are held; whole numbers and bools always, as they are mostly shapes,
@@ -53,33 +54,33 @@ class BaseModelRun:
         return claims
 
     @cached_property
-    def producers(self) -> Mapping[str, NodeProto]:
-        return {name: node for node in self.model.proto.graph.node for name in node.output if name}
+    def index(self) -> GraphIndex:
+        return GraphIndex(self.model.proto.graph)
 
-    @cached_property
+    @property
+    def producers(self) -> Mapping[str, NodeProto]:
+        return self.index.producers
+
+    @property
     def initializers(self) -> Mapping[str, TensorProto]:
-        return {tensor.name: tensor for tensor in self.model.proto.graph.initializer}
+        return self.index.initializers
+
+    @property
+    def inputs(self) -> Mapping[str, onnx.ValueInfoProto]:
+        return self.index.inputs
 
     @cached_property
     def shapes(self) -> Mapping[str, Distinct]:
         """Values whose shape and dtype are known for certain."""
         return inferred_shapes(self.model)
 
-    @cached_property
-    def inputs(self) -> frozenset[str]:
-        return frozenset(info.name for info in self.model.proto.graph.input)
-
 
 def inferred_shapes(model: DetachedModel) -> dict[str, Distinct]:
     """Values of a known size, by inference alone: the types that a model declares for its values may be wrong."""
     proto = model.copy_proto()
     _forget_types(proto.graph)
-    try:
-        graph = infer_shapes(proto, data_prop=True).graph
-    except InferenceError:  # inference failed, so no shape is known
-        return {}
     claims = {}
-    for info in (*graph.value_info, *graph.input, *graph.output):
+    for info in GraphIndex(infer_types(proto, data_prop=True)).types.values():
         tensor = info.type.tensor_type
         dims = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
         if tensor.elem_type and tensor.HasField("shape") and len(dims) == len(tensor.shape.dim):
@@ -100,7 +101,7 @@ def _forget_types(graph: onnx.GraphProto) -> None:
 def small_values(model: DetachedModel) -> list[str]:
     """Computed values that are cheap to hold, by their inferred types."""
     graph = infer_types(model.proto)
-    computed = {name for node in model.proto.graph.node for name in node.output}
+    computed = computed_values(model.proto.graph.node)
     return [info.name for info in graph.value_info if info.name in computed and _is_small(info)]
 
 
@@ -144,12 +145,16 @@ class Claims:
     claims: tuple[Claim, ...]
 
     @cached_property
-    def producers(self) -> Mapping[str, NodeProto]:
-        return {name: node for node in self.after.proto.graph.node for name in node.output if name}
+    def index(self) -> GraphIndex:
+        return GraphIndex(self.after.proto.graph)
 
-    @cached_property
+    @property
+    def producers(self) -> Mapping[str, NodeProto]:
+        return self.index.producers
+
+    @property
     def initializers(self) -> Mapping[str, TensorProto]:
-        return {tensor.name: tensor for tensor in self.after.proto.graph.initializer}
+        return self.index.initializers
 
     def resolve_meanings(self, base: BaseModelRun, equal: dict[str, str]) -> ValueDigests:
         """The digests of the values of `after`, now that the claims are proven; adds the equalities to `equal`.

@@ -6,9 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import onnx
-from onnx import NodeProto
-
+from passes.graph.index import GraphIndex, computed_values, extract, values_read
 from passes.graph.traversal import reads_of
 from passes.proof.types import Sensitivity
 from passes.structures import Instance
@@ -57,20 +55,12 @@ def build_fault(model: DetachedModel, instances: Sequence[Instance]) -> Injected
             touching.append(node)
             # The fault ends there: the values after it belong to other instances.
             touched.update(name for name in node.output if name not in results)
-    reached = {name for node in touching for name in node.output} & results
-    nodes = _select_needed(touching, reached)
-    computed = {name for node in nodes for name in node.output}
-    stored = {tensor.name for tensor in graph.initializer}
-    inputs = {info.name for info in graph.input}
-    read = list(dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in computed))
-    part = onnx.ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
-    part.functions.extend(model.proto.functions)
-    part.graph.name = "fault"
-    part.graph.node.extend(nodes)
-    part.graph.initializer.extend(tensor for tensor in graph.initializer if tensor.name in read)
-    part.graph.input.extend(info for info in graph.input if info.name in read and info.name not in stored)
-    cuts = tuple(name for name in read if name not in stored and name not in inputs)
-    part.graph.input.extend(onnx.ValueInfoProto(name=name) for name in cuts)
+    reached = computed_values(touching).keys() & results
+    nodes = GraphIndex(graph, touching).ancestors(reached)
+    index, read = GraphIndex(graph), values_read(nodes)
+    cuts = tuple(name for name in read if name not in index.initializers and name not in index.inputs)
+    fed = [info for name, info in index.required_inputs.items() if name in read]
+    part = extract(model.proto, nodes, inputs=(*fed, *cuts))
     observed = {
         instance.name: tuple(filter(reached.__contains__, instance.weight_results))
         for instance in instances
@@ -80,13 +70,3 @@ def build_fault(model: DetachedModel, instances: Sequence[Instance]) -> Injected
     return InjectedFault(
         model.with_proto(part), cuts, zeroed, {name: values for name, values in observed.items() if values}
     )
-
-
-def _select_needed(nodes: Sequence[NodeProto], wanted: set[str]) -> list[NodeProto]:
-    """The `nodes` that `wanted` depends on, in their order."""
-    wanted, needed = set(wanted), []
-    for node in reversed(nodes):
-        if wanted.intersection(node.output):
-            needed.append(node)
-            wanted.update(reads_of(node))
-    return needed[::-1]

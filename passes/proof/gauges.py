@@ -16,7 +16,8 @@ from typing import Any, Final
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from passes.graph.op_facts import ONNX_DOMAINS
+from passes.graph.index import GraphIndex
+from passes.graph.op_facts import ONNX_DOMAINS, attribute_of
 from passes.graph.traversal import bodies_in, every_node, live_nodes
 from passes.proof.lookups import OPS, Lookup, constant_values, find_lookups, values_of_inputs
 from passes.proof.weak_blocks import ResidualBranch, find_branches
@@ -178,7 +179,7 @@ class _LimitFacts:
 
     def __init__(self, model: DetachedModel) -> None:
         self._model = model
-        self.makers = {name: node for node in model.proto.graph.node for name in node.output}
+        self.makers = GraphIndex(model.proto.graph).producers
 
     @cached_property
     def constant(self) -> set[str]:
@@ -205,8 +206,7 @@ def _limit(node: NodeProto, facts: _LimitFacts) -> Limit | None:
         names.update(name for name, read in zip(("min", "max"), node.input[1:], strict=False) if read)
         return Limit(output, op, node.input[0], acts_below="min" in names, acts_above="max" in names)
     if op == "ThresholdedRelu":
-        alpha = next((attribute.f for attribute in node.attribute if attribute.name == "alpha"), 1.0)
-        return Limit(output, op, node.input[0], alpha, math.inf, acts_above=False)
+        return Limit(output, op, node.input[0], attribute_of(node, "alpha", 1.0), math.inf, acts_above=False)
     moving = [name for name in node.input if name not in facts.constant]
     if len(node.input) != 2 or (len(moving) > 1 and not facts.by_value.issuperset(moving)):
         return None

@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
-from passes.graph.op_facts import LAYOUT_OPS, ONNX_DOMAINS, SIZES, is_opaque
+from passes.graph.index import GraphIndex, initializers_of
+from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, ONNX_DOMAINS, SIZES, attribute_of, is_opaque
 from passes.graph.traversal import bodies_in, every_node, live_nodes, reads_of
 from passes.structures.axes import Side, product_of
 from passes.structures.view import GraphView
@@ -79,7 +80,7 @@ def _sliced_rows(count: int, axis: int, bounds: list[np.ndarray | None]) -> slic
 
 def constant_values(model: DetachedModel) -> set[str]:
     """Values of the graph that are constant, or computed from constants alone."""
-    constant = {"", *(tensor.name for tensor in model.proto.graph.initializer)}
+    constant = {"", *initializers_of(model.proto.graph)}
     for node in model.proto.graph.node:
         if constant.issuperset(node.input) and not is_opaque(node):
             constant.update(node.output)
@@ -91,8 +92,8 @@ def find_lookups(model: DetachedModel) -> list[Lookup]:
     if not _has_any(model.proto.graph):
         return []
     constant = constant_values(model)
-    small = {tensor.name: tensor for tensor in model.proto.graph.initializer}
-    makers = {name: node for node in model.proto.graph.node for name in node.output}
+    index = GraphIndex(model.proto.graph)
+    small, makers = index.initializers, index.producers
     lookups: list[Lookup] = []
     view = cache(lambda: GraphView(model))  # few models have such a product
     for node in live_nodes(model.proto.graph):
@@ -111,11 +112,9 @@ def _has_any(graph: GraphProto) -> bool:
 
 def _in_body(body: GraphProto, outside: Collection[str]) -> Iterator[Lookup]:
     """The lookups of a body, in its own tables or in constants of the graph around it."""
-    own = {tensor.name: tensor for tensor in body.initializer}
-    for node in body.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            own[node.output[0]] = node.attribute[0].t
-    computed = {name for node in body.node for name in node.output} | {info.name for info in body.input}
+    index = GraphIndex(body)
+    own = index.initializers | index.constants
+    computed = index.producers.keys() | index.inputs.keys()
     constant = {*own, *(name for name in outside if name not in computed)}
     for node in body.node:
         lookup = _lookup(node, constant, own)
@@ -131,7 +130,7 @@ def _lookup(node: NodeProto, constant: Collection[str], small: Mapping[str, Tens
         return None
     if node.input[0] not in constant or constant_inputs(node, constant):
         return None
-    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+    axis = attribute_of(node, "axis", 0)
     selectors = tuple(node.input[1:])
     if node.op_type == "Slice":
         axis = _first_axis(node, small)
@@ -197,7 +196,7 @@ def _is_one_hot(name: str, constant: Collection[str], makers: Mapping[str, NodeP
 def values_of_inputs(model: DetachedModel) -> set[str]:
     """Values that depend on the numbers of some input, and not only on its shape."""
     graph = model.proto.graph
-    variable = {info.name for info in graph.input} - {tensor.name for tensor in graph.initializer}
+    variable = {*GraphIndex(graph).required_inputs}
     for node in graph.node:
         if node.op_type not in SIZES and not variable.isdisjoint(reads_of(node)):
             variable.update(node.output)
@@ -211,16 +210,14 @@ def has_loops(model: DetachedModel) -> bool:
 
 def rows_by_input(model: DetachedModel) -> dict[str, int]:
     """Inputs that are indices of tables → the number of rows of the smallest table that they index."""
-    graph = model.proto.graph
     lookups = [lookup for lookup in find_lookups(model) if lookup.op in INDEXED]
     view = GraphView(model)
-    inputs = {info.name for info in graph.input} - view.initializers.keys()
     sizes: dict[str, int] = {}
     for lookup in lookups:
         shape = tuple(lookup.stored.dims) if lookup.stored is not None else view.dims(lookup.data) or ()
         rows = shape[lookup.axis] if lookup.axis < len(shape) else ""
         if isinstance(rows, int):
-            for name in _inputs_behind(lookup.selectors[0], view.producers) & inputs:
+            for name in _inputs_behind(lookup.selectors[0], view.producers) & view.required_inputs.keys():
                 sizes[name] = min(rows, sizes.get(name, rows))
     return sizes
 
@@ -243,10 +240,9 @@ def _inputs_behind(name: str, makers: Mapping[str, NodeProto]) -> set[str]:
     return sources
 
 
-PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Einsum"})
+PRODUCTS: Final = MATRIX_PRODUCTS | {"Einsum"}
 ONE_HOT: Final = frozenset({"OneHot", "Equal"})
 MIXED: Final = ([False, True], [True, False])
-ARRANGING: Final = LAYOUT_OPS | {"Cast"}
 EMBEDS: Final = "EmbedLayerNormalization"
 INDEXED: Final = frozenset({"Gather", "GatherElements", EMBEDS, *PRODUCTS})
 OPS: Final = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"})

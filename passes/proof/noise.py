@@ -19,8 +19,10 @@ from typing import Any, Final
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from passes.graph.index import GraphIndex
+from passes.graph.inference import types_of
 from passes.graph.op_facts import ONNX_DOMAINS, RANDOM_OPS, opset_of
-from passes.graph.traversal import bodies_in, every_node, infer_types, inline_functions
+from passes.graph.traversal import bodies_in, every_node, inline_functions
 from passes.weights.detached import DetachedModel
 
 POOL: Final = 8191
@@ -121,11 +123,8 @@ def draws_numbers(node: NodeProto, false: Iterable[str]) -> bool:
 
 def false_constants(graph: GraphProto) -> Iterator[str]:
     """The scalar constants of `graph` that are False."""
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant":
-            tensors.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
-    for name, tensor in tensors.items():
+    index = GraphIndex(graph)
+    for name, tensor in {**index.initializers, **index.constants}.items():
         if tensor.data_type == TensorProto.BOOL and not tensor.dims and not numpy_helper.to_array(tensor).any():
             yield name
 
@@ -164,9 +163,7 @@ class _NoiseWriter:
 
     def write(self) -> None:
         if opset_of(self.proto) < CAST_LIKE:
-            typed = infer_types(self.proto)
-            infos = (*typed.input, *typed.value_info, *typed.output)
-            self.types = {info.name: info.type.tensor_type.elem_type for info in infos}
+            self.types = {name: info.type.tensor_type.elem_type for name, info in types_of(self.proto).items()}
         self._write_graph(self.proto.graph, (), frozenset())
         for pool in sorted(self.pools):
             self.proto.graph.initializer.append(numpy_helper.from_array(POOLS[pool](), NOISE + pool))

@@ -16,7 +16,8 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto
 
-from passes.graph.op_facts import is_opaque, moved_inputs
+from passes.graph.index import computed_values, extract
+from passes.graph.op_facts import PRODUCTS, is_opaque, moved_inputs
 from passes.proof.claims import BaseModelRun, Claim, Claims, Distinct
 from passes.weights.detached import DetachedModel
 
@@ -46,7 +47,7 @@ def first_output(node: NodeProto) -> str:
     return next(output for output in node.output if output)
 
 
-HEAVY: Final = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "LSTM", "GRU", "Transpose"})
+HEAVY: Final = PRODUCTS | {"Einsum", "Attention", "LSTM", "GRU", "Transpose"}
 """Ops that dominate the time of a run; Transpose counts because of weight matrices."""
 
 
@@ -134,7 +135,7 @@ class _PartBuilder:
             if name in self.base.initializers:
                 self._store(name, self.base.initializers[name])
             elif name in self.base.inputs:
-                self.inputs[name] = next(i for i in self.base.model.proto.graph.input if i.name == name)
+                self.inputs[name] = self.base.inputs[name]
             elif meaning in self.held:
                 self.given[name] = meaning
             elif name in self.base.producers:
@@ -158,7 +159,7 @@ class _PartBuilder:
         self.initializers[name] = tensor_of(tensor, name)
 
     def build(self, pairs: list[tuple[str, str]]) -> ProofPart:
-        computed = {output for node in self.nodes.values() for output in node.output}
+        computed = computed_values(self.nodes.values())
         fed = {name: meaning for name, meaning in self.given.items() if name not in computed}
         inputs = [*self.inputs.values(), *(onnx.ValueInfoProto(name=name) for name in fed)]
         model = part_model(self.base, self.claims, self.nodes, inputs, self.initializers)
@@ -173,15 +174,10 @@ def part_model(
     initializers: Mapping[str, TensorProto],
 ) -> DetachedModel:
     """A model of `nodes` (by side and first output): those of the base first, in the order of their models."""
-    source = base.model.proto
-    proto = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
-    proto.functions.extend(source.functions)
-    proto.graph.name = "part"
-    proto.graph.input.extend(inputs)
-    proto.graph.initializer.extend(initializers.values())
-    for side, model in (("old", base.model), ("new", claims.after)):
-        copies = (nodes.get((side, first_output(node))) for node in model.proto.graph.node)
-        proto.graph.node.extend(copy for copy in copies if copy is not None)
+    sides = (("old", base.model), ("new", claims.after))
+    found = [nodes.get((side, first_output(node))) for side, model in sides for node in model.proto.graph.node]
+    copies = [copy for copy in found if copy is not None]
+    proto = extract(base.model.proto, copies, inputs=inputs, initializers=initializers.values())
     return DetachedModel(proto, {**base.model.weights, **claims.after.weights})
 
 
@@ -238,7 +234,7 @@ class Mover:
     def part(self) -> ProofPart | None:
         """The part that decides the claims taken; None if some dtype has too few distinct numbers."""
         distinct: Mapping[str, Distinct] = {name: self._base.shapes[name] for name in sorted(self._all.cuts)}
-        computed = {name for node in self._all.nodes.values() for name in node.output}
+        computed = computed_values(self._all.nodes.values()).keys()
         # One claim may compute what another moves, or read it as indices; such a value cannot be any number.
         free = self._all.cuts.isdisjoint(computed | self._all.given.keys()) and computed.isdisjoint(self._all.given)
         if not free or not can_be_distinct(distinct.values()):

@@ -16,8 +16,10 @@ from typing import Final
 
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from passes.graph.op_facts import ONNX_DOMAINS, RANDOM_OPS, SIZES, has_body, moved_inputs
-from passes.graph.traversal import bodies_in, infer_types, inline_functions, reads_of
+from passes.graph.index import GraphIndex, initializers_of
+from passes.graph.inference import infer_types
+from passes.graph.op_facts import ONNX_DOMAINS, RANDOM_OPS, SIZES, attribute_of, has_body, moved_inputs
+from passes.graph.traversal import bodies_in, inline_functions, reads_of
 from passes.proof.noise import draws_numbers, false_constants
 from passes.proof.numbers import DRAWN, STEPS, least_precise
 from passes.weights.detached import DetachedModel
@@ -42,8 +44,8 @@ def computed_types(
     if proto.functions:
         proto = inline_functions(proto)
     graph = infer_types(proto)
-    known: Known = dict.fromkeys((tensor.name for tensor in graph.initializer), None)
-    known |= dict.fromkeys((info.name for info in graph.input if info.name not in known), "")
+    index = GraphIndex(graph)
+    known: Known = {**dict.fromkeys(index.initializers, None), **dict.fromkeys(index.required_inputs, "")}
     _PrecisionWalk(computed_in).through(graph, known, {})
     return {name: dtype for name in names if (dtype := known.get(name))}
 
@@ -98,7 +100,7 @@ class _PrecisionWalk:
         dtypes = [""] * len(node.output)
         first, carried, result = _places(node)
         for body in bodies_in(node):
-            inner: Known = dict.fromkeys((tensor.name for tensor in body.initializer), None)
+            inner: Known = dict.fromkeys(initializers_of(body), None)
             fed = [known.get(name) or "" for name in node.input]
             while True:
                 before = list(fed)
@@ -142,7 +144,7 @@ def _places(node: NodeProto) -> tuple[int, int, int]:
     if node.op_type == "Loop":
         return 2, len(node.input) - 2, 1
     if node.op_type == "Scan":
-        scanned = next(attribute.i for attribute in node.attribute if attribute.name == "num_scan_inputs")
+        scanned = attribute_of(node, "num_scan_inputs")
         return 0, len(node.input) - scanned, 0
     return 0, 0, 0
 
@@ -153,10 +155,9 @@ def _data_of(node: NodeProto) -> Iterable[str]:
 
 
 def _element_types(graph: GraphProto) -> dict[str, int]:
-    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    for info in (*graph.input, *graph.value_info, *graph.output):
-        types[info.name] = info.type.tensor_type.elem_type
-    return types
+    index = GraphIndex(graph)
+    types = {name: tensor.data_type for name, tensor in index.initializers.items()}
+    return types | {name: info.type.tensor_type.elem_type for name, info in index.types.items()}
 
 
 FLOATS: Final[Mapping[int, str]] = {

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from passes.graph.index import GraphIndex, extract, initializers_of
 from passes.graph.traversal import reads_of
 from passes.model.canonical import ValueDigests
 from passes.proof.gauges import Gauges, Readings
@@ -173,7 +174,7 @@ class TablesPart:
 def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, meanings: ValueDigests) -> list[LookupTable]:
     """The tables of the source, with the number of rows that the draws have read."""
     tables = []
-    dims = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
+    dims = {name: tuple(tensor.dims) for name, tensor in initializers_of(model.proto.graph).items()}
     by_value = values_of_inputs(model) if gauges.lookups else set()
     for place, lookup in enumerate(gauges.lookups):
         rows, selectors = readings.rows.get(place), readings.selectors.get(place, [])
@@ -258,11 +259,10 @@ class TableCheck:
 
 def _has_equal_rows(model: DetachedModel, table: LookupTable) -> bool:
     """Whether all rows of a table are equal, as in a table of segments with one segment."""
-    lookup, stored = table.lookup, {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    lookup = table.lookup
     if lookup.stored is not None or table.rows > MOST_ROWS:
         return False
-    makers = {name: node for node in model.proto.graph.node for name in node.output}
-    values = computed_constant(model, lookup.data, makers, stored)
+    values = computed_constant(model, lookup.data, GraphIndex(model.proto.graph))
     if values is None or values.size > MOST_ROWS:
         return False
     rows = lookup.as_rows(values)
@@ -288,8 +288,7 @@ def _gap(covers: Sequence[Cover], rows: int) -> str:
 
 def _part_of(source: DetachedModel, olds: Sequence[Lookup], model: DetachedModel, news: Sequence[Lookup]) -> TablesPart:
     """Build the model that evaluates the tables of two models."""
-    proto = onnx.ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
-    proto.graph.name = "tables"
+    proto = extract(model.proto, [])
     names: list[list[tuple[str, Lookup]]] = []
     for side, side_model, lookups in (("old/", source, olds), (NEW, model, news)):
         _copy_constants(side_model, {lookup.data for lookup in lookups if lookup.stored is None}, side, proto.graph)
@@ -309,18 +308,15 @@ def _part_of(source: DetachedModel, olds: Sequence[Lookup], model: DetachedModel
 
 def _copy_constants(model: DetachedModel, wanted: set[str], side: str, into: onnx.GraphProto) -> None:
     """Copy the constants called `wanted`, with the nodes and tensors that they are computed from."""
-    wanted, nodes = set(wanted), []
-    for node in reversed(model.proto.graph.node):
-        if wanted.isdisjoint(node.output):
-            continue
-        wanted.update(reads_of(node))
-        copy = onnx.NodeProto()
+    index = GraphIndex(model.proto.graph)
+    nodes = index.ancestors(wanted)
+    for node in nodes:
+        copy = into.node.add()
         copy.CopyFrom(node)
         copy.name = ""
         copy.input[:] = [side + name if name else "" for name in node.input]
         copy.output[:] = [side + name if name else "" for name in node.output]
-        nodes.append(copy)
-    into.node.extend(reversed(nodes))
-    for tensor in model.proto.graph.initializer:
-        if tensor.name in wanted:
-            into.initializer.append(tensor_of(tensor, side + tensor.name))
+    read = wanted.union(*map(reads_of, nodes))
+    into.initializer.extend(
+        tensor_of(tensor, side + name) for name, tensor in index.initializers.items() if name in read
+    )

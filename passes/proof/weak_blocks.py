@@ -13,6 +13,7 @@ from typing import Final
 
 from onnx import NodeProto
 
+from passes.graph.index import GraphIndex
 from passes.graph.op_facts import LAYOUT_OPS, ONNX_DOMAINS
 from passes.graph.traversal import live_nodes
 from passes.structures.view import module_of
@@ -48,7 +49,7 @@ CANCELLED: Final = 0.2
 
 def find_branches(model: DetachedModel, constant: AbstractSet[str]) -> tuple[ResidualBranch, ...]:
     """The residual branches of the graph: an Add of a value and of what is computed from it."""
-    makers = {name: node for node in model.proto.graph.node for name in node.output if name}
+    makers = GraphIndex(model.proto.graph).producers
     branches = []
     for node in live_nodes(model.proto.graph)[::-1]:
         if node.op_type != "Add" or node.domain not in ONNX_DOMAINS or not constant.isdisjoint(node.input):

@@ -9,7 +9,8 @@ The module path is in the keys of torch's exporter, also for nodes that a pass m
     pkg.torch.onnx.class_hierarchy   ['ViTModel', 'ViTEncoder', 'ViTLayer', 'aten.linear.default']
     pkg.torch.onnx.stack_trace       the frames of the call, outermost first
 
-For a node that a pass made, the pass takes the place of the call.
+For a node that a pass made, the pass takes the place of the call. The metadata is a fifth of a small file, so it can be
+taken out of a model.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
+import onnx
 from onnx import NodeProto, TensorProto
+
+from passes.graph.traversal import every_graph
+from passes.weights.detached import DetachedModel
 
 AUTHOR_KEY: Final = "onnxline.pass"
 """The pass that made the node. A node of the source has none."""
@@ -217,3 +222,44 @@ def _common(columns: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """The longest common prefix of the columns."""
     shared = itertools.takewhile(lambda row: len(set(row)) == 1, zip(*columns, strict=False))
     return tuple(row[0] for row in shared)
+
+
+MARK: Final = "onnxline.metadata"
+STRIPPED: Final = "stripped"
+
+OF_ONNXSIM: Final = "onnxsim."
+"""Begins the keys under which onnxsim writes a report of its call into the model."""
+
+MISSING: Final = (
+    "the model was written without metadata (strip_metadata), so the torch modules, source lines and passes that its "
+    "nodes come from are not in it; run again without that to see them"
+)
+
+
+def strip_metadata(model: DetachedModel) -> DetachedModel:
+    """`model` without the metadata and doc strings of nodes, values, tensors and graphs, and with a mark that says so.
+
+    The metadata of the model itself stays, since applications read it: labels, say.
+    """
+    proto = model.copy_proto()
+    for graph in every_graph(proto.graph):
+        _clear(graph, *graph.input, *graph.output, *graph.value_info, *graph.initializer, *graph.node)
+    for function in proto.functions:
+        _clear(function, *function.value_info, *function.node)
+    written = [place for place, entry in enumerate(proto.metadata_props) if entry.key.startswith(OF_ONNXSIM)]
+    for place in reversed(written):
+        del proto.metadata_props[place]
+    if not is_stripped(proto):
+        proto.metadata_props.add(key=MARK, value=STRIPPED)
+    return model.with_proto(proto)
+
+
+def is_stripped(model: onnx.ModelProto) -> bool:
+    """Whether `strip_metadata` has made the model."""
+    return any((entry.key, entry.value) == (MARK, STRIPPED) for entry in model.metadata_props)
+
+
+def _clear(*entries: Any) -> None:
+    for entry in entries:
+        for field in ("metadata_props", "doc_string"):
+            entry.ClearField(field)

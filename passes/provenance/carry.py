@@ -8,7 +8,7 @@ from typing import Final
 
 from onnx import ModelProto, NodeProto
 
-from passes.matching.graph_index import ABSENT, GraphIndex, NodeMeanings, index_graph
+from passes.matching.flat_graph import ABSENT, FlatGraph, NodeMeanings, flatten_graph
 from passes.matching.match import match
 from passes.matching.node_matching import NodeMatching
 from passes.matching.replacements import ReplacedNodes, find_replacements
@@ -31,7 +31,7 @@ class Carrier:
 
     def __init__(self) -> None:
         self._meanings: NodeMeanings = {}
-        self._indices: list[tuple[ModelProto, GraphIndex]] = []
+        self._indices: list[tuple[ModelProto, FlatGraph]] = []
 
     def carry(self, before: AnalyzedModel, after: AnalyzedModel, author: str) -> None:
         """Like `passes.provenance.carry`. Changes the graph of `after`."""
@@ -50,12 +50,12 @@ class Carrier:
         restore_names(named, [same.after.items[new].node for new in sorted(news)])
         _carry_model(before.model, after.model)
 
-    def _index_of(self, subject: AnalyzedModel) -> GraphIndex:
+    def _index_of(self, analyzed: AnalyzedModel) -> FlatGraph:
         """The index of a model, cached by identity."""
-        found = next((index for proto, index in self._indices if proto is subject.model.proto), None)
+        found = next((index for proto, index in self._indices if proto is analyzed.model.proto), None)
         if found is None:
-            found = index_graph(subject.model, subject.reading, self._meanings)
-            self._indices = [*self._indices, (subject.model.proto, found)][-REMEMBERED:]
+            found = flatten_graph(analyzed.model, analyzed.reading, self._meanings)
+            self._indices = [*self._indices, (analyzed.model.proto, found)][-REMEMBERED:]
         return found
 
 

@@ -9,7 +9,8 @@ from math import prod
 
 from onnx import ModelProto, NodeProto
 
-from passes.graph.float_tensors import FLOATS
+from passes.graph.index import computed_values
+from passes.graph.inference import FLOATS
 from passes.provenance.annotations import annotations_of, known_as
 
 Names = Mapping[str, tuple[str, ...]]
@@ -50,8 +51,7 @@ def _sources_of(node: NodeProto) -> tuple[str, ...]:
 
 
 def _map_values(source: ModelProto, final: ModelProto) -> Names:
-    computed = {name for node in source.graph.node for name in node.output if name}
-    has = {name for node in final.graph.node for name in node.output}
+    computed, has = computed_values(source.graph.node), computed_values(final.graph.node)
     survivors = {known_as(node): node for node in final.graph.node if not annotations_of(node).author}
     pairs: list[tuple[str, tuple[str, ...]]] = []
     for node in source.graph.node:

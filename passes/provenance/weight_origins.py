@@ -14,9 +14,10 @@ from typing import Final
 
 from onnx import GraphProto, TensorProto
 
-from passes.graph.op_facts import COMMUTATIVE
-from passes.graph.traversal import bodies_of, every_graph
-from passes.matching.graph_index import ABSENT, TELLING, GraphIndex
+from passes.graph.index import GraphIndex, computed_values, initializers_of, replace_all_uses_with
+from passes.graph.op_facts import BIAS, COMMUTATIVE, RESHAPES
+from passes.graph.traversal import every_graph
+from passes.matching.flat_graph import ABSENT, TELLING, FlatGraph
 from passes.matching.node_matching import NodeMatching
 from passes.matching.replacements import PRODUCTS, ReplacedNodes
 from passes.provenance.annotations import (
@@ -44,7 +45,7 @@ INTEGERS: Final = frozenset(
 
 FORM_BY_OP: Final = {
     "Identity": "",
-    **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze", "Flatten"), "reshaped"),
+    **dict.fromkeys(RESHAPES, "reshaped"),
     "Transpose": "transposed",
     "Cast": "cast",
     "CastLike": "cast",
@@ -71,10 +72,6 @@ def _write_part(tensor: TensorProto, part: str) -> None:
 
 def part_of(tensor: TensorProto) -> str:
     return next((entry.value for entry in tensor.metadata_props if entry.key == PART_KEY), "")
-
-
-BIAS: Final = 2
-"""The position of the bias among the inputs of a product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +176,7 @@ def _lost_beside(same: NodeMatching, old: int) -> list[int]:
     return [one for one in (*readers, *makers) if one >= 0 and same.is_lost(one)]
 
 
-def _chains(before: GraphIndex) -> dict[int, _Chain]:
+def _chains(before: FlatGraph) -> dict[int, _Chain]:
     """Constant value → the weights that it is computed from, in the order in which they are read."""
     chains = {value: _Chain((tensor,)) for value, tensor in before.tensors.items() if _is_weight(tensor)}
     for item in before.items:
@@ -266,8 +263,9 @@ def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
     source; so does one that is an input or output.
     """
     graph = model.proto.graph
-    signature = {info.name for info in (*graph.input, *graph.output)}
-    settled = signature | {tensor.name for tensor in source.proto.graph.initializer}
+    index = GraphIndex(graph)
+    signature = index.inputs.keys() | index.outputs.keys()
+    settled = signature | initializers_of(source.proto.graph).keys()
     taken = signature | {name for inner in every_graph(graph) for name in _names_in(inner)}
     renamed: dict[str, str] = {}
     for tensor in graph.initializer:
@@ -302,23 +300,14 @@ def _name_for(sources: Sequence[str], form: str) -> str:
 def _names_in(graph: GraphProto) -> Iterator[str]:
     yield from (entry.name for entry in (*graph.input, *graph.initializer, *graph.value_info))
     yield from (sparse.values.name for sparse in graph.sparse_initializer)
-    yield from (name for node in graph.node for name in node.output)
+    yield from computed_values(graph.node)
 
 
 def _rename(graph: GraphProto, names: dict[str, str]) -> None:
     """Rename values in `graph` and in the bodies that read them, unless a body has its own value of that name."""
     for entry in (*graph.initializer, *graph.value_info):
         entry.name = names.get(entry.name, entry.name)
-    for node in graph.node:
-        for place, name in enumerate(node.input):
-            if name in names:
-                node.input[place] = names[name]
-        for attribute in node.attribute:
-            for body in bodies_of(attribute):
-                own = set(_names_in(body))
-                _rename(body, {old: new for old, new in names.items() if old not in own})
-    for info in graph.output:  # of a body: it may return a value from outside
-        info.name = names.get(info.name, info.name)
+    replace_all_uses_with(graph.node, names)
 
 
 def part_name(name: str, part: str) -> str:

@@ -9,11 +9,12 @@ from typing import Any, Final
 import numpy as np
 from onnx import NodeProto
 
+from passes.graph.op_facts import attribute_of, op_of
 from passes.rewrites.channel_layout import ChannelLayout, Size
 from passes.rewrites.merged_product import MergedProduct
 from passes.structures.axes import axes_of
 from passes.structures.matrices import matrix_of, matrix_values
-from passes.structures.view import GraphView, attribute_of, op_of
+from passes.structures.view import GraphView
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

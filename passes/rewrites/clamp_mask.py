@@ -24,8 +24,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.graph.op_facts import ONNX_DOMAINS
-from passes.graph.traversal import reads_of
+from passes.graph.index import GraphIndex
+from passes.graph.op_facts import ONNX_DOMAINS, attribute_of
 from passes.provenance.weight_origins import free_name
 from passes.rewrites.mask_constants import MASKING, MaskedGraph, MaskUse, epsilon_of, is_op, tensor_in
 from passes.step import Description, PassResult, Step, values
@@ -170,7 +170,7 @@ def _select_scores(graph: MaskedGraph) -> MaskedGraph:
                 branches[use.slot - 1] = graph.constant_name(use)
                 add.op_type, add.input[:] = "Where", [select.input[0], *branches]
                 chosen.add(select.output[0])
-    read = {name for node in proto.graph.node for name in reads_of(node)} | graph.outputs
+    read = GraphIndex(proto.graph).reads
     for node in [node for node in proto.graph.node if chosen.intersection(node.output)]:
         if node.output[0] not in read:
             proto.graph.node.remove(node)
@@ -197,7 +197,7 @@ def _observation(graph: MaskedGraph) -> tuple[DetachedModel, list[tuple[str, str
     scores = []
     for place in graph.uses:
         value = graph.nodes[place].input[0]
-        axis = next((entry.i for entry in graph.nodes[place].attribute if entry.name == "axis"), 1 if flattens else -1)
+        axis = attribute_of(graph.nodes[place], "axis", 1 if flattens else -1)
         shown = [_fresh(f"{value}_{kind}", taken) for kind in ("masked", "free")]
         for source, name in zip((value, renamed[value]), shown, strict=True):
             flat = _fresh(f"{name}_flat", taken)

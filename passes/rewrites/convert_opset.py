@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 import onnx
-from onnx import NodeProto, version_converter
+from onnx import NodeProto, TensorProto, version_converter
 
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
+from passes.graph.index import GraphIndex, constant_of, extract
+from passes.graph.inference import infer_types
 from passes.graph.op_facts import ONNX_DOMAINS, opset_of
-from passes.graph.traversal import bodies_in, every_graph, every_node, infer_types, inline_functions
+from passes.graph.traversal import bodies_in, every_graph, every_node, inline_functions
 from passes.step import Description, PassResult, Step, structure
-from passes.structures.view import constant_of
 from passes.weights.detached import DetachedModel
 
 OLDEST: Final = 7
@@ -91,31 +92,30 @@ def _unconvertible(proto: onnx.ModelProto, to: int) -> Iterator[tuple[NodeProto,
 
     The converter's own message names the operator that it met first, and no node.
     """
-    known = {info.name: info for graph in every_graph(infer_types(proto)) for info in _typed(graph)}
-    stored = {tensor.name: tensor for graph in every_graph(proto.graph) for tensor in graph.initializer}
+    known, stored = dict[str, onnx.ValueInfoProto](), dict[str, TensorProto]()
+    for index in map(GraphIndex, every_graph(infer_types(proto))):
+        known |= index.types
+        stored |= index.initializers
     held = {node.output[0]: node for node in every_node(proto.graph) if node.op_type == "Constant"}
     for node in every_node(proto.graph):
         if node.domain not in ONNX_DOMAINS or bodies_in(node) or node.op_type == "Constant":
             continue
-        alone = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
-        alone.graph.name = "one_node"
-        for name in dict.fromkeys(filter(None, node.input)):
-            if name in stored:
-                alone.graph.initializer.append(stored[name])
-            elif name in held:
-                alone.graph.node.append(held[name])
-            else:
-                alone.graph.input.append(known.get(name) or onnx.helper.make_tensor_value_info(name, 1, None))
-        alone.graph.node.append(node)
-        alone.graph.output.extend(known.get(name, onnx.ValueInfoProto(name=name)) for name in node.output if name)
+        read = list(dict.fromkeys(filter(None, node.input)))
+        alone = extract(
+            proto,
+            [*(held[name] for name in read if name in held and name not in stored), node],
+            inputs=[
+                known.get(name) or onnx.helper.make_tensor_value_info(name, 1, None)
+                for name in read
+                if name not in stored and name not in held
+            ],
+            outputs=[known.get(name, name) for name in node.output if name],
+            initializers=[stored[name] for name in read if name in stored],
+        )
         try:
             version_converter.convert_version(alone, to)
         except Exception as error:
             yield node, _why_not(str(error), opset_of(proto), to)
-
-
-def _typed(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
-    yield from (*graph.input, *graph.value_info, *graph.output)
 
 
 def _why_not(error: str, of: int, to: int) -> str:

@@ -9,6 +9,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
+from passes.graph.index import initializers_of, replace_entries
 from passes.graph.op_facts import ONNX_DOMAINS, opset_of
 from passes.graph.traversal import every_node, reads_of
 from passes.rewrites.attention_core import write_core
@@ -65,7 +66,7 @@ def _replace_attention(model: DetachedModel) -> tuple[bool, list[str]]:
             f"all, since opset {opset} is too old: put {{convert-opset: {{to: {OLDEST}}}}} or later in front"
         ]
     types, taken, constants = GraphTypes.of(model), names_in(model.proto), dict[str, TensorProto]()
-    stored = {tensor.name for tensor in graph.initializer}
+    stored = initializers_of(graph)
     written: dict[int, list[NodeProto]] = {}
     reasons = []
     for place in places:
@@ -76,10 +77,7 @@ def _replace_attention(model: DetachedModel) -> tuple[bool, list[str]]:
             reasons.append(f"{_name_of(writer.node)}: {reason}")
             continue
         written[place] = writer.nodes
-    nodes = [each for place, node in enumerate(graph.node) for each in written.get(place, [node])]
-    copies = onnx.GraphProto(node=nodes)  # clearing the field frees the nodes
-    del graph.node[:]
-    graph.node.extend(copies.node)
+    replace_entries(graph.node, [new for place, node in enumerate(graph.node) for new in written.get(place, [node])])
     read = {name for node in graph.node for name in reads_of(node)}
     graph.initializer.extend(
         tensor for tensor in constants.values() if tensor.name in read and tensor.name not in stored

@@ -16,12 +16,13 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.context import PassContext
+from passes.graph.op_facts import BIAS, LAYOUT_OPS, attribute_of, op_of
 from passes.rewrites.channel_layout import ChannelLayout
 from passes.rewrites.channel_values import ChannelOp, channel_values, constant_array
 from passes.rewrites.graph_edit import GraphEdit, outside_readers
 from passes.rewrites.merged_product import NotSplit, StoredChannels, read_product, stored_channels
 from passes.step import Description, PassResult, Step, values
-from passes.structures.view import GraphView, attribute_of, op_of
+from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -112,14 +113,13 @@ def _path_to_product(view: GraphView, norm: NodeProto, fixed: Mapping[str, str])
         value = computed[0]
 
 
-BETWEEN: Final = ("Add", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity")
+BETWEEN: Final = LAYOUT_OPS | {"Add"}
 """What may stand between a product and its BatchNormalization."""
 
 
 def _norm_params(view: GraphView, norm: NodeProto) -> tuple[Array, ...]:
     """Scale, shift, mean and variance."""
-    inputs = {info.name for info in view.model.proto.graph.input}
-    arrays = [None if name in inputs else constant_array(view, name) for name in norm.input[1:5]]
+    arrays = [None if name in view.inputs else constant_array(view, name) for name in norm.input[1:5]]
     found = [one.astype(np.float64) for one in arrays if one is not None]
     if len(found) != 4:
         raise _NotFolded("has numbers that are computed, fed, or unread")
@@ -269,7 +269,7 @@ def _bias(edit: GraphEdit, norm: NodeProto, node: NodeProto, dtype: np.dtype[Any
     name = node.input[BIAS] if len(node.input) > BIAS else ""
     if not name:
         return edit.renew_tensor(norm.input[2], _round_to(more, dtype))
-    if name in {info.name for info in view.model.proto.graph.input}:
+    if name in view.inputs:
         raise _NotFolded(f"follows a product with {name}, which is an input of the model")
     array = constant_array(view, name)
     if array is None or array.size not in (1, len(factor)):
@@ -305,9 +305,6 @@ def _laid_out(layout: ChannelLayout, numbers: Array) -> Array:
     first = next((at for at, size in enumerate(shape) if size > 1), len(shape) - 1)
     return numbers[layout.channels].reshape(shape[first:])
 
-
-BIAS: Final = 2
-"""The position of the bias among the inputs of Conv, ConvTranspose and Gemm."""
 
 FOLDERS: Final[Mapping[str, Callable[[GraphEdit, NodeProto, Sequence[NodeProto]], None]]] = {
     "Conv": _fold_into_conv,

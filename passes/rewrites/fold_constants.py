@@ -11,12 +11,14 @@ from typing import ClassVar, Final
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, ValueInfoProto
+from onnx import NodeProto
 
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.graph.op_facts import RANDOM_OPS
+from passes.graph.index import GraphIndex, extract, initializers_of, replace_entries
+from passes.graph.op_facts import RANDOM_OPS, attribute_of
 from passes.graph.traversal import reads_of
+from passes.model.defaults import FREE_INITIALIZERS, declare_initializers
 from passes.step import Description, PassResult, Step, values
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, WeightFile, WeightRef, portable
@@ -122,9 +124,8 @@ def _unread_to_skip(model: DetachedModel, unread_limit: int | None) -> frozenset
 
 def _foldable(proto: onnx.ModelProto, excluded: set[str], unread: Collection[str]) -> list[NodeProto]:
     """Nodes computable from constants, in graph order."""
-    outputs = {output.name for output in proto.graph.output}
-    constants = {tensor.name for tensor in proto.graph.initializer} - {info.name for info in proto.graph.input}
-    constants.difference_update(unread)
+    index = GraphIndex(proto.graph)
+    constants = index.initializers.keys() - index.inputs.keys() - set(unread)
     nodes = []
     for node in proto.graph.node:
         fixed = (
@@ -133,7 +134,7 @@ def _foldable(proto: onnx.ModelProto, excluded: set[str], unread: Collection[str
             and "Sequence" not in node.op_type
             and "Optional" not in node.op_type
             and node.output[0] not in excluded
-            and not outputs & set(node.output)
+            and index.outputs.keys().isdisjoint(node.output)
             and all(name in constants for name in node.input if name)
         )
         if fixed:
@@ -164,12 +165,7 @@ def _groups(nodes: Sequence[NodeProto]) -> list[list[NodeProto]]:
 
 def _part(model: DetachedModel, group: Sequence[NodeProto], read: Collection[str]) -> tuple[DetachedModel, list[str]]:
     """`group` as a model of its own, and those of its values that others read."""
-    part = onnx.ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
-    part.functions.extend(model.proto.functions)
-    needed = {name for node in group for name in node.input}
-    part.graph.name = "constants"
-    part.graph.initializer.extend(tensor for tensor in model.proto.graph.initializer if tensor.name in needed)
-    part.graph.node.extend(group)
+    part = extract(model.proto, group)
     return model.with_proto(part), [name for node in group for name in node.output if name in read]
 
 
@@ -191,9 +187,7 @@ def _bytes_read(group: Sequence[NodeProto], sizes: Mapping[str, int]) -> int:
 def _replace_nodes(model: DetachedModel, nodes: Sequence[NodeProto], folded: Sequence[FoldedValue]) -> DetachedModel:
     gone = {node.output[0] for node in nodes}
     proto = model.copy_proto()
-    stays = [node for node in proto.graph.node if node.output[0] not in gone]
-    del proto.graph.node[:]
-    proto.graph.node.extend(stays)
+    replace_entries(proto.graph.node, [node for node in proto.graph.node if node.output[0] not in gone])
     weights, transposed = dict(model.weights), _transposed_digests(model, nodes)
     for value in folded:
         if value.array is not None:
@@ -207,31 +201,21 @@ def _replace_nodes(model: DetachedModel, nodes: Sequence[NodeProto], folded: Seq
         proto.graph.initializer.append(tensor)
         if key is not None:
             weights.setdefault(key, weight)
-    read = {name for node in proto.graph.node for name in reads_of(node)} | {o.name for o in proto.graph.output}
-    used = [tensor for tensor in proto.graph.initializer if tensor.name in read]
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(used)
+    index = GraphIndex(proto.graph)
+    used = [tensor for tensor in proto.graph.initializer if tensor.name in index.reads]
+    replace_entries(proto.graph.initializer, used)
     if proto.ir_version < FREE_INITIALIZERS:
-        declared = {info.name for info in proto.graph.input}
-        proto.graph.input.extend(_declare_input(tensor) for tensor in used if tensor.name not in declared)
+        declare_initializers(proto.graph)
     return DetachedModel(proto, weights)
 
 
 def _transposed_digests(model: DetachedModel, nodes: Sequence[NodeProto]) -> dict[str, str]:
     """The digests of unread weights that are only transposed, by which the kept ones among them are known again."""
-    stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    stored = initializers_of(model.proto.graph)
     digests = {}
     for node in nodes:
         tensor = stored.get(node.input[0]) if node.op_type == "Transpose" else None
         if tensor is not None and model.is_unread(tensor):
-            axes = next((tuple(attribute.ints) for attribute in node.attribute if attribute.name == "perm"), None)
-            digests[node.output[0]] = model.turned_digest(tensor, axes or tuple(reversed(range(len(tensor.dims)))))
+            axes = attribute_of(node, "perm", range(len(tensor.dims))[::-1])
+            digests[node.output[0]] = model.turned_digest(tensor, tuple(axes))
     return digests
-
-
-def _declare_input(tensor: TensorProto) -> ValueInfoProto:
-    return onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-
-
-FREE_INITIALIZERS: Final = 4
-"""The IR version from which on an initializer need not be an input too."""

@@ -11,10 +11,11 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from passes.graph.op_facts import ONNX_DOMAINS
+from passes.graph.index import GraphIndex, replace_entries
+from passes.graph.op_facts import op_of, opset_of
 from passes.graph.traversal import bodies_in, live_nodes, reads_of, sort_nodes
 from passes.provenance.weight_origins import free_name, mark_part, part_name
-from passes.structures.view import GraphView, op_of
+from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import TYPED_FIELDS, Key, Weight, digest_of, initializer_of
 
@@ -42,7 +43,7 @@ class GraphEdit:
 
     def __post_init__(self) -> None:
         graph = self.view.model.proto.graph
-        self.names = {*self.view.initializers, *self.view.producers, *(info.name for info in graph.input)}
+        self.names = {*self.view.initializers, *self.view.producers, *self.view.inputs}
         self.node_names = {node.name for node in graph.node}
 
     def state(self) -> dict[str, object]:
@@ -63,16 +64,17 @@ class GraphEdit:
         own = enumerate(zip(graph.node, self.view.own, strict=True))
         stays = [(at, 1, same) for at, (same, node) in own if id(node) not in self.removed]
         placed = sorted([*((at, 0, node) for at, node in self.nodes), *stays], key=lambda entry: entry[:2])
-        _replace(graph, "node", [node for _, _, node in placed])
-        _replace(graph, "initializer", [one for one in graph.initializer if one.name not in self.replaced])
+        replace_entries(graph.node, [node for _, _, node in placed])
+        replace_entries(graph.initializer, [one for one in graph.initializer if one.name not in self.replaced])
         graph.initializer.extend(self.tensors)
         sort_nodes(graph)
         alive = {name for node in live_nodes(graph) for name in node.output}
-        _replace(graph, "node", [n for n in graph.node if alive & {*n.output} or not was_alive & {*n.output}])
-        read = {name for node in graph.node for name in reads_of(node)} | {info.name for info in graph.output}
-        _replace(graph, "initializer", [one for one in graph.initializer if one.name in read | ({one.name} - was_read)])
-        made = {name for node in graph.node for name in node.output} | {info.name for info in graph.input}
-        _replace(graph, "value_info", [info for info in graph.value_info if info.name in made])
+        replace_entries(graph.node, [n for n in graph.node if alive & {*n.output} or not was_alive & {*n.output}])
+        index = GraphIndex(graph)
+        stays = (tensor for tensor in graph.initializer if tensor.name in index.reads or tensor.name not in was_read)
+        replace_entries(graph.initializer, stays)
+        named = index.producers.keys() | index.inputs.keys()
+        replace_entries(graph.value_info, [info for info in graph.value_info if info.name in named])
         return DetachedModel(proto, {**source.weights, **self.weights})
 
     def store(self, array: Array, name: str, whole: TensorProto | None = None, part: str = "") -> str:
@@ -91,8 +93,7 @@ class GraphEdit:
             behind: values that are made of it on the way to the reader that wants the numbers.
         """
         view = self.view
-        outputs = {info.name for info in view.model.proto.graph.output}
-        shared = any(len(view.consumers.get(one, ())) > 1 or one in outputs for one in (name, *behind))
+        shared = any(len(view.consumers.get(one, ())) > 1 or one in view.outputs for one in (name, *behind))
         if shared or name not in view.initializers or name in self.replaced:
             return self.store(numbers, name)
         self.replace_tensor(name, numbers)
@@ -147,7 +148,7 @@ class GraphEdit:
         same.metadata_props.extend(node.metadata_props)
         same.attribute.extend(node.attribute if op == node.op_type else ())
         self.removed.add(id(node))
-        self.nodes.append((self.view.position[node.output[0]], same))
+        self.nodes.append((self.view.positions[node.output[0]], same))
 
     def add_node(
         self, op: str, inputs: Sequence[str], output: str, template: NodeProto, role: str, **attributes: Any
@@ -174,22 +175,13 @@ class GraphEdit:
         return name
 
     def opset(self) -> int:
-        versions = (one.version for one in self.view.model.proto.opset_import if one.domain in ONNX_DOMAINS)
-        return next(versions, 0)
+        return opset_of(self.view.model.proto)
 
 
 def outside_readers(view: GraphView) -> dict[str, str]:
     """The values that others than nodes of this graph read, with who reads them."""
-    fixed = dict.fromkeys((info.name for info in view.model.proto.graph.output), "the model's output")
+    fixed = dict.fromkeys(view.outputs, "the model's output")
     for node in view.own:
         if bodies_in(node):
             fixed |= dict.fromkeys(reads_of(node), f"the body of {op_of(node)}")
     return fixed
-
-
-def _replace(graph: onnx.GraphProto, name: str, entries: Sequence[Any]) -> None:
-    """Make `entries` all that a repeated field holds. They are copied first, since clearing the field frees them."""
-    copied = onnx.GraphProto()
-    getattr(copied, name).extend(entries)
-    del getattr(graph, name)[:]
-    getattr(graph, name).extend(getattr(copied, name))

@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from passes.graph.op_facts import ONNX_DOMAINS
+from passes.graph.index import GraphIndex
+from passes.graph.op_facts import ARRANGING, ONNX_DOMAINS
 from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel
 
@@ -36,13 +37,11 @@ class MaskedGraph:
 
     def __init__(self, model: DetachedModel) -> None:
         self.model = model
-        self._graph = model.proto.graph
-        self.nodes = list(self._graph.node)
-        self.outputs = {info.name for info in self._graph.output}
-        self._makers = {name: place for place, node in enumerate(self.nodes) for name in node.output if name}
-        fed = {info.name for info in self._graph.input}
-        self._stored = {tensor.name: tensor for tensor in self._graph.initializer if tensor.name not in fed}
-        self._fed = fed - {tensor.name for tensor in self._graph.initializer}
+        index = GraphIndex(model.proto.graph)
+        self.nodes, self.outputs, self._makers = index.nodes, index.outputs, index.positions
+        stored = index.initializers.items()
+        self._stored = {name: tensor for name, tensor in stored if name not in index.inputs}
+        self._fed = index.required_inputs
         self.readers = defaultdict[str, set[int]](set)
         for place, node in enumerate(self.nodes):
             for name in reads_of(node):
@@ -250,10 +249,5 @@ LIMITS: Final = frozenset({"Max", "Min", "Clip"})
 
 SUMS: Final = frozenset({"Add", "Sub", "Sum"})
 
-LAYOUT: Final = frozenset(
-    {
-        *("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Tile", "Slice", "Gather", "Identity"),
-        *("Cast", "CastLike", "Trilu", "Split", "Pad"),
-    }
-)
+LAYOUT: Final = ARRANGING | {"CastLike", "Expand", "Tile", "Slice", "Gather", "Trilu", "Split", "Pad"}
 """Operators that pass on the numbers of their first input."""

@@ -9,8 +9,10 @@ from typing import Any, Final
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from passes.graph.index import constant_of
+from passes.graph.op_facts import attribute_of, op_of
 from passes.structures.axes import Side, product_of
-from passes.structures.view import GraphView, attribute_of, constant_of, op_of
+from passes.structures.view import GraphView
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -157,7 +159,7 @@ def stored_channels(view: GraphView, name: str, axis: int) -> StoredChannels:
         tensor = TensorProto()
         tensor.CopyFrom(constant)
         tensor.name = name
-    if name in {info.name for info in view.model.proto.graph.input}:
+    if name in view.inputs:
         raise NotSplit("is an input of the model")
     return StoredChannels(tensor, axis % len(tensor.dims), tuple(nodes))
 

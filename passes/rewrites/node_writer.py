@@ -11,7 +11,9 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from passes.graph.traversal import every_graph, infer_types
+from passes.graph.index import GraphIndex, initializers_of
+from passes.graph.inference import dims_of, types_of
+from passes.graph.traversal import every_graph
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
 
@@ -32,17 +34,14 @@ class GraphTypes:
 
     @classmethod
     def of(cls, model: DetachedModel) -> GraphTypes:
-        graph = infer_types(model.proto)
-        infos = {info.name: _type_of(info) for info in (*graph.input, *graph.value_info, *graph.output)}
-        stored = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in model.proto.graph.initializer}
-        return cls({**infos, **stored}, model)
+        infos = {name: _type_of(info) for name, info in types_of(model.proto).items()}
+        stored = initializers_of(model.proto.graph).items()
+        return cls({**infos, **{name: (tensor.data_type, tuple(tensor.dims)) for name, tensor in stored}}, model)
 
     def array(self, name: str) -> np.ndarray | None:
         """The values of a constant that nobody can override; None for anything else, and for an unread weight."""
-        graph = self.model.proto.graph
-        if any(info.name == name for info in graph.input):
-            return None
-        tensor = next((tensor for tensor in graph.initializer if tensor.name == name), None)
+        index = GraphIndex(self.model.proto.graph)
+        tensor = None if name in index.inputs else index.initializers.get(name)
         return None if tensor is None or self.model.is_unread(tensor) else self.model.array(tensor)
 
     def shape(self, name: str) -> tuple[Dim, ...] | None:
@@ -62,11 +61,7 @@ class GraphTypes:
 
 
 def _type_of(info: ValueInfoProto) -> tuple[int, tuple[Dim, ...] | None]:
-    tensor = info.type.tensor_type
-    if not tensor.HasField("shape"):
-        return tensor.elem_type, None
-    dims = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim)
-    return tensor.elem_type, dims
+    return info.type.tensor_type.elem_type, dims_of(info)
 
 
 def attributes_of(node: NodeProto, known: Sequence[str]) -> dict[str, Any]:

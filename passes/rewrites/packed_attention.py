@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
+from passes.graph.index import replace_entries
+from passes.graph.op_facts import attribute_of, op_of
 from passes.provenance.weight_origins import free_name
 from passes.rewrites.decompose_attention import is_attention
-from passes.structures.view import GraphView, attribute_of, op_of
+from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
 DOMAIN: Final = "com.microsoft"
@@ -37,7 +40,7 @@ def unpack_attentions(model: DetachedModel, left: Collection[str] = ()) -> Unpac
     packed = [node for node in view.own if op_of(node) in RULES and node.output[0] not in left]
     replaced: dict[int, _UnpackedOperator] = {}
     notes: list[str] = []
-    names = {*view.initializers, *view.producers, *(info.name for info in model.proto.graph.input)}
+    names = {*view.initializers, *view.producers, *view.inputs}
     for node in packed:
         build = _UnpackedOperator(view, node, names)
         try:
@@ -50,9 +53,8 @@ def unpack_attentions(model: DetachedModel, left: Collection[str] = ()) -> Unpac
     if not replaced:
         return UnpackedModel(model, {}, tuple(notes))
     proto = model.copy_proto()
-    del proto.graph.node[:]
-    for node in view.own:
-        proto.graph.node.extend(replaced[id(node)].nodes if id(node) in replaced else [node])
+    written = (replaced[id(node)].nodes if id(node) in replaced else [node] for node in view.own)
+    replace_entries(proto.graph.node, chain.from_iterable(written))
     for build in replaced.values():
         proto.graph.initializer.extend(build.tensors)
     markers = {build.node.output[0]: build.marker for build in replaced.values()}

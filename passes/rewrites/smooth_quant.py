@@ -16,9 +16,11 @@ from onnx import NodeProto, numpy_helper
 
 from passes.context import PassContext
 from passes.errors import PolicyError
+from passes.graph.index import initializers_of
+from passes.graph.op_facts import op_of
 from passes.rewrites.graph_edit import GraphEdit, outside_readers
 from passes.step import Description, PassResult, Step, values
-from passes.structures.view import GraphView, op_of
+from passes.structures.view import GraphView
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
@@ -75,7 +77,7 @@ def find_factors(model: MappedModel, feeds: Sequence[Mapping[str, np.ndarray]], 
             tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name].array(), tensor.name))
     data = {node.output[0]: node.input[0] for node in proto.graph.node if op_of(node) == "MatMul"}
     smoothed = smooth_quant(proto, [dict(one) for one in feeds], alpha=alpha).graph
-    stored = {tensor.name: tensor for tensor in smoothed.initializer}
+    stored = initializers_of(smoothed)
     made = {node.output[0]: node for node in smoothed.node if node.op_type == "Mul"}
     products = [node for node in smoothed.node if op_of(node) == "MatMul" and node.input[0] != data[node.output[0]]]
     return {node.output[0]: numpy_helper.to_array(stored[made[node.input[0]].input[1]]) for node in products}
@@ -161,7 +163,7 @@ class _Smoother:
         """The stored vector `name` times `factor`; None if it is no vector of one number per channel."""
         view = self.edit.view
         tensor = view.initializers.get(name)
-        if tensor is None or name in {info.name for info in view.model.proto.graph.input}:
+        if tensor is None or name in view.inputs:
             return None
         array = view.model.array(tensor)
         if array.ndim == 0 or array.size != array.shape[-1] or array.size != factor.size or array.dtype != np.float32:
@@ -169,7 +171,7 @@ class _Smoother:
         return self.edit.renew_tensor(name, (array.astype(np.float64) * factor).astype(array.dtype))
 
     def _add_mul(self, data: str, factor: Array, reader: NodeProto) -> str:
-        self.edit.place = self.edit.view.position[reader.output[0]]
+        self.edit.place = self.edit.view.positions[reader.output[0]]
         name = self.edit.store(factor.astype(np.float32), f"{data}.smooth")
         return self.edit.add_node("Mul", [data, name], self.edit.free(f"{data}.smoothed"), reader, "smooth")
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
 from passes.context import PassContext
+from passes.graph.index import GraphIndex
+from passes.graph.op_facts import op_of
 from passes.rewrites.merged_product import SPLIT_OPS
 from passes.rewrites.packed_attention import unpack_attentions
 from passes.rewrites.split_product import Roles, SplitModel, split_products
@@ -16,7 +18,7 @@ from passes.structures.activations import BETWEEN, GELU_OPS
 from passes.structures.attention import attention_operands
 from passes.structures.axes import is_join, product_of
 from passes.structures.projection import CURVE_OPS, HEAD_OPS, projections_behind, without_shared_rotation
-from passes.structures.view import GraphView, carried_inputs, op_of
+from passes.structures.view import GraphView, carried_inputs
 from passes.weights.detached import DetachedModel
 
 
@@ -68,7 +70,7 @@ def _split_attentions(model: DetachedModel) -> SplitModel:
 
 def _not_split(model: DetachedModel, unpacked: Mapping[str, str]) -> tuple[str, ...]:
     """The outputs of those operators whose parts are still taken from one product."""
-    made = {name: node for node in model.proto.graph.node for name in node.output}
+    made = GraphIndex(model.proto.graph).producers
     return tuple(
         output for output, marker in unpacked.items() if marker in made and made[marker].op_type in ("Split", "Gather")
     )

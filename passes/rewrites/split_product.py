@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto
 
+from passes.graph.op_facts import attribute_of, op_of
 from passes.provenance.weight_origins import part_name
 from passes.rewrites.channel_layout import Group, LayoutStep, layout_steps
 from passes.rewrites.channel_values import ChannelOp, ChannelValue, channel_values
@@ -19,7 +20,7 @@ from passes.rewrites.graph_edit import GraphEdit, outside_readers
 from passes.rewrites.merged_product import NBITS, MergedProduct, NotSplit, StoredChannels, read_product, stored_channels
 from passes.structures.axes import product_of
 from passes.structures.matrices import matrix_of
-from passes.structures.view import GraphView, attribute_of, modules_of, op_of
+from passes.structures.view import GraphView, modules_of
 from passes.weights.detached import DetachedModel
 from passes.weights.mapped import find_file_range
 from passes.weights.stand_ins import Weight, derived_digest
@@ -157,7 +158,7 @@ class _Splitter:
             NotSplit: a tensor that cannot be cut, or sizes that are not known.
         """
         before = self.edit.state()
-        self.edit.place = self.edit.view.position[product.value]
+        self.edit.place = self.edit.view.positions[product.value]
         ends = {part.value.name for parts in roles.values() for part in parts}
         self.edit.removed.update((id(product.node), *(id(node) for node in _nodes_between(root, ends))))
         try:

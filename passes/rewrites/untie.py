@@ -14,6 +14,7 @@ from typing import ClassVar, Final
 from onnx import GraphProto, NodeProto, TensorProto
 
 from passes.context import PassContext
+from passes.graph.index import GraphIndex
 from passes.graph.traversal import bodies_in, reads_of
 from passes.provenance import module_path_of
 from passes.provenance.weight_origins import free_name
@@ -40,8 +41,9 @@ class Untie(Step):
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         proto = model.copy_proto()
         graph, taken = proto.graph, _value_names(proto.graph)
-        fed = {info.name for info in graph.input}
-        tied = {tensor.name: tensor for tensor in graph.initializer if _is_weight(tensor) and tensor.name not in fed}
+        index = GraphIndex(graph)
+        stored, fed = index.initializers.items(), index.inputs
+        tied = {name: tensor for name, tensor in stored if _is_weight(tensor) and name not in fed}
         names = {name: dict[Hashable, str]() for name in tied}
         for node in graph.node:
             if bodies_in(node):
@@ -79,5 +81,5 @@ def _is_weight(tensor: TensorProto) -> bool:
 
 
 def _value_names(graph: GraphProto) -> set[str]:
-    computed = {name for node in graph.node for name in node.output}
-    return computed | {entry.name for entry in (*graph.input, *graph.initializer, *graph.value_info)}
+    index = GraphIndex(graph)
+    return {*index.producers, *index.initializers, *index.types}

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import onnx
 from onnx import NodeProto, TensorProto
 
-from passes.graph.op_facts import RANDOM_OPS, op_name
+from passes.graph.index import GraphIndex, computed_values, initializers_of, replace_entries
+from passes.graph.op_facts import LAYOUT_OPS, RANDOM_OPS, op_name
 from passes.graph.traversal import bodies_in, every_graph, every_node, reads_of, sort_nodes
 from passes.load import byte_count
 from passes.suggest import bytes_text, plural
@@ -28,8 +28,6 @@ ALLOWED_SHARE: Final = 100
 
 NOTICED: Final = 2**10
 """Bytes of growth that are worth a word, if they are a hundredth of the model, too."""
-
-LAYOUT: Final = frozenset({"Transpose", "Reshape", "Flatten", "Identity", "Squeeze", "Unsqueeze"})
 
 NAMED: Final = 3
 
@@ -55,7 +53,7 @@ def describe_growth(before: DetachedModel, after: DetachedModel) -> tuple[str, .
     had, has = stored_bytes(before), stored_bytes(after)
     if has - had >= max(NOTICED, had // ALLOWED_SHARE):
         new = sorted(_new_tensors(before, after), key=_bytes_of, reverse=True)
-        made_by = {name: node for node in before.proto.graph.node for name in node.output}
+        made_by = GraphIndex(before.proto.graph).producers
         largest = [_describe(tensor, made_by) for tensor in new[:NAMED]]
         more = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
         sentences.append(
@@ -88,7 +86,7 @@ def compute_again(before: DetachedModel, after: DetachedModel) -> tuple[Detached
     if not undone:
         return after, ""
     names = [name for group in undone for name in group.names]
-    made_by = {name: node for node in before.proto.graph.node for name in node.output}
+    made_by = GraphIndex(before.proto.graph).producers
     listed = [f"{op_name(made_by[name])} {name!r}" for name in names[:NAMED]]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     gain = bytes_text(sum(group.gain for group in undone))
@@ -114,15 +112,13 @@ class _FoldedGroup:
     @property
     def is_copy(self) -> bool:
         """Whether a tensor that is still stored would be stored once more, in another layout."""
-        return not self.sources and all(node.op_type in LAYOUT for node in self.nodes.values())
+        return not self.sources and all(node.op_type in LAYOUT_OPS for node in self.nodes.values())
 
 
 def _folded_groups(before: DetachedModel, after: DetachedModel) -> Iterator[_FoldedGroup]:
-    made_by = {name: node for node in before.proto.graph.node for name in node.output if name}
-    stored = {tensor.name: tensor for tensor in before.proto.graph.initializer}
-    fed = {info.name for info in before.proto.graph.input}
-    kept = {tensor.name for tensor in after.proto.graph.initializer if tensor.name in stored}
-    kept |= {name for node in after.proto.graph.node for name in node.output}
+    index, now = GraphIndex(before.proto.graph), GraphIndex(after.proto.graph)
+    made_by, stored, fed = index.producers, index.initializers, index.inputs
+    kept = (now.initializers.keys() & stored.keys()) | now.producers.keys()
     parts: list[tuple[TensorProto, dict[str, NodeProto], dict[str, TensorProto]]] = []
     for tensor in _new_tensors(before, after):
         nodes, sources = dict[str, NodeProto](), dict[str, TensorProto]()
@@ -176,13 +172,11 @@ def _unfold(before: DetachedModel, after: DetachedModel, groups: Iterable[_Folde
     names = {name for group in groups for name in group.names}
     nodes = {name: node for group in groups for name, node in group.nodes.items()}
     sources = {name: tensor for group in groups for name, tensor in group.sources.items()}
-    computed = {name for node in nodes.values() for name in node.output}
-    has = {tensor.name for tensor in graph.initializer}
+    computed = computed_values(nodes.values()).keys()
+    has = initializers_of(graph)
     stays = [tensor for tensor in graph.initializer if tensor.name not in names | computed]
     stays += [tensor for name, tensor in sources.items() if name not in has]
-    rebuilt = onnx.GraphProto(initializer=stays)
-    del graph.initializer[:]
-    graph.initializer.extend(rebuilt.initializer)
+    replace_entries(graph.initializer, stays)
     doubled = [place for place, info in enumerate(graph.value_info) if info.name in computed]
     for place in reversed(doubled):
         del graph.value_info[place]
@@ -193,7 +187,7 @@ def _unfold(before: DetachedModel, after: DetachedModel, groups: Iterable[_Folde
 
 def _new_tensors(before: DetachedModel, after: DetachedModel) -> list[TensorProto]:
     """The stored tensors of `after` that `before` has not stored by that name."""
-    had = {tensor.name for tensor in before.proto.graph.initializer}
+    had = initializers_of(before.proto.graph)
     return [tensor for tensor in after.proto.graph.initializer if tensor.name not in had]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import onnx
 from onnx import NodeProto, ValueInfoProto
 
+from passes.graph.index import GraphIndex, computed_values, extract, values_read
 from passes.graph.traversal import live_nodes, reads_of
 from passes.model.defaults import hide_defaults
 from passes.model.extraction import lead_in
@@ -21,10 +22,10 @@ def pin(model: DetachedModel, pins: Iterable[ValueInfoProto]) -> DetachedModel:
     proto = model.copy_proto()
     graph = proto.graph
     hide_defaults(graph)
-    taken = {output.name for output in graph.output}
-    computed = {name for node in graph.node for name in node.output}
+    index = GraphIndex(graph)
+    taken = {*index.outputs}
     for info in pins:
-        if info.name in computed and info.name not in taken:
+        if info.name in index.producers and info.name not in taken:
             taken.add(info.name)
             graph.output.append(info)
     # A value is a graph output or in value_info; a pass would change a model in which it is both.
@@ -50,7 +51,7 @@ def unpin(model: DetachedModel, outputs: Iterable[str]) -> DetachedModel:
     freed = _nodes_only_for(graph, {output.name for output in pinned})
     for place in sorted(freed, reverse=True):
         del graph.node[place]
-    computed = {name for node in graph.node for name in node.output} if freed else set()
+    computed = computed_values(graph.node) if freed else {}
     known = {info.name for info in graph.value_info}
     graph.value_info.extend(info for info in pinned if info.name not in known and (not freed or info.name in computed))
     return model
@@ -77,25 +78,20 @@ def build_pin_probe(
     A step that does not change it does no more to the whole model with the second pins than with the first. None when
     a value that is read from outside has no known type; then the step has to be tried.
     """
-    graph = model.proto.graph
-    made_by = {name: node for node in graph.node for name in node.output}
-    wanted = [made_by[pin.name] for pin in (*first, *second) if pin.name in made_by]
-    chosen = {id(node) for node in wanted} | {id(node) for node in _layouts(wanted, made_by)}
-    nodes = [node for node in graph.node if id(node) in chosen]
-    computed = {name for node in nodes for name in node.output}
-    read = list(dict.fromkeys(name for node in nodes for name in node.input if name and name not in computed))
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    types = {info.name: info for info in (*graph.input, *graph.value_info, *graph.output)}
-    outside = [name for name in read if name not in stored]
-    if any(name not in types for name in outside):
+    index = GraphIndex(model.proto.graph)
+    wanted = [index.producers[pin.name] for pin in (*first, *second) if pin.name in index.producers]
+    chosen = {id(node) for node in (*wanted, *_layouts(wanted, index.producers))}
+    nodes = [node for node in index.nodes if id(node) in chosen]
+    read = values_read(nodes)
+    outside = [name for name in read if name not in index.initializers]
+    if any(name not in index.types for name in outside):
         return None
-    part = onnx.ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
-    part.graph.name = "corner"
+    computed = computed_values(nodes)
+    stored = [index.initializers[name] for name in read if name in index.initializers]
+    part = extract(model.proto, [], outputs=[pin for pin in second if pin.name in computed], initializers=stored)
     for name in outside:
-        lead_in(part, types[name])
+        lead_in(part, index.types[name])
     part.graph.node.extend(nodes)
-    part.graph.initializer.extend(stored[name] for name in read if name in stored)
-    part.graph.output.extend(pin for pin in second if pin.name in computed)
     return model.with_proto(part)
 
 

@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-import onnx
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto
 
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.graph.traversal import bodies_of, live_nodes, reads_of
+from passes.graph.index import GraphIndex, extract, replace_all_uses_with
+from passes.graph.inference import types_of
+from passes.graph.traversal import live_nodes, reads_of
 from passes.model.analysis import what_is_invalid
-from passes.model.extraction import extract_nodes, types_of
+from passes.model.extraction import extract_nodes
 from passes.step import Step
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save
@@ -121,13 +122,12 @@ def bypass_nodes(model: DetachedModel) -> Iterator[DetachedModel]:
     The types of outputs are inferred again, and values that nothing reads any more are removed.
     """
     graph = model.proto.graph
-    makers = {name: node for node in graph.node for name in node.output}
-    outputs = {info.name for info in graph.output}
-    for node in graph.node:
-        if not outputs.isdisjoint(node.output):
+    index = GraphIndex(graph)
+    for node in index.nodes:
+        if not index.outputs.keys().isdisjoint(node.output):
             continue
         near = [name for name in node.input if name]
-        far = [name for value in near if value in makers for name in makers[value].input if name]
+        far = [name for value in near if value in index.producers for name in index.producers[value].input if name]
         for name in dict.fromkeys((*near, *far)):
             shorter = model.with_proto(_without(model.proto, node.output[0], name))
             # A node whose other outputs are read stays: then nothing is shorter, however often that is tried.
@@ -139,25 +139,12 @@ def _without(source: ModelProto, value: str, name: str) -> ModelProto:
     """`source`, in which `name` is read in place of `value`."""
     proto = ModelProto()
     proto.CopyFrom(source)
-    for node in proto.graph.node:
-        _read_instead(node, value, name)
-    kept = live_nodes(proto.graph)[::-1]
-    read = {read_name for node in kept for read_name in reads_of(node)}
-    graph = onnx.GraphProto(name=source.graph.name)
-    graph.node.extend(kept)
-    graph.input.extend(info for info in proto.graph.input if info.name in read)
-    graph.initializer.extend(tensor for tensor in proto.graph.initializer if tensor.name in read)
-    graph.output.extend(onnx.ValueInfoProto(name=info.name) for info in proto.graph.output)
-    proto.graph.CopyFrom(graph)
+    replace_all_uses_with(proto.graph.node, {value: name})
+    nodes = live_nodes(proto.graph)[::-1]
+    read = {read_name for node in nodes for read_name in reads_of(node)}
+    inputs = [info for info in proto.graph.input if info.name in read]
+    proto.graph.CopyFrom(extract(proto, nodes, inputs=inputs, outputs=[info.name for info in proto.graph.output]).graph)
     return proto
-
-
-def _read_instead(node: NodeProto, old: str, new: str) -> None:
-    node.input[:] = [new if name == old else name for name in node.input]
-    for attribute in node.attribute:
-        for body in bodies_of(attribute):
-            for inner in body.node:
-                _read_instead(inner, old, new)
 
 
 def _is_sound(model: DetachedModel) -> bool:

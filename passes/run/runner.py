@@ -63,21 +63,21 @@ def run_passes(
     policy.check(names, [step.name for step in steps])
     made_later = {kind for step in steps for kind in step.makes_structures}
     watched = find_structures(model, policy, names, made_later)
-    subject = AnalyzedModel(model)
-    prover.watch(model, watched.must_hold(), subject.reading)
+    before = AnalyzedModel(model)
+    prover.watch(model, watched.must_hold(), before.reading)
     refuses = policy.contrib == "refuse"
-    loop = _PassLoop(subject, subject, watched, prover, context, reproducers, changed, refuses)
+    loop = _PassLoop(before, before, watched, prover, context, reproducers, changed, refuses)
     runnable = [with_skips(step, policy, context) for step in steps]
     begun = 0
     for block in blocks:
         ended = begun + len(block.steps)
         for turn in range(1, block.limit + 1):
-            before = loop.model
+            begun_with = loop.model
             for index in range(begun, ended):
                 observer(runnable[index].name, index, len(steps), None)
                 for row in loop.step(runnable[index], policy, turn):
                     observer(runnable[index].name, index, len(steps), row)
-            if loop.model is before:
+            if loop.model is begun_with:
                 break
         else:
             if block.limit > 1:
@@ -85,7 +85,7 @@ def run_passes(
         begun = ended
     loop.conclude()
     refuse_unmatched(loop.watched, policy, loop.model)
-    power, coverage = prover.power(), prover.coverage(loop.model, loop.subject.reading)
+    power, coverage = prover.power(), prover.coverage(loop.model, loop.current.reading)
     named = name_weights(model, loop.model)  # last: what was proven goes by the names from before
     final = restore_version(source, fill_in_outputs(named))
     return PassRun(
@@ -93,7 +93,7 @@ def run_passes(
         remarks=(*filter(None, [describe_defaults(final)]), *_closing_remarks(loop.rows, model, final)),
         example=next(iter(prover.feeds()), {}),
         nodes_before=len(model.proto.graph.node),
-        invalid="" if subject.invalid else what_is_invalid(final),
+        invalid="" if before.invalid else what_is_invalid(final),
     )
 
 
@@ -103,16 +103,16 @@ class _Accepted:
 
     row: int
     step: Step
-    subject: AnalyzedModel
+    after: AnalyzedModel
 
 
 @dataclass(slots=True)
 class _PassLoop:
     """The state of the loop: the current model, and what has been recorded."""
 
-    base: AnalyzedModel
+    baseline: AnalyzedModel
     """The last model that was run as a whole."""
-    subject: AnalyzedModel
+    current: AnalyzedModel
     watched: TrackedStructures
     prover: Prover
     context: PassContext
@@ -127,12 +127,12 @@ class _PassLoop:
     """The kept structures of which a row says what would have lost them."""
     trial: Trial | None = None
     accepted: list[_Accepted] = field(default_factory=list)
-    """The steps since `base`, each proven by what it changed."""
+    """The steps since `baseline`, each proven by what it changed."""
 
     @property
     def model(self) -> DetachedModel:
         """The current model."""
-        return self.subject.model
+        return self.current.model
 
     def step(self, step: Step, policy: Policy, turn: int) -> list[PassRow]:
         """Try one step; returns its row, after those of the inner passes that had to be taken out of it."""
@@ -158,30 +158,30 @@ class _PassLoop:
         Should it be wrong all the same (onnxruntime refuses a type that a step has declared, say), the first step whose
         model is wrong is reverted, and those after it are tried again without it.
         """
-        while self.accepted and self._fault_of(self.subject):
+        while self.accepted and self._fault_of(self.current):
             wrong, right = len(self.accepted) - 1, -1
             while wrong - right > 1:
                 middle = (wrong + right) // 2
-                wrong, right = (middle, right) if self._fault_of(self.accepted[middle].subject) else (wrong, middle)
+                wrong, right = (middle, right) if self._fault_of(self.accepted[middle].after) else (wrong, middle)
             self._revert_accepted(wrong)
 
-    def _fault_of(self, subject: AnalyzedModel) -> str:
+    def _fault_of(self, analyzed: AnalyzedModel) -> str:
         """What a run of the whole model finds wrong; empty for nothing."""
         try:
-            return self.prover.run(subject.model, subject.reading, hold=False).why
+            return self.prover.run(analyzed.model, analyzed.reading, hold=False).why
         except StepFailed as failure:
             return str(failure)
 
     def _revert_accepted(self, place: int) -> None:
         """Revert one of the accepted steps, and try those after it again."""
         guilty, later = self.accepted[place], self.accepted[place + 1 :]
-        why = self._fault_of(guilty.subject)
+        why = self._fault_of(guilty.after)
         self.rows[guilty.row] = replace(
             self.rows[guilty.row], status=Status.REVERTED, reason=f"run as a whole: {' '.join(why.split())}"
         )
         self.accepted = self.accepted[:place]
-        self.subject = self.accepted[-1].subject if self.accepted else self.base
-        self.changed(guilty.row, self.rows[guilty.row], self.subject, guilty.subject)
+        self.current = self.accepted[-1].after if self.accepted else self.baseline
+        self.changed(guilty.row, self.rows[guilty.row], self.current, guilty.after)
         for accepted in later:
             attempt = self._trial().try_step(accepted.step)
             status = attempt.status if attempt.why else Status.RAN
@@ -245,22 +245,22 @@ class _PassLoop:
             yield f"{doer}would have lost {kind} {name}{more}"
 
     def _trial(self) -> Trial:
-        if self.trial is None or self.trial.subject is not self.subject:
+        if self.trial is None or self.trial.before is not self.current:
             self.trial = Trial(
-                *(self.subject, self.gone, self.watched, self.prover, self.context, self.carrier, self.refuses_contrib)
+                *(self.current, self.gone, self.watched, self.prover, self.context, self.carrier, self.refuses_contrib)
             )
         return self.trial
 
     def _accept(self, row: int, step: Step, attempt: Attempt) -> None:
-        self.subject = attempt.subject
+        self.current = attempt.after
         self.gone.update(attempt.lost)
         if step.makes_structures:
             self.watched = self.watched.with_new(step.makes_structures, self.model, self.gone)
             lost = self.watched.find_lost(self.model)
             self.gone = {key: why for key, why in self.gone.items() if key in lost}
-        self.accepted.append(_Accepted(row, step, attempt.subject))
+        self.accepted.append(_Accepted(row, step, attempt.after))
         if self.prover.has_run(self.model):
-            self.base, self.accepted = self.subject, []
+            self.baseline, self.accepted = self.current, []
 
     def _save_reproducer(self, step: Step, attempt: Attempt) -> str:
         """The file with the smallest model on which `step` still breaks down; empty when none is asked for."""
@@ -277,7 +277,7 @@ class _PassLoop:
             self._report_change(len(self.rows) - 1, attempt)
 
     def _report_change(self, place: int, attempt: Attempt) -> None:
-        self.changed(place, self.rows[place], self.subject, attempt.subject)
+        self.changed(place, self.rows[place], self.current, attempt.after)
 
     def _row(self, step: Step, status: Status, reason: str, attempt: Attempt | None) -> PassRow:
         reason = " ".join(reason.split())  # native errors come in many lines; a row has one

@@ -44,7 +44,7 @@ class Attempt:
     """The result of trying a step. `why` says what is wrong with it and is empty for a sound result; `lost` holds every
     structure that the step broke, also those that are only observed."""
 
-    subject: AnalyzedModel
+    after: AnalyzedModel
     changed: bool
     lost: Lost
     measurement: Measurement | None
@@ -56,7 +56,7 @@ class Attempt:
 
     @property
     def model(self) -> DetachedModel:
-        return self.subject.model
+        return self.after.model
 
     @property
     def broke_down(self) -> bool:
@@ -89,7 +89,7 @@ class NarrowedStep:
 class Trial:
     """Tries steps on one model; `gone` are the structures that it has lost already."""
 
-    subject: AnalyzedModel
+    before: AnalyzedModel
     gone: Lost
     watched: TrackedStructures
     prover: Prover
@@ -100,12 +100,12 @@ class Trial:
 
     @property
     def model(self) -> DetachedModel:
-        return self.subject.model
+        return self.before.model
 
     # The pinned models stay the same objects, by which steps may know them again.
     @cached_property
     def pinned(self) -> DetachedModel:
-        return pin(self.model, self.watched.pins(self.subject.made))
+        return pin(self.model, self.watched.pins(self.before.made))
 
     @cached_property
     def with_relaxed_pins(self) -> DetachedModel:
@@ -115,22 +115,22 @@ class Trial:
     @cached_property
     def relaxed_pins(self) -> list[ValueInfoProto]:
         """The relaxed pins; empty where there are none."""
-        return self.watched.relaxed_pins(self.subject.made)
+        return self.watched.relaxed_pins(self.before.made)
 
-    def _relax_pins(self, subject: AnalyzedModel) -> DetachedModel | None:
-        if subject is self.subject:
+    def _relax_pins(self, start: AnalyzedModel) -> DetachedModel | None:
+        if start is self.before:
             return self.with_relaxed_pins
-        pins = self.watched.relaxed_pins(subject.made)
-        return pin(subject.model, pins) if pins else None
+        pins = self.watched.relaxed_pins(start.made)
+        return pin(start.model, pins) if pins else None
 
     @cached_property
     def pin_probe(self) -> DetachedModel | None:
         """The nodes between the first and the relaxed pins, as a model; None where only trying can tell."""
-        return self._build_pin_probe(self.subject)
+        return self._build_pin_probe(self.before)
 
-    def _build_pin_probe(self, subject: AnalyzedModel) -> DetachedModel | None:
-        """The probe of `subject`; equal probes are one object, by which steps recognize them."""
-        probe = build_pin_probe(subject.model, self.watched.pins(subject.made), self.watched.relaxed_pins(subject.made))
+    def _build_pin_probe(self, start: AnalyzedModel) -> DetachedModel | None:
+        """The probe of `start`; equal probes are one object, by which steps recognize them."""
+        probe = build_pin_probe(start.model, self.watched.pins(start.made), self.watched.relaxed_pins(start.made))
         if probe is None:
             return None
         known: dict[str, DetachedModel] = self.context.cache.setdefault(PROBES, {})
@@ -140,11 +140,11 @@ class Trial:
             del known[forgotten]
         return probe
 
-    def _gains_nothing(self, step: Step, subject: AnalyzedModel) -> bool:
-        """Whether `step` is known to do nothing more to `subject` with relaxed pins."""
+    def _gains_nothing(self, step: Step, start: AnalyzedModel) -> bool:
+        """Whether `step` is known to do nothing more to `start` with relaxed pins."""
         # A composite step may change the probe in ways that it does with the first pins as well, so the probe is that
         # of its result. For each result of onnxoptimizer, that would cost more than it saves.
-        probe = self._build_pin_probe(subject) if step.is_composite else self.pin_probe
+        probe = self._build_pin_probe(start) if step.is_composite else self.pin_probe
         if probe is None:
             return False
         try:
@@ -160,7 +160,7 @@ class Trial:
         except StepFailed as failure:
             # An empty reason would say that nothing is wrong.
             why = str(failure).strip() or type(failure).__name__
-            return Attempt(self.subject, False, {}, None, why, Status(failure.status))
+            return Attempt(self.before, False, {}, None, why, Status(failure.status))
 
     def attempt(self, step: Step) -> Attempt:
         """Run `step` with the kept structures pinned, and judge the result by structure and by numbers.
@@ -174,12 +174,12 @@ class Trial:
         return self._without_growth(step, self._attempt(step))
 
     def _attempt(self, step: Step) -> Attempt:
-        first = self._judge(step, self.subject, self.pinned)
-        if first.why or not self.relaxed_pins or self._gains_nothing(step, first.subject):
+        first = self._judge(step, self.before, self.pinned)
+        if first.why or not self.relaxed_pins or self._gains_nothing(step, first.after):
             return first
-        for freer, pinned in self._with_more_room(step, first.subject):
-            again = self._try_again(freer, first.subject, pinned)
-            if again is not None and len(again.subject.live) < len(first.subject.live):
+        for freer, pinned in self._with_more_room(step, first.after):
+            again = self._try_again(freer, first.after, pinned)
+            if again is not None and len(again.after.live) < len(first.after.live):
                 return again
         return first
 
@@ -198,42 +198,42 @@ class Trial:
             return attempt
         note = "; ".join(filter(None, (attempt.note, note)))
         try:
-            smaller = self._judge_result(PassResult(computed, why=note), step, self.subject, self.pinned)
+            smaller = self._judge_result(PassResult(computed, why=note), step, self.before, self.pinned)
         except StepFailed:
             return attempt
         return attempt if smaller.why else smaller
 
-    def _with_more_room(self, step: Step, subject: AnalyzedModel) -> Iterator[tuple[Step, DetachedModel]]:
+    def _with_more_room(self, step: Step, start: AnalyzedModel) -> Iterator[tuple[Step, DetachedModel]]:
         """The (step, pinned model) pairs to try next, on the model that the step has made with the first pins.
 
         With wide pins a merging pass would find its pattern, and its attempt would be rejected with all that the other
         passes do. It has had its turn, so known merging passes are left out.
         """
-        wide = self.watched.wide_pins(subject.made) if step.is_composite else []
+        wide = self.watched.wide_pins(start.made) if step.is_composite else []
         if wide:
             known = merging(self.watched.enforced)
-            yield step.without([name for name in step.inner(self.context) if name in known]), pin(subject.model, wide)
-        loose = self._relax_pins(subject)
+            yield step.without([name for name in step.inner(self.context) if name in known]), pin(start.model, wide)
+        loose = self._relax_pins(start)
         if loose is not None:
             yield step, loose
 
-    def _try_again(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt | None:
+    def _try_again(self, step: Step, start: AnalyzedModel, pinned: DetachedModel) -> Attempt | None:
         """Run the step once more; None for an attempt that is not sound."""
         try:
-            attempt = self._judge(step, source, pinned)
+            attempt = self._judge(step, start, pinned)
         except StepFailed:
             return None
         return None if attempt.why else attempt
 
-    def _judge(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt:
-        """Run `step` on `pinned`, a pinned copy of `source`, and judge the result against the current model."""
+    def _judge(self, step: Step, start: AnalyzedModel, pinned: DetachedModel) -> Attempt:
+        """Run `step` on `pinned`, a pinned copy of `start`, and judge the result against the current model."""
         pinned = with_defaults(self.model, pinned) if step.fixes_defaults else pinned
-        return self._judge_result(apply_step(step, pinned, self.context), step, source, pinned)
+        return self._judge_result(apply_step(step, pinned, self.context), step, start, pinned)
 
-    def _judge_result(self, result: PassResult, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt:
-        after = self._receive(result, step, source, pinned) if result.changed else None
+    def _judge_result(self, result: PassResult, step: Step, start: AnalyzedModel, pinned: DetachedModel) -> Attempt:
+        after = self._receive(result, step, start, pinned) if result.changed else None
         if after is None:
-            return Attempt(self.subject, False, {}, None, "", note=result.why or "")
+            return Attempt(self.before, False, {}, None, "", note=result.why or "")
         lost = {key: why for key, why in self.watched.find_lost(after.model).items() if key not in self.gone}
         broken = [f"{kind} {name}: {why}" for (kind, name), why in lost.items() if kind in self.watched.enforced]
         if broken:
@@ -246,17 +246,17 @@ class Trial:
         return Attempt(after, True, lost, measurement, why, note=result.why or "")
 
     def _receive(
-        self, result: PassResult, step: Step, source: AnalyzedModel, pinned: DetachedModel
+        self, result: PassResult, step: Step, start: AnalyzedModel, pinned: DetachedModel
     ) -> AnalyzedModel | None:
         """Unpin the result of `step` on `pinned` and carry provenance over to it; None if nothing has changed."""
         made = result.model if step.fixes_defaults else with_defaults(self.model, result.model)
         after = AnalyzedModel(self.remove_pins(made, narrows=step.narrows))
-        if after.invalid and not self.subject.invalid:  # sources are; then no step is blamed for it
+        if after.invalid and not self.before.invalid:  # sources are; then no step is blamed for it
             raise InvalidResult(f"makes a model that is not valid ONNX: {after.invalid}")
-        is_same = after.size == self.subject.size and after.reading.canonical == self.subject.reading.canonical
+        is_same = after.size == self.before.size and after.reading.canonical == self.before.reading.canonical
         if is_same and not step.annotates:
             return None
-        self.carrier.carry(source, after, step.name)
+        self.carrier.carry(start, after, step.name)
         has_same_annotations = is_same and annotations_of(after.model.proto) == annotations_of(pinned.proto)
         return None if has_same_annotations else after
 

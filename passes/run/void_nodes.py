@@ -11,8 +11,8 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto
 
-from passes.graph.op_facts import ONNX_DOMAINS
-from passes.structures.view import constant_of
+from passes.graph.index import GraphIndex
+from passes.graph.op_facts import ONNX_DOMAINS, PRODUCTS
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
@@ -26,9 +26,6 @@ UNIT_OPERANDS: Final = {
     "Pow": ("one", (1,)),
 }
 """Operator → the operand that makes it void, and where that may stand."""
-
-ABSORBING: Final = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-"""A BatchNormalization behind one of these is put into its weights, whatever its own values are."""
 
 
 def describe_void_nodes(before: DetachedModel, after: DetachedModel) -> tuple[str, ...]:
@@ -60,8 +57,8 @@ class _VoidNodes:
 def _count(model: DetachedModel) -> _VoidNodes:
     units = _stored_units(model)
     found = _VoidNodes()
-    made_by = {name: node for node in model.proto.graph.node for name in node.output}
-    constants = {tensor.name for tensor in model.proto.graph.initializer}
+    index = GraphIndex(model.proto.graph)
+    made_by, constants = index.producers, {*index.initializers}
     for node in model.proto.graph.node:
         if constants.issuperset(filter(None, node.input)):  # to be folded, whatever the values are
             constants.update(node.output)
@@ -83,19 +80,14 @@ def _is_void_batchnorm(node: NodeProto, held: list[str], made_by: dict[str, Node
     if node.op_type != "BatchNormalization" or held[1:5] != ["one", "zero", "zero", "one"]:
         return False
     producer = made_by.get(node.input[0])
-    return producer is None or producer.op_type not in ABSORBING
+    # Behind a product it is put into the weights, whatever its own values are.
+    return producer is None or producer.op_type not in PRODUCTS
 
 
 def _stored_units(model: DetachedModel) -> dict[str, str]:
     """The stored float tensors of zeros alone, or of ones alone, by name."""
-    fed = {info.name for info in model.proto.graph.input}
-    tensors = {tensor.name: tensor for tensor in model.proto.graph.initializer if tensor.name not in fed}
-    for node in model.proto.graph.node:
-        held = constant_of(node) if node.op_type == "Constant" else None
-        if held is not None:
-            tensors[node.output[0]] = held
     units = {}
-    for name, tensor in tensors.items():
+    for name, tensor in GraphIndex(model.proto.graph).constants.items():
         if tensor.data_type not in FLOATS or model.is_unread(tensor) or tensor.data_location == TensorProto.EXTERNAL:
             continue
         array = model.array(tensor)

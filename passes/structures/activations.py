@@ -9,8 +9,9 @@ from typing import Any, Final
 import numpy as np
 from onnx import NodeProto
 
+from passes.graph.op_facts import ARRANGING, op_of
 from passes.structures.candidates import PRODUCTS, Candidate, find_fused
-from passes.structures.view import GraphView, op_of
+from passes.structures.view import GraphView
 
 GELU_OPS: Final = (
     "Gelu",
@@ -146,8 +147,7 @@ def _product_behind(view: GraphView, name: str) -> NodeProto | None:
     return None
 
 
-BETWEEN: Final = frozenset(
-    {*("Add", "Reshape", "Transpose", "Identity", "Cast", "CastLike", "Squeeze", "Unsqueeze", "Clip", "Min", "Max")}
-    | {"QuantizeLinear", "DequantizeLinear"}
-    | {*("Split", "SplitToSequence", "SequenceAt", "Slice", "Gather")}
-)
+BETWEEN: Final = (ARRANGING - {"Flatten"}) | {
+    *("Add", "CastLike", "Clip", "Min", "Max", "QuantizeLinear", "DequantizeLinear"),
+    *("Split", "SplitToSequence", "SequenceAt", "Slice", "Gather"),
+}

@@ -12,10 +12,11 @@ from typing import Final
 
 from onnx import NodeProto
 
+from passes.graph.op_facts import ARRANGING, op_of
 from passes.structures.axes import Product, Side, inputs_with_axis, join_of, product_of
 from passes.structures.candidates import Candidate, find_fused
 from passes.structures.projection import Operand, projections_behind
-from passes.structures.view import GraphView, op_of
+from passes.structures.view import GraphView
 
 
 def find_attentions(view: GraphView) -> Iterator[Candidate]:
@@ -102,24 +103,24 @@ def attention_operands(view: GraphView) -> Iterator[tuple[Operands, ...]]:
     for node in view.own:
         if op_of(node) in ATTENTION_OPS and len(node.input) >= 3 and all(node.input[:3]):
             features = (Operand(name, -1) for name in node.input[:3])
-            found.append((view.position[node.output[0]], (Operands(*features),)))
+            found.append((view.positions[node.output[0]], (Operands(*features),)))
         elif node.op_type in WEIGHTINGS:
             joints = list(_find_weighted(view, node))
             taken.update(value for one in joints for value in (one.inner.value, one.outer.value))
             readings = tuple(dict.fromkeys(one.as_scores() for one in joints))
             if readings:
-                found.append((view.position[node.output[0]], readings))
+                found.append((view.positions[node.output[0]], readings))
     for product in _joins(view):
         if product.value in own and product.value not in taken:
             read = (_read_linear(view, joint) for joint in _behind(view, product, taken))
             readings = tuple(one for one in read if one is not None)
             if readings:
-                found.append((view.position[product.value], readings))
+                found.append((view.positions[product.value], readings))
     for node in view.own:
         if node.op_type == "Div" and view.folded.isdisjoint(node.input):
             readings = tuple(dict.fromkeys(_find_weighted_values(view, node)))
             if readings:
-                found.append((view.position[node.output[0]], readings))
+                found.append((view.positions[node.output[0]], readings))
     for _, readings in sorted(found, key=lambda one: one[0]):
         yield readings
 
@@ -162,7 +163,7 @@ def _find_weighted_values(view: GraphView, division: NodeProto) -> Iterator[Oper
             outside = [name for name in node.input if name not in total]
             weighted += [(inside[0], outside[0])] if len(inside) == len(outside) == 1 else []
             beside.update(outside if len(outside) == 2 else ())
-    for query in sorted(beside, key=lambda name: view.position.get(name, -1)):
+    for query in sorted(beside, key=lambda name: view.positions.get(name, -1)):
         yield from (Operands(Operand(query, -1), Operand(key, -1), Operand(value, -1)) for key, value in weighted)
 
 
@@ -248,26 +249,10 @@ SOFTMAXES: Final = frozenset({"Softmax", "Exp", "QLinearSoftmax"})
 WEIGHTINGS: Final = SOFTMAXES | {"Sigmoid", "HardSigmoid", "Relu", "LeakyRelu", "Softplus", "Elu", "Hardmax"}
 """Ops that turn scores into weights."""
 
-BETWEEN: Final = frozenset(
-    {
-        *("Cast", "CastLike", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Expand", "Flatten"),
-        *(
-            "Add",
-            "Sub",
-            "Mul",
-            "Div",
-            "Where",
-            "Dropout",
-            "Split",
-            "Trilu",
-            "QuantizeLinear",
-            "DequantizeLinear",
-            "Clip",
-            "SplitToSequence",
-            "SequenceAt",
-        ),
-    }
-)
+BETWEEN: Final = ARRANGING | {
+    *("CastLike", "Expand", "Add", "Sub", "Mul", "Div", "Where", "Dropout", "Split", "Trilu", "Clip"),
+    *("QuantizeLinear", "DequantizeLinear", "SplitToSequence", "SequenceAt"),
+}
 """Ops that may be between the two products of linear attention: a scale, a mask, a decay, the sum over all keys."""
 
 STATE: Final = BETWEEN | {

@@ -12,7 +12,8 @@ from typing import Final, Literal
 
 from onnx import NodeProto
 
-from passes.structures.view import GraphView, attribute_of, carried_inputs, op_of
+from passes.graph.op_facts import CONTRIB_FACTORS, FACTORS, attribute_of, op_of
+from passes.structures.view import GraphView, carried_inputs
 
 Side = Literal[0, 1]
 """The left or the right operand."""
@@ -154,14 +155,7 @@ def _place(term: str, letter: str) -> int:
 
 SIDES: Final[tuple[Side, Side]] = (0, 1)
 
-OPERAND_PLACES: Final[Mapping[str, tuple[int, int]]] = {
-    **dict.fromkeys(("MatMul", "Gemm", "Einsum", "Conv", "MatMulInteger", "ConvInteger"), (0, 1)),
-    **dict.fromkeys(("QLinearMatMul", "QLinearConv"), (0, 3)),
-    **dict.fromkeys((f"com.microsoft.{name}" for name in ("FusedMatMul", "FusedGemm", "FusedConv")), (0, 1)),
-    **dict.fromkeys((f"com.microsoft.{name}" for name in ("MatMulIntegerToFloat", "DynamicQuantizeMatMul")), (0, 1)),
-    **dict.fromkeys(("com.microsoft.MatMulNBits", "com.microsoft.TransposeMatMul"), (0, 1)),
-    "com.microsoft.QGemm": (0, 3),
-}
+OPERAND_PLACES: Final = {**FACTORS, **{f"com.microsoft.{name}": places for name, places in CONTRIB_FACTORS.items()}}
 """Op → the positions of its two operands among its inputs."""
 
 

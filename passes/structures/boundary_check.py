@@ -5,11 +5,10 @@ It shares no code with the finder of modules: it walks back from the outputs of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from onnx import NodeProto
-
+from passes.graph.index import GraphIndex
 from passes.graph.op_facts import SIZES
 from passes.graph.traversal import live_nodes, reads_of
 from passes.structures.types import Boundary, Instance
@@ -18,10 +17,9 @@ from passes.weights.detached import DetachedModel
 
 def with_sources(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
     """`instances` of the exported `model`, each with the graph inputs that bypass the inputs of its part."""
-    makers = {name: node for node in model.proto.graph.node for name in node.output}
-    inputs = {info.name for info in model.proto.graph.input}
+    index = GraphIndex(model.proto.graph)
     return tuple(
-        replace(instance, boundary=replace(boundary, sources=frozenset(_sources(boundary, makers, inputs))))
+        replace(instance, boundary=replace(boundary, sources=frozenset(_sources(boundary, index))))
         if (boundary := instance.boundary)
         else instance
         for instance in instances
@@ -34,10 +32,8 @@ def find_lost_boundaries(instances: Sequence[Instance], model: DetachedModel) ->
     A boundary is kept when its values are still there, as they were computed or as they were read, and its outputs
     are computed only from its inputs.
     """
-    graph = model.proto.graph
-    makers = {name: node for node in live_nodes(graph) for name in node.output}
-    inputs = {info.name for info in graph.input}
-    values = {*makers, *inputs, *(tensor.name for tensor in graph.initializer)}
+    index = GraphIndex(model.proto.graph, live_nodes(model.proto.graph))
+    values = {*index.producers, *index.inputs, *index.initializers}
     reasons = {}
     for instance in instances:
         if instance.boundary is None:
@@ -48,7 +44,7 @@ def find_lost_boundaries(instances: Sequence[Instance], model: DetachedModel) ->
             for crossing in crossings
             if crossing.value not in values and not values.issuperset(crossing.read_as)
         ]
-        past = _sources(instance.boundary, makers, inputs) - instance.boundary.sources
+        past = _sources(instance.boundary, index) - instance.boundary.sources
         if missing:
             reasons[instance.name] = f"its boundary value {missing[0]!r} is computed no more"
         elif past:
@@ -56,13 +52,13 @@ def find_lost_boundaries(instances: Sequence[Instance], model: DetachedModel) ->
     return reasons
 
 
-def _sources(boundary: Boundary, makers: Mapping[str, NodeProto], inputs: set[str]) -> set[str]:
+def _sources(boundary: Boundary, index: GraphIndex) -> set[str]:
     """The graph inputs that the outputs of `boundary` are computed from without passing through its inputs."""
     seen = {name for crossing in boundary.inputs for name in (crossing.value, *crossing.read_as)}
     front = [
         name
         for crossing in boundary.outputs
-        for name in ((crossing.value,) if crossing.value in makers else crossing.read_as)
+        for name in ((crossing.value,) if crossing.value in index.producers else crossing.read_as)
     ]
     sources: set[str] = set()
     while front:
@@ -70,8 +66,8 @@ def _sources(boundary: Boundary, makers: Mapping[str, NodeProto], inputs: set[st
         if name in seen:
             continue
         seen.add(name)
-        maker = makers.get(name)
-        if name in inputs:
+        maker = index.producer(name)
+        if name in index.inputs:
             sources.add(name)
         elif maker is not None and maker.op_type not in SIZES:
             front.extend(reads_of(maker))

@@ -11,8 +11,9 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
+from passes.graph.index import constant_of
+from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, PASSING_OPS, attribute_of, op_of
 from passes.structures.matrices import matrix_of, matrix_values
-from passes.structures.quantized_weights import NBITS, quantized_weight
 from passes.structures.types import (
     CAST_TO,
     MOST_COMPUTED,
@@ -24,20 +25,10 @@ from passes.structures.types import (
     PinSite,
     SearchResult,
 )
-from passes.structures.view import (
-    DEQUANTIZE,
-    LAYOUT_OPS,
-    PASSING_OPS,
-    QUANTIZE,
-    GraphView,
-    attribute_of,
-    constant_of,
-    module_of,
-    op_of,
-)
+from passes.structures.view import DEQUANTIZE, NBITS, QUANTIZE, GraphView, module_of, quantized_weight
 from passes.weights.stand_ins import digest_of
 
-PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv", "com.microsoft.FusedMatMul"})
+PRODUCTS: Final = MATRIX_PRODUCTS | {"Conv", "com.microsoft.FusedMatMul"}
 """Ops that may replace one another while the matrix is the same: optimizers turn MatMul and Add into Gemm."""
 
 
@@ -208,7 +199,7 @@ class _InstanceBuilder:
             yield from self._computed_digests(whole, may_turn)
             return
         ops = {node.op_type for node in way}
-        if tensor is None or not _is_weight(tensor) or ops - LAYOUT_OPS:
+        if tensor is None or not _is_weight(tensor) or ops - ARRANGING:
             return
         casts = [attribute_of(node, "to") for node in way if node.op_type == "Cast"]
         yield view.model.digest(tensor) + "".join(f"{CAST_TO}{dtype}" for dtype in casts)

@@ -14,8 +14,10 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto
 
+from passes.graph.index import GraphIndex, constant_of
+from passes.graph.op_facts import ARRANGING, PASSING_OPS, attribute_of, op_of
 from passes.graph.traversal import live_nodes
 from passes.structures.projection_check import computed_constant, constants_of
 from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, QUANTIZED, Core, CoreNode, Instance
@@ -63,18 +65,19 @@ class CoreIndex:
     """The live nodes of a model by number: their ops, the makers of their inputs, and the weights among these."""
 
     def __init__(self, model: DetachedModel) -> None:
-        graph = model.proto.graph
         self._model = model
-        self._nodes = live_nodes(graph, by_numbers=True)  # dead nodes keep no structure
-        self._ops = [_op(node) for node in self._nodes]
+        self._whole = GraphIndex(model.proto.graph)
+        self._live = GraphIndex(model.proto.graph, live_nodes(model.proto.graph, by_numbers=True))
+        """Without dead nodes, which keep no structure."""
+        self._nodes, self._makers = self._live.nodes, self._live.positions
+        self._ops = [op_of(node) for node in self._nodes]
         self._inputs = [[name for name in node.input if name] for node in self._nodes]
         self._outputs = [next((name for name in node.output if name), "") for node in self._nodes]
-        self._makers = {name: index for index, node in enumerate(self._nodes) for name in node.output}
         self._makers_of = [[self._makers[name] for name in names if name in self._makers] for names in self._inputs]
         self._by_op: dict[str, list[int]] = defaultdict(list)
         for index, op in enumerate(self._ops):
             self._by_op[op].append(index)
-        self._stored: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
+        self._stored = self._live.initializers
         self._digests: dict[str, str] = {}
         self._known: dict[tuple[int, int], bool] = {}
         self._before: dict[int, dict[str, list[int]]] = {}
@@ -105,7 +108,10 @@ class CoreIndex:
         key = (id(core), index)
         if key not in self._known:
             self._known[key] = (
-                all(_attribute(self._nodes[index], name, value) for name, value in core.attributes)
+                all(
+                    attribute_of(self._nodes[index], name, DEFAULTS.get(name)) == value
+                    for name, value in core.attributes
+                )
                 and self._reads_weights(core, index)
                 and all(self._reads(core, wanted, index) for wanted in core.reads)
             )
@@ -173,17 +179,8 @@ class CoreIndex:
 
     def _is_bound(self, index: int) -> bool:
         """Whether a node keeps a value within the numbers of a format, in front of a quantization."""
-        readers = self._readers[self._outputs[index]]
-        return self._ops[index] == "Clip" and all(self._ops[reader] in QUANTIZING for reader in readers)
-
-    @cached_property
-    def _readers(self) -> dict[str, list[int]]:
-        """Value → the nodes that read it."""
-        readers: dict[str, list[int]] = defaultdict(list)
-        for index, names in enumerate(self._inputs):
-            for name in names:
-                readers[name].append(index)
-        return readers
+        uses = self._live.uses[self._outputs[index]]
+        return self._ops[index] == "Clip" and all(self._ops[reader] in QUANTIZING for reader, _ in uses)
 
     def _digest(self, name: str) -> str:
         """The digest of the stored tensor behind `name`, up to its shape, with the types that it is cast to.
@@ -198,39 +195,33 @@ class CoreIndex:
         casts, whole = "", name
         maker = self._makers.get(name)
         while maker is not None and self._ops[maker] in ARRANGING:
-            if self._ops[maker] == "Cast":
-                dtype = next(attribute.i for attribute in self._nodes[maker].attribute if attribute.name == "to")
-                casts = f"{CAST_TO}{dtype}{casts}"
+            if self._ops[maker] == "Cast":  # it changes the bits, so it is part of the digest
+                casts = f"{CAST_TO}{attribute_of(self._nodes[maker], 'to')}{casts}"
             name = self._inputs[maker][0]
             maker = self._makers.get(name)
         tensor = self._stored.get(name)
         if tensor is None and maker is not None and self._ops[maker] == "Constant":
-            tensor = _constant(self._nodes[maker].attribute[0])
+            tensor = constant_of(self._nodes[maker])
         return self._computed_digest(whole) if tensor is None else self._model.digest(tensor) + casts
 
     @cached_property
     def _constants(self) -> set[str]:
-        return constants_of(self._model.proto.graph.node, self._stored)
-
-    @cached_property
-    def _all_makers(self) -> dict[str, NodeProto]:
-        """Value → the node that makes it, dead nodes included."""
-        return {value: node for node in self._model.proto.graph.node for value in node.output}
+        return constants_of(self._whole.nodes, self._stored)
 
     def _computed_digest(self, name: str) -> str:
         """The digest of a computed constant: that of its numbers if it is small enough; of a larger one, which is
         quantized, that of how it is computed, else `LARGE`."""
         if name not in self._constants:
             return ""
-        if _most_numbers(name, self._all_makers, self._stored) > MOST_COMPUTED:
+        if _most_numbers(name, self._whole.producers, self._stored) > MOST_COMPUTED:
             return self._quantized_digest(name) or LARGE
-        values = computed_constant(self._model, name, self._all_makers, self._stored)
+        values = computed_constant(self._model, name, self._whole)
         return LARGE if values is None else digest_of(values)
 
     def _quantized_digest(self, name: str) -> str:
         """The digest of a tensor that is stored quantized, by what it is computed from; empty for another one."""
         nodes: list[NodeProto] = []
-        while (node := self._all_makers.get(name)) is not None and node.op_type != "Constant":
+        while (node := self._whole.producers.get(name)) is not None and node.op_type != "Constant":
             if node.op_type in ("DequantizeLinear", "QuantizeLinear"):
                 nodes.insert(0, node)
             elif node.op_type not in ARRANGING or node.op_type == "Cast":
@@ -241,17 +232,16 @@ class CoreIndex:
         texts = [self._digest_of_stored(name)]
         for node in nodes:
             texts += [self._digest_of_stored(parameter) for parameter in node.input[1:3]]
-            numbers = {attribute.name: attribute.i for attribute in node.attribute}
-            texts += [str(numbers.get("axis", 1)), str(numbers.get("block_size", 0))]
+            texts += [str(attribute_of(node, "axis", 1)), str(attribute_of(node, "block_size", 0))]
         return QUANTIZED + "/".join(texts)
 
     def _digest_of_stored(self, name: str) -> str:
         """The digest of a stored tensor, also of one in a Constant, up to its shape; empty if there is none."""
-        tensor, maker = self._stored.get(name), self._all_makers.get(name)
+        tensor, maker = self._stored.get(name), self._whole.producers.get(name)
         if tensor is None and maker is not None and maker.op_type in ARRANGING:
             return self._digest_of_stored(maker.input[0])
         if tensor is None and maker is not None and maker.op_type == "Constant":
-            tensor = _constant(maker.attribute[0])
+            tensor = constant_of(maker)
         return "" if tensor is None else self._model.digest(tensor)
 
 
@@ -271,30 +261,10 @@ def _most_numbers(name: str, makers: Mapping[str, NodeProto], stored: Mapping[st
     return most
 
 
-def _constant(attribute: AttributeProto) -> TensorProto | None:
-    if attribute.HasField("t"):
-        return attribute.t
-    dtype = {"value_float": np.float32, "value_floats": np.float32}.get(attribute.name, np.int64)
-    if attribute.type in (AttributeProto.STRING, AttributeProto.STRINGS, AttributeProto.SPARSE_TENSOR):
-        return None
-    return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), dtype))
-
-
-def _attribute(node: NodeProto, name: str, value: object) -> bool:
-    for attribute in node.attribute:
-        if attribute.name == name:
-            return helper.get_attribute_value(attribute) == value
-    return DEFAULTS[name] == value
-
-
 def _names_of(core: CoreNode) -> Iterator[str]:
     for node in core.reads:
         yield from _names_of(node)
     yield min(core.ops)
-
-
-def _op(node: NodeProto) -> str:
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
 
 
 BARRIERS: Final = frozenset({"MatMul", "Einsum", "Gemm", "Softmax"})
@@ -308,12 +278,7 @@ ROUNDING: Final = QUANTIZING | {"DequantizeLinear", "com.microsoft.DequantizeLin
 LARGE: Final = "constant"
 """The digest of a constant whose numbers are not read."""
 
-ARRANGING: Final = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
-"""Ops that may be between a stored weight and its reader. A cast changes its bits, so it is part of the digest."""
-
-LAYOUT: Final = frozenset(
-    {"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast", "CastLike", "Expand", "Dropout"}
-)
+LAYOUT: Final = PASSING_OPS | {"Expand"}
 """Ops that may be between two core nodes."""
 
 DEFAULTS: Final[Mapping[str, object]] = {

@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from passes.graph.op_facts import op_of
 from passes.structures.activations import find_geglus, find_gelus, find_swiglus
 from passes.structures.attention import find_attentions
 from passes.structures.boundary_check import find_lost_boundaries, with_sources
 from passes.structures.candidates import PRODUCTS, Candidate, find_by_shape
 from passes.structures.core_check import find_lost_cores, with_copies
 from passes.structures.embeddings import find_embeddings, find_rotary_embeddings
-from passes.structures.group_norms import find_group_norms
-from passes.structures.norms import find_batch_norms, find_layer_norms, find_rms_norms
+from passes.structures.norms import find_batch_norms, find_group_norms, find_layer_norms, find_rms_norms
 from passes.structures.projection_check import find_lost_projections
 from passes.structures.qkv import find_separate_qkv
 from passes.structures.quantization import find_pairs
 from passes.structures.residual import find_residuals
 from passes.structures.selectors import find_modules, find_nodes, name_of
 from passes.structures.types import Instance, SearchResult
-from passes.structures.view import GraphView, op_of
+from passes.structures.view import GraphView
 from passes.structures.wiring_check import find_bypassed_projections, with_wiring
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from passes.graph.evaluation import evaluate
-from passes.structures.view import LAYOUT_OPS, GraphView, attribute_of, constant_of
+from passes.graph.index import constant_of, extract
+from passes.graph.inference import evaluate
+from passes.graph.op_facts import ARRANGING, attribute_of
+from passes.structures.view import GraphView
 from passes.weights.stand_ins import digest_of
 
 
@@ -39,9 +40,8 @@ def matrix_of(view: GraphView, name: str) -> Matrix | None:
         return Matrix(name, plain, True, (plain,))
     if name not in view.folded:
         return None
-    tensors = [
-        tensor for tensor in _leaves(view, _nodes_behind(view, name), name) if tensor.data_type != TensorProto.STRING
-    ]
+    leaves = _leaves(view, view.ancestors([name], within=view.folded), name)
+    tensors = [tensor for tensor in leaves if tensor.data_type != TensorProto.STRING]
     if not tensors:
         return None
     return Matrix(name, max(tensors, key=_size), False, tuple(tensors))
@@ -51,20 +51,15 @@ def matrix_values(view: GraphView, matrix: Matrix) -> np.ndarray | None:
     """The numbers of a matrix as the product reads it; None where weights are unread, or it cannot be computed."""
     if any(view.model.is_unread(tensor) for tensor in matrix.tensors):
         return None
-    nodes = _nodes_behind(view, matrix.value)
+    nodes = view.ancestors([matrix.value], within=view.folded)
     if not nodes:
         return view.model.array(view.initializers[matrix.value])
     nodes = [_sized(view, node) for node in nodes]
     names = dict.fromkeys(name for node in nodes for name in node.input)
     if not view.folded.issuperset(names):  # a node reads the type of a computed value
         return None
-    part = onnx.ModelProto(ir_version=view.model.proto.ir_version, opset_import=view.model.proto.opset_import)
-    part.graph.name = "matrix"
-    part.graph.node.extend(nodes)
-    part.graph.output.append(onnx.ValueInfoProto(name=matrix.value))
-    part.graph.initializer.extend(
-        _with_data(view, view.initializers[name]) for name in names if name in view.initializers
-    )
+    stored = [_with_data(view, view.initializers[name]) for name in names if name in view.initializers]
+    part = extract(view.model.proto, nodes, outputs=[matrix.value], initializers=stored)
     return evaluate(part)  # where that is None, a matrix is known by how it is computed alone
 
 
@@ -110,26 +105,10 @@ def _plain_tensor(view: GraphView, name: str) -> TensorProto | None:
         node = view.producers.get(name)
         if node is None:
             return None
-        if node.op_type not in LAYOUT_OPS:
+        if node.op_type not in ARRANGING:
             return _named_constant(node)
         name = node.input[0]
     return view.initializers[name]
-
-
-def _nodes_behind(view: GraphView, name: str) -> list[NodeProto]:
-    """The nodes that compute a constant, in graph order."""
-    seen: set[str] = set()
-    nodes: dict[int, NodeProto] = {}
-    front = [name]
-    while front:
-        value = front.pop()
-        node = view.producers.get(value)
-        if node is None or value in seen:
-            continue
-        seen.update(node.output)
-        nodes[view.position[value]] = node
-        front.extend(read for read in node.input if read in view.folded)
-    return [nodes[at] for at in sorted(nodes)]
 
 
 def _leaves(view: GraphView, nodes: list[NodeProto], name: str) -> Iterator[TensorProto]:

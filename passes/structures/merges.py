@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from passes.graph.op_facts import PASSING_OPS
 from passes.structures.projection import Projection, as_projection
-from passes.structures.view import PASSING_OPS, GraphView, modules_of
+from passes.structures.view import GraphView, modules_of
 from passes.weights.detached import DetachedModel
 
 Array = np.ndarray[Any, np.dtype[Any]]

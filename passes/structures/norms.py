@@ -1,6 +1,7 @@
-"""Find batch norm, layer norm and RMS norm: as one op each, the latter two also as several ops.
+"""Find batch norm, layer norm, RMS norm and group norm: as one op each, the last three also as several ops.
 
-As several ops, both divide by the root of a mean square.
+As several ops, both divide by the root of a mean square. A group norm is one op, an InstanceNormalization between two
+Reshapes, or spelled out between them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Final
 
 from onnx import NodeProto
 
+from passes.graph.op_facts import PASSING_OPS, op_of
 from passes.structures.axes import axes_of
 from passes.structures.candidates import Candidate, find_fused
 from passes.structures.matrices import matrix_of, matrix_values
-from passes.structures.view import PASSING_OPS, GraphView, op_of
+from passes.structures.view import GraphView
 
 BATCH_NORM_OPS: Final = ("BatchNormalization",)
 LAYER_NORM_OPS: Final = ("LayerNormalization", "com.microsoft.SkipLayerNormalization")
@@ -347,3 +349,22 @@ def _is_over_features(view: GraphView, mean: NodeProto) -> bool:
     if rank == 4 and placed == {-1, -2}:  # each channel of an image by itself
         return False
     return placed == set(range(-len(placed), 0)) or (rank == 4 and placed == {-3}) or axes == [1]
+
+
+GROUP_NORM_OPS: Final = ("GroupNormalization", "com.microsoft.GroupNorm", "com.microsoft.SkipGroupNorm")
+
+
+def find_group_norms(view: GraphView) -> Iterator[Candidate]:
+    yield from find_fused(view, GROUP_NORM_OPS)
+    for node in view.by_op.get("InstanceNormalization", ()):
+        yield from _between_reshapes(view, node.input[0], (node,))
+    for norm in find_norm_patterns(view):
+        if norm.centred:
+            yield from _between_reshapes(view, norm.x, norm.nodes)
+
+
+def _between_reshapes(view: GraphView, x: str, norm: tuple[NodeProto, ...]) -> Iterator[Candidate]:
+    back = reshape_back(view, x, norm[-1])
+    if back is not None:
+        nodes = (*norm, *scale_and_bias(view, back))
+        yield Candidate(nodes[-1], nodes, (norm[-1].output[0], nodes[-1].output[0]))

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from onnx import NodeProto, TensorProto
 
+from passes.graph.op_facts import ARRANGING
 from passes.structures.axes import Product, Side, inputs_with_axis, product_of
 from passes.structures.matrices import Matrix, is_rotation, matrix_digest, matrix_of
 from passes.structures.view import GraphView
@@ -93,14 +94,14 @@ def without_shared_rotation(
 
 def computed_from(view: GraphView, node: NodeProto, source: NodeProto) -> bool:
     """Whether `node` depends on `source`. The search stops at the position of `source` in the graph."""
-    limit = view.position[source.output[0]]
+    limit = view.positions[source.output[0]]
     seen: set[str] = set()
     front = list(node.input)
     while front:
         name = front.pop()
         if name in source.output:
             return True
-        if name not in seen and view.position.get(name, -1) > limit:
+        if name not in seen and view.positions.get(name, -1) > limit:
             seen.add(name)
             front.extend(view.producers[name].input)
     return False
@@ -238,9 +239,7 @@ CURVE_OPS: Final = frozenset(
 
 HEAD_OPS: Final = frozenset(
     {
-        *NORM_OPS,
-        *CURVE_OPS,
-        *("Reshape", "Transpose", "Identity", "Cast", "CastLike", "Squeeze", "Unsqueeze", "Expand", "Tile", "Flatten"),
+        *(*NORM_OPS, *CURVE_OPS, *ARRANGING, "CastLike", "Expand", "Tile"),
         *("Add", "Sub", "Mul", "Div", "Neg", "Concat", "Slice", "Split", "Gather", "GatherND", "Where", "Pad"),
         *("SequenceAt", "SplitToSequence", "ReduceMax", "Clip", "RotaryEmbedding", "Dropout", "BatchNormalization"),
         *("QuantizeLinear", "DequantizeLinear", "ScatterElements", "ScatterND"),

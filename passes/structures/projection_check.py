@@ -14,11 +14,11 @@ from functools import cache, cached_property
 from typing import Final
 
 import numpy as np
-import onnx
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
-from passes.graph.evaluation import evaluate
-from passes.graph.op_facts import RANDOM_OPS
+from passes.graph.index import GraphIndex, constant_of, extract
+from passes.graph.inference import evaluate
+from passes.graph.op_facts import ARRANGING, CONTRIB_FACTORS, FACTORS, RANDOM_OPS, attribute_of
 from passes.graph.traversal import bodies_of, live_nodes
 from passes.model.canonical import meanings_of
 from passes.model.extraction import with_functions_inlined
@@ -51,12 +51,11 @@ def find_lost_projections(instances: Sequence[Instance], model: DetachedModel) -
 
 @dataclass(frozen=True, slots=True)
 class _GraphScope:
-    """A graph with all graphs around it: makers of values, and stored tensors. `path` is empty for the main graph."""
+    """A graph with the index of it and all graphs around it. `path` is empty for the main graph."""
 
     path: str
     live: list[NodeProto]
-    makers: Mapping[str, NodeProto]
-    stored: Mapping[str, TensorProto]
+    index: GraphIndex
     constants: Callable[[], set[str]]
     """Returns the names of stored values and of those computed from these alone."""
 
@@ -76,7 +75,7 @@ class ProductOperands:
 
     def __init__(self, model: DetachedModel) -> None:
         self._model = with_functions_inlined(model)
-        scopes = _scopes(self._model.proto.graph, "", {}, {}, self._model)
+        scopes = _scopes(self._model.proto.graph, "", None, self._model)
         self._operands = [operand for scope in scopes for operand in _operands(scope, self._model)]
 
     def values_with(self, weight: KeptWeight) -> set[str]:
@@ -123,61 +122,49 @@ class ProductOperands:
     def _values_of(self, operand: _ProductOperand) -> np.ndarray | None:
         if operand.name not in operand.scope.constants():
             return None
-        return computed_constant(self._model, operand.name, operand.scope.makers, operand.scope.stored)
+        return computed_constant(self._model, operand.name, operand.scope.index)
 
 
-def computed_constant(
-    model: DetachedModel, name: str, makers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]
-) -> np.ndarray | None:
+def computed_constant(model: DetachedModel, name: str, index: GraphIndex) -> np.ndarray | None:
     """The numbers of a value computed from stored tensors alone; None if they cannot be computed."""
-    nodes = _nodes_behind(name, makers)
+    nodes = index.ancestors([name])
     names = dict.fromkeys((name, *(read for node in nodes for read in node.input)))
-    tensors = [stored[read] for read in names if read in stored]
+    tensors = [index.initializers[read] for read in names if read in index.initializers]
     if any(model.is_unread(tensor) for tensor in tensors):
         return None
     if not nodes:
         return model.array(tensors[0])
-    part = onnx.ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
-    part.graph.name = "constant"
-    part.graph.node.extend(nodes)
-    part.graph.output.append(onnx.ValueInfoProto(name=name))
-    part.graph.initializer.extend(numpy_helper.from_array(model.array(tensor), tensor.name) for tensor in tensors)
+    whole = [numpy_helper.from_array(model.array(tensor), tensor.name) for tensor in tensors]
+    part = extract(model.proto, nodes, outputs=[name], initializers=whole)
     return evaluate(part)  # where that is None, the value is known by how it is computed alone
 
 
-def _scopes(
-    graph: GraphProto,
-    path: str,
-    makers: Mapping[str, NodeProto],
-    stored: Mapping[str, TensorProto],
-    model: DetachedModel,
-) -> Iterator[_GraphScope]:
+def _scopes(graph: GraphProto, path: str, outer: GraphIndex | None, model: DetachedModel) -> Iterator[_GraphScope]:
     live = live_nodes(graph, by_numbers=True)  # a dead product keeps no structure
-    makers = {**makers, **{name: node for node in graph.node for name in node.output}}
-    stored = {**stored, **{tensor.name: tensor for tensor in graph.initializer}}
-    scope = _GraphScope(path, live, makers, stored, cache(lambda: constants_of(makers.values(), stored)))
+    index = GraphIndex(graph, outer=outer)
+    scope = _GraphScope(path, live, index, cache(lambda: constants_of(index.nodes, index.initializers)))
     yield scope
     for node in live:
         taken = _condition(scope, node, model)
         for attribute in node.attribute:
             for body in bodies_of(attribute) if taken is None or attribute.name.startswith(BRANCHES[taken]) else ():
-                yield from _scopes(body, f"{path}{node.output[0]}.{attribute.name}/", makers, stored, model)
+                yield from _scopes(body, f"{path}{node.output[0]}.{attribute.name}/", index, model)
 
 
 def _condition(scope: _GraphScope, node: NodeProto, model: DetachedModel) -> bool | None:
     """The constant condition of an If, whose other branch never runs; None for another node."""
     if node.op_type != "If" or node.input[0] not in scope.constants():
         return None
-    values = computed_constant(model, node.input[0], scope.makers, scope.stored)
+    values = computed_constant(model, node.input[0], scope.index)
     return None if values is None else bool(values.reshape(-1)[0])
 
 
 def _operands(scope: _GraphScope, model: DetachedModel) -> Iterator[_ProductOperand]:
     for node in scope.live:
-        scale = next((attribute.f for attribute in node.attribute if attribute.name == "alpha"), 1.0)
+        scale = attribute_of(node, "alpha", 1.0)
         for place in PRODUCTS.get(node.op_type, ()):
             if place < len(node.input):
-                suffix = packing_suffix(node, scope.stored, model) + ("" if scale == 1.0 else f"*{scale}")
+                suffix = packing_suffix(node, scope.index.initializers, model) + ("" if scale == 1.0 else f"*{scale}")
                 yield _ProductOperand(scope, scope.path + node.output[0], node.input[place], suffix)
 
 
@@ -186,20 +173,17 @@ def packing_suffix(node: NodeProto, stored: Mapping[str, TensorProto], model: De
     if node.op_type != "MatMulNBits":
         return ""
     beside = [model.digest(stored[name]) if name in stored else "" for name in node.input[2:5]]
-    numbers = {attribute.name: attribute.i for attribute in node.attribute}
-    return PACKED + "/".join((*beside, str(numbers.get("bits", 4)), str(numbers.get("block_size", 0))))
+    return PACKED + "/".join((*beside, str(attribute_of(node, "bits", 4)), str(attribute_of(node, "block_size", 0))))
 
 
 def _stored_behind(operand: _ProductOperand) -> TensorProto | None:
     """The stored tensor that the operand is, behind layout ops and casts only."""
-    name, makers = operand.name, operand.scope.makers
-    node = makers.get(name)
-    while node is not None and node.op_type in LAYOUT_OPS:
+    name, index = operand.name, operand.scope.index
+    node = index.producer(name)
+    while node is not None and node.op_type in ARRANGING:
         name = node.input[0]
-        node = makers.get(name)
-    if node is not None and node.op_type == "Constant":
-        return next((attribute.t for attribute in node.attribute if attribute.HasField("t")), None)
-    return operand.scope.stored.get(name)
+        node = index.producer(name)
+    return index.initializers.get(name) if node is None else constant_of(node)
 
 
 def constants_of(nodes: Iterable[NodeProto], stored: Iterable[str]) -> set[str]:
@@ -212,29 +196,13 @@ def constants_of(nodes: Iterable[NodeProto], stored: Iterable[str]) -> set[str]:
     return constants
 
 
-def _nodes_behind(name: str, makers: Mapping[str, NodeProto]) -> list[NodeProto]:
-    """The nodes that compute a constant, in their order."""
-    order = {id(node): at for at, node in enumerate(makers.values())}
-    nodes: dict[int, NodeProto] = {}
-    front = [name]
-    while front:
-        node = makers.get(front.pop())
-        if node is not None and id(node) not in nodes:
-            nodes[id(node)] = node
-            front.extend(node.input)
-    return sorted(nodes.values(), key=lambda node: order[id(node)])
-
-
 PRODUCTS: Final[Mapping[str, tuple[int, ...]]] = {
-    **dict.fromkeys(("MatMul", "Gemm", "Conv", "FusedMatMul", "FusedGemm", "FusedConv"), (0, 1)),
+    **FACTORS,
+    **CONTRIB_FACTORS,
     "Einsum": (0, 1, 2),
-    **dict.fromkeys(("MatMulInteger", "ConvInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"), (0, 1)),
-    **dict.fromkeys(("QLinearMatMul", "QLinearConv", "QGemm"), (0, 3)),
     "MatMulNBits": (1,),
 }
 """Op → the positions of its operands among its inputs."""
 
 BRANCHES: Final = ("else", "then")
 """How the attribute with the branch for a false and a true condition begins."""
-
-LAYOUT_OPS: Final = ("Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten", "Cast")

@@ -1,28 +1,39 @@
-"""Find separate Q, K and V projections: three products, each with its own matrix, in front of one attention."""
+"""Find separate Q, K and V projections: three products, each with its own matrix, in front of one attention.
+
+The search goes through the graphs inside of nodes too: branches of If, bodies of Loop and Scan. Where a model has none,
+a sentence says which attention has no separate Q, K and V, what would give it these, and what came nearest.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations, product
+from typing import Final
 
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, helper
 
+from passes.graph.op_facts import PASSING_OPS, attribute_of
+from passes.graph.traversal import bodies_of
 from passes.model.canonical import ValueDigests, meanings_of
 from passes.model.extraction import with_functions_inlined
 from passes.model.rounding import Sums, sums_of
 from passes.structures.attention import Operands, attention_operands
-from passes.structures.bodies import inner_views
-from passes.structures.matrices import Matrix, matrix_values
-from passes.structures.projection import Projection, computed_from, projections_behind, without_shared_rotation
-from passes.structures.qkv_wording import MergedProjection, describe_others, find_packed
-from passes.structures.quantized_weights import packing_of, quantized_weight
+from passes.structures.matrices import Matrix, matrix_of, matrix_values
+from passes.structures.projection import (
+    Projection,
+    as_projection,
+    computed_from,
+    projections_behind,
+    without_shared_rotation,
+)
 from passes.structures.types import Instance, KeptWeight, PinSite, SearchResult
-from passes.structures.view import PASSING_OPS, GraphView, attribute_of, module_of
+from passes.structures.view import GraphView, module_of, packing_of, quantized_weight
+from passes.suggest import plural
 from passes.weights.stand_ins import digest_of
 
 Triple = tuple[Projection, Projection, Projection]
@@ -231,3 +242,118 @@ def _transposes(array: np.ndarray) -> list[np.ndarray]:
     if array.ndim == 3:
         return [array.transpose(axes) for axes in permutations(range(3)) if axes != (0, 1, 2)]
     return [array.reshape(array.shape[0], -1).T]
+
+
+def inner_views(view: GraphView) -> Iterator[GraphView]:
+    """A view of each graph inside of the nodes of `view`'s own graph, at any depth, without branches that never run."""
+    for node in view.inferred.node:
+        dead = _dead_branch(view, node)
+        for attribute in node.attribute:
+            for body in bodies_of(attribute) if attribute.name != dead else ():
+                inner = GraphView(view.model, body, view, _entries(node, body))
+                yield inner
+                yield from inner_views(inner)
+
+
+def _dead_branch(view: GraphView, node: NodeProto) -> str:
+    """The attribute with the branch of an If that its constant condition never takes; empty where both may run."""
+    matrix = matrix_of(view, node.input[0]) if node.op_type == "If" and node.input[0] in view.folded else None
+    values = None if matrix is None else matrix_values(view, matrix)
+    if values is None or values.size != 1:
+        return ""
+    return "else_branch" if values.item() else "then_branch"
+
+
+def _entries(node: NodeProto, body: GraphProto) -> list[NodeProto]:
+    """Nodes that stand for how a Loop or Scan hands values to its `body`: a state is what it begins with or what the
+    last turn made, and what is scanned is taken from along its axis."""
+    count = attribute_of(node, "num_scan_inputs")
+    if node.op_type not in ("Loop", "Scan"):
+        return []
+    given, inner, made = list(node.input), [info.name for info in body.input], [info.name for info in body.output]
+    if count is None:  # a Loop, which counts its turns and says whether there is another one
+        given, inner, made, count = given[2:], inner[2:], made[1:], 0
+    states = len(inner) - count
+    held = zip(given[:states], made, inner, strict=False)
+    scanned = zip(given[states:], inner[states:], attribute_of(node, "scan_input_axes") or [0] * count, strict=False)
+    return [
+        *(helper.make_node("Where", ["", first, later], [name]) for first, later, name in held),
+        *(helper.make_node("Gather", [whole, ""], [name], axis=axis) for whole, name, axis in scanned),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class MergedProjection:
+    """One product, which makes `value`, in place of several: `is_whole` if it makes all of Q, K and V, not just two."""
+
+    value: str
+    weight: TensorProto
+    is_whole: bool
+
+    def __str__(self) -> str:
+        return f"{self.weight.name} ({'×'.join(str(dim) for dim in self.weight.dims)})"
+
+
+def find_packed(view: GraphView) -> Iterator[MergedProjection]:
+    """The matrices of onnxruntime's operators that project to Q, K and V by themselves."""
+    for op in PACKED_OPS:
+        for node in view.by_op.get(op, ()):
+            weight = view.weight_behind(node.input[1]) if len(node.input) > 1 else None
+            if weight is not None:
+                yield MergedProjection(node.output[0], weight, True)
+
+
+def describe_others(
+    view: GraphView, apart: Sequence[str], merged: Sequence[MergedProjection], others: int
+) -> tuple[str, str]:
+    """A text on the attention blocks without separate projections, with the names of those that are `apart`, and what
+    to do about it; the text is empty if all are apart.
+
+    Args:
+        others: how many attention blocks have neither three projections nor merged ones.
+    """
+    rest = _without_triple(merged, others)
+    remedy = "put the step split-qkv into the recipe to take it apart" if merged else ""
+    if not apart:
+        return rest or _nearest(view), remedy
+    if not rest:
+        return "", ""
+    return (
+        f"{plural(len(apart), 'attention block')} with separate Q, K and V ({_join_names(apart)}), and {rest}",
+        remedy,
+    )
+
+
+def _without_triple(merged: Sequence[MergedProjection], others: int) -> str:
+    texts = []
+    if merged:
+        which = "Q, K and V" if all(projection.is_whole for projection in merged) else "Q, K and V, or two of them,"
+        names = _join_names([str(projection) for projection in merged])
+        texts.append(
+            f"{plural(len(merged), 'attention block')} whose {which} are one matrix in the source already: {names}"
+        )
+    if others:
+        texts.append(f"{plural(others, 'attention block')} whose Q, K and V were not traced back to three matrices")
+    return "; ".join(texts)
+
+
+def _nearest(view: GraphView) -> str:
+    """What was looked for, and the products of one input, which Q, K and V would be."""
+    softmaxes = len(view.by_op.get("Softmax", ()))
+    found = f"no attention in a form that is looked for ({SOUGHT}; {softmaxes or 'no'} Softmax)"
+    groups: dict[str, list[str]] = defaultdict(list)
+    for node in view.own:
+        projection = as_projection(view, node)
+        if projection is not None:
+            groups[view.behind(projection.data, PASSING_OPS)].append(projection.weight.name)
+    most = max(groups.values(), key=len, default=[])
+    return f"{found}; nearest: {len(most)} products of one input, with {_join_names(most)}" if len(most) > 1 else found
+
+
+def _join_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+
+
+PACKED_OPS: Final = tuple(f"com.microsoft.{name}" for name in ("Attention", "QAttention"))
+
+SOUGHT: Final = "weights made from Q and K that multiply V, or a state made from K and V that Q multiplies"

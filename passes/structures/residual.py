@@ -7,9 +7,10 @@ from typing import Final
 
 from onnx import NodeProto
 
+from passes.graph.op_facts import RECURRENT, op_of
 from passes.graph.traversal import reads_of
 from passes.structures.candidates import PRODUCTS, Candidate
-from passes.structures.view import GraphView, op_of
+from passes.structures.view import GraphView
 
 
 def find_residuals(view: GraphView) -> Iterator[Candidate]:
@@ -103,7 +104,7 @@ def _is_score(view: GraphView, node: NodeProto) -> bool:
 
 MOST_SHORTCUTS: Final = 6
 
-LAYERS: Final = PRODUCTS | {"Einsum", "ConvTranspose", "LSTM", "GRU", "RNN"}
+LAYERS: Final = PRODUCTS | RECURRENT | {"Einsum", "ConvTranspose"}
 """Ops that make a sublayer, where they read weights."""
 
 LINEAR: Final = frozenset(

@@ -13,9 +13,11 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto
 
+from passes.graph.index import computed_values
+from passes.graph.op_facts import PASSING_OPS
 from passes.structures.candidates import Candidate, instances_of, pins_at
 from passes.structures.types import Boundary, Crossing, Instance, PinSite, SearchResult
-from passes.structures.view import PASSING_OPS, GraphView, modules_of
+from passes.structures.view import GraphView, modules_of
 from passes.suggest import nearest
 
 SHOWN: Final = 6
@@ -72,10 +74,10 @@ def _other_modules(paths: list[str], pattern: str) -> str:
 
 def _boundary_of(view: GraphView, nodes: list[NodeProto]) -> Boundary | None:
     """The boundary of the part of the graph that `nodes` form; None if it computes only constants."""
-    values = {name for node in nodes for name in node.output}
+    values = {*computed_values(nodes)}
     origins = {view.behind(name, PASSING_OPS) for node in nodes for name in node.input if name not in values}
     # Passes may merge layout ops across a boundary, so inputs are taken from before the layout.
-    outputs = _crossings(view, (name for node in nodes for name in node.output), values, inwards=False)
+    outputs = _crossings(view, computed_values(nodes), values, inwards=False)
     inputs = _crossings(view, sorted(origins - values), values, inwards=True)
     if not outputs:
         return None
@@ -98,7 +100,7 @@ def _crossings(view: GraphView, values: Iterable[str], inside: set[str], *, inwa
 
 def _reads(view: GraphView, name: str, inside: set[str]) -> Iterator[tuple[str, bool]]:
     """The values behind layout ops as which nodes read `name`, each with whether the reader is inside the part."""
-    if any(name == info.name for info in view.model.proto.graph.output):
+    if name in view.outputs:
         yield name, False
     for reader in view.consumers.get(name, []):
         if reader.op_type in PASSING_OPS and reader.input[0] == name:

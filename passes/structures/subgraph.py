@@ -8,8 +8,9 @@ from typing import Final
 
 from onnx import NodeProto
 
+from passes.graph.op_facts import ARRANGING, op_of
 from passes.structures.types import Boundary, CoreNode, Instance
-from passes.structures.view import LAYOUT_OPS, GraphView, op_of
+from passes.structures.view import GraphView
 
 HOPS: Final = 12
 """The longest path between two nodes of one structure."""
@@ -49,7 +50,7 @@ def nodes_between(nodes: Iterable[NodeProto], view: GraphView, hops: int = GAP) 
 
 
 def _sort(nodes: Iterable[NodeProto], view: GraphView) -> list[NodeProto]:
-    places = {view.position[name] for node in nodes if (name := _id(node))}
+    places = {view.positions[name] for node in nodes if (name := _id(node))}
     return [view.nodes[place] for place in sorted(places)]
 
 
@@ -89,7 +90,7 @@ def _meeting(starts: list[NodeProto], view: GraphView) -> list[NodeProto]:
     reached = [set(_reach([start], lambda node: _readers(node, view), HOPS)) for start in starts]
     common = set.intersection(*reached)
     nodes = _sort((view.producers[name] for name in common if name), view)[:1]
-    while nodes and (behind := _only_reader(nodes[-1], view)) is not None and behind.op_type in LAYOUT_OPS:
+    while nodes and (behind := _only_reader(nodes[-1], view)) is not None and behind.op_type in ARRANGING:
         nodes.append(behind)
     return nodes
 

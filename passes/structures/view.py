@@ -1,21 +1,29 @@
-"""A read-only index over a graph, for finders: the maker and readers of a value, and the constant behind it."""
+"""A read-only index over a graph, for finders: the maker and readers of a value, and the constant behind it.
+
+A weight may be stored as integers with scales; checkers read such weights with code of their own. In ONNX's form
+DequantizeLinear makes the weight, for the tensor as a whole, for each channel or for each block. In that of onnxruntime
+MatMulNBits reads it packed.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from passes.graph.op_facts import RANDOM_OPS
+from passes.graph.index import GraphIndex, constant_of
+from passes.graph.inference import infer_types
+from passes.graph.op_facts import ARRANGING, PASSING_OPS, RANDOM_OPS, SAME_OPS, attribute_of, op_of
 from passes.provenance.annotations import module_path_of
+from passes.structures.types import PACKED, QUANTIZED
 from passes.weights.detached import DetachedModel
-from passes.worker.inference import InferenceError, infer_shapes
 
 CARRIED: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("CastLike", "Reshape", "Expand", "Slice", "Gather", "Tile", "Squeeze", "Unsqueeze"), (0,)),
@@ -30,14 +38,6 @@ CARRIED: Final[Mapping[str, tuple[int, ...]]] = {
 }
 """Op → the positions of the inputs that carry data, where not all do."""
 
-LAYOUT_OPS = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
-"""Ops that only rearrange their first input, or change its type."""
-
-SAME_OPS = frozenset({"Identity", "Cast", "CastLike", "Dropout"})
-"""Ops whose first output a finder treats as their first input."""
-
-PASSING_OPS = LAYOUT_OPS | SAME_OPS
-
 Stop = Callable[[NodeProto], bool]
 """Returns whether a walk stops at a node."""
 
@@ -46,12 +46,11 @@ QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
 
 
-class GraphView:
-    """Indexes `model.proto.graph` once, without copies.
+class GraphView(GraphIndex):
+    """The index of `model.proto.graph`, with inferred types, walks and constants behind layout operators.
 
     With `body`, a graph inside of one of the nodes of `outer`, it indexes that together with all graphs around it: a
-    body may read outer values, and names are unique along the nesting. `entries` are nodes that stand for how the node
-    around a body hands its inputs to it.
+    body may read outer values. `entries` are nodes that stand for how the node around a body hands its inputs to it.
     """
 
     def __init__(
@@ -61,30 +60,22 @@ class GraphView:
         outer: GraphView | None = None,
         entries: Sequence[NodeProto] = (),
     ) -> None:
-        graph = model.proto.graph if body is None else body
+        super().__init__(model.proto.graph if body is None else body, outer=outer)
         self.model = model
         self.body = body
         self._outer = outer
-        self.own: list[NodeProto] = list(graph.node)
-        """The nodes of this graph alone, without those around it."""
-        self.nodes: list[NodeProto] = [*(outer.nodes if outer else ()), *entries, *self.own]
-        self.initializers: dict[str, TensorProto] = dict(outer.initializers) if outer else {}
-        self.initializers.update((tensor.name, tensor) for tensor in graph.initializer)
-        self.producers: dict[str, NodeProto] = {name: node for node in self.nodes for name in node.output if name}
-        self.consumers: dict[str, list[NodeProto]] = defaultdict(list)
-        for node in self.nodes:
-            for name in dict.fromkeys(node.input):
-                self.consumers[name].append(node)
+        self._entries = entries
+
+    @cached_property
+    def nodes(self) -> list[NodeProto]:
+        return [*(self._outer.nodes if self._outer is not None else ()), *self._entries, *self.own]
 
     @cached_property
     def inferred(self) -> GraphProto:
         """This graph with all inferred types, also in the graphs inside of its nodes."""
         if self.body is not None:
             return self.body  # it was taken from an inferred graph
-        try:
-            return infer_shapes(_with_known_products(self.model.proto), data_prop=True).graph
-        except InferenceError:  # without inference, the model still has its own types
-            return self.model.proto.graph
+        return infer_types(_with_known_products(self.model.proto), data_prop=True)
 
     @cached_property
     def types(self) -> dict[str, ValueInfoProto]:
@@ -130,7 +121,7 @@ class GraphView:
 
     def weight_behind(self, name: str) -> TensorProto | None:
         """The initializer that `name` is, behind layout ops only; None if it is computed."""
-        return self.initializers.get(self.behind(name, LAYOUT_OPS))
+        return self.initializers.get(self.behind(name, ARRANGING))
 
     def is_constant(self, name: str) -> bool:
         node = self.producers.get(name)
@@ -192,7 +183,7 @@ class GraphView:
 
     def tensor_at(self, name: str) -> TensorProto | None:
         """The tensor that `name` is, stored or in a Constant, behind layout ops only."""
-        name = self.behind(name, LAYOUT_OPS)
+        name = self.behind(name, ARRANGING)
         node = self.producers.get(name)
         return self.initializers.get(name) if node is None else constant_of(node)
 
@@ -246,11 +237,6 @@ class GraphView:
             return None
         return float(numbers[0])
 
-    @cached_property
-    def position(self) -> dict[str, int]:
-        """Value → the position of the node that makes it."""
-        return {name: at for at, node in enumerate(self.nodes) for name in node.output if name}
-
     def upstream(self, name: str, through: frozenset[str], until: Stop = lambda _: False) -> Iterator[NodeProto]:
         """Nodes that `name` is computed from, nearest first.
 
@@ -303,37 +289,11 @@ def _with_known_products(proto: onnx.ModelProto) -> onnx.ModelProto:
     return known
 
 
-def op_of(node: NodeProto) -> str:
-    """`Softmax`, or with its domain: `com.microsoft.Gelu`."""
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
-
-
 def carried_inputs(node: NodeProto) -> list[str]:
     """The inputs that carry data on, without parameters: shapes, indices, conditions, scales."""
     places = CARRIED.get(node.op_type)
     names = node.input if places is None else [node.input[at] for at in places if at < len(node.input)]
     return [name for name in names if name]
-
-
-def attribute_of(node: NodeProto, name: str, default: Any = None) -> Any:
-    """The value of an attribute; `default` if the node does not have it."""
-    return next(
-        (helper.get_attribute_value(attribute) for attribute in node.attribute if attribute.name == name), default
-    )
-
-
-def constant_of(node: NodeProto) -> TensorProto | None:
-    """The tensor that a Constant node holds; None for another node, and for a Constant of strings or sparse data."""
-    if op_of(node) != "Constant":
-        return None
-    (attribute,) = node.attribute
-    if attribute.HasField("t"):
-        return attribute.t
-    if attribute.name in ("value_float", "value_floats"):
-        return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), np.float32))
-    if attribute.name in ("value_int", "value_ints"):
-        return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), np.int64))
-    return None
 
 
 def module_of(nodes: list[NodeProto]) -> str:
@@ -347,3 +307,46 @@ def modules_of(node: NodeProto) -> tuple[str, ...]:
     """The paths of all torch modules around `node`, outermost first, without the root; empty if it is not known."""
     place = module_path_of(node)
     return tuple(filter(None, place.paths)) if place else ()
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A constant that DequantizeLinear makes of `stored`: of whole numbers, or of floats that are quantized first."""
+
+    name: str
+    stored: TensorProto
+    digest: str
+    """Of how the constant is computed, `types.QUANTIZED`, and not of its numbers."""
+
+
+def quantized_weight(view: GraphView, name: str) -> QuantizedWeight | None:
+    """The quantized weight `name`, seen through layout ops but no casts; None if it is something else."""
+    last = view.producers.get(view.behind(name, ARRANGING - {"Cast"}))
+    if last is None or last.op_type != DEQUANTIZE or last.output[0] not in view.folded:
+        return None
+    first = view.producers.get(last.input[0])
+    chain = [last] if first is None or first.op_type != QUANTIZE else [first, last]
+    stored = view.tensor_at(chain[0].input[0])
+    if stored is None:
+        return None
+    texts = [view.model.digest(stored)]
+    for node in chain:
+        texts += [_digest_at(view, name) for name in node.input[1:3]]
+        texts += [str(attribute_of(node, "axis", 1)), str(attribute_of(node, "block_size", 0))]
+    return QuantizedWeight(view.behind(chain[0].input[0], ARRANGING), stored, QUANTIZED + "/".join(texts))
+
+
+def packing_of(view: GraphView, node: NodeProto) -> str:
+    """What follows the digest of the matrix that MatMulNBits reads: its scales, and how it is packed. Else empty."""
+    if op_of(node) != NBITS:
+        return ""
+    tensors = [_digest_at(view, name) for name in node.input[2:5]]
+    return PACKED + "/".join((*tensors, str(attribute_of(node, "bits", 4)), str(attribute_of(node, "block_size", 0))))
+
+
+def _digest_at(view: GraphView, name: str) -> str:
+    tensor = view.tensor_at(name) if name else None
+    return "" if tensor is None else view.model.digest(tensor)
+
+
+NBITS: Final = "com.microsoft.MatMulNBits"

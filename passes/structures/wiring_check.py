@@ -17,9 +17,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
-from passes.graph.op_facts import RANDOM_OPS, SIZES
+from passes.graph.index import GraphIndex, constant_of, initializers_of
+from passes.graph.op_facts import ARRANGING, CONVOLUTIONS, FACTORS, RANDOM_OPS, RECURRENT, SIZES
 from passes.graph.traversal import bodies_of, every_node, inline_functions, live_nodes, reads_of
 from passes.model.canonical import meanings_of
 from passes.structures.projection_check import computed_constant, packing_suffix
@@ -91,9 +92,8 @@ class _Joins:
         proto = inline_functions(model.proto)
         self._model = model.with_proto(proto)
         self._wanted = set(digests)
-        nodes = live_nodes(proto.graph)[::-1]
-        self._makers = {name: node for node in nodes for name in node.output if name}
-        self._stored: dict[str, TensorProto] = {tensor.name: tensor for tensor in proto.graph.initializer}
+        self._index = index = GraphIndex(proto.graph, live_nodes(proto.graph)[::-1])
+        nodes, self._makers, self._stored = index.nodes, index.producers, index.initializers
         self._constants = {"", *self._stored}
         self._bits: dict[str, int] = {}
         self._sources: dict[int, set[str]] = {}
@@ -191,7 +191,7 @@ class _Joins:
         maker = self._makers.get(name)
         tensor = self._stored.get(name)
         if tensor is None and maker is not None and maker.op_type == "Constant":
-            tensor = next((one.t for one in maker.attribute if one.HasField("t")), None)
+            tensor = constant_of(maker)
             if tensor is None:
                 return ""
         if tensor is None and maker is not None and maker.op_type == "DequantizeLinear":
@@ -215,7 +215,7 @@ class _Joins:
         meaning = self._meanings.get(name, "")
         if meaning in self._wanted:
             return meaning
-        values = computed_constant(self._model, name, self._makers, self._stored)
+        values = computed_constant(self._model, name, self._index)
         digest = "" if values is None else digest_of(values)
         return digest if digest in self._wanted else f"dequantized {meaning or name}"
 
@@ -227,7 +227,7 @@ class _Joins:
         """The bits of the constants that products in the bodies of `node` read."""
         mask = 0
         for body in (body for attribute in node.attribute for body in bodies_of(attribute)):
-            constants = {*self._constants, *(tensor.name for tensor in body.initializer)} - {""}
+            constants = {*self._constants, *initializers_of(body)} - {""}
             for inner in every_node(body):
                 if inner.op_type in PRODUCTS and constants.intersection(inner.input):
                     name = min(constants.intersection(inner.input))
@@ -251,20 +251,10 @@ def _factors(node: NodeProto) -> Sequence[str]:
     return node.input[: 2 if node.op_type in PRODUCTS - {"Einsum"} else None]
 
 
-PRODUCTS: Final = frozenset(
-    {
-        *("MatMul", "Gemm", "Einsum", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "LSTM", "GRU", "RNN"),
-        *("Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv"),
-    }
-)
+PRODUCTS: Final = CONVOLUTIONS | RECURRENT | {*FACTORS, "FusedMatMul"}
 """All ops of ONNX that multiply with a matrix; those of other domains are taken to do so, whatever they are."""
-
-CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv"})
 
 JOINS: Final = frozenset({"MatMul", "Gemm", "Einsum", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "Mul"})
 """Ops that join two computed values, including a Mul whose result is summed; so does any Attention."""
 
 SUMS: Final = frozenset({"ReduceSum", "ReduceMean", "CumSum", "AveragePool", "GlobalAveragePool", "LpPool", "ReduceL1"})
-
-ARRANGING: Final = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
-"""Ops that may be between a stored matrix, or the value that it is multiplied with, and the product."""

@@ -15,6 +15,7 @@ import onnxruntime
 from onnx import TensorProto
 
 from passes.errors import StepFailed, StepTimedOut
+from passes.graph.index import GraphIndex, initializers_of, replace_entries
 from passes.graph.traversal import reads_of
 from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
@@ -63,7 +64,7 @@ class Session:
         *,
         may_evaluate: bool = False,
     ) -> None:
-        taken = {output.name for output in proto.graph.output}
+        taken = GraphIndex(proto.graph).outputs
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra_outputs if name not in taken)
         _drop_unread(proto.graph)
         _put_fixed_first(proto.graph)
@@ -101,7 +102,7 @@ class Session:
     def of(cls, model: DetachedModel, extra_outputs: Sequence[str] = ()) -> Session:
         """A session of `model`, in this process."""
         proto = model.copy_proto()
-        weights = {tensor.name: model.weight(tensor) for tensor in proto.graph.initializer}
+        weights = {name: model.weight(tensor) for name, tensor in initializers_of(proto.graph).items()}
         return cls(proto, {name: weight for name, weight in weights.items() if weight is not None}, extra_outputs)
 
     def run(self, feeds: Mapping[str, np.ndarray], *, within_s: float | None = None) -> dict[str, np.ndarray]:
@@ -164,12 +165,11 @@ def _threads() -> int:
 
 def _drop_unread(graph: onnx.GraphProto) -> None:
     """Remove unused initializers: onnxruntime drops them itself and then fails to find the value passed for them."""
-    read = {output.name for output in graph.output} | {name for node in graph.node for name in reads_of(node)}
-    read |= {info.name for info in graph.input}
+    index = GraphIndex(graph)
+    read = index.reads.keys() | index.inputs.keys()
     kept = [tensor for tensor in graph.initializer if tensor.name in read]
     if len(kept) < len(graph.initializer):
-        del graph.initializer[:]
-        graph.initializer.extend(kept)
+        replace_entries(graph.initializer, kept)
 
 
 def _put_fixed_first(graph: onnx.GraphProto) -> None:
@@ -178,7 +178,7 @@ def _put_fixed_first(graph: onnx.GraphProto) -> None:
     onnxruntime walks from the outputs back, and of a node's producers it first runs the one that is last in the graph.
     It would transpose all weights before anything else, and hold a second copy of them.
     """
-    fixed = {"", *(tensor.name for tensor in graph.initializer)}
+    fixed = {"", *initializers_of(graph)}
     for node in graph.node:
         if fixed.issuperset(reads_of(node)):
             fixed.update(node.output)

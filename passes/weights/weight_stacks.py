@@ -8,16 +8,15 @@ without data, and is restored when the run is over.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from passes.graph.traversal import reads_of
+from passes.graph.index import GraphIndex
+from passes.graph.op_facts import attribute_of
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import Weight, derived_digest, initializer_of
 
@@ -41,13 +40,17 @@ def collapse(model: DetachedModel) -> tuple[DetachedModel, Stacks]:
     It returns `model` itself if there is none.
     """
     graph = model.proto.graph
-    stored = {tensor.name: tensor for tensor in graph.initializer}
+    index = GraphIndex(graph)
+    stored = dict(index.initializers)
     unread = {name for name, tensor in stored.items() if model.is_unread(tensor)}
-    reads = Counter(chain((name for node in graph.node for name in reads_of(node)), (out.name for out in graph.output)))
     stacks: dict[str, Stack] = {}
     weights, gone = dict(model.weights), set[str]()
     for node in graph.node:
-        if node.op_type != "Concat" or not unread.issuperset(node.input) or any(reads[name] > 1 for name in node.input):
+        if (
+            node.op_type != "Concat"
+            or not unread.issuperset(node.input)
+            or any(index.reads[name] > 1 for name in node.input)
+        ):
             continue
         pieces = [stored[name] for name in node.input]
         weight = _stand_in(DetachedModel(model.proto, weights), node, pieces)
@@ -80,7 +83,7 @@ def _with(proto: onnx.ModelProto, stored: Sequence[TensorProto], made: set[str])
 
 def _stand_in(model: DetachedModel, node: NodeProto, pieces: Sequence[TensorProto]) -> Weight:
     """A weight with the stack's dims; its data has no bytes of its own, so `inline` fails."""
-    axis = next(one.i for one in node.attribute if one.name == "axis") % len(pieces[0].dims)
+    axis = attribute_of(node, "axis") % len(pieces[0].dims)
     dims = list(pieces[0].dims)
     dims[axis] = sum(piece.dims[axis] for piece in pieces)
     digest = derived_digest(" ".join(map(model.digest, pieces)), "Concat", (axis, *dims))

@@ -46,7 +46,7 @@ def init(
     if kind is Starter.ONNX_FILE and not model.exists():
         import onnx
 
-        from passes.catalog.example_model import example_of, read_example
+        from passes.catalog.demo import example_of, read_example
 
         picture = example_of(EXAMPLE)
         assert picture is not None

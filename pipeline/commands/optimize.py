@@ -55,7 +55,7 @@ def optimize(
     from passes.context import open_context
     from passes.encodings.aimet import aimet_text, read_aimet
     from passes.encodings.report import describe_carried, summarize_carried
-    from passes.provenance.stripping import strip_metadata
+    from passes.provenance.annotations import strip_metadata
     from passes.recipe import DEFAULT_RECIPE
     from passes.weights.files import save, write_errors
     from pipeline.config import read_recipe

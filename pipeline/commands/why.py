@@ -13,7 +13,7 @@ import typer
 from passes.errors import PolicyError
 from passes.load import load_model
 from passes.proof.numbers import DRAWN
-from passes.provenance.stripping import MISSING, is_stripped
+from passes.provenance.annotations import MISSING, is_stripped
 from passes.suggest import plural
 from passes.visible import visible_line
 from passes.why import MergedNode, Origin, WeightOrigin, file_of, why_merged, why_weights

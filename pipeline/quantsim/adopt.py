@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from passes.encodings.encoding import Encoding, encode_bias
+from passes.encodings.encoding import Encoding, encode_bias, share_by_moves
 from passes.encodings.fit import list_with_nearest
-from passes.encodings.moves import share_by_moves
 from passes.weights.detached import DetachedModel
 from pipeline.errors import UsageError
 from pipeline.quantsim.placement import PlacedSite, Placement

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import NodeProto, TensorProto
 
-from passes.graph.float_tensors import FLOATS
+from passes.graph.inference import FLOATS
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.weights.detached import DetachedModel, detach
 

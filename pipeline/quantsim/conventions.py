@@ -14,9 +14,9 @@ from typing import Final
 import onnx
 from onnx import NodeProto
 
-from passes.graph.op_facts import ONNX_DOMAINS
+from passes.graph.op_facts import ONNX_DOMAINS, attribute_of
 from passes.structures.norms import NormPattern, find_norm_patterns
-from passes.structures.view import GraphView, attribute_of
+from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 from pipeline.config.precision import FLOAT, Precision
 from pipeline.errors import UsageError

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto
 
-from passes.graph.float_tensors import FLOATS, float_tensors
+from passes.graph.inference import FLOATS, float_tensors
 from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session

@@ -14,7 +14,7 @@ import torch
 from onnx import NodeProto, helper
 from torch import Tensor
 
-from passes.graph.float_tensors import EVERY_FLOAT, find_floats
+from passes.graph.inference import EVERY_FLOAT, find_floats
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.graph.traversal import reads_of
 from passes.suggest import plural

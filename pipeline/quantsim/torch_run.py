@@ -14,7 +14,7 @@ import torch
 from onnx import NodeProto, TensorProto, helper
 from torch import Tensor
 
-from passes.graph.float_tensors import float_tensors
+from passes.graph.inference import float_tensors
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session

@@ -15,6 +15,7 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.external import onnxsim
 from passes.external.onnxsim import STAGES, OnnxSim
+from passes.graph.index import required_inputs
 from passes.guard.calls.base import (
     CallPlan,
     InProcessStep,
@@ -165,8 +166,7 @@ def _feeds(options: dict[str, Any]) -> tuple[Mapping[str, np.ndarray], ...]:
 
 def _shapes(options: Mapping[str, Any], model: DetachedModel) -> dict[str, Sequence[int]]:
     """The input shapes that the caller gave; `overwrite_input_shapes` takes precedence."""
-    stored = {tensor.name for tensor in model.proto.graph.initializer}
-    inputs = [info.name for info in model.proto.graph.input if info.name not in stored]
+    inputs = [info.name for info in required_inputs(model.proto.graph)]
     shapes: dict[str, Sequence[int]] = {}
     for option in ("test_input_shapes", "input_shapes", "overwrite_input_shapes"):
         chosen = options.get(option)

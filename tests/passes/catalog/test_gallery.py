@@ -15,8 +15,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from passes.catalog import CatalogEntry, catalog
-from passes.catalog.demo import detached_copy, fires, isolate_pass
-from passes.catalog.example_model import GALLERY, UNPICTURED, example_of, read_example
+from passes.catalog.demo import GALLERY, UNPICTURED, detached_copy, example_of, fires, isolate_pass, read_example
 from passes.context import PassContext
 from passes.external.onnxsim import OnnxSim
 from passes.graph.formatting import graph_text

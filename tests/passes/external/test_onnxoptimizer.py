@@ -10,7 +10,7 @@ import onnxoptimizer
 import pytest
 
 import passes
-from passes.catalog.example_model import example_of, read_example
+from passes.catalog.demo import example_of, read_example
 from passes.external.call_names import number_nodes
 from passes.external.onnxoptimizer import COMPARING, PassOutput, optimize
 from passes.graph.traversal import every_node

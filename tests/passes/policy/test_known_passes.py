@@ -6,8 +6,7 @@ import onnx
 import pytest
 
 from passes.catalog import CatalogEntry, catalog
-from passes.catalog.demo import isolate_pass
-from passes.catalog.example_model import example_of, read_example
+from passes.catalog.demo import example_of, isolate_pass, read_example
 from passes.context import PassContext
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim import OnnxSim

@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from passes.provenance import module_path_of
-from passes.provenance.stripping import is_stripped, strip_metadata
+from passes.provenance.annotations import is_stripped, strip_metadata
 from passes.structures.view import modules_of
 from tests.support.onnx_models import detached, model_of
 

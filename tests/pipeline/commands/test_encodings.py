@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from passes.encodings.aimet import from_aimet, read_aimet, to_aimet
+from passes.encodings.encoding import is_same_encoding
 from passes.encodings.from_qdq import read_qdq
-from passes.encodings.moves import is_same_encoding
 from passes.errors import OnnxlineError, UsageError
 from passes.weights.detached import attach, read_model
 from pipeline.cli import app

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from passes.advisories import AuditFinding, table_of, table_text
-from passes.catalog.example_model import GALLERY
+from passes.catalog.demo import GALLERY
 from passes.errors import PolicyError
 from passes.recipe.steps import library_versions
 from pipeline.cli import app

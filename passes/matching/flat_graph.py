@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from onnx import FunctionProto, GraphProto, NodeProto, TensorProto
 
+from passes.graph.index import initializers_of
 from passes.graph.traversal import bodies_of
 from passes.model.canonical import CanonicalGraph, GraphReading, NodeReading
 from passes.weights.detached import DetachedModel
@@ -37,7 +38,7 @@ class Item(NamedTuple):
     meaning: int
 
 
-class GraphIndex:
+class FlatGraph:
     """All nodes of a model, inner ones before the node that holds them, with the maker and the users of each value.
 
     Names are resolved to value ids once, in their scope: two branches may use one name for two values.
@@ -99,20 +100,20 @@ class GraphIndex:
             self.weights.add(value)
 
 
-def index_graph(
+def flatten_graph(
     model: DetachedModel,
     reading: CanonicalGraph,
     meanings: NodeMeanings,
     called: Mapping[str, str] = MappingProxyType({}),
-) -> GraphIndex:
+) -> FlatGraph:
     """Index `model`; `meanings` numbers what its nodes and values compute.
 
     Args:
         reading: the canonical graph of `model`, whose names and metadata may have changed since.
         called: input → its name in the other model of a comparison, where the names differ.
     """
-    wiring = GraphIndex(meanings)
-    walk = _GraphIndexer(wiring, called)
+    wiring = FlatGraph(meanings)
+    walk = _GraphFlattener(wiring, called)
     values = walk.graph(model.proto.graph, reading.graph, {}, None)
     wiring.outputs = {info.name: value for info, value in zip(model.proto.graph.output, values, strict=True)}
     for function, body in zip(model.proto.functions, reading.functions, strict=True):
@@ -121,8 +122,8 @@ def index_graph(
 
 
 @dataclass(frozen=True, slots=True)
-class _GraphIndexer:
-    wiring: GraphIndex
+class _GraphFlattener:
+    wiring: FlatGraph
     called: Mapping[str, str]
 
     def graph(
@@ -133,7 +134,7 @@ class _GraphIndexer:
         for index, info in enumerate(graph.input):
             formal = ("input", self.called.get(info.name, info.name)) if owner is None else (owner, index)
             scope[info.name] = self.wiring.value(info.name, formal)
-        tensors = {tensor.name: tensor for tensor in graph.initializer}
+        tensors = initializers_of(graph)
         for name, digest in reading.stored:
             scope[name] = self.wiring.value(name, digest)
             if name in tensors:

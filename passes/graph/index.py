@@ -1,0 +1,246 @@
+"""One index of a graph: producers, consumers, constants and types, in the words of onnx_ir over ONNX's own messages.
+
+An index of onnx_ir's objects takes 110 ms at 937 nodes; these maps take 1 ms each, and each is made when it is first
+asked for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from google.protobuf.message import Message
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from passes.graph.op_facts import ONNX_DOMAINS
+from passes.graph.traversal import bodies_in, reads_of
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+
+Entry = TypeVar("Entry", bound=Message)
+
+
+class GraphIndex:
+    """Who makes and who reads each value of a graph, and what it stores.
+
+    An index describes the graph at the time of each first question: after an edit, make another one.
+
+    The bodies of If, Loop and Scan are graphs of their own, so their nodes are not among `nodes`. What a body reads
+    from outside counts in `reads` alone. The index of a body knows the values around it as well if it gets `outer`.
+
+    Args:
+        graph: a graph, the body of a node, or a function.
+        nodes: the nodes to index; by default, those of `graph`.
+        outer: the index of the graph around a body; names are unique along the nesting.
+    """
+
+    def __init__(
+        self,
+        graph: GraphProto | FunctionProto,
+        nodes: Iterable[NodeProto] | None = None,
+        outer: GraphIndex | None = None,
+    ) -> None:
+        self.graph = graph
+        self.outer = outer
+        self.own: list[NodeProto] = list(graph.node if nodes is None else nodes)
+        """The nodes of this graph, without those around it."""
+
+    @cached_property
+    def nodes(self) -> list[NodeProto]:
+        """All nodes, those of the graphs around this one first."""
+        return [*self.outer.nodes, *self.own] if self.outer is not None else self.own
+
+    @cached_property
+    def producers(self) -> dict[str, NodeProto]:
+        """Computed value → the node that makes it, in the order of the nodes."""
+        return {name: node for node in self.nodes for name in node.output if name}
+
+    @cached_property
+    def positions(self) -> dict[str, int]:
+        """Computed value → the position in `nodes` of the node that makes it."""
+        return {name: position for position, node in enumerate(self.nodes) for name in node.output if name}
+
+    @cached_property
+    def consumers(self) -> defaultdict[str, list[NodeProto]]:
+        """Value → the nodes that have it as an input, each once."""
+        consumers: defaultdict[str, list[NodeProto]] = defaultdict(list)
+        for node in self.nodes:
+            for name in dict.fromkeys(node.input):
+                consumers[name].append(node)
+        return consumers
+
+    @cached_property
+    def uses(self) -> defaultdict[str, list[tuple[int, int]]]:
+        """Value → (position of a node in `nodes`, index among its inputs) for each input that it is."""
+        uses: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        for position, node in enumerate(self.nodes):
+            for index, name in enumerate(node.input):
+                if name:
+                    uses[name].append((position, index))
+        return uses
+
+    @cached_property
+    def reads(self) -> Counter[str]:
+        """Value → how often nodes, bodies of nodes, and the outputs of the graph read it."""
+        reads = Counter(self.outputs.keys())
+        for node in self.nodes:
+            reads.update(reads_of(node))
+        return reads
+
+    @cached_property
+    def initializers(self) -> dict[str, TensorProto]:
+        """Stored tensors by name, in their order."""
+        outer = self.outer.initializers if self.outer is not None else {}
+        stored = self.graph.initializer if isinstance(self.graph, GraphProto) else ()
+        return {**outer, **{tensor.name: tensor for tensor in stored}}
+
+    @cached_property
+    def constants(self) -> dict[str, TensorProto]:
+        """Tensors whose values are fixed: initializers that no input overrides, and what Constant nodes hold."""
+        fixed = {name: tensor for name, tensor in self.initializers.items() if name not in self.inputs}
+        for node in self.nodes:
+            tensor = constant_of(node)
+            if tensor is not None:
+                fixed[node.output[0]] = tensor
+        return fixed
+
+    @cached_property
+    def inputs(self) -> dict[str, ValueInfoProto]:
+        """Declared inputs by name, also those with an initializer as their default; of a function, without types."""
+        return _infos(self.graph.input)
+
+    @cached_property
+    def required_inputs(self) -> dict[str, ValueInfoProto]:
+        """The inputs that must be fed: those without an initializer."""
+        return {name: info for name, info in self.inputs.items() if name not in self.initializers}
+
+    @cached_property
+    def outputs(self) -> dict[str, ValueInfoProto]:
+        """The outputs by name; of a function, without types."""
+        return _infos(self.graph.output)
+
+    @cached_property
+    def types(self) -> dict[str, ValueInfoProto]:
+        """Value → the type that the graph declares for it; `passes.graph.inference` infers the rest."""
+        return {info.name: info for info in (*self.inputs.values(), *self.graph.value_info, *self.outputs.values())}
+
+    def producer(self, name: str) -> NodeProto | None:
+        """The node that makes a value; None for an input, a stored tensor, and a value that does not exist."""
+        return self.producers.get(name)
+
+    def ancestors(self, names: Iterable[str], within: Container[str] | None = None) -> list[NodeProto]:
+        """The nodes that the values `names` are computed from, in the order of the graph.
+
+        Args:
+            within: the values to go through; by default, all.
+        """
+        front = list(names)
+        found: set[int] = set()
+        while front:
+            name = front.pop()
+            position = self.positions.get(name)
+            if position is not None and position not in found and (within is None or name in within):
+                found.add(position)
+                front.extend(reads_of(self.nodes[position]))
+        return [self.nodes[position] for position in sorted(found)]
+
+
+def _infos(declared: Iterable[ValueInfoProto | str]) -> dict[str, ValueInfoProto]:
+    infos = (ValueInfoProto(name=info) if isinstance(info, str) else info for info in declared)
+    return {info.name: info for info in infos}
+
+
+def initializers_of(graph: GraphProto) -> dict[str, TensorProto]:
+    """The stored tensors of `graph` by name, in their order."""
+    return {tensor.name: tensor for tensor in graph.initializer}
+
+
+def required_inputs(graph: GraphProto) -> list[ValueInfoProto]:
+    """The inputs of `graph` that must be fed: those without an initializer."""
+    return list(GraphIndex(graph).required_inputs.values())
+
+
+def computed_values(nodes: Iterable[NodeProto]) -> dict[str, None]:
+    """The values that `nodes` make, in order: a set that keeps its order."""
+    return {name: None for node in nodes for name in node.output if name}
+
+
+def values_read(nodes: Sequence[NodeProto]) -> list[str]:
+    """The values that `nodes`, or their bodies, read and do not make, each once, in order."""
+    computed = computed_values(nodes)
+    return [name for name in dict.fromkeys(name for node in nodes for name in reads_of(node)) if name not in computed]
+
+
+def constant_of(node: NodeProto) -> TensorProto | None:
+    """The tensor that a Constant node holds; None for another node, and for a Constant of strings or sparse data."""
+    if node.op_type != "Constant" or node.domain not in ONNX_DOMAINS:
+        return None
+    (attribute,) = node.attribute
+    if attribute.HasField("t"):
+        return attribute.t
+    if attribute.name in ("value_float", "value_floats"):
+        return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), np.float32))
+    if attribute.name in ("value_int", "value_ints"):
+        return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), np.int64))
+    return None
+
+
+def replace_all_uses_with(nodes: Iterable[NodeProto], replacements: Mapping[str, str]) -> None:
+    """Let `nodes`, and their bodies, read other values, in place: the old name → the new name.
+
+    A body that has a value of its own by an old name keeps reading that value. A body may also return a value from
+    outside; the outputs of the graph of `nodes` are left to the caller.
+    """
+    for node in nodes:
+        if any(name in replacements for name in node.input):
+            node.input[:] = [replacements.get(name, name) for name in node.input]
+        for body in bodies_in(node):
+            own = {*(entry.name for entry in (*body.input, *body.initializer)), *computed_values(body.node)}
+            own.update(sparse.values.name for sparse in body.sparse_initializer)
+            inner = {old: new for old, new in replacements.items() if old not in own}
+            replace_all_uses_with(body.node, inner)
+            for info in body.output:
+                info.name = inner.get(info.name, info.name)
+
+
+def extract(
+    source: ModelProto,
+    nodes: Sequence[NodeProto],
+    *,
+    inputs: Iterable[ValueInfoProto | str] = (),
+    outputs: Iterable[ValueInfoProto | str] = (),
+    initializers: Iterable[TensorProto] | None = None,
+) -> ModelProto:
+    """Cut `nodes` out of `source`: a model of its versions and functions.
+
+    Args:
+        nodes: in an order in which they can run.
+        inputs: by name alone, they have no type.
+        outputs: in the same way.
+        initializers: by default, the stored tensors of `source` that the nodes read.
+    """
+    part = ModelProto(ir_version=source.ir_version, opset_import=source.opset_import, functions=source.functions)
+    part.graph.name = "part"
+    part.graph.input.extend(_infos(inputs).values())
+    part.graph.output.extend(_infos(outputs).values())
+    part.graph.node.extend(nodes)
+    if initializers is None:
+        stored = initializers_of(source.graph)
+        initializers = (stored[name] for name in values_read(nodes) if name in stored)
+    part.graph.initializer.extend(initializers)
+    return part
+
+
+def replace_entries(field: RepeatedCompositeFieldContainer[Entry], entries: Iterable[Entry]) -> None:
+    """Make `entries`, which may be some of its own, all that a field such as `graph.node` holds."""
+    copies = []
+    for entry in entries:  # copied first, since clearing the field frees its entries
+        copy = type(entry)()
+        copy.CopyFrom(entry)
+        copies.append(copy)
+    del field[:]
+    field.extend(copies)
