@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -111,8 +112,12 @@ def _run(tree: Path, names: Sequence[str], log: Path) -> None:
     sys.path.insert(0, str(tree))
     code = 3
     try:
-        code = int(pytest.main(["-x", "-q", "--all", "-p", "no:cacheprovider", *names]))
+        known = "ignore::pytest.PytestAssertRewriteWarning"  # plugins of pytest that the libraries have imported
+        code = int(pytest.main(["-x", "-q", "--all", "-p", "no:cacheprovider", "-W", known, *names]))
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
+        sys.stderr.flush()
         os.write(1, f"\nexit code {code}".encode())
         os._exit(0)

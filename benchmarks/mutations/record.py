@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,8 +58,8 @@ def read_recording(folder: Path) -> Recording:
             if failed == "0":
                 costs[tests[int(number)]] = float(seconds)
     reached: dict[int, set[str]] = {}
-    for line in (folder / "hits.txt").read_text(encoding="utf-8").splitlines():
-        mutation, number = map(int, line.split())
+    for words in re.findall(rb"^(\d+) (-?\d+)$", (folder / "hits.txt").read_bytes(), re.MULTILINE):
+        mutation, number = map(int, words)  # other lines are of tests whose passes write to every file that is open
         if number >= 0 and tests[number] in costs:  # -1: no test runs, but a file of tests is imported
             reached.setdefault(mutation, set()).add(tests[number])
     return Recording(costs, {mutation: frozenset(names) for mutation, names in reached.items()})
