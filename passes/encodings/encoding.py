@@ -1,7 +1,7 @@
 """How a float tensor becomes whole numbers: their format, and the scales and zero points.
 
-An encoding also holds for a tensor that only has elements of another one, such as after a Reshape. One scale for a whole
-tensor does not depend on where its elements are. Scales of channels and blocks do, so these are not passed on here.
+An encoding also holds for a tensor that only has elements of another one, such as after a Reshape. One scale for a
+whole tensor does not depend on where its elements are. Scales of channels and blocks do, so these are not passed on.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from passes.external.join import ModelAssembler, borrow, let_in, let_out
-from passes.graph.index import GraphIndex, values_read
+from passes.graph.index import GraphIndex, copy_of, values_read
 from passes.graph.traversal import bodies_of
 
 Content = TypeVar("Content")
@@ -329,8 +329,7 @@ def _read_alone(model: ModelProto, groups: Sequence[Sequence[TensorProto]]) -> b
 
 
 def _content(tensor: TensorProto) -> bytes:
-    bare = TensorProto()
-    bare.CopyFrom(tensor)
+    bare = copy_of(tensor)
     bare.ClearField("name")
     bare.ClearField("doc_string")
     return bare.SerializeToString(deterministic=True)

@@ -235,12 +235,15 @@ def extract(
     return part
 
 
+def copy_of(message: Entry) -> Entry:
+    """A copy of a protobuf message, to change."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
 def replace_entries(field: RepeatedCompositeFieldContainer[Entry], entries: Iterable[Entry]) -> None:
     """Make `entries`, which may be some of its own, all that a field such as `graph.node` holds."""
-    copies = []
-    for entry in entries:  # copied first, since clearing the field frees its entries
-        copy = type(entry)()
-        copy.CopyFrom(entry)
-        copies.append(copy)
+    copies = [copy_of(entry) for entry in entries]  # first, since clearing the field frees its entries
     del field[:]
     field.extend(copies)

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from passes.graph.index import constant_of, extract
+from passes.graph.index import constant_of, copy_of, extract
 from passes.graph.inference import evaluate
 from passes.graph.op_facts import ARRANGING, attribute_of
 from passes.structures.view import GraphView
@@ -126,8 +126,7 @@ def _named_constant(node: NodeProto) -> TensorProto | None:
     constant = constant_of(node)
     if constant is None:
         return None
-    named = TensorProto()
-    named.CopyFrom(constant)
+    named = copy_of(constant)
     named.name = node.output[0]
     return named
 

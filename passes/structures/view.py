@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from passes.graph.index import GraphIndex, constant_of
+from passes.graph.index import GraphIndex, constant_of, copy_of
 from passes.graph.inference import infer_types
 from passes.graph.op_facts import ARRANGING, PASSING_OPS, RANDOM_OPS, SAME_OPS, attribute_of, op_of
 from passes.provenance.annotations import module_path_of
@@ -278,8 +278,7 @@ def _with_known_products(proto: onnx.ModelProto) -> onnx.ModelProto:
     places = [place for place, node in enumerate(proto.graph.node) if op_of(node) == "com.microsoft.MatMulNBits"]
     if not places:
         return proto
-    known = onnx.ModelProto()
-    known.CopyFrom(proto)
+    known = copy_of(proto)
     for place in places:
         node = known.graph.node[place]
         sizes = [int(attribute_of(node, name, 0)) for name in "KN"]
