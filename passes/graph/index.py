@@ -15,7 +15,7 @@ import numpy as np
 from google.protobuf.message import Message
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from passes.graph.op_facts import ONNX_DOMAINS
+from passes.graph.op_facts import ONNX_DOMAINS, is_opaque
 from passes.graph.traversal import bodies_in, reads_of
 
 if TYPE_CHECKING:
@@ -107,6 +107,15 @@ class GraphIndex:
             if tensor is not None:
                 fixed[node.output[0]] = tensor
         return fixed
+
+    @cached_property
+    def folded(self) -> set[str]:
+        """Stored values and those computed from them alone, which an optimizer may fold; and "", an input left out."""
+        folded = {"", *self.initializers}
+        for node in self.nodes:
+            if folded.issuperset(node.input) and not is_opaque(node):
+                folded.update(node.output)
+        return folded
 
     @cached_property
     def inputs(self) -> dict[str, ValueInfoProto]:

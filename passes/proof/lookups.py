@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
-from passes.graph.index import GraphIndex, initializers_of
-from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, ONNX_DOMAINS, SIZES, attribute_of, is_opaque
+from passes.graph.index import GraphIndex
+from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, ONNX_DOMAINS, SIZES, attribute_of
 from passes.graph.traversal import bodies_in, every_node, live_nodes, reads_of
 from passes.structures.axes import Side, product_of
 from passes.structures.view import GraphView
@@ -78,22 +78,12 @@ def _sliced_rows(count: int, axis: int, bounds: list[np.ndarray | None]) -> slic
     return slice(start, None if step < 0 and stop < -count else stop, step)
 
 
-def constant_values(model: DetachedModel) -> set[str]:
-    """Values of the graph that are constant, or computed from constants alone."""
-    constant = {"", *initializers_of(model.proto.graph)}
-    for node in model.proto.graph.node:
-        if constant.issuperset(node.input) and not is_opaque(node):
-            constant.update(node.output)
-    return constant
-
-
 def find_lookups(model: DetachedModel) -> list[Lookup]:
     """All lookups that an output depends on, also inside of bodies."""
     if not _has_any(model.proto.graph):
         return []
-    constant = constant_values(model)
     index = GraphIndex(model.proto.graph)
-    small, makers = index.initializers, index.producers
+    constant, small, makers = index.folded, index.initializers, index.producers
     lookups: list[Lookup] = []
     view = cache(lambda: GraphView(model))  # few models have such a product
     for node in live_nodes(model.proto.graph):

@@ -20,7 +20,7 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from passes.graph.index import GraphIndex, constant_of, copy_of
 from passes.graph.inference import infer_types
-from passes.graph.op_facts import ARRANGING, PASSING_OPS, RANDOM_OPS, SAME_OPS, attribute_of, op_of
+from passes.graph.op_facts import ARRANGING, PASSING_OPS, SAME_OPS, attribute_of, is_opaque, op_of
 from passes.provenance.annotations import module_path_of
 from passes.structures.types import PACKED, QUANTIZED
 from passes.weights.detached import DetachedModel
@@ -100,8 +100,7 @@ class GraphView(GraphIndex):
         for node in self.nodes:
             inputs = [name for name in node.input[:1] if name] if node.op_type == "CastLike" else node.input
             sized = node.op_type in ("Shape", "Size") and self._has_fixed_shape(node.input[0])
-            has_body = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
-            if (sized or fixed.issuperset(inputs)) and not has_body and node.op_type not in RANDOM_OPS:
+            if (sized or fixed.issuperset(inputs)) and not is_opaque(node):
                 fixed.update(node.output)
         return fixed
 
