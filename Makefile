@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 PIP := $(BIN)/pip install -q --progress-bar off --disable-pip-version-check --root-user-action ignore --no-warn-script-location
 
-.PHONY: run test test-fast docs gallery bench clean
+.PHONY: run test test-all test-fast checks lint types site docs gallery bench clean
 
 run: .venv/run
 	$(BIN)/onnxline run $(CONFIG) $(ARGS)
@@ -16,15 +16,29 @@ run: .venv/run
 # Compiled modules are kept, even where PYTHONDONTWRITEBYTECODE is set: the tests start hundreds of processes.
 TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-test: .venv/test
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/pyright
-	$(BIN)/lint-imports
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
+test: checks
 	$(TEST_ENV) $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
-# Less than two minutes on two cores: no families of models, no tutorials, no whole runs, no Ray, no browser (tests/conftest.py).
+# As `test`, and the slowest tests with all of their parameters (tests/support/one_of_each.py).
+test-all: checks
+	$(TEST_ENV) $(BIN)/python -m pytest -n auto --dist worksteal --all $(ARGS)
+
+# pyright takes a minute of one core, the others half of that: two at a time.
+checks: .venv/test
+	@$(MAKE) --no-print-directory -j2 types lint site
+
+lint: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: .venv/test
+	$(BIN)/pyright
+
+site: .venv/test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
+
+# About a minute on two cores: no families of models, no tutorials, no whole runs, no Ray, no browser (tests/conftest.py).
 test-fast: .venv/test
 	$(TEST_ENV) $(BIN)/python -m pytest -n auto --dist worksteal --fast $(ARGS)
 

@@ -1,7 +1,7 @@
 """Other Pythons, the newest releases, and the built package: `nox`, or `nox -s fast-3.12`.
 
-`make test` is the whole suite with pinned releases; this is what it leaves out. An interpreter that is not installed is
-skipped. `TORCH_INDEX` is the index that torch is taken from, as in the Makefile.
+`make test-all` is the whole suite with pinned releases; this is what it leaves out. An interpreter that is not
+installed is skipped. `TORCH_INDEX` is the index that torch is taken from, as in the Makefile.
 """
 
 from __future__ import annotations

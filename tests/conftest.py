@@ -5,15 +5,18 @@ from __future__ import annotations
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
 import pytest
 from hypothesis import settings
 
-from passes.context import PassContext, open_context
+from passes.context import USER_CODE, PassContext, open_context
+from passes.worker.client import Worker
+from tests.support.one_of_each import ONE_OF_EACH
 from tests.support.paths import TESTS
 
 settings.register_profile("onnxline", deadline=None)  # no test asserts a time: other work may hold the machine
@@ -31,7 +34,7 @@ def context() -> Iterator[PassContext]:
 def running_workers(context: PassContext) -> Iterator[None]:
     """Runs and commands in this process get a context of their own, but with workers that run already: to start them
     would be most of the time of most tests. Commands in a process of their own start theirs, and so do threads that run
-    at the same time, runs with a limit of memory, and those for which a test has put a folder onto `sys.path`.
+    at the same time and runs with a limit of memory; what a test has put onto `sys.path` is seen by a new worker alone.
     """
     paths, lending = list(sys.path), threading.RLock()
 
@@ -39,15 +42,20 @@ def running_workers(context: PassContext) -> Iterator[None]:
     def lend(
         timeout_s: float = 600.0, memory_gib: float | None = None, folder: Path | None = None
     ) -> Iterator[PassContext]:
-        if memory_gib is not None or sys.path != paths or not lending.acquire(blocking=False):
+        if memory_gib is not None or not lending.acquire(blocking=False):
             with open_context(timeout_s, memory_gib, folder) as opened:
                 yield opened
             return
         limits = context.worker.timeout_s, context.proofs.timeout_s
         context.worker.timeout_s, context.proofs.timeout_s = timeout_s, max(timeout_s, limits[1])
         try:
-            with tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place:
-                yield PassContext(context.worker, Path(place).resolve(), context.proofs, context.user_code)
+            own = (
+                Worker(timeout_s, preload=USER_CODE, alone=True)
+                if sys.path != paths
+                else nullcontext(context.user_code)
+            )
+            with tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place, own as user_code:
+                yield PassContext(context.worker, Path(place).resolve(), context.proofs, user_code)
         finally:
             context.worker.timeout_s, context.proofs.timeout_s = limits
             lending.release()
@@ -113,6 +121,7 @@ MARKS: Final = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave out all of MARKS, and draw fewer examples")
+    parser.addoption("--all", action="store_true", help="run the slowest tests with all of their parameters")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -131,7 +140,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(mark)
     if config.getoption("fast"):
         items[:] = [item for item, marks in marked if not marks]
+    if not config.getoption("all") and not any("::" in word for word in config.args):
+        items[:] = shorten(items, config)
     skip_without_gpu([item for item in items if item.get_closest_marker("gpu")])
+
+
+def shorten(items: Sequence[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
+    """Leave out the parameters of a test that `ONE_OF_EACH` does not name, unless the command line names the test."""
+    known: Counter[str] = Counter()
+    left_out: list[pytest.Item] = []
+    kept: list[pytest.Item] = []
+    for item in items:
+        name, _, parameters = item.name.removesuffix("]").partition("[")
+        test = f"{item.path.relative_to(TESTS).as_posix()}::{name}"
+        runs = parameters in ONE_OF_EACH.get(test, [parameters])
+        known[test] += runs and test in ONE_OF_EACH
+        (kept if runs else left_out).append(item)
+    lost = [test for test in known if test in ONE_OF_EACH and known[test] != len(ONE_OF_EACH[test])]
+    if lost:
+        raise pytest.UsageError(f"ONE_OF_EACH names parameters that these tests do not have: {', '.join(lost)}")
+    config.hook.pytest_deselected(items=left_out)
+    return kept
 
 
 def skip_without_gpu(items: Sequence[pytest.Item]) -> None:

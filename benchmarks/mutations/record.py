@@ -1,0 +1,64 @@
+"""Run every test once, in a copy of the tree that says which of them come by the places of the mutations."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from benchmarks.mutations.draw import Mutation, edit
+
+LEFT_OUT: Final = (".venv", ".git", "runs", "__pycache__", "*_cache", ".hypothesis", "*.egg-info")
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Of the whole list of tests: what each has cost in seconds of the processor, and who comes by each mutation."""
+
+    costs: dict[str, float]
+    reached: dict[int, frozenset[str]]
+
+
+def copy_tree(root: Path, folder: Path) -> Path:
+    """A copy of the checkout that has the checkout's environment."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(root, folder, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+    (folder / ".venv").symlink_to((root / ".venv").resolve())
+    return folder
+
+
+def record(root: Path, folder: Path, mutations: list[Mutation], words: list[str]) -> None:
+    """Write what `read_recording` reads into `folder`; `words` are options of pytest."""
+    tree = copy_tree(root, folder / "recorded")
+    (folder / "hits.txt").unlink(missing_ok=True)
+    for file, group in groupby(enumerate(mutations), lambda pair: pair[1].file):
+        edits = [(mutation, f'(__import__("mutation_hits").hit({number}) or (', "))") for number, mutation in group]
+        (tree / file).write_text(edit((tree / file).read_text(encoding="utf-8"), edits), encoding="utf-8")
+    shutil.copy(Path(__file__).with_name("mutation_hits.py"), tree)
+    environment = {**os.environ, "PYTHONPATH": str(tree), "MUTATION_FOLDER": str(folder)}
+    command = [sys.executable, "-m", "pytest", "-p", "mutation_hits", "--all", *words]
+    with (folder / "record.log").open("w", encoding="utf-8") as log:
+        subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
+
+
+def read_recording(folder: Path) -> Recording:
+    """Without the tests that fail in the copy, which has no mutation yet."""
+    tests = json.loads((folder / "tests.json").read_text(encoding="utf-8"))
+    costs: dict[str, float] = {}
+    for path in folder.glob("costs_*.txt"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            number, seconds, failed = line.split()
+            if failed == "0":
+                costs[tests[int(number)]] = float(seconds)
+    reached: dict[int, set[str]] = {}
+    for line in (folder / "hits.txt").read_text(encoding="utf-8").splitlines():
+        mutation, number = map(int, line.split())
+        if number >= 0 and tests[number] in costs:  # -1: no test runs, but a file of tests is imported
+            reached.setdefault(mutation, set()).add(tests[number])
+    return Recording(costs, {mutation: frozenset(names) for mutation, names in reached.items()})
