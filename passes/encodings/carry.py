@@ -103,8 +103,8 @@ class _EncodingCarrier:
         self.traced: TracedTensors = trace_tensors(versions)
         self.known = share_by_moves(self.source.proto.graph, encodings)
         """The encodings of the source, and those that follow from them."""
-        index = GraphIndex(self.final.proto.graph)
-        self.made, self.stored = index.producers, index.initializers
+        self.before, self.after = GraphIndex(self.source.proto.graph), GraphIndex(self.final.proto.graph)
+        self.made, self.stored = self.after.producers, self.after.initializers
         self.found: dict[str, Encoding] = {}
         self.sources: dict[str, tuple[str, ...]] = {}
         self.refusals: dict[str, str] = {}
@@ -112,7 +112,7 @@ class _EncodingCarrier:
 
     def carry_stored(self) -> None:
         """Carry the encodings of stored tensors: by their content, or by the rule that made them of others."""
-        stored = initializers_of(self.source.proto.graph)
+        stored = self.before.initializers
         weights = {name: tensor for name, tensor in stored.items() if name in self.known}
         by_digest: dict[str, list[str]] = {}
         for name, tensor in weights.items():
@@ -169,7 +169,7 @@ class _EncodingCarrier:
 
         Their numbers are some of its numbers, also where there are too few of them to be recognized.
         """
-        made = GraphIndex(self.source.proto.graph).producers
+        made = self.before.producers
         for name in self.floats:
             node = self.made.get(name)
             if name in self.found or node is None or node.op_type not in MATRIX_PRODUCTS:
@@ -185,7 +185,7 @@ class _EncodingCarrier:
         if whole is None or whole.op_type != node.op_type or len(whole.input) != len(node.input):
             return False
         pairs = zip(node.input[1:], whole.input[1:], strict=True)
-        are_parts = all(self.sources.get(part) == (_stored_behind(made, name),) for part, name in pairs)
+        are_parts = all(self.sources.get(part) == (self.before.origin_of(name, LAYOUT_OPS),) for part, name in pairs)
         return are_parts and self._is_same_data(node.input[0], made, whole.input[0])
 
     def _is_same_data(self, name: str, made: Mapping[str, NodeProto], source: str) -> bool:
@@ -212,7 +212,7 @@ class _EncodingCarrier:
         if any(bias.name not in self.given for bias, *_ in _biases(self.source)):
             return
         for bias, data, weight in _biases(self.final):
-            factors = self.found.get(_stored_behind(self.made, data)), self.found.get(_stored_behind(self.made, weight))
+            factors = [self.found.get(self.after.origin_of(name, LAYOUT_OPS)) for name in (data, weight)]
             if bias.name in self.found or factors[0] is None or factors[1] is None or factors[1].precision.block:
                 continue
             self.found[bias.name] = encode_bias(factors[0], factors[1])
@@ -236,7 +236,7 @@ class _EncodingCarrier:
         """The encodings of the source that are in no tensor of the final model."""
         carried = {source for sources in self.sources.values() for source in sources}
         missing = [name for name in self.given if name not in carried]
-        stored = initializers_of(self.source.proto.graph)
+        stored = self.before.initializers
         present = [name for name in missing if name not in stored and name not in self.traced.gone]
         changed_by, twins = self._follow(present)
         for name in missing:
@@ -335,13 +335,6 @@ def _biases(model: DetachedModel) -> Iterator[tuple[TensorProto, str, str]]:
         tensor = stored.get(node.input[BIAS]) if len(node.input) > BIAS else None
         if node.op_type in BIASED and tensor is not None and len(tensor.dims) == 1:
             yield tensor, node.input[0], node.input[1]
-
-
-def _stored_behind(made: Mapping[str, NodeProto], name: str) -> str:
-    """The tensor that `name` is, seen through operators that leave all of its numbers."""
-    while name in made and made[name].op_type in LAYOUT_OPS:
-        name = made[name].input[0]
-    return name
 
 
 def _float_names(model: DetachedModel) -> tuple[str, ...]:

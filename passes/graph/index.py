@@ -7,7 +7,7 @@ asked for.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,7 +15,7 @@ import numpy as np
 from google.protobuf.message import Message
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from passes.graph.op_facts import ONNX_DOMAINS, is_opaque
+from passes.graph.op_facts import ARRANGING, ONNX_DOMAINS, is_opaque
 from passes.graph.traversal import bodies_in, reads_of
 
 if TYPE_CHECKING:
@@ -140,6 +140,19 @@ class GraphIndex:
     def producer(self, name: str) -> NodeProto | None:
         """The node that makes a value; None for an input, a stored tensor, and a value that does not exist."""
         return self.producers.get(name)
+
+    def origin_of(self, name: str, ops: Collection[str]) -> str:
+        """The value that `name` is made of by nodes of `ops` alone, each from its first input; `name` itself if no such
+        node makes it."""
+        while (node := self.producers.get(name)) is not None and node.op_type in ops and node.output[0] == name:
+            name = node.input[0]
+        return name
+
+    def tensor_at(self, name: str) -> TensorProto | None:
+        """The tensor that `name` is, stored or in a Constant, perhaps in another layout or type; None for others."""
+        name = self.origin_of(name, ARRANGING)
+        node = self.producers.get(name)
+        return self.initializers.get(name) if node is None else constant_of(node)
 
     def ancestors(self, names: Iterable[str], within: Container[str] | None = None) -> list[NodeProto]:
         """The nodes that the values `names` are computed from, in the order of the graph.

@@ -237,11 +237,7 @@ class CoreIndex:
 
     def _digest_of_stored(self, name: str) -> str:
         """The digest of a stored tensor, also of one in a Constant, up to its shape; empty if there is none."""
-        tensor, maker = self._stored.get(name), self._whole.producers.get(name)
-        if tensor is None and maker is not None and maker.op_type in ARRANGING:
-            return self._digest_of_stored(maker.input[0])
-        if tensor is None and maker is not None and maker.op_type == "Constant":
-            tensor = constant_of(maker)
+        tensor = self._whole.tensor_at(name)
         return "" if tensor is None else self._model.digest(tensor)
 
 

@@ -101,14 +101,10 @@ def _is_identity_times_factor(rows: np.ndarray, count: int) -> bool:
 
 
 def _plain_tensor(view: GraphView, name: str) -> TensorProto | None:
-    while name not in view.initializers:
-        node = view.producers.get(name)
-        if node is None:
-            return None
-        if node.op_type not in ARRANGING:
-            return _named_constant(node)
-        name = node.input[0]
-    return view.initializers[name]
+    """The stored tensor that `name` is, or that of a Constant, perhaps in another layout or type."""
+    name = view.origin_of(name, ARRANGING)
+    node = view.producers.get(name)
+    return view.initializers.get(name) if node is None else _named_constant(node)
 
 
 def _leaves(view: GraphView, nodes: list[NodeProto], name: str) -> Iterator[TensorProto]:

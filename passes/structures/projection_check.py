@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
-from passes.graph.index import GraphIndex, constant_of, extract
+from passes.graph.index import GraphIndex, extract
 from passes.graph.inference import evaluate
-from passes.graph.op_facts import ARRANGING, CONTRIB_FACTORS, FACTORS, attribute_of
+from passes.graph.op_facts import CONTRIB_FACTORS, FACTORS, attribute_of
 from passes.graph.traversal import bodies_of, live_nodes
 from passes.model.canonical import meanings_of
 from passes.model.extraction import with_functions_inlined
@@ -88,7 +88,7 @@ class ProductOperands:
         """Digest of a stored tensor → the products that read it through layout ops only."""
         values: dict[str, set[str]] = defaultdict(set)
         for operand in self._operands:
-            tensor = _stored_behind(operand)
+            tensor = operand.scope.index.tensor_at(operand.name)
             if tensor is not None and len(tensor.dims) >= 2:
                 values[self._model.digest(tensor) + operand.suffix].add(operand.value)
         return values
@@ -99,7 +99,11 @@ class ProductOperands:
         meanings = meanings_of(self._model).values
         values: dict[str, set[str]] = defaultdict(set)
         for operand in self._operands:
-            if not operand.scope.path and operand.name in meanings and _stored_behind(operand) is None:
+            if (
+                not operand.scope.path
+                and operand.name in meanings
+                and operand.scope.index.tensor_at(operand.name) is None
+            ):
                 values[meanings[operand.name] + operand.suffix].add(operand.value)
         return values
 
@@ -172,16 +176,6 @@ def packing_suffix(node: NodeProto, stored: Mapping[str, TensorProto], model: De
         return ""
     beside = [model.digest(stored[name]) if name in stored else "" for name in node.input[2:5]]
     return PACKED + "/".join((*beside, str(attribute_of(node, "bits", 4)), str(attribute_of(node, "block_size", 0))))
-
-
-def _stored_behind(operand: _ProductOperand) -> TensorProto | None:
-    """The stored tensor that the operand is, behind layout ops and casts only."""
-    name, index = operand.name, operand.scope.index
-    node = index.producer(name)
-    while node is not None and node.op_type in ARRANGING:
-        name = node.input[0]
-        node = index.producer(name)
-    return index.initializers.get(name) if node is None else constant_of(node)
 
 
 PRODUCTS: Final[Mapping[str, tuple[int, ...]]] = {

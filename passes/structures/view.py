@@ -120,7 +120,7 @@ class GraphView(GraphIndex):
 
     def weight_behind(self, name: str) -> TensorProto | None:
         """The initializer that `name` is, behind layout ops only; None if it is computed."""
-        return self.initializers.get(self.behind(name, ARRANGING))
+        return self.initializers.get(self.origin_of(name, ARRANGING))
 
     def is_constant(self, name: str) -> bool:
         node = self.producers.get(name)
@@ -130,9 +130,9 @@ class GraphView(GraphIndex):
 
     def source(self, name: str) -> str:
         """The value behind `name`, seen through Identity, Cast, Dropout and pairs that quantize and dequantize."""
-        return self.behind(name, SAME_OPS, pairs=True)
+        return self.origin_of(name, SAME_OPS, pairs=True)
 
-    def behind(self, name: str, ops: Collection[str], *, pairs: bool = False) -> str:
+    def origin_of(self, name: str, ops: Collection[str], *, pairs: bool = False) -> str:
         """The value behind `name`, seen through the first inputs of nodes whose type is in `ops`; with `pairs` also
         through pairs of QuantizeLinear and DequantizeLinear."""
         while True:
@@ -180,12 +180,6 @@ class GraphView(GraphIndex):
             digests.append(name if tensor is None else self.model.digest(tensor))
         return digests
 
-    def tensor_at(self, name: str) -> TensorProto | None:
-        """The tensor that `name` is, stored or in a Constant, behind layout ops only."""
-        name = self.behind(name, ARRANGING)
-        node = self.producers.get(name)
-        return self.initializers.get(name) if node is None else constant_of(node)
-
     def other_operand(self, node: NodeProto, name: str) -> str:
         """The operand of a binary `node` that is not `name`."""
         return node.input[0] if self.source(node.input[1]) == name else node.input[1]
@@ -212,7 +206,7 @@ class GraphView(GraphIndex):
 
     def numbers(self, name: str) -> np.ndarray | None:
         """The values of a small constant, seen through layout, casts and quantization; None if computed or large."""
-        name = self.behind(name, PASSING_OPS, pairs=True)
+        name = self.origin_of(name, PASSING_OPS, pairs=True)
         node = self.producers.get(name)
         if node is not None and node.op_type == DEQUANTIZE:
             return self._dequantize(node)
@@ -319,7 +313,7 @@ class QuantizedWeight:
 
 def quantized_weight(view: GraphView, name: str) -> QuantizedWeight | None:
     """The quantized weight `name`, seen through layout ops but no casts; None if it is something else."""
-    last = view.producers.get(view.behind(name, ARRANGING - {"Cast"}))
+    last = view.producers.get(view.origin_of(name, ARRANGING - {"Cast"}))
     if last is None or last.op_type != DEQUANTIZE or last.output[0] not in view.folded:
         return None
     first = view.producers.get(last.input[0])
@@ -331,7 +325,7 @@ def quantized_weight(view: GraphView, name: str) -> QuantizedWeight | None:
     for node in chain:
         texts += [_digest_at(view, name) for name in node.input[1:3]]
         texts += [str(attribute_of(node, "axis", 1)), str(attribute_of(node, "block_size", 0))]
-    return QuantizedWeight(view.behind(chain[0].input[0], ARRANGING), stored, QUANTIZED + "/".join(texts))
+    return QuantizedWeight(view.origin_of(chain[0].input[0], ARRANGING), stored, QUANTIZED + "/".join(texts))
 
 
 def packing_of(view: GraphView, node: NodeProto) -> str:

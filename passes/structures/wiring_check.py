@@ -172,7 +172,7 @@ class _Joins:
             return addend
         if not matrix:
             return near
-        self._sources.setdefault(matrix, set()).update(map(self._behind_layout, computed))
+        self._sources.setdefault(matrix, set()).update(self._index.origin_of(name, ARRANGING) for name in computed)
         return matrix | addend
 
     def _product_at(self, node: NodeProto) -> NodeProto | None:
@@ -182,7 +182,7 @@ class _Joins:
         """
         if node.op_type in PRODUCTS or node.domain not in ONNX_DOMAINS or "Attention" in node.op_type:
             return node
-        maker = self._makers.get(self._behind_layout(node.input[0])) if node.op_type in SUMS else None
+        maker = self._makers.get(self._index.origin_of(node.input[0], ARRANGING)) if node.op_type in SUMS else None
         return maker if maker is not None and maker.op_type == "Mul" and len(set(maker.input)) > 1 else None
 
     def _matrix_of(self, node: NodeProto) -> int:
@@ -195,7 +195,7 @@ class _Joins:
 
     def _digest_of_matrix(self, node: NodeProto, name: str) -> str:
         """Empty for a vector, and for a filter of each channel by itself, which mix no features."""
-        whole, name = name, self._behind_layout(name)
+        whole, name = name, self._index.origin_of(name, ARRANGING)
         maker = self._makers.get(name)
         tensor = self._stored.get(name)
         if tensor is None and maker is not None and maker.op_type == "Constant":
@@ -239,17 +239,10 @@ class _Joins:
             for inner in every_node(body):
                 if inner.op_type in PRODUCTS and constants.intersection(inner.input):
                     name = min(constants.intersection(inner.input))
-                    tensor = self._stored.get(self._behind_layout(name))
+                    tensor = self._stored.get(self._index.origin_of(name, ARRANGING))
                     digest = self._model.digest(tensor) if tensor is not None else f"inside {name}"
                     mask |= self._bits.setdefault(digest, 1 << len(self._bits))
         return mask
-
-    def _behind_layout(self, name: str) -> str:
-        maker = self._makers.get(name)
-        while maker is not None and maker.op_type in ARRANGING:
-            name = maker.input[0]
-            maker = self._makers.get(name)
-        return name
 
 
 def _factors(node: NodeProto) -> Sequence[str]:
