@@ -15,8 +15,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, ValueInfoProto
 
 from passes.diff.initializers import Stored, initializer_changes
 from passes.diff.model_matching import ModelMatching, match_models
-from passes.diff.quantizations import find_quantizations
-from passes.diff.requantizations import find_requantizations
+from passes.diff.quantizations import find_quantizations, find_requantizations
 from passes.diff.types import AttributeChange, Diff, HeaderChange, InputChange, Renaming, Replacement, label_of
 from passes.graph.formatting import format_attribute, format_type
 from passes.graph.index import GraphIndex, copy_of

@@ -3,27 +3,27 @@
 A tensor keeps its encoding only where it is a fact that it has the same numbers: it is computed in the same way, or a
 matching of nodes says which tensor of the source it is and the draws of the run agree; or it is stored, and its numbers
 are those of stored tensors that were turned, cut or joined, or whose channels were multiplied by factors, which go into
-their scales. All else is listed with the reason.
+their scales. All else is listed with the reason: as lines for people, as data for programs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
 from passes.encodings.encoding import Encoding, NoEncoding, encode_bias, share_by_moves
-from passes.encodings.same_numbers import find_same
 from passes.encodings.stored import CHANGED, EncodedArray, derive_encoding
-from passes.encodings.versions import ModelVersion, TracedTensors, trace_tensors
+from passes.encodings.versions import ModelVersion, TracedTensors, find_same, trace_tensors
 from passes.graph.index import GraphIndex, initializers_of
 from passes.graph.inference import FLOATS, float_tensors
 from passes.graph.op_facts import BIAS, BIASED, LAYOUT_OPS, MATRIX_PRODUCTS, RESHAPES, moved_inputs
 from passes.graph.traversal import reads_of
 from passes.provenance import annotations_of, form_of
+from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
 
@@ -346,3 +346,39 @@ def _float_names(model: DetachedModel) -> tuple[str, ...]:
     for node in index.nodes:
         names += (*reads_of(node), *node.output)
     return tuple(dict.fromkeys(name for name in names if name in floats or name in constants))
+
+
+FORMAT_VERSION = 1
+
+
+def summarize_carried(carried: CarriedEncodings) -> str:
+    """One sentence: how many encodings the final model has, and how many are missing."""
+    stale = sum(lost.kind != "gone" for lost in carried.lost)
+    return (
+        f"encodings: {plural(len(carried.encodings), 'tensor')} of the final model; "
+        f"of the source's, {len(carried.lost) - stale} are gone and {stale} stale; "
+        f"{plural(len(carried.uncovered), 'tensor')} without one"
+    )
+
+
+def describe_carried(carried: CarriedEncodings) -> Iterator[str]:
+    """A line for each encoding that was not carried, and for each tensor without one."""
+    for lost in carried.lost:
+        yield f"{lost.kind}: {lost.tensor}{_by(lost.by)}: {lost.reason}"
+    for tensor in carried.uncovered:
+        yield f"no encoding: {tensor.tensor}{_by(tensor.by)}: {tensor.reason}"
+
+
+def _by(author: str) -> str:
+    return f" (by {author})" if author else ""
+
+
+def carried_as_data(carried: CarriedEncodings) -> dict[str, Any]:
+    """The same as data that JSON can hold; the encodings themselves have a file of their own."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "encodings": len(carried.encodings),
+        "sources": {name: list(sources) for name, sources in carried.sources.items()},
+        "lost": [asdict(lost) for lost in carried.lost],
+        "uncovered": [asdict(tensor) for tensor in carried.uncovered],
+    }

@@ -70,7 +70,7 @@ def test_ancestors_stay_within_the_values_that_are_allowed() -> None:
 
 def test_constants_are_found_in_another_layout_and_type() -> None:
     index = GraphIndex(
-        parser.parse_graph("""g (float[2,2] x, float[2,2] a) => (float[2,2] y, int64[2] size) <float[2,2] w = {1, 2, 3, 4}> {
+        parser.parse_graph("""g (float[2,2] x) => (float[2,2] y, int64[2] size) <float[2,2] w = {1, 2, 3, 4}> {
             turned = Transpose (w)
             half = Cast <to = 10> (turned)
             twice = Add (half, half)
