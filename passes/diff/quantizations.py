@@ -1,5 +1,8 @@
-"""Tell which tensors a second model quantizes, so that its many new nodes and scales are one entry for each tensor; and which
-tensors two models quantize otherwise: formats, scales in units of the last place, zero points."""
+"""Tell which tensors a second model quantizes, so that its many new nodes and scales are one entry for each tensor.
+
+Of two quantized models, tell which tensors they quantize otherwise: formats, scales in units of the last place, zero
+points.
+"""
 
 from __future__ import annotations
 
