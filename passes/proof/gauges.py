@@ -143,7 +143,7 @@ def gauges_of_changes(model: DetachedModel, source: DetachedModel) -> Gauges:
     new = {first_output(node): node for node in nodes if (node.op_type, first_output(node)) not in known}
     if not any(node.op_type in MEASURED | COMPARISONS for node in new.values()):
         return Gauges()
-    every, constant = gauges_of(model)(model)
+    every, constant = gauges_of(model), GraphIndex(model.proto.graph).folded
     compared = tuple(
         Limit(name, node.op_type, name)
         for name, node in new.items()
