@@ -18,6 +18,7 @@ from pipeline.errors import UsageError
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,11 @@ def a_mapping(words: str) -> Check:
     return Check(lambda item: type(item) is dict or isinstance(item, Mapping), words)  # isinstance alone is slow
 
 
-def expects(**checks: Check) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
+def expects(place: str = "", /, **checks: Check) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
     """Check the arguments of these names at each call, before anything else is done.
+
+    Args:
+        place: what the message begins with, where the name of the argument alone does not say whose it is: `Conv2d: `.
 
     The decorated function raises UsageError for an argument that its check does not accept.
     """
@@ -61,10 +65,32 @@ def expects(**checks: Check) -> Callable[[Callable[Params, Result]], Callable[Pa
                 else:
                     continue
                 if not check.accepts(item):
-                    raise UsageError(f"{name} is {describe_argument(item)}; expected {check.words}")
+                    raise UsageError(f"{place}{name} is {describe_argument(item)}; expected {check.words}")
             return function(*args, **kwargs)
 
         return call
+
+    return decorate
+
+
+def expects_annotated(kinds: Mapping[str, Check]) -> Callable[[Item], Item]:
+    """A decorator like `expects` that reads the checks from the annotations, of a function or a class's `__init__`.
+
+    Args:
+        kinds: annotation, as it is written, → the check; `X | None` takes None too. Others are not checked.
+    """
+
+    def decorate(item: Any, place: str = "") -> Any:
+        if isinstance(item, type):
+            item.__init__ = decorate(item.__init__, f"{item.__name__}: ")  # type: ignore[misc]
+            return item
+        checks = {}
+        for name, argument in inspect.signature(item).parameters.items():
+            kind = str(argument.annotation)
+            check = kinds.get(kind.removesuffix(" | None"))
+            if check is not None and argument.kind is not argument.VAR_POSITIONAL:
+                checks[name] = check.or_none() if kind.endswith(" | None") else check
+        return expects(place, **checks)(item)
 
     return decorate
 
@@ -73,9 +99,18 @@ def _are_names(item: object) -> bool:
     return isinstance(item, Collection) and not isinstance(item, bytes) and all(type(name) is str for name in item)
 
 
+def _is_path(item: object) -> bool:
+    try:
+        return isinstance(item, str | os.PathLike) and b"\0" not in os.fsencode(item)
+    except (TypeError, UnicodeEncodeError):  # of a __fspath__ that gives something else; a lone surrogate
+        return False
+
+
 FLAG = Check(lambda item: type(item) is bool, "True or False")
 MAPPING = a_mapping("a mapping of names to tensors, such as {'x': tensor}")
 NAMES = Check(_are_names, "names, such as ['x']")
+WHOLE = Check(lambda item: type(item) is int, "a whole number")
+NUMBER = Check(lambda item: isinstance(item, int | float) and type(item) is not bool, "a number")
 TEXT = Check(lambda item: type(item) is str, "a text")
-PATH = Check(lambda item: isinstance(item, str | os.PathLike), "a path")
+PATH = Check(_is_path, "a path")
 FUNCTION = Check(callable, "a function")

@@ -9,10 +9,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import torch
 
+from pipeline.argument_checks import FLAG, FUNCTION, MAPPING, NUMBER, PATH, TEXT, WHOLE, Check, a, expects_annotated
 from pipeline.authoring.storage import ModuleTensor, Parameter
 from pipeline.errors import Unsupported, UsageError
 from pipeline.importers.from_torch.tensors import TensorPayload
@@ -297,3 +299,46 @@ def _broadcast(builder: ModelBuilder, kind: str, a: tuple[int, ...], b: tuple[in
         return tuple(torch.broadcast_shapes(a, b))
     except RuntimeError:
         raise builder.refusal(f"{kind} found the shapes {list(a)} and {list(b)}, which do not broadcast") from None
+
+
+Readable: TypeAlias = IRTensor | ModuleTensor
+"""What an operation reads that computes with tensors alone."""
+
+Pair: TypeAlias = int | tuple[int, int]
+"""A number for height and width, or one for each."""
+
+
+def _are_sizes(item: object) -> bool:
+    return isinstance(item, tuple | list) and all(type(size) is int for size in item)
+
+
+typed: Final = expects_annotated(
+    {
+        "bool": FLAG,
+        "int": WHOLE,
+        "float": NUMBER,
+        "str": TEXT,
+        "str | Path": PATH,
+        "Path": a(Path, "a Path"),
+        "Observer": FUNCTION,
+        "Schedule": FUNCTION,
+        "Mapping[str, torch.Tensor]": MAPPING,
+        "TensorSpec": a(TensorSpec, "a TensorSpec"),
+        "torch.Tensor": a(torch.Tensor, "a tensor"),
+        "IRTensor": a(IRTensor, "an IR tensor"),
+        "Buffer": a(ModuleTensor, "a Buffer"),
+        "Readable": a((IRTensor, ModuleTensor), "an IR tensor, a Parameter or a Buffer"),
+        "Operand": a((IRTensor, ModuleTensor, int, float), "an IR tensor, a Parameter, a Buffer or a number"),
+        "Sequence[Readable]": Check(
+            lambda item: isinstance(item, tuple | list) and bool(item), "IR tensors, one at least"
+        ),
+        "Sequence[int]": Check(_are_sizes, "whole numbers, such as (2, 3)"),
+        "Pair": Check(lambda item: type(item) is int or _are_sizes(item), "a whole number or a pair of them"),
+        "int | Sequence[int]": Check(lambda item: type(item) is int or _are_sizes(item), "a whole number, or several"),
+        "tuple[float, float]": Check(
+            lambda item: isinstance(item, tuple | list) and len(item) == 2 and all(map(NUMBER.accepts, item)),
+            "two numbers",
+        ),
+    }
+)
+"""A decorator for what users of this room call: an argument of another type than its annotation is refused."""

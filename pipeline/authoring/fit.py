@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from passes.suggest import plural
 from passes.weights.files import replace_when_done, write_errors
+from pipeline.authoring.builder import typed
 from pipeline.errors import UsageError
 from pipeline.events import EpochEnded, Observer, PhaseEnded, Progress
 from pipeline.training import NotFinite, Phase, Snapshot, TrainProgram
@@ -77,6 +78,7 @@ class TrainingHistory:
         return fmean(self.losses[-WINDOW:])
 
 
+@typed
 @dataclass(frozen=True, slots=True)
 class FitLimits:
     """When a training ends: after epochs, after steps, or when the mean loss of the last 50 steps is below `until`."""
@@ -99,6 +101,7 @@ class FitLimits:
         return fmean(record.loss for record in records[-WINDOW:]) < self.until
 
 
+@typed
 class TrainingLoop:
     """A training with `program`, of which there may be several calls of `run` in a row."""
 
@@ -128,6 +131,7 @@ class TrainingLoop:
         before = tuple(phase for phase in self._program.phases if phase.name != "Replay")
         return TrainingHistory(tuple(self._records), (*before, self._replay))
 
+    @typed
     def run(
         self,
         batches: Batches,

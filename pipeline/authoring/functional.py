@@ -9,12 +9,12 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import torch
 
-from pipeline.authoring.builder import FLOATS, IRTensor, Operand, builder_of, emit_binary
-from pipeline.authoring.storage import Buffer, ModuleTensor
+from pipeline.authoring.builder import FLOATS, IRTensor, Operand, Pair, Readable, builder_of, emit_binary, typed
+from pipeline.authoring.storage import Buffer
 from pipeline.ir import Attr, InputRef, TensorSpec
 from pipeline.runtime.tensors import torch_dtype
 
@@ -25,23 +25,23 @@ __all__ = [
     "tanh", "transpose",
 ]  # fmt: skip
 
-Readable: TypeAlias = IRTensor | ModuleTensor
 
-Pair: TypeAlias = int | tuple[int, int]
-
-
+@typed
 def add(left: Operand, right: Operand) -> IRTensor:
     return emit_binary("Add", left, right)
 
 
+@typed
 def sub(left: Operand, right: Operand) -> IRTensor:
     return emit_binary("Sub", left, right)
 
 
+@typed
 def mul(left: Operand, right: Operand) -> IRTensor:
     return emit_binary("Mul", left, right)
 
 
+@typed
 def div(left: Operand, right: Operand) -> IRTensor:
     return emit_binary("Div", left, right)
 
@@ -49,6 +49,7 @@ def div(left: Operand, right: Operand) -> IRTensor:
 def _unary(kind: str) -> Callable[[IRTensor], IRTensor]:
     """The operation of a kind that computes each element from one."""
 
+    @typed
     def emit_unary(x: IRTensor) -> IRTensor:
         return x.builder.emit_one(kind, [_floating(x)], x.spec)
 
@@ -59,32 +60,43 @@ relu, tanh, sigmoid, silu = (_unary(kind) for kind in ("Relu", "Tanh", "Sigmoid"
 exp, log, sqrt, absolute = (_unary(kind) for kind in ("Exp", "Log", "Sqrt", "Abs"))
 
 
+@typed
 def gelu(x: IRTensor, approximate: str = "none") -> IRTensor:
     if approximate not in ("none", "tanh"):
         raise x.builder.refusal(f"gelu found approximate={approximate!r}, expected 'none' or 'tanh'")
     return x.builder.emit_one("Gelu", [_floating(x)], x.spec, {"approximate": approximate})
 
 
+@typed
 def cast(x: IRTensor, dtype: str) -> IRTensor:
-    return x.builder.emit_one("Cast", [x], TensorSpec(x.shape, dtype), {"to": dtype})
+    try:
+        spec = TensorSpec(x.shape, dtype)
+    except ValueError as error:
+        raise x.builder.refusal(f"cast found {error}") from None
+    return x.builder.emit_one("Cast", [x], spec, {"to": dtype})
 
 
+@typed
 def softmax(x: IRTensor, dim: int = -1) -> IRTensor:
     return x.builder.emit_one("Softmax", [_floating(x)], x.spec, {"axis": _axis(x, dim)})
 
 
+@typed
 def log_softmax(x: IRTensor, dim: int = -1) -> IRTensor:
     return x.builder.emit_one("LogSoftmax", [_floating(x)], x.spec, {"axis": _axis(x, dim)})
 
 
+@typed
 def sum(x: IRTensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> IRTensor:
     return _reduce("ReduceSum", x, dim, keepdim)
 
 
+@typed
 def mean(x: IRTensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> IRTensor:
     return _reduce("ReduceMean", _floating(x), dim, keepdim)
 
 
+@typed
 def amax(x: IRTensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> IRTensor:
     return _reduce("ReduceMax", x, dim, keepdim)
 
@@ -98,6 +110,7 @@ def _reduce(kind: str, x: IRTensor, dim: int | Sequence[int] | None, keepdim: bo
     return x.builder.emit_one(kind, [x], TensorSpec(tuple(kept), x.dtype), {"axes": axes, "keepdims": keepdim})
 
 
+@typed
 def reshape(x: IRTensor, shape: Sequence[int]) -> IRTensor:
     """`x` in another shape, of which one size may be -1."""
     sizes, free = list(shape), [place for place, size in enumerate(shape) if size == -1]
@@ -111,6 +124,7 @@ def reshape(x: IRTensor, shape: Sequence[int]) -> IRTensor:
     return x.builder.emit_one("Reshape", [x], TensorSpec(tuple(sizes), x.dtype), {"shape": tuple(sizes)})
 
 
+@typed
 def flatten(x: IRTensor, start_dim: int = 0, end_dim: int = -1) -> IRTensor:
     """The axes from `start_dim` to `end_dim` as one."""
     if not x.rank:
@@ -121,6 +135,7 @@ def flatten(x: IRTensor, start_dim: int = 0, end_dim: int = -1) -> IRTensor:
     return reshape(x, [*x.shape[:start], math.prod(x.shape[start : end + 1]), *x.shape[end + 1 :]])
 
 
+@typed
 def permute(x: IRTensor, dims: Sequence[int]) -> IRTensor:
     perm = tuple(_axis(x, dim) for dim in dims)
     if sorted(perm) != list(range(x.rank)):
@@ -130,6 +145,7 @@ def permute(x: IRTensor, dims: Sequence[int]) -> IRTensor:
     )
 
 
+@typed
 def transpose(x: IRTensor, dim0: int, dim1: int) -> IRTensor:
     first, second = _axis(x, dim0), _axis(x, dim1)
     dims = list(range(x.rank))
@@ -137,6 +153,7 @@ def transpose(x: IRTensor, dim0: int, dim1: int) -> IRTensor:
     return permute(x, dims)
 
 
+@typed
 def concat(tensors: Sequence[Readable], dim: int = 0) -> IRTensor:
     read = _read(*tensors)
     axis, like = _axis(read[0], dim), read[0]
@@ -150,6 +167,7 @@ def concat(tensors: Sequence[Readable], dim: int = 0) -> IRTensor:
     return like.builder.emit_one("Concat", read, TensorSpec(tuple(sizes), like.dtype), {"axis": axis})
 
 
+@typed
 def narrow(x: Readable, dim: int, start: int, length: int) -> IRTensor:
     """`length` elements along an axis, from `start` on."""
     (x,) = _read(x)
@@ -161,6 +179,7 @@ def narrow(x: Readable, dim: int, start: int, length: int) -> IRTensor:
     return x.builder.emit_one("Slice", [x], TensorSpec(sizes, x.dtype), attrs)
 
 
+@typed
 def matmul(left: Readable, right: Readable) -> IRTensor:
     """The product of the last two axes; those before them are broadcast."""
     a, b = _read(left, right)
@@ -175,6 +194,7 @@ def matmul(left: Readable, right: Readable) -> IRTensor:
     return a.builder.emit_one("MatMul", [a, b], TensorSpec((*batch, a.shape[-2], b.shape[-1]), a.dtype))
 
 
+@typed
 def linear(x: IRTensor, weight: Readable, bias: Readable | None = None) -> IRTensor:
     """`x` times the transposed `weight`, [out, in], plus `bias`; an `x` of other ranks is a matrix meanwhile."""
     operands = _read(x, weight, *([] if bias is None else [bias]))
@@ -188,6 +208,7 @@ def linear(x: IRTensor, weight: Readable, bias: Readable | None = None) -> IRTen
     return product if x.rank == 2 else reshape(product, [*lead, out])
 
 
+@typed
 def embedding(ids: IRTensor, weight: Readable) -> IRTensor:
     """The rows of `weight` that `ids` names."""
     (table,) = _read_with(ids, weight)
@@ -196,6 +217,7 @@ def embedding(ids: IRTensor, weight: Readable) -> IRTensor:
     return ids.builder.emit_one("Gather", [table, ids], spec, {"axis": 0})
 
 
+@typed
 def conv2d(
     x: IRTensor,
     weight: Readable,
@@ -216,6 +238,7 @@ def conv2d(
     return x.builder.emit_one("Conv", [x, *operands], TensorSpec((x.shape[0], out, *sizes), x.dtype), attrs)
 
 
+@typed
 def max_pool2d(x: IRTensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> IRTensor:
     kernel, pads = _pair(x, "kernel_size", kernel_size), _pair(x, "padding", padding, 0)
     strides = kernel if stride is None else _pair(x, "stride", stride)
@@ -231,6 +254,7 @@ def max_pool2d(x: IRTensor, kernel_size: Pair, stride: Pair | None = None, paddi
     return x.builder.emit_one("MaxPool", [x], TensorSpec((*x.shape[:2], *sizes), x.dtype), attrs)
 
 
+@typed
 def layer_norm(
     x: IRTensor, shape: Sequence[int], weight: Readable | None = None, bias: Readable | None = None, eps: float = 1e-5
 ) -> IRTensor:
@@ -243,6 +267,7 @@ def layer_norm(
     return x.builder.emit_one("LayerNormalization", operands, x.spec, attrs)
 
 
+@typed
 def batch_norm(
     x: IRTensor,
     mean: Buffer,
@@ -279,9 +304,10 @@ def batch_norm(
 BATCH_NORM_OPERANDS: Final = ("input", "weight", "bias", "running_mean", "running_var")
 
 
+@typed
 def dropout(x: IRTensor, p: float = 0.5) -> IRTensor:
     """In training a share `p` of the elements is zero, and the others are scaled up; at inference `x` as it is."""
-    if not isinstance(p, int | float) or not 0 <= p < 1:
+    if not 0 <= p < 1:
         raise x.builder.refusal(f"dropout found p={p!r}, expected 0 ≤ p < 1")
     if not x.builder.training or not p:
         return x
@@ -290,6 +316,7 @@ def dropout(x: IRTensor, p: float = 0.5) -> IRTensor:
     return x.builder.emit_several("Dropout", [_floating(x)], outputs, attrs)[0]
 
 
+@typed
 def mse_loss(output: IRTensor, target: IRTensor) -> IRTensor:
     """The mean of the squared differences."""
     _expect(target, target.shape == output.shape, f"{list(output.shape)} as the output", output.dtype)
@@ -297,6 +324,7 @@ def mse_loss(output: IRTensor, target: IRTensor) -> IRTensor:
     return mean(difference * difference)
 
 
+@typed
 def cross_entropy(output: IRTensor, target: IRTensor, label_smoothing: float = 0.0) -> IRTensor:
     """The mean loss of logits [batch, classes, ...] for classes [batch, ...], whole numbers."""
     if output.rank < 2:
@@ -341,20 +369,20 @@ def _text(x: IRTensor) -> str:
 
 
 def _axis(x: IRTensor, dim: int) -> int:
-    if not isinstance(dim, int) or not -x.rank <= dim < x.rank:
+    if not -x.rank <= dim < x.rank:
         raise x.builder.refusal(f"found axis {dim!r} of {_text(x)}, expected {-x.rank} to {x.rank - 1}")
     return dim % x.rank
 
 
 def _pair(x: IRTensor, name: str, value: Pair, least: int = 1) -> tuple[int, int]:
-    pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
-    if len(pair) != 2 or any(not isinstance(size, int) or size < least for size in pair):
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or min(pair) < least:
         raise x.builder.refusal(f"found {name}={value!r}, expected a whole number from {least} on, or a pair of them")
     return pair
 
 
 def _number(x: IRTensor, name: str, value: float, *, most: float = math.inf) -> float:
-    if not isinstance(value, int | float) or not 0 <= value <= most or math.isinf(value):
+    if not 0 <= value <= most or math.isinf(value):
         limit = "that is not below zero" if math.isinf(most) else f"from 0 to {most:g}"
         raise x.builder.refusal(f"found {name}={value!r}, expected a number {limit}")
     return float(value)

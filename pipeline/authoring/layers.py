@@ -14,14 +14,14 @@ import torch
 from torch.nn import init
 
 from pipeline.authoring import functional
-from pipeline.authoring.builder import FLOATS, IRTensor, check_dtype
-from pipeline.authoring.functional import Pair
+from pipeline.authoring.builder import FLOATS, IRTensor, Pair, check_dtype, typed
 from pipeline.authoring.module import Module
 from pipeline.authoring.storage import Buffer, Parameter
 from pipeline.errors import UsageError
 from pipeline.runtime.tensors import torch_dtype
 
 
+@typed
 class Linear(Module):
     def __init__(self, in_features: int, out_features: int, bias: bool = True, dtype: str = "float32") -> None:
         self._settings = (in_features, out_features)
@@ -36,6 +36,7 @@ class Linear(Module):
         return _text(*self._settings, **({} if self.bias else {"bias": False}))
 
 
+@typed
 class Conv2d(Module):
     """A convolution over height and width, padded by zeros."""
 
@@ -51,9 +52,7 @@ class Conv2d(Module):
         bias: bool = True,
         dtype: str = "float32",
     ) -> None:
-        if isinstance(padding, str):
-            raise UsageError(f"Conv2d: found padding={padding!r}, expected a whole number or a pair of them")
-        if not isinstance(groups, int) or groups < 1 or in_channels % groups or out_channels % groups:
+        if groups < 1 or in_channels % groups or out_channels % groups:
             raise UsageError(
                 f"Conv2d: found groups={groups} for {in_channels} and {out_channels} channels, "
                 "expected a divisor of both"
@@ -79,6 +78,7 @@ class Conv2d(Module):
         return _text(*self._settings, **{name: value for name, (value, usual) in further.items() if value != usual})
 
 
+@typed
 class Embedding(Module):
     """A table, of which whole numbers name the rows."""
 
@@ -93,6 +93,7 @@ class Embedding(Module):
         return _text(*self._settings)
 
 
+@typed
 class LayerNorm(Module):
     def __init__(
         self,
@@ -117,6 +118,7 @@ class LayerNorm(Module):
         return _text(*self._shape)
 
 
+@typed
 class BatchNorm2d(Module):
     """Normalised for each channel: by the batch in training, which moves the running statistics, and by them else."""
 
@@ -145,6 +147,7 @@ class BatchNorm2d(Module):
         return _text(self._features)
 
 
+@typed
 class MaxPool2d(Module):
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> None:
         self._kernel, self._stride, self._padding = kernel_size, stride, padding
@@ -156,11 +159,12 @@ class MaxPool2d(Module):
         return _text(self._kernel)
 
 
+@typed
 class Dropout(Module):
     """In training each element is zero with the probability `p`; at inference nothing happens."""
 
     def __init__(self, p: float = 0.5) -> None:
-        if not isinstance(p, int | float) or not 0 <= p < 1:
+        if not 0 <= p < 1:
             raise UsageError(f"Dropout: found p={p!r}, expected 0 ≤ p < 1")
         self._p = p
 
@@ -171,6 +175,7 @@ class Dropout(Module):
         return _text(self._p)
 
 
+@typed
 class Flatten(Module):
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         self._dims = (start_dim, end_dim)
@@ -179,6 +184,7 @@ class Flatten(Module):
         return functional.flatten(x, *self._dims)
 
 
+@typed
 class Softmax(Module):
     def __init__(self, dim: int = -1) -> None:
         self._dim = dim
@@ -190,6 +196,7 @@ class Softmax(Module):
         return _text(self._dim)
 
 
+@typed
 class LogSoftmax(Module):
     def __init__(self, dim: int = -1) -> None:
         self._dim = dim
@@ -201,6 +208,7 @@ class LogSoftmax(Module):
         return _text(self._dim)
 
 
+@typed
 class GELU(Module):
     def __init__(self, approximate: str = "none") -> None:
         self._approximate = approximate
@@ -236,7 +244,7 @@ class SiLU(_Activation):
 
 def _empty(layer: str, dtype: str, *shape: int) -> torch.Tensor:
     check_dtype(dtype, FLOATS, layer)
-    wrong = [size for size in shape if not isinstance(size, int) or size < 1]
+    wrong = [size for size in shape if size < 1]
     if wrong:
         raise UsageError(f"{layer}: found the size {wrong[0]!r}, expected a whole number above zero")
     return torch.empty(shape, dtype=torch_dtype(dtype))

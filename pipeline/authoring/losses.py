@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.authoring import functional
-from pipeline.authoring.builder import IRTensor
+from pipeline.authoring.builder import IRTensor, typed
 from pipeline.authoring.module import Module
 from pipeline.errors import UsageError
 from pipeline.ir import TensorSpec
@@ -24,6 +24,7 @@ class MSELoss(LossModule):
         return functional.mse_loss(output, target)
 
 
+@typed
 class CrossEntropyLoss(LossModule):
     """The mean loss of logits [batch, classes, ...] for classes [batch, ...] of int64."""
 

@@ -9,7 +9,7 @@ from typing import Self, TypeAlias
 
 import torch
 
-from pipeline.authoring.builder import FLOATS, IRTensor, ModelBuilder
+from pipeline.authoring.builder import FLOATS, IRTensor, ModelBuilder, typed
 from pipeline.authoring.fit import Batches, FitLimits, Schedule, TrainingHistory, TrainingLoop
 from pipeline.authoring.losses import LossModule
 from pipeline.authoring.module import Module, Sequential, check_module
@@ -50,6 +50,7 @@ class Model:
     module: the whole model, where it is no row of layers.
     """
 
+    @typed
     def __init__(self, *inputs: Sequence[int] | TensorSpec, module: Module | None = None, name: str = "model") -> None:
         if not inputs:
             raise UsageError("Model: found no input, expected the shape of one at least: Model((64, 784))")
@@ -80,6 +81,7 @@ class Model:
         self.module = extended
         return self
 
+    @typed
     def graph(self, *, training: bool = False, batch: int | None = None) -> Graph:
         """The Graph that the layers emit: for inference, or, with `training`, as they compute in training.
 
@@ -91,6 +93,7 @@ class Model:
         builder, output = self._emit(self.module, training=training, batch=batch)
         return _checked(builder.build([output.vid]))
 
+    @typed
     def compile(
         self,
         optimizer: OptimizerSpec,
@@ -129,6 +132,7 @@ class Model:
             show(PhaseEnded(phase.name, phase.seconds, phase.detail))
         return self
 
+    @typed
     def fit(
         self,
         batches: Batches,
@@ -178,6 +182,11 @@ class Model:
         """
         if self._loss is None:
             raise UsageError("evaluate: the model is not compiled; call compile(optimizer, loss) before")
+        if not isinstance(batches, Iterable):
+            raise UsageError(f"evaluate: found {_kind_of(batches)}, expected batches, each (*inputs, target)")
+        for name, metric in metrics.items():
+            if not callable(metric):
+                raise UsageError(f"evaluate: the metric {name} is {_kind_of(metric)}, expected a function")
         rows = [self._evaluate_batch(batch, metrics) for batch in batches]
         samples = sum(size for size, _ in rows)
         if not samples:
@@ -195,6 +204,7 @@ class Model:
         program = self._program_for(("predict", batch), lambda: self.graph(batch=batch))
         return next(iter(program.run(dict(zip(names, inputs, strict=True))).values()))
 
+    @typed
     def step_graph(
         self,
         loss: Loss,
@@ -248,6 +258,7 @@ class Model:
         """Parameters and buffers by name, as torch's module of the same layers has them."""
         return self.module.state_dict()
 
+    @typed
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take the numbers of a state dict; those of the optimizer stay.
 
@@ -261,6 +272,7 @@ class Model:
             names = _value_names(self._program.module)
             self._program.load_state_dict({"module": {key: own.get(names[key], found[key]) for key in found}})
 
+    @typed
     def to_torch(self, *, training: bool = False) -> GraphModule:
         """A module of torch that computes the same, with copies of the numbers: for `record_step` and for an export."""
         return as_module(self.graph(training=training)).train(training)
@@ -295,6 +307,8 @@ class Model:
         """The number of samples, and the loss and the metrics of a batch."""
         assert self._loss is not None
         loss, feed = self._loss, self._name_tensors(batch)
+        if not isinstance(batch[-1], torch.Tensor):
+            raise UsageError(f"evaluate: the target is {_kind_of(batch[-1])}, expected a tensor")
         size = _check_inputs(batch[:-1], self.inputs)
         target = TensorSpec(tuple(batch[-1].shape), dtype_name(batch[-1].dtype))
         program = self._program_for(
@@ -312,7 +326,8 @@ class Model:
 
 def _value_names(module: torch.nn.Module) -> Mapping[str, str]:
     """{key of the module's state dict: name of the value in the graph}."""
-    assert isinstance(module, GraphModule)
+    if not isinstance(module, GraphModule):
+        raise UsageError(f"found {_kind_of(module)}, expected the module that to_torch made")
     return module.value_names
 
 
@@ -356,6 +371,8 @@ def _spec_of(shape: Sequence[int]) -> TensorSpec:
 
 
 def _with_batch(spec: TensorSpec, batch: int) -> TensorSpec:
+    if batch < 1:
+        raise UsageError(f"found batch={batch}, expected a whole number above zero")
     return TensorSpec((batch, *spec.shape[1:]), spec.dtype, spec.device)
 
 

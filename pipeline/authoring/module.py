@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from passes.suggest import nearest
-from pipeline.authoring.builder import IRTensor, ModelBuilder, builder_of
+from passes.suggest import describe_argument, nearest
+from pipeline.authoring.builder import IRTensor, ModelBuilder, builder_of, typed
 from pipeline.authoring.storage import Buffer, ModuleTensor, Parameter
 from pipeline.errors import UsageError
 from pipeline.runtime.tensors import dtype_name
@@ -91,6 +91,7 @@ class Module:
         """Copies of parameters and buffers by name; what is shared has all its names."""
         return {name: tensor.data.clone() for name, tensor in self._walk_tensors("")}
 
+    @typed
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take the numbers of a state dict, which torch's module of the same layers may have made.
 
@@ -102,6 +103,8 @@ class Module:
             holder = "the state dict lacks" if name in own else "the module lacks"
             raise UsageError(f"load_state_dict: {holder} {name!r}{nearest(name, state if name in own else own)}")
         for name, tensor in own.items():
+            if not isinstance(state[name], torch.Tensor):
+                raise UsageError(f"load_state_dict: {name!r} is {describe_argument(state[name])}, expected a tensor")
             found, expected = (f"{dtype_name(data.dtype)}{list(data.shape)}" for data in (state[name], tensor.data))
             if found != expected:
                 raise UsageError(f"load_state_dict: {name!r} is {found}, expected {expected}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn, optim
 
+from pipeline.authoring.builder import typed
 from pipeline.errors import UsageError
 
 
@@ -29,6 +30,7 @@ class OptimizerSpec:
         raise UsageError(f"found {type(self).__name__}, expected SGD, Adam or AdamW")
 
 
+@typed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGD(OptimizerSpec):
     lr: float = 1e-3
@@ -42,6 +44,7 @@ class SGD(OptimizerSpec):
         )
 
 
+@typed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adam(OptimizerSpec):
     lr: float = 1e-3
@@ -54,6 +57,7 @@ class Adam(OptimizerSpec):
         return optim.Adam(parameters, self.lr, self.betas, self.eps, self.weight_decay, self.amsgrad)
 
 
+@typed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW(OptimizerSpec):
     """Adam with a weight decay of its own, beside the gradient."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from pipeline.argument_checks import a, expects
+
 
 class ModuleTensor:
     """Numbers with an identity: two modules that hold the same object share it."""
 
+    @expects(data=a(torch.Tensor, "a tensor"))
     def __init__(self, data: torch.Tensor) -> None:
         self.data = data.detach()
 

@@ -24,7 +24,7 @@ from pipeline.export.exported import ExportedModel
 from pipeline.export.graph_names import name_dims, name_inputs_and_outputs
 from pipeline.export.source import TorchSource
 from pipeline.export.trace import trace_module
-from pipeline.export.translations import move_complex_as_real, translation_table
+from pipeline.export.translations import decompose_complex, move_complex_as_real, translation_table
 from pipeline.export.tree import input_tensors
 from pipeline.export.writes import as_configured, live_writes, placeholders
 from pipeline.runtime.tensors import dtype_name
@@ -62,8 +62,9 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
 
 @torch.no_grad()  # with gradients attention may take another way (T5), whose strides have no translation
 def _translate(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
-    move_complex_as_real(program)
     try:
+        program = decompose_complex(program)
+        move_complex_as_real(program)
         result = torch.onnx.export(
             program,
             dynamo=True,

@@ -116,6 +116,62 @@ MOVES: Final[Mapping[Any, Callable[[int, tuple[Any, ...]], tuple[Any, ...]]]] = 
 """Operator → from the complex tensor's rank and the other arguments, those for its parts."""
 
 
+def decompose_complex(program: ExportedProgram) -> ExportedProgram:
+    """The program with operators of `BY_PARTS` on complex tensors computed by their parts; itself where none is."""
+    nodes = [node for graph in _graphs(program) for node in graph.nodes if node.target in BY_PARTS]
+    if not any(isinstance(value := node.meta.get("val"), torch.Tensor) and value.is_complex() for node in nodes):
+        return program
+    return program.run_decompositions(dict(BY_PARTS))
+
+
+def _by_parts(
+    compute: Callable[..., Sequence[torch.Tensor]],
+    is_parted: Callable[[Any], bool] = lambda item: isinstance(item, torch.Tensor) and item.is_complex(),
+) -> Callable[..., Any]:
+    """A decomposition: from real and imaginary part of each operand to those of the result.
+
+    Args:
+        is_parted: whether an operand makes it necessary; a complex number of Python does in any case.
+    """
+
+    def decompose(*operands: Any) -> Any:
+        if not any(isinstance(item, complex) or is_parted(item) for item in operands):
+            return NotImplemented
+        return torch.view_as_complex(torch.stack(list(compute(*map(_parts, operands))), -1))
+
+    return decompose
+
+
+def _parts(item: Any) -> Any:
+    if isinstance(item, torch.Tensor):
+        return (
+            torch.view_as_real(item.resolve_conj()).unbind(-1) if item.is_complex() else (item, torch.zeros_like(item))
+        )
+    return (complex(item).real, complex(item).imag)
+
+
+def _multiply(left: Any, right: Any) -> Any:
+    return left[0] * right[0] - left[1] * right[1], left[0] * right[1] + left[1] * right[0]
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if exponent != (2.0, 0.0):
+        raise NotImplementedError("a power of complex numbers has a form in ONNX for squares alone")
+    return _multiply(base, base)
+
+
+BY_PARTS: Final[Mapping[Any, Callable[..., Any]]] = {
+    torch.ops.aten.mul.Scalar: _by_parts(_multiply),
+    torch.ops.aten.mul.Tensor: _by_parts(_multiply, lambda _: False),  # of tensors alone the exporter has it
+    torch.ops.aten.exp.default: _by_parts(lambda z: (z[0].exp() * z[1].cos(), z[0].exp() * z[1].sin())),
+    torch.ops.aten.pow.Tensor_Scalar: _by_parts(_power),
+    torch.ops.aten.where.self: _by_parts(
+        lambda chosen, a, b: [torch.where(chosen[0], *pair) for pair in zip(a, b, strict=True)]
+    ),
+}
+"""Operators that torch's exporter has for real numbers alone, as in the inverse of a spectrogram."""
+
+
 op: Final[Any] = opset18
 """Typed as Any: its annotations are for eager evaluation, and here it adds nodes to torch's graph."""
 
@@ -167,6 +223,65 @@ def translate_squeeze(self: Any, dim: int | Sequence[int] | None = None) -> Any:
     return op.Squeeze(self, op.Constant(value_ints=axes)) if axes else op.Identity(self)
 
 
+def _translate_extreme(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """`aten.amax` or `aten.amin`: without dims over all of them; a scalar is its own, also along dim 0."""
+
+    def translate(self: Any, dim: int | Sequence[int] = (), keepdim: bool = False) -> Any:
+        if not self.shape:
+            return op.Identity(self)
+        dims = [dim] if isinstance(dim, int) else list(dim)
+        axes = [op.Constant(value_ints=dims)] if dims else []
+        return reduce(self, *axes, keepdims=int(keepdim))
+
+    return translate
+
+
+def translate_topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """`aten.topk`, which takes a scalar for a vector of one element."""
+    axes = op.Constant(value_ints=[0])
+    count = op.Constant(value_ints=[k]) if isinstance(k, int) else op.Reshape(k, op.Constant(value_ints=[1]))
+    if self.shape:
+        return op.TopK(self, count, axis=dim, largest=int(largest), sorted=int(sorted))
+    values, indices = op.TopK(op.Unsqueeze(self, axes), count, axis=0, largest=int(largest), sorted=int(sorted))
+    return op.Squeeze(values, axes), op.Squeeze(indices, axes)
+
+
+def translate_unfold_backward(grad_in: Any, input_sizes: Any, dim: int, size: int, step: int) -> Any:
+    """`aten.unfold_backward`, the sum of frames that overlap, as `istft` needs it: torch's own form has indices of 32
+    bits, which ONNX's ScatterND does not take."""
+    rank = len(grad_in.shape) - 1
+    axis = dim % rank
+    whole = [*range(axis + 1), rank, *range(axis + 1, rank)]  # frames and places in a frame side by side
+    one = op.Constant(value_ints=[1])
+    frames = op.Range(
+        op.Constant(value_int=0), op.Squeeze(op.Shape(grad_in, start=axis, end=axis + 1)), op.Constant(value_int=1)
+    )
+    starts = op.Unsqueeze(op.Mul(frames, op.Constant(value_int=step)), one)
+    places = op.Reshape(op.Add(starts, op.Constant(value_ints=list(range(size)))), op.Constant(value_ints=[-1]))
+    shape = [
+        op.Shape(grad_in, start=0, end=axis),
+        op.Constant(value_ints=[-1]),
+        op.Shape(grad_in, start=axis + 1, end=rank),
+    ]
+    values = op.Reshape(op.Transpose(grad_in, perm=whole), op.Concat(*shape, axis=0), allowzero=1)
+    column = op.Reshape(places, op.Constant(value_ints=[-1, *[1] * (rank - 1 - axis)]))
+    sizes = input_sizes
+    if isinstance(sizes, Sequence):
+        parts = [
+            op.Constant(value_ints=[part]) if isinstance(part, int) else op.Reshape(part, op.Constant(value_ints=[1]))
+            for part in sizes
+        ]
+        sizes = op.Concat(*parts, axis=0)
+    zeros = op.Expand(op.CastLike(op.Constant(value_floats=[0.0]), grad_in), sizes)
+    return op.ScatterElements(zeros, op.Expand(column, op.Shape(values)), values, axis=axis, reduction="add")
+
+
+EXTREMES: Final[Mapping[str, Callable[..., Any]]] = {
+    "aten.amax.default": _translate_extreme(op.ReduceMax),
+    "aten.amin.default": _translate_extreme(op.ReduceMin),
+    "aten.topk.default": translate_topk,
+}
+
 SQUEEZE: Final[Mapping[str, Callable[..., Any]]] = {
     f"aten.squeeze.{overload}": translate_squeeze for overload in ("default", "dim", "dims")
 }
@@ -189,4 +304,9 @@ def _operator(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
 
 
-TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {**GROUPED_MM, **SQUEEZE}
+TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    **GROUPED_MM,
+    **SQUEEZE,
+    **EXTREMES,
+    "aten.unfold_backward.default": translate_unfold_backward,
+}

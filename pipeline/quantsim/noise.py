@@ -19,7 +19,7 @@ from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding
-from pipeline.quantsim.qdq import DEQUANTIZED, insert_qdq, quantize_nodes, rename_values
+from pipeline.quantsim.qdq import DEQUANTIZED, choose_stems, insert_qdq, quantize_nodes, rename_values
 
 Feeds = Mapping[str, np.ndarray]
 
@@ -96,7 +96,7 @@ def _combine(model: DetachedModel, encodings: Mapping[str, Encoding], tensors: S
     graph = both.proto.graph
     for name in tensors:
         is_renamed = name in encodings and name not in outputs
-        whole = f"{QUANTIZED}{name}{DEQUANTIZED}" if is_renamed else f"{QUANTIZED}{name}"
+        whole = steps.name_of(name) if is_renamed else f"{QUANTIZED}{name}"
         _add_sum(graph, f"{name}{SIGNAL}", name)
         for part, value in ((LOCAL, steps.add([makers[name]])[name]), (TOTAL, whole)):
             graph.node.append(helper.make_node("Sub", [name, value], [f"{name}{part}/difference"]))
@@ -107,6 +107,7 @@ def _combine(model: DetachedModel, encodings: Mapping[str, Encoding], tensors: S
 def _put_side_by_side(model: DetachedModel, encodings: Mapping[str, Encoding]) -> tuple[DetachedModel, QuantizedSteps]:
     """The float model and the quantized one in one graph that has no outputs yet, and what adds steps to it."""
     quantized = insert_qdq(model, encodings)
+    stems = choose_stems(model.proto.graph, encodings)
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     graph = proto.graph
@@ -122,7 +123,7 @@ def _put_side_by_side(model: DetachedModel, encodings: Mapping[str, Encoding]) -
     constants = {tensor.name for tensor in model.proto.graph.initializer}
     fixed = find_fixed_values(model.proto.graph, constants)
     both = DetachedModel(proto, {**model.weights, **quantized.weights})
-    return both, QuantizedSteps(graph, encodings, constants, fixed)
+    return both, QuantizedSteps(graph, encodings, constants, fixed, stems)
 
 
 def find_fixed_values(graph: onnx.GraphProto, constants: Collection[str]) -> frozenset[str]:
@@ -155,6 +156,7 @@ class QuantizedSteps:
         graph: holds both models, the quantized one under names with a prefix.
         constants: the stored tensors of the float model.
         fixed: its values that are computed from these alone, which the quantized model computes from quantized ones.
+        stems: how the names of the quantized model's new values begin.
     """
 
     def __init__(
@@ -163,7 +165,9 @@ class QuantizedSteps:
         encodings: Mapping[str, Encoding],
         constants: Collection[str],
         fixed: Collection[str],
+        stems: Mapping[str, str],
     ) -> None:
+        self._stems = stems
         self._graph, self._encodings, self._constants, self._fixed = graph, encodings, constants, fixed
         self._quantized: dict[str, str] = {}
         self._added: dict[str, dict[str, str]] = {}
@@ -190,7 +194,7 @@ class QuantizedSteps:
         if name not in self._encodings:
             return f"{QUANTIZED}{name}" if name in self._fixed else name
         if name in self._constants:
-            return f"{QUANTIZED}{name}{DEQUANTIZED}"
+            return self.name_of(name)
         if name not in self._quantized:
             self._quantized[name] = self._quantize(name, name, f"{name}/float")
         return self._quantized[name]
@@ -201,8 +205,12 @@ class QuantizedSteps:
         if encoding is None:
             return value
         result = f"{title}{DEQUANTIZED}"
-        self._graph.node.extend(quantize_nodes(value, result, encoding, f"{QUANTIZED}{name}", title))
+        self._graph.node.extend(quantize_nodes(value, result, encoding, f"{QUANTIZED}{self._stems[name]}", title))
         return result
+
+    def name_of(self, name: str) -> str:
+        """What the quantized model calls a constant or a value after both operators."""
+        return f"{QUANTIZED}{self._stems[name]}{DEQUANTIZED}"
 
 
 def _first_result(node: NodeProto) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -57,11 +57,11 @@ def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> Detac
     a format has fewer bits than its ONNX dtype, a Clip in front keeps an activation within its numbers.
 
     Raises:
-        UsageError: a format needs a later opset than the model has, or the model has a value named as a new one is.
+        UsageError: a format needs a later opset than the model has.
     """
     graph = model.proto.graph
     check_opset(model.proto, {name: encoding.precision for name, encoding in encodings.items()})
-    _check_names(graph, encodings)
+    stems = choose_stems(graph, encodings)
     outputs = {info.name for info in graph.output}
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
@@ -74,16 +74,17 @@ def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> Detac
             proto.graph.initializer.append(tensor)
             continue
         stored = quantize(model.array(tensor), encoding)
-        added.append(_stored_numbers(f"{tensor.name}_quantized", stored, encoding))
-        added += _parameters(tensor.name, encoding)
-        proto.graph.node.append(_dequantize(tensor.name, encoding))
-        renamed[tensor.name] = f"{tensor.name}{DEQUANTIZED}"
+        stem = stems[tensor.name]
+        added.append(_stored_numbers(f"{stem}_quantized", stored, encoding))
+        added += _parameters(stem, encoding)
+        proto.graph.node.append(_dequantize(stem, encoding))
+        renamed[tensor.name] = f"{stem}{DEQUANTIZED}"
     for info in graph.input:
         if info.name in encodings:
-            name, encoding = info.name, encodings[info.name]
-            renamed[name] = f"{name}{DEQUANTIZED}"
-            proto.graph.node.extend(quantize_nodes(name, renamed[name], encoding, name, name))
-            added += _parameters(name, encoding)
+            name, encoding, stem = info.name, encodings[info.name], stems[info.name]
+            renamed[name] = f"{stem}{DEQUANTIZED}"
+            proto.graph.node.extend(quantize_nodes(name, renamed[name], encoding, stem, stem))
+            added += _parameters(stem, encoding)
     for node in graph.node:
         copy = proto.graph.node.add()
         copy.CopyFrom(node)
@@ -92,10 +93,11 @@ def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> Detac
             encoding = encodings.get(name)
             if encoding is None:
                 continue
-            made, read = (f"{name}{FLOAT_ENDING}", name) if name in outputs else (name, f"{name}{DEQUANTIZED}")
+            stem = stems[name]
+            made, read = (f"{stem}{FLOAT_ENDING}", name) if name in outputs else (name, f"{stem}{DEQUANTIZED}")
             copy.output[index] = made
-            proto.graph.node.extend(quantize_nodes(made, read, encoding, name, name))
-            added += _parameters(name, encoding)
+            proto.graph.node.extend(quantize_nodes(made, read, encoding, stem, stem))
+            added += _parameters(stem, encoding)
             renamed[name] = read
     quantized = detach(onnx.ModelProto(graph=onnx.GraphProto(initializer=added)))
     proto.graph.initializer.extend(quantized.proto.graph.initializer)
@@ -175,16 +177,20 @@ def _rename(names: Any, new_name: Callable[[str], str]) -> None:
             names[index] = new_name(name)
 
 
-def _check_names(graph: onnx.GraphProto, encodings: Mapping[str, Encoding]) -> None:
+def choose_stems(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]:
+    """How the names of the new values begin, for each tensor: with its own name, or, where the model has a value of
+    such a name already, as the weight `bn_scale` beside a value `bn`, with `bn_2`."""
     taken = {tensor.name for tensor in graph.initializer} | {info.name for info in graph.input}
     taken |= {name for node in graph.node for name in node.output}
-    for name in encodings:
-        for ending in ENDINGS:
-            if f"{name}{ending}" in taken:
-                raise UsageError(
-                    f"quantsim: the model has a value {name + ending!r} already, which is how the quantization of "
-                    f"{name!r} names its own; rename it, or leave {name!r} in float"
-                )
+    stems: dict[str, str] = {}
+    for name in names:
+        stem, number = name, 1
+        while any(f"{stem}{ending}" in taken for ending in ENDINGS):
+            number += 1
+            stem = f"{name}_{number}"
+        taken.update(f"{stem}{ending}" for ending in ENDINGS)
+        stems[name] = stem
+    return stems
 
 
 ENDINGS: Final = (

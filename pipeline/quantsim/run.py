@@ -38,7 +38,7 @@ from pipeline.quantsim.report import QuantSimReport, make_placement_report, make
 from pipeline.quantsim.samples import KEY, Samples, enlarge
 from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensitivity, find_layers
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
-from pipeline.quantsim.sites import Site
+from pipeline.quantsim.sites import Site, find_quantized
 from pipeline.quantsim.suggest import Suggestion, suggest
 from pipeline.quantsim.target_check import check_target
 from pipeline.result import RunResult
@@ -203,6 +203,10 @@ class _Simulation:
             self._check_target()
             for sentence in (*notes, *describe_opaque_operators(self._model)):
                 self._send(Note(sentence))
+            if own := find_quantized(self._model.proto.graph):
+                self._send(
+                    Note(f"quantsim: left as they are, since the model quantizes them: {plural(len(own), 'value')}")
+                )
         return placement
 
     def _check_target(self) -> None:

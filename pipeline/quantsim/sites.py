@@ -118,7 +118,7 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
             shared = [source for source in sources if source in sites and not sites[source].stored_as]
             sites[name] = Site(name, "activation", "", node.op_type, _name_of(node), modules, moves=bool(shared))
             moves += ((source, name) for source in shared)
-    for name in _find_settings(graph).intersection(sites):
+    for name in (_find_settings(graph) | find_quantized(graph).difference(whole)).intersection(sites):
         del sites[name]
     groups = _SharedEncodings({name: place for place, name in enumerate(sites)})
     for source, name in moves:
@@ -142,6 +142,13 @@ def _find_settings(graph: GraphProto) -> set[str]:
         numbers.update(set(reads_of(node)).difference(node.input))  # in bodies
         read.update(node.input)
     return read - numbers
+
+
+def find_quantized(graph: GraphProto) -> set[str]:
+    """The values that the model quantizes itself: what a QuantizeLinear reads, and what a DequantizeLinear makes."""
+    nodes = [node for node in graph.node if node.domain in ONNX_DOMAINS]
+    read = {node.input[0] for node in nodes if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear")}
+    return read | {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
 
 
 def _dtype_of(data_type: int) -> str:

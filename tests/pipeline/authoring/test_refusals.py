@@ -120,7 +120,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "padding by name": (
         lambda: Conv2d(1, 4, 3, padding="same"),  # type: ignore[arg-type]
-        "Conv2d: found padding='same', expected a whole number or a pair of them",
+        "Conv2d: padding is 'same'; expected a whole number or a pair of them",
     ),
     "groups": (
         lambda: Conv2d(3, 4, 3, groups=2),
@@ -164,13 +164,13 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a momentum": (
         lambda: Model((8, 2, 4, 4)).add(BatchNorm2d(2, momentum=None)),  # type: ignore[arg-type]
-        "layer '0', BatchNorm2d(2): found momentum=None, expected a number from 0 to 1",
+        "BatchNorm2d: momentum is None; expected a number",
     ),
     "an axis by name": (
         lambda: Model((8, 16)).add(Softmax("x")),  # type: ignore[arg-type]
-        "layer '0', Softmax(x): found axis 'x' of float32[8, 16], expected -2 to 1",
+        "Softmax: dim is 'x'; expected a whole number",
     ),
-    "a share by name": (lambda: Dropout("x"), "Dropout: found p='x', expected 0 ≤ p < 1"),  # type: ignore[arg-type]
+    "a share by name": (lambda: Dropout("x"), "Dropout: p is 'x'; expected a number"),  # type: ignore[arg-type]
     "a list of numbers": (
         lambda: Model((8, 16)).add(Linear(16, 4)).predict([[1.0] * 16]),  # type: ignore[arg-type]
         "'input' is a list, expected a tensor",

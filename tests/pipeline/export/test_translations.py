@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from pipeline.errors import Unsupported
 from pipeline.export.to_onnx import explain_untranslatable
-from pipeline.export.translations import MOVES, TRANSLATIONS, move_complex_as_real, translation_table
+from pipeline.export.translations import (
+    BY_PARTS,
+    MOVES,
+    TRANSLATIONS,
+    decompose_complex,
+    move_complex_as_real,
+    translation_table,
+)
 from pipeline.runtime.tensors import to_numpy
 
 
@@ -31,6 +38,7 @@ class Calling(nn.Module):
 
 def exported(function: Callable[..., Any], *args: Tensor) -> onnx.ModelProto:
     program = torch.export.export(Calling(function), args, strict=False)
+    program = decompose_complex(program)
     move_complex_as_real(program)
     try:
         made = torch.onnx.export(
@@ -130,3 +138,43 @@ def test_a_move_of_complex_numbers(operator: Any) -> None:
 
     x = torch.randn(3, 3, 2)
     np.testing.assert_allclose(run(exported(moved, x), x), moved(x), atol=1e-6)
+
+
+PARTED: dict[Any, Callable[[Tensor], Tensor]] = {
+    torch.ops.aten.mul.Scalar: lambda z: torch.ops.aten.mul.Scalar(z, 2j) + torch.ops.aten.mul.Scalar(z.real, 1 - 1j),
+    torch.ops.aten.mul.Tensor: lambda z: z * 2j * z + z.conj() * 2j,
+    torch.ops.aten.exp.default: lambda z: torch.exp(z) + torch.exp(1j * z.imag),
+    torch.ops.aten.pow.Tensor_Scalar: lambda z: z**2,
+    torch.ops.aten.where.self: lambda z: torch.where(z.real > 0, z, z.imag),
+}
+
+
+def test_complex_numbers_are_computed_by_their_parts() -> None:
+    assert PARTED.keys() == BY_PARTS.keys()
+
+    def parted(x: Tensor) -> Tensor:
+        return torch.view_as_real(torch.stack([compute(torch.view_as_complex(x)) for compute in PARTED.values()]))
+
+    x = torch.randn(3, 3, 2)
+    np.testing.assert_allclose(run(exported(parted, x), x), parted(x), atol=1e-5)
+
+
+def test_a_signal_from_its_spectrogram() -> None:
+    """Magnitude and phase, as vocoders predict them, back to a signal."""
+
+    def vocoder(x: Tensor) -> Tensor:
+        return torch.istft(x[:, :5].exp() * torch.exp(1j * x[:, 5:]), 8, 2, 8, window=torch.hann_window(8))
+
+    x = torch.randn(1, 10, 12)
+    np.testing.assert_allclose(run(exported(vocoder, x), x), vocoder(x), atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_extremes_of_any_rank(shape: tuple[int, ...]) -> None:
+    def extremes(x: Tensor) -> Tensor:
+        largest, smallest = torch.topk(x, 1), torch.topk(x, 1, dim=0, largest=False)
+        along = [x.amax((-1,), keepdim=True), x.amin(0), *largest, *smallest]
+        return torch.cat([part.reshape(-1).float() for part in (x.amax(), x.amin(), torch.amax(x, ()), *along)])
+
+    x = torch.randn(shape)
+    np.testing.assert_array_equal(run(exported(extremes, x), x), extremes(x))

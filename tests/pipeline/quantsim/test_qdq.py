@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -162,11 +163,23 @@ def test_a_format_that_the_opset_has_not_is_refused() -> None:
         "g (float[2] x, float[2] x_scale) => (float[2] y) { y = Add(x, x_scale) }",
     ],
 )
-def test_a_name_that_is_taken_is_refused(text: str) -> None:
+def test_new_values_have_names_that_are_free(text: str) -> None:
     model = model_of(text)
     encodings = encode(place(model, [rule("tensor:x", None, "uint8")]), RANGES, model)
-    with pytest.raises(UsageError, match="the model has a value 'x_scale' already"):
-        insert_qdq(model, encodings)
+    quantized = insert_qdq(model, encodings).proto
+    onnx.checker.check_model(quantized, full_check=True)
+    assert [tensor.name for tensor in quantized.graph.initializer] == ["x_2_scale", "x_2_zero_point"]
+
+
+def test_what_the_model_quantizes_itself_is_left_as_it_is() -> None:
+    """A second simulation of what the first one wrote: no value is rounded twice."""
+    model = mlp()
+    names = {name for node in model.proto.graph.node for name in (*node.input, *node.output)}
+    ranges = dict.fromkeys(names, (-4.0, 4.0))
+    quantized = insert_qdq(model, encode(place(model, [rule("op:*", "int8", "uint8")]), ranges, model))
+    again = place(quantized, [rule("op:*", "int8", "uint8")])
+    assert not again.quantized()
+    assert {placed.site.stored_as for placed in again.sites} <= {"int8", "int32", "uint8"}
 
 
 @pytest.mark.parametrize("activations", ["uint8", "uint6"])

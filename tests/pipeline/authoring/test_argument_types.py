@@ -1,0 +1,99 @@
+"""What users of the room call, with arguments of other types: one sentence each, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from pipeline.authoring import (
+    SGD,
+    Adam,
+    Conv2d,
+    CrossEntropyLoss,
+    FitLimits,
+    IRTensor,
+    LayerNorm,
+    Linear,
+    Model,
+    Module,
+    MSELoss,
+    Parameter,
+    functional,
+)
+from pipeline.errors import OnnxlineError, UsageError
+
+X, Y = torch.ones(8, 16), torch.ones(8, 4)
+
+
+def small() -> Model:
+    return Model((8, 16)).add(Linear(16, 4))
+
+
+def compiled() -> Model:
+    return small().compile(SGD(lr=0.1), MSELoss(), quiet=True)
+
+
+ODD: tuple[Any, ...] = (
+    None,
+    "x",
+    b"x",
+    2.5,
+    True,
+    [1.5],
+    {},
+    torch.ones(2),
+    numpy.ones(2),
+    object(),
+    int,
+    "a\0b",
+    "\ud800",
+)
+
+DOORS: dict[str, tuple[type | Callable[..., Any], dict[str, Any]]] = {
+    "Linear": (Linear, {"in_features": 2, "out_features": 2, "bias": True, "dtype": "float32"}),
+    "Conv2d": (Conv2d, {"in_channels": 2, "out_channels": 2, "kernel_size": 1, "stride": 1, "padding": 0, "groups": 1}),
+    "LayerNorm": (LayerNorm, {"normalized_shape": 2, "eps": 1e-5, "bias": True}),
+    "Parameter": (Parameter, {"data": torch.ones(2)}),
+    "Adam": (Adam, {"lr": 0.1, "betas": (0.9, 0.99), "eps": 0.1, "amsgrad": False}),
+    "FitLimits": (FitLimits, {"epochs": 1, "steps": 1, "until": 0.1}),
+    "CrossEntropyLoss": (CrossEntropyLoss, {"label_smoothing": 0.0}),
+    "graph": (lambda **asked: small().graph(**asked), {"training": False, "batch": 1}),
+    "evaluate": (lambda **asked: compiled().evaluate(**asked), {"batches": [(X, Y)]}),
+    "to_torch": (lambda **asked: small().to_torch(**asked), {"training": False}),
+    "load_state_dict": (lambda state: small().load_state_dict({"0.weight": state, "0.bias": state}), {"state": None}),
+    "sum": (lambda **asked: Model((2, 4), module=Whole(lambda x: functional.sum(x, **asked))).graph(), {"dim": 0}),
+    "concat": (
+        lambda **asked: Model((2, 4), module=Whole(lambda x: functional.concat(**({"tensors": [x]} | asked)))).graph(),
+        {"tensors": None, "dim": 0},
+    ),
+    "cast": (
+        lambda **asked: Model((2, 4), module=Whole(lambda x: functional.cast(x, **asked))).graph(),
+        {"dtype": "int64"},
+    ),
+}
+"""What users call, with arguments that it takes."""
+
+
+class Whole(Module):
+    def __init__(self, operation: Callable[[IRTensor], IRTensor]) -> None:
+        self._operation = operation
+
+    def forward(self, x: IRTensor) -> IRTensor:
+        return self._operation(x)
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_arguments_of_another_type_are_refused_in_one_sentence(name: str) -> None:
+    call, right = DOORS[name]
+    for argument in right:
+        for odd in ODD:
+            try:
+                call(**(right | {argument: odd}))
+            except OnnxlineError as error:
+                assert "\n" not in str(error)
+    with pytest.raises(UsageError):
+        call(**(right | {next(iter(right)): object()}))
