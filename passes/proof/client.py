@@ -84,9 +84,9 @@ class ProofClient:
         asked = {"request": request, "computed_in": computed_in, "gauges": gauges, "plan": plan}
         self._begin(on_answer, ProofServer.run_baseline, model=portable(model, self._spill), **asked)
 
-    def judge(self, computed_in: Precisions) -> None:
-        """From now on judge values by the types that the exported model computes them in."""
-        self._ask(ProofServer.judge, computed_in=computed_in)
+    def judge(self, computed_in: Precisions, shares: Mapping[str, float]) -> None:
+        """See `ProofServer.judge`."""
+        self._ask(ProofServer.judge, computed_in=computed_in, shares=shares)
 
     def run(self, model: DetachedModel, request: RunRequest) -> Sequence[DrawErrors]:
         """The errors of outputs and inner values, for each draw."""

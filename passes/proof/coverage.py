@@ -9,6 +9,7 @@ from typing import Final
 from passes.proof.draws import Draw, Trait
 from passes.proof.gauges import CONDITIONS, Gauges, Limit, Readings
 from passes.proof.tables import LookupTable
+from passes.suggest import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +124,7 @@ def coverage_of(
             *([] if readings.why_not else _unseen(branches, loops, limits)),
             *_unseen_changes(*changes),
             *_other_sizes(_sizes(seeded)),
-            *(
-                [f"{gauges.nested} nodes inside of If, Loop, Scan and functions were not looked at"]
-                if gauges.nested
-                else []
-            ),
+            *([NESTED.format(plural(gauges.nested, "node"))] if gauges.nested else []),
         ),
     )
 
@@ -145,9 +142,10 @@ def _measured(
 
 def _unseen_changes(gauges: Gauges, readings: Readings) -> list[str]:
     """What the draws do not reach in the nodes that passes have brought in."""
+    nested = [NESTED.format(plural(gauges.nested, "node"))] if gauges.nested else []
     if readings.why_not:
         return [f"what passes have brought in was not measured: {readings.why_not}"]
-    return [f"{sentence} (a pass has brought it in)" for sentence in _unseen(*_measured(gauges, readings))]
+    return [f"{sentence} (a pass has brought it in)" for sentence in (*_unseen(*_measured(gauges, readings)), *nested)]
 
 
 def _sizes(draws: Sequence[Draw]) -> dict[str, tuple[int, ...]]:
@@ -218,5 +216,7 @@ def _list_nodes(nodes: Sequence[str]) -> str:
     rest = len(nodes) - MOST_LISTED
     return ", ".join(map(repr, nodes[:MOST_LISTED])) + (f" and {rest} more" if rest > 0 else "")
 
+
+NESTED: Final = "not measured: {} inside of If, Loop, Scan and functions"
 
 MOST_LISTED: Final = 3

@@ -25,7 +25,13 @@ FURTHER_SIZES: Final = (1, 8)
 """Further sizes of every named dim: batch 1 is what is deployed, and 8 is larger than the first sizes."""
 
 INNER_SIZES: Final = (7, 13)
-"""Further sizes of dims that are no first axis: an odd one, and one above the others. Such batches would cost time."""
+"""Further sizes of dims that are no first axis: an odd one, and one above the others."""
+
+BATCH_SIZES: Final = (4, 7, 9)
+"""Further sizes of first axes, where the inputs stay small: large batches cost time."""
+
+SMALL: Final = 2**12
+"""Elements of all inputs up to which they are small: short sequences of tokens are, most images are not."""
 
 OUTLIERS: Final = 10.0
 """The factor on the range of floats in the draw of outliers."""
@@ -296,13 +302,16 @@ class DrawPlan:
 
     def further_sizes(self) -> Mapping[str, tuple[int, ...]]:
         """Named dim → further sizes to draw it at; those of a dim that had to be drawn larger are near that size."""
-        leading = {dim for known in self.inputs for dim in known.shape[:1]}
+        leading = {dim for known in self.inputs for dim in known.shape[:1] if isinstance(dim, str)}
         first = self.needed[0]
+        largest = Draw(0, {**first, **dict.fromkeys(leading & first.keys(), BATCH_SIZES[-1])})
+        is_small = sum(math.prod(known.sizes_in(largest)) for known in self.inputs) <= SMALL
         sizes: dict[str, tuple[int, ...]] = {}
         for dim in self.dims:
-            inner = INNER_SIZES if dim not in leading and self.further == FURTHER_SIZES else ()
+            more = INNER_SIZES if dim not in leading else BATCH_SIZES if is_small else ()
             shift = first[dim] - LEAST_FIRST if dim in self.open and first[dim] in OTHER_FIRST_SIZES[1:] else 0
-            sizes[dim] = tuple(size + shift for size in (*self.further, *inner))
+            own = (*self.further, *more) if self.further == FURTHER_SIZES else self.further
+            sizes[dim] = tuple(size + shift for size in own)
         return sizes
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -55,7 +55,7 @@ class Gauges:
     loops: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
     branches_added: tuple[ResidualBranch, ...] = ()
-    """Residual branches, whose norm is measured beside that of what they are added to."""
+    """Residual branches, whose norm is measured, and that of what they are added to."""
     nested: int = 0
     """Nodes of these kinds inside of bodies and functions, where nothing is measured."""
 
@@ -115,9 +115,9 @@ def _name(*parts: object) -> str:
 def gauges_of(model: DetachedModel) -> Gauges:
     """Find everything in `model` that gauges can measure."""
     branches, loops, limits, facts = [], [], [], _LimitFacts(model)
-    nested = sum(node.op_type in MEASURED | OPS for function in model.proto.functions for node in function.node)
+    nested = sum(node.op_type in MEASURED for node in _nested_nodes(model))
+    nested += sum(node.op_type in OPS for function in model.proto.functions for node in function.node)
     for node in live_nodes(model.proto.graph)[::-1]:
-        nested += sum(inner.op_type in MEASURED for body in bodies_in(node) for inner in every_node(body))
         if node.domain not in ONNX_DOMAINS:
             continue
         if node.op_type == "If":
@@ -141,8 +141,11 @@ def gauges_of_changes(model: DetachedModel, source: DetachedModel) -> Gauges:
     known = {(node.op_type, _first(node)) for node in source.proto.graph.node}
     nodes = [node for node in live_nodes(model.proto.graph)[::-1] if node.domain in ONNX_DOMAINS]
     new = {_first(node): node for node in nodes if (node.op_type, _first(node)) not in known}
+    inside = {(node.op_type, _first(node)) for node in _nested_nodes(source)}
+    nested = [node for node in _nested_nodes(model) if node.op_type in MEASURED | COMPARISONS]
+    unseen = sum((node.op_type, _first(node)) not in inside for node in nested)
     if not any(node.op_type in MEASURED | COMPARISONS for node in new.values()):
-        return Gauges()
+        return Gauges(nested=unseen)
     every, constant = gauges_of(model), constant_values(model)
     compared = tuple(
         Limit(name, node.op_type, name)
@@ -154,7 +157,17 @@ def gauges_of_changes(model: DetachedModel, source: DetachedModel) -> Gauges:
         branches=tuple(branch for branch in every.branches if branch[0] in new),
         loops=tuple(name for name in every.loops if name in new),
         limits=limits + compared,
+        nested=unseen,
     )
+
+
+def _nested_nodes(model: DetachedModel) -> Iterator[NodeProto]:
+    """The nodes inside of bodies and functions, where nothing is measured."""
+    for node in live_nodes(model.proto.graph):
+        for body in bodies_in(node):
+            yield from every_node(body)
+    for function in model.proto.functions:
+        yield from every_node(function)
 
 
 def _first(node: NodeProto) -> str:

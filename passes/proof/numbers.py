@@ -74,6 +74,7 @@ def compare(
     got: np.ndarray,
     tolerances: Mapping[str, Tolerance] | None = None,
     computed_in: str | None = "",
+    share: float = 1.0,
 ) -> Errors:
     """Measure `got` against `expected`; integers, booleans and strings have to be equal.
 
@@ -83,6 +84,9 @@ def compare(
     Elements are judged by the scale of their group. Values of one computation fill their range; where the sorted
     magnitudes leave a gap of `GAP` or more, those above are another group, such as the -3.4e38 that masks a logit.
     Without groups one such value would hide any error in the others.
+
+    Args:
+        share: a factor on `atol`, for values that are as much smaller than those of the rest of the model.
     """
     if computed_in == DRAWN:
         return replace(_unlike(expected, got) or NOT_COMPARED, judged_as=DRAWN)
@@ -92,6 +96,7 @@ def compare(
     tolerance = tolerance_for(judged_as, tolerances, own)
     if is_stepped:  # a whole number of steps
         tolerance = replace(tolerance, atol=max(1.0, tolerance.atol))
+    tolerance = replace(tolerance, atol=tolerance.atol * share)
     errors = _compare_values(expected, got, tolerance, is_equal_only=not is_stepped)
     if errors.excess > 1.0 and judged_as != own and math.isfinite(errors.excess):
         errors = replace(errors, why=f"{errors.why} (the tolerance of {judged_as}, in which it was computed)")

@@ -93,6 +93,8 @@ class NumericProver:
         self._tolerances = dict(tolerances or {})
         self._weak: tuple[ResidualBranch, ...] = ()
         """Residual branches in which a fault would stay within the tolerance of what they are added to."""
+        self._shares: dict[str, float] = {}
+        """What such a branch adds → its norm beside that of what it is added to."""
 
     @classmethod
     def of_itself(
@@ -195,7 +197,7 @@ class NumericProver:
             except StepFailed:  # with zeros as weights the model may not run
                 self._power = fault.unseen()
             self._fault = None
-        return replace(self._power, weak=tuple(branch.name for branch in self._weak))
+        return replace(self._power, weak=tuple(dict.fromkeys(branch.name for branch in self._weak)))
 
     def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
         """Compare every draw. A model that computes the same as one before is not run again.
@@ -236,15 +238,15 @@ class NumericProver:
         self._wrong_tables(model, self._meanings(reading or read(fixed)))
         tables, uncovered = (self._tables.tables, self._tables.uncovered) if self._tables else ((), ())
         computed = {name for node in live_nodes(fixed.proto.graph) for name in node.output}
-        lost = [branch for branch in self._weak if branch.value not in computed.intersection(self._probes)]
-        weak = [WEAK.format(branch.name) for branch in lost]
+        lost = [branch for branch in self._weak if computed.intersection(self._probes).isdisjoint(branch.compared)]
+        weak = dict.fromkeys(WEAK.format(branch.name) for branch in lost)
         known = (self._inputs, (*self._skipped, *weak), self._gauges, self._readings, tables, uncovered)
         return coverage_of(draws, labels, *known, self._measure_changes(fixed))
 
     def _measure_changes(self, model: DetachedModel) -> tuple[Gauges, Readings]:
         """Gauges in the nodes that passes have brought into the final `model`, and what they read."""
         gauges = Gauges() if self._watched is None else gauges_of_changes(model, self._watched)
-        return gauges, Readings() if gauges == Gauges() else self._client.read_gauges(model, gauges)
+        return gauges, Readings() if gauges == Gauges(nested=gauges.nested) else self._client.read_gauges(model, gauges)
 
     def has_run(self, model: DetachedModel) -> bool:
         return self._ran is model.proto
@@ -297,7 +299,10 @@ class NumericProver:
             self._client.plant(fault)
 
     def _watch_weak_branches(self, model: DetachedModel, meanings: ValueDigests) -> None:
-        """Compare the own values of residual branches that are too small to be seen in what they are added to."""
+        """Compare the own values of branches that are too small to be seen in what they are added to.
+
+        They are compared before constant factors, and after them by a tolerance of their own size.
+        """
         names = [branch.trunk for branch in self._gauges.branches_added]
         types = computed_types(model, names, self._source_types) if names else {}
         self._weak = tuple(
@@ -306,12 +311,14 @@ class NumericProver:
             if (ratio := self._readings.ratios.get(place)) is not None
             and ratio <= tolerance_for(types.get(branch.trunk, "float32"), self._tolerances).rtol
         )[:MOST_WEAK]
-        values = [branch.value for branch in self._weak if branch.value not in self._probes]
+        ratios = zip(self._gauges.branches_added, self._readings.ratios.values(), strict=False)
+        self._shares = {branch.added: branch.share(ratio) for branch, ratio in ratios if branch in self._weak}
+        values = [name for branch in self._weak for name in branch.compared if name not in self._probes]
         if not values:
             return
         self._computed_in = {**self._computed_in, **computed_types(model, values, self._source_types)}
         self._probes = (*self._probes, *dict.fromkeys(values))
-        self._client.judge(self._computed_in)
+        self._client.judge(self._computed_in, self._shares)
         request = replace(self._expecting(self._probes), keep={name: meanings.values[name] for name in values})
         try:
             self._client.run(model, request)
@@ -341,7 +348,7 @@ class NumericProver:
     def _restore(self) -> None:
         """Give a new server the values of the exported model; it holds nothing else."""
         self._held = frozenset()
-        self._client.judge(self._computed_in)
+        self._client.judge(self._computed_in, self._shares)
         if self._watched is not None:
             cuts = self._fault.cuts if self._fault is not None else ()
             inner = list(dict.fromkeys((*self._probes, *cuts)))

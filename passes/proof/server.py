@@ -66,14 +66,15 @@ class ProofServer:
         self._draws = [_DrawState(*pair) for pair in zip(feeds, expected, strict=True)]
         self._tolerances = tolerances
         self._computed_in: Precisions = {}
+        self._shares: Mapping[str, float] = {}
         self._may_evaluate = True
         """Whether ONNX's evaluator may run a model: the first one, and later ones if the first one needed it."""
         self._beside = ThreadPoolExecutor(1)
         self._excess: Future[list[float]] | None = None
 
-    def judge(self, computed_in: Precisions) -> None:
-        """From now on judge values by the types that the exported model computes them in."""
-        self._computed_in = computed_in
+    def judge(self, computed_in: Precisions, shares: Mapping[str, float]) -> None:
+        """Judge values by the types that the exported model computes them in; see `compare` for their `shares`."""
+        self._computed_in, self._shares = computed_in, shares
 
     def run_baseline(
         self,
@@ -89,7 +90,7 @@ class ProofServer:
             computed_in: see `judge`.
             plan: the draws to choose from, if the server has none; those on which the model runs are taken.
         """
-        self.judge(computed_in)
+        self.judge(computed_in, {})
         refusals: list[StepFailed] = []
         for self._may_evaluate in (False, True):  # onnxruntime, if it runs the model at least without gauges
             for chosen in [gauges] + [Gauges()] * (gauges != Gauges()):
@@ -233,7 +234,9 @@ class ProofServer:
 
     def _errors(self, expected: Arrays, results: Arrays) -> dict[str, Errors]:
         return {
-            name: compare(value, results[name], self._tolerances, self._computed_in.get(name))
+            name: compare(
+                value, results[name], self._tolerances, self._computed_in.get(name), self._shares.get(name, 1.0)
+            )
             for name, value in expected.items()
         }
 

@@ -1,7 +1,7 @@
 """Weak blocks: residual branches so small beside what they are added to that a fault in them stays within tolerance.
 
 A LayerScale of 1e-5, as in the first epochs of a vision transformer, hides its whole block. Such branches are found by
-the norms of both operands of each residual Add, and then their own values are compared, before the scale.
+the norms of both operands of each residual Add, and then their own values are compared, before the scale and after it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,22 @@ class ResidualBranch:
     added: str
     trunk: str
     value: str
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The values that are compared if the branch is weak."""
+        return tuple(dict.fromkeys((self.value, self.added)))
+
+    def share(self, ratio: float) -> float:
+        """The factor on the absolute tolerance of `added`, whose norm is `ratio` of that of `trunk`.
+
+        A branch without a constant factor may be small since large numbers cancel, whose rounding errors remain.
+        """
+        return ratio if self.value != self.added else max(ratio, CANCELLED)
+
+
+CANCELLED: Final = 0.2
+"""The share of the absolute tolerance of float32, which is 84 units of rounding, that 16 units are."""
 
 
 def find_branches(model: DetachedModel, constant: AbstractSet[str]) -> tuple[ResidualBranch, ...]:

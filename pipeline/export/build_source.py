@@ -96,7 +96,12 @@ def assemble(
     input_names_taken = {spec.name for spec in inputs}
     unique = tuple(f"{name}_out" if name in input_names_taken else name for name in outputs)
     source = TorchSource(module, example, inputs, unique, buffers, put_to_eval, watch.notes(module, example))
-    return replace(source, writes=frozenset({*watch.buffers, *watch.inputs}), declared=_of_buffers(model, module))
+    return replace(
+        source,
+        writes=frozenset({*watch.buffers, *watch.inputs}),
+        lost_writes=tuple(watch.lost_writes()),
+        declared=_of_buffers(model, module),
+    )
 
 
 def _of_buffers(model: ModelConfig, module: nn.Module) -> dict[str, InputConfig]:
@@ -224,14 +229,21 @@ def _call_once(
 ) -> tuple[dict[str, torch.Tensor], Watch]:
     """The module's outputs on its example, and what the call has changed."""
     fresh = refill(module, example, input_tensors(module, example))
-    given = {name: (tensor, version_of(tensor)) for name, tensor in input_tensors(module, fresh).items()}
-    try:
+    calls = iter([fresh, refill(module, example, input_tensors(module, example))])
+
+    def call() -> dict[str, torch.Tensor]:
+        arguments = next(calls)
         # Without weights no tensor has values: fake tensors raise where a module reads one, as in a trace.
         fake = FakeTensorMode(allow_non_fake_inputs=True) if is_weightless(module) else nullcontext()
-        with capture_output(), watch_call(module) as watch, fake, torch.no_grad():
-            result = module(*fresh.args, **fresh.kwargs)
+        with fake:
+            return output_tensors(module(*arguments.args, **arguments.kwargs))
+
+    given = {name: (tensor, version_of(tensor)) for name, tensor in input_tensors(module, fresh).items()}
+    try:
+        with capture_output(), torch.no_grad():
+            outputs, watch = watch_call(module, call)
         watch.inputs = {name for name, (tensor, version) in given.items() if version_of(tensor) != version}
-        return output_tensors(result), watch
+        return outputs, watch
     except OnnxlineError:
         raise
     except Exception as error:  # a user's forward may raise anything

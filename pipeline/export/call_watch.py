@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,20 +14,46 @@ from torch import nn
 
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.tree import named_leaves
-from pipeline.importers.from_torch.modules import STANDARD, every_path, preserve_module_state
+from pipeline.importers.from_torch.modules import STANDARD, attribute_tensors, every_path, preserve_module_state
 
 NUMBERS = (bool, int, float)
 
 
 @dataclass(slots=True)
 class Watch:
-    """What a call has changed: buffers by name, numbers of Python by the path of their attribute; and what it drew."""
+    """What a call has changed: buffers and parameters by name, attributes by their path; and what it drew."""
 
     buffers: set[str] = field(default_factory=set)
+    resized: set[str] = field(default_factory=set)
+    """Those of `buffers` that the call gave another shape."""
     inputs: set[str] = field(default_factory=set)
     parameters: set[str] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
+    """Numbers of Python."""
+    overwritten: set[str] = field(default_factory=set)
+    """Attributes that hold a tensor that the call wrote to in place, and that is neither parameter nor buffer."""
+    carried: set[str] = field(default_factory=set)
+    """Parameters that the call wrote to, and attributes in which it left other tensors, where a second call with the
+    same inputs returns other values."""
     draws_of_python: bool = False
+
+    def lost_writes(self) -> Iterator[str]:
+        """Sentences on writes that a graph cannot make as an output, and that torch.export drops or refuses."""
+        for name in sorted(self.overwritten):
+            yield (
+                f"forward writes to a tensor in the attribute {name!r}, which is no buffer of the module; make it one "
+                "(self.register_buffer), so that its old value is an input of the graph and its new one an output"
+            )
+        for name in sorted(self.resized):
+            yield (
+                f"forward changes the shape of the buffer {name!r}, so that the graph of one call does not fit the "
+                "next; give the buffer its full size and write to a part of it, or take it as an argument and return it"
+            )
+        for name in sorted(self.parameters & self.carried):
+            yield (
+                f"forward writes to the parameter {name!r}, and the next call reads the new value, but the graph "
+                "stores parameters as constants; make it a buffer (self.register_buffer)"
+            )
 
     def notes(self, module: nn.Module, example: Example) -> tuple[str, ...]:
         """Sentences for the user on what the graph holds as it was in the first call."""
@@ -49,6 +75,12 @@ class Watch:
                 f"forward writes to the parameter {shorten(sorted(self.parameters))}: each call of the graph begins "
                 "with the stored value; write in the constructor, or make it a buffer"
             )
+        if self.carried:
+            notes.append(
+                f"forward keeps tensors in {shorten(sorted(self.carried))} for the next call: the graph computes what "
+                "the first call computes, each time; make what is kept a buffer (self.register_buffer), or take it as "
+                "an argument and return it"
+            )
         if self.draws_of_python:
             notes.append(
                 "forward calls Python's or numpy's random generator: the graph holds the numbers that were drawn while "
@@ -57,32 +89,65 @@ class Watch:
         return tuple(notes)
 
 
-@contextmanager
-def watch_call(module: nn.Module) -> Iterator[Watch]:
-    """Yield a Watch, which is filled in when the block ends; what the module held before is put back then.
+def watch_call(module: nn.Module, call: Callable[[], dict[str, torch.Tensor]]) -> tuple[dict[str, torch.Tensor], Watch]:
+    """Return the result of `call`, which calls the module, and what it changed, which is put back.
 
     An in-place operator raises the version of a tensor. A kernel of BatchNorm in train mode does not, so that the
-    numbers of buffers are compared too.
+    values of buffers are compared too. Where the call changed parameters or left other tensors in attributes, a second
+    call shows whether it reads them.
     """
     watch = Watch()
     parameters = {name: (parameter, version_of(parameter)) for name, parameter in module.named_parameters()}
     buffers = {name: (buffer, version_of(buffer), buffer.detach().clone()) for name, buffer in module.named_buffers()}
-    numbers, generators = dict(_numbers(module)), _generators()
-    yield watch
+    held = attribute_tensors(module)
+    versions = {name: [version_of(tensor) for tensor in tensors] for name, tensors in held.items()}
+    numbers, generators, seed = dict(_numbers(module)), _generators(), torch.get_rng_state()
+    with preserve_module_state(module):
+        outputs = call()
+        watch.draws_of_python = generators != _generators()
+        watch.parameters = {name for name, (value, version) in parameters.items() if version != version_of(value)}
+        watch.overwritten = {name for name, found in versions.items() if found != list(map(version_of, held[name]))}
+        for (owner, path, name), value in numbers.items():
+            if vars(owner).get(name) is not value and vars(owner).get(name) != value:
+                watch.attributes.add(f"{path}.{name}" if path else name)
+        first = {name: tensor.detach().clone() for name, tensor in outputs.items()}
+        _put_back(module, buffers, watch)
+        changed = watch.parameters | _changed_tensors(held, attribute_tensors(module))
+        if changed and not any(tensor.is_meta for tensor in (*first.values(), *module.parameters())):
+            torch.set_rng_state(seed)
+            watch.carried = changed if _differs(call, first) else set()
+            _put_back(module, buffers, Watch())
+    return outputs, watch
+
+
+def _put_back(module: nn.Module, buffers: Mapping[str, tuple[torch.Tensor, int, torch.Tensor]], watch: Watch) -> None:
+    """Give each buffer the values that it had, and note those that had others."""
     now = dict(module.named_buffers())
     for name, (buffer, version, values) in buffers.items():
         if now.get(name) is buffer and version == version_of(buffer) and _are_equal(buffer, values):
             continue
         watch.buffers.add(name)
+        if name in now and now[name].shape != values.shape:
+            watch.resized.add(name)
         path, _, own = name.rpartition(".")
         module.get_submodule(path)._buffers[own] = buffer
         _write(buffer, values)
-    watch.parameters = {name for name, (parameter, version) in parameters.items() if version != version_of(parameter)}
-    for (owner, path, name), value in numbers.items():
-        if vars(owner).get(name) is not value and vars(owner).get(name) != value:
-            watch.attributes.add(f"{path}.{name}" if path else name)
-            setattr(owner, name, value)
-    watch.draws_of_python = generators != _generators()
+
+
+def _changed_tensors(before: Mapping[str, list[torch.Tensor]], after: Mapping[str, list[torch.Tensor]]) -> set[str]:
+    ids = [{name: [id(tensor) for tensor in tensors] for name, tensors in held.items()} for held in (before, after)]
+    return {name for name in ids[1] if ids[1][name] != ids[0].get(name)}
+
+
+def _differs(call: Callable[[], dict[str, torch.Tensor]], expected: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a further call returns other values, or raises."""
+    try:
+        found = call()
+    except Exception:  # the user's forward may raise anything
+        return True
+    return found.keys() != expected.keys() or any(
+        found[name].shape != tensor.shape or not _are_equal(found[name], tensor) for name, tensor in expected.items()
+    )
 
 
 def version_of(tensor: torch.Tensor) -> int:

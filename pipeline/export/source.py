@@ -62,6 +62,8 @@ class TorchSource:
     """Sizes to try for named dims of derived inputs; `model.dims` takes precedence."""
     writes: frozenset[str] = frozenset()
     """The buffers that a call of the module writes to, and its inputs, by the module's own names."""
+    lost_writes: tuple[str, ...] = ()
+    """Sentences on writes that no graph of ONNX can make: an export is refused."""
     declared: Mapping[str, InputConfig] = field(default_factory=dict)
     """The entries of `model.inputs` that name buffers: how these are drawn where they become inputs."""
     lifted: tuple[Lifted, ...] = ()

@@ -18,7 +18,7 @@ from pipeline.export.source import TorchSource
 from pipeline.export.transformers_defaults import is_switchable_experts
 from pipeline.export.translations import drop_checks
 from pipeline.export.tree import input_tensors, named_leaves
-from pipeline.importers.from_torch.modules import every_tensor
+from pipeline.importers.from_torch.modules import every_tensor, preserve_module_state
 from pipeline.importers.from_torch.tensors import copy_with_strides, memory_of
 
 T = TypeVar("T")
@@ -55,16 +55,18 @@ def trace_module(source: TorchSource) -> tuple[ExportedProgram, tuple[str, ...]]
     """
     args, kwargs = separate_memory(source.module, (source.example.args, source.example.kwargs))
     try:
-        program = torch.export.export(
-            source.module,
-            args,
-            kwargs,
-            dynamic_shapes=_dynamic_shapes(source),
-            strict=False,
-            # Deferred, `reshape(2, 4)` on a dim of 2 would become an assertion, which ONNX forgets: a graph that calls
-            # its batch dynamic and computes with 2. As a guard it makes the dim constant, and `name_dims` says so.
-            prefer_deferred_runtime_asserts_over_guards=False,
-        )
+        with preserve_module_state(source.module):
+            program = torch.export.export(
+                source.module,
+                args,
+                kwargs,
+                dynamic_shapes=_dynamic_shapes(source),
+                strict=False,
+                # Deferred, `reshape(2, 4)` on a dim of 2 would become an assertion, which ONNX forgets: a graph that
+                # calls its batch dynamic and computes with 2. As a guard it makes the dim constant, and `name_dims`
+                # says so.
+                prefer_deferred_runtime_asserts_over_guards=False,
+            )
     except Exception as error:  # a user's forward and torch's tracer may raise anything
         where = module_frame(error, source.module)
         failed = dict(source.module.named_modules()).get(where[0]) if where else None

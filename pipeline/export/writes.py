@@ -27,6 +27,7 @@ from pipeline.export.source import Lifted, TorchSource, with_names
 from pipeline.export.trace import trace_module
 from pipeline.export.tree import input_tensors
 from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.importers.from_torch.tensors import memory_of
 from pipeline.runtime.tensors import dtype_name, to_numpy
 
 
@@ -36,11 +37,14 @@ def as_configured(source: TorchSource, settings: ExportConfig) -> TorchSource:
     Raises:
         ConfigError: there are more or fewer names than tensors; or `model.inputs` names a buffer that is no input.
         SourceError: torch.export cannot trace the module.
-        Unsupported: forward writes to a buffer or an input, and `export.written_buffers` is refuse.
+        Unsupported: forward writes to a buffer or an input, and `export.written_buffers` is refuse; or it writes to
+            what cannot be an input and an output.
     """
     if source.program is not None:
         return source
     source = with_names(source, settings)
+    if source.lost_writes:
+        raise Unsupported(source.lost_writes[0])
     if source.writes:
         source = _lift_writes(source, settings)
     unused = sorted(source.declared.keys() - {value.target for value in source.lifted})
@@ -53,6 +57,7 @@ def as_configured(source: TorchSource, settings: ExportConfig) -> TorchSource:
 
 
 def _lift_writes(source: TorchSource, settings: ExportConfig) -> TorchSource:
+    _check_memory(source)
     with capture_output():
         traced, checks = trace_module(source)
         program = _with_statistics_apart(functionalize_program(traced))
@@ -98,6 +103,19 @@ def _lift_writes(source: TorchSource, settings: ExportConfig) -> TorchSource:
         program=program,
         notes=(*source.notes, *checks, *describe_lifted(lifted, idle)),
     )
+
+
+def _check_memory(source: TorchSource) -> None:
+    """Refuse a written buffer that shares its memory with another tensor of the module, which is a view of it."""
+    stored = {**dict(source.module.named_parameters()), **dict(source.module.named_buffers())}
+    for name in sorted(source.writes & stored.keys()):
+        shared = (other for other, tensor in stored.items() if memory_of(tensor) == memory_of(stored[name]) is not None)
+        twin = next((other for other in shared if other != name), None)
+        if twin is not None:
+            raise Unsupported(
+                f"forward writes to the buffer {name!r}, which shares its memory with {twin!r}: torch.export loses "
+                f"such a write; keep one of the two as a buffer, and take the other from it in forward"
+            )
 
 
 def describe_lifted(lifted: Collection[Lifted], idle: Collection[str] = ()) -> Iterator[str]:

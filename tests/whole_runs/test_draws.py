@@ -39,8 +39,8 @@ def run(settings: RunConfig, folder: Path) -> RunResult:
 @pytest.mark.parametrize(
     ("factory", "sizes", "note"),
     [
-        ("alone", (2, 3, 8), "not drawn: (N=1) (y: max abs error"),
-        ("few", (1, 2, 3), "not drawn: (N=8) (the export holds for N from 2 to 4)"),
+        ("alone", (2, 3, 4, 7, 8, 9), "not drawn: (N=1) (y: max abs error"),
+        ("few", (1, 2, 3, 4), "not drawn: (N=8) (the export holds for N from 2 to 4)"),
     ],
 )
 def test_a_size_that_the_export_does_not_hold_for_is_left_out_and_said(
@@ -56,7 +56,7 @@ def test_a_trace_that_keeps_a_number_of_chunks_says_up_to_which_size_it_holds(tm
     events: list[Event] = []
     settings = config("chunked", X, export={"output_names": ["y"]})
     report = Pipeline(settings, tmp_path / "out", events.append).run().report
-    assert report.coverage is not None and report.coverage.sizes == {"N": (1, 2, 3)}
+    assert report.coverage is not None and report.coverage.sizes == {"N": (1, 2, 3, 4)}
     assert any(note.startswith("not drawn: (N=8) (the export holds for N") for note in report.coverage.not_covered)
     (said,) = (event.text for event in events if isinstance(event, Note) and "the export holds" in event.text)
     assert said.startswith("the export holds for N up to 4, which the ONNX file cannot say")
@@ -79,7 +79,7 @@ def test_tables_and_masks_of_a_torch_module(context: PassContext) -> None:
     masks = [set(draw.feeds["mask"].ravel().tolist()) for draw in references.draws]
     assert {1} in masks and {0} in masks and masks[0] == {0, 1}
     drawn = {(draw.draw.sizes["N"], draw.draw.sizes["S"]) for draw in references.draws if draw.draw is not None}
-    assert drawn == {(2, 2), (3, 3), (1, 2), (8, 1)}
+    assert drawn == {(2, 2), (3, 3), (1, 2), (8, 1), (4, 2), (7, 2), (9, 2)}
     assert [note.partition(" (the model does not run on it")[0] for note in references.skipped] == [
         f"not drawn: S={size}" for size in (7, 8, 13)
     ]
@@ -111,9 +111,9 @@ def test_a_pass_that_is_wrong_at_batch_1_is_reverted_and_named(tmp_path: Path) -
     }
     report = run(RunConfig.from_mapping(data), tmp_path / "out").report
     assert [row.status for row in report.passes] == [Status.RAN, Status.REVERTED, Status.REVERTED]
-    assert report.coverage is not None and report.coverage.sizes == {"N": (1, 2, 3, 8)}
+    assert report.coverage is not None and report.coverage.sizes == {"N": (1, 2, 3, 4, 7, 8, 9)}
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "size of N" in page and "1, 2, 3, 8" in page
+    assert "size of N" in page and "1, 2, 3, 4, 7, 8, 9" in page
 
 
 def onnx_config(folder: Path, text: str, **weights: np.ndarray) -> RunConfig:

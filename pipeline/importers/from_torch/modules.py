@@ -52,6 +52,20 @@ def every_tensor(model: nn.Module) -> list[torch.Tensor]:
     return [tensor for tensor in found if tensor is not None]
 
 
+def attribute_tensors(model: nn.Module) -> dict[str, list[torch.Tensor]]:
+    """{path of an attribute: the tensors that it or a container in it holds}, without parameters and buffers."""
+    stored = set(map(id, every_tensor(model)))
+    found: dict[str, list[torch.Tensor]] = {}
+    for path, module in every_path(model):
+        own = vars(module)
+        for name in sorted(own.keys() - STANDARD) if len(own) > len(STANDARD) else ():
+            items = [own[name], *chain.from_iterable(held.items for held in _containers_in([own[name]]))]
+            tensors = [item for item in items if isinstance(item, torch.Tensor) and id(item) not in stored]
+            if tensors:
+                found[f"{path}.{name}" if path else name] = tensors
+    return found
+
+
 STANDARD = frozenset(vars(nn.Module()))
 """Attributes that every module has; none of them is a tensor."""
 

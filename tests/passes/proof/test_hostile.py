@@ -57,14 +57,17 @@ SIZES = (
     ("at_size", {"axis": 1, "size": 8}),
     ("at_size", {"axis": 0, "size": 1, "value": "h", "node": 1}),
     ("at_size", {"axis": 0, "size": 3}),
+    ("at_size", {"axis": 0, "size": 4}),
+    ("at_size", {"axis": 0, "size": 7}),
+    ("at_size", {"axis": 0, "size": 9}),
 )
 
 
 def test_what_is_wrong_at_a_size_that_is_drawn_is_reverted(context: PassContext) -> None:
     result = run(network(), context, *SIZES)
     assert statuses(result) == all_reverted(*SIZES)
-    assert result.coverage.sizes == {"batch": (1, 2, 3, 8), "sequence": (1, 2, 4, 7, 8, 13)}
-    said = "sizes of open dims other than those drawn: batch 1, 2, 3, 8; sequence 1, 2, 4, 7, 8, 13"
+    assert result.coverage.sizes == {"batch": (1, 2, 3, 4, 7, 8, 9), "sequence": (1, 2, 4, 7, 8, 13)}
+    said = "sizes of open dims other than those drawn: batch 1, 2, 3, 4, 7, 8, 9; sequence 1, 2, 4, 7, 8, 13"
     assert result.coverage.not_covered == (said,)
 
 
@@ -93,9 +96,14 @@ def test_a_size_that_the_model_does_not_bear_is_left_out_and_said(context: PassC
     steps = (("at_size", {"size": 8}), ("at_size", {"size": 1}), ("at_size", {"axis": 1, "size": 1}))
     result = run(model, context, *steps)
     assert statuses(result) == all_reverted(*steps)
-    assert result.coverage.sizes == {"batch": (1, 2, 3, 8), "sequence": (1, 2, 4)}
+    assert result.coverage.sizes == {"batch": (1, 2, 3, 4, 7, 8, 9), "sequence": (1, 2, 4)}
     [note] = [gap for gap in result.coverage.not_covered if "sequence=8" in gap]
     assert note.startswith("not drawn: sequence=8 (the model does not run on it: onnxruntime stopped")
+
+
+def test_large_inputs_have_no_large_batches(context: PassContext) -> None:
+    result = run(network(NETWORK.replace("sequence", "2000")), context, ("at_size", {"size": 2}))
+    assert result.coverage.sizes == {"batch": (1, 2, 3, 8)}
 
 
 def test_fixed_dims_have_no_further_draws(context: PassContext) -> None:

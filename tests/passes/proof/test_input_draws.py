@@ -99,6 +99,16 @@ def zero_where_zero(model):
     return model
 
 
+def clip_in_bodies(model):
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                first = attribute.g.node[0]
+                first.output[0], result = "inner", first.output[0]
+                attribute.g.node.append(helper.make_node("Clip", ["inner"], [result]))
+    return model
+
+
 def zero(model, *, name):
     import numpy as np
     from onnx import numpy_helper
@@ -146,13 +156,28 @@ def test_a_pass_that_is_wrong_at_one_size_is_reverted_or_said(size: int, status:
     assert any("brought it in" in gap for gap in gaps(result)) == (status is Status.RAN)
 
 
+BODY = """g (float[2, 4] x, bool on) => (float[2, 4] y) {
+    h = MatMul (x, w)
+    y = If (on) <
+        then_branch = t () => (float[2, 4] a) { a = Tanh (h) },
+        else_branch = e () => (float[2, 4] b) { b = Neg (h) }>
+}"""
+
+
+def test_what_a_pass_brings_into_a_body_is_not_covered(own: str, context: PassContext) -> None:
+    model = model_of(BODY, w=matrix(4, 4, 0))
+    result = passes.optimize(model, recipe=["eliminate_identity", {f"{own}:clip_in_bodies": {}}], context=context)
+    assert result.rows[1].changed and result.rows[1].status is Status.RAN
+    assert "not measured: 2 nodes inside of If, Loop, Scan and functions (a pass has brought it in)" in gaps(result)
+
+
 SCALED = """g (float[2, 8, 4] x) => (float[2, 8, 4] y) {
     h = MatMul (x, w1) t = Tanh (h) p = MatMul (t, w2) s = Mul (p, scale) a = Add (x, s)
     i = MatMul (a, w3) u = Tanh (i) y = Add (a, u)
 }"""
 
 
-@pytest.mark.parametrize("weight", ["w1", "w2", "w3"])
+@pytest.mark.parametrize("weight", ["w1", "w2", "w3", "scale"])
 def test_a_block_after_a_scale_of_1e_5_is_compared_by_its_own_value(
     weight: str, own: str, context: PassContext
 ) -> None:
@@ -160,6 +185,16 @@ def test_a_block_after_a_scale_of_1e_5_is_compared_by_its_own_value(
     model = model_of(SCALED, **weights, scale=np.full(4, 1e-5, np.float32))
     result = passes.optimize(model, recipe=["default", {f"{own}:zero": {"name": weight}}], context=context)
     assert result.rows[-1].status is Status.REVERTED and result.power.weak == ("p",)
+
+
+def test_a_block_with_a_tiny_weight_is_compared_by_its_own_value(own: str, context: PassContext) -> None:
+    weights = {"w1": matrix(4, 4, 1), "w2": matrix(4, 4, 2) * np.float32(2e-5), "w3": matrix(4, 4, 3)}
+    text = SCALED.replace("s = Mul (p, scale) a = Add (x, s)", "a = Add (x, p)")
+    for weight in ("w1", "w2"):
+        recipe = ["default", {f"{own}:zero": {"name": weight}}]
+        assert passes.optimize(model_of(text, **weights), recipe=recipe, context=context).rows[-1].status is (
+            Status.REVERTED
+        )
 
 
 def test_one_step_of_a_quantizer_is_allowed_and_more_is_not() -> None:

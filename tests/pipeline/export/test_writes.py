@@ -31,6 +31,8 @@ class Steps(nn.Module):
         super().__init__()
         self.steps = forward
         self.table = nn.Embedding(10, 3)
+        self.kept: Any = None
+        self.plain: Any = [torch.zeros(1, 3)]
         if state is not None:
             self.register_buffer("state", state, persistent=persistent)
 
@@ -124,6 +126,79 @@ def test_a_change_that_torch_export_loses_is_refused() -> None:
     inner = Steps(assign, torch.zeros(1, 3))
     with pytest.raises(Unsupported, match=r"changes the buffer '0\.state', and torch\.export loses the change"):
         source_of(nn.Sequential(inner, inner), torch.randn(1, 3))
+
+
+def keep_in_list(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.kept = [self.kept[0] + x] if self.kept else [x]
+    return self.kept[0] * 2
+
+
+def keep_growing(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.kept = x if self.kept is None else torch.cat([self.kept, x], 1)
+    return self.kept.sum(1)
+
+
+def show(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.kept = x.softmax(-1) + torch.rand_like(x) * 0
+    return self.kept * 2
+
+
+def make_once(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.kept = self.kept or {}
+    if 3 not in self.kept:
+        self.kept[3] = torch.arange(3.0)
+    return x + self.kept[3]
+
+
+@pytest.mark.parametrize(
+    ("forward", "carries"), [(keep_in_list, True), (keep_growing, True), (show, False), (make_once, False)]
+)
+def test_tensors_in_attributes_are_put_back_and_noted_where_the_next_call_reads_them(
+    forward: Any, carries: bool, tmp_path: Any
+) -> None:
+    module = Steps(forward)
+    x = torch.randn(1, 3)
+    source = source_of(module, x)
+    exported = export_onnx(source, ExportConfig(), tmp_path / "m.onnx")
+    assert module.kept is None
+    assert any("forward keeps tensors in kept for the next call" in note for note in exported.notes) == carries
+    found = ort.InferenceSession(tmp_path / "m.onnx").run(None, {source.inputs[0].name: x.numpy()})
+    np.testing.assert_allclose(found[0], forward(module, x), atol=1e-6)  # what the first call computes
+
+
+def write_weight(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + self.table.weight.mul_(0.5).sum()
+
+
+def write_attribute(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.plain[0].add_(x) * 2
+
+
+def grow(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.state = torch.cat([self.state, x], 1)
+    return self.state.sum(1)
+
+
+def write_view(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.state.add_(x)
+    return self.whole.sum(0)
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (write_weight, r"writes to the parameter 'table\.weight', and the next call reads the new value"),
+        (write_attribute, "writes to a tensor in the attribute 'plain', which is no buffer"),
+        (grow, "changes the shape of the buffer 'state'"),
+        (write_view, "the buffer 'state', which shares its memory with 'whole'"),
+    ],
+)
+def test_writes_that_no_graph_has_are_refused(forward: Any, message: str) -> None:
+    whole = torch.zeros(2, 1, 3)
+    module = Steps(forward, whole[0])
+    module.register_buffer("whole", whole if forward is write_view else None)
+    with pytest.raises(Unsupported, match=message):
+        source_of(module, torch.randn(1, 3))
 
 
 def test_names_that_are_taken() -> None:

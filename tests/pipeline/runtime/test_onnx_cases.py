@@ -109,15 +109,15 @@ def array_of(given: Any) -> Any:
     return np.asarray(given) if isinstance(given, np.generic | float | int) else given
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> dict[str, str]:
-    """Of all cases. One thread: they are tiny."""
+@pytest.fixture(scope="module", params=[1, 4], ids=["all", "each fourth"])
+def outcomes(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Of the cases. One thread: they are tiny."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return {case.name: outcome(case) for case in cases()}
+            return {case.name: outcome(case) for case in cases()[:: request.param]}
     finally:
         torch.set_num_threads(threads)
 
@@ -136,6 +136,7 @@ def test_refusals_name_the_node_and_what_to_do(outcomes: dict[str, str]) -> None
 
 def test_what_was_right_stays_right(outcomes: dict[str, str]) -> None:
     listed = set(LISTED.read_text().split()) & outcomes.keys()  # another release of onnx may have other cases
+    assert len(listed) > len(outcomes) / 2
     assert {name: outcomes[name] for name in listed if outcomes[name] != "right"} == {}
 
 

@@ -285,12 +285,12 @@ def test_what_cannot_be_recorded(
 
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
 def test_dropout_between_layers_that_torch_leaves_out_is_refused(make: Callable[..., nn.Module]) -> None:
-    module = nn.Sequential(make(16, 10, 2, dropout=0.7))
+    module, batch = nn.Sequential(make(16, 10, 2, dropout=0.7)), (X[:2], LABEL[:2])  # the rows are its steps
     said = rf"module '0' \({make.__name__}\) has 2 layers with dropout=0.7, .* nn.Dropout between them"  # type: ignore[attr-defined]
     with pytest.raises(Unsupported, match=said):
-        record_step(module, first_loss, sgd(module), (X, LABEL))
+        record_step(module, first_loss, sgd(module), batch)
     module.eval()
-    record_step(module, first_loss, sgd(module), (X, LABEL)).step((X, LABEL))  # there is no dropout to leave out
+    record_step(module, first_loss, sgd(module), batch).step(batch)  # there is no dropout to leave out
 
 
 def first_loss(output: tuple[torch.Tensor, object], label: torch.Tensor) -> torch.Tensor:
