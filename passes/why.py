@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Final
 
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto
+from onnx import NodeProto, TensorProto
 
 from passes.errors import PolicyError, check_type
 from passes.graph.formatting import format_tensor_type
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import op_name
+from passes.graph.traversal import bodies_in
 from passes.load import load_model, to_path
 from passes.provenance import ModulePath, annotations_of, form_of, known_as, module_path_of, part_of
 from passes.suggest import nearest_names, plural
@@ -283,15 +284,8 @@ class _Nodes:
 def _walk(nodes: Iterable[NodeProto], within: tuple[str, ...]) -> Iterator[tuple[NodeProto, tuple[str, ...]]]:
     for node in nodes:
         yield node, within
-        for body in _bodies(node):
+        for body in bodies_in(node):
             yield from _walk(body.node, (*within, node.name or node.output[0]))
-
-
-def _bodies(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
 
 
 def _handles(node: NodeProto) -> tuple[str, ...]:

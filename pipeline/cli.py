@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -83,6 +84,7 @@ class _LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and name in COMMANDS:
+            _check_folder()
             command = load_command(name)
             _add_traceback(command, next(option for option in self.params if option.name == "with_traceback"))
             _prepare_help(command, ctx)
@@ -103,6 +105,14 @@ def load_command(name: str) -> Any:
     commands = typer.Typer(callback=lambda: None)  # with a callback it is a group, however many commands it has
     importlib.import_module(f".commands.{COMMANDS[name][0]}", __package__).register(commands)
     return get_command(commands).commands[name]  # type: ignore[attr-defined]
+
+
+def _check_folder() -> None:
+    """Refuse a working directory that has been removed: no process can be started there."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the working directory has been removed; change to a folder that is there") from None
 
 
 def _add_traceback(command: Any, option: Any) -> None:

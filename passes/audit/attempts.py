@@ -14,6 +14,7 @@ from typing import Any, Final
 import onnx
 
 from passes.audit.target import AuditTarget
+from passes.graph.index import copy_of
 from passes.model.canonical import canonical_digest
 from passes.step import Step
 from passes.weights.detached import DetachedModel
@@ -61,8 +62,7 @@ def attempts(model: bytes, subjects: Sequence[Mapping[str, Any]], start: int) ->
 
 def _attempt(step: Step, source: onnx.ModelProto, place: int) -> PassAttempt:
     """Call a library on a copy of `source` as its users do: the repairs of its step would hide findings."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(source)
+    copy = copy_of(source)
     try:
         result = step.call_library(copy)
         return PassAttempt(place, model=result.SerializeToString(deterministic=True))

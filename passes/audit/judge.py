@@ -14,7 +14,7 @@ import onnx
 
 from passes.audit.attempts import message_of, normalize
 from passes.audit.cases import Case
-from passes.graph.index import required_inputs
+from passes.graph.index import copy_of, required_inputs
 from passes.graph.op_facts import RANDOM_OPS
 from passes.graph.traversal import every_graph, every_node
 from passes.proof.numbers import compare, same_bits
@@ -175,8 +175,7 @@ NEWEST_IR: Final = 10
 def _onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
     import onnxruntime
 
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_of(model)
     copy.ir_version = min(copy.ir_version, NEWEST_IR)
     settings = onnxruntime.SessionOptions()
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -254,8 +253,7 @@ NODES_FROM: Final = 10
 
 def add_marks(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy with metadata and doc strings on the model and on each node of the main graph."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_of(model)
     copy.metadata_props.add(key=KEY, value="model")
     copy.doc_string = copy.doc_string or KEY
     copy.graph.doc_string = copy.graph.doc_string or KEY
@@ -268,8 +266,7 @@ def add_marks(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def remove_marks(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy without metadata and doc strings, for comparing sizes."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_of(model)
     del copy.metadata_props[:]
     copy.doc_string = ""
     for graph in every_graph(copy.graph):

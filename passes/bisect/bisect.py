@@ -16,6 +16,7 @@ from passes.catalog import pass_names
 from passes.context import PassContext
 from passes.diff import compare_matched, match_models
 from passes.diff.types import label_of
+from passes.graph.index import copy_of
 from passes.graph.traversal import live_nodes
 from passes.model.analysis import what_is_invalid
 from passes.policy.policy import Policy, check_lists
@@ -154,8 +155,7 @@ def _describe_smallest(model: DetachedModel, outcome: StepOutcome, fault: Fault)
 
 def _live(model: DetachedModel) -> DetachedModel:
     """`model` without dead nodes, which some passes leave behind for another one to remove."""
-    proto = type(model.proto)()
-    proto.CopyFrom(model.proto)
+    proto = copy_of(model.proto)
     nodes = live_nodes(model.proto.graph)[::-1]
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)

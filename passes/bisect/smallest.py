@@ -13,6 +13,7 @@ from passes.bisect.faults import Fault
 from passes.bisect.replay import Runs, StepOutcome
 from passes.bisect.search import GuiltyStep, InnerCulprit
 from passes.errors import StepFailed
+from passes.graph.index import copy_of
 from passes.graph.inference import types_of
 from passes.graph.traversal import reads_of
 from passes.model.extraction import extract_nodes
@@ -111,8 +112,7 @@ def _as_named(source: DetachedModel, model: DetachedModel) -> DetachedModel:
     """A copy of `model` whose nodes have the names and metadata that they have in `source`."""
     if model is source:
         return model
-    copy = type(model.proto)()
-    copy.CopyFrom(model.proto)
+    copy = copy_of(model.proto)
     return carry(source, model.with_proto(copy), "earlier passes")
 
 

@@ -27,7 +27,7 @@ from passes.recipe.recipe import steps_of
 from passes.recipe.steps import OWN_STEPS
 from passes.step import Step, flatten
 from passes.suggest import nearest
-from passes.weights.detached import DetachedModel, attach, detach
+from passes.weights.detached import DetachedModel, attach, open_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def show(entry: CatalogEntry, rows: Sequence[CatalogEntry], context: PassContext
         return Demo(entry, why_not=f"no picture: {why}" if why else "no picture in this release of onnxline")
     picture = read_example(file)
     before = graph_text(picture.model)
-    model = detached_copy(picture.model)
+    model = open_model(picture.model)
     try:
         result = isolate_pass(entry, rows).apply(model, context).model
     except StepFailed as failure:
@@ -79,13 +79,6 @@ def show(entry: CatalogEntry, rows: Sequence[CatalogEntry], context: PassContext
     graph = result.proto.graph
     dead = len(graph.node) - len(live_nodes(graph))
     return Demo(entry, picture.caption, before, graph_text(attach(result)), dead)
-
-
-def detached_copy(model: onnx.ModelProto) -> DetachedModel:
-    """A detached copy, as the runner takes it; `model` is not changed."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return detach(copy)
 
 
 def fires(before: DetachedModel, after: DetachedModel) -> bool:

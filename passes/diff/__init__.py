@@ -4,8 +4,7 @@ types.py            the differences, as data
 model_matching.py   matches nodes, values, inputs and outputs
 compare.py          compares node by node, and the models as a whole: read this first
 initializers.py     compares stored tensors
-quantizations.py    tells which tensors the second model quantizes
-requantizations.py  tells which tensors two quantized models quantize otherwise
+quantizations.py    tells which tensors the second model quantizes, and which two quantized models quantize otherwise
 numbers.py          measures the errors of outputs, inner values, and values at which a layer ends
 formats.py          the differences as text, and for JSON
 """

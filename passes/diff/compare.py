@@ -15,11 +15,10 @@ from onnx import AttributeProto, ModelProto, NodeProto, ValueInfoProto
 
 from passes.diff.initializers import Stored, initializer_changes
 from passes.diff.model_matching import ModelMatching, match_models
-from passes.diff.quantizations import find_quantizations
-from passes.diff.requantizations import find_requantizations
+from passes.diff.quantizations import find_quantizations, find_requantizations
 from passes.diff.types import AttributeChange, Diff, HeaderChange, InputChange, Renaming, Replacement, label_of
 from passes.graph.formatting import format_attribute, format_type
-from passes.graph.index import GraphIndex
+from passes.graph.index import GraphIndex, copy_of
 from passes.matching.flat_graph import ABSENT, FlatGraph, Item
 from passes.model.canonical import CanonicalGraph, function_digests
 from passes.weights.detached import DetachedModel, open_model
@@ -140,8 +139,7 @@ def _is_same(matched: ModelMatching, old: AttributeProto, new: AttributeProto) -
         return len(old.graphs) == len(new.graphs)
     bare = []
     for attribute in (old, new):
-        copy = AttributeProto()
-        copy.CopyFrom(attribute)
+        copy = copy_of(attribute)
         copy.ClearField("doc_string")
         bare.append(copy.SerializeToString(deterministic=True))
     return bare[0] == bare[1]

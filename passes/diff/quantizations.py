@@ -1,9 +1,13 @@
-"""Tell which tensors a second model quantizes, so that its many new nodes and scales are one entry for each tensor."""
+"""Tell which tensors a second model quantizes, so that its many new nodes and scales are one entry for each tensor.
+
+Of two quantized models, tell which tensors they quantize otherwise: formats, scales in units of the last place, zero
+points.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -11,8 +15,12 @@ from onnx import TensorProto
 
 from passes.diff.initializers import Stored
 from passes.diff.model_matching import ModelMatching
-from passes.diff.types import InitializerChange, QuantizedValue
+from passes.diff.types import AttributeChange, InitializerChange, QuantizationChange, QuantizedValue, label_of
+from passes.encodings.encoding import Encoding
+from passes.encodings.from_qdq import QdqReader
+from passes.errors import UsageError
 from passes.matching.flat_graph import ABSENT, FlatGraph, Item
+from passes.weights.detached import DetachedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,3 +180,171 @@ def _array(matched: ModelMatching, value: int) -> np.ndarray | None:
 QUANTIZE: Final = "QuantizeLinear"
 
 DEQUANTIZE: Final = "DequantizeLinear"
+
+
+@dataclass(frozen=True, slots=True)
+class Requantizations:
+    """The tensors that both models quantize, and otherwise, or only the first one."""
+
+    found: tuple[QuantizationChange, ...]
+    removed: frozenset[int]
+    """Places of nodes of the first model that are a part of these."""
+    added: frozenset[int]
+    """The same of the second model."""
+    labels: frozenset[str]
+    """The nodes of both by their labels."""
+    removed_tensors: frozenset[str]
+    added_tensors: frozenset[str]
+
+    def explains(self, change: InitializerChange) -> bool:
+        """Whether a change of a stored tensor is a part of these."""
+        if change.computed_by in self.labels:
+            return True
+        return change.name in (self.added_tensors if change.after else self.removed_tensors)
+
+    def explains_attribute(self, change: AttributeChange) -> bool:
+        return str(change.node) in self.labels and change.attribute in FORMAT_ATTRIBUTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantizer:
+    """How one model quantizes a tensor: by the nodes at `places`; `numbers` are those of a stored one."""
+
+    name: str
+    encoding: Encoding
+    places: tuple[int, ...]
+    numbers: TensorProto | None
+
+
+def find_requantizations(matched: ModelMatching) -> Requantizations:
+    """Compare the quantizers of both models: those at matched nodes, and else those of one tensor by name."""
+    same = matched.same
+    befores = _read_quantizers(matched.before, same.before)
+    afters = _read_quantizers(matched.after, same.after)
+    by_name = {quantizer.name: place for place, quantizer in befores.items()}
+    changes: list[tuple[QuantizationChange, _Quantizer | None, _Quantizer | None]] = []
+    seen: set[int] = set()
+    for place, new in afters.items():
+        start = same.old_of[place]
+        start = start if start in befores else by_name.get(new.name, ABSENT)
+        if start == ABSENT or start in seen:
+            continue
+        seen.add(start)
+        change = _compare(matched, befores[start], new)
+        if change is not None:
+            changes.append((change, befores[start], new))
+    for place, old in befores.items():
+        if place not in seen and same.is_lost(place):
+            kind = _format_of(old.encoding)
+            changes.append((QuantizationChange(old.name, kind, "float", old.numbers is not None), old, None))
+    olds = {place for _, old, _ in changes if old for place in old.places}
+    news = {place for _, _, new in changes if new for place in new.places}
+    labels = {str(label_of(same.before.items[place].node)) for place in olds}
+    labels |= {str(label_of(same.after.items[place].node)) for place in news}
+    return Requantizations(
+        tuple(change for change, _, _ in changes),
+        frozenset(place for place in olds if same.is_lost(place)),
+        frozenset(place for place in news if same.old_of[place] < 0),
+        frozenset(labels),
+        frozenset(_own_tensors(same.before, olds)),
+        frozenset(_own_tensors(same.after, news)),
+    )
+
+
+def _read_quantizers(model: DetachedModel, index: FlatGraph) -> dict[int, _Quantizer]:
+    """The quantizers of a model, by the place of QuantizeLinear, or DequantizeLinear of a stored tensor. What has no
+    encoding of whole numbers, such as an 8-bit float, is left to the comparison of nodes."""
+    reader = QdqReader(model)
+    found: dict[int, _Quantizer] = {}
+    for place, item in enumerate(index.items):
+        if item.op[1] not in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        try:
+            is_start = item.op[1] == "QuantizeLinear"
+            read = reader.read_quantizer(item.node) if is_start else reader.read_stored(item.node)
+        except UsageError:
+            continue
+        if read is not None:
+            numbers = None if is_start else index.tensors.get(item.needs[0])
+            found[place] = _Quantizer(*read, (place, *_beside(index, place)), numbers)
+    return found
+
+
+def _beside(index: FlatGraph, place: int) -> Iterator[int]:
+    """The Clip in front of a QuantizeLinear, and the DequantizeLinear behind it."""
+    item = index.items[place]
+    if item.op[1] == "QuantizeLinear":
+        yield from (user for user, _ in index.users[item.makes[0]] if index.items[user].op[1] == "DequantizeLinear")
+        bound = index.makers[item.needs[0]]
+        if bound >= 0 and index.items[bound].op[1] == "Clip" and len(index.users[item.needs[0]]) == 1:
+            yield bound
+
+
+def _own_tensors(index: FlatGraph, places: Collection[int]) -> Iterator[str]:
+    """The stored tensors that these nodes alone read."""
+    reads = {value for place in places for value in index.items[place].needs if value in index.tensors}
+    return (index.names[value] for value in reads if all(user in places for user, _ in index.users[value]))
+
+
+def _compare(matched: ModelMatching, old: _Quantizer, new: _Quantizer) -> QuantizationChange | None:
+    """How one tensor is quantized otherwise; None if it is not."""
+    before, after = old.encoding, new.encoding
+    kinds = _format_of(before), _format_of(after)
+    is_stored = new.numbers is not None
+    if kinds[0] == kinds[1] and before.axis != after.axis:
+        kinds = f"{kinds[0]} along axis {before.axis}", f"{kinds[1]} along axis {after.axis}"
+    if kinds[0] != kinds[1] or before.scale.shape != after.scale.shape:
+        return QuantizationChange(new.name, *kinds, is_stored)
+    parts = [*_scale_change(before.scale, after.scale), *_zero_change(before.zero_point, after.zero_point)]
+    parts += _number_change(matched, old.numbers, new.numbers)
+    return QuantizationChange(new.name, *kinds, is_stored, ", ".join(parts)) if parts else None
+
+
+def _format_of(encoding: Encoding) -> str:
+    """The format without a word on symmetry, which is read from zero points alone and shows in these."""
+    return str(replace(encoding.precision, symmetric=encoding.precision.signed))
+
+
+def _scale_change(before: np.ndarray, after: np.ndarray) -> Iterator[str]:
+    """In units of the last place, where these are few; else as a part of the scale."""
+    old, new = (scale.astype(np.float32).ravel() for scale in (before, after))
+    steps = np.abs(old.view(np.int32).astype(np.int64) - new.view(np.int32))
+    if not steps.any():
+        return
+    part = float(np.max(np.abs(new.astype(np.float64) - old) / np.maximum(np.abs(old), np.finfo(np.float32).tiny)))
+    distance = f"{steps.max()} ulp" if steps.max() <= MOST_STEPS else f"{part:.3g} of it"
+    what = (
+        f"scale {old[0]:.6g} → {new[0]:.6g}"
+        if old.size == 1
+        else f"{int((steps > 0).sum())} of {old.size} scales differ"
+    )
+    yield f"{what}, by {'up to ' if old.size > 1 else ''}{distance}"
+
+
+def _zero_change(before: np.ndarray, after: np.ndarray) -> Iterator[str]:
+    count = int((before != after).sum())
+    if count and before.size == 1:
+        yield f"zero point {int(before.item())} → {int(after.item())}"
+    elif count:
+        yield f"{count} of {before.size} zero points differ"
+
+
+def _number_change(matched: ModelMatching, old: TensorProto | None, new: TensorProto | None) -> Iterator[str]:
+    if (
+        old is None
+        or new is None
+        or old.dims != new.dims
+        or matched.before.is_unread(old)
+        or matched.after.is_unread(new)
+    ):
+        return
+    before, after = (model.array(one).astype(np.int64) for model, one in ((matched.before, old), (matched.after, new)))
+    apart = np.abs(before - after)
+    if apart.any():
+        yield f"{int((apart > 0).sum())} of {apart.size} whole numbers differ, by up to {apart.max()}"
+
+
+MOST_STEPS: Final = 9999
+
+FORMAT_ATTRIBUTES: Final = frozenset({"axis", "block_size", "output_dtype"})
+"""Attributes of the operators that are a part of a format."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from onnx import NodeProto
 
-from passes.graph.op_facts import op_name
+from passes.graph.op_facts import first_output, op_name
 from passes.provenance.annotations import module_path_of
 
 
@@ -230,5 +230,5 @@ class Diff:
 
 def label_of(node: NodeProto) -> NodeLabel:
     place = module_path_of(node)
-    name = node.name or next((name for name in node.output if name), "")
+    name = node.name or first_output(node)
     return NodeLabel(op_name(node), name, place.paths[-1] if place is not None and place.paths else "")

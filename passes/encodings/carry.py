@@ -3,27 +3,27 @@
 A tensor keeps its encoding only where it is a fact that it has the same numbers: it is computed in the same way, or a
 matching of nodes says which tensor of the source it is and the draws of the run agree; or it is stored, and its numbers
 are those of stored tensors that were turned, cut or joined, or whose channels were multiplied by factors, which go into
-their scales. All else is listed with the reason.
+their scales. All else is listed with the reason: as lines for people, as data for programs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
 from passes.encodings.encoding import Encoding, NoEncoding, encode_bias, share_by_moves
-from passes.encodings.same_numbers import find_same
 from passes.encodings.stored import CHANGED, EncodedArray, derive_encoding
-from passes.encodings.versions import ModelVersion, TracedTensors, trace_tensors
+from passes.encodings.versions import ModelVersion, TracedTensors, find_same, trace_tensors
 from passes.graph.index import GraphIndex, initializers_of
 from passes.graph.inference import FLOATS, float_tensors
 from passes.graph.op_facts import BIAS, BIASED, LAYOUT_OPS, MATRIX_PRODUCTS, RESHAPES, moved_inputs
 from passes.graph.traversal import reads_of
 from passes.provenance import annotations_of, form_of
+from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
 
@@ -103,8 +103,8 @@ class _EncodingCarrier:
         self.traced: TracedTensors = trace_tensors(versions)
         self.known = share_by_moves(self.source.proto.graph, encodings)
         """The encodings of the source, and those that follow from them."""
-        index = GraphIndex(self.final.proto.graph)
-        self.made, self.stored = index.producers, index.initializers
+        self.before, self.after = GraphIndex(self.source.proto.graph), GraphIndex(self.final.proto.graph)
+        self.made, self.stored = self.after.producers, self.after.initializers
         self.found: dict[str, Encoding] = {}
         self.sources: dict[str, tuple[str, ...]] = {}
         self.refusals: dict[str, str] = {}
@@ -112,7 +112,7 @@ class _EncodingCarrier:
 
     def carry_stored(self) -> None:
         """Carry the encodings of stored tensors: by their content, or by the rule that made them of others."""
-        stored = initializers_of(self.source.proto.graph)
+        stored = self.before.initializers
         weights = {name: tensor for name, tensor in stored.items() if name in self.known}
         by_digest: dict[str, list[str]] = {}
         for name, tensor in weights.items():
@@ -169,7 +169,7 @@ class _EncodingCarrier:
 
         Their numbers are some of its numbers, also where there are too few of them to be recognized.
         """
-        made = GraphIndex(self.source.proto.graph).producers
+        made = self.before.producers
         for name in self.floats:
             node = self.made.get(name)
             if name in self.found or node is None or node.op_type not in MATRIX_PRODUCTS:
@@ -185,7 +185,7 @@ class _EncodingCarrier:
         if whole is None or whole.op_type != node.op_type or len(whole.input) != len(node.input):
             return False
         pairs = zip(node.input[1:], whole.input[1:], strict=True)
-        are_parts = all(self.sources.get(part) == (_stored_behind(made, name),) for part, name in pairs)
+        are_parts = all(self.sources.get(part) == (self.before.origin_of(name, LAYOUT_OPS),) for part, name in pairs)
         return are_parts and self._is_same_data(node.input[0], made, whole.input[0])
 
     def _is_same_data(self, name: str, made: Mapping[str, NodeProto], source: str) -> bool:
@@ -212,7 +212,7 @@ class _EncodingCarrier:
         if any(bias.name not in self.given for bias, *_ in _biases(self.source)):
             return
         for bias, data, weight in _biases(self.final):
-            factors = self.found.get(_stored_behind(self.made, data)), self.found.get(_stored_behind(self.made, weight))
+            factors = [self.found.get(self.after.origin_of(name, LAYOUT_OPS)) for name in (data, weight)]
             if bias.name in self.found or factors[0] is None or factors[1] is None or factors[1].precision.block:
                 continue
             self.found[bias.name] = encode_bias(factors[0], factors[1])
@@ -236,7 +236,7 @@ class _EncodingCarrier:
         """The encodings of the source that are in no tensor of the final model."""
         carried = {source for sources in self.sources.values() for source in sources}
         missing = [name for name in self.given if name not in carried]
-        stored = initializers_of(self.source.proto.graph)
+        stored = self.before.initializers
         present = [name for name in missing if name not in stored and name not in self.traced.gone]
         changed_by, twins = self._follow(present)
         for name in missing:
@@ -337,13 +337,6 @@ def _biases(model: DetachedModel) -> Iterator[tuple[TensorProto, str, str]]:
             yield tensor, node.input[0], node.input[1]
 
 
-def _stored_behind(made: Mapping[str, NodeProto], name: str) -> str:
-    """The tensor that `name` is, seen through operators that leave all of its numbers."""
-    while name in made and made[name].op_type in LAYOUT_OPS:
-        name = made[name].input[0]
-    return name
-
-
 def _float_names(model: DetachedModel) -> tuple[str, ...]:
     """The float tensors that nodes read or make, and inputs, in the order of the graph."""
     index = GraphIndex(model.proto.graph)
@@ -353,3 +346,39 @@ def _float_names(model: DetachedModel) -> tuple[str, ...]:
     for node in index.nodes:
         names += (*reads_of(node), *node.output)
     return tuple(dict.fromkeys(name for name in names if name in floats or name in constants))
+
+
+FORMAT_VERSION = 1
+
+
+def summarize_carried(carried: CarriedEncodings) -> str:
+    """One sentence: how many encodings the final model has, and how many are missing."""
+    stale = sum(lost.kind != "gone" for lost in carried.lost)
+    return (
+        f"encodings: {plural(len(carried.encodings), 'tensor')} of the final model; "
+        f"of the source's, {len(carried.lost) - stale} are gone and {stale} stale; "
+        f"{plural(len(carried.uncovered), 'tensor')} without one"
+    )
+
+
+def describe_carried(carried: CarriedEncodings) -> Iterator[str]:
+    """A line for each encoding that was not carried, and for each tensor without one."""
+    for lost in carried.lost:
+        yield f"{lost.kind}: {lost.tensor}{_by(lost.by)}: {lost.reason}"
+    for tensor in carried.uncovered:
+        yield f"no encoding: {tensor.tensor}{_by(tensor.by)}: {tensor.reason}"
+
+
+def _by(author: str) -> str:
+    return f" (by {author})" if author else ""
+
+
+def carried_as_data(carried: CarriedEncodings) -> dict[str, Any]:
+    """The same as data that JSON can hold; the encodings themselves have a file of their own."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "encodings": len(carried.encodings),
+        "sources": {name: list(sources) for name, sources in carried.sources.items()},
+        "lost": [asdict(lost) for lost in carried.lost],
+        "uncovered": [asdict(tensor) for tensor in carried.uncovered],
+    }

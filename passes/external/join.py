@@ -7,7 +7,7 @@ from typing import Final
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from passes.graph.index import GraphIndex, initializers_of
+from passes.graph.index import GraphIndex, copy_of, initializers_of
 from passes.graph.traversal import sort_nodes
 
 DOMAIN: Final = "onnxline"
@@ -97,8 +97,7 @@ class ModelAssembler:
         self._dropped |= stays.keys()
 
     def model(self) -> ModelProto:
-        graph = GraphProto()
-        graph.CopyFrom(self._source.graph)
+        graph = copy_of(self._source.graph)
         for several in (graph.node, graph.initializer, graph.value_info):
             del several[:]
         for node in (node for nodes in self._nodes for node in nodes):
@@ -114,8 +113,7 @@ class ModelAssembler:
             info for name, info in self._infos.items() if name in index.producers and name not in self._outputs
         )
         sort_nodes(graph)
-        model = ModelProto()
-        model.CopyFrom(self._source)
+        model = copy_of(self._source)
         model.graph.CopyFrom(graph)
         return model
 

@@ -15,6 +15,7 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.external.call_names import ShortNames, number_nodes, quote_own_names, restore_names
 from passes.external.pieces import GraphPieces, can_be_cut
+from passes.graph.index import copy_of
 from passes.graph.traversal import every_graph, every_node
 from passes.step import Description, PassResult, Step, structure, values
 from passes.weights.detached import DetachedModel
@@ -197,8 +198,7 @@ def _serialize_numbered(proto: onnx.ModelProto, context: PassContext) -> bytes:
     for known, content in remembered:
         if known is proto:
             return content
-    numbered = onnx.ModelProto()
-    numbered.CopyFrom(proto)
+    numbered = copy_of(proto)
     number_nodes(numbered)
     remembered[:] = [*remembered, (proto, numbered.SerializeToString())][-REMEMBERED:]
     return remembered[-1][1]
@@ -289,8 +289,7 @@ class _PreparedModel:
         its nodes had."""
         proto = onnx.load_from_string(content)
         names = number_nodes(proto)
-        full = onnx.ModelProto()
-        full.CopyFrom(proto)
+        full = copy_of(proto)
         self._short.restore(full.graph)
         return _PreparedModel(full.SerializeToString(), self._short, proto, is_written=True), names
 

@@ -195,7 +195,7 @@ def _weights_to_send(model: DetachedModel, *, attention: bool) -> frozenset[str]
 
 def _names_to_send(graph: GraphProto, *, attention: bool, skips_concat: bool) -> frozenset[str]:
     """`skips_concat`: a Concat of weights reads none of them, since nothing will be computed from what it makes."""
-    layout = {node.output[0]: node.input[0] for node in graph.node if node.op_type in LAYOUT}
+    index = GraphIndex(graph)
     products: dict[str, list[NodeProto]] = defaultdict(list)
     read: set[str] = set()
     for node in graph.node:
@@ -212,7 +212,7 @@ def _names_to_send(graph: GraphProto, *, attention: bool, skips_concat: bool) ->
         for value, siblings in products.items():
             joined = [node.input[1] for node in siblings if value and node.output[0] in free]
             read.update(joined if len(joined) >= 3 else ())
-    return frozenset(_source(name, layout) for name in read)
+    return frozenset(index.origin_of(name, LAYOUT) for name in read)
 
 
 def _unpinned_values(graph: GraphProto) -> frozenset[str]:
@@ -225,9 +225,3 @@ def _unpinned_values(graph: GraphProto) -> frozenset[str]:
         for name in node.input
     }
     return frozenset(index.producers.keys() - index.outputs.keys() - held)
-
-
-def _source(name: str, layout: Mapping[str, str]) -> str:
-    while name in layout:
-        name = layout[name]
-    return name

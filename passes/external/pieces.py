@@ -25,8 +25,8 @@ import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from passes.external.join import ModelAssembler, borrow, let_in, let_out
-from passes.graph.index import GraphIndex, values_read
-from passes.graph.traversal import bodies_of
+from passes.graph.index import GraphIndex, copy_of, values_read
+from passes.graph.op_facts import has_body
 
 Content = TypeVar("Content")
 
@@ -55,7 +55,7 @@ def can_be_cut(model: ModelProto) -> bool:
     graph = model.graph
     if len(graph.node) <= WHOLE_NODES or model.functions or graph.sparse_initializer:
         return False
-    return not any(bodies_of(attribute) for node in graph.node for attribute in node.attribute)
+    return not any(map(has_body, graph.node))
 
 
 class GraphPieces:
@@ -329,8 +329,7 @@ def _read_alone(model: ModelProto, groups: Sequence[Sequence[TensorProto]]) -> b
 
 
 def _content(tensor: TensorProto) -> bytes:
-    bare = TensorProto()
-    bare.CopyFrom(tensor)
+    bare = copy_of(tensor)
     bare.ClearField("name")
     bare.ClearField("doc_string")
     return bare.SerializeToString(deterministic=True)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, numpy_helper
 
+from passes.graph.index import copy_of
 from passes.graph.traversal import bodies_of
 
 FEW: Final = 8
@@ -108,8 +109,7 @@ TYPED: Final = re.compile(r"\b(\w+): (?:int|float|string|tensor|graph)s? = ")
 def graph_text(model: onnx.ModelProto) -> str:
     """ONNX text of the main graph, wrapped at `COLUMNS`; the numbers in weights, types of inner values and names of
     operators are left out."""
-    bare = onnx.GraphProto()
-    bare.CopyFrom(model.graph)
+    bare = copy_of(model.graph)
     _strip(bare)
     text = onnx.printer.to_text(bare)
     text = STORED.sub(lambda match: f" = {{{match[1]}}}" if len(match[1]) <= SHORT else "", text)

@@ -7,7 +7,7 @@ asked for.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,7 +15,7 @@ import numpy as np
 from google.protobuf.message import Message
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from passes.graph.op_facts import ONNX_DOMAINS
+from passes.graph.op_facts import ARRANGING, ONNX_DOMAINS, is_opaque
 from passes.graph.traversal import bodies_in, reads_of
 
 if TYPE_CHECKING:
@@ -109,6 +109,15 @@ class GraphIndex:
         return fixed
 
     @cached_property
+    def folded(self) -> set[str]:
+        """Stored values and those computed from them alone, which an optimizer may fold; and "", an input left out."""
+        folded = {"", *self.initializers}
+        for node in self.nodes:
+            if folded.issuperset(node.input) and not is_opaque(node):
+                folded.update(node.output)
+        return folded
+
+    @cached_property
     def inputs(self) -> dict[str, ValueInfoProto]:
         """Declared inputs by name, also those with an initializer as their default; of a function, without types."""
         return _infos(self.graph.input)
@@ -131,6 +140,19 @@ class GraphIndex:
     def producer(self, name: str) -> NodeProto | None:
         """The node that makes a value; None for an input, a stored tensor, and a value that does not exist."""
         return self.producers.get(name)
+
+    def origin_of(self, name: str, ops: Collection[str]) -> str:
+        """The value that `name` is made of by nodes of `ops` alone, each from its first input; `name` itself if no such
+        node makes it."""
+        while (node := self.producers.get(name)) is not None and node.op_type in ops and node.output[0] == name:
+            name = node.input[0]
+        return name
+
+    def tensor_at(self, name: str) -> TensorProto | None:
+        """The tensor that `name` is, stored or in a Constant, perhaps in another layout or type; None for others."""
+        name = self.origin_of(name, ARRANGING)
+        node = self.producers.get(name)
+        return self.initializers.get(name) if node is None else constant_of(node)
 
     def ancestors(self, names: Iterable[str], within: Container[str] | None = None) -> list[NodeProto]:
         """The nodes that the values `names` are computed from, in the order of the graph.
@@ -235,12 +257,15 @@ def extract(
     return part
 
 
+def copy_of(message: Entry) -> Entry:
+    """A copy of a protobuf message, to change."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
 def replace_entries(field: RepeatedCompositeFieldContainer[Entry], entries: Iterable[Entry]) -> None:
     """Make `entries`, which may be some of its own, all that a field such as `graph.node` holds."""
-    copies = []
-    for entry in entries:  # copied first, since clearing the field frees its entries
-        copy = type(entry)()
-        copy.CopyFrom(entry)
-        copies.append(copy)
+    copies = [copy_of(entry) for entry in entries]  # first, since clearing the field frees its entries
     del field[:]
     field.extend(copies)

@@ -87,6 +87,26 @@ def is_opaque(node: NodeProto) -> bool:
     return node.op_type in RANDOM_OPS or has_body(node)
 
 
+def input_of(node: NodeProto, index: int) -> str:
+    """The name of an input, empty where it is left out."""
+    return node.input[index] if index < len(node.input) else ""
+
+
+def output_of(node: NodeProto, index: int) -> str:
+    """The name of an output, empty where it is left out."""
+    return node.output[index] if index < len(node.output) else ""
+
+
+def first_output(node: NodeProto) -> str:
+    """The first named output, which identifies the node, since a value has one producer; empty if none has."""
+    return next((name for name in node.output if name), "")
+
+
+def domain_of(node: NodeProto) -> str:
+    """The domain of a node's operator; empty for ONNX's own, whichever of its names the node has."""
+    return "" if node.domain in ONNX_DOMAINS else node.domain
+
+
 def op_name(node: NodeProto) -> str:
     """`Softmax`, or with a domain that is not ONNX's own: `com.microsoft::Attention`."""
     return node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op_type}"

@@ -10,7 +10,7 @@ from typing import Final
 from onnx import FunctionProto, GraphProto, NodeProto
 
 from passes.errors import ModelError
-from passes.graph.op_facts import attribute_of
+from passes.graph.op_facts import ONNX_DOMAINS, attribute_of
 from passes.graph.traversal import topological_order
 from passes.load.nodes import OperatorScope, bodies_in, check_node, describe_node, sparse_in, tensors_in
 from passes.load.tensors import check_sparse, check_tensor
@@ -184,7 +184,7 @@ def _need(name: str, outer: Iterable[set[str]], how: str) -> None:
 
 def _check_ends(node: NodeProto, body: GraphProto, where: str) -> None:
     """Refuse a body whose numbers of inputs and outputs do not fit its node."""
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain not in ONNX_DOMAINS:
         return
     takes = {"If": 0, "Loop": max(len(node.input), 2)}.get(node.op_type, len(body.input))
     if len(body.input) != takes:

@@ -13,8 +13,7 @@ import onnx
 from onnx import SparseTensorProto, TensorProto, helper
 
 from passes.errors import ModelError
-from passes.load.budget import MOST_DIMS, MOST_ELEMENTS, check_bytes, element_count
-from passes.load.values import DTYPES, check_entries, check_text
+from passes.load.values import DTYPES, MOST_DIMS, MOST_ELEMENTS, check_bytes, check_entries, check_text, element_count
 
 PACKED_BITS: Final[Mapping[str, int]] = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2}
 """Dtypes of which several elements share a byte."""

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from onnx import FunctionProto, GraphProto, NodeProto, TensorProto
 
 from passes.graph.index import initializers_of
+from passes.graph.op_facts import domain_of
 from passes.graph.traversal import bodies_of
 from passes.model.canonical import CanonicalGraph, GraphReading, NodeReading
 from passes.weights.detached import DetachedModel
@@ -169,7 +170,7 @@ class _GraphFlattener:
                 results = self.graph(body, inner, scope, (meaning, index))
                 needs.extend(results)
             meaning = wiring.intern((meaning, tuple([meanings[value] for value in needs[len(known) :]])))
-        op = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
+        op = (domain_of(node), node.op_type)
         wiring.add(Item(node, op, reading.says, tuple(needs), makes, meaning))
         if reading.is_identity:
             meanings[makes[0]] = known[0]

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
 
-from passes.graph.op_facts import COMMUTATIVE
+from passes.graph.op_facts import COMMUTATIVE, first_output
 from passes.matching.flat_graph import ABSENT, FlatGraph, Item
 
 
@@ -103,7 +103,7 @@ def name_of(item: Item) -> str:
 
 def result_of(item: Item) -> str:
     """The name of the first output."""
-    return next((name for name in item.node.output if name), "")
+    return first_output(item.node)
 
 
 def handle_of(wiring: FlatGraph, place: int, handle: Handle) -> Hashable:

@@ -14,8 +14,9 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
+from passes.graph.index import copy_of
 from passes.graph.op_facts import RANDOM_OPS
 from passes.graph.traversal import bodies_of
 from passes.weights.detached import DetachedModel
@@ -218,8 +219,7 @@ class _GraphReader:
         ]
         stored = [(tensor.name, self.tensor(tensor)) for tensor in graph.initializer]
         for sparse in graph.sparse_initializer:
-            bare = SparseTensorProto()
-            bare.CopyFrom(sparse)
+            bare = copy_of(sparse)
             bare.values.ClearField("name")
             stored.append((sparse.values.name, _hash("sparse", bare.SerializeToString(deterministic=True))))
         outputs = tuple(info.name for info in graph.output)
@@ -258,8 +258,7 @@ class _GraphReader:
         if attribute.HasField("t"):
             return self.tensor(attribute.t)
         if attribute.doc_string:
-            bare = AttributeProto()
-            bare.CopyFrom(attribute)
+            bare = copy_of(attribute)
             bare.ClearField("doc_string")
             attribute = bare
         return attribute.SerializeToString(deterministic=True)

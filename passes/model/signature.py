@@ -10,7 +10,7 @@ from onnx import GraphProto, ModelProto, StringStringEntryProto, TensorProto, Ty
 
 from passes.errors import StepFailed
 from passes.graph.formatting import format_type, is_unknown_dim
-from passes.graph.index import required_inputs
+from passes.graph.index import copy_of, required_inputs
 from passes.graph.inference import infer_types
 from passes.weights.detached import DetachedModel
 
@@ -67,8 +67,7 @@ def _fill_in(old: TypeProto, new: TypeProto) -> TypeProto:
     """`old`, completed by what `new` declares in addition; they do not contradict each other."""
     if old.WhichOneof("value") is None:
         return new
-    filled = TypeProto()
-    filled.CopyFrom(old)
+    filled = copy_of(old)
     if old.WhichOneof("value") != "tensor_type" or new.WhichOneof("value") != "tensor_type":
         return filled
     tensor, found = filled.tensor_type, new.tensor_type

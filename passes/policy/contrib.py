@@ -12,7 +12,7 @@ from typing import Final
 import onnx
 from onnx import NodeProto
 
-from passes.graph.op_facts import ONNX_DOMAINS
+from passes.graph.op_facts import ONNX_DOMAINS, op_name
 from passes.graph.traversal import every_node
 from passes.rewrites.decompose_attention import is_attention
 
@@ -51,7 +51,7 @@ def describe_left(proto: onnx.ModelProto) -> tuple[str, ...]:
     """A sentence for each of these operators in a final model into which no step could bring one."""
     found: dict[str, list[NodeProto]] = {}
     for node in find_contrib(proto):
-        found.setdefault(_operator(node), []).append(node)
+        found.setdefault(op_name(node), []).append(node)
     left = ((_names(nodes), _advice(nodes[0])) for nodes in found.values())
     return tuple(f"passes.contrib: {names} is left of the source; {advice}" for names, advice in left)
 
@@ -72,8 +72,4 @@ REWRITTEN_BY: Final = {"QAttention": "split-qkv and decompose-attention"}
 def _names(nodes: Sequence[NodeProto]) -> str:
     first = nodes[0]
     more = f" (and {len(nodes) - 1} more)" if len(nodes) > 1 else ""
-    return f"{_operator(first)} {first.name or next(iter(first.output), '')!r}{more}"
-
-
-def _operator(node: NodeProto) -> str:
-    return node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op_type}"
+    return f"{op_name(first)} {first.name or next(iter(first.output), '')!r}{more}"

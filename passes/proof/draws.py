@@ -302,7 +302,7 @@ class DrawPlan:
 
     def further_sizes(self) -> Mapping[str, tuple[int, ...]]:
         """Named dim → further sizes to draw it at; those of a dim that had to be drawn larger are near that size."""
-        leading = {dim for known in self.inputs for dim in known.shape[:1]}
+        leading = {dim for known in self.inputs for dim in known.shape[:1] if isinstance(dim, str)}
         first = self.needed[0]
         largest = Draw(0, {**first, **dict.fromkeys(leading & first.keys(), BATCH_SIZES[-1])})
         is_small = sum(math.prod(known.sizes_in(largest)) for known in self.inputs) <= SMALL

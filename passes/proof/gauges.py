@@ -17,9 +17,9 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from passes.graph.index import GraphIndex
-from passes.graph.op_facts import ONNX_DOMAINS, attribute_of
+from passes.graph.op_facts import ONNX_DOMAINS, attribute_of, first_output
 from passes.graph.traversal import bodies_in, every_node, live_nodes
-from passes.proof.lookups import OPS, Lookup, constant_values, find_lookups, values_of_inputs
+from passes.proof.lookups import OPS, Lookup, find_lookups, values_of_inputs
 from passes.proof.weak_blocks import ResidualBranch, find_branches
 from passes.weights.detached import DetachedModel
 
@@ -121,9 +121,9 @@ def gauges_of(model: DetachedModel) -> Gauges:
         if node.domain not in ONNX_DOMAINS:
             continue
         if node.op_type == "If":
-            branches.append((_first(node), node.input[0]))
+            branches.append((first_output(node), node.input[0]))
         elif node.op_type == "Loop":
-            loops.append(_first(node))
+            loops.append(first_output(node))
         elif node.op_type in LIMITING:
             limit = _limit(node, facts)
             if limit is not None:
@@ -138,15 +138,15 @@ def gauges_of_changes(model: DetachedModel, source: DetachedModel) -> Gauges:
     Comparisons of sizes count too, since a pass may act at one size alone. Nodes with the operator and the first output
     of a node of `source` are not new.
     """
-    known = {(node.op_type, _first(node)) for node in source.proto.graph.node}
+    known = {(node.op_type, first_output(node)) for node in source.proto.graph.node}
     nodes = [node for node in live_nodes(model.proto.graph)[::-1] if node.domain in ONNX_DOMAINS]
-    new = {_first(node): node for node in nodes if (node.op_type, _first(node)) not in known}
-    inside = {(node.op_type, _first(node)) for node in _nested_nodes(source)}
+    new = {first_output(node): node for node in nodes if (node.op_type, first_output(node)) not in known}
+    inside = {(node.op_type, first_output(node)) for node in _nested_nodes(source)}
     nested = [node for node in _nested_nodes(model) if node.op_type in MEASURED | COMPARISONS]
-    unseen = sum((node.op_type, _first(node)) not in inside for node in nested)
+    unseen = sum((node.op_type, first_output(node)) not in inside for node in nested)
     if not any(node.op_type in MEASURED | COMPARISONS for node in new.values()):
         return Gauges(nested=unseen)
-    every, constant = gauges_of(model), constant_values(model)
+    every, constant = gauges_of(model), GraphIndex(model.proto.graph).folded
     compared = tuple(
         Limit(name, node.op_type, name)
         for name, node in new.items()
@@ -170,20 +170,16 @@ def _nested_nodes(model: DetachedModel) -> Iterator[NodeProto]:
         yield from every_node(function)
 
 
-def _first(node: NodeProto) -> str:
-    return next(name for name in node.output if name)
-
-
 class _LimitFacts:
     """Facts on a model that limits depend on, computed at first use."""
 
     def __init__(self, model: DetachedModel) -> None:
         self._model = model
-        self.makers = GraphIndex(model.proto.graph).producers
+        self.index = GraphIndex(model.proto.graph)
 
     @cached_property
     def constant(self) -> set[str]:
-        return constant_values(self._model)
+        return self.index.folded
 
     @cached_property
     def by_value(self) -> set[str]:
@@ -191,7 +187,7 @@ class _LimitFacts:
 
 
 def _limit(node: NodeProto, facts: _LimitFacts) -> Limit | None:
-    output, op = _first(node), node.op_type
+    output, op = first_output(node), node.op_type
     if output in facts.constant:
         return None
     if op in KINKED:
@@ -215,7 +211,7 @@ def _limit(node: NodeProto, facts: _LimitFacts) -> Limit | None:
 
 def _compares(condition: str, facts: _LimitFacts) -> bool:
     """Whether a condition compares numbers (a threshold, or a test for one number), or combines such conditions."""
-    node = facts.makers.get(condition)
+    node = facts.index.producers.get(condition)
     if node is None:
         return False
     if node.op_type in ("And", "Or", "Not", "Xor", "Cast"):
@@ -240,7 +236,7 @@ def add_gauges(graph: GraphProto, gauges: Gauges) -> list[str]:
     for place, (_, condition) in enumerate(gauges.branches):
         wanted.append(_name("branch", place))
         _add(graph, "Identity", [condition], wanted[-1])
-    nodes = {_first(node): node for node in graph.node if node.op_type == "Loop"}
+    nodes = {first_output(node): node for node in graph.node if node.op_type == "Loop"}
     for place, output in enumerate(gauges.loops):
         wanted.append(_name("loop", place))
         _count_turns(nodes[output], wanted[-1])

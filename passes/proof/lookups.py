@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
-from passes.graph.index import GraphIndex, initializers_of
-from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, ONNX_DOMAINS, SIZES, attribute_of, is_opaque
+from passes.graph.index import GraphIndex
+from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, ONNX_DOMAINS, SIZES, attribute_of
 from passes.graph.traversal import bodies_in, every_node, live_nodes, reads_of
 from passes.structures.axes import Side, product_of
 from passes.structures.view import GraphView
@@ -78,26 +78,16 @@ def _sliced_rows(count: int, axis: int, bounds: list[np.ndarray | None]) -> slic
     return slice(start, None if step < 0 and stop < -count else stop, step)
 
 
-def constant_values(model: DetachedModel) -> set[str]:
-    """Values of the graph that are constant, or computed from constants alone."""
-    constant = {"", *initializers_of(model.proto.graph)}
-    for node in model.proto.graph.node:
-        if constant.issuperset(node.input) and not is_opaque(node):
-            constant.update(node.output)
-    return constant
-
-
 def find_lookups(model: DetachedModel) -> list[Lookup]:
     """All lookups that an output depends on, also inside of bodies."""
     if not _has_any(model.proto.graph):
         return []
-    constant = constant_values(model)
     index = GraphIndex(model.proto.graph)
-    small, makers = index.initializers, index.producers
+    constant, small = index.folded, index.initializers
     lookups: list[Lookup] = []
     view = cache(lambda: GraphView(model))  # few models have such a product
     for node in live_nodes(model.proto.graph):
-        lookup = _lookup(node, constant, small) or _product_with_one_hot(view, node, constant, makers)
+        lookup = _lookup(node, constant, small) or _product_with_one_hot(view, node, index)
         if lookup is not None:
             lookups.append(lookup)
         lookups.extend(_fused_lookups(node, constant))
@@ -163,11 +153,9 @@ def _first_axis(node: NodeProto, small: Mapping[str, TensorProto]) -> int:
     return int(axes.ravel()[0]) if axes.size else 0
 
 
-def _product_with_one_hot(
-    view: Callable[[], GraphView], node: NodeProto, constant: Collection[str], makers: Mapping[str, NodeProto]
-) -> Lookup | None:
+def _product_with_one_hot(view: Callable[[], GraphView], node: NodeProto, index: GraphIndex) -> Lookup | None:
     """The lookup by a product with a one-hot value: MatMul(OneHot(indices), table)."""
-    if node.op_type not in PRODUCTS or not any(_is_one_hot(name, constant, makers) for name in node.input):
+    if node.op_type not in PRODUCTS or not any(_is_one_hot(name, index) for name in node.input):
         return None
     product = product_of(view(), node)
     if product is None:
@@ -176,21 +164,19 @@ def _product_with_one_hot(
     for side in sides:
         table, hot = product.operands[side], product.operands[1 - side]
         over, counts = product.contracted_axis(side), product.contracted_axis(sides[side])
-        if table not in constant or not _is_one_hot(hot, constant, makers) or over is None or counts is None:
+        if table not in index.folded or not _is_one_hot(hot, index) or over is None or counts is None:
             continue
         if all(-axis <= len(view().dims(name) or ()) for name, axis in ((table, over), (hot, counts))):
             return Lookup(node.output[0], node.op_type, table, over, (hot,), one_hot=counts)
     return None
 
 
-def _is_one_hot(name: str, constant: Collection[str], makers: Mapping[str, NodeProto]) -> bool:
+def _is_one_hot(name: str, index: GraphIndex) -> bool:
     """Whether a value is a one-hot encoding, made by OneHot or Equal."""
-    node = makers.get(name)
-    while node is not None and node.op_type in ARRANGING:
-        node = makers.get(node.input[0])
+    node = index.producer(index.origin_of(name, ARRANGING))
     if node is None or node.op_type not in ONE_HOT:
         return False
-    return [name in constant for name in node.input[:2]] in ([[False, True]] if node.op_type == "OneHot" else MIXED)
+    return [name in index.folded for name in node.input[:2]] in ([[False, True]] if node.op_type == "OneHot" else MIXED)
 
 
 def values_of_inputs(model: DetachedModel) -> set[str]:

@@ -21,7 +21,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from passes.graph.index import GraphIndex
 from passes.graph.inference import types_of
-from passes.graph.op_facts import ONNX_DOMAINS, RANDOM_OPS, opset_of
+from passes.graph.op_facts import ONNX_DOMAINS, RANDOM_OPS, first_output, opset_of
 from passes.graph.traversal import bodies_in, every_node, inline_functions
 from passes.weights.detached import DetachedModel
 
@@ -103,7 +103,7 @@ def _has_operator(source: _RandomNode, node: _RandomNode) -> bool:
 def _describe(node: NodeProto) -> _RandomNode:
     attributes = {attribute.name: attribute.SerializeToString(deterministic=True) for attribute in node.attribute}
     return _RandomNode(
-        next(name for name in node.output if name),
+        first_output(node),
         node.op_type,
         tuple(attributes[name] for name in sorted(attributes)),
         attributes.get("seed", b""),

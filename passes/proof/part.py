@@ -17,7 +17,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from passes.graph.index import computed_values, extract
-from passes.graph.op_facts import PRODUCTS, is_opaque, moved_inputs
+from passes.graph.op_facts import PRODUCTS, first_output, is_opaque, moved_inputs
 from passes.proof.claims import BaseModelRun, Claim, Claims, Distinct
 from passes.weights.detached import DetachedModel
 
@@ -40,11 +40,6 @@ def tensor_of(tensor: TensorProto, name: str) -> TensorProto:
     copy.CopyFrom(tensor)
     copy.name = name
     return copy
-
-
-def first_output(node: NodeProto) -> str:
-    """The first named output of a node, which identifies it."""
-    return next(output for output in node.output if output)
 
 
 HEAVY: Final = PRODUCTS | {"Einsum", "Attention", "LSTM", "GRU", "Transpose"}

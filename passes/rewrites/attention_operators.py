@@ -10,8 +10,9 @@ from typing import Any, Final
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from passes.graph.op_facts import domain_of, input_of, output_of
 from passes.rewrites.attention_core import LOWEST, AttentionCore, Heads, Rotary
-from passes.rewrites.node_writer import GraphTypes, NodeWriter, NotHandledError, attributes_of, input_of, output_of
+from passes.rewrites.node_writer import GraphTypes, NodeWriter, NotHandledError, attributes_of
 
 CONTRIB: Final = "com.microsoft"
 
@@ -25,8 +26,7 @@ def read_attention(writer: NodeWriter, types: GraphTypes) -> AttentionCore:
         NotHandledError: it is of a form that stays as it is.
     """
     node = writer.node
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    return READERS[domain, node.op_type](node, writer, types)
+    return READERS[domain_of(node), node.op_type](node, writer, types)
 
 
 def _read_standard(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> AttentionCore:

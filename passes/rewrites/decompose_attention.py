@@ -10,7 +10,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
 from passes.graph.index import initializers_of, replace_entries
-from passes.graph.op_facts import ONNX_DOMAINS, opset_of
+from passes.graph.op_facts import domain_of, opset_of
 from passes.graph.traversal import every_node, reads_of
 from passes.rewrites.attention_core import write_core
 from passes.rewrites.attention_operators import READERS, read_attention
@@ -87,7 +87,7 @@ def _replace_attention(model: DetachedModel) -> tuple[bool, list[str]]:
 
 def is_attention(node: NodeProto) -> bool:
     """Whether `node` is one of the operators that this step takes apart."""
-    return ("" if node.domain in ONNX_DOMAINS else node.domain, node.op_type) in READERS
+    return (domain_of(node), node.op_type) in READERS
 
 
 def _attention_in_bodies(proto: onnx.ModelProto) -> list[NodeProto]:

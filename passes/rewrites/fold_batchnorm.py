@@ -16,7 +16,7 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.context import PassContext
-from passes.graph.op_facts import BIAS, LAYOUT_OPS, attribute_of, op_of
+from passes.graph.op_facts import BIAS, LAYOUT_OPS, attribute_of, input_of, op_of, opset_of
 from passes.rewrites.channel_layout import ChannelLayout
 from passes.rewrites.channel_values import ChannelOp, channel_values, constant_array
 from passes.rewrites.graph_edit import GraphEdit, outside_readers
@@ -83,7 +83,7 @@ def _fold_all(model: DetachedModel) -> tuple[DetachedModel, dict[str, list[str]]
 
 
 def _refuse_training(model: DetachedModel, node: NodeProto) -> None:
-    opset = max((one.version for one in model.proto.opset_import if one.domain in ("", "ai.onnx")), default=0)
+    opset = opset_of(model.proto)
     is_training = attribute_of(node, "training_mode", 0) or (opset < 7 and not attribute_of(node, "is_test", 0))
     if is_training or [name for name in node.output[1:] if name]:
         raise _NotFolded("is in training mode")
@@ -266,7 +266,7 @@ def _bias(edit: GraphEdit, norm: NodeProto, node: NodeProto, dtype: np.dtype[Any
     Where the product has none, the shift of `norm` becomes it, under the name that it has.
     """
     view = edit.view
-    name = node.input[BIAS] if len(node.input) > BIAS else ""
+    name = input_of(node, BIAS)
     if not name:
         return edit.renew_tensor(norm.input[2], _round_to(more, dtype))
     if name in view.inputs:

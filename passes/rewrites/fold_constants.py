@@ -16,7 +16,7 @@ from onnx import NodeProto
 from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.graph.index import GraphIndex, extract, initializers_of, replace_entries
-from passes.graph.op_facts import RANDOM_OPS, attribute_of
+from passes.graph.op_facts import RANDOM_OPS, attribute_of, has_body
 from passes.graph.traversal import reads_of
 from passes.model.defaults import FREE_INITIALIZERS, declare_initializers
 from passes.step import Description, PassResult, Step, values
@@ -130,7 +130,7 @@ def _foldable(proto: onnx.ModelProto, excluded: set[str], unread: Collection[str
     for node in proto.graph.node:
         fixed = (
             node.op_type not in RANDOM_OPS | KEEP_OPS
-            and not any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
+            and not has_body(node)
             and "Sequence" not in node.op_type
             and "Optional" not in node.op_type
             and node.output[0] not in excluded

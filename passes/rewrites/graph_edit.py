@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from passes.graph.index import GraphIndex, replace_entries
+from passes.graph.index import GraphIndex, copy_of, replace_entries
 from passes.graph.op_facts import op_of, opset_of
 from passes.graph.traversal import bodies_in, live_nodes, reads_of, sort_nodes
 from passes.provenance.weight_origins import free_name, mark_part, part_name
@@ -131,8 +131,7 @@ class GraphEdit:
 
     def copy_node(self, node: NodeProto, inputs: Sequence[str], output: str, role: str, **sizes: int) -> str:
         """Add `node` once more, on other inputs; `sizes` are attributes that change with them."""
-        same = NodeProto()
-        same.CopyFrom(node)
+        same = copy_of(node)
         for attribute in same.attribute:
             if attribute.name in sizes:
                 attribute.i = sizes[attribute.name]

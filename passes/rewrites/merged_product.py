@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.graph.index import constant_of
+from passes.graph.index import constant_of, copy_of
 from passes.graph.op_facts import attribute_of, op_of
 from passes.structures.axes import Side, product_of
 from passes.structures.view import GraphView
@@ -156,8 +156,7 @@ def stored_channels(view: GraphView, name: str, axis: int) -> StoredChannels:
         constant = None if node is None else constant_of(node)
         if constant is None:
             raise NotSplit("is no stored tensor")
-        tensor = TensorProto()
-        tensor.CopyFrom(constant)
+        tensor = copy_of(constant)
         tensor.name = name
     if name in view.inputs:
         raise NotSplit("is an input of the model")

@@ -76,16 +76,6 @@ def attributes_of(node: NodeProto, known: Sequence[str]) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
-def input_of(node: NodeProto, index: int) -> str:
-    """The name of an input, empty where it is left out."""
-    return node.input[index] if index < len(node.input) else ""
-
-
-def output_of(node: NodeProto, index: int) -> str:
-    """The name of an output, empty where it is left out."""
-    return node.output[index] if index < len(node.output) else ""
-
-
 def names_in(proto: onnx.ModelProto) -> set[str]:
     """Every name of a node or a value in the model."""
     names: set[str] = set()

@@ -16,7 +16,7 @@ import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
 from passes.graph.index import replace_entries
-from passes.graph.op_facts import attribute_of, op_of
+from passes.graph.op_facts import attribute_of, input_of, op_of
 from passes.provenance.weight_origins import free_name
 from passes.rewrites.decompose_attention import is_attention
 from passes.structures.view import GraphView
@@ -78,7 +78,7 @@ class _UnpackedOperator:
     """The output of the node that takes the packed value apart."""
 
     def input(self, at: int) -> str:
-        return self.node.input[at] if at < len(self.node.input) else ""
+        return input_of(self.node, at)
 
     def dims(self, at: int) -> tuple[int | str, ...]:
         dims = self.view.dims(self.input(at))

@@ -9,6 +9,7 @@ import onnx
 from passes.catalog import pass_names
 from passes.context import PassContext
 from passes.errors import PolicyError
+from passes.graph.index import copy_of
 from passes.policy.policy import Policy
 from passes.recipe.steps import known_names
 from passes.step import Repeat, Step
@@ -56,8 +57,7 @@ def fix_input_shapes(steps: Sequence[Step], model: onnx.ModelProto) -> onnx.Mode
     asked = {name: (step, shape) for step in steps for name, shape in step.input_shapes.items()}
     if not asked:
         return None
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(model)
+    fixed = copy_of(model)
     inputs = {info.name: info.type.tensor_type.shape.dim for info in fixed.graph.input}
     sizes: dict[str, int] = {}
     for name, (step, shape) in asked.items():

@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.graph.index import GraphIndex, extract, replace_all_uses_with
+from passes.graph.index import GraphIndex, copy_of, extract, replace_all_uses_with
 from passes.graph.inference import types_of
 from passes.graph.traversal import live_nodes, reads_of
 from passes.model.analysis import what_is_invalid
@@ -137,8 +137,7 @@ def bypass_nodes(model: DetachedModel) -> Iterator[DetachedModel]:
 
 def _without(source: ModelProto, value: str, name: str) -> ModelProto:
     """`source`, in which `name` is read in place of `value`."""
-    proto = ModelProto()
-    proto.CopyFrom(source)
+    proto = copy_of(source)
     replace_all_uses_with(proto.graph.node, {value: name})
     nodes = live_nodes(proto.graph)[::-1]
     read = {read_name for node in nodes for read_name in reads_of(node)}

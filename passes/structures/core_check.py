@@ -17,9 +17,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.graph.index import GraphIndex, constant_of
-from passes.graph.op_facts import ARRANGING, PASSING_OPS, attribute_of, op_of
+from passes.graph.op_facts import ARRANGING, PASSING_OPS, attribute_of, first_output, op_of
 from passes.graph.traversal import live_nodes
-from passes.structures.projection_check import computed_constant, constants_of
+from passes.structures.projection_check import computed_constant
 from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, QUANTIZED, Core, CoreNode, Instance
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import digest_of
@@ -72,7 +72,7 @@ class CoreIndex:
         self._nodes, self._makers = self._live.nodes, self._live.positions
         self._ops = [op_of(node) for node in self._nodes]
         self._inputs = [[name for name in node.input if name] for node in self._nodes]
-        self._outputs = [next((name for name in node.output if name), "") for node in self._nodes]
+        self._outputs = [first_output(node) for node in self._nodes]
         self._makers_of = [[self._makers[name] for name in names if name in self._makers] for names in self._inputs]
         self._by_op: dict[str, list[int]] = defaultdict(list)
         for index, op in enumerate(self._ops):
@@ -206,7 +206,7 @@ class CoreIndex:
 
     @cached_property
     def _constants(self) -> set[str]:
-        return constants_of(self._whole.nodes, self._stored)
+        return self._whole.folded
 
     def _computed_digest(self, name: str) -> str:
         """The digest of a computed constant: that of its numbers if it is small enough; of a larger one, which is
@@ -237,11 +237,7 @@ class CoreIndex:
 
     def _digest_of_stored(self, name: str) -> str:
         """The digest of a stored tensor, also of one in a Constant, up to its shape; empty if there is none."""
-        tensor, maker = self._stored.get(name), self._whole.producers.get(name)
-        if tensor is None and maker is not None and maker.op_type in ARRANGING:
-            return self._digest_of_stored(maker.input[0])
-        if tensor is None and maker is not None and maker.op_type == "Constant":
-            tensor = constant_of(maker)
+        tensor = self._whole.tensor_at(name)
         return "" if tensor is None else self._model.digest(tensor)
 
 

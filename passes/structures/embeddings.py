@@ -44,7 +44,7 @@ def _find_whole(view: GraphView, turn: NodeProto) -> Iterator[Candidate]:
             continue
         wholes = [
             set(_wholes(view, turn.input[0] if value == turn.output[0] else value))
-            for value in (view.behind(name, ARRANGING, pairs=True) for name in joined.input)
+            for value in (view.origin_of(name, ARRANGING, pairs=True) for name in joined.input)
         ]
         common = set.intersection(*wholes)
         for rotated, _ in view.downstream(joined.output[0], BETWEEN):
@@ -64,7 +64,7 @@ def _by_parts(view: GraphView, difference: NodeProto) -> Iterator[Candidate]:
     for a in left.input:
         for total, crossed in _crossed_sums(view, a, left, right):
             for joined, _ in view.downstream(difference.output[0], BETWEEN):
-                parts = {view.source(view.behind(name, ARRANGING, pairs=True)) for name in joined.input}
+                parts = {view.source(view.origin_of(name, ARRANGING, pairs=True)) for name in joined.input}
                 if joined.op_type == "Concat" and parts == {difference.output[0], total.output[0]}:
                     nodes = (left, right, difference, *crossed, total, joined)
                     yield Candidate(joined, nodes, (difference.output[0], total.output[0], joined.output[0]))

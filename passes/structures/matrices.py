@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from passes.graph.index import constant_of, extract
+from passes.graph.index import constant_of, copy_of, extract
 from passes.graph.inference import evaluate
 from passes.graph.op_facts import ARRANGING, attribute_of
 from passes.structures.view import GraphView
@@ -101,14 +101,10 @@ def _is_identity_times_factor(rows: np.ndarray, count: int) -> bool:
 
 
 def _plain_tensor(view: GraphView, name: str) -> TensorProto | None:
-    while name not in view.initializers:
-        node = view.producers.get(name)
-        if node is None:
-            return None
-        if node.op_type not in ARRANGING:
-            return _named_constant(node)
-        name = node.input[0]
-    return view.initializers[name]
+    """The stored tensor that `name` is, or that of a Constant, perhaps in another layout or type."""
+    name = view.origin_of(name, ARRANGING)
+    node = view.producers.get(name)
+    return view.initializers.get(name) if node is None else _named_constant(node)
 
 
 def _leaves(view: GraphView, nodes: list[NodeProto], name: str) -> Iterator[TensorProto]:
@@ -126,8 +122,7 @@ def _named_constant(node: NodeProto) -> TensorProto | None:
     constant = constant_of(node)
     if constant is None:
         return None
-    named = TensorProto()
-    named.CopyFrom(constant)
+    named = copy_of(constant)
     named.name = node.output[0]
     return named
 

@@ -84,7 +84,7 @@ def _products_of_one_input(model: DetachedModel) -> list[dict[str, Projection]]:
     for node in view.own:
         projection = as_projection(view, node)
         if projection is not None:
-            source = view.behind(projection.data, PASSING_OPS, pairs=True)
+            source = view.origin_of(projection.data, PASSING_OPS, pairs=True)
             groups[source].setdefault(model.digest(projection.weight), projection)
     return [group for group in groups.values() if len(group) > 1]
 

@@ -177,7 +177,7 @@ def _is_count(number: float, size: int) -> bool:
 
 def _maker(view: GraphView, name: str) -> NodeProto | None:
     """The node that computes a statistic."""
-    return view.producers.get(view.behind(name, STATISTIC_OPS, pairs=True))
+    return view.producers.get(view.origin_of(name, STATISTIC_OPS, pairs=True))
 
 
 def _mean_of(view: GraphView, name: str) -> tuple[str, tuple[NodeProto, ...]] | None:
@@ -256,7 +256,7 @@ def _readers(view: GraphView, name: str, *ops: str) -> list[NodeProto]:
 
 
 def _reads(view: GraphView, read: str, name: str) -> bool:
-    return view.behind(read, STATISTIC_OPS, pairs=True) == view.behind(name, STATISTIC_OPS, pairs=True)
+    return view.origin_of(read, STATISTIC_OPS, pairs=True) == view.origin_of(name, STATISTIC_OPS, pairs=True)
 
 
 def _products_with(view: GraphView, inverse: str, before: list[NodeProto], spread: Spread) -> Iterator[list[NodeProto]]:

@@ -8,17 +8,17 @@ through layout ops, or computed from constants.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
-from passes.graph.index import GraphIndex, constant_of, extract
+from passes.graph.index import GraphIndex, extract
 from passes.graph.inference import evaluate
-from passes.graph.op_facts import ARRANGING, CONTRIB_FACTORS, FACTORS, RANDOM_OPS, attribute_of
+from passes.graph.op_facts import CONTRIB_FACTORS, FACTORS, attribute_of
 from passes.graph.traversal import bodies_of, live_nodes
 from passes.model.canonical import meanings_of
 from passes.model.extraction import with_functions_inlined
@@ -56,8 +56,6 @@ class _GraphScope:
     path: str
     live: list[NodeProto]
     index: GraphIndex
-    constants: Callable[[], set[str]]
-    """Returns the names of stored values and of those computed from these alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ class ProductOperands:
         """Digest of a stored tensor → the products that read it through layout ops only."""
         values: dict[str, set[str]] = defaultdict(set)
         for operand in self._operands:
-            tensor = _stored_behind(operand)
+            tensor = operand.scope.index.tensor_at(operand.name)
             if tensor is not None and len(tensor.dims) >= 2:
                 values[self._model.digest(tensor) + operand.suffix].add(operand.value)
         return values
@@ -101,7 +99,11 @@ class ProductOperands:
         meanings = meanings_of(self._model).values
         values: dict[str, set[str]] = defaultdict(set)
         for operand in self._operands:
-            if not operand.scope.path and operand.name in meanings and _stored_behind(operand) is None:
+            if (
+                not operand.scope.path
+                and operand.name in meanings
+                and operand.scope.index.tensor_at(operand.name) is None
+            ):
                 values[meanings[operand.name] + operand.suffix].add(operand.value)
         return values
 
@@ -120,7 +122,7 @@ class ProductOperands:
                 yield operand.value
 
     def _values_of(self, operand: _ProductOperand) -> np.ndarray | None:
-        if operand.name not in operand.scope.constants():
+        if operand.name not in operand.scope.index.folded:
             return None
         return computed_constant(self._model, operand.name, operand.scope.index)
 
@@ -142,7 +144,7 @@ def computed_constant(model: DetachedModel, name: str, index: GraphIndex) -> np.
 def _scopes(graph: GraphProto, path: str, outer: GraphIndex | None, model: DetachedModel) -> Iterator[_GraphScope]:
     live = live_nodes(graph, by_numbers=True)  # a dead product keeps no structure
     index = GraphIndex(graph, outer=outer)
-    scope = _GraphScope(path, live, index, cache(lambda: constants_of(index.nodes, index.initializers)))
+    scope = _GraphScope(path, live, index)
     yield scope
     for node in live:
         taken = _condition(scope, node, model)
@@ -153,7 +155,7 @@ def _scopes(graph: GraphProto, path: str, outer: GraphIndex | None, model: Detac
 
 def _condition(scope: _GraphScope, node: NodeProto, model: DetachedModel) -> bool | None:
     """The constant condition of an If, whose other branch never runs; None for another node."""
-    if node.op_type != "If" or node.input[0] not in scope.constants():
+    if node.op_type != "If" or node.input[0] not in scope.index.folded:
         return None
     values = computed_constant(model, node.input[0], scope.index)
     return None if values is None else bool(values.reshape(-1)[0])
@@ -174,26 +176,6 @@ def packing_suffix(node: NodeProto, stored: Mapping[str, TensorProto], model: De
         return ""
     beside = [model.digest(stored[name]) if name in stored else "" for name in node.input[2:5]]
     return PACKED + "/".join((*beside, str(attribute_of(node, "bits", 4)), str(attribute_of(node, "block_size", 0))))
-
-
-def _stored_behind(operand: _ProductOperand) -> TensorProto | None:
-    """The stored tensor that the operand is, behind layout ops and casts only."""
-    name, index = operand.name, operand.scope.index
-    node = index.producer(name)
-    while node is not None and node.op_type in ARRANGING:
-        name = node.input[0]
-        node = index.producer(name)
-    return index.initializers.get(name) if node is None else constant_of(node)
-
-
-def constants_of(nodes: Iterable[NodeProto], stored: Iterable[str]) -> set[str]:
-    """The names in `stored`, and values that `nodes`, in order, compute from these alone."""
-    constants = {"", *stored}
-    for node in nodes:
-        has_body = any(bodies_of(attribute) for attribute in node.attribute)
-        if not has_body and node.op_type not in RANDOM_OPS and constants.issuperset(node.input):
-            constants.update(node.output)
-    return constants
 
 
 PRODUCTS: Final[Mapping[str, tuple[int, ...]]] = {

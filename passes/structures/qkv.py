@@ -107,7 +107,7 @@ def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | MergedProje
                 is_whole = len(set(values)) == 1
                 merged = merged or MergedProjection(projection.value, projection.weight, is_whole)
             elif not _in_turn(view, (query, key, value)):
-                sources = [view.behind(projection.data, PASSING_OPS) for projection in (query, key, value)]
+                sources = [view.origin_of(projection.data, PASSING_OPS) for projection in (query, key, value)]
                 agreement = 2 * (sources[1] == sources[2]) + (sources[0] in sources[1:])
                 triples.append((agreement, (query, key, value)))
     return max(triples, key=lambda entry: entry[0])[1] if triples else merged
@@ -345,7 +345,7 @@ def _nearest(view: GraphView) -> str:
     for node in view.own:
         projection = as_projection(view, node)
         if projection is not None:
-            groups[view.behind(projection.data, PASSING_OPS)].append(projection.weight.name)
+            groups[view.origin_of(projection.data, PASSING_OPS)].append(projection.weight.name)
     most = max(groups.values(), key=len, default=[])
     return f"{found}; nearest: {len(most)} products of one input, with {_join_names(most)}" if len(most) > 1 else found
 

@@ -38,7 +38,7 @@ def find_pairs(view: GraphView) -> Iterator[Candidate]:
 
 def _end_before(view: GraphView, name: str) -> NodeProto | None:
     """The DequantizeLinear that makes `name`, seen through layout ops."""
-    node = view.producers.get(view.behind(name, ARRANGING))
+    node = view.producers.get(view.origin_of(name, ARRANGING))
     return node if node is not None and node.op_type == DEQUANTIZE else None
 
 
@@ -48,7 +48,7 @@ def _pair_of(view: GraphView, end: NodeProto) -> tuple[NodeProto, ...]:
     start = view.quantizer_of(end)
     if start is None:
         return (end,) if end.input[0] in view.folded else ()
-    maker = view.producers.get(view.behind(start.input[0], ARRANGING))
+    maker = view.producers.get(view.origin_of(start.input[0], ARRANGING))
     return (start, end) if maker is None or op_of(maker) not in MULTIPLYING else (maker, start, end)
 
 

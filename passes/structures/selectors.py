@@ -75,7 +75,7 @@ def _other_modules(paths: list[str], pattern: str) -> str:
 def _boundary_of(view: GraphView, nodes: list[NodeProto]) -> Boundary | None:
     """The boundary of the part of the graph that `nodes` form; None if it computes only constants."""
     values = {*computed_values(nodes)}
-    origins = {view.behind(name, PASSING_OPS) for node in nodes for name in node.input if name not in values}
+    origins = {view.origin_of(name, PASSING_OPS) for node in nodes for name in node.input if name not in values}
     # Passes may merge layout ops across a boundary, so inputs are taken from before the layout.
     outputs = _crossings(view, computed_values(nodes), values, inwards=False)
     inputs = _crossings(view, sorted(origins - values), values, inwards=True)

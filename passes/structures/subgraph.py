@@ -8,7 +8,7 @@ from typing import Final
 
 from onnx import NodeProto
 
-from passes.graph.op_facts import ARRANGING, op_of
+from passes.graph.op_facts import ARRANGING, first_output, op_of
 from passes.structures.types import Boundary, CoreNode, Instance
 from passes.structures.view import GraphView
 
@@ -42,7 +42,7 @@ def is_data(node: NodeProto, view: GraphView) -> bool:
 
 def nodes_between(nodes: Iterable[NodeProto], view: GraphView, hops: int = GAP) -> list[NodeProto]:
     """`nodes`, and the data nodes on paths of at most `hops` nodes from one of them to another, in graph order."""
-    chosen = {_id(node): node for node in nodes if is_data(node, view)}
+    chosen = {first_output(node): node for node in nodes if is_data(node, view)}
     ahead = _reach(chosen.values(), lambda node: _readers(node, view), hops)
     behind = _reach(chosen.values(), lambda node: _makers(node, view), hops)
     linked = {key: node for key, node in ahead.items() if key in behind and is_data(node, view)}
@@ -50,7 +50,7 @@ def nodes_between(nodes: Iterable[NodeProto], view: GraphView, hops: int = GAP) 
 
 
 def _sort(nodes: Iterable[NodeProto], view: GraphView) -> list[NodeProto]:
-    places = {view.positions[name] for node in nodes if (name := _id(node))}
+    places = {view.positions[name] for node in nodes if (name := first_output(node))}
     return [view.nodes[place] for place in sorted(places)]
 
 
@@ -99,10 +99,12 @@ def _reach(
     start: Iterable[NodeProto], step: Callable[[NodeProto], Iterable[NodeProto]], hops: int
 ) -> dict[str, NodeProto]:
     """The nodes at most `hops` steps from `start`, nearest first."""
-    front = {_id(node): node for node in start}
+    front = {first_output(node): node for node in start}
     seen = dict(front)
     for _ in range(hops):
-        front = {_id(new): new for node in front.values() for new in step(node) if _id(new) not in seen}
+        front = {
+            first_output(new): new for node in front.values() for new in step(node) if first_output(new) not in seen
+        }
         seen |= front
     return seen
 
@@ -118,8 +120,3 @@ def _makers(node: NodeProto, view: GraphView) -> list[NodeProto]:
 
 def _readers(node: NodeProto, view: GraphView) -> list[NodeProto]:
     return [reader for name in node.output for reader in view.consumers.get(name, [])]
-
-
-def _id(node: NodeProto) -> str:
-    """The first output of a node, which identifies it, as each value has one maker."""
-    return next((name for name in node.output if name), "")

@@ -18,9 +18,9 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from passes.graph.index import GraphIndex, constant_of
+from passes.graph.index import GraphIndex, constant_of, copy_of
 from passes.graph.inference import infer_types
-from passes.graph.op_facts import ARRANGING, PASSING_OPS, RANDOM_OPS, SAME_OPS, attribute_of, op_of
+from passes.graph.op_facts import ARRANGING, PASSING_OPS, SAME_OPS, attribute_of, is_opaque, op_of
 from passes.provenance.annotations import module_path_of
 from passes.structures.types import PACKED, QUANTIZED
 from passes.weights.detached import DetachedModel
@@ -100,8 +100,7 @@ class GraphView(GraphIndex):
         for node in self.nodes:
             inputs = [name for name in node.input[:1] if name] if node.op_type == "CastLike" else node.input
             sized = node.op_type in ("Shape", "Size") and self._has_fixed_shape(node.input[0])
-            has_body = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
-            if (sized or fixed.issuperset(inputs)) and not has_body and node.op_type not in RANDOM_OPS:
+            if (sized or fixed.issuperset(inputs)) and not is_opaque(node):
                 fixed.update(node.output)
         return fixed
 
@@ -121,7 +120,7 @@ class GraphView(GraphIndex):
 
     def weight_behind(self, name: str) -> TensorProto | None:
         """The initializer that `name` is, behind layout ops only; None if it is computed."""
-        return self.initializers.get(self.behind(name, ARRANGING))
+        return self.initializers.get(self.origin_of(name, ARRANGING))
 
     def is_constant(self, name: str) -> bool:
         node = self.producers.get(name)
@@ -131,9 +130,9 @@ class GraphView(GraphIndex):
 
     def source(self, name: str) -> str:
         """The value behind `name`, seen through Identity, Cast, Dropout and pairs that quantize and dequantize."""
-        return self.behind(name, SAME_OPS, pairs=True)
+        return self.origin_of(name, SAME_OPS, pairs=True)
 
-    def behind(self, name: str, ops: Collection[str], *, pairs: bool = False) -> str:
+    def origin_of(self, name: str, ops: Collection[str], *, pairs: bool = False) -> str:
         """The value behind `name`, seen through the first inputs of nodes whose type is in `ops`; with `pairs` also
         through pairs of QuantizeLinear and DequantizeLinear."""
         while True:
@@ -181,12 +180,6 @@ class GraphView(GraphIndex):
             digests.append(name if tensor is None else self.model.digest(tensor))
         return digests
 
-    def tensor_at(self, name: str) -> TensorProto | None:
-        """The tensor that `name` is, stored or in a Constant, behind layout ops only."""
-        name = self.behind(name, ARRANGING)
-        node = self.producers.get(name)
-        return self.initializers.get(name) if node is None else constant_of(node)
-
     def other_operand(self, node: NodeProto, name: str) -> str:
         """The operand of a binary `node` that is not `name`."""
         return node.input[0] if self.source(node.input[1]) == name else node.input[1]
@@ -213,7 +206,7 @@ class GraphView(GraphIndex):
 
     def numbers(self, name: str) -> np.ndarray | None:
         """The values of a small constant, seen through layout, casts and quantization; None if computed or large."""
-        name = self.behind(name, PASSING_OPS, pairs=True)
+        name = self.origin_of(name, PASSING_OPS, pairs=True)
         node = self.producers.get(name)
         if node is not None and node.op_type == DEQUANTIZE:
             return self._dequantize(node)
@@ -278,8 +271,7 @@ def _with_known_products(proto: onnx.ModelProto) -> onnx.ModelProto:
     places = [place for place, node in enumerate(proto.graph.node) if op_of(node) == "com.microsoft.MatMulNBits"]
     if not places:
         return proto
-    known = onnx.ModelProto()
-    known.CopyFrom(proto)
+    known = copy_of(proto)
     for place in places:
         node = known.graph.node[place]
         sizes = [int(attribute_of(node, name, 0)) for name in "KN"]
@@ -321,7 +313,7 @@ class QuantizedWeight:
 
 def quantized_weight(view: GraphView, name: str) -> QuantizedWeight | None:
     """The quantized weight `name`, seen through layout ops but no casts; None if it is something else."""
-    last = view.producers.get(view.behind(name, ARRANGING - {"Cast"}))
+    last = view.producers.get(view.origin_of(name, ARRANGING - {"Cast"}))
     if last is None or last.op_type != DEQUANTIZE or last.output[0] not in view.folded:
         return None
     first = view.producers.get(last.input[0])
@@ -333,7 +325,7 @@ def quantized_weight(view: GraphView, name: str) -> QuantizedWeight | None:
     for node in chain:
         texts += [_digest_at(view, name) for name in node.input[1:3]]
         texts += [str(attribute_of(node, "axis", 1)), str(attribute_of(node, "block_size", 0))]
-    return QuantizedWeight(view.behind(chain[0].input[0], ARRANGING), stored, QUANTIZED + "/".join(texts))
+    return QuantizedWeight(view.origin_of(chain[0].input[0], ARRANGING), stored, QUANTIZED + "/".join(texts))
 
 
 def packing_of(view: GraphView, node: NodeProto) -> str:

@@ -20,8 +20,17 @@ from typing import Final
 from onnx import NodeProto
 
 from passes.graph.index import GraphIndex, constant_of, initializers_of
-from passes.graph.op_facts import ARRANGING, CONVOLUTIONS, FACTORS, RANDOM_OPS, RECURRENT, SIZES
-from passes.graph.traversal import bodies_of, every_node, inline_functions, live_nodes, reads_of
+from passes.graph.op_facts import (
+    ARRANGING,
+    CONVOLUTIONS,
+    FACTORS,
+    ONNX_DOMAINS,
+    RECURRENT,
+    SIZES,
+    has_body,
+    is_opaque,
+)
+from passes.graph.traversal import bodies_in, every_node, inline_functions, live_nodes, reads_of
 from passes.model.canonical import meanings_of
 from passes.structures.projection_check import computed_constant, packing_suffix
 from passes.structures.types import Instance, Wiring
@@ -142,15 +151,14 @@ class _Joins:
     def _visit(self, node: NodeProto) -> int | None:
         """The mask of the outputs of `node`; None for a constant."""
         read = reads_of(node)
-        has_body = any(map(bodies_of, node.attribute))
-        if self._constants.issuperset(read) and not has_body and node.op_type not in RANDOM_OPS:
+        if self._constants.issuperset(read) and not is_opaque(node):
             return None
         if node.op_type in SIZES:
             return 0
         near = 0
         for name in read:
             near |= self._near.get(name, 0)
-        if has_body:
+        if has_body(node):
             return near | self._multiplied_inside(node)
         product = self._product_at(node)
         if product is None:
@@ -164,7 +172,7 @@ class _Joins:
             return addend
         if not matrix:
             return near
-        self._sources.setdefault(matrix, set()).update(map(self._behind_layout, computed))
+        self._sources.setdefault(matrix, set()).update(self._index.origin_of(name, ARRANGING) for name in computed)
         return matrix | addend
 
     def _product_at(self, node: NodeProto) -> NodeProto | None:
@@ -172,9 +180,9 @@ class _Joins:
 
         A square, as in norms, is none.
         """
-        if node.op_type in PRODUCTS or node.domain not in ("", "ai.onnx") or "Attention" in node.op_type:
+        if node.op_type in PRODUCTS or node.domain not in ONNX_DOMAINS or "Attention" in node.op_type:
             return node
-        maker = self._makers.get(self._behind_layout(node.input[0])) if node.op_type in SUMS else None
+        maker = self._makers.get(self._index.origin_of(node.input[0], ARRANGING)) if node.op_type in SUMS else None
         return maker if maker is not None and maker.op_type == "Mul" and len(set(maker.input)) > 1 else None
 
     def _matrix_of(self, node: NodeProto) -> int:
@@ -187,7 +195,7 @@ class _Joins:
 
     def _digest_of_matrix(self, node: NodeProto, name: str) -> str:
         """Empty for a vector, and for a filter of each channel by itself, which mix no features."""
-        whole, name = name, self._behind_layout(name)
+        whole, name = name, self._index.origin_of(name, ARRANGING)
         maker = self._makers.get(name)
         tensor = self._stored.get(name)
         if tensor is None and maker is not None and maker.op_type == "Constant":
@@ -226,22 +234,15 @@ class _Joins:
     def _multiplied_inside(self, node: NodeProto) -> int:
         """The bits of the constants that products in the bodies of `node` read."""
         mask = 0
-        for body in (body for attribute in node.attribute for body in bodies_of(attribute)):
+        for body in bodies_in(node):
             constants = {*self._constants, *initializers_of(body)} - {""}
             for inner in every_node(body):
                 if inner.op_type in PRODUCTS and constants.intersection(inner.input):
                     name = min(constants.intersection(inner.input))
-                    tensor = self._stored.get(self._behind_layout(name))
+                    tensor = self._stored.get(self._index.origin_of(name, ARRANGING))
                     digest = self._model.digest(tensor) if tensor is not None else f"inside {name}"
                     mask |= self._bits.setdefault(digest, 1 << len(self._bits))
         return mask
-
-    def _behind_layout(self, name: str) -> str:
-        maker = self._makers.get(name)
-        while maker is not None and maker.op_type in ARRANGING:
-            name = maker.input[0]
-            maker = self._makers.get(name)
-        return name
 
 
 def _factors(node: NodeProto) -> Sequence[str]:

@@ -20,6 +20,7 @@ import onnx
 from onnx import TensorProto
 
 from passes.errors import ModelError
+from passes.graph.index import copy_of
 from passes.graph.traversal import bodies_of, sort_nodes
 from passes.load import check_model, check_payload, load_model, to_path
 from passes.weights.mapped import ExternalFiles, find_file_range, release
@@ -60,8 +61,7 @@ class DetachedModel:
 
     def copy_proto(self) -> onnx.ModelProto:
         """A copy of the proto, to change and give to `with_proto`: this model stays as it is."""
-        copy = onnx.ModelProto()
-        copy.CopyFrom(self.proto)
+        copy = copy_of(self.proto)
         return copy
 
     def weight(self, tensor: TensorProto) -> Weight | None:
@@ -212,8 +212,7 @@ def open_model(model: onnx.ModelProto | DetachedModel | str | PathLike[str]) -> 
     if not isinstance(model, onnx.ModelProto):
         return read_model(to_path(model))
     check_model(model)
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_of(model)
     sort_nodes(copy.graph)
     return detach(copy, checked=True)
 

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from passes.graph.traversal import sort_nodes
-from passes.load import check_model
-from passes.weights.detached import DetachedModel, WeightStore, detach
+from passes.weights.detached import DetachedModel, WeightStore, open_model
 from passes.weights.mapped import FileMaps, FileRange, find_file_range, release
 from passes.weights.stand_ins import Weight, key_of
 
@@ -136,15 +134,13 @@ def detached_copy(model: onnx.ModelProto, spill: WeightFile) -> DetachedModel:
     Raises:
         ModelError: the model is broken, or its data is external.
     """
-    check_model(model)
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    sort_nodes(copy.graph)
-    detached = detach(copy, checked=True)
+    detached = open_model(model)
     for weight in detached.weights.values():
         spill.place(weight)  # all of them first, since a file that has grown has to be mapped again
     maps = FileMaps()
-    return DetachedModel(copy, {key: _store_in_file(weight, spill, maps) for key, weight in detached.weights.items()})
+    return DetachedModel(
+        detached.proto, {key: _store_in_file(weight, spill, maps) for key, weight in detached.weights.items()}
+    )
 
 
 def _store_in_file(weight: Weight, spill: WeightFile, maps: FileMaps) -> Weight:

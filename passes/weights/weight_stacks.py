@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from passes.graph.index import GraphIndex
+from passes.graph.index import GraphIndex, copy_of
 from passes.graph.op_facts import attribute_of
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import Weight, derived_digest, initializer_of
@@ -72,8 +72,7 @@ def collapse(model: DetachedModel) -> tuple[DetachedModel, Stacks]:
 
 def _with(proto: onnx.ModelProto, stored: Sequence[TensorProto], made: set[str]) -> onnx.ModelProto:
     """A copy of `proto` with other initializers, and without the nodes that computed them."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
+    copy = copy_of(proto)
     nodes = [node for node in proto.graph.node if made.isdisjoint(node.output)]
     del copy.graph.initializer[:], copy.graph.node[:]
     copy.graph.initializer.extend(stored)
@@ -127,8 +126,7 @@ def _restore_stack(
             held.append(piece)
         else:
             _restore_stack(piece.name, tuple(piece.dims), inner, model, stacks, nodes, held)
-    node = NodeProto()
-    node.CopyFrom(stack.node)
+    node = copy_of(stack.node)
     node.output[0] = name if dims == stack.dims else f"{name}.stack"
     nodes.append(node)
     if dims != stack.dims:

@@ -19,7 +19,7 @@ from onnx.shape_inference import InferenceError
 
 from passes.errors import InferenceStopped, StepCrashed, StepFailed, StepTimedOut
 from passes.worker.client import Worker
-from passes.worker.platforms import memory_limit
+from passes.worker.platforms import crowding, memory_limit
 
 Result = TypeVar("Result")
 
@@ -55,12 +55,12 @@ def infer_shapes(
 
 
 def call_limited(function: Callable[..., Result], limit: float, **arguments: Any) -> Result:
-    """Call a function of a module in the process, for `limit` seconds at most.
+    """Call a function of a module in the process, for `limit` seconds of a quiet machine at most.
 
     Raises:
         StepFailed: as `Worker.call`.
     """
-    return _process_of(os.getpid()).call(function, limit, arguments)
+    return _process_of(os.getpid()).call(function, limit * crowding(), arguments)
 
 
 class _LimitedProcess:

@@ -62,6 +62,13 @@ def open_folder(folder: Path) -> Iterator[int | None]:
         os.close(handle)
 
 
+def crowding() -> float:
+    """How many processes want each core, by the load of the last minute, and 1 at least: what a limit of time is
+    multiplied by, so that it means the same on a machine that is busy with something else."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return max(1.0, load / (os.cpu_count() or 1))
+
+
 def memory_limit(system: Path = Path("/")) -> int:
     """Bytes of the machine's memory, or what this process, or its container, may have where that is less."""
     machine = UNKNOWN_MEMORY

@@ -54,7 +54,7 @@ def optimize(
     import passes
     from passes.context import open_context
     from passes.encodings.aimet import aimet_text, read_aimet
-    from passes.encodings.report import describe_carried, summarize_carried
+    from passes.encodings.carry import describe_carried, summarize_carried
     from passes.provenance.annotations import strip_metadata
     from passes.recipe import DEFAULT_RECIPE
     from passes.weights.files import save, write_errors

@@ -26,7 +26,7 @@ from passes.diff import (
     numbers_text,
 )
 from passes.encodings.aimet import AimetVersion, aimet_text, read_aimet
-from passes.encodings.report import carried_as_data, summarize_carried
+from passes.encodings.carry import carried_as_data, summarize_carried
 from passes.load import byte_count
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import structure_fingerprint

@@ -133,6 +133,7 @@ def test_other_errors_stay_bugs() -> None:
         ("{} check none.yaml 2>&-", 2, ""),
         ("{} schema | head -1", 0, ""),
         ("set -o pipefail; {} schema | head -1", 0, ""),
+        ('cd "$(mktemp -d)" && rmdir "$PWD" && {} schema', 2, "the working directory has been removed; change to"),
     ],
 )
 def test_streams_that_cannot_be_written(shell: str, code: int, said: str) -> None:

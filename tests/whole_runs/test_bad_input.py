@@ -305,7 +305,7 @@ def test_two_runs_into_one_folder(tmp_path: Path, command) -> None:
 
 def test_an_onnx_source_that_never_ends_or_dies_ends_in_one_message(command, tmp_path: Path, monkeypatch) -> None:
     """It runs in the proof worker, under the limit that its declared sizes explain."""
-    monkeypatch.setattr("passes.load.budget.LEAST_SECONDS", 4.0)
+    monkeypatch.setattr("passes.load.values.LEAST_SECONDS", 4.0)
     text = """<ir_version: 10, opset_import: ["" : 21]>
     endless (float[2] x) => (float[2] y) {
         trips = Constant <value = int64 {9223372036854775807}> ()

@@ -20,12 +20,11 @@ import onnx
 
 from passes.context import PassContext
 from passes.errors import ModelError, StepFailed
-from passes.graph.traversal import sort_nodes
-from passes.load import check_model
 from passes.policy.policy import Skip
 from passes.step import CompositeStep, PassResult, Repeat, Step
 from passes.suggest import nearest
-from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, attach, detach, read_model
+from passes.weights import detached
+from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, attach, read_model
 from passes.weights.files import save
 
 Skips = Callable[[str], Skip | None]
@@ -169,12 +168,8 @@ def copy_model(model: onnx.ModelProto, instead: Callable[[], Any]) -> DetachedMo
     Raises:
         PassThrough: it is broken, or its external data is not in it.
     """
-    copy = onnx.ModelProto()
     try:
-        check_model(model)
-        copy.CopyFrom(model)
-        sort_nodes(copy.graph)
-        return detach(copy, checked=True)
+        return detached.open_model(model)
     except ModelError as mistake:
         raise PassThrough(str(mistake), instead) from mistake
 

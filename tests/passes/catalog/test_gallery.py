@@ -15,14 +15,14 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from passes.catalog import CatalogEntry, catalog
-from passes.catalog.demo import GALLERY, UNPICTURED, detached_copy, example_of, fires, isolate_pass, read_example
+from passes.catalog.demo import GALLERY, UNPICTURED, example_of, fires, isolate_pass, read_example
 from passes.context import PassContext
 from passes.external.onnxsim import OnnxSim
 from passes.graph.formatting import graph_text
 from passes.proof.draws import draw_array
 from passes.proof.numbers import compare
 from passes.recipe.steps import OWN_STEPS
-from passes.weights.detached import attach
+from passes.weights.detached import attach, open_model
 
 FILES = sorted(GALLERY.glob("*.onnxtxt"))
 
@@ -36,7 +36,7 @@ class Library:
     context: PassContext
 
     def run_alone(self, row: CatalogEntry, model: onnx.ModelProto) -> onnx.ModelProto:
-        return attach(isolate_pass(row, self.rows).apply(detached_copy(model), self.context).model)
+        return attach(isolate_pass(row, self.rows).apply(open_model(model), self.context).model)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_a_pass_fires_on_its_picture_and_keeps_what_is_computed(file: Path, libr
     onnx.checker.check_model(model)
     for row in rows:
         after = library.run_alone(row, model)
-        fired = fires(detached_copy(model), detached_copy(after))
+        fired = fires(open_model(model), open_model(after))
         assert fired == (row.runs != "never"), row.name
         for seed in ("a", "b"):
             feeds = feeds_of(model, seed)
@@ -154,7 +154,7 @@ def test_an_extra_pass_of_onnxsim_runs_only_where_it_is_named(library: Library) 
     extra = [row for row in inner if row.runs == "extra" and example_of(row.name)]
     assert len(extra) > 10
     for row in extra:
-        model = detached_copy(read_example(example_of(row.name) or Path()).model)
+        model = open_model(read_example(example_of(row.name) or Path()).model)
         unnamed = OnnxSim().without([other.bare for other in inner if other is not row])
         assert not fires(model, unnamed.apply(model, library.context).model), row.name
 

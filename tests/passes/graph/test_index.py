@@ -68,6 +68,24 @@ def test_ancestors_stay_within_the_values_that_are_allowed() -> None:
     assert [node.op_type for node in index.ancestors(["y"], within={"y", "s"})] == ["Add", "Mul"]
 
 
+def test_constants_are_found_in_another_layout_and_type() -> None:
+    index = GraphIndex(
+        parser.parse_graph("""g (float[2,2] x) => (float[2,2] y, int64[2] size) <float[2,2] w = {1, 2, 3, 4}> {
+            turned = Transpose (w)
+            half = Cast <to = 10> (turned)
+            twice = Add (half, half)
+            noise = RandomNormalLike (w)
+            y = Identity (x)
+            size = Shape (x)
+        }""")
+    )
+    found = index.tensor_at("half")
+    assert found is not None and found.name == "w"
+    assert index.tensor_at("twice") is None and index.tensor_at("y") is None
+    assert index.origin_of("half", {"Cast"}) == "turned" and index.origin_of("twice", {"Cast"}) == "twice"
+    assert index.folded == {"", "w", "turned", "half", "twice"}  # a random value differs from run to run
+
+
 def test_readers_of_a_value_read_another_one_also_in_bodies() -> None:
     proto = model()
     replace_all_uses_with(proto.graph.node, {"p": "q", "x": "r"})

@@ -12,9 +12,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 import passes
 from passes.context import PassContext
 from passes.errors import InferenceStopped, ModelError
-from passes.graph import evaluation
+from passes.graph import inference as evaluation
 from passes.worker import inference
 from passes.worker.client import Worker
+from passes.worker.platforms import crowding
 from tests.support.onnx_models import attention, detached, model_of
 
 INT = numpy_helper.from_array(np.array([1, 1]), "c0")
@@ -56,6 +57,14 @@ def test_a_constant_that_doubles_ends_in_one_sentence(constant: TensorProto) -> 
         inference.infer_shapes(doubling(constant), data_prop=True)
     assert error.value.exit_code == 2
     assert inference.infer_shapes(doubling(constant, 3), data_prop=True).graph.output[0].name == "y"
+
+
+def test_a_limit_of_time_grows_with_the_load_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start of a process alone takes longer than the limit where ten others want the same core."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    for load, expected in ((0.1, 1.0), (2.0, 1.0), (14.0, 7.0)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert crowding() == expected
 
 
 @pytest.mark.usefixtures("short_limit")
