@@ -41,7 +41,7 @@ from pipeline.ir.graph import Graph
 from pipeline.ir.json import from_json
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.traced_order import in_traced_order
-from pipeline.ops import EMITTERS
+from pipeline.ops import emitter_of
 from pipeline.planning import check_plan, make_plan
 from pipeline.planning.alias import storage_classes
 from pipeline.planning.arena import Block, Lifetime, lifetimes
@@ -130,7 +130,7 @@ def depth_row(ops: int) -> Row:
         path = Path(folder) / "layers.onnx"
         onnx.save(layers(max(1, round(ops / OPS_OF_LAYER))), path)
         return plan_row(
-            "layers of a model", with_kernels(from_onnx(path, shapes={"x0": (1, 2, 16)}, emitters=EMITTERS))
+            "layers of a model", with_kernels(from_onnx(path, shapes={"x0": (1, 2, 16)}, emitter_of=emitter_of))
         )
 
 

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.measure import machine, show, versions_line
-from pipeline.ir import Builder, Graph, TensorSpec
-from pipeline.ops import EMITTERS
+from pipeline.ir import Graph, TensorSpec
+from pipeline.ops import GraphBuilder
 from pipeline.runtime import CompiledProgram, compile_graph
 
 SMALL = TensorSpec((8,), "float32")
@@ -90,10 +90,10 @@ def _cost_rows(rounds: int) -> list[tuple[str, str, str]]:
 
 
 def _negations(calls: int) -> CompiledProgram:
-    builder = Builder("negations", EMITTERS)
+    builder = GraphBuilder("negations")
     value = builder.input("x", SMALL)
     for at in range(calls):
-        (value,) = builder.emit("Neg", [value], [(f"v{at}", SMALL)])
+        (value,) = builder.emit("aten.neg.default", [value], [(f"v{at}", SMALL)])
     return compile_graph(builder.build([value]))
 
 
@@ -120,19 +120,19 @@ def _hit_rows(rounds: int) -> list[tuple[str, str, str]]:
 
 
 def _with_params(count: int) -> Graph:
-    builder = Builder("params", EMITTERS)
+    builder = GraphBuilder("params")
     value = builder.input("x", SMALL)
     for at in range(count):
-        (value,) = builder.emit("Add", [value, builder.param(f"w{at}", SMALL)], [(f"v{at}", SMALL)])
+        (value,) = builder.emit("aten.add.Tensor", [value, builder.param(f"w{at}", SMALL)], [(f"v{at}", SMALL)])
     return builder.build([value])
 
 
 def _thread_rows(rounds: int) -> list[tuple[str, str, str]]:
     """What two threads do in a second against one, on products of matrices; the sides take turns."""
-    builder, spec = Builder("products", EMITTERS), TensorSpec((SQUARE, SQUARE), "float32")
+    builder, spec = GraphBuilder("products"), TensorSpec((SQUARE, SQUARE), "float32")
     value = builder.input("x", spec)
     for at in range(PRODUCTS):
-        (value,) = builder.emit("MatMul", [value, value], [(f"v{at}", spec)])
+        (value,) = builder.emit("aten.matmul.default", [value, value], [(f"v{at}", spec)])
     program, feed = compile_graph(builder.build([value])), {"x": torch.eye(SQUARE)}
 
     def replay(_: int) -> None:

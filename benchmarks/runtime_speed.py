@@ -40,10 +40,9 @@ from benchmarks.runtime_peers import find_obstacle, make_compiled, make_openvino
 from pipeline.importers import from_onnx
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
-from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
 from pipeline.lowering.fusion import FUSIONS, fuse
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder, emitter_of
 from pipeline.runtime import CompiledProgram, compile_graph
 
 Side = Callable[[], Any]
@@ -219,7 +218,7 @@ def _onnxruntime(case: Case, threads: int) -> Side:
 def _planned(case: Case, fusions: Collection[str] = tuple(FUSIONS), *, native: bool = False) -> tuple[Side, Side]:
     """A run and a replay."""
     shapes = {name: array.shape for name, array in case.feeds.items()}
-    graph = fuse(from_onnx(case.path, shapes=shapes, emitters=EMITTERS), fusions)
+    graph = fuse(from_onnx(case.path, shapes=shapes, emitter_of=emitter_of), fusions)
     program = compile_graph(graph, native=native)
     return _run_and_replay(program, {name: torch.from_numpy(array) for name, array in case.feeds.items()})
 
@@ -309,12 +308,12 @@ def _costs() -> list[str]:
 
 def _chain(calls: int, inputs: int) -> Side:
     """`calls` additions of 8 elements; `inputs` values are fed, of which the first is read."""
-    builder = Builder("chain", EMITTERS)
+    builder = GraphBuilder("chain")
     spec = TensorSpec((8,), "float32")
     vids = [builder.input(f"x{number}", spec) for number in range(inputs)]
     last = vids[0]
     for number in range(calls):
-        (last,) = builder.emit("Add", [last, vids[0]], [(f"y{number}", spec)])
+        (last,) = builder.emit("aten.add.Tensor", [last, vids[0]], [(f"y{number}", spec)])
     program = compile_graph(builder.build([last]))
     feed = {f"x{number}": torch.ones(8) for number in range(inputs)}
     return lambda: program.run(feed)

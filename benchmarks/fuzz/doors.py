@@ -25,7 +25,7 @@ from passes.diff import compare_matched, diff_as_data, diff_text, match_models
 from passes.weights.detached import read_model
 from pipeline.cli import _exit_code
 from pipeline.importers import from_onnx
-from pipeline.ops import EMITTERS
+from pipeline.ops import emitter_of
 
 TIMEOUT_S = 20.0
 """For one call of native code in `passes.optimize`."""
@@ -79,7 +79,7 @@ class Doors:
         return "ok"
 
     def from_onnx(self, path: Path, _: Path) -> str:
-        from_onnx(path, dims=self._dims(path), emitters=EMITTERS)
+        from_onnx(path, dims=self._dims(path), emitter_of=emitter_of)
         return "ok"
 
     def optimize(self, path: Path, _: Path) -> str:

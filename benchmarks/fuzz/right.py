@@ -15,7 +15,7 @@ from passes.weights.detached import read_model
 from passes.weights.sharing import portable
 from pipeline.errors import UsageError
 from pipeline.importers import from_onnx
-from pipeline.ops import EMITTERS
+from pipeline.ops import emitter_of
 from pipeline.runtime import compile_graph
 from pipeline.runtime.tensors import to_numpy
 
@@ -31,7 +31,7 @@ def compare_with_onnxruntime(path: Path, dims: Mapping[str, int], context: PassC
         return "refused: it is random"
     feeds = draw_feeds(model, 0)
     try:
-        program = compile_graph(from_onnx(path, dims=dims, emitters=EMITTERS))
+        program = compile_graph(from_onnx(path, dims=dims, emitter_of=emitter_of))
         ours = {name: to_numpy(tensor) for name, tensor in program.run(feeds).items()}
     except UsageError as mistake:
         return f"refused: our runtime: {mistake}"

@@ -18,9 +18,10 @@ from pipeline.argument_checks import FLAG, FUNCTION, MAPPING, NUMBER, PATH, TEXT
 from pipeline.authoring.storage import ModuleTensor, Parameter
 from pipeline.errors import Unsupported, UsageError
 from pipeline.importers.from_torch.tensors import TensorPayload
-from pipeline.ir import Attr, Builder, Graph, TensorSpec
+from pipeline.ir import Attr, Graph, TensorSpec
 from pipeline.ir.builder import GraphFacts, assemble
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder
+from pipeline.ops.aten import is_call
 from pipeline.runtime.tensors import dtype_name, torch_dtype
 
 FLOATS: Final = ("float32", "float64")
@@ -40,14 +41,14 @@ def check_dtype(dtype: str, allowed: Sequence[str], what: str) -> str:
     return dtype
 
 
-class ModelBuilder(Builder):
+class ModelBuilder(GraphBuilder):
     """A Builder that knows parameters, modules and the mode.
 
     training: whether modules emit what they do in training: Dropout draws, BatchNorm normalises by its batch.
     """
 
     def __init__(self, name: str = "model", *, training: bool = False) -> None:
-        super().__init__(name, EMITTERS)
+        super().__init__(name)
         self.training = training
         self._names: dict[ModuleTensor, tuple[str, ...]] = {}
         self._paths: dict[object, str] = {}
@@ -97,7 +98,7 @@ class ModelBuilder(Builder):
         self, kind: str, inputs: Sequence[IRTensor], spec: TensorSpec, attrs: Mapping[str, Attr] | None = None
     ) -> IRTensor:
         """Add an op with one result, named by the module that emits it."""
-        name = self._name_of(kind.lower())
+        name = self._name_of(label_of(kind))
         return self._emit(kind, inputs, [(name, spec)], attrs, name)[0]
 
     def emit_several(
@@ -121,7 +122,7 @@ class ModelBuilder(Builder):
     ) -> tuple[IRTensor, ...]:
         strangers = [tensor for tensor in inputs if tensor.builder is not self]
         if strangers:
-            raise self.refusal(f"{kind} reads a tensor of another graph, {strangers[0].builder.name!r}")
+            raise self.refusal(f"{label_of(kind)} reads a tensor of another graph, {strangers[0].builder.name!r}")
         path = self._scopes[-1][0] if self._scopes else ""
         vids = self.emit(kind, [tensor.vid for tensor in inputs], outputs, attrs, name=name, origin=path)
         return tuple(IRTensor(self, vid) for vid in vids)
@@ -172,6 +173,11 @@ class ModelBuilder(Builder):
         return name if not count else self.unique_name(f"{name}_{count}")
 
 
+def label_of(kind: str) -> str:
+    """How names and messages call an op: `aten.add.Tensor` is add."""
+    return kind.split(".")[1] if is_call(kind) else kind.lower()
+
+
 def _spec_of(data: torch.Tensor) -> TensorSpec:
     return TensorSpec(tuple(data.shape), dtype_name(data.dtype))
 
@@ -200,31 +206,31 @@ class IRTensor:
         return self.spec.rank
 
     def __add__(self, other: Operand) -> IRTensor:
-        return emit_binary("Add", self, other)
+        return emit_binary("aten.add.Tensor", self, other)
 
     def __radd__(self, other: Operand) -> IRTensor:
-        return emit_binary("Add", other, self)
+        return emit_binary("aten.add.Tensor", other, self)
 
     def __sub__(self, other: Operand) -> IRTensor:
-        return emit_binary("Sub", self, other)
+        return emit_binary("aten.sub.Tensor", self, other)
 
     def __rsub__(self, other: Operand) -> IRTensor:
-        return emit_binary("Sub", other, self)
+        return emit_binary("aten.sub.Tensor", other, self)
 
     def __mul__(self, other: Operand) -> IRTensor:
-        return emit_binary("Mul", self, other)
+        return emit_binary("aten.mul.Tensor", self, other)
 
     def __rmul__(self, other: Operand) -> IRTensor:
-        return emit_binary("Mul", other, self)
+        return emit_binary("aten.mul.Tensor", other, self)
 
     def __truediv__(self, other: Operand) -> IRTensor:
-        return emit_binary("Div", self, other)
+        return emit_binary("aten.div.Tensor", self, other)
 
     def __rtruediv__(self, other: Operand) -> IRTensor:
-        return emit_binary("Div", other, self)
+        return emit_binary("aten.div.Tensor", other, self)
 
     def __neg__(self) -> IRTensor:
-        return self.builder.emit_one("Neg", [self], self.spec)
+        return self.builder.emit_one("aten.neg.default", [self], self.spec)
 
     @classmethod
     def __torch_function__(cls, function: Callable[..., object], _: object, *operands: object) -> object:
@@ -276,7 +282,7 @@ def emit_binary(kind: str, left: Operand, right: Operand) -> IRTensor:
     like = next(operand for operand in (left, right) if isinstance(operand, IRTensor))
     a, b = (_as_tensor(builder, operand, like) for operand in (left, right))
     if a.dtype != b.dtype:
-        raise builder.refusal(f"{kind} found {a.dtype} and {b.dtype}, expected one dtype: cast() one of them")
+        raise builder.refusal(f"{label_of(kind)} found {a.dtype} and {b.dtype}, expected one dtype: cast() one of them")
     return builder.emit_one(kind, [a, b], TensorSpec(_broadcast(builder, kind, a.shape, b.shape), a.dtype))
 
 
@@ -298,7 +304,9 @@ def _broadcast(builder: ModelBuilder, kind: str, a: tuple[int, ...], b: tuple[in
     try:
         return tuple(torch.broadcast_shapes(a, b))
     except RuntimeError:
-        raise builder.refusal(f"{kind} found the shapes {list(a)} and {list(b)}, which do not broadcast") from None
+        raise builder.refusal(
+            f"{label_of(kind)} found the shapes {list(a)} and {list(b)}, which do not broadcast"
+        ) from None
 
 
 Readable: TypeAlias = IRTensor | ModuleTensor

@@ -15,7 +15,7 @@ import torch
 
 from pipeline.authoring.builder import FLOATS, IRTensor, Operand, Pair, Readable, builder_of, emit_binary, typed
 from pipeline.authoring.storage import Buffer
-from pipeline.ir import Attr, InputRef, TensorSpec
+from pipeline.ir import Attr, InputRef, TensorSpec, TorchConst
 from pipeline.runtime.tensors import torch_dtype
 
 __all__ = [
@@ -28,43 +28,43 @@ __all__ = [
 
 @typed
 def add(left: Operand, right: Operand) -> IRTensor:
-    return emit_binary("Add", left, right)
+    return emit_binary("aten.add.Tensor", left, right)
 
 
 @typed
 def sub(left: Operand, right: Operand) -> IRTensor:
-    return emit_binary("Sub", left, right)
+    return emit_binary("aten.sub.Tensor", left, right)
 
 
 @typed
 def mul(left: Operand, right: Operand) -> IRTensor:
-    return emit_binary("Mul", left, right)
+    return emit_binary("aten.mul.Tensor", left, right)
 
 
 @typed
 def div(left: Operand, right: Operand) -> IRTensor:
-    return emit_binary("Div", left, right)
+    return emit_binary("aten.div.Tensor", left, right)
 
 
-def _unary(kind: str) -> Callable[[IRTensor], IRTensor]:
-    """The operation of a kind that computes each element from one."""
+def _unary(name: str) -> Callable[[IRTensor], IRTensor]:
+    """The operation of torch's `name`, which computes each element from one."""
 
     @typed
     def emit_unary(x: IRTensor) -> IRTensor:
-        return x.builder.emit_one(kind, [_floating(x)], x.spec)
+        return x.builder.emit_one(f"aten.{name}.default", [_floating(x)], x.spec)
 
     return emit_unary
 
 
-relu, tanh, sigmoid, silu = (_unary(kind) for kind in ("Relu", "Tanh", "Sigmoid", "Silu"))
-exp, log, sqrt, absolute = (_unary(kind) for kind in ("Exp", "Log", "Sqrt", "Abs"))
+relu, tanh, sigmoid, silu = (_unary(kind) for kind in ("relu", "tanh", "sigmoid", "silu"))
+exp, log, sqrt, absolute = (_unary(kind) for kind in ("exp", "log", "sqrt", "abs"))
 
 
 @typed
 def gelu(x: IRTensor, approximate: str = "none") -> IRTensor:
     if approximate not in ("none", "tanh"):
         raise x.builder.refusal(f"gelu found approximate={approximate!r}, expected 'none' or 'tanh'")
-    return x.builder.emit_one("Gelu", [_floating(x)], x.spec, {"approximate": approximate})
+    return x.builder.emit_one("aten.gelu.default", [_floating(x)], x.spec, {"approximate": approximate})
 
 
 @typed
@@ -73,32 +73,32 @@ def cast(x: IRTensor, dtype: str) -> IRTensor:
         spec = TensorSpec(x.shape, dtype)
     except ValueError as error:
         raise x.builder.refusal(f"cast found {error}") from None
-    return x.builder.emit_one("Cast", [x], spec, {"to": dtype})
+    return x.builder.emit_one("aten._to_copy.default", [x], spec, {"dtype": TorchConst("dtype", dtype)})
 
 
 @typed
 def softmax(x: IRTensor, dim: int = -1) -> IRTensor:
-    return x.builder.emit_one("Softmax", [_floating(x)], x.spec, {"axis": _axis(x, dim)})
+    return x.builder.emit_one("aten.softmax.int", [_floating(x)], x.spec, {"dim": _axis(x, dim)})
 
 
 @typed
 def log_softmax(x: IRTensor, dim: int = -1) -> IRTensor:
-    return x.builder.emit_one("LogSoftmax", [_floating(x)], x.spec, {"axis": _axis(x, dim)})
+    return x.builder.emit_one("aten.log_softmax.int", [_floating(x)], x.spec, {"dim": _axis(x, dim)})
 
 
 @typed
 def sum(x: IRTensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> IRTensor:
-    return _reduce("ReduceSum", x, dim, keepdim)
+    return _reduce("aten.sum.dim_IntList", x, dim, keepdim)
 
 
 @typed
 def mean(x: IRTensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> IRTensor:
-    return _reduce("ReduceMean", _floating(x), dim, keepdim)
+    return _reduce("aten.mean.dim", _floating(x), dim, keepdim)
 
 
 @typed
 def amax(x: IRTensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> IRTensor:
-    return _reduce("ReduceMax", x, dim, keepdim)
+    return _reduce("aten.amax.default", x, dim, keepdim)
 
 
 def _reduce(kind: str, x: IRTensor, dim: int | Sequence[int] | None, keepdim: bool) -> IRTensor:
@@ -107,7 +107,7 @@ def _reduce(kind: str, x: IRTensor, dim: int | Sequence[int] | None, keepdim: bo
     if not axes:
         return x
     kept = [(1 if axis in axes else size) for axis, size in enumerate(x.shape) if keepdim or axis not in axes]
-    return x.builder.emit_one(kind, [x], TensorSpec(tuple(kept), x.dtype), {"axes": axes, "keepdims": keepdim})
+    return x.builder.emit_one(kind, [x], TensorSpec(tuple(kept), x.dtype), {"dim": axes, "keepdim": keepdim})
 
 
 @typed
@@ -191,21 +191,16 @@ def matmul(left: Readable, right: Readable) -> IRTensor:
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except RuntimeError:
         raise a.builder.refusal(f"matmul found {_text(a)} and {_text(b)}, whose first axes do not broadcast") from None
-    return a.builder.emit_one("MatMul", [a, b], TensorSpec((*batch, a.shape[-2], b.shape[-1]), a.dtype))
+    return a.builder.emit_one("aten.matmul.default", [a, b], TensorSpec((*batch, a.shape[-2], b.shape[-1]), a.dtype))
 
 
 @typed
 def linear(x: IRTensor, weight: Readable, bias: Readable | None = None) -> IRTensor:
-    """`x` times the transposed `weight`, [out, in], plus `bias`; an `x` of other ranks is a matrix meanwhile."""
+    """`x` times the transposed `weight`, [out, in], plus `bias`."""
     operands = _read(x, weight, *([] if bias is None else [bias]))
     features, out = operands[1].shape[1], operands[1].shape[0]
     _expect(x, x.rank >= 1 and x.shape[-1] == features, f"[..., {features}]", operands[1].dtype)
-    lead = x.shape[:-1]
-    matrix = x if x.rank == 2 else reshape(x, [math.prod(lead), features])
-    attrs: dict[str, Attr] = {"alpha": 1.0, "beta": 1.0, "trans_a": False, "trans_b": True}
-    spec = TensorSpec((matrix.shape[0], out), x.dtype)
-    product = x.builder.emit_one("Gemm", [matrix, *operands[1:]], spec, attrs)
-    return product if x.rank == 2 else reshape(product, [*lead, out])
+    return x.builder.emit_one("aten.linear.default", operands, TensorSpec((*x.shape[:-1], out), x.dtype))
 
 
 @typed
@@ -263,8 +258,8 @@ def layer_norm(
     _expect(x, bool(sizes) and x.shape[-len(sizes) :] == sizes, f"[..., {', '.join(map(str, sizes))}]", *FLOATS)
     ones = x.builder.constant(torch.ones(sizes, dtype=torch_dtype(x.dtype))) if weight is None else weight
     operands = _read(x, ones, *([] if bias is None else [bias]))
-    attrs: dict[str, Attr] = {"axis": x.rank - len(sizes), "epsilon": _number(x, "eps", eps)}
-    return x.builder.emit_one("LayerNormalization", operands, x.spec, attrs)
+    attrs: dict[str, Attr] = {"normalized_shape": sizes, "eps": _number(x, "eps", eps)}
+    return x.builder.emit_one("aten.layer_norm.default", operands, x.spec, attrs)
 
 
 @typed
@@ -283,7 +278,8 @@ def batch_norm(
     builder, eps, momentum = x.builder, _number(x, "eps", eps), _number(x, "momentum", momentum, most=1)
     operands = [x, *_read_with(x, weight, bias, mean, variance)]
     if not builder.training:
-        return builder.emit_one("BatchNormalization", operands, x.spec, {"epsilon": eps})
+        stored: dict[str, Attr] = {"training": False, "momentum": momentum, "eps": eps, "cudnn_enabled": False}
+        return builder.emit_one("aten.batch_norm.default", operands, x.spec, stored)
     # Copies, since torch refuses to differentiate through statistics that are written to before the backward pass.
     operands[3:] = [builder.emit_one("Identity", [running], running.spec) for running in operands[3:]]
     if x.spec.numel == channels:

@@ -81,14 +81,14 @@ def trace(
     from pipeline.config import RunConfig, RuntimeConfig
     from pipeline.importers import from_onnx
     from pipeline.lowering.fusion import fuse
-    from pipeline.ops import EMITTERS
+    from pipeline.ops import emitter_of
     from pipeline.runtime import compile_graph
     from pipeline.runtime.trace import random_feed, to_chrome_trace, trace_runs
 
     shapes = {plan.slots[vid].name: plan.slots[vid].spec.sizes for vid in plan.inputs}
     settings = folder / "run.yaml"
     config = RunConfig.from_yaml(settings).runtime if settings.is_file() else RuntimeConfig()
-    graph = from_onnx(folder / "model.onnx", shapes=shapes, emitters=EMITTERS, fallback=True)
+    graph = from_onnx(folder / "model.onnx", shapes=shapes, emitter_of=emitter_of, fallback=True)
     program = compile_graph(fuse(graph, config.chosen_fusions), native=config.native)
     bound = program.context.bound
     times = trace_runs(bound, random_feed(program.feed_signature), runs=runs)

@@ -15,6 +15,9 @@ from pipeline.ir.graph import Attr, Dim, DimRange, Graph, KernelSpec, Op, Payloa
 Emitter = Callable[[Mapping[str, Attr], Sequence[TensorSpec], Sequence[TensorSpec]], KernelSpec]
 """(attrs, input specs, output specs) -> the fixed part of the kernel call (seed document 004, "emitter-first")."""
 
+FindEmitter = Callable[[str], Emitter | None]
+"""Kind of an op → its emitter; None for a kind that nobody knows."""
+
 
 @dataclass(frozen=True, slots=True)
 class ValueDecl:
@@ -43,9 +46,9 @@ class Builder:
     `kernel=None`: a graph may be inspected and drawn although it cannot be lowered.
     """
 
-    def __init__(self, name: str, emitters: Mapping[str, Emitter] | None = None) -> None:
+    def __init__(self, name: str, emitter_of: FindEmitter | None = None) -> None:
         self.name = name
-        self._emitters = dict(emitters or {})
+        self._emitter_of = emitter_of
         self._values: list[ValueDecl] = []
         self._ops: list[Op] = []
         self._inputs: list[int] = []
@@ -93,7 +96,7 @@ class Builder:
         oid = len(self._ops)
         attrs = dict(attrs or {})
         created = tuple(self._add(label, spec, Role.TMP) for label, spec in outputs)
-        emitter = self._emitters.get(kind)
+        emitter = self._emitter_of(kind) if self._emitter_of else None
         kernel = None
         if emitter is not None:
             kernel = emitter(attrs, [self._values[vid].spec for vid in inputs], [spec for _, spec in outputs])

@@ -154,4 +154,4 @@ def join(parts: Iterable[str]) -> str:
     return ", ".join(parts)
 
 
-WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*")

@@ -10,62 +10,11 @@ from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """`Kind["Gemm"]` by the op's kind, `Kind(202)` by the number."""
+    """`Kind["Resize"]` by the op's kind, `Kind(307)` by the number."""
 
     # elementwise
-    Add = 101
-    Sub = 102
-    Mul = 103
-    Div = 104
-    Pow = 105
-    Min = 106
-    Max = 107
-    And = 108
-    Or = 109
-    Xor = 110
-    Equal = 111
-    Less = 112
-    LessOrEqual = 113
-    Greater = 114
-    GreaterOrEqual = 115
-    Not = 116
-    Neg = 117
-    Abs = 118
-    Sqrt = 119
-    Reciprocal = 120
-    Exp = 121
-    Log = 122
-    Floor = 123
-    Ceil = 124
-    Round = 125
-    Sign = 126
-    Sin = 127
-    Cos = 128
-    Erf = 129
-    Tanh = 130
-    Sigmoid = 131
-    Relu = 132
-    Gelu = 133
-    Silu = 134
-    LeakyRelu = 135
-    Elu = 136
-    HardSigmoid = 137
-    HardSwish = 138
-    Softplus = 139
-    IsNaN = 140
-    IsInf = 141
-    Clip = 142
-    Where = 143
-    Cast = 144
-    Identity = 145
-    Mod = 146
-    PRelu = 147
-    CastUnsaturated = 148
-
-    # linear
-    MatMul = 201
-    Gemm = 202
-    Einsum = 203
+    Identity = 101
+    Cast = 102
 
     # conv
     Conv = 301
@@ -75,27 +24,6 @@ class Kind(IntEnum):
     GlobalAveragePool = 305
     GlobalMaxPool = 306
     Resize = 307
-
-    # norm
-    LayerNormalization = 401
-    BatchNormalization = 402
-    Softmax = 403
-    LogSoftmax = 404
-    RMSNormalization = 405
-    InstanceNormalization = 406
-    GroupNormalization = 407
-
-    # reduce
-    ReduceSum = 501
-    ReduceMean = 502
-    ReduceMax = 503
-    ReduceMin = 504
-    ReduceProd = 505
-    ReduceL2 = 506
-    ArgMax = 507
-    ArgMin = 508
-    CumSum = 509
-    ReduceLogSumExp = 510
 
     # shape
     Reshape = 601
@@ -121,9 +49,6 @@ class Kind(IntEnum):
     ScatterElements = 706
     GridSample = 707
 
-    # recurrent
-    LSTM = 801
-
     # random
     RandomNormal = 1001
     RandomUniform = 1002
@@ -138,6 +63,7 @@ class Kind(IntEnum):
     RoiAlign = 1201
 
     # recurrent
+    LSTM = 801
     Recurrent = 1301
 
     # optimizer
@@ -159,102 +85,119 @@ class Kind(IntEnum):
     HigherOrder = 902
 
     # operators of torch, with typed arguments
-    AtenLinear = 1801
-    AtenMatMul = 1802
-    AtenMm = 1803
-    AtenBmm = 1804
-    AtenAddmm = 1805
-    AtenBaddbmm = 1806
-    AtenEinsum = 1807
+    Linear = 1801
+    MatMul = 1802
+    Mm = 1803
+    Bmm = 1804
+    Addmm = 1805
+    Baddbmm = 1806
+    Einsum = 1807
     AtenScaledDotProductAttention = 1808
-    AtenConv1d = 1809
-    AtenConv2d = 1810
-    AtenConv2dPadding = 1811
-    AtenConvTranspose2d = 1812
-    AtenMaxPool2d = 1813
-    AtenAvgPool2d = 1814
-    AtenAdaptiveAvgPool1d = 1815
-    AtenAdaptiveAvgPool2d = 1816
-    AtenUpsampleBilinear2d = 1817
-    AtenUpsampleLinear1d = 1818
-    AtenGridSampler = 1819
-    AtenIm2col = 1820
-    AtenLayerNorm = 1821
-    AtenGroupNorm = 1822
-    AtenBatchNorm = 1823
-    AtenRmsNorm = 1824
-    AtenSoftmax = 1825
-    AtenLogSoftmax = 1826
-    AtenAdd = 1827
-    AtenSub = 1828
-    AtenMul = 1829
-    AtenDiv = 1830
-    AtenPow = 1831
-    AtenMaximum = 1832
-    AtenMinimum = 1833
-    AtenRsub = 1834
-    AtenRemainder = 1835
-    AtenAnd = 1836
-    AtenOr = 1837
-    AtenLogicalAnd = 1838
-    AtenEq = 1839
-    AtenNe = 1840
-    AtenLt = 1841
-    AtenLe = 1842
-    AtenGt = 1843
-    AtenGe = 1844
-    AtenWhere = 1845
-    AtenMaskedFill = 1846
-    AtenNeg = 1847
-    AtenAbs = 1848
-    AtenSqrt = 1849
-    AtenRsqrt = 1850
-    AtenReciprocal = 1851
-    AtenSquare = 1852
-    AtenExp = 1853
-    AtenLog = 1854
-    AtenSin = 1855
-    AtenCos = 1856
-    AtenErf = 1857
-    AtenTanh = 1858
-    AtenSigmoid = 1859
-    AtenRelu = 1860
-    AtenSilu = 1861
-    AtenHardswish = 1862
-    AtenFloor = 1863
-    AtenLogicalNot = 1864
-    AtenBitwiseNot = 1865
-    AtenGelu = 1866
-    AtenSoftplus = 1867
-    AtenLeakyRelu = 1868
-    AtenHardtanh = 1869
-    AtenClamp = 1870
-    AtenClampMin = 1871
-    AtenTypeAs = 1872
-    AtenGlu = 1873
-    AtenSum = 1874
-    AtenMean = 1875
-    AtenAmax = 1876
-    AtenMaxDim = 1877
-    AtenArgmax = 1878
-    AtenCumsum = 1879
-    AtenVectorNorm = 1880
-    AtenTopk = 1881
-    AtenCat = 1882
-    AtenStack = 1883
+    Conv1d = 1809
+    Conv2d = 1810
+    Conv2dPadding = 1811
+    ConvTranspose2d = 1812
+    MaxPool2d = 1813
+    AvgPool2d = 1814
+    AdaptiveAvgPool1d = 1815
+    AdaptiveAvgPool2d = 1816
+    UpsampleBilinear2d = 1817
+    UpsampleLinear1d = 1818
+    GridSampler = 1819
+    Im2col = 1820
+    LayerNorm = 1821
+    GroupNorm = 1822
+    BatchNorm = 1823
+    RmsNorm = 1824
+    Softmax = 1825
+    LogSoftmax = 1826
+    Add = 1827
+    Sub = 1828
+    Mul = 1829
+    Div = 1830
+    Pow = 1831
+    Maximum = 1832
+    Minimum = 1833
+    Rsub = 1834
+    Remainder = 1835
+    And = 1836
+    Or = 1837
+    LogicalAnd = 1838
+    Eq = 1839
+    Ne = 1840
+    Lt = 1841
+    Le = 1842
+    Gt = 1843
+    Ge = 1844
+    Where = 1845
+    MaskedFill = 1846
+    Neg = 1847
+    Abs = 1848
+    Sqrt = 1849
+    Rsqrt = 1850
+    Reciprocal = 1851
+    Square = 1852
+    Exp = 1853
+    Log = 1854
+    Sin = 1855
+    Cos = 1856
+    Erf = 1857
+    Tanh = 1858
+    Sigmoid = 1859
+    Relu = 1860
+    Silu = 1861
+    Hardswish = 1862
+    Floor = 1863
+    LogicalNot = 1864
+    BitwiseNot = 1865
+    Gelu = 1866
+    Softplus = 1867
+    LeakyRelu = 1868
+    Hardtanh = 1869
+    Clamp = 1870
+    ClampMin = 1871
+    TypeAs = 1872
+    Glu = 1873
+    Sum = 1874
+    Mean = 1875
+    Amax = 1876
+    MaxDim = 1877
+    Argmax = 1878
+    Cumsum = 1879
+    VectorNorm = 1880
+    Topk = 1881
+    Cat = 1882
+    Stack = 1883
     AtenPad = 1884
-    AtenRepeat = 1885
-    AtenRepeatInterleave = 1886
-    AtenRoll = 1887
-    AtenEmbedding = 1888
-    AtenIndex = 1889
-    AtenIndexSelect = 1890
+    Repeat = 1885
+    RepeatInterleave = 1886
+    Roll = 1887
+    Embedding = 1888
+    Index = 1889
+    IndexSelect = 1890
     AtenGather = 1891
-    AtenIndexCopy = 1892
-    AtenScatter = 1893
-    AtenScatterValue = 1894
-    AtenCopy = 1895
-    AtenSliceScatter = 1896
-    AtenSelectScatter = 1897
-    AtenZerosLike = 1898
-    AtenOnesLike = 1899
+    IndexCopy = 1892
+    Scatter = 1893
+    ScatterValue = 1894
+    Copy = 1895
+    SliceScatter = 1896
+    SelectScatter = 1897
+    ZerosLike = 1898
+    OnesLike = 1899
+    DivMode = 2001
+    Fmod = 2002
+    LogicalXor = 2003
+    Sign = 2004
+    Ceil = 2005
+    Round = 2006
+    Elu = 2007
+    Amin = 2008
+    Argmin = 2009
+    Prod = 2010
+    Logsumexp = 2011
+    Flip = 2012
+    Cumprod = 2013
+
+    # operators of our own
+    CastFloat8 = 2101
+    Unsigned = 2102

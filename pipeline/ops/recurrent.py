@@ -1,4 +1,4 @@
-"""Recurrent cells of every kind: with lengths, peepholes, clipping and activations of choice."""
+"""Recurrent cells: the plain LSTM over whole sequences, and cells with lengths, peepholes and activations of choice."""
 
 from __future__ import annotations
 
@@ -20,6 +20,17 @@ def operands(call: OpCall) -> str | None:
     if call.ins[LENGTHS].dtype != "int32":
         return f"lengths of dtype {call.ins[LENGTHS].dtype}; expected int32"
     return same_dtype(replace(call, ins=[*call.ins[:LENGTHS], *call.ins[LENGTHS + 1 :]]))
+
+
+def gates(call: OpCall) -> str | None:
+    """LSTM: W, R and B hold four gates for each direction; the last two inputs are the state before the first step."""
+    ins, directions = call.ins, 2 if call.attrs["direction"] == "bidirectional" else 1
+    batch, features, hidden = ins[0].shape[1], ins[0].shape[2], ins[2].shape[-1]
+    state = (directions, batch, hidden)
+    rows = ins[2].sizes[1] // 4 * 4
+    expected = [(directions, rows, features), (directions, rows, hidden), (directions, 2 * rows), state, state]
+    shapes = [spec.shape for spec in ins[1:]]
+    return None if shapes == expected else f"W, R, B and the states have the shapes {shapes}; expected {expected}"
 
 
 def weights(call: OpCall) -> str | None:
@@ -46,6 +57,10 @@ def activations(call: OpCall) -> str | None:
     return None if counts == [wanted] * 3 else f"{counts} activations, alphas and betas; expected {wanted} of each"
 
 
+LSTM = signature(
+    same_dtype, floating, one_of("direction", "forward", "reverse", "bidirectional"), gates, inputs=6, outputs=3
+)
+
 RECURRENT = signature(
     floating,
     one_of("cell", *GATES),
@@ -59,4 +74,4 @@ RECURRENT = signature(
 
 LAYOUT = "cell=s,direction=s,activations=s,alphas=f[],betas=f[],clip=f,input_forget=?,reset_after=?"
 
-KINDS = (kind(Kind.Recurrent, RECURRENT, LAYOUT),)
+KINDS = (kind(Kind.LSTM, LSTM, "direction=s"), kind(Kind.Recurrent, RECURRENT, LAYOUT))

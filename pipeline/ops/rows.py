@@ -1,6 +1,6 @@
 """`kind(…)` makes one row of a family's table: all that lowering and planning know about a kind of kernel.
 
-    kind(Kind.Gemm, signature(same_dtype, matrices, inputs=(2, 3)), "alpha=f,beta=f,trans_a=?,trans_b=?")
+    kind(Kind.Tile, signature(same_dtype, sizes_of("repeats", rank, "dimension")), "repeats=i[]")
 
 The emitter of a row refuses a call that its kernel could not run, then packs the attributes. A refusal is a bug of an
 importer, which normalises what ONNX and torch leave open, so it is an InternalError that names kind and attribute.

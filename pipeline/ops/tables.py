@@ -15,11 +15,9 @@ from pipeline.ops import (
     fallback,
     fused,
     index,
-    linear,
     optimizer,
     random,
     recurrent,
-    reduce,
     shape,
     vision,
 )
@@ -50,9 +48,7 @@ def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
 
 FAMILIES = (
     elementwise,
-    linear,
     conv,
-    reduce,
     shape,
     index,
     recurrent,
@@ -66,12 +62,13 @@ FAMILIES = (
 
 KINDS: Mapping[str, KernelKind] = join({row.kind.name: row} for family in FAMILIES for row in family.KINDS)
 
-EMITTERS: Mapping[str, Emitter] = MappingProxyType({name: row.emit for name, row in KINDS.items()})
-
 
 def emitter_of(kind: str) -> Emitter | None:
     """The emitter of an op of this kind; operators of torch are too many for a table."""
-    return EMITTERS.get(kind) or (aten.emitter_of(kind) if aten.is_call(kind) else None)
+    if aten.is_call(kind):
+        return aten.emitter_of(kind)
+    row = KINDS.get(kind)
+    return row.emit if row and row.kind not in aten.TYPED else None
 
 
 def wrong_schema(kind_id: int, schema: str) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from pipeline.errors import SourceError
 from pipeline.ir import Attr, BodyRef, InputRef, TorchConst
+from pipeline.runtime import own_operators as own_operators  # registers the operators of `onnxline`
 
 
 def argument(item: Attr, tensors: Sequence[torch.Tensor], bodies: Sequence[Any] = ()) -> Any:

@@ -149,7 +149,7 @@ class GraphModule(nn.Module):
         slots = {vid: inputs[graph.values[vid].name] for vid in graph.inputs}
         slots |= bound.constants
         slots |= {vid: self._tensor(name) for name, vid in vids.items()}
-        own = functional_operators(graph, keep_dtypes=False)
+        own = {**functional_operators(graph, keep_dtypes=False), BATCH_NORM: normalize_by_statistics}
         for op in graph.ops:
             results = apply(op, [slots[vid] for vid in op.inputs], own)
             slots.update(zip(op.outputs, results, strict=True))
@@ -277,6 +277,18 @@ class GraphModule(nn.Module):
         return BoundGraph(graph, vids, {one.vid: as_tensor(graph.payloads[one.vid].numpy()) for one in stored})
 
 
+def normalize_by_statistics(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A BatchNormalization by stored statistics, which torch's own operator refuses to differentiate.
+
+    One that computes the statistics of the batch is torch's.
+    """
+    if op.attrs.get("training") is not False or len(ins) != 5:
+        return apply(op, ins, {})
+    shape = (1, -1, *[1] * (ins[0].dim() - 2))
+    scale, bias, mean, variance = (operand.view(shape) for operand in ins[1:])
+    return [(ins[0] - mean) * torch.rsqrt(variance + op.attrs["eps"]) * scale + bias]  # type: ignore[operator]
+
+
 def refuse_ops(graph: Graph) -> None:
     changed = [graph.values[vid] for vid in graph.updates if graph.values[vid].role is not Role.STATE]
     if changed:
@@ -311,11 +323,25 @@ def _misfits(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> Iterator[str]:
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
+BATCH_NORM = "aten.batch_norm.default"
+
 RELATIVE = "relative"
 """How the names of the factors of scales begin."""
 
 CARRIERS = frozenset(
-    {"Clip", "Reshape", "Transpose", "Slice", "Split", "Concat", "Expand", "Tile", "Gather", "Identity", "MaxPool"}
+    {
+        "aten.clamp.default",
+        "Reshape",
+        "Transpose",
+        "Slice",
+        "Split",
+        "Concat",
+        "Expand",
+        "Tile",
+        "Gather",
+        "Identity",
+        "MaxPool",
+    }
 )
 """Kinds that pass whole numbers on as they are, also where these travel as floats."""
 
@@ -328,9 +354,9 @@ def _gradient_factor(graph: Graph, quantizer: Op) -> float:
     if data.producer is not None or data.role is Role.INPUT:
         sizes = sizes[1:] if len(sizes) > 1 else sizes
     result = graph.values[quantizer.outputs[0]]
-    clips = [graph.ops[oid] for oid in result.users if graph.ops[oid].kind == "Clip"]
+    clips = [graph.ops[oid] for oid in result.users if graph.ops[oid].kind == "aten.clamp.default"]
     highest = float(torch.iinfo(getattr(torch, result.spec.dtype)).max)
     for clip in clips:
-        limit = clip.attrs["max"]
+        limit = clip.attrs.get("max")
         highest = min(highest, float(limit)) if isinstance(limit, int | float) else highest
     return 1 / math.sqrt(max(math.prod(sizes) / scale.spec.numel, 1.0) * max(highest, 1.0))

@@ -130,20 +130,24 @@ def _is_float(value: Value) -> bool:
 
 
 WEIGHTS: Final[Mapping[str, Sequence[int]]] = {
-    "MatMul": (0, 1), "Gemm": (0, 1, 2), "Einsum": range(9), "Conv": (1, 2), "ConvTranspose": (1, 2), "LSTM": (1, 2, 3),
-    "Recurrent": (1, 2, 3, 7),
-    "LayerNormalization": (1, 2), "RMSNormalization": (1,), "BatchNormalization": (1, 2),
-    "InstanceNormalization": (1, 2), "GroupNormalization": (1, 2), "Gather": (0,), "PRelu": (1,),
+    "aten.matmul.default": (0, 1), "aten.mm.default": (0, 1), "aten.linear.default": (0, 1, 2),
+    "aten.addmm.default": (0, 1, 2), "aten.einsum.default": range(9),
+    "Conv": (1, 2), "ConvTranspose": (1, 2), "LSTM": (1, 2, 3), "Recurrent": (1, 2, 3, 7),
+    "aten.layer_norm.default": (1, 2), "aten.rms_norm.default": (1,), "aten.batch_norm.default": (1, 2),
+    "aten.group_norm.default": (1, 2), "Gather": (0,),
 }  # fmt: skip
 """kind → the operands that are weights where they are stored."""
 
-VECTORS: Final = frozenset({"Add", "Sub", "Mul", "Div"})
+VECTORS: Final = frozenset(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div"))
 
 OPTIONAL: Final[Mapping[str, Sequence[int]]] = {"LSTM": (3,), "Recurrent": (3, 7)}
 """kind → the weights that the importer fills in with zeros where a model has none."""
 
 MOVES: Final = frozenset(
-    {"Transpose", "Reshape", "Expand", "Cast", "Slice", "Split", "Identity", "Contiguous", "Select", "Unbind", "Clip"}
+    {
+        *("Transpose", "Reshape", "Expand", "Slice", "Split", "Identity", "Contiguous", "Select", "Unbind"),
+        *("aten._to_copy.default", "aten.clamp.default", "aten.t.default"),
+    }
 )
 
 FIXED: Final[Mapping[str, Sequence[int]]] = {

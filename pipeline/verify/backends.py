@@ -16,7 +16,7 @@ from passes.weights.sessions import Session, as_array
 from pipeline.errors import OnnxlineError, Unsupported, UsageError
 from pipeline.ir import Graph, Op
 from pipeline.lowering.fusion import fuse
-from pipeline.ops import EMITTERS, Kind
+from pipeline.ops import Kind, emitter_of
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of which nothing has changed does not need it
     import torch
@@ -68,7 +68,7 @@ class OnnxFile:
 
         if self._graph is None or self._shapes != shapes:
             self._graph = from_onnx(
-                self.path, shapes=shapes, emitters=EMITTERS, trainable=self._trainable, fallback=True
+                self.path, shapes=shapes, emitter_of=emitter_of, trainable=self._trainable, fallback=True
             )
             self._shapes = shapes
         return self._graph

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder
 
 SHAPES = ((4, 6), (6, 4), (24,), (1, 24), (0, 3), (2, 2, 6))
 
@@ -27,7 +27,7 @@ class Stored:
 
 @st.composite
 def graphs(draw: st.DrawFn, *, least_ops: int = 1, most_ops: int = 20) -> Graph:
-    builder = Builder("random", EMITTERS)
+    builder = GraphBuilder("random")
     vids = [builder.input(f"in{at}", _spec(draw(st.sampled_from(SHAPES)))) for at in range(draw(st.integers(1, 2)))]
     weight = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
     vids.append(builder.const("weight", _spec(weight.shape), Stored(weight)))
@@ -44,10 +44,18 @@ def _op(draw: st.DrawFn, builder: Builder, vids: list[int], name: str) -> tuple[
     peers = [vid for vid in vids if builder.spec(vid) == spec]
     match draw(st.sampled_from(["unary", "binary", "view", "copy", "split", "softmax", "outer", "turn", "cut", "row"])):
         case "unary":
-            return builder.emit(draw(st.sampled_from(["Relu", "Neg", "Tanh"])), [x], [(name, spec)])
+            return builder.emit(
+                draw(st.sampled_from(["aten.relu.default", "aten.neg.default", "aten.tanh.default"])),
+                [x],
+                [(name, spec)],
+            )
         case "binary":
             other = draw(st.sampled_from(peers))
-            return builder.emit(draw(st.sampled_from(["Add", "Mul", "Sub"])), [x, other], [(name, spec)])
+            return builder.emit(
+                draw(st.sampled_from(["aten.add.Tensor", "aten.mul.Tensor", "aten.sub.Tensor"])),
+                [x, other],
+                [(name, spec)],
+            )
         case "view":
             fits = [shape, (spec.numel,), *(other for other in SHAPES if spec.numel == _spec(other).numel)]
             target = draw(st.sampled_from(fits))
@@ -75,12 +83,12 @@ def _op(draw: st.DrawFn, builder: Builder, vids: list[int], name: str) -> tuple[
             (row,) = builder.emit("Slice", [x], [(f"{name}r", _spec((1, shape[1])))], attrs)
             return builder.emit("Expand", [row], [(name, spec)], {"shape": shape})
         case "softmax" if spec.numel:
-            return builder.emit("Softmax", [x], [(name, spec)], {"axis": -1})
+            return builder.emit("aten.softmax.int", [x], [(name, spec)], {"dim": -1})
         case "outer" if spec.rank == 2 and spec.numel:
             turned = _spec(shape[::-1])
             (other,) = builder.emit("Transpose", [x], [(f"{name}t", turned)], {"perm": (1, 0)})
-            (square,) = builder.emit("MatMul", [x, other], [(f"{name}q", _spec((shape[0], shape[0])))])
-            return builder.emit("MatMul", [square, x], [(name, spec)])
+            (square,) = builder.emit("aten.matmul.default", [x, other], [(f"{name}q", _spec((shape[0], shape[0])))])
+            return builder.emit("aten.matmul.default", [square, x], [(name, spec)])
         case _:
             return builder.emit("Tile", [x], [(name, spec)], {"repeats": (1,) * spec.rank})
 

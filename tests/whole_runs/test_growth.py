@@ -19,7 +19,7 @@ from passes.structures import structure_of
 from passes.weights.sharing import detached_copy
 from pipeline.importers import from_onnx
 from pipeline.ir.text import to_text
-from pipeline.ops import EMITTERS
+from pipeline.ops import emitter_of
 from pipeline.planning import to_json
 from pipeline.runtime import compile_graph
 from pipeline.stages.pictures import BrokenStructures, take_pictures
@@ -100,7 +100,7 @@ def _lines_of_plan(count: int, path: Path) -> int:
     onnx.save(layers(count), path)
 
     def plan() -> None:
-        graph = from_onnx(path, shapes={"x0": (1, 2, 16)}, emitters=EMITTERS)
+        graph = from_onnx(path, shapes={"x0": (1, 2, 16)}, emitter_of=emitter_of)
         to_text(graph)
         to_json(compile_graph(graph).plan)
 

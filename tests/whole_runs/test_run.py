@@ -223,8 +223,9 @@ def test_named_dims_are_verified_at_several_sizes(config_file, tmp_path: Path) -
         "draw 2 (batch=3, length=5)",
         "draw 3 (batch=2, length=8, floats of ten times their range)",
         "draw 4 (batch=8, length=1)",
-        "draw 5 (batch=2, length=7)",
-        "draw 6 (batch=2, length=13)",
+        "draw 5 (batch=4, length=7)",
+        "draw 6 (batch=7, length=13)",
+        "draw 7 (batch=9, length=8)",
     )
     (value,) = onnx.load(result.model).graph.input
     assert [dim.dim_param for dim in value.type.tensor_type.shape.dim] == ["batch", "length", ""]

@@ -24,9 +24,9 @@ def attention(node: Node) -> None:
     heads, sizes = node.attributes.integer("num_heads"), qkv_sizes(node.attributes, node.spec(1))
     batch, places, dtype = *node.spec(0).sizes[:2], node.spec(0).dtype
     merged = TensorSpec((batch, places, sum(sizes)), dtype)
-    product = node.step("MatMul", node.operands(0, 1), merged)
+    product = node.step("aten.matmul.default", node.operands(0, 1), merged)
     if node.has(2):
-        product = node.step("Add", [product, node.operand(2)], merged)
+        product = node.step("aten.add.Tensor", [product, node.operand(2)], merged)
     names = [node.fresh(f"{node.output_names[0]}.{role}") for role in "QKV"]
     parts = [(name, TensorSpec((batch, places, size), dtype)) for name, size in zip(names, sizes, strict=True)]
     query, key, value = node.make("Split", [product], parts, {"axis": 2, "sizes": sizes})
@@ -36,10 +36,12 @@ def attention(node: Node) -> None:
 
     scale = node.attributes.number("scale") or (sizes[0] // heads) ** -0.5
     scores = TensorSpec((batch, heads, places, places), dtype)
-    products = node.step("MatMul", [query, key], scores)
+    products = node.step("aten.matmul.default", [query, key], scores)
     factor = node.constant_operand(np.array(scale, dtype))
-    weights = node.step("Softmax", [node.step("Mul", [products, factor], scores)], scores, {"axis": 3})
-    context = node.step("MatMul", [weights, value], node.vid_spec(value))
+    weights = node.step(
+        "aten.softmax.int", [node.step("aten.mul.Tensor", [products, factor], scores)], scores, {"dim": 3}
+    )
+    context = node.step("aten.matmul.default", [weights, value], node.vid_spec(value))
     ordered = TensorSpec((batch, places, heads, sizes[2] // heads), dtype)
     context = node.step("Transpose", [context], ordered, {"perm": (0, 2, 1, 3)})
     node.emit("Reshape", [context], {"shape": node.output().sizes})

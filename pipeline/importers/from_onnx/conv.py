@@ -67,7 +67,7 @@ def average_pool(node: Node) -> None:
     if set(dilations) - {1}:
         total = sum_windows(node, node.operand(0), kernel, strides, dilations, pads)
         counts = count_elements(node, kernel, strides, dilations, pads if include else (0,) * len(pads), pads)
-        node.emit("Div", [total, node.constant_operand(counts.astype(node.spec(0).dtype))])
+        node.emit("aten.div.Tensor", [total, node.constant_operand(counts.astype(node.spec(0).dtype))])
         return
     attrs: dict[str, Attr] = {
         "kernel": kernel,
@@ -141,9 +141,11 @@ def lp_pool(node: Node) -> None:
     power, spec, out = node.attributes.integer("p", 2), node.spec(0), node.output()
     pads = window_pads(node, kernel, strides, dilations)
     exponent, root = (node.constant_operand(np.array(number, spec.dtype)) for number in (power, 1 / power))
-    powers = node.step("Pow", [node.step("Abs", node.operands(0), spec), exponent], spec)
+    powers = node.step(
+        "aten.pow.Tensor_Tensor", [node.step("aten.abs.default", node.operands(0), spec), exponent], spec
+    )
     if node.attributes.flag("ceil_mode") or set(dilations) - {1}:
-        node.emit("Pow", [sum_windows(node, powers, kernel, strides, dilations, pads), root])
+        node.emit("aten.pow.Tensor_Tensor", [sum_windows(node, powers, kernel, strides, dilations, pads), root])
         return
     attrs: dict[str, Attr] = {
         "kernel": kernel,
@@ -154,7 +156,7 @@ def lp_pool(node: Node) -> None:
     }
     mean = node.step("AveragePool", [powers], out, attrs)
     size = node.constant_operand(np.array(math.prod(kernel), spec.dtype))
-    node.emit("Pow", [node.step("Mul", [mean, size], out), root])
+    node.emit("aten.pow.Tensor_Tensor", [node.step("aten.mul.Tensor", [mean, size], out), root])
 
 
 def local_response_norm(node: Node) -> None:
@@ -163,7 +165,7 @@ def local_response_norm(node: Node) -> None:
     size, alpha = read.integer("size"), read.number("alpha", 1e-4)
     beta, bias = read.number("beta", 0.75), read.number("bias", 1.0)
     table = TensorSpec((spec.sizes[0], 1, spec.sizes[1], math.prod(spec.sizes[2:])), spec.dtype)
-    squares = node.step("Mul", node.operands(0, 0), spec)
+    squares = node.step("aten.mul.Tensor", node.operands(0, 0), spec)
     squares = node.step("Reshape", [squares], table, {"shape": table.sizes})
     attrs: dict[str, Attr] = {
         "kernel": (size, 1),
@@ -175,8 +177,8 @@ def local_response_norm(node: Node) -> None:
     mean = node.step("AveragePool", [squares], table, attrs)
     mean = node.step("Reshape", [mean], spec, {"shape": spec.sizes})
     scale, offset, power = (node.constant_operand(np.array(number, spec.dtype)) for number in (alpha, bias, beta))
-    base = node.step("Add", [node.step("Mul", [mean, scale], spec), offset], spec)
-    node.emit("Div", [node.operand(0), node.step("Pow", [base, power], spec)])
+    base = node.step("aten.add.Tensor", [node.step("aten.mul.Tensor", [mean, scale], spec), offset], spec)
+    node.emit("aten.div.Tensor", [node.operand(0), node.step("aten.pow.Tensor_Tensor", [base, power], spec)])
 
 
 def per_axis(node: Node, name: str) -> Sizes:

@@ -16,13 +16,15 @@ def one_hot(node: Node) -> None:
     column = TensorSpec((*indices.sizes[:axis], 1, *indices.sizes[axis:]), "int64")
     vid = node.operand(0)
     if indices.dtype != "int64":
-        vid = node.step("Cast", [vid], TensorSpec(indices.shape, "int64"), {"to": "int64"})
+        vid = node.convert(vid, "int64")
     vid = node.step("Reshape", [vid], column, {"shape": column.sizes})
     places = np.arange(depth).reshape([-1 if at == axis else 1 for at in range(out.rank)])
-    on = node.step("Equal", [vid, node.constant_operand(places)], TensorSpec(out.shape, "bool"))
+    on = node.step("aten.eq.Tensor", [vid, node.constant_operand(places)], TensorSpec(out.shape, "bool"))
     if depth:
-        behind = node.step("Equal", [vid, node.constant_operand(places - depth)], TensorSpec(out.shape, "bool"))
-        on = node.step("Or", [on, behind], TensorSpec(out.shape, "bool"))
+        behind = node.step(
+            "aten.eq.Tensor", [vid, node.constant_operand(places - depth)], TensorSpec(out.shape, "bool")
+        )
+        on = node.step("aten.logical_or.default", [on, behind], TensorSpec(out.shape, "bool"))
     pair = node.operand(2)
     values = [
         node.step("Reshape", [half], TensorSpec((), out.dtype), {"shape": ()})
@@ -33,7 +35,7 @@ def one_hot(node: Node) -> None:
             {"axis": 0, "sizes": (1, 1)},
         )
     ]
-    node.emit("Where", [on, values[1], values[0]])
+    node.emit("aten.where.self", [on, values[1], values[0]])
 
 
 def reverse_sequence(node: Node) -> None:
@@ -51,10 +53,10 @@ def reverse_sequence(node: Node) -> None:
     table = TensorSpec((rows, steps), "int64")
     lengths = node.step("Reshape", [node.operand(1)], TensorSpec((rows, 1), "int64"), {"shape": (rows, 1)})
     place = node.constant_operand(np.arange(steps).reshape(1, -1))
-    last = node.step("Sub", [lengths, node.constant_operand(np.array(1))], TensorSpec((rows, 1), "int64"))
-    turned = node.step("Sub", [last, place], table)
-    inside = node.step("Less", [place, lengths], TensorSpec(table.shape, "bool"))
-    chosen = node.step("Where", [inside, turned, place], table)
+    last = node.step("aten.sub.Tensor", [lengths, node.constant_operand(np.array(1))], TensorSpec((rows, 1), "int64"))
+    turned = node.step("aten.sub.Tensor", [last, place], table)
+    inside = node.step("aten.lt.Tensor", [place, lengths], TensorSpec(table.shape, "bool"))
+    chosen = node.step("aten.where.self", [inside, turned, place], table)
     indices = node.step("Reshape", [chosen], TensorSpec((rows, steps, 1), "int64"), {"shape": (rows, steps, 1)})
     if time == 1:
         node.emit("GatherND", [x, indices], {"batch_dims": 1})
@@ -76,10 +78,10 @@ def tensor_scatter(node: Node) -> None:
     if node.has(2):
         column = (batch, *(1,) * (cache.rank - 1))
         begin = node.step("Reshape", [node.operand(2)], TensorSpec(column, "int64"), {"shape": column})
-        places = node.step("Add", [begin, steps], TensorSpec(shape, "int64"))
+        places = node.step("aten.add.Tensor", [begin, steps], TensorSpec(shape, "int64"))
         if mode == "circular":
             length = node.constant_operand(np.array(size))
-            places = node.step("Mod", [places, length], TensorSpec(shape, "int64"), {"fmod": False})
+            places = node.step("aten.remainder.Tensor", [places, length], TensorSpec(shape, "int64"))
     indices = node.step("Expand", [places], TensorSpec(update.shape, "int64"), {"shape": update.sizes})
     node.emit("ScatterElements", [node.operand(0), indices, node.operand(1)], {"axis": axis, "reduction": "none"})
 
@@ -96,7 +98,7 @@ def eye_like(node: Node) -> None:
     rows, columns = out.sizes
     eye = np.eye(rows, columns, node.attributes.integer("k"))
     vid = node.constant_operand(eye.astype(bool))
-    node.emit("Cast", [vid], {"to": out.dtype})
+    node.emit_conversion(vid)
 
 
 def optional_element(node: Node) -> None:

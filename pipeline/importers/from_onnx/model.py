@@ -31,7 +31,7 @@ from pipeline.importers.from_onnx.node import Importer, NameScope, Node
 from pipeline.importers.from_onnx.resolve import Resolved, Rules, Scope, first_output, identity, resolve
 from pipeline.importers.from_onnx.source import read_initializers, read_source
 from pipeline.importers.from_onnx.specs import Sizes
-from pipeline.ir.builder import Builder, Emitter
+from pipeline.ir.builder import Builder, FindEmitter
 from pipeline.ir.check import check
 from pipeline.ir.graph import Graph
 
@@ -42,7 +42,7 @@ def from_onnx(
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     values: Mapping[str, np.ndarray] | None = None,
-    emitters: Mapping[str, Emitter] | None = None,
+    emitter_of: FindEmitter | None = None,
     trainable: Collection[str] = (),
     base_dir: str | Path | None = None,
     fallback: bool = False,
@@ -88,12 +88,12 @@ def from_onnx(
         notes={value.name: value for value in (*graph.value_info, *graph.output)},
         dims=sizes.dims,
     )
-    built, _ = build_graph(scope, Rules(importers().keys() - set(whole), fallback=fallback), emitters, sizes)
+    built, _ = build_graph(scope, Rules(importers().keys() - set(whole), fallback=fallback), emitter_of, sizes)
     return built
 
 
 def build_graph(
-    scope: Scope, rules: Rules, emitters: Mapping[str, Emitter] | None = None, sizes: Sizes | None = None
+    scope: Scope, rules: Rules, emitter_of: FindEmitter | None = None, sizes: Sizes | None = None
 ) -> tuple[Graph, Resolved]:
     """The Graph of `scope`, and how its values were resolved.
 
@@ -111,7 +111,7 @@ def build_graph(
             if refused:  # what its importer said is closer than that nothing else takes the node
                 raise next(iter(refused.values())) from error
             raise
-        graph, more = GraphBuilding(scope, rules, resolved, emitters).run()
+        graph, more = GraphBuilding(scope, rules, resolved, emitter_of).run()
         if not more:
             check(graph, read_payloads=False)
             return graph, resolved
@@ -130,9 +130,9 @@ def can_replace(name: str, resolved: Resolved, rules: Rules) -> bool:
 class GraphBuilding:
     """One pass over resolved nodes, which builds a Graph, or finds the nodes that their importers refuse."""
 
-    def __init__(self, scope: Scope, rules: Rules, resolved: Resolved, emitters: Mapping[str, Emitter] | None) -> None:
+    def __init__(self, scope: Scope, rules: Rules, resolved: Resolved, emitter_of: FindEmitter | None) -> None:
         self._resolved = resolved
-        self._builder = Builder(scope.name, emitters)
+        self._builder = Builder(scope.name, emitter_of)
         made = {name for node in resolved.nodes for name in node.proto.output}
         stops = rules.stops
         left = read_names([node.proto for node in resolved.rest])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 
+import ml_dtypes
 import numpy as np
 
 from pipeline.errors import InternalError, SourceError, Unsupported
@@ -16,7 +17,8 @@ from pipeline.importers.from_onnx.inline import PendingNode
 from pipeline.importers.from_onnx.resolve import Resolved
 from pipeline.importers.from_onnx.source import ArrayPayload
 from pipeline.ir.builder import Builder
-from pipeline.ir.graph import Attr, TensorSpec
+from pipeline.ir.graph import Attr, TensorSpec, TorchConst
+from pipeline.ops.aten import call_attrs, is_call
 
 
 class NameScope:
@@ -83,6 +85,8 @@ class NameScope:
         origin: str,
     ) -> tuple[int, ...]:
         """Add an op. An output whose name is a value of the model is bound to it."""
+        if is_call(kind):
+            attrs = call_attrs(kind, len(inputs), attrs)
         labelled = [(self._labels.get(label, label), spec) for label, spec in outputs]
         try:
             made = self._builder.emit(kind, inputs, labelled, attrs, name=name, origin=origin)
@@ -263,7 +267,38 @@ class Node:
 
     def step(self, kind: str, inputs: Sequence[int], spec: TensorSpec, attrs: Mapping[str, Attr] | None = None) -> int:
         """Add an intermediate op, and return the vid of its output."""
-        return self.make(kind, inputs, [(self.fresh(f"{self.output_names[0]}.{kind}"), spec)], attrs)[0]
+        name = kind.split(".")[1] if is_call(kind) else kind
+        return self.make(kind, inputs, [(self.fresh(f"{self.output_names[0]}.{name}"), spec)], attrs)[0]
+
+    def convert(self, vid: int, dtype: str) -> int:
+        """The value `vid` in another dtype; itself where it has this one."""
+        spec = self.vid_spec(vid)
+        if spec.dtype == dtype:
+            return vid
+        return self.step(CONVERSION, [vid], TensorSpec(spec.shape, dtype), {"dtype": TorchConst("dtype", dtype)})
+
+    def emit_conversion(self, vid: int, *, saturates: bool = True) -> None:
+        """Add the op that makes output 0 of `vid`, in the output's dtype.
+
+        saturates: a number that a float8 type cannot hold becomes its largest one, as ONNX asks by default.
+        """
+        dtype = self.output().dtype
+        if dtype.startswith("float8") and "float" in self.vid_spec(vid).dtype:
+            self.emit("onnxline.cast_float8.default", [vid], {"to": dtype, "saturate": saturates})
+        else:
+            self.emit(CONVERSION, [vid], {"dtype": TorchConst("dtype", dtype)})
+
+    def emit_clamp(self, vid: int, low: float, high: float) -> None:
+        """Add the op that makes output 0 of `vid`, limited to `low` and `high`; torch refuses a limit out of range."""
+        if limits := self.limits(low, high):
+            self.emit("aten.clamp.default", [vid], limits)
+        else:
+            self.alias(vid)
+
+    def limits(self, low: float, high: float) -> dict[str, Attr]:
+        """The limits that numbers of the output's dtype can reach; the other ones limit nothing."""
+        least, most = range_of(self.output().dtype)
+        return {**({"min": low} if low >= least else {}), **({"max": high} if high <= most else {})}
 
     def make(
         self,
@@ -319,6 +354,15 @@ def direct(**attrs: Reader) -> Importer:
     return importer
 
 
+def call(operator: str, **given: Reader) -> Importer:
+    """An importer for a call of torch's `operator` on the node's inputs, whose other arguments `given` read."""
+
+    def importer(node: Node) -> None:
+        node.emit(operator, node.operands(), {name: read(node) for name, read in given.items()})
+
+    return importer
+
+
 def read_axis(default: int) -> Reader:
     return lambda node: node.axis(default)
 
@@ -339,7 +383,19 @@ def read_text(name: str, default: str = "") -> Reader:
     return lambda node: node.attributes.text(name, default)
 
 
+def range_of(dtype: str) -> tuple[float, float]:
+    """The least and the largest number of a dtype."""
+    if "int" in dtype:
+        info = np.iinfo(dtype)
+        return int(info.min), int(info.max)
+    limits = ml_dtypes.finfo(getattr(ml_dtypes, dtype, dtype))
+    return float(limits.min), float(limits.max)
+
+
 def drop_trailing_empty(names: Sequence[str]) -> tuple[str, ...]:
     """`names` up to the last one that is not empty."""
     end = next((index for index in range(len(names), 0, -1) if names[index - 1]), 0)
     return tuple(names[:end])
+
+
+CONVERSION = "aten._to_copy.default"

@@ -22,10 +22,10 @@ def quantize_linear(node: Node) -> None:
     spec, out = node.spec(0), node.output()
     wide = widest(node, spec.dtype, node.spec(1).dtype)
     scale = along(node, node.operand(1), spec, wide)
-    x = as_float(node, node.operand(0), wide)
+    x = node.convert(node.operand(0), wide)
     zero = along(node, node.operand(2), spec, wide) if node.has(2) else None
     saturates = node.attributes.flag("saturate", True)
-    quotient = node.step("Div", [x, scale], TensorSpec(spec.shape, wide))
+    quotient = node.step("aten.div.Tensor", [x, scale], TensorSpec(spec.shape, wide))
     if node.element(2):
         node.scope.resolved.narrow[node.output_names[0]] = node.element(2)
     to_type(node, quotient, zero, out.dtype, saturates, LIMITS.get(node.element(2)))
@@ -47,16 +47,16 @@ def to_type(
     if dtype.startswith("float8"):
         # A float8 is rounded by its own cast, and its zero point is 0.
         if zero is not None:
-            quotient = node.step("Add", [quotient, zero], spec)
-        node.emit("Cast" if saturates else "CastUnsaturated", [quotient], {"to": dtype})
+            quotient = node.step("aten.add.Tensor", [quotient, zero], spec)
+        node.emit_conversion(quotient, saturates=saturates)
         return
-    rounded = node.step("Round", [quotient], spec)
+    rounded = node.step("aten.round.default", [quotient], spec)
     if zero is not None:
-        rounded = node.step("Add", [rounded, zero], spec)
+        rounded = node.step("aten.add.Tensor", [rounded, zero], spec)
     info = np.iinfo(dtype)
     low, high = limits or (int(info.min), int(info.max))
-    clipped = node.step("Clip", [rounded], spec, {"min": float(low), "max": float(high)})
-    node.emit("Cast", [clipped], {"to": dtype})
+    limited = node.step("aten.clamp.default", [rounded], spec, {"min": float(low), "max": float(high)})
+    node.emit_conversion(limited)
 
 
 def dequantize_linear(node: Node) -> None:
@@ -64,26 +64,21 @@ def dequantize_linear(node: Node) -> None:
     node.attributes.settle("axis", "block_size", "output_dtype")
     spec, out = node.spec(0), node.output()
     wide = "float64" if out.dtype == "float64" or spec.dtype in ("int32", "uint32") else "float32"
-    x = as_float(node, node.operand(0), wide)
+    x = node.convert(node.operand(0), wide)
     if node.has(2):
         zero = along(node, node.operand(2), spec, wide)
-        x = node.step("Sub", [x, zero], TensorSpec(spec.shape, wide))
+        x = node.step("aten.sub.Tensor", [x, zero], TensorSpec(spec.shape, wide))
     scale = along(node, node.operand(1), spec, wide)
     if wide == out.dtype:
-        node.emit("Mul", [x, scale])
+        node.emit("aten.mul.Tensor", [x, scale])
         return
-    product = node.step("Mul", [x, scale], TensorSpec(spec.shape, wide))
-    node.emit("Cast", [product], {"to": out.dtype})
-
-
-def as_float(node: Node, vid: int, dtype: str) -> int:
-    spec = node.vid_spec(vid)
-    return vid if spec.dtype == dtype else node.step("Cast", [vid], TensorSpec(spec.shape, dtype), {"to": dtype})
+    product = node.step("aten.mul.Tensor", [x, scale], TensorSpec(spec.shape, wide))
+    node.emit_conversion(product)
 
 
 def along(node: Node, vid: int, spec: TensorSpec, dtype: str) -> int:
     """A scale or zero point as floats that broadcast to `spec`: one, one for each place of an axis, or blocks."""
-    vid = as_float(node, vid, dtype)
+    vid = node.convert(vid, dtype)
     own = node.vid_spec(vid)
     if own.numel == 1 and own.rank <= 1:
         return vid if own.rank == 0 else node.step("Reshape", [vid], TensorSpec((), dtype), {"shape": ()})
@@ -115,22 +110,22 @@ def spec_of(spec: TensorSpec, dtype: str) -> TensorSpec:
 def subtract_zero_point(node: Node, operand: int, zero: int | None, shape: Sequence[int] | None = None) -> int:
     """An integer operand minus its zero point, as float64; `shape` lets the zero point broadcast."""
     spec = node.spec(operand)
-    x = as_float(node, node.operand(operand), "float64")
+    x = node.convert(node.operand(operand), "float64")
     if zero is None or not node.has(zero):
         return x
-    point = as_float(node, node.operand(zero), "float64")
+    point = node.convert(node.operand(zero), "float64")
     own = node.vid_spec(point)
     wanted = tuple(shape) if shape is not None and own.numel > 1 else () if own.numel == 1 else own.sizes
     if wanted != own.sizes:
         point = node.step("Reshape", [point], TensorSpec(wanted, "float64"), {"shape": wanted})
-    return node.step("Sub", [x, point], TensorSpec(spec.shape, "float64"))
+    return node.step("aten.sub.Tensor", [x, point], TensorSpec(spec.shape, "float64"))
 
 
 def matmul_integer(node: Node) -> None:
     a = subtract_zero_point(node, 0, 2, rows_of(node, 0, 2))
     b = subtract_zero_point(node, 1, 3)
-    product = node.step("MatMul", [a, b], TensorSpec(node.output().shape, "float64"))
-    node.emit("Cast", [product], {"to": node.output().dtype})
+    product = node.step("aten.matmul.default", [a, b], TensorSpec(node.output().shape, "float64"))
+    node.emit_conversion(product)
 
 
 def rows_of(node: Node, operand: int, zero: int) -> tuple[int, ...] | None:
@@ -142,7 +137,7 @@ def rows_of(node: Node, operand: int, zero: int) -> tuple[int, ...] | None:
 
 def conv_integer(node: Node) -> None:
     product = integer_conv(node, 0, 1, 2, 3)
-    node.emit("Cast", [product], {"to": node.output().dtype})
+    node.emit_conversion(product)
 
 
 def integer_conv(node: Node, x: int, w: int, x_zero: int, w_zero: int) -> int:
@@ -158,16 +153,16 @@ def q_linear_conv(node: Node) -> None:
     spec = node.vid_spec(product)
     column = (1, spec.sizes[1], *(1,) * (spec.rank - 2))
     if node.has(8):
-        bias = as_float(node, node.operand(8), "float64")
+        bias = node.convert(node.operand(8), "float64")
         bias = node.step("Reshape", [bias], TensorSpec(column, "float64"), {"shape": column})
-        product = node.step("Add", [product, bias], spec)
+        product = node.step("aten.add.Tensor", [product, bias], spec)
     requantize(node, product, (1, 4, 6), 7, column)
 
 
 def q_linear_matmul(node: Node) -> None:
     """Its inputs: a, scale, zero point; b, scale, zero point; scale and zero point of the result."""
     a, b = subtract_zero_point(node, 0, 2, rows_of(node, 0, 2)), subtract_zero_point(node, 3, 5)
-    product = node.step("MatMul", [a, b], TensorSpec(node.output().shape, "float64"))
+    product = node.step("aten.matmul.default", [a, b], TensorSpec(node.output().shape, "float64"))
     requantize(node, product, (1, 4, 6), 7, None)
 
 
@@ -175,16 +170,16 @@ def requantize(
     node: Node, product: int, scales: tuple[int, int, int], zero: int, channels: tuple[int, ...] | None
 ) -> None:
     """The product, times the scales of both operands, over that of the result; `channels` shapes the second one."""
-    left, right, result = (as_float(node, node.operand(place), "float64") for place in scales)
+    left, right, result = (node.convert(node.operand(place), "float64") for place in scales)
     spec = node.vid_spec(product)
     if channels is not None and node.vid_spec(right).numel > 1:
         right = node.step("Reshape", [right], TensorSpec(channels, "float64"), {"shape": channels})
     if node.vid_spec(left).rank == 1 and node.vid_spec(left).numel > 1:
         column = (*node.vid_spec(left).sizes, 1)
         left = node.step("Reshape", [left], TensorSpec(column, "float64"), {"shape": column})
-    for kind, factor in (("Mul", left), ("Mul", right), ("Div", result)):
-        product = node.step(kind, [product, factor], spec)
-    point = as_float(node, node.operand(zero), "float64")
+    for operator, factor in (("aten.mul.Tensor", left), ("aten.mul.Tensor", right), ("aten.div.Tensor", result)):
+        product = node.step(operator, [product, factor], spec)
+    point = node.convert(node.operand(zero), "float64")
     to_type(node, product, point, node.output().dtype, True, None)
 
 

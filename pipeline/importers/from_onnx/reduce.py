@@ -1,4 +1,4 @@
-"""Reductions, scans, normalisations and softmaxes. Axes are explicit, ascending, and count from the front."""
+"""Reductions, scans, normalisations and softmaxes as calls of torch. Axes are explicit and count from the front."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ import math
 
 import numpy as np
 
-from pipeline.importers.from_onnx.node import Importer, Node, direct, read_number
-from pipeline.ir.graph import Attr, InputRef, TensorSpec, TorchConst
+from pipeline.importers.from_onnx.node import Importer, Node, read_number
+from pipeline.ir.graph import Attr, TensorSpec, TorchConst
 
 EPSILON = read_number("epsilon", 1e-5)
 
 
-def reduction(node: Node) -> None:
-    axes = node.integers(1, "axes")
-    if reduces_nothing(node, axes):
-        node.alias(node.operand(0))
-        return
-    if node.kind in ("ReduceMax", "ReduceMin") and 0 in node.spec(0).sizes:
-        extreme_of_nothing(node)
-        return
-    node.emit(node.kind, node.operands(0), reduction_attrs(node, axes))
+def reduction(operator: str) -> Importer:
+    """An importer for a reduction of torch, which takes integers too."""
+
+    def importer(node: Node) -> None:
+        axes = node.integers(1, "axes")
+        if reduces_nothing(node, axes):
+            node.alias(node.operand(0))
+        elif operator in EXTREMES and 0 in node.spec(0).sizes:
+            extreme_of_nothing(node, operator)
+        else:
+            node.emit(operator, node.operands(0), along(node, axes))
+
+    return importer
 
 
-def extreme_of_nothing(node: Node) -> None:
+def extreme_of_nothing(node: Node, operator: str) -> None:
     """The largest of no elements is the least number of the type, and the other way round."""
     node.attributes.settle("axes", "keepdims")
     out = node.output()
@@ -34,7 +38,7 @@ def extreme_of_nothing(node: Node) -> None:
     else:
         bounds = np.iinfo(out.dtype)
         least, most = np.array(bounds.min, out.dtype), np.array(bounds.max, out.dtype)
-    vid = node.constant_operand(least if node.kind == "ReduceMax" else most)
+    vid = node.constant_operand(least if operator == "aten.amax.default" else most)
     node.settle_inputs(0)
     node.emit("Expand", [vid], {"shape": out.sizes})
 
@@ -47,62 +51,107 @@ def reduces_nothing(node: Node, axes: tuple[int, ...] | None) -> bool:
     return nothing
 
 
-def sum_of(kind: str, after: str = "") -> Importer:
-    """An importer for `after`(ReduceSum(`kind`(x))): "Mul" multiplies x by itself, "" is no op."""
+def sum_of(operator: str, after: str = "") -> Importer:
+    """An importer for `after`(sum(`operator`(x))); `SQUARE` multiplies x by itself, "" is no op.
+
+    Without the dtype torch sums small integers in int64.
+    """
 
     def importer(node: Node) -> None:
         axes = node.integers(1, "axes")
         vid = node.operand(0)
         if reduces_nothing(node, axes):
-            steps = [step for step in (kind, after) if step]
-            node.emit(steps[0], [vid, vid] if kind == "Mul" else [vid])
+            steps = [step for step in (operator, after) if step]
+            if steps:
+                node.emit(steps[0], [vid, vid] if operator == SQUARE else [vid])
+            else:
+                node.alias(vid)
             return
-        if kind:
-            vid = node.step(kind, [vid, vid] if kind == "Mul" else [vid], node.spec(0))
-        attrs = reduction_attrs(node, axes)
+        if operator:
+            vid = node.step(operator, [vid, vid] if operator == SQUARE else [vid], node.spec(0))
+        call = along(node, axes, dtype=node.output().dtype)
         if after:
-            node.emit(after, [node.step("ReduceSum", [vid], node.output(), attrs)])
+            node.emit(after, [node.step(SUM, [vid], node.output(), call)])
         else:
-            node.emit("ReduceSum", [vid], attrs)
+            node.emit(SUM, [vid], call)
 
     return importer
 
 
-def euclidean_norm(node: Node) -> None:
+def in_floats(operator: str, alone: str = "", **given: Attr) -> Importer:
+    """An importer for a reduction of torch that takes no integers: these pass through float64.
+
+    alone: what is done to each element where nothing is reduced; "" is nothing.
+    """
+
+    def importer(node: Node) -> None:
+        axes = node.integers(1, "axes")
+        if reduces_nothing(node, axes):
+            if alone:
+                node.emit(alone, node.operands(0))
+            else:
+                node.alias(node.operand(0))
+            return
+        call = {**given, **along(node, axes)}
+        if "float" in node.spec(0).dtype:
+            node.emit(operator, node.operands(0), call)
+            return
+        wide = node.convert(node.operand(0), "float64")
+        node.emit_conversion(node.step(operator, [wide], TensorSpec(node.output().shape, "float64"), call))
+
+    return importer
+
+
+def product(node: Node) -> None:
+    """Torch multiplies along one axis at a time."""
     axes = node.integers(1, "axes")
-    if reduces_nothing(node, axes):
-        node.emit("Abs", node.operands(0))
+    vid, spec = node.operand(0), node.spec(0)
+    if reduces_nothing(node, axes) or not spec.rank:
+        node.attributes.settle("keepdims")
+        node.alias(vid)
         return
-    node.emit(node.kind, node.operands(0), reduction_attrs(node, axes))
+    every = every_axis(node, axes)
+    node.attributes.settle("keepdims")  # the shape of the output is known
+    sizes = list(spec.sizes)
+    for axis in every:
+        sizes[axis] = 1
+        call: dict[str, Attr] = {"dim": axis, "keepdim": True, "dtype": TorchConst("dtype", spec.dtype)}
+        vid = node.step("aten.prod.dim_int", [vid], TensorSpec(tuple(sizes), spec.dtype), call)
+    node.emit("Reshape", [vid], {"shape": node.output().sizes})
 
 
 def log_sum_exp(node: Node) -> None:
     if "float" not in node.spec(0).dtype:
         raise node.refusal(f"it is of {node.spec(0).dtype}, expected floating point")
-    axes = node.integers(1, "axes")
-    if reduces_nothing(node, axes):
-        node.alias(node.operand(0))
-        return
-    node.emit(node.kind, node.operands(0), reduction_attrs(node, axes))
+    in_floats("aten.logsumexp.default")(node)
 
 
-def reduction_attrs(node: Node, axes: tuple[int, ...] | None) -> dict[str, Attr]:
+def along(node: Node, axes: tuple[int, ...] | None, dtype: str = "") -> dict[str, Attr]:
+    """The axes of a reduction, and whether they stay, as arguments of torch."""
+    call: dict[str, Attr] = {"dim": every_axis(node, axes), "keepdim": node.attributes.flag("keepdims", True)}
+    return {**call, "dtype": TorchConst("dtype", dtype)} if dtype and "float" not in dtype else call
+
+
+def every_axis(node: Node, axes: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The axes counted from the front, ascending; all where none are given."""
     rank = node.spec(0).rank
-    every = tuple(sorted(axis % rank for axis in axes)) if axes else tuple(range(rank))
-    return {"axes": every, "keepdims": node.attributes.flag("keepdims", True)}
+    return tuple(sorted(axis % rank for axis in axes)) if axes else tuple(range(rank))
 
 
-def arg_reduction(node: Node) -> None:
-    """The last of equal elements is the first from behind."""
-    axis, spec, keepdims = node.axis(0), node.spec(0), node.attributes.flag("keepdims", True)
-    if not node.attributes.flag("select_last_index"):
-        node.emit(node.kind, node.operands(0), {"axis": axis, "keepdims": keepdims})
-        return
-    size = spec.sizes[axis]
-    backwards: dict[str, Attr] = {"starts": (size - 1,), "ends": (-size - 1,), "axes": (axis,), "steps": (-1,)}
-    flipped = node.step("Slice", node.operands(0), spec, backwards)
-    place = node.step(node.kind, [flipped], node.output(), {"axis": axis, "keepdims": keepdims})
-    node.emit("Sub", [node.constant_operand(np.array(size - 1)), place])
+def arg_reduction(operator: str) -> Importer:
+    """An importer for the place of an extreme. The last of equal elements is the first from the end."""
+
+    def importer(node: Node) -> None:
+        axis, spec = node.axis(0), node.spec(0)
+        call: dict[str, Attr] = {"dim": axis, "keepdim": node.attributes.flag("keepdims", True)}
+        if not node.attributes.flag("select_last_index"):
+            node.emit(operator, node.operands(0), call)
+            return
+        flipped = node.step("aten.flip.default", node.operands(0), spec, {"dims": (axis,)})
+        place = node.step(operator, [flipped], node.output(), call)
+        node.emit("aten.sub.Tensor", [node.constant_operand(np.array(spec.sizes[axis] - 1)), place])
+
+    return importer
 
 
 def hardmax(node: Node) -> None:
@@ -113,47 +162,50 @@ def hardmax(node: Node) -> None:
         flat = TensorSpec((math.prod(spec.sizes[:axis]), math.prod(spec.sizes[axis:])), spec.dtype)
         operand, axis = node.step("Reshape", [operand], flat, {"shape": flat.sizes}), 1
     row = TensorSpec((*flat.sizes[:axis], 1, *flat.sizes[axis + 1 :]), "int64")
-    place = node.step("ArgMax", [operand], row, {"axis": axis, "keepdims": True})
+    place = node.step("aten.argmax.default", [operand], row, {"dim": axis, "keepdim": True})
     places = np.arange(flat.sizes[axis]).reshape([-1 if at == axis else 1 for at in range(flat.rank)])
-    chosen = node.step("Equal", [place, node.constant_operand(places)], TensorSpec(flat.shape, "bool"))
+    chosen = node.step("aten.eq.Tensor", [place, node.constant_operand(places)], TensorSpec(flat.shape, "bool"))
     if node.opset >= 13:
-        node.emit("Cast", [chosen], {"to": spec.dtype})
+        node.emit_conversion(chosen)
         return
-    numbers = node.step("Cast", [chosen], flat, {"to": spec.dtype})
+    numbers = node.convert(chosen, spec.dtype)
     node.emit("Reshape", [numbers], {"shape": spec.sizes})
 
 
-def cumulative_product(node: Node) -> None:
-    """`exclusive` leaves the element itself out; `reverse` multiplies from the end."""
-    axis, spec, vid = int(node.need_constant(1, "the axis").item()) % node.spec(0).rank, node.spec(0), node.operand(0)
-    size, reverse = spec.sizes[axis], node.attributes.flag("reverse")
-    backwards: dict[str, Attr] = {"starts": (size - 1,), "ends": (-size - 1,), "axes": (axis,), "steps": (-1,)}
-    if reverse:
-        vid = node.step("Slice", [vid], spec, backwards)
-    if node.attributes.flag("exclusive"):
-        pads = [0] * (2 * spec.rank)
-        pads[axis], pads[spec.rank + axis] = 1, -1
-        one = 1.0 if "float" in spec.dtype else 1
-        vid = node.step("Pad", [vid], spec, {"pads": tuple(pads), "mode": "constant", "value": one})
-    call: dict[str, Attr] = {"self": InputRef(0), "dim": axis, "dtype": TorchConst("dtype", spec.dtype)}
-    if not reverse:
-        node.emit("aten.cumprod.default", [vid], call)
-        return
-    vid = node.step("aten.cumprod.default", [vid], spec, call)
-    node.emit("Slice", [vid], backwards)
+def cumulate(operator: str, first: int) -> Importer:
+    """An importer for a running sum or product, which begins with `first` where the element itself is left out."""
 
+    def importer(node: Node) -> None:
+        """`exclusive` leaves the element itself out; `reverse` begins at the end."""
+        spec, vid = node.spec(0), node.operand(0)
+        axis = int(node.need_constant(1, "the axis").item()) % spec.rank
+        reverse, flip = node.attributes.flag("reverse"), {"dims": (axis,)}
+        if reverse:
+            vid = node.step("aten.flip.default", [vid], spec, flip)
+        if node.attributes.flag("exclusive") and spec.sizes[axis]:
+            pads = [0] * (2 * spec.rank)
+            pads[axis], pads[spec.rank + axis] = 1, -1
+            filler = float(first) if "float" in spec.dtype else first
+            vid = node.step("Pad", [vid], spec, {"pads": tuple(pads), "mode": "constant", "value": filler})
+        call: dict[str, Attr] = {"dim": axis, "dtype": TorchConst("dtype", spec.dtype)}
+        if not reverse:
+            node.emit(operator, [vid], call)
+            return
+        node.emit("aten.flip.default", [node.step(operator, [vid], spec, call)], flip)
 
-def cumulative_sum(node: Node) -> None:
-    axis = int(node.need_constant(1, "the axis").item()) % node.spec(0).rank
-    read = node.attributes
-    attrs: dict[str, Attr] = {"axis": axis, "exclusive": read.flag("exclusive"), "reverse": read.flag("reverse")}
-    node.emit("CumSum", node.operands(0), attrs)
+    return importer
 
 
 def layer_norm(node: Node) -> None:
     """LayerNormalization and RMSNormalization: over every axis from `axis` on."""
-    attrs: dict[str, Attr] = {"axis": node.axis(-1), "epsilon": EPSILON(node)}
-    node.emit_first(node.kind, node.operands(), attrs)
+    x, *weights = node.operands()
+    over = node.spec(0).sizes[node.axis(-1) :]
+    for at, vid in enumerate(weights):
+        spec = node.vid_spec(vid)
+        if spec.shape != over:
+            weights[at] = node.step("Expand", [vid], TensorSpec(over, spec.dtype), {"shape": over})
+    operator = "aten.layer_norm.default" if node.kind == "LayerNormalization" else "aten.rms_norm.default"
+    node.emit_first(operator, [x, *weights], {"normalized_shape": over, "eps": EPSILON(node)})
 
 
 def batch_norm(node: Node) -> None:
@@ -163,7 +215,14 @@ def batch_norm(node: Node) -> None:
     if not node.attributes.flag("spatial", True):
         raise node.refusal("it has spatial = 0, a mean for each element of a sample; expected one for each channel")
     node.attributes.settle("momentum")  # of training alone
-    node.emit_first("BatchNormalization", node.operands(), {"epsilon": EPSILON(node)})
+    stored: dict[str, Attr] = {"training": False, "momentum": 0.0, "eps": EPSILON(node), "cudnn_enabled": False}
+    node.emit_first("aten.batch_norm.default", node.operands(), stored)
+
+
+def instance_norm(node: Node) -> None:
+    """One group for each channel; torch's own instance_norm refuses a single element in space."""
+    channels = node.spec(0).sizes[1]
+    node.emit("aten.group_norm.default", node.operands(), {"num_groups": channels, "eps": EPSILON(node)})
 
 
 def group_norm(node: Node) -> None:
@@ -172,7 +231,7 @@ def group_norm(node: Node) -> None:
     groups = node.attributes.integer("num_groups", 1)
     if node.opset < 21:
         weights = [per_channel(node, vid, groups) for vid in weights]
-    node.emit("GroupNormalization", [x, *weights], {"groups": groups, "epsilon": EPSILON(node)})
+    node.emit("aten.group_norm.default", [x, *weights], {"num_groups": groups, "eps": EPSILON(node)})
 
 
 def per_channel(node: Node, vid: int, groups: int) -> int:
@@ -183,19 +242,23 @@ def per_channel(node: Node, vid: int, groups: int) -> int:
     return node.step("Reshape", [vid], TensorSpec((channels,), dtype), {"shape": (channels,)})
 
 
-def softmax(node: Node) -> None:
-    """Before opset 13 everything from `axis` on is one axis, 1 unless it is given."""
-    if node.opset >= 13:
-        node.emit(node.kind, node.operands(0), {"axis": node.axis(-1)})
-        return
-    spec, axis = node.spec(0), node.axis(1)
-    if axis == spec.rank - 1:
-        node.emit(node.kind, node.operands(0), {"axis": axis})
-        return
-    flat = TensorSpec((math.prod(spec.sizes[:axis]), math.prod(spec.sizes[axis:])), spec.dtype)
-    vid = node.step("Reshape", node.operands(0), flat, {"shape": flat.sizes})
-    vid = node.step(node.kind, [vid], flat, {"axis": 1})
-    node.emit("Reshape", [vid], {"shape": spec.sizes})
+def softmax(operator: str) -> Importer:
+    """An importer of a softmax. Before opset 13 everything from `axis` on is one axis, 1 unless it is given."""
+
+    def importer(node: Node) -> None:
+        if node.opset >= 13:
+            node.emit(operator, node.operands(0), {"dim": node.axis(-1)})
+            return
+        spec, axis = node.spec(0), node.axis(1)
+        if axis == spec.rank - 1:
+            node.emit(operator, node.operands(0), {"dim": axis})
+            return
+        flat = TensorSpec((math.prod(spec.sizes[:axis]), math.prod(spec.sizes[axis:])), spec.dtype)
+        vid = node.step("Reshape", node.operands(0), flat, {"shape": flat.sizes})
+        vid = node.step(operator, [vid], flat, {"dim": 1})
+        node.emit("Reshape", [vid], {"shape": spec.sizes})
+
+    return importer
 
 
 def lp_norm(node: Node) -> None:
@@ -204,38 +267,39 @@ def lp_norm(node: Node) -> None:
     if order not in (1, 2):
         raise node.refusal(f"found p {order}, expected 1 or 2")
     one = TensorSpec(tuple(1 if at == axis else size for at, size in enumerate(spec.sizes)), spec.dtype)
-    along: dict[str, Attr] = {"axes": (axis,), "keepdims": True}
-    if order == 1:
-        length = node.step("ReduceSum", [node.step("Abs", node.operands(0), spec)], one, along)
-    else:
-        length = node.step("ReduceL2", node.operands(0), one, along)
+    call: dict[str, Attr] = {"ord": order, "dim": (axis,), "keepdim": True}
+    length = node.step(NORM, node.operands(0), one, call)
     zero, unit = (node.constant_operand(np.array(number, spec.dtype)) for number in (0, 1))
-    is_zero = node.step("Equal", [length, zero], TensorSpec(one.shape, "bool"))
-    node.emit("Div", [node.operand(0), node.step("Where", [is_zero, unit, length], one)])
+    is_zero = node.step("aten.eq.Tensor", [length, zero], TensorSpec(one.shape, "bool"))
+    node.emit("aten.div.Tensor", [node.operand(0), node.step("aten.where.self", [is_zero, unit, length], one)])
 
+
+SQUARE, SUM, NORM = "aten.mul.Tensor", "aten.sum.dim_IntList", "aten.linalg_vector_norm.default"
+
+EXTREMES = ("aten.amax.default", "aten.amin.default")
 
 IMPORTERS: dict[str, Importer] = {
-    "ArgMax": arg_reduction,
-    "ArgMin": arg_reduction,
+    "ArgMax": arg_reduction("aten.argmax.default"),
+    "ArgMin": arg_reduction("aten.argmin.default"),
     "BatchNormalization": batch_norm,
-    "CumProd": cumulative_product,
-    "CumSum": cumulative_sum,
+    "CumProd": cumulate("aten.cumprod.default", 1),
+    "CumSum": cumulate("aten.cumsum.default", 0),
     "GroupNormalization": group_norm,
     "Hardmax": hardmax,
-    "InstanceNormalization": direct(epsilon=EPSILON),
+    "InstanceNormalization": instance_norm,
     "LayerNormalization": layer_norm,
-    "LogSoftmax": softmax,
+    "LogSoftmax": softmax("aten.log_softmax.int"),
     "LpNormalization": lp_norm,
     "RMSNormalization": layer_norm,
-    "ReduceL1": sum_of("Abs"),
-    "ReduceL2": euclidean_norm,
-    "ReduceLogSum": sum_of("", "Log"),
+    "ReduceL1": sum_of("aten.abs.default"),
+    "ReduceL2": in_floats(NORM, alone="aten.abs.default", ord=2),
+    "ReduceLogSum": sum_of("", "aten.log.default"),
     "ReduceLogSumExp": log_sum_exp,
-    "ReduceMax": reduction,
-    "ReduceMean": reduction,
-    "ReduceMin": reduction,
-    "ReduceProd": reduction,
-    "ReduceSum": reduction,
-    "ReduceSumSquare": sum_of("Mul"),
-    "Softmax": softmax,
+    "ReduceMax": reduction("aten.amax.default"),
+    "ReduceMean": in_floats("aten.mean.dim"),
+    "ReduceMin": reduction("aten.amin.default"),
+    "ReduceProd": product,
+    "ReduceSum": sum_of(""),
+    "ReduceSumSquare": sum_of(SQUARE),
+    "Softmax": softmax("aten.softmax.int"),
 }

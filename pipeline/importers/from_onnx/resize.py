@@ -157,7 +157,7 @@ def resample(node: Node, how: Resampling, scales: tuple[Fraction, ...], axes: tu
         node.emit("Identity", [vid])
         return
     outside = node.constant_operand(np.array(value, spec.dtype))
-    node.emit("Where", [node.constant_operand(inside), vid, outside])
+    node.emit("aten.where.self", [node.constant_operand(inside), vid, outside])
 
 
 def along_axis(node: Node, vid: int, axis: int, how: Resampling, places: np.ndarray, scale: Fraction) -> int:
@@ -183,8 +183,8 @@ def along_axis(node: Node, vid: int, axis: int, how: Resampling, places: np.ndar
     for picked, share in zip(near.T, shares.T, strict=True):
         part = node.step("Gather", [vid, node.constant_operand(picked)], result, {"axis": axis})
         factor = node.constant_operand(share.astype(spec.dtype).reshape(column))
-        part = node.step("Mul", [part, factor], result)
-        total = part if total is None else node.step("Add", [total, part], result)
+        part = node.step("aten.mul.Tensor", [part, factor], result)
+        total = part if total is None else node.step("aten.add.Tensor", [total, part], result)
     assert total is not None
     return total
 
@@ -196,7 +196,7 @@ def multiply_along(node: Node, vid: int, axis: int, matrix: np.ndarray, result: 
     outer, inner = math.prod(spec.sizes[:axis]), math.prod(spec.sizes[axis + 1 :])
     flat, made = (TensorSpec((outer, length, inner), spec.dtype) for length in (size, count))
     vid = node.step("Reshape", [vid], flat, {"shape": flat.sizes})
-    vid = node.step("MatMul", [operand, vid], made)
+    vid = node.step("aten.matmul.default", [operand, vid], made)
     return node.step("Reshape", [vid], result, {"shape": result.sizes})
 
 

@@ -171,7 +171,7 @@ def triangle(node: Node) -> None:
     upper = node.attributes.flag("upper", True)
     kept = node.constant_operand((np.triu if upper else np.tril)(np.ones((rows, columns), bool), offset))
     zero = node.constant_operand(np.zeros((), node.spec(0).dtype))
-    node.emit("Where", [kept, node.operand(0), zero])
+    node.emit("aten.where.self", [kept, node.operand(0), zero])
 
 
 def constant_of_shape(node: Node) -> None:

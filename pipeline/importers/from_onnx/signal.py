@@ -32,7 +32,7 @@ def transform(node: Node, vid: int, axis: int, length: int, *, inverse: bool, on
     spec = node.vid_spec(vid)
     wide = TensorSpec(spec.shape, "float64")
     if spec.dtype != "float64":
-        vid = node.step("Cast", [vid], wide, {"to": "float64"})
+        vid = node.convert(vid, "float64")
     taken = length // 2 + 1 if inverse and onesided else length
     if taken != spec.sizes[axis]:
         pads = [0] * (2 * spec.rank)
@@ -59,7 +59,7 @@ def transform(node: Node, vid: int, axis: int, length: int, *, inverse: bool, on
         call["forward"] = not inverse
         vid = node.step("aten._fft_c2c.default", [vid], TensorSpec(ends, "complex128"), call)
         vid = node.step("aten.view_as_real.default", [vid], TensorSpec((*ends, 2), "float64"), {"self": InputRef(0)})
-    node.emit("Cast", [vid], {"to": node.output().dtype})
+    node.emit_conversion(vid)
 
 
 def as_complex(node: Node, vid: int, numbers: tuple[int, ...]) -> int:
@@ -87,7 +87,7 @@ def stft(node: Node) -> None:
     if node.has(2):
         column = TensorSpec((length, 1), signal.dtype)
         window = node.step("Reshape", [node.operand(2)], column, {"shape": column.sizes})
-        vid = node.step("Mul", [vid, window], framed)
+        vid = node.step("aten.mul.Tensor", [vid, window], framed)
     onesided = node.attributes.flag("onesided", True)
     transform(node, vid, 2, length, inverse=False, onesided=onesided)
 

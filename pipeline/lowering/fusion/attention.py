@@ -11,7 +11,9 @@ from pipeline.lowering.fusion.pointwise import is_float32
 from pipeline.lowering.fusion.readers import Attention, read_attention, read_sum
 from pipeline.lowering.fusion.rewrite import Rewrite, only_user, producer
 
-PRODUCTS = frozenset({"MatMul", "aten.matmul.default"})
+PRODUCTS = frozenset({"aten.matmul.default"})
+
+SCALES = ("aten.mul.Tensor", "aten.div.Tensor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +37,11 @@ def fuse_attention(graph: Graph) -> Graph:
                 scale = width**-0.5 if whole.scale is None else whole.scale
                 _put_small(rewrite, op, (whole.query, whole.key, whole.value), scale)
             continue
-        axis = op.attrs.get("axis")
+        axis = op.attrs.get("dim")
         spec = graph.values[op.outputs[0]].spec if op.outputs else None
-        if op.kind != "Softmax" or spec is None or spec.rank != 4 or axis not in (-1, 3) or not is_float32(graph, op):
+        if op.kind != "aten.softmax.int" or axis not in (-1, 3) or op.attrs.get("dtype") is not None:
+            continue
+        if spec is None or spec.rank != 4 or not is_float32(graph, op):
             continue
         scores = _scores(graph, op.inputs[0])
         weights, zero_rows = _with_zero_rows(graph, op)
@@ -123,7 +127,7 @@ def _scores(graph: Graph, vid: int) -> Scores | None:
     both = read_sum(op) if op is not None and only_user(graph, vid) else None
     if both is not None:
         vid, mask = both
-        if producer(graph, vid) is None or producer(graph, vid).kind not in (*PRODUCTS, "Mul", "Div"):  # type: ignore[union-attr]
+        if producer(graph, vid) is None or producer(graph, vid).kind not in (*PRODUCTS, *SCALES):  # type: ignore[union-attr]
             vid, mask = mask, vid
     vid, scale = _scaled(graph, vid)
     op = producer(graph, vid)
@@ -138,13 +142,14 @@ def _scores(graph: Graph, vid: int) -> Scores | None:
 def _scaled(graph: Graph, vid: int) -> tuple[int, float]:
     """A value that is a constant times another: that other, and the number."""
     op = producer(graph, vid)
-    if op is None or op.kind not in ("Mul", "Div"):
+    if op is None or op.kind not in SCALES:
         return vid, 1.0
-    number = constant_number(graph, op.inputs[1])
-    if number is not None and graph.values[op.inputs[0]].spec == graph.values[vid].spec:
-        return op.inputs[0], number if op.kind == "Mul" else 1 / number if number else math.nan
-    number = constant_number(graph, op.inputs[0])
-    if number is not None and op.kind == "Mul" and graph.values[op.inputs[1]].spec == graph.values[vid].spec:
+    other, is_product = op.attrs["other"], op.kind == SCALES[0]
+    number = constant_number(graph, op.inputs[1]) if len(op.inputs) == 2 else other
+    if isinstance(number, int | float) and graph.values[op.inputs[0]].spec == graph.values[vid].spec:
+        return op.inputs[0], float(number) if is_product else 1 / number if number else math.nan
+    number = constant_number(graph, op.inputs[0]) if len(op.inputs) == 2 else None
+    if number is not None and is_product and graph.values[op.inputs[1]].spec == graph.values[vid].spec:
         return op.inputs[1], number
     return vid, 1.0
 
@@ -153,11 +158,12 @@ def _with_zero_rows(graph: Graph, softmax: Op) -> tuple[int, bool]:
     """The result of the softmax, or of `Where(IsNaN(weights), 0, weights)`, which torch's exporter puts after it."""
     weights = softmax.outputs[0]
     users = [graph.ops[oid] for oid in graph.values[weights].users]
-    if [user.kind for user in users] != ["IsNaN", "Where"] or weights in graph.outputs:
+    if [user.kind for user in users] != ["aten.ne.Tensor", "aten.where.self"] or weights in graph.outputs:
         return weights, False
     is_nan, where = users
     if (
-        where.inputs[0] != is_nan.outputs[0]
+        is_nan.inputs != (weights, weights)
+        or where.inputs[0] != is_nan.outputs[0]
         or where.inputs[2] != weights
         or only_user(graph, is_nan.outputs[0]) is None
     ):

@@ -20,7 +20,11 @@ CHANNELS = 3
 """The axis of the channels in the new order."""
 
 POINTWISE = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Relu", "Gelu", "Silu", "Sigmoid", "Tanh", "HardSwish", "Clip", "LeakyRelu"}
+    f"aten.{name}"
+    for name in (
+        *("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "relu.default", "gelu.default", "silu.default"),
+        *("sigmoid.default", "tanh.default", "hardswish.default", "clamp.default", "leaky_relu.default"),
+    )
 )
 
 

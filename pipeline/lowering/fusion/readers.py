@@ -1,10 +1,11 @@
-"""What an op computes, whether it came from ONNX or from torch: sums, activations, products, convolutions.
+"""What an op computes: sums, activations, products, convolutions.
 
 A reader gives None for an op that is something else, or that has an argument which a fused kind cannot hold.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pipeline.ir.graph import Attr, Graph, InputRef, Op
@@ -69,8 +70,6 @@ def read_attention(op: Op) -> Attention | None:
 
 def read_sum(op: Op) -> tuple[int, int] | None:
     """Both operands of a sum."""
-    if op.kind == "Add":
-        return op.inputs[0], op.inputs[1]
     if op.kind == "aten.add.Tensor" and len(op.inputs) == 2 and op.attrs.get("alpha", 1) == 1:
         return op.inputs[0], op.inputs[1]
     return None
@@ -82,14 +81,10 @@ def read_activation(op: Op) -> Activation | None:
         return name, ()
     attrs = op.attrs
     match op.kind:
-        case "Gelu" | "aten.gelu.default":
+        case "aten.gelu.default":
             return ("gelu_tanh" if attrs.get("approximate") == "tanh" else "gelu"), ()
-        case "LeakyRelu":
-            return "leaky_relu", numbers(attrs["alpha"])
         case "aten.leaky_relu.default":
             return "leaky_relu", numbers(attrs.get("negative_slope", 0.01))
-        case "Clip":
-            return clip(attrs["min"], attrs["max"])
         case "aten.hardtanh.default":
             return clip(attrs.get("min_val", -1.0), attrs.get("max_val", 1.0))
         case "aten.clamp.default":
@@ -100,6 +95,8 @@ def read_activation(op: Op) -> Activation | None:
 
 
 def clip(low: Attr, high: Attr) -> Activation | None:
+    """A limit that is left out limits nothing."""
+    low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
     if isinstance(low, int | float) and isinstance(high, int | float):
         return "clip", numbers(low, high)
     return None
@@ -109,10 +106,7 @@ def numbers(*values: Attr) -> tuple[float, ...]:
     return tuple(float(value) for value in values if isinstance(value, int | float))
 
 
-WORDS = {
-    **{"Relu": "relu", "Silu": "silu", "Sigmoid": "sigmoid", "Tanh": "tanh", "HardSwish": "hardswish"},
-    **{f"aten.{name}.default": name for name in ("relu", "silu", "sigmoid", "tanh", "hardswish")},
-}
+WORDS = {f"aten.{name}.default": name for name in ("relu", "silu", "sigmoid", "tanh", "hardswish")}
 
 
 def read_product(graph: Graph, op: Op) -> MatrixProduct | None:
@@ -129,10 +123,6 @@ def read_product(graph: Graph, op: Op) -> MatrixProduct | None:
 def _product(op: Op) -> MatrixProduct | None:
     attrs, ins = op.attrs, op.inputs
     match op.kind:
-        case "MatMul":
-            return MatrixProduct(ins[0], ins[1], trans=False)
-        case "Gemm" if not attrs["trans_a"] and attrs["alpha"] == 1 and (len(ins) == 2 or attrs["beta"] == 1):
-            return MatrixProduct(ins[0], ins[1], bool(attrs["trans_b"]), ins[2] if len(ins) == 3 else None)
         case "aten.linear.default":
             return MatrixProduct(ins[0], ins[1], trans=True, bias=ins[2] if len(ins) == 3 else None)
         case "aten.mm.default" | "aten.matmul.default":
@@ -175,8 +165,6 @@ def pair(value: Attr) -> tuple[int, ...] | None:
 
 
 def read_norm(op: Op) -> Norm | None:
-    if op.kind == "BatchNormalization":
-        return Norm(op.inputs[0], op.inputs[1:5], float(op.attrs["epsilon"]))  # type: ignore[arg-type]
     if op.kind == "aten.batch_norm.default" and len(op.inputs) == 5 and op.attrs.get("training") is False:
         return Norm(op.inputs[0], op.inputs[1:5], float(op.attrs["eps"]))  # type: ignore[arg-type]
     return None

@@ -13,7 +13,7 @@ from pipeline.ops.aten.any_order import takes_any_order
 from pipeline.ops.aten.call import ATEN, BODIES, HIGHER_ORDER, emitter_of, is_call
 from pipeline.ops.aten.inplace import inplace_of
 from pipeline.ops.aten.orders import AS_STRIDED
-from pipeline.ops.aten.typed import TYPED, untyped_call
+from pipeline.ops.aten.typed import TYPED, call_attrs, untyped_call
 from pipeline.ops.aten.views import as_view
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "KINDS",
     "TYPED",
     "as_view",
+    "call_attrs",
     "emitter_of",
     "inplace_of",
     "is_call",

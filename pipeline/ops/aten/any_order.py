@@ -25,21 +25,22 @@ sigmoid_backward silu_backward softplus_backward tanh_backward threshold_backwar
 """
 
 MOVES = """
-alias.default cat.default clone.default contiguous.default copy.default detach.default embedding.default gather.default
-index.Tensor index_add.default index_copy.default index_fill.int_Scalar index_put.default index_select.default
-masked_fill.Tensor repeat.default repeat_interleave.self_int scatter.src scatter.value scatter_add.default
-select_backward.default select_scatter.default slice_backward.default slice_scatter.default stack.default
-_to_copy.default
+alias.default cat.default clone.default contiguous.default copy.default detach.default embedding.default
+gather.default index.Tensor index_add.default index_copy.default index_fill.int_Scalar index_put.default
+index_select.default masked_fill.Tensor repeat.default repeat_interleave.self_int scatter.src scatter.value
+scatter_add.default select_backward.default select_scatter.default slice_backward.default slice_scatter.default
+stack.default _to_copy.default
 """
 
 PRODUCTS = """
-addmm.default baddbmm.default bmm.default linear.default mm.default mv.default scaled_dot_product_attention.default
-convolution.default convolution_backward.default conv1d.default conv2d.default conv3d.default
+addmm.default baddbmm.default bmm.default einsum.default linear.default matmul.default mm.default mv.default
+scaled_dot_product_attention.default convolution.default convolution_backward.default conv1d.default conv2d.default
+conv3d.default
 """
 
 REDUCTIONS = """
-all.dim amax.default amin.default any.dim argmax.default cumsum.default linalg_vector_norm.default log_softmax.int
-logsumexp.default max.dim mean.dim mean.default softmax.int sum.default sum.dim_IntList var.correction
+all.dim amax.default amin.default any.dim argmax.default argmin.default cumsum.default linalg_vector_norm.default
+log_softmax.int logsumexp.default max.dim mean.dim mean.default softmax.int sum.default sum.dim_IntList var.correction
 """
 
 IMAGES = """

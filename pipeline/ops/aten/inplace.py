@@ -19,6 +19,8 @@ def inplace_of(op: Op) -> tuple[int, ...]:
         return ()
     if op.kind in POINTWISE:
         return tuple(range(len(op.inputs)))
+    if op.kind in WRITTEN_LAST:
+        return (0,) if op.inputs.count(op.inputs[0]) == 1 else ()
     reads = [part.index for item in op.attrs.values() for part in parts(item) if isinstance(part, InputRef)]
     return (0,) if op.kind in CHANGED and op.attrs.get("self") == InputRef(0) and reads.count(0) == 1 else ()
 
@@ -28,10 +30,10 @@ add sub mul div eq ne lt le gt ge __and__ __or__ bitwise_and bitwise_or bitwise_
 """
 
 OF_TENSORS = """
-abs acos asin atan bitwise_not ceil clamp clamp_max clamp_min cos cosh elu erf erfc exp exp2 expm1 floor gelu
-hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 logical_not mish neg reciprocal relu relu6 round rsqrt
-sigmoid sign silu sin sinh softplus sqrt square tan tanh trunc
-addcdiv addcmul atan2 logical_and logical_or logical_xor maximum minimum
+abs acos acosh asin asinh atan atanh bitwise_not ceil clamp clamp_max clamp_min cos cosh elu erf erfc exp exp2 expm1
+floor gelu hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 logical_not mish neg reciprocal relu relu6
+round rsqrt sigmoid sign silu sin sinh softplus sqrt square tan tanh trunc addcdiv addcmul atan2 logical_and
+logical_or logical_xor maximum minimum
 """
 
 POINTWISE: Final = frozenset(
@@ -49,9 +51,13 @@ POINTWISE: Final = frozenset(
         "aten.where.ScalarOther",
         "aten.where.ScalarSelf",
         "aten.where.self",
+        "onnxline.unsigned.default",
     ]
 )
 """Operators whose result element i depends only on elements i of the operands."""
+
+WRITTEN_LAST: Final = frozenset(f"aten.{name}.default" for name in ("layer_norm", "group_norm", "rms_norm"))
+"""Operators whose kernels compute in memory of their own, and copy the result when it is done."""
 
 CHANGED: Final = frozenset(
     {

@@ -168,9 +168,25 @@ class OperatorSignature:
     def parse(cls, text: str) -> OperatorSignature:
         """The signature of a text such as `eq.Tensor|Scalar(T self, T|n other)`."""
         head, _, rest = text.partition("(")
-        name, _, overloads = head.partition(".")
+        name, _, overloads = head.rpartition(".")
+        name = name if "." in name else f"aten.{name}"
         arguments = tuple(SignatureArgument.parse(part) for part in rest.removesuffix(")").split(", "))
-        return cls(tuple(f"aten.{name}.{overload}" for overload in overloads.split("|")), arguments)
+        return cls(tuple(f"{name}.{overload}" for overload in overloads.split("|")), arguments)
+
+    def refer(self, operands: int, given: Mapping[str, Attr]) -> dict[str, Attr]:
+        """The arguments of a call that has its operands in the order of the signature, and `given` by name."""
+        if any(map(_has_refs, given.values())):
+            return dict(given)
+        refs = map(InputRef, range(operands))
+        call: dict[str, Attr] = {}
+        for argument in self.arguments:
+            if argument.name in given or not argument.code.startswith("T"):
+                continue
+            if "[]" in argument.code:
+                call[argument.name] = tuple(refs)
+            elif (ref := next(refs, None)) is not None:
+                call[argument.name] = ref
+        return {**call, **given}
 
     def layout(self) -> str:
         return ",".join(filter(None, (argument.layout() for argument in self.arguments)))

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from pipeline.ir.graph import Attr, KernelSpec
+from pipeline.ir.graph import Attr, InputRef, KernelSpec
 from pipeline.ops import elementwise
-from pipeline.ops.aten.inplace import CHANGED, POINTWISE
+from pipeline.ops.aten.inplace import CHANGED, POINTWISE, WRITTEN_LAST
 from pipeline.ops.aten.orders import ORDERS
 from pipeline.ops.aten.signatures import OperatorSignature
 from pipeline.ops.kinds import Kind
@@ -24,131 +24,144 @@ from pipeline.ops.rows import Check, KernelKind, OpCall, Specs, kind, signature
 
 SIGNATURES: Final[Mapping[Kind, str]] = {
     # products of matrices
-    Kind.AtenLinear: "linear.default(T input, T weight, T? bias)",
-    Kind.AtenMatMul: "matmul.default(T self, T other)",
-    Kind.AtenMm: "mm.default(T self, T mat2)",
-    Kind.AtenBmm: "bmm.default(T self, T mat2)",
-    Kind.AtenAddmm: "addmm.default(T self, T mat1, T mat2, n beta=1, n alpha=1)",
-    Kind.AtenBaddbmm: "baddbmm.default(T self, T batch1, T batch2, n beta=1, n alpha=1)",
-    Kind.AtenEinsum: "einsum.default(s equation, T[] tensors)",
+    Kind.Linear: "linear.default(T input, T weight, T? bias)",
+    Kind.MatMul: "matmul.default(T self, T other)",
+    Kind.Mm: "mm.default(T self, T mat2)",
+    Kind.Bmm: "bmm.default(T self, T mat2)",
+    Kind.Addmm: "addmm.default(T self, T mat1, T mat2, n beta=1, n alpha=1)",
+    Kind.Baddbmm: "baddbmm.default(T self, T batch1, T batch2, n beta=1, n alpha=1)",
+    Kind.Einsum: "einsum.default(s equation, T[] tensors)",
     Kind.AtenScaledDotProductAttention: "scaled_dot_product_attention.default(T query, T key, T value, T? attn_mask, "
     "= dropout_p=0.0, ? is_causal=False, f? scale=None, ? enable_gqa=False)",
     # convolutions, pools, grids
-    Kind.AtenConv1d: "conv1d.default(T input, T weight, T? bias, "
+    Kind.Conv1d: "conv1d.default(T input, T weight, T? bias, "
     "i[] stride=(1,), i[] padding=(0,), i[] dilation=(1,), i groups=1)",
-    Kind.AtenConv2d: "conv2d.default(T input, T weight, T? bias, "
+    Kind.Conv2d: "conv2d.default(T input, T weight, T? bias, "
     "i[] stride=(1,), i[] padding=(0,), i[] dilation=(1,), i groups=1)",
-    Kind.AtenConv2dPadding: "conv2d.padding(T input, T weight, T? bias, "
+    Kind.Conv2dPadding: "conv2d.padding(T input, T weight, T? bias, "
     "i[] stride=(1,), s padding='valid', i[] dilation=(1,), i groups=1)",
-    Kind.AtenConvTranspose2d: "conv_transpose2d.input(T input, T weight, T? bias, "
+    Kind.ConvTranspose2d: "conv_transpose2d.input(T input, T weight, T? bias, "
     "i[] stride=(1,), i[] padding=(0,), i[] output_padding=(0,), i groups=1, i[] dilation=(1,))",
-    Kind.AtenMaxPool2d: "max_pool2d.default(T self, i[] kernel_size, "
+    Kind.MaxPool2d: "max_pool2d.default(T self, i[] kernel_size, "
     "i[] stride=(), i[] padding=(0,), i[] dilation=(1,), ? ceil_mode=False)",
-    Kind.AtenAvgPool2d: "avg_pool2d.default(T self, i[] kernel_size, "
+    Kind.AvgPool2d: "avg_pool2d.default(T self, i[] kernel_size, "
     "i[] stride=(), i[] padding=(0,), ? ceil_mode=False, ? count_include_pad=True, i? divisor_override=None)",
-    Kind.AtenAdaptiveAvgPool1d: "adaptive_avg_pool1d.default(T self, i[] output_size)",
-    Kind.AtenAdaptiveAvgPool2d: "adaptive_avg_pool2d.default(T self, i[] output_size)",
-    Kind.AtenUpsampleBilinear2d: "upsample_bilinear2d.vec(T input, i[]? output_size, ? align_corners, "
-    "f[]? scale_factors)",
-    Kind.AtenUpsampleLinear1d: "upsample_linear1d.vec(T input, i[]? output_size, ? align_corners, f[]? scale_factors)",
-    Kind.AtenGridSampler: "grid_sampler.default(T input, T grid, "
-    "i interpolation_mode, i padding_mode, ? align_corners)",
-    Kind.AtenIm2col: "im2col.default(T self, i[] kernel_size, i[] dilation, i[] padding, i[] stride)",
+    Kind.AdaptiveAvgPool1d: "adaptive_avg_pool1d.default(T self, i[] output_size)",
+    Kind.AdaptiveAvgPool2d: "adaptive_avg_pool2d.default(T self, i[] output_size)",
+    Kind.UpsampleBilinear2d: "upsample_bilinear2d.vec(T input, i[]? output_size, ? align_corners, f[]? scale_factors)",
+    Kind.UpsampleLinear1d: "upsample_linear1d.vec(T input, i[]? output_size, ? align_corners, f[]? scale_factors)",
+    Kind.GridSampler: "grid_sampler.default(T input, T grid, i interpolation_mode, i padding_mode, ? align_corners)",
+    Kind.Im2col: "im2col.default(T self, i[] kernel_size, i[] dilation, i[] padding, i[] stride)",
     # normalisations
-    Kind.AtenLayerNorm: "layer_norm.default(T input, i[] normalized_shape, T? weight, T? bias, f eps=1e-05, "
+    Kind.LayerNorm: "layer_norm.default(T input, i[] normalized_shape, T? weight, T? bias, f eps=1e-05, "
     "- cudnn_enable=None)",
-    Kind.AtenGroupNorm: "group_norm.default(T input, i num_groups, T? weight, T? bias, f eps=1e-05, "
-    "- cudnn_enabled=None)",
-    Kind.AtenBatchNorm: "batch_norm.default(T input, T weight, T bias, T running_mean, T running_var, "
+    Kind.GroupNorm: "group_norm.default(T input, i num_groups, T? weight, T? bias, f eps=1e-05, - cudnn_enabled=None)",
+    Kind.BatchNorm: "batch_norm.default(T input, T weight, T bias, T running_mean, T running_var, "
     "= training=False, f momentum, f eps, - cudnn_enabled=False)",
-    Kind.AtenRmsNorm: "rms_norm.default(T input, i[] normalized_shape, T? weight, f? eps=None)",
-    Kind.AtenSoftmax: "softmax.int(T self, i dim, dtype? dtype)",
-    Kind.AtenLogSoftmax: "log_softmax.int(T self, i dim, dtype? dtype)",
+    Kind.RmsNorm: "rms_norm.default(T input, i[] normalized_shape, T? weight, f? eps=None)",
+    Kind.Softmax: "softmax.int(T self, i dim, dtype? dtype)",
+    Kind.LogSoftmax: "log_softmax.int(T self, i dim, dtype? dtype)",
     # elementwise, of two
-    Kind.AtenAdd: "add.Tensor(T self, T|n other, n alpha=1)",
-    Kind.AtenSub: "sub.Tensor(T self, T|n other, n alpha=1)",
-    Kind.AtenMul: "mul.Tensor(T self, T|n other)",
-    Kind.AtenDiv: "div.Tensor(T self, T|n other)",
-    Kind.AtenPow: "pow.Tensor_Tensor|Tensor_Scalar(T self, T|n exponent)",
-    Kind.AtenMaximum: "maximum.default(T self, T other)",
-    Kind.AtenMinimum: "minimum.default(T self, T other)",
-    Kind.AtenRsub: "rsub.Scalar(T self, n other, n alpha=1)",
-    Kind.AtenRemainder: "remainder.Tensor|Scalar(T self, T|n other)",
-    Kind.AtenAnd: "bitwise_and.Tensor|Scalar(T self, T|n other)",
-    Kind.AtenOr: "bitwise_or.Tensor|Scalar(T self, T|n other)",
-    Kind.AtenLogicalAnd: "logical_and.default(T self, T other)",
-    Kind.AtenEq: "eq.Tensor|Scalar(T self, T|n other)",
-    Kind.AtenNe: "ne.Tensor|Scalar(T self, T|n other)",
-    Kind.AtenLt: "lt.Tensor|Scalar(T self, T|n other)",
-    Kind.AtenLe: "le.Tensor|Scalar(T self, T|n other)",
-    Kind.AtenGt: "gt.Tensor|Scalar(T self, T|n other)",
-    Kind.AtenGe: "ge.Tensor|Scalar(T self, T|n other)",
-    Kind.AtenWhere: "where.self|ScalarSelf|ScalarOther|Scalar(T condition, T|n self, T|n other)",
-    Kind.AtenMaskedFill: "masked_fill.Scalar(T self, T mask, n value)",
+    Kind.Add: "add.Tensor(T self, T|n other, n alpha=1)",
+    Kind.Sub: "sub.Tensor(T self, T|n other, n alpha=1)",
+    Kind.Mul: "mul.Tensor(T self, T|n other)",
+    Kind.Div: "div.Tensor(T self, T|n other)",
+    Kind.DivMode: "div.Tensor_mode(T self, T|n other, s rounding_mode)",
+    Kind.Pow: "pow.Tensor_Tensor|Tensor_Scalar(T self, T|n exponent)",
+    Kind.Maximum: "maximum.default(T self, T other)",
+    Kind.Minimum: "minimum.default(T self, T other)",
+    Kind.Rsub: "rsub.Scalar(T self, n other, n alpha=1)",
+    Kind.Fmod: "fmod.Tensor|Scalar(T self, T|n other)",
+    Kind.Remainder: "remainder.Tensor|Scalar(T self, T|n other)",
+    Kind.And: "bitwise_and.Tensor|Scalar(T self, T|n other)",
+    Kind.Or: "bitwise_or.Tensor|Scalar(T self, T|n other)",
+    Kind.LogicalAnd: "logical_and.default(T self, T other)",
+    Kind.LogicalXor: "logical_xor.default(T self, T other)",
+    Kind.Eq: "eq.Tensor|Scalar(T self, T|n other)",
+    Kind.Ne: "ne.Tensor|Scalar(T self, T|n other)",
+    Kind.Lt: "lt.Tensor|Scalar(T self, T|n other)",
+    Kind.Le: "le.Tensor|Scalar(T self, T|n other)",
+    Kind.Gt: "gt.Tensor|Scalar(T self, T|n other)",
+    Kind.Ge: "ge.Tensor|Scalar(T self, T|n other)",
+    Kind.Where: "where.self|ScalarSelf|ScalarOther|Scalar(T condition, T|n self, T|n other)",
+    Kind.MaskedFill: "masked_fill.Scalar(T self, T mask, n value)",
     # elementwise, of one
-    Kind.AtenNeg: "neg.default(T self)",
-    Kind.AtenAbs: "abs.default(T self)",
-    Kind.AtenSqrt: "sqrt.default(T self)",
-    Kind.AtenRsqrt: "rsqrt.default(T self)",
-    Kind.AtenReciprocal: "reciprocal.default(T self)",
-    Kind.AtenSquare: "square.default(T self)",
-    Kind.AtenExp: "exp.default(T self)",
-    Kind.AtenLog: "log.default(T self)",
-    Kind.AtenSin: "sin.default(T self)",
-    Kind.AtenCos: "cos.default(T self)",
-    Kind.AtenErf: "erf.default(T self)",
-    Kind.AtenTanh: "tanh.default(T self)",
-    Kind.AtenSigmoid: "sigmoid.default(T self)",
-    Kind.AtenRelu: "relu.default(T self)",
-    Kind.AtenSilu: "silu.default(T self)",
-    Kind.AtenHardswish: "hardswish.default(T self)",
-    Kind.AtenFloor: "floor.default(T self)",
-    Kind.AtenLogicalNot: "logical_not.default(T self)",
-    Kind.AtenBitwiseNot: "bitwise_not.default(T self)",
-    Kind.AtenGelu: "gelu.default(T self, s approximate='none')",
-    Kind.AtenSoftplus: "softplus.default(T self, n beta=1, n threshold=20)",
-    Kind.AtenLeakyRelu: "leaky_relu.default(T self, n negative_slope=0.01)",
-    Kind.AtenHardtanh: "hardtanh.default(T self, n min_val=-1, n max_val=1)",
-    Kind.AtenClamp: "clamp.default(T self, n? min=None, n? max=None)",
-    Kind.AtenClampMin: "clamp_min.default(T self, n min)",
-    Kind.AtenTypeAs: "type_as.default(T self, T other)",
-    Kind.AtenGlu: "glu.default(T self, i dim=-1)",
+    Kind.Neg: "neg.default(T self)",
+    Kind.Abs: "abs.default(T self)",
+    Kind.Sqrt: "sqrt.default(T self)",
+    Kind.Rsqrt: "rsqrt.default(T self)",
+    Kind.Reciprocal: "reciprocal.default(T self)",
+    Kind.Square: "square.default(T self)",
+    Kind.Exp: "exp.default(T self)",
+    Kind.Log: "log.default(T self)",
+    Kind.Sin: "sin.default(T self)",
+    Kind.Cos: "cos.default(T self)",
+    Kind.Erf: "erf.default(T self)",
+    Kind.Tanh: "tanh.default(T self)",
+    Kind.Sigmoid: "sigmoid.default(T self)",
+    Kind.Relu: "relu.default(T self)",
+    Kind.Silu: "silu.default(T self)",
+    Kind.Hardswish: "hardswish.default(T self)",
+    Kind.Floor: "floor.default(T self)",
+    Kind.Ceil: "ceil.default(T self)",
+    Kind.Round: "round.default(T self)",
+    Kind.Sign: "sign.default(T self)",
+    Kind.LogicalNot: "logical_not.default(T self)",
+    Kind.BitwiseNot: "bitwise_not.default(T self)",
+    Kind.Gelu: "gelu.default(T self, s approximate='none')",
+    Kind.Softplus: "softplus.default(T self, n beta=1, n threshold=20)",
+    Kind.LeakyRelu: "leaky_relu.default(T self, n negative_slope=0.01)",
+    Kind.Elu: "elu.default(T self, n alpha=1, n scale=1, n input_scale=1)",
+    Kind.Hardtanh: "hardtanh.default(T self, n min_val=-1, n max_val=1)",
+    Kind.Clamp: "clamp.default(T self, n? min=None, n? max=None)",
+    Kind.ClampMin: "clamp_min.default(T self, n min)",
+    Kind.TypeAs: "type_as.default(T self, T other)",
+    Kind.Glu: "glu.default(T self, i dim=-1)",
+    # what ONNX means and torch cannot say in a few calls (runtime/own_operators.py)
+    Kind.CastFloat8: "onnxline.cast_float8.default(T self, s to, ? saturate=True)",
+    Kind.Unsigned: "onnxline.unsigned.default(T self, T other, s function)",
     # along axes
-    Kind.AtenSum: "sum.dim_IntList(T self, i[]? dim, ? keepdim=False, dtype? dtype)",
-    Kind.AtenMean: "mean.dim(T self, i[]? dim, ? keepdim=False, dtype? dtype)",
-    Kind.AtenAmax: "amax.default(T self, i[] dim=(), ? keepdim=False)",
-    Kind.AtenMaxDim: "max.dim(T self, i dim, ? keepdim=False)",
-    Kind.AtenArgmax: "argmax.default(T self, i? dim=None, ? keepdim=False)",
-    Kind.AtenCumsum: "cumsum.default(T self, i dim, dtype? dtype)",
-    Kind.AtenVectorNorm: "linalg_vector_norm.default(T self, n ord=2, i[]? dim=None, ? keepdim=False, dtype? dtype)",
-    Kind.AtenTopk: "topk.default(T self, i k, i dim=-1, ? largest=True, ? sorted=True)",
+    Kind.Sum: "sum.dim_IntList(T self, i[]? dim, ? keepdim=False, dtype? dtype)",
+    Kind.Mean: "mean.dim(T self, i[]? dim, ? keepdim=False, dtype? dtype)",
+    Kind.Amax: "amax.default(T self, i[] dim=(), ? keepdim=False)",
+    Kind.Amin: "amin.default(T self, i[] dim=(), ? keepdim=False)",
+    Kind.Prod: "prod.dim_int(T self, i dim, ? keepdim=False, dtype? dtype)",
+    Kind.Logsumexp: "logsumexp.default(T self, i[] dim, ? keepdim=False)",
+    Kind.MaxDim: "max.dim(T self, i dim, ? keepdim=False)",
+    Kind.Argmax: "argmax.default(T self, i? dim=None, ? keepdim=False)",
+    Kind.Argmin: "argmin.default(T self, i? dim=None, ? keepdim=False)",
+    Kind.Cumsum: "cumsum.default(T self, i dim, dtype? dtype)",
+    Kind.Cumprod: "cumprod.default(T self, i dim, dtype? dtype)",
+    Kind.VectorNorm: "linalg_vector_norm.default(T self, n ord=2, i[]? dim=None, ? keepdim=False, dtype? dtype)",
+    Kind.Topk: "topk.default(T self, i k, i dim=-1, ? largest=True, ? sorted=True)",
     # moves of elements
-    Kind.AtenCat: "cat.default(T[] tensors, i dim=0)",
-    Kind.AtenStack: "stack.default(T[] tensors, i dim=0)",
+    Kind.Cat: "cat.default(T[] tensors, i dim=0)",
+    Kind.Stack: "stack.default(T[] tensors, i dim=0)",
     Kind.AtenPad: "pad.default(T self, i[] pad, s mode='constant', f? value=None)",
-    Kind.AtenRepeat: "repeat.default(T self, i[] repeats)",
-    Kind.AtenRepeatInterleave: "repeat_interleave.self_int(T self, i repeats, i? dim=None, - output_size=None)",
-    Kind.AtenRoll: "roll.default(T self, i[] shifts, i[] dims=())",
+    Kind.Repeat: "repeat.default(T self, i[] repeats)",
+    Kind.RepeatInterleave: "repeat_interleave.self_int(T self, i repeats, i? dim=None, - output_size=None)",
+    Kind.Flip: "flip.default(T self, i[] dims)",
+    Kind.Roll: "roll.default(T self, i[] shifts, i[] dims=())",
     # by positions
-    Kind.AtenEmbedding: "embedding.default(T weight, T indices, "
+    Kind.Embedding: "embedding.default(T weight, T indices, "
     "- padding_idx=None, - scale_grad_by_freq=None, - sparse=None)",
-    Kind.AtenIndex: "index.Tensor(T self, T?[] indices)",
-    Kind.AtenIndexSelect: "index_select.default(T self, i dim, T index)",
+    Kind.Index: "index.Tensor(T self, T?[] indices)",
+    Kind.IndexSelect: "index_select.default(T self, i dim, T index)",
     Kind.AtenGather: "gather.default(T self, i dim, T index, - sparse_grad=None)",
-    Kind.AtenIndexCopy: "index_copy.default(T self, i dim, T index, T source)",
-    Kind.AtenScatter: "scatter.src(T self, i dim, T index, T src)",
-    Kind.AtenScatterValue: "scatter.value(T self, i dim, T index, n value)",
-    Kind.AtenCopy: "copy.default(T self, T src, - non_blocking=None)",
-    Kind.AtenSliceScatter: "slice_scatter.default(T self, T src, i dim=0, i? start=None, i? end=None, i step=1)",
-    Kind.AtenSelectScatter: "select_scatter.default(T self, T src, i dim, i index)",
+    Kind.IndexCopy: "index_copy.default(T self, i dim, T index, T source)",
+    Kind.Scatter: "scatter.src(T self, i dim, T index, T src)",
+    Kind.ScatterValue: "scatter.value(T self, i dim, T index, n value)",
+    Kind.Copy: "copy.default(T self, T src, - non_blocking=None)",
+    Kind.SliceScatter: "slice_scatter.default(T self, T src, i dim=0, i? start=None, i? end=None, i step=1)",
+    Kind.SelectScatter: "select_scatter.default(T self, T src, i dim, i index)",
     # new tensors in the form of another
-    Kind.AtenZerosLike: "zeros_like.default(T self, dtype? dtype, "
+    Kind.ZerosLike: "zeros_like.default(T self, dtype? dtype, "
     "- layout=None, - device=None, - pin_memory=None, - memory_format=None)",
-    Kind.AtenOnesLike: "ones_like.default(T self, dtype? dtype, "
+    Kind.OnesLike: "ones_like.default(T self, dtype? dtype, "
     "- layout=None, - device=None, - pin_memory=None, - memory_format=None)",
 }
 
-TWO_RESULTS = (Kind.AtenMaxDim, Kind.AtenTopk)
+TWO_RESULTS = (Kind.MaxDim, Kind.Topk)
 
 SAME_OPERATOR: Final[Mapping[str, str]] = {
     "aten.multiply.Tensor": "aten.mul.Tensor",
@@ -189,7 +202,7 @@ def _inplace(calls: OperatorSignature) -> tuple[int, ...]:
     """The operands that `inplace_of` allows; a call with fewer operands has fewer."""
     if calls.operators[0] in POINTWISE:
         return tuple(range(sum(argument.code in ("T", "T?", "T|n") for argument in calls.arguments)))
-    return (0,) if calls.operators[0] in CHANGED else ()
+    return (0,) if calls.operators[0] in CHANGED | WRITTEN_LAST else ()
 
 
 def _has_its_operands(calls: OperatorSignature) -> Check:
@@ -230,8 +243,21 @@ def as_typed(operator: str, attrs: Mapping[str, Attr], ins: Specs, outs: Specs) 
     return typed.row.emit(fields, ins, outs)
 
 
+def call_attrs(operator: str, operands: int, given: Mapping[str, Attr]) -> dict[str, Attr]:
+    """The attributes of a call whose operands come in the order of its signature; `given` are the other arguments.
+
+    An operator without a row has the operands `self` and `other`, as most of torch's own.
+    """
+    typed = BY_OPERATOR.get(operator)
+    if typed is not None:
+        return typed.signature.refer(operands, given)
+    if any(isinstance(item, InputRef) for item in given.values()):
+        return dict(given)
+    return {**dict(zip(("self", "other"), map(InputRef, range(operands)), strict=False)), **given}
+
+
 def _as_cast(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> KernelSpec | None:
-    """A conversion to another dtype; our own kind saturates in float8, which torch does not."""
+    """A conversion to another dtype. Conversions to float8 stay calls of torch, whose kernel rounds as it does."""
     orders, to = attrs.get(ORDERS, ()), outs[0].dtype
     is_plain = len(ins) == 1 and ins[0].shape == outs[0].shape and isinstance(orders, tuple) and not any(orders)
     return CAST.emit({"to": to}, ins, outs) if is_plain and not to.startswith("float8") else None

@@ -16,7 +16,7 @@ from pipeline.ir.json import digest_graph
 from pipeline.lowering import KernelCall
 from pipeline.lowering.traced_order import ORDERS
 from pipeline.ops import KINDS
-from pipeline.ops.aten.inplace import CHANGED, POINTWISE
+from pipeline.ops.aten.inplace import CHANGED, POINTWISE, WRITTEN_LAST
 from pipeline.planning.check.view_semantics import VIEW_INDEX
 from pipeline.planning.plan import ExecutionPlan, FeedEntry, Slot
 
@@ -159,6 +159,8 @@ def _overwritable_by_kind(op: Op) -> tuple[int, ...]:
         return ()  # the result has other strides than an operand of its sizes
     if op.kind in POINTWISE:
         return tuple(range(len(op.inputs)))
+    if op.kind in WRITTEN_LAST and op.inputs.count(op.inputs[0]) == 1:
+        return (0,)
     operands = [part for item in op.attrs.values() for part in parts(item) if isinstance(part, InputRef)]
     is_base = op.attrs.get("self") == InputRef(0) and operands.count(InputRef(0)) == 1
     return (0,) if op.kind in CHANGED and is_base else ()

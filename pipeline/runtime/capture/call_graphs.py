@@ -35,7 +35,7 @@ class CallGraph:
 
     def __init__(self, calls: Sequence[OperatorCall]) -> None:
         try:
-            builder = _GraphBuilder(calls)
+            builder = _TorchScriptBuilder(calls)
         except (RuntimeError, TypeError) as error:
             raise UnreadableLaunchError(f"TorchScript refuses a call: {error}") from error
         self._function = C._create_function_from_graph("replay", builder.graph)
@@ -75,7 +75,7 @@ def _constant_or(known: Mapping[str, object], value: Any) -> object:
     return tuple(map(repr, constant)) if isinstance(constant, list) else repr(constant)
 
 
-class _GraphBuilder:
+class _TorchScriptBuilder:
     """A graph from a list of tensors to nothing.
 
     The tensors are an argument and no constants: the executor computes what depends on constants only once.

@@ -14,21 +14,20 @@ from pipeline.ir import Graph, Op
 from pipeline.ops import Kind
 from pipeline.ops.aten import TYPED
 from pipeline.ops.tables import join
-from pipeline.runtime.functional import conv, elementwise, fallback, index, linear, random, recurrent, reduce, shape
+from pipeline.runtime.functional import conv, elementwise, fallback, index, random, recurrent, shape
 from pipeline.runtime.functional.base import Form
 from pipeline.runtime.functional.fallback import NODES
 from pipeline.runtime.tensors import torch_dtype
 
 __all__ = ["FAMILIES", "FORMS", "REFUSED", "functional_operators", "why_not_differentiable"]
 
-FAMILIES = (elementwise, linear, conv, reduce, shape, index, recurrent, random, fallback)
+FAMILIES = (elementwise, conv, shape, index, recurrent, random, fallback)
 
 FORMS: Mapping[Kind, Form] = join(family.FORMS for family in FAMILIES)
 
 FUSED = "it is made only when a plan is compiled, behind which nothing is trained"
 
 REFUSED: Mapping[Kind, str] = {
-    Kind.CastUnsaturated: "torch's casts to float8 saturate in one of its types; use saturate=1",
     Kind.SGD: "it is the update of a train step, which has no gradient",
     Kind.Adam: "it is the update of a train step, which has no gradient",
     Kind.NotFinite: "it decides about the update of a train step, which has no gradient",

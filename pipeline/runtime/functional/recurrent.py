@@ -18,6 +18,28 @@ Squash = Callable[[torch.Tensor], torch.Tensor]
 States = Sequence[torch.Tensor]
 
 
+def plain_lstm(ins: Ins, attrs: Attrs, _: Specs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gates in ONNX's order: input, output, forget, cell."""
+    runs = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[attrs["direction"]]
+    found = [_one_direction(ins, place, backwards) for place, backwards in enumerate(runs)]
+    every, hidden, cell = zip(*found, strict=True)
+    return torch.stack(every, 1), torch.stack(hidden), torch.stack(cell)
+
+
+def _one_direction(ins: Ins, place: int, backwards: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x, of_input, of_state, bias, hidden, cell = ins[0], *(tensor[place] for tensor in ins[1:])
+    size = hidden.shape[-1]
+    steps = range(x.shape[0])
+    made = {}
+    for step in reversed(steps) if backwards else steps:
+        gates = x[step] @ of_input.t() + hidden @ of_state.t() + bias[: 4 * size] + bias[4 * size :]
+        enter, leave, forget, candidate = (gates[:, at * size : (at + 1) * size] for at in range(4))
+        cell = forget.sigmoid() * cell + enter.sigmoid() * candidate.tanh()
+        hidden = leave.sigmoid() * cell.tanh()
+        made[step] = hidden
+    return torch.stack([made[step] for step in steps]), hidden, cell
+
+
 def recurrent(ins: Ins, attrs: Attrs, _: Specs) -> list[torch.Tensor]:
     """x, W, R, B, lengths, the states and an LSTM's peepholes → all hidden states, and the last states."""
     x, lengths = ins[0], ins[4]
@@ -111,4 +133,4 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor, float, float], torch.Tensor]] 
 
 CELLS = {"LSTM": lstm, "GRU": gru, "RNN": rnn}
 
-FORMS: dict[Kind, Form] = {Kind.Recurrent: recurrent}
+FORMS: dict[Kind, Form] = {Kind.LSTM: plain_lstm, Kind.Recurrent: recurrent}

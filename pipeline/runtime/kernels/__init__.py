@@ -13,11 +13,9 @@ from pipeline.runtime.kernels import (
     fallback,
     fused,
     index,
-    linear,
     optimizer,
     random,
     recurrent,
-    reduce,
     shape,
     vision,
 )
@@ -47,9 +45,7 @@ __all__ = [
 
 FAMILIES = (
     elementwise,
-    linear,
     conv,
-    reduce,
     shape,
     index,
     recurrent,
@@ -63,7 +59,7 @@ FAMILIES = (
 
 KERNELS: Mapping[Kind, Kernel] = join(family.KERNELS for family in FAMILIES)
 
-PACKERS: Mapping[Kind, Packer] = join(family.PACKERS for family in (linear, conv, fused, aten))
+PACKERS: Mapping[Kind, Packer] = join(family.PACKERS for family in (conv, fused, aten))
 """The kinds whose kernels take packed weights, as the attribute `packed`."""
 
 

@@ -15,7 +15,6 @@ from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
 from pipeline.runtime.kernels.blocked import launch_batch
 from pipeline.runtime.kernels.conv import pad_sides
 from pipeline.runtime.kernels.launches import OverloadCall, in_turn
-from pipeline.runtime.kernels.linear import multiply
 from pipeline.runtime.kernels.native.convolutions import pack_native_convolution
 from pipeline.runtime.kernels.packed_memory import PackedMemory
 from pipeline.runtime.kernels.packing import (
@@ -33,6 +32,7 @@ from pipeline.runtime.kernels.packing import (
     pack_product,
 )
 from pipeline.runtime.kernels.post_ops import PostOp, post_op
+from pipeline.runtime.kernels.products import multiply
 from pipeline.runtime.kernels.weight_forms import Convolution, ConvolutionWeight, PairWeight, ProductWeight
 
 nn: Any = vars(torch._C)["_nn"]  # its stubs leave this module out

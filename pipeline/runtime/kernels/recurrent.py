@@ -20,6 +20,23 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 Activations = Sequence[Activation]
 
 
+def plain_lstm(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """Gates in ONNX's order: input, output, forget, cell. B holds the bias of the input, then that of the state."""
+    x, weights, recurrences, biases, first_hidden, first_cell = ins
+    every, last_hidden, last_cell = outs
+    for index, backwards in enumerate(BACKWARDS[attrs["direction"]]):
+        recurrence, bias = recurrences[index].T, biases[index].reshape(2, -1).sum(0)
+        of_input = torch.matmul(x, weights[index].T) + bias
+        hidden, cell = first_hidden[index], first_cell[index]
+        for step in reversed(range(len(x))) if backwards else range(len(x)):
+            gates = torch.addmm(of_input[step], hidden, recurrence)
+            enter, leave, forget, candidate = gates.chunk(4, dim=1)
+            cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(candidate)
+            hidden = torch.sigmoid(leave) * torch.tanh(cell)
+            every[step, index] = hidden
+        last_hidden[index], last_cell[index] = hidden, cell
+
+
 def recurrent(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     """x, W, R, B, the lengths, the states and for an LSTM the peepholes → all hidden states, and the last states."""
     x, weights, recurrences, biases, lengths, *rest = ins
@@ -180,4 +197,4 @@ CELLS: dict[str, Callable[[torch.Tensor, torch.Tensor, Any, Activations, Attrs],
     "RNN": rnn_step,
 }
 
-KERNELS: dict[Kind, Kernel] = {Kind.Recurrent: each_time(recurrent)}
+KERNELS: dict[Kind, Kernel] = {Kind.LSTM: each_time(plain_lstm), Kind.Recurrent: each_time(recurrent)}

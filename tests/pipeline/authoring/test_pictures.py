@@ -24,9 +24,9 @@ graph "mlp" (%0 "input": float32[8, 16]) {
   param %2 "0.bias": float32[32]
   param %5 "2.weight": float32[10, 32]
 
-  %3 "0.gemm": float32[8, 32] = Gemm(%0, %1, %2) {alpha: 1.0, beta: 1.0, trans_a: false, trans_b: true} @"0"
-  %4 "1.relu": float32[8, 32] = Relu(%3) @"1"
-  %6 "2.gemm": float32[8, 10] = Gemm(%4, %5) {alpha: 1.0, beta: 1.0, trans_a: false, trans_b: true} @"2"
+  %3 "0.linear": float32[8, 32] = aten.linear.default(%0, %1, %2) {input: $0, weight: $1, bias: $2} @"0"
+  %4 "1.relu": float32[8, 32] = aten.relu.default(%3) {self: $0} @"1"
+  %6 "2.linear": float32[8, 10] = aten.linear.default(%4, %5) {input: $0, weight: $1} @"2"
 
   return %6
 }
@@ -34,7 +34,7 @@ graph "mlp" (%0 "input": float32[8, 16]) {
     )
 
 
-def test_text_is_a_matrix_while_it_is_multiplied() -> None:
+def test_text_is_multiplied_as_it_is() -> None:
     text = picture(Model((4, 7, 16), name="text").add(Linear(16, 3)).graph())
     assert (
         text
@@ -43,11 +43,9 @@ graph "text" (%0 "input": float32[4, 7, 16]) {
   param %1 "0.weight": float32[3, 16]
   param %2 "0.bias": float32[3]
 
-  %3 "0.reshape": float32[28, 16] = Reshape(%0) {shape: [28, 16]} @"0"
-  %4 "0.gemm": float32[28, 3] = Gemm(%3, %1, %2) {alpha: 1.0, beta: 1.0, trans_a: false, trans_b: true} @"0"
-  %5 "0.reshape_1": float32[4, 7, 3] = Reshape(%4) {shape: [4, 7, 3]} @"0"
+  %3 "0.linear": float32[4, 7, 3] = aten.linear.default(%0, %1, %2) {input: $0, weight: $1, bias: $2} @"0"
 
-  return %5
+  return %3
 }
 """
     )
@@ -71,11 +69,11 @@ graph "block" (%0 "input": float32[2, 4]) {
   param %4 "down.weight": float32[4, 8]
   const %6 "const": float32[]
 
-  %2 "up.gemm": float32[2, 8] = Gemm(%0, %1) {alpha: 1.0, beta: 1.0, trans_a: false, trans_b: true} @"up"
-  %3 "gelu": float32[2, 8] = Gelu(%2) {approximate: "none"}
-  %5 "down.gemm": float32[2, 4] = Gemm(%3, %4) {alpha: 1.0, beta: 1.0, trans_a: false, trans_b: true} @"down"
-  %7 "mul": float32[2, 4] = Mul(%6, %5)
-  %8 "add": float32[2, 4] = Add(%0, %7)
+  %2 "up.linear": float32[2, 8] = aten.linear.default(%0, %1) {input: $0, weight: $1} @"up"
+  %3 "gelu": float32[2, 8] = aten.gelu.default(%2) {self: $0, approximate: "none"}
+  %5 "down.linear": float32[2, 4] = aten.linear.default(%3, %4) {input: $0, weight: $1} @"down"
+  %7 "mul": float32[2, 4] = aten.mul.Tensor(%6, %5) {self: $0, other: $1}
+  %8 "add": float32[2, 4] = aten.add.Tensor(%0, %7) {self: $0, other: $1}
 
   return %8
 }
@@ -96,10 +94,10 @@ def test_statistics_move_in_training_alone() -> None:
         '  %8 "1.identity_1": float32[8] = Identity(%6) @"1"',
         '  %9 "1.batchnormalization": float32[8, 8, 8, 8], %10 "1.saved_mean": float32[8], '
         '%11 "1.saved_scale": float32[8], %12 "1.new_mean": float32[8], %13 "1.new_var": float32[8] = '
-        '"aten._native_batch_norm_legit_functional.default"(%2, %3, %4, %7, %8) '
+        "aten._native_batch_norm_legit_functional.default(%2, %3, %4, %7, %8) "
         "{input: $0, weight: $1, bias: $2, running_mean: $3, running_var: $4, training: true, momentum: 0.1, "
         'eps: 1e-05} @"1"',
-        '  %16 "1.add": int64[] = Add(%14, %15) @"1"',
+        '  %16 "1.add": int64[] = aten.add.Tensor(%14, %15) {self: $0, other: $1} @"1"',
         "  update %5 = %12",
         "  update %6 = %13",
         "  update %14 = %16",
@@ -112,21 +110,21 @@ def test_a_loss_is_part_of_the_graph() -> None:
         picture(model.step_graph(CrossEntropyLoss()))
         == """\
 graph "loss" (%0 "input": float32[2, 3], %2 "target": int64[2]) {
-  %1 "0.relu": float32[2, 3] = Relu(%0) @"0"
-  %3 "loss.logsoftmax": float32[2, 3] = LogSoftmax(%1) {axis: 1} @"loss"
+  %1 "0.relu": float32[2, 3] = aten.relu.default(%0) {self: $0} @"0"
+  %3 "loss.log_softmax": float32[2, 3] = aten.log_softmax.int(%1) {self: $0, dim: 1} @"loss"
   %4 "loss.reshape": int64[2, 1] = Reshape(%2) {shape: [2, 1]} @"loss"
   %5 "loss.gatherelements": float32[2, 1] = GatherElements(%3, %4) {axis: 1} @"loss"
-  %6 "loss.reducemean": float32[] = ReduceMean(%5) {axes: [0, 1], keepdims: false} @"loss"
-  %7 "loss.neg": float32[] = Neg(%6) @"loss"
+  %6 "loss.mean": float32[] = aten.mean.dim(%5) {self: $0, dim: [0, 1], keepdim: false} @"loss"
+  %7 "loss.neg": float32[] = aten.neg.default(%6) {self: $0} @"loss"
 
   return %7
 }
 """
     )
     assert picture(model.step_graph(MSELoss())).splitlines()[2:5] == [
-        '  %3 "loss.sub": float32[2, 3] = Sub(%1, %2) @"loss"',
-        '  %4 "loss.mul": float32[2, 3] = Mul(%3, %3) @"loss"',
-        '  %5 "loss.reducemean": float32[] = ReduceMean(%4) {axes: [0, 1], keepdims: false} @"loss"',
+        '  %3 "loss.sub": float32[2, 3] = aten.sub.Tensor(%1, %2) {self: $0, other: $1} @"loss"',
+        '  %4 "loss.mul": float32[2, 3] = aten.mul.Tensor(%3, %3) {self: $0, other: $1} @"loss"',
+        '  %5 "loss.mean": float32[] = aten.mean.dim(%4) {self: $0, dim: [0, 1], keepdim: false} @"loss"',
     ]
 
 

@@ -326,11 +326,11 @@ def test_what_was_refused_is_not_added() -> None:
 OPERATIONS: dict[str, tuple[Callable[[IRTensor], object], str]] = {
     "shapes": (
         lambda x: x + functional.reshape(x, (3, 2)),
-        "Add found the shapes [2, 3] and [3, 2], which do not broadcast",
+        "add found the shapes [2, 3] and [3, 2], which do not broadcast",
     ),
     "dtypes": (
         lambda x: x + functional.cast(x, "float64"),
-        "Add found float32 and float64, expected one dtype: cast() one of them",
+        "add found float32 and float64, expected one dtype: cast() one of them",
     ),
     "a fraction": (
         lambda x: functional.cast(x, "int64") * 0.5,

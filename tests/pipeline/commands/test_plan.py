@@ -17,7 +17,7 @@ from pipeline.cli import app
 from pipeline.errors import ConfigError, SourceError, UsageError
 from pipeline.importers import from_onnx
 from pipeline.lowering import lower
-from pipeline.ops import EMITTERS
+from pipeline.ops import emitter_of
 from pipeline.planning import PlanFile, encode_plans, make_plan
 from pipeline.stages.plan_files import write_plan_files
 from pipeline.workspace import Workspace
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, 8]) for name in "xy")
     graph = helper.make_graph(nodes, "small", [x], [y], [w])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), folder / "model.onnx")
-    imported = from_onnx(folder / "model.onnx", emitters=EMITTERS)
+    imported = from_onnx(folder / "model.onnx", emitter_of=emitter_of)
     plan = make_plan(imported, lower(imported))
     write_plan_files(plan, imported, folder / "model.onnx", Workspace(folder))
     (folder / "two.bin").write_bytes(encode_plans(PlanFile({"prefill": plan, "decode": plan})))

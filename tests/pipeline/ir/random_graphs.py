@@ -20,6 +20,7 @@ from pipeline.ir import (
     TensorSpec,
     TorchConst,
 )
+from pipeline.ir.builder import FindEmitter
 
 INTS = st.integers(-(2**70), 2**70)
 FLOATS = st.floats(allow_nan=False)
@@ -45,9 +46,9 @@ SPECS = st.builds(
 KERNELS = st.builds(KernelSpec, st.integers(-9, 2**40), st.text(), st.binary())
 
 
-def kernel_of(kernel: KernelSpec | None) -> dict:
+def kernel_of(kernel: KernelSpec | None) -> FindEmitter:
     """Emitters that give the kind "K" this kernel."""
-    return {} if kernel is None else {"K": lambda attrs, inputs, outputs: kernel}
+    return lambda kind: None if kernel is None or kind != "K" else lambda attrs, inputs, outputs: kernel
 
 
 @st.composite

@@ -10,7 +10,7 @@ from pipeline.ir.expression import evaluate, names_in
 
 TEXT = """
 graph "pairs" (%0 "x": float32[n, 3] strides [1, n], %1 "y": float32["2*n"]) {
-  %2 "s": float32["((n//2)) + 1", 3] = "aten.slice.Tensor"(%0) {self: $0, end: size("n"), sizes: [1, size("n + 1")]}
+  %2 "s": float32["((n//2)) + 1", 3] = aten.slice.Tensor(%0) {self: $0, end: size("n"), sizes: [1, size("n + 1")]}
 
   dim n: 2 .. 64
   guard "Eq(Mod(n, 2), 0)"
@@ -31,7 +31,7 @@ def test_every_name_becomes_a_number(graph: Graph) -> None:
     assert (
         to_text(bound)
         == """graph "pairs" (%0 "x": float32[4, 3] strides [1, 4], %1 "y": float32[8]) {
-  %2 "s": float32[3, 3] = "aten.slice.Tensor"(%0) {self: $0, end: 4, sizes: [1, 5]}
+  %2 "s": float32[3, 3] = aten.slice.Tensor(%0) {self: $0, end: 4, sizes: [1, 5]}
 
   return %2
 }

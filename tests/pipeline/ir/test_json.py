@@ -44,7 +44,7 @@ PICTURE = {
 
 
 def picture() -> Graph:
-    b = Builder("act", {"Leaky": lambda attrs, inputs, outputs: KernelSpec(12, "f", b"\x0a\xd7")})
+    b = Builder("act", {"Leaky": lambda attrs, inputs, outputs: KernelSpec(12, "f", b"\x0a\xd7")}.get)
     x = b.input("x", TensorSpec(("batch", 4), "float32"))
     w = b.param("w", TensorSpec((4,), "float32", "cuda:0"))
     attrs = {"alpha": 1.0, "top": math.inf, "sizes": (1, 2), "on": True}

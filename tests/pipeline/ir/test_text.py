@@ -28,7 +28,7 @@ PICTURE = r"""graph "mlp" (%0 "x": float32[batch, 4], %1 "mask": bool["2*s0"]) {
 
 
 def picture() -> Graph:
-    b = Builder("mlp", {"Leaky": lambda attrs, inputs, outputs: KernelSpec(12, "f", b"\x0a\xd7")})
+    b = Builder("mlp", {"Leaky": lambda attrs, inputs, outputs: KernelSpec(12, "f", b"\x0a\xd7")}.get)
     x = b.input("x", TensorSpec(("batch", 4), "float32"))
     b.input("mask", TensorSpec(("2*s0",), "bool"))
     w = b.param("fc.weight", TensorSpec((4, 8), "float32"))

@@ -9,10 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipeline.errors import InternalError
-from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, Role, TensorSpec
 from pipeline.lowering import lower
-from pipeline.ops import EMITTERS, KINDS, Layout
+from pipeline.ops import KINDS, GraphBuilder, Layout
 from pipeline.planning import ExecutionPlan, check_plan, make_plan
 from pipeline.planning.check import violations
 from pipeline.planning.check.view_semantics import VIEW_INDEX
@@ -124,12 +123,12 @@ F32 = TensorSpec((16,), "float32")
 
 def small() -> tuple[ExecutionPlan, dict[str, int]]:
     """x → a = Tanh → v = Identity(a) → b = Neg(a) → y = Sub(b, v); a, v share storage, b and y share storage."""
-    builder = Builder("small", EMITTERS)
+    builder = GraphBuilder("small")
     x = builder.input("x", F32)
-    (a,) = builder.emit("Tanh", [x], [("a", F32)])
+    (a,) = builder.emit("aten.tanh.default", [x], [("a", F32)])
     (v,) = builder.emit("Identity", [a], [("v", F32)])
-    (b,) = builder.emit("Neg", [a], [("b", F32)])
-    (y,) = builder.emit("Sub", [b, v], [("y", F32)])
+    (b,) = builder.emit("aten.neg.default", [a], [("b", F32)])
+    (y,) = builder.emit("aten.sub.Tensor", [b, v], [("y", F32)])
     return plan_graph(builder.build([y])), {"x": x, "a": a, "v": v, "b": b, "y": y}
 
 
@@ -171,9 +170,9 @@ def test_each_rule(change, message: str) -> None:
 
 
 def test_outputs_that_share_storage_are_caught() -> None:
-    builder = Builder("two", EMITTERS)
+    builder = GraphBuilder("two")
     x = builder.input("x", F32)
-    (a,) = builder.emit("Tanh", [x], [("a", F32)])
+    (a,) = builder.emit("aten.tanh.default", [x], [("a", F32)])
     (b,) = builder.emit("Identity", [a], [("b", F32)])
     plan = plan_graph(builder.build([a, b]))
     assert plan.alias == {}
@@ -182,7 +181,7 @@ def test_outputs_that_share_storage_are_caught() -> None:
 
 
 def test_an_output_on_an_inputs_storage_is_caught() -> None:
-    builder = Builder("through", EMITTERS)
+    builder = GraphBuilder("through")
     x = builder.input("x", F32)
     (y,) = builder.emit("Identity", [x], [("y", F32)])
     plan = plan_graph(builder.build([y]))
@@ -192,21 +191,21 @@ def test_an_output_on_an_inputs_storage_is_caught() -> None:
 
 
 def test_a_broadcast_operand_may_not_be_written_over() -> None:
-    builder = Builder("broadcast", EMITTERS)
+    builder = GraphBuilder("broadcast")
     x = builder.input("x", TensorSpec((2, 8), "float32"))
     row = TensorSpec((1, 8), "float32")
-    (r,) = builder.emit("ReduceSum", [x], [("row", row)], {"axes": (0,), "keepdims": True})
-    (y,) = builder.emit("Add", [r, x], [("y", TensorSpec((2, 8), "float32"))])
+    (r,) = builder.emit("aten.sum.dim_IntList", [x], [("row", row)], {"dim": (0,), "keepdim": True})
+    (y,) = builder.emit("aten.add.Tensor", [r, x], [("y", TensorSpec((2, 8), "float32"))])
     plan = plan_graph(builder.build([y]))
     bad = replace(plan, alias={y: r}, offsets=without(plan, y))
     assert "call 1 Add may not put 'y' (vid 2, output) on the storage of 'row' (vid 1, tmp)" in violations(bad)
 
 
 def test_an_operand_that_is_given_twice_may_not_be_written_over() -> None:
-    builder = Builder("square", EMITTERS)
+    builder = GraphBuilder("square")
     x = builder.input("x", F32)
-    (a,) = builder.emit("Tanh", [x], [("a", F32)])
-    (y,) = builder.emit("Mul", [a, a], [("y", F32)])
+    (a,) = builder.emit("aten.tanh.default", [x], [("a", F32)])
+    (y,) = builder.emit("aten.mul.Tensor", [a, a], [("y", F32)])
     plan = plan_graph(builder.build([y]))
     assert plan.alias == {}
     bad = replace(plan, alias={y: a}, offsets=without(plan, y))
@@ -247,25 +246,27 @@ def test_a_layout_that_is_moved_turned_or_dropped_is_caught(graph: Graph, data: 
     ],
 )
 def test_each_rule_of_layouts(change, message: str) -> None:
-    builder = Builder("pieces", EMITTERS)
+    builder = GraphBuilder("pieces")
     x, half = builder.input("x", F32), TensorSpec((8,), "float32")
-    (a,) = builder.emit("Tanh", [x], [("a", F32)])
+    (a,) = builder.emit("aten.tanh.default", [x], [("a", F32)])
     p, q = builder.emit("Split", [a], [("p", half), ("q", half)], {"axis": 0, "sizes": (8, 8)})
-    plan = plan_graph(builder.build(builder.emit("Sub", [p, q], [("y", half)])))
+    plan = plan_graph(builder.build(builder.emit("aten.sub.Tensor", [p, q], [("y", half)])))
     assert violations(plan) == []
     with pytest.raises(InternalError, match=message):
         check_plan(replace(plan, layouts={q: change(plan.layouts[q])}))
 
 
 def test_a_result_over_the_root_of_a_piece_that_is_read_later_is_caught() -> None:
-    builder = Builder("pieces", EMITTERS)
+    builder = GraphBuilder("pieces")
     x, half = builder.input("x", F32), TensorSpec((8,), "float32")
-    (a,) = builder.emit("Tanh", [x], [("a", F32)])
+    (a,) = builder.emit("aten.tanh.default", [x], [("a", F32)])
     p, q = builder.emit("Split", [a], [("p", half), ("q", half)], {"axis": 0, "sizes": (8, 8)})
-    (b,) = builder.emit("Neg", [a], [("b", F32)])
-    (r,) = builder.emit("ReduceSum", [b], [("r", TensorSpec((1,), "float32"))], {"axes": (0,), "keepdims": True})
-    (s,) = builder.emit("Sub", [p, r], [("s", half)])
-    plan = plan_graph(builder.build(builder.emit("Sub", [s, q], [("y", half)])))
+    (b,) = builder.emit("aten.neg.default", [a], [("b", F32)])
+    (r,) = builder.emit(
+        "aten.sum.dim_IntList", [b], [("r", TensorSpec((1,), "float32"))], {"dim": (0,), "keepdim": True}
+    )
+    (s,) = builder.emit("aten.sub.Tensor", [p, r], [("s", half)])
+    plan = plan_graph(builder.build(builder.emit("aten.sub.Tensor", [s, q], [("y", half)])))
     bad = replace(plan, offsets=without(plan, b), alias={**plan.alias, b: a})
     assert "call 4 Sub reads 'p' (vid 2, tmp), which is overwritten by call 2" in violations(bad)
 
@@ -275,7 +276,7 @@ def test_every_kind_that_may_be_a_view_has_its_definition() -> None:
 
 
 def test_two_results_of_one_call_on_the_same_bytes_are_caught_even_if_one_is_never_read() -> None:
-    builder = Builder("split", EMITTERS)
+    builder = GraphBuilder("split")
     x = builder.input("x", F32)
     half = TensorSpec((8,), "float32")
     a, b = builder.emit("Split", [x], [("a", half), ("b", half)], {"axis": 0, "sizes": (8, 8)})
@@ -295,11 +296,11 @@ def test_a_call_that_writes_an_input_is_caught() -> None:
 
 def strided_plan(strides: tuple[int, ...]) -> ExecutionPlan:
     """y = Tanh(Transpose(x)) of an x with these strides in the trace."""
-    builder = Builder("strided", EMITTERS)
+    builder = GraphBuilder("strided")
     x = builder.input("x", TensorSpec((2, 3), "float32"))
     turned = TensorSpec((3, 2), "float32")
     (t,) = builder.emit("Transpose", [x], [("t", turned)], {"perm": (1, 0)})
-    graph = builder.build(builder.emit("Tanh", [t], [("y", turned)]))
+    graph = builder.build(builder.emit("aten.tanh.default", [t], [("y", turned)]))
     first, *rest = graph.values
     return plan_graph(replace(graph, values=(replace(first, strides=strides), *rest)))
 
@@ -329,10 +330,10 @@ def test_a_given_tensor_in_another_order_is_caught(traced: tuple[int, ...], wron
 
 def counting_plan(*, late: bool = False, shown: bool = False, updated: bool = True) -> ExecutionPlan:
     """new = Add(state, x); y = Neg(new), or of the old state (`late`), and perhaps the new value as an output."""
-    builder = Builder("counted", EMITTERS)
+    builder = GraphBuilder("counted")
     x, state = builder.input("x", F32), builder.state("s", F32)
-    (new,) = builder.emit("Add", [state, x], [("new", F32)])
-    outputs = builder.emit("Neg", [state if late else new], [("y", F32)])
+    (new,) = builder.emit("aten.add.Tensor", [state, x], [("new", F32)])
+    outputs = builder.emit("aten.neg.default", [state if late else new], [("y", F32)])
     graph = builder.build([*outputs, *([new] if shown else [])])
     return plan_graph(replace(graph, updates={state: new} if updated else {}))
 

@@ -13,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import SourceError
-from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import lower
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder
 from pipeline.planning import from_json, make_plan, to_json
 from tests.support.planning_graphs import graphs
 
-STRANGE = (None, True, -1, 0, 2**80, 1.5, "", "Add", [], [0], {}, {"a": 1})
+STRANGE = (None, True, -1, 0, 2**80, 1.5, "", "aten.add.Tensor", [], [0], {}, {"a": 1})
 
 
 def write(graph: Graph) -> Any:
@@ -72,9 +71,9 @@ def test_other_versions_are_refused(data: Any) -> None:
 
 def with_call(**change: Any) -> Any:
     """The plan of `y = Neg(x)` with something else in its call."""
-    builder = Builder("small", EMITTERS)
+    builder = GraphBuilder("small")
     x = builder.input("x", TensorSpec((2,), "float32"))
-    data = write(builder.build(builder.emit("Neg", [x], [("y", TensorSpec((2,), "float32"))])))
+    data = write(builder.build(builder.emit("aten.neg.default", [x], [("y", TensorSpec((2,), "float32"))])))
     data["calls"][0] |= change
     return data
 
@@ -82,10 +81,10 @@ def with_call(**change: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "Sub"}, "calls.0.kind is 'Sub'; expected 'Neg'"),
+        ({"kind": "aten.sub.Tensor"}, "calls.0.kind is 'aten.sub.Tensor'; expected 'Neg'"),
         ({"kind_id": 99}, "call 0: no kernel has the kind_id 99"),
-        ({"attr_schema": "neg/2:"}, "Neg has the attr schema 'neg/2:'; expected 'neg/1:'"),
-        ({"attr_blob": "00"}, "attr blob has 1 bytes, but 'neg/1:' ends after 0"),
+        ({"attr_schema": "neg/2:"}, "Neg has the attr schema 'neg/2:'; expected 'neg/1:order=i[]'"),
+        ({"attr_blob": "00"}, "attr blob of 1 bytes does not fit 'neg/1:order=i[]'"),
         ({"in_vids": [7]}, "vid 7 has no slot"),
         ({"in_vids": [0.0]}, "calls.0.in_vids.0 is 0.0; expected 0"),
         ({"stream": 3}, "calls.0 has other keys than a plan: stream"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InternalError, SourceError
-from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, KernelSpec, Role, TensorSpec
 from pipeline.ir.json import digest_graph
 from pipeline.lowering import KernelCall, lower, with_kernels
 from pipeline.lowering.traced_order import in_traced_order
-from pipeline.ops import EMITTERS, Kind, pack
+from pipeline.ops import GraphBuilder, Kind, pack
 from pipeline.planning import ExecutionPlan, check_against, check_plan, make_plan
 from pipeline.planning.check import differences, violations
 from pipeline.runtime.program import UnboundProgram
@@ -215,26 +215,28 @@ def test_the_message_names_call_and_field(decoder: Graph) -> None:
 
 
 def test_a_schema_of_no_kernel_is_refused() -> None:
-    """`other/99:alpha=f` has the field that the kernel reads, and is no schema of it; nor is such an op lowered."""
-    builder = Builder("leaky", EMITTERS)
+    """A schema that has the field which the kernel reads, and is no schema of it; nor is such an op lowered."""
+    builder = GraphBuilder("leaky")
     x = builder.input("x", TensorSpec((2,), "float32"))
-    (y,) = builder.emit("LeakyRelu", [x], [("y", TensorSpec((2,), "float32"))], {"alpha": 0.5})
+    (y,) = builder.emit("aten.leaky_relu.default", [x], [("y", TensorSpec((2,), "float32"))], {"negative_slope": 0.5})
     graph = builder.build([y])
     plan = plan_graph(graph)
-    strange = replace(plan, calls=(replace(plan.calls[0], attr_schema="other/99:alpha=f"),))
-    message = "LeakyRelu has the attr schema 'other/99:alpha=f'; expected 'leakyrelu/1:alpha=f'"
+    strange = replace(plan, calls=(replace(plan.calls[0], attr_schema="other/99:negative_slope=n"),))
+    message = (
+        "LeakyRelu has the attr schema 'other/99:negative_slope=n'; expected 'leakyrelu/1:negative_slope=n,order=i[]'"
+    )
     assert violations(strange) == [f"call 0: {message}"]
-    kernel = KernelSpec(int(Kind.LeakyRelu), "other/99:alpha=f", plan.calls[0].attr_blob)
-    with pytest.raises(InternalError, match=message):
+    kernel = KernelSpec(int(Kind.LeakyRelu), "other/99:negative_slope=n", plan.calls[0].attr_blob)
+    with pytest.raises(InternalError, match=re.escape(message)):
         lower(replace(graph, ops=(replace(graph.ops[0], kernel=kernel),)))
 
 
 def test_a_slice_of_step_0_is_refused_in_a_sentence() -> None:
-    builder = Builder("cut", EMITTERS)
+    builder = GraphBuilder("cut")
     x = builder.input("x", TensorSpec((4,), "float32"))
     attrs = {"starts": (0,), "ends": (4,), "axes": (0,), "steps": (2,)}
     (v,) = builder.emit("Slice", [x], [("v", TensorSpec((2,), "float32"))], attrs)
-    (y,) = builder.emit("Relu", [v], [("y", TensorSpec((2,), "float32"))])
+    (y,) = builder.emit("aten.relu.default", [v], [("y", TensorSpec((2,), "float32"))])
     plan = plan_graph(builder.build([y]))
     blob = pack(plan.calls[0].attr_schema, {**attrs, "steps": (0,)})
     strange = replace(plan, calls=(replace(plan.calls[0], attr_blob=blob), plan.calls[1]))

@@ -10,10 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipeline.errors import UsageError
-from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import lower
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder
 from pipeline.planning import (
     ExecutionPlan,
     MemoryMap,
@@ -45,14 +44,14 @@ def memory_of(plan: ExecutionPlan) -> MemoryMap:
 
 def saved_for_later() -> Graph:
     """`a` is made first and read last; the row of values between needs all of a region of 256 bytes."""
-    builder = Builder("saved", EMITTERS)
+    builder = GraphBuilder("saved")
     small = TensorSpec((32,), "float32")
     x = builder.input("x", small)
-    (a,) = builder.emit("Relu", [x], [("a", small)])
-    (b,) = builder.emit("Neg", [x], [("b", small)])
-    (c,) = builder.emit("Softmax", [b], [("c", small)], {"axis": 0})
-    (d,) = builder.emit("Softmax", [c], [("d", small)], {"axis": 0})
-    return builder.build(builder.emit("Add", [a, d], [("y", small)]))
+    (a,) = builder.emit("aten.relu.default", [x], [("a", small)])
+    (b,) = builder.emit("aten.neg.default", [x], [("b", small)])
+    (c,) = builder.emit("aten.softmax.int", [b], [("c", small)], {"dim": 0})
+    (d,) = builder.emit("aten.softmax.int", [c], [("d", small)], {"dim": 0})
+    return builder.build(builder.emit("aten.add.Tensor", [a, d], [("y", small)]))
 
 
 def test_what_is_needed_last_is_spilled_and_filled_again() -> None:
@@ -202,9 +201,9 @@ def test_what_does_not_fit_is_named(regions: list[MemoryRegion], pins: dict[str,
 
 
 def test_a_region_of_no_whole_multiple_of_64_bytes_is_used_to_its_last_byte() -> None:
-    builder = Builder("odd", EMITTERS)
+    builder = GraphBuilder("odd")
     odd = TensorSpec((25,), "float32")
-    graph = builder.build(builder.emit("Relu", [builder.input("x", odd)], [("y", odd)]))
+    graph = builder.build(builder.emit("aten.relu.default", [builder.input("x", odd)], [("y", odd)]))
     plan = map_memory(plan_graph(graph), [MemoryRegion("sram", 100), DRAM], {"y": "sram"})
     assert memory_of(plan).residences == (Residence(1, 0, 0, 0, 1),)
     assert memory_of(map_memory(plan_graph(graph), [MemoryRegion("all", 100)])).residences == (

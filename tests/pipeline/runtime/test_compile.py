@@ -10,7 +10,7 @@ from pipeline.errors import Unsupported, UsageError
 from pipeline.importers import from_onnx
 from pipeline.ir import Builder, TensorSpec
 from pipeline.lowering import lower, with_kernels
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder, emitter_of
 from pipeline.planning import make_plan
 from pipeline.runtime import compile_graph, compile_graphs
 from pipeline.runtime.compile import bind_graph
@@ -23,7 +23,7 @@ g (float[2, 3] x) => (float[2, 3] y) { a = Relu (x) y = Softmax <axis = 1> (a) }
 
 def test_emitters_that_come_late_fix_the_same_calls() -> None:
     model = onnx.parser.parse_model(TEXT)
-    early, late = from_onnx(model, emitters=EMITTERS), from_onnx(model)
+    early, late = from_onnx(model, emitter_of=emitter_of), from_onnx(model)
     assert [op.kernel for op in late.ops] == [None, None]
     assert with_kernels(late) == early
     assert with_kernels(early) is early
@@ -48,20 +48,20 @@ def test_an_unknown_kind_is_still_listed() -> None:
 @pytest.mark.parametrize("shape", [(2**31, 2**31), (0, 2**62, 2**62), (10**30,)])
 def test_sizes_that_no_machine_has_are_refused(shape: tuple[int, ...]) -> None:
     """As a file may claim them; without elements they are no better, since strides are counted without the 0."""
-    builder = Builder("g", EMITTERS)
+    builder = GraphBuilder("g")
     spec = TensorSpec(shape, "float32")
-    (y,) = builder.emit("Relu", [builder.input("x", spec)], [("y", spec)])
+    (y,) = builder.emit("aten.relu.default", [builder.input("x", spec)], [("y", spec)])
     with pytest.raises(UsageError, match=r"'x' is float32\[.*\], and no machine can address so many bytes"):
         compile_graph(builder.build([y]))
 
 
 def test_a_plan_for_more_memory_than_there_is_says_what_needs_it() -> None:
     """4 TiB for each value: a plan can be made of it, for another machine, and no program."""
-    builder = Builder("g", EMITTERS)
+    builder = GraphBuilder("g")
     x = builder.input("x", TensorSpec((1,), "float32"))
     wide = TensorSpec((2**20, 2**20), "float32")
     (a,) = builder.emit("Expand", [x], [("a", wide)], {"shape": wide.shape})
-    (b,) = builder.emit("Neg", [a], [("b", wide)])
+    (b,) = builder.emit("aten.neg.default", [a], [("b", wide)])
     graph = builder.build([b])
     assert make_plan(graph, lower(graph)).arena_bytes == 2**42
     message = (
@@ -74,7 +74,7 @@ def test_a_plan_for_more_memory_than_there_is_says_what_needs_it() -> None:
 
 
 def test_an_input_for_more_memory_than_there_is_is_refused() -> None:
-    builder = Builder("g", EMITTERS)
+    builder = GraphBuilder("g")
     x = builder.input("x", TensorSpec((2**20, 2**20), "float32"))
     (y,) = builder.emit("Slice", [x], [("y", TensorSpec((1, 2**20), "float32"))], FIRST_ROW)
     with pytest.raises(UsageError, match=r"graph 'g' needs 4096.0 GiB"):

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from pipeline.errors import InternalError, UsageError
-from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder
 from pipeline.runtime import CompiledProgram, compile_graph
 from pipeline.runtime.operands import operands
 from tests.support.torch_programs import compile_module
@@ -24,12 +23,12 @@ SMALL = TensorSpec((2, 3), "float32")
 
 def sum_and_transpose(spec: TensorSpec) -> CompiledProgram:
     """`x + w` and the transposed `x`, of which a view is made; `w` comes with the feed."""
-    builder = Builder("sum", EMITTERS)
+    builder = GraphBuilder("sum")
     x, w = builder.input("x", spec), builder.param("w", spec)
-    (total,) = builder.emit("Add", [x, w], [("total", spec)])
+    (total,) = builder.emit("aten.add.Tensor", [x, w], [("total", spec)])
     turned = TensorSpec(spec.shape[::-1], spec.dtype)
     (view,) = builder.emit("Transpose", [x], [("view", turned)], {"perm": (1, 0)})
-    (negative,) = builder.emit("Neg", [view], [("negative", turned)])
+    (negative,) = builder.emit("aten.neg.default", [view], [("negative", turned)])
     return compile_graph(builder.build([total, negative]))
 
 
@@ -47,7 +46,7 @@ def test_each_run_reads_what_it_was_given(spec: TensorSpec) -> None:
 
 
 def test_an_output_that_shows_a_large_input_still_shows_it_after_the_run() -> None:
-    builder = Builder("view", EMITTERS)
+    builder = GraphBuilder("view")
     x = builder.input("x", LARGE)
     program = compile_graph(builder.build([x]))
     first, second = torch.randn(LARGE.sizes), torch.randn(LARGE.sizes)
@@ -111,9 +110,9 @@ def test_eight_threads_share_a_program() -> None:
 def test_a_run_waits_for_no_other_run() -> None:
     """One thread stands in the middle of a run until another one has finished a run of the same program."""
     inside, done = threading.Event(), threading.Event()
-    builder = Builder("two", EMITTERS)
+    builder = GraphBuilder("two")
     x = builder.input("x", SMALL)
-    program = compile_graph(builder.build(builder.emit("Neg", [x], [("y", SMALL)])))
+    program = compile_graph(builder.build(builder.emit("aten.neg.default", [x], [("y", SMALL)])))
 
     def stand() -> torch.Tensor:
         context = program.context

@@ -20,7 +20,7 @@ from onnx.backend.test.loader import load_model_tests
 
 from pipeline.errors import Unsupported
 from pipeline.importers import from_onnx
-from pipeline.ops import EMITTERS
+from pipeline.ops import emitter_of
 from pipeline.runtime import compile_graph
 from pipeline.runtime.tensors import to_numpy
 
@@ -55,7 +55,7 @@ def difference(case: Case, model: onnx.ModelProto, inputs: list[Any], outputs: l
     feed = {value.name: array for value, array in zip(model.graph.input, map(array_of, inputs), strict=False)}
     tensors = {name: array for name, array in feed.items() if isinstance(array, np.ndarray)}
     program = compile_graph(
-        from_onnx(model, shapes={name: array.shape for name, array in tensors.items()}, emitters=EMITTERS)
+        from_onnx(model, shapes={name: array.shape for name, array in tensors.items()}, emitter_of=emitter_of)
     )
     asked = {entry.name for entry in program.feed_signature}
     found = program.run({name: array for name, array in tensors.items() if name in asked})

@@ -13,9 +13,8 @@ import torch
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.ir.bind import bind_dims
-from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder
 from pipeline.runtime import CompiledProgram, compile_graph, compile_graphs, compile_open_graph
 from pipeline.runtime.kernels.packing import (
     PackedMemory,
@@ -36,17 +35,18 @@ WIDE = 2048
 X, W = torch.randn(32, WIDE), torch.randn(WIDE, WIDE)
 
 
-def product(kind: str = "MatMul", *, dtype: str = "float32", role: str = "param", rows: int = 32) -> CompiledProgram:
-    builder = Builder("product", EMITTERS)
+def product(
+    kind: str = "aten.matmul.default", *, dtype: str = "float32", role: str = "param", rows: int = 32
+) -> CompiledProgram:
+    builder = GraphBuilder("product")
     x = builder.input("x", TensorSpec((rows, WIDE), dtype))
     w = getattr(builder, role)("w", TensorSpec((WIDE, WIDE), dtype))
-    attrs = {"alpha": 1.0, "beta": 1.0, "trans_a": False, "trans_b": False} if kind == "Gemm" else {}
-    outs = builder.emit(kind, [x, w], [("y", TensorSpec((rows, WIDE), dtype))], attrs)
+    outs = builder.emit(kind, [x, w], [("y", TensorSpec((rows, WIDE), dtype))])
     weights = {} if role == "input" else {"w": W.to(getattr(torch, dtype))}
     return compile_graph(builder.build(outs), weights)
 
 
-@pytest.mark.parametrize("kind", ["MatMul", "Gemm"])
+@pytest.mark.parametrize("kind", ["aten.matmul.default", "aten.mm.default"])
 def test_a_large_product_reads_a_packed_weight(kind: str) -> None:
     program = product(kind)
     assert program.packed_bytes >= W.nbytes
@@ -59,24 +59,26 @@ def test_other_dtypes_what_may_change_and_small_products_are_not_packed(given: d
 
 
 def test_a_weight_that_comes_with_the_feed_is_not_packed() -> None:
-    builder = Builder("fed", EMITTERS)
+    builder = GraphBuilder("fed")
     x, w = (
         builder.input("x", TensorSpec((32, WIDE), "float32")),
         builder.param("w", TensorSpec((WIDE, WIDE), "float32")),
     )
-    program = compile_graph(builder.build(builder.emit("MatMul", [x, w], [("y", TensorSpec((32, WIDE), "float32"))])))
+    program = compile_graph(
+        builder.build(builder.emit("aten.matmul.default", [x, w], [("y", TensorSpec((32, WIDE), "float32"))]))
+    )
     assert program.packed_bytes == 0
     for factor in (1, 2):
         torch.testing.assert_close(program.run({"x": X, "w": W * factor})["y"], X @ W * factor, atol=ATOL, rtol=RTOL)
 
 
 def open_product() -> Graph:
-    builder = Builder("product", EMITTERS)
+    builder = GraphBuilder("product")
     x, w = (
         builder.input("x", TensorSpec(("rows", WIDE), "float32")),
         builder.param("w", TensorSpec((WIDE, WIDE), "float32")),
     )
-    return builder.build(builder.emit("MatMul", [x, w], [("y", TensorSpec(("rows", WIDE), "float32"))]))
+    return builder.build(builder.emit("aten.matmul.default", [x, w], [("y", TensorSpec(("rows", WIDE), "float32"))]))
 
 
 def test_plans_for_several_sizes_share_a_packed_weight() -> None:
@@ -210,15 +212,14 @@ def test_a_packed_product_reads_the_strides_of_its_bias(form: str) -> None:
 
 def test_one_number_as_the_bias_of_all_columns_of_a_plan() -> None:
     """An expanded constant is a view with a stride of 0."""
-    builder = Builder("expanded", EMITTERS)
+    builder = GraphBuilder("expanded")
     x, w = (
         builder.input("x", TensorSpec((32, WIDE), "float32")),
         builder.param("w", TensorSpec((WIDE, WIDE), "float32")),
     )
     number = builder.param("number", TensorSpec((1,), "float32"))
     (bias,) = builder.emit("Expand", [number], [("bias", TensorSpec((WIDE,), "float32"))], {"shape": (WIDE,)})
-    attrs = {"alpha": 1.0, "beta": 1.0, "trans_a": False, "trans_b": False}
-    outs = builder.emit("Gemm", [x, w, bias], [("y", TensorSpec((32, WIDE), "float32"))], attrs)
+    outs = builder.emit("aten.addmm.default", [bias, x, w], [("y", TensorSpec((32, WIDE), "float32"))])
     program = compile_graph(builder.build(outs), {"w": W, "number": torch.tensor([0.5])})
     assert program.packed_bytes
     torch.testing.assert_close(program.run({"x": X})["y"], X @ W + 0.5, atol=ATOL, rtol=RTOL)

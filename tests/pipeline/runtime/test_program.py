@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InternalError, SourceError, Unsupported, UsageError
-from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder
 from pipeline.runtime import CompiledProgram, compile_graph
 from pipeline.runtime.program import UnboundProgram
 from tests.support.planning_graphs import Stored, graphs
@@ -27,14 +26,14 @@ X = torch.arange(6.0).reshape(2, 3)
 
 
 def one(kind: str, spec: TensorSpec = F32, **attrs) -> CompiledProgram:
-    builder = Builder("one", EMITTERS)
+    builder = GraphBuilder("one")
     x = builder.input("x", spec)
     return compile_graph(builder.build(builder.emit(kind, [x], [("y", spec)], attrs)))
 
 
 def test_what_is_kept_in_the_arena_cannot_grow() -> None:
     """Some operators resize their result, and would write over what stands beside it."""
-    program = one("Neg")
+    program = one("aten.neg.default")
     ((vid, _),) = program.plan.offsets.items()
     with pytest.raises(RuntimeError, match="not resizable"):
         program.context._slots[vid].resize_(7)
@@ -48,20 +47,20 @@ def naive(graph: Graph, feed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
         attrs: dict[str, Any] = dict(op.attrs)
         ins = [values[vid] for vid in op.inputs]
         kinds: dict[str, Any] = {
-            "Relu": lambda x: [x.relu()],
-            "Neg": lambda x: [-x],
-            "Tanh": lambda x: [x.tanh()],
-            "Add": lambda a, b: [a + b],
-            "Sub": lambda a, b: [a - b],
-            "Mul": lambda a, b: [a * b],
+            "aten.relu.default": lambda x: [x.relu()],
+            "aten.neg.default": lambda x: [-x],
+            "aten.tanh.default": lambda x: [x.tanh()],
+            "aten.add.Tensor": lambda a, b: [a + b],
+            "aten.sub.Tensor": lambda a, b: [a - b],
+            "aten.mul.Tensor": lambda a, b: [a * b],
             "Identity": lambda x: [x],
             "Tile": lambda x: [x],
             "Reshape": lambda x, attrs=attrs: [x.reshape(attrs["shape"])],
             "Transpose": lambda x, attrs=attrs: [x.permute(attrs["perm"])],
             "Slice": lambda x, attrs=attrs: [_cut(x, attrs)],
             "Expand": lambda x, attrs=attrs: [x.expand(attrs["shape"])],
-            "MatMul": lambda a, b: [a @ b],
-            "Softmax": lambda x: [x.softmax(-1)],
+            "aten.matmul.default": lambda a, b: [a @ b],
+            "aten.softmax.int": lambda x: [x.softmax(-1)],
             "Split": lambda x, attrs=attrs: x.split(list(attrs["sizes"]), 0),
             "Concat": lambda a, b: [torch.cat([a, b], 0)],
         }
@@ -91,7 +90,7 @@ def test_any_graph_computes_what_plain_torch_computes(graph: Graph, seed: int) -
 
 
 def test_outputs_are_the_callers_unless_views_are_asked_for() -> None:
-    program = one("Neg")
+    program = one("aten.neg.default")
     kept, view = program.run({"x": X})["y"], program.run({"x": X}, copy=False)["y"]
     program.run({"x": X + 1})
     assert torch.equal(kept, -X)
@@ -99,7 +98,7 @@ def test_outputs_are_the_callers_unless_views_are_asked_for() -> None:
 
 
 def test_numpy_and_strided_feeds() -> None:
-    program = one("Neg")
+    program = one("aten.neg.default")
     strided = torch.arange(6.0).reshape(3, 2).T
     assert torch.equal(program.run({"x": strided})["y"], -strided)
     assert torch.equal(program.run({"x": X.numpy()})["y"], -X)
@@ -107,7 +106,7 @@ def test_numpy_and_strided_feeds() -> None:
 
 
 def test_an_input_may_be_an_output_and_is_copied() -> None:
-    builder = Builder("through", EMITTERS)
+    builder = GraphBuilder("through")
     x = builder.input("x", F32)
     actual = compile_graph(builder.build([x])).run({"x": X})["x"]
     assert torch.equal(actual, X)
@@ -129,11 +128,11 @@ def test_an_input_may_be_an_output_and_is_copied() -> None:
 )
 def test_a_feed_that_does_not_fit(feed, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        one("Neg").run(feed)
+        one("aten.neg.default").run(feed)
 
 
 def test_a_near_miss_is_named() -> None:
-    builder = Builder("bert", EMITTERS)
+    builder = GraphBuilder("bert")
     x = builder.input("input_ids", F32)
     with pytest.raises(UsageError, match="did you mean 'input_ids'"):
         compile_graph(builder.build([x])).run({"inputs_ids": X})
@@ -154,7 +153,7 @@ def test_weights_are_bound_without_a_copy(dtype: str, numpy_dtype: type) -> None
     """Read-only, as a mapped file is; torch would warn, and warnings are errors here."""
     array = np.array([0, 1, 1], numpy_dtype)
     array.flags.writeable = False
-    builder = Builder("weight", EMITTERS)
+    builder = GraphBuilder("weight")
     weight = builder.const("weight", TensorSpec((3,), dtype), Stored(array))
     actual = compile_graph(builder.build([weight])).run({}, copy=False)["weight"]
     assert actual.data_ptr() == array.ctypes.data
@@ -165,13 +164,13 @@ def test_weights_are_bound_without_a_copy(dtype: str, numpy_dtype: type) -> None
     "array", [np.arange(6, dtype=">f4"), np.arange(12, dtype="f4")[::2], np.arange(6, dtype="f4")[::-1]]
 )
 def test_odd_layouts_are_copied(array: np.ndarray) -> None:
-    builder = Builder("weight", EMITTERS)
+    builder = GraphBuilder("weight")
     weight = builder.const("weight", TensorSpec((6,), "float32"), Stored(array))
     assert compile_graph(builder.build([weight])).run({})["weight"].tolist() == array.tolist()
 
 
 def test_a_weight_outlives_its_file_object() -> None:
-    builder = Builder("weight", EMITTERS)
+    builder = GraphBuilder("weight")
     weight = builder.const("weight", TensorSpec((1 << 18,), "float32"), Stored(np.full(1 << 18, 7, np.float32)))
     program = compile_graph(builder.build([weight]))
     del builder
@@ -180,7 +179,7 @@ def test_a_weight_outlives_its_file_object() -> None:
 
 
 def test_a_scalar_and_an_empty_weight() -> None:
-    builder = Builder("weights", EMITTERS)
+    builder = GraphBuilder("weights")
     scalar = builder.const("scalar", TensorSpec((), "float32"), Stored(np.array(3, np.float32)))
     empty = builder.const("empty", TensorSpec((0, 2), "int64"), Stored(np.empty((0, 2), np.int64)))
     actual = compile_graph(builder.build([scalar, empty])).run({})
@@ -188,45 +187,45 @@ def test_a_scalar_and_an_empty_weight() -> None:
 
 
 def test_a_weight_of_another_shape_is_refused() -> None:
-    builder = Builder("weight", EMITTERS)
+    builder = GraphBuilder("weight")
     weight = builder.param("weight", TensorSpec((3,), "float32"), Stored(np.zeros(4, np.float32)))
     with pytest.raises(SourceError, match=r"param 'weight' holds float32\[4\].*declares float32\[3\]"):
         compile_graph(builder.build([weight]))
 
 
 def test_a_weight_without_bytes_comes_with_the_feed() -> None:
-    builder = Builder("weightless", EMITTERS)
+    builder = GraphBuilder("weightless")
     x, w = builder.input("x", F32), builder.param("w", F32)
-    program = compile_graph(builder.build(builder.emit("Add", [x, w], [("y", F32)])))
+    program = compile_graph(builder.build(builder.emit("aten.add.Tensor", [x, w], [("y", F32)])))
     assert [entry.name for entry in program.feed_signature] == ["x", "w"]
     assert torch.equal(program.run({"x": X, "w": X})["y"], 2 * X)
 
 
 def test_another_device_is_unsupported() -> None:
     with pytest.raises(Unsupported, match="'x' is on device 'cuda:0'"):
-        one("Neg", TensorSpec((2,), "float32", "cuda:0"))
+        one("aten.neg.default", TensorSpec((2,), "float32", "cuda:0"))
 
 
 def test_a_kernel_that_fails_is_named_with_its_neighbours() -> None:
-    builder = Builder("wrong", EMITTERS)
+    builder = GraphBuilder("wrong")
     x, w = builder.input("x", F32), builder.input("w", F32)
-    graph = builder.build(builder.emit("MatMul", [x, w], [("y", F32)]))
+    graph = builder.build(builder.emit("aten.matmul.default", [x, w], [("y", F32)]))
     with pytest.raises(InternalError, match=r"call 0 MatMul\(x: float32\[2, 3\], w: float32\[2, 3\]\) → y: .*failed"):
         compile_graph(graph)
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_a_wrong_output_shape_is_caught_by_the_first_run() -> None:
-    builder = Builder("wrong", EMITTERS)
+    builder = GraphBuilder("wrong")
     x = builder.input("x", F32)
-    program = compile_graph(builder.build(builder.emit("Neg", [x], [("y", TensorSpec((6,), "float32"))])))
+    program = compile_graph(builder.build(builder.emit("aten.neg.default", [x], [("y", TensorSpec((6,), "float32"))])))
     with pytest.raises(InternalError, match=r"Neg.*made \[2, 3\] for y: float32\[6\]"):
         program.run({"x": X})
 
 
 def test_an_unknown_kernel_is_refused() -> None:
-    builder = Builder("one", EMITTERS)
-    graph = builder.build(builder.emit("Neg", [builder.input("x", F32)], [("y", F32)]))
+    builder = GraphBuilder("one")
+    graph = builder.build(builder.emit("aten.neg.default", [builder.input("x", F32)], [("y", F32)]))
     plan = compile_graph(graph).plan
     calls = (replace(plan.calls[0], kind_id=9999),)
     with pytest.raises(InternalError, match="kind_id 9999, for which this runtime has no kernel"):
@@ -234,7 +233,7 @@ def test_an_unknown_kernel_is_refused() -> None:
 
 
 def test_the_feed_is_not_kept_alive() -> None:
-    program = one("Neg")
+    program = one("aten.neg.default")
     given = np.zeros((2, 3), np.float32)
     alive = weakref.ref(given)
     program.run({"x": given})
@@ -244,7 +243,7 @@ def test_the_feed_is_not_kept_alive() -> None:
 
 def test_runs_allocate_no_outputs() -> None:
     """A thousand runs of a thousand elements, without views kept: Python's own heap stays flat."""
-    program = one("Neg", TensorSpec((1000,), "float32"))
+    program = one("aten.neg.default", TensorSpec((1000,), "float32"))
     feed = {"x": torch.zeros(1000)}
     first = program.run(feed, copy=False)["y"].data_ptr()
     tracemalloc.start()
@@ -258,12 +257,14 @@ def test_runs_allocate_no_outputs() -> None:
 def test_a_large_output_is_made_where_the_caller_has_it() -> None:
     """Run by run in a tensor of its own, without a copy; and in the arena where the caller asks for views."""
     spec = TensorSpec((2, 1 << 14), "float32")
-    builder = Builder("large", EMITTERS)
+    builder = GraphBuilder("large")
     x, w = builder.input("x", spec), builder.param("w", spec)
-    (t,) = builder.emit("Neg", [w], [("t", spec)])
-    (y,) = builder.emit("Add", [t, x], [("y", spec)])
-    (z,) = builder.emit("Mul", [w, w], [("z", spec)])
-    (s,) = builder.emit("ReduceSum", [y], [("s", TensorSpec((2, 1), "float32"))], {"axes": (1,), "keepdims": True})
+    (t,) = builder.emit("aten.neg.default", [w], [("t", spec)])
+    (y,) = builder.emit("aten.add.Tensor", [t, x], [("y", spec)])
+    (z,) = builder.emit("aten.mul.Tensor", [w, w], [("z", spec)])
+    (s,) = builder.emit(
+        "aten.sum.dim_IntList", [y], [("s", TensorSpec((2, 1), "float32"))], {"dim": (1,), "keepdim": True}
+    )
     program = compile_graph(builder.build([y, z, s]))
     feeds = [{"x": torch.full(spec.sizes, float(at)), "w": torch.full(spec.sizes, at + 1.0)} for at in range(4)]
     feeds[2]["w"] = feeds[1]["w"]

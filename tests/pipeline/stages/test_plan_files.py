@@ -17,7 +17,7 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.importers import from_onnx
 from pipeline.ir.graph import Graph
 from pipeline.lowering import lower
-from pipeline.ops import EMITTERS
+from pipeline.ops import emitter_of
 from pipeline.planning import StoredBytes, check_weights, decode_plans, from_json, make_plan
 from pipeline.stages.plan_files import raw_data_places, stored_bytes, with_memory_map, write_plan_files
 from pipeline.workspace import Workspace
@@ -41,7 +41,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def graph_of(model: Path) -> Graph:
-    return from_onnx(model, emitters=EMITTERS)
+    return from_onnx(model, emitter_of=emitter_of)
 
 
 def bytes_at(folder: Path, stored: StoredBytes) -> bytes:

@@ -17,9 +17,10 @@ from pipeline.errors import Unsupported
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.aten.out_variants import may_write_into
 from pipeline.runtime.kernels.base import Launch, Outs
-from pipeline.runtime.kernels.blocked import launch_in_blocks
-from pipeline.runtime.kernels.launches import copy_result, in_turn
+from pipeline.runtime.kernels.launches import copy_result
 from pipeline.runtime.kernels.max_pool import PoolWindow, launch_max_pool
+from pipeline.runtime.kernels.products import flatten_rows, multiply_batches, multiply_matrices
+from pipeline.runtime.own_operators import compute_unsigned
 from pipeline.runtime.torch_args import CPU_FALLBACKS
 
 FastPath = Callable[[AtenCall, Outs], Launch | None]
@@ -56,18 +57,23 @@ def convert(call: AtenCall, outs: Outs) -> Launch:
     return partial(outs[0].copy_, call.args[0])
 
 
+def compute_by_numpy(call: AtenCall, outs: Outs) -> Launch:
+    left, right, function = call.args
+    return partial(compute_unsigned, function, left, right, outs[0])
+
+
 def linear(call: AtenCall, outs: Outs) -> Launch | None:
     """One product of matrices with the bias, as torch computes it for contiguous rows."""
     x, weight = call.args[:2]
     bias = call.given.get("bias")
-    rows, out = _flat(x, 1), _flat(outs[0], 1)
+    rows, out = flatten_rows(x, 1), flatten_rows(outs[0], 1)
     if rows is None or out is None or weight.dim() != 2:
         return then_copy(nn.linear)(call, outs)
-    return _product(rows, weight.t(), bias, out)
+    return multiply_matrices(rows, weight.t(), bias, out)
 
 
 def mm(call: AtenCall, outs: Outs) -> Launch:
-    return _product(call.args[0], call.args[1], None, outs[0])
+    return multiply_matrices(call.args[0], call.args[1], None, outs[0])
 
 
 def addmm(call: AtenCall, outs: Outs) -> Launch | None:
@@ -75,37 +81,20 @@ def addmm(call: AtenCall, outs: Outs) -> Launch | None:
     if any(call.given.get(name, 1) != 1 for name in ("alpha", "beta")):
         return with_out(torch.addmm)(call, outs)
     bias, a, b = call.args[:3]
-    return _product(a, b, bias, outs[0])
+    return multiply_matrices(a, b, bias, outs[0])
 
 
-def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> Launch:
-    """One product of matrices, in blocks where these are faster than torch's BLAS."""
-    in_blocks = launch_in_blocks(a, b, out)
-    if in_blocks is not None:
-        return in_turn(in_blocks, None if bias is None else partial(torch.add, out, bias, out=out))
-    return partial(torch.mm, a, b, out=out) if bias is None else partial(torch.addmm, bias, a, b, out=out)
-
-
-def matmul(call: AtenCall, outs: Outs) -> Launch | None:
-    """As one product of matrices, or one per batch entry."""
-    a, b = call.args
-    if b.dim() == 2 and a.dim() >= 2:
-        rows, out = _flat(a, 1), _flat(outs[0], 1)
-        return None if rows is None or out is None else _product(rows, b, None, out)
-    if a.dim() != b.dim() or a.dim() <= 2 or a.shape[:-2] != b.shape[:-2]:
-        return None
-    left, right, out = _flat(a, 2), _flat(b, 2), _flat(outs[0], 2)
-    return None if left is None or right is None or out is None else partial(torch.bmm, left, right, out=out)
-
-
-def _flat(tensor: torch.Tensor, kept: int) -> torch.Tensor | None:
-    """All axes but the last `kept` as one; None where that takes a copy."""
-    if tensor.dim() <= kept or not tensor.numel():
-        return None
-    try:
-        return tensor.view(-1, *tensor.shape[tensor.dim() - kept :])
-    except RuntimeError:
-        return None
+def matmul(call: AtenCall, outs: Outs) -> Launch:
+    """A vector is a row on the left and a column on the right, as in numpy; torch's out= is unreliable for vectors."""
+    (a, b), out = call.args, outs[0]
+    if b.dim() == 1:
+        b, out = b.unsqueeze(1), out.unsqueeze(-1)
+    if a.dim() == 1:
+        a, out = a.unsqueeze(0), out.unsqueeze(-2)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    if out.shape != (*batch, a.shape[-2], b.shape[-1]) or a.shape[-1] != b.shape[-2]:
+        raise RuntimeError(f"the product of {list(a.shape)} and {list(b.shape)} is not {list(out.shape)}")
+    return multiply_batches(a, b, out, batch) or partial(torch.matmul, a, b, out=out)
 
 
 def batch_norm(call: AtenCall, outs: Outs) -> Launch | None:
@@ -214,14 +203,14 @@ def _copy_and_replace(out: torch.Tensor, operand: torch.Tensor, part: torch.Tens
 
 
 WITH_OUT = """
-add.Tensor sub.Tensor mul.Tensor div.Tensor pow.Tensor_Scalar pow.Tensor_Tensor
-eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar
-bitwise_and.Tensor bitwise_or.Tensor bitwise_not.default logical_and.default logical_or.default logical_not.default
-maximum.default minimum.default neg.default abs.default exp.default log.default sqrt.default rsqrt.default
-reciprocal.default sin.default cos.default erf.default tanh.default sigmoid.default clamp.default clamp.Tensor
-where.self bmm.default baddbmm.default softmax.int log_softmax.int
-sum.dim_IntList mean.dim amax.default amin.default argmax.default cumsum.default
-cat.default stack.default gather.default index_select.default
+add.Tensor sub.Tensor mul.Tensor div.Tensor div.Tensor_mode fmod.Tensor remainder.Tensor pow.Tensor_Scalar
+pow.Tensor_Tensor eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar
+ge.Tensor ge.Scalar bitwise_and.Tensor bitwise_or.Tensor bitwise_not.default logical_and.default logical_or.default
+logical_xor.default logical_not.default maximum.default minimum.default neg.default abs.default sign.default
+floor.default ceil.default round.default exp.default log.default sqrt.default rsqrt.default reciprocal.default
+sin.default cos.default erf.default tanh.default sigmoid.default clamp.default clamp.Tensor where.self bmm.default
+baddbmm.default softmax.int log_softmax.int sum.dim_IntList mean.dim amax.default amin.default logsumexp.default
+argmin.default argmax.default cumsum.default cat.default stack.default gather.default index_select.default
 """
 
 WITHOUT_OUT = "conv1d.default conv2d.default conv3d.default layer_norm.default group_norm.default rms_norm.default"
@@ -236,6 +225,7 @@ FAST_PATHS: Mapping[str, FastPath] = {
     **{f"aten.{name}.default": with_out(getattr(nn, name)) for name in NN_WITH_OUT.split()},
     **{f"aten.{name}": convert for name in CONVERSIONS.split()},
     **{kind: then_copy(function) for kind, function in CPU_FALLBACKS.items()},
+    "onnxline.unsigned.default": compute_by_numpy,
     "aten.relu.default": relu,
     **{f"aten.max_pool{axes}d.default": max_pool for axes in (1, 2, 3)},
     "aten.linear.default": linear,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.base import Launch, Outs
@@ -19,6 +20,7 @@ from pipeline.runtime.kernels.native.losses import (
 )
 from pipeline.runtime.kernels.native.near import launch_near
 from pipeline.runtime.kernels.native.products import launch_any
+from pipeline.runtime.kernels.native.rows import launch_norm, launch_softmax
 from pipeline.runtime.kernels.post_ops import PostOp
 
 NativeCall = Callable[[NativeLibrary, AtenCall, Outs], Launch | None]
@@ -48,14 +50,49 @@ def mv(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
     return launch_row_sum(library, matrix.t(), vector, outs[0])
 
 
-def relu(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
+def matmul(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
+    x, matrix = call.args
+    return launch_any(library, x, matrix, None, outs[0])
+
+
+def linear(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
+    x, weight = call.args[:2]
+    return launch_any(library, x, weight.t(), call.given.get("bias"), outs[0]) if weight.dim() == 2 else None
+
+
+def activate(after: PostOp, library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
     rows = in_one_order(outs[0], call.args[0])
-    return None if rows is None else launch_activation(library, rows[1], rows[0], PostOp("relu"))
+    return None if rows is None else launch_activation(library, rows[1], rows[0], after)
+
+
+def gelu(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
+    return activate(PostOp("gelu", call.given.get("approximate", "none")), library, call, outs)
 
 
 def threshold_backward(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
     gradient, x, threshold = call.args
     return launch_threshold_gradient(library, gradient, x, threshold, outs[0])
+
+
+def layer_norm(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
+    given = call.given
+    if given.get("weight") is None:
+        return None
+    weights = [given[name] for name in ("weight", "bias") if given.get(name) is not None]
+    over, eps = given["normalized_shape"], given.get("eps", 1e-5)
+    return launch_norm(library, given["input"], weights, over, eps, outs[0], is_centered=True)
+
+
+def rms_norm(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
+    given = call.given
+    if given.get("weight") is None or given.get("eps") is None:
+        return None
+    weights, over = [given["weight"]], given["normalized_shape"]
+    return launch_norm(library, given["input"], weights, over, given["eps"], outs[0], is_centered=False)
+
+
+def softmax(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
+    return launch_softmax(library, call.args[0], call.args[1], outs[0]) if call.given.get("dtype") is None else None
 
 
 def log_softmax(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
@@ -84,7 +121,17 @@ CALLS: Mapping[str, NativeCall] = {
     "aten.mm.default": mm,
     "aten.addmm.default": addmm,
     "aten.mv.default": mv,
-    "aten.relu.default": relu,
+    "aten.matmul.default": matmul,
+    "aten.linear.default": linear,
+    "aten.gelu.default": gelu,
+    "aten.relu.default": partial(activate, PostOp("relu")),
+    "aten.silu.default": partial(activate, PostOp("swish")),
+    "aten.sigmoid.default": partial(activate, PostOp("sigmoid")),
+    "aten.tanh.default": partial(activate, PostOp("tanh")),
+    "aten.hardswish.default": partial(activate, PostOp("hardswish")),
+    "aten.layer_norm.default": layer_norm,
+    "aten.rms_norm.default": rms_norm,
+    "aten.softmax.int": softmax,
     "aten.threshold_backward.default": threshold_backward,
     "aten._log_softmax.default": log_softmax,
     "aten._log_softmax_backward_data.default": log_softmax_backward,

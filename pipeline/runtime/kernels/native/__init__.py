@@ -14,11 +14,11 @@ from collections.abc import Mapping
 
 from pipeline.ops import Kind
 from pipeline.ops.tables import join
-from pipeline.runtime.kernels.native import elementwise, near, products, rows, updates
+from pipeline.runtime.kernels.native import near, products, rows, updates
 from pipeline.runtime.kernels.native.build import is_library_built, load_library
 from pipeline.runtime.kernels.native.kernel_library import NativeKernel, NativeLibrary, has_native
 
 __all__ = ["KERNELS", "NativeLibrary", "has_native", "is_library_built", "load_library"]
 
-KERNELS: Mapping[Kind, NativeKernel] = join(family.KERNELS for family in (products, near, rows, elementwise, updates))
+KERNELS: Mapping[Kind, NativeKernel] = join(family.KERNELS for family in (products, near, rows, updates))
 """By kind."""

@@ -154,10 +154,6 @@ def is_faster_alone(multiplications: int) -> bool:
     return planned_threads() == 1 or multiplications < SHARED
 
 
-def matmul(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
-    return None if "packed" in attrs else launch_any(library, ins[0], ins[1], None, outs[0])
-
-
 def linear(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
     if "packed" in attrs or attrs["add"]:
         return None
@@ -165,4 +161,4 @@ def linear(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch
     return launch_any(library, ins[0], weight, ins[2] if attrs["bias"] else None, outs[0], post_op(attrs))
 
 
-KERNELS: dict[Kind, NativeKernel] = {Kind.MatMul: matmul, Kind.LinearPointwise: linear}
+KERNELS: dict[Kind, NativeKernel] = {Kind.LinearPointwise: linear}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 
@@ -19,26 +19,28 @@ from pipeline.runtime.kernels.native.kernel_library import (
 )
 
 
-def normalize(is_centered: bool, library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
-    """Over the axes from `axis` on; not centered, it divides by the root of the mean square."""
-    over = ins[0].shape[attrs["axis"] :]
-    columns = math.prod(over)
-    if not are_floats(*ins, *outs) or any(item.shape != over or not item.is_contiguous() for item in ins[1:]):
+def launch_norm(
+    library: NativeLibrary, x: torch.Tensor, weights: Sequence[torch.Tensor], over: Sequence[int], eps: float,
+    out: torch.Tensor, *, is_centered: bool,
+) -> Launch | None:  # fmt: skip
+    """Over the last axes, of the sizes `over`; not centered, it divides by the root of the mean square."""
+    columns, sizes = math.prod(over), torch.Size(over)
+    if not are_floats(x, *weights, out) or any(item.shape != sizes or not item.is_contiguous() for item in weights):
         return None
-    if not is_dense_like(outs[0], ins[0]) or not is_for_one_thread(outs[0]):
+    if not weights or not is_dense_like(out, x) or not is_for_one_thread(out):
         return None
-    rows = as_rows(ins[0].flatten(attrs["axis"])) if ins[0].is_contiguous() else as_rows(ins[0])
+    rows = as_rows(x.flatten(x.dim() - len(over))) if x.is_contiguous() else as_rows(x)
     if rows is None or rows.shape[1] != columns:
         return None
-    settings = (len(rows), columns, rows.stride(0), int(len(ins) == 3), int(is_centered), float(attrs["epsilon"]))
-    return library.launch("normalize_rows", outs, [rows, *ins[1:]], settings)
+    settings = (len(rows), columns, rows.stride(0), int(len(weights) == 2), int(is_centered), float(eps))
+    return library.launch("normalize_rows", [out], [rows, *weights], settings)
 
 
-def softmax(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
-    rows = as_rows(ins[0]) if attrs["axis"] in (-1, ins[0].dim() - 1) and are_floats(ins[0]) else None
-    if rows is None or not is_dense_like(outs[0], ins[0]) or not is_for_one_thread(outs[0]):
+def launch_softmax(library: NativeLibrary, x: torch.Tensor, axis: int, out: torch.Tensor) -> Launch | None:
+    rows = as_rows(x) if axis in (-1, x.dim() - 1) and are_floats(x, out) else None
+    if rows is None or not is_dense_like(out, x) or not is_for_one_thread(out):
         return None
-    return library.launch("softmax_rows", outs, [rows], (*rows.shape, rows.stride(0)))
+    return library.launch("softmax_rows", [out], [rows], (*rows.shape, rows.stride(0)))
 
 
 def small_attention(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
@@ -83,9 +85,6 @@ def _fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch
 
 
 KERNELS: dict[Kind, NativeKernel] = {
-    Kind.LayerNormalization: partial(normalize, True),
-    Kind.RMSNormalization: partial(normalize, False),
-    Kind.Softmax: softmax,
     Kind.SmallAttention: small_attention,
     Kind.ScaledDotProductAttention: attention,
 }

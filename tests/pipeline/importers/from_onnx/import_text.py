@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 
 import onnx
@@ -25,7 +26,13 @@ def graph_from(text: str, opset: int = 20, **options) -> Graph:
 
 
 def ops(text: str, opset: int = 20, **options) -> str:
-    """The IR text of `text`, between the signature and the return, for comparing with a picture."""
-    lines = to_text(graph_from(text, opset, **options)).splitlines()
+    """The IR text of `text`, between the signature and the return, for comparing with a picture.
+
+    Where a call of torch has its operands in the order of its signature is left out: `aten.add.Tensor(%0, %1)`.
+    """
+    lines = [OPERANDS.sub("", line) for line in to_text(graph_from(text, opset, **options)).splitlines()]
     body = [line for line in lines[1:-1] if line and not line.startswith("  return")]
     return textwrap.dedent("\n".join(body))
+
+
+OPERANDS = re.compile(r" \{(?:\w+: \$\d+(?:, )?)+\}|(?<=\{)(?:\w+: (?:\$\d+|\[\$[^]]*\]), )+")

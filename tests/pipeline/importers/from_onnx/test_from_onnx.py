@@ -33,9 +33,9 @@ def test_a_model_becomes_a_graph() -> None:
         '  param %1 "w": float32[3, 4]\n'
         '  const %3 "b": float32[4]\n'
         "\n"
-        '  %2 "h": float32[2, 4] = MatMul(%0, %1)\n'
-        '  %4 "z": float32[2, 4] = Add(%2, %3)\n'
-        '  %5 "y": float32[2, 4] = Relu(%4)\n'
+        '  %2 "h": float32[2, 4] = aten.matmul.default(%0, %1) {self: $0, other: $1}\n'
+        '  %4 "z": float32[2, 4] = aten.add.Tensor(%2, %3) {self: $0, other: $1}\n'
+        '  %5 "y": float32[2, 4] = aten.relu.default(%4) {self: $0}\n'
         "\n"
         "  return %5\n"
         "}\n"
@@ -44,7 +44,7 @@ def test_a_model_becomes_a_graph() -> None:
 
 def test_the_callers_emitters_make_the_kernels() -> None:
     kernel = KernelSpec(7, "relu", b"")
-    graph = graph_from(MLP, emitters={"Relu": lambda attrs, inputs, outputs: kernel})
+    graph = graph_from(MLP, emitter_of={"aten.relu.default": lambda attrs, inputs, outputs: kernel}.get)
     assert [op.kernel for op in graph.ops] == [None, None, kernel]
 
 
@@ -58,8 +58,8 @@ def test_a_graph_is_checked_before_it_is_handed_out(monkeypatch: pytest.MonkeyPa
 # ── names and aliases ────────────────────────────────────────────────────────────────────────────────────────────────
 
 ALIASES = {
-    "inside": ("a = Identity(x) y = Relu(a)", '%1 "y": float32[2] = Relu(%0)'),
-    "of a result": ("a = Relu(x) y = Identity(a)", '%1 "y": float32[2] = Relu(%0)'),
+    "inside": ("a = Identity(x) y = Relu(a)", '%1 "y": float32[2] = aten.relu.default(%0)'),
+    "of a result": ("a = Relu(x) y = Identity(a)", '%1 "y": float32[2] = aten.relu.default(%0)'),
     "of an input": ("y = Identity(x)", '%1 "y": float32[2] = Identity(%0)'),
     "of a const": (
         "c = Constant <value_floats = [1.0, 2.0]> () y = Identity(c)",
@@ -77,16 +77,16 @@ def test_identity_is_another_name(case: str) -> None:
 def test_two_names_of_one_result_both_leave() -> None:
     graph = graph_from("g (float[2] x) => (float[2] a, float[2] b) { t = Relu(x) a = Identity(t) b = Identity(t) }")
     assert [graph.values[vid].name for vid in graph.outputs] == ["a", "b"]
-    assert [op.kind for op in graph.ops] == ["Relu", "Identity"]
+    assert [op.kind for op in graph.ops] == ["aten.relu.default", "Identity"]
 
 
 def test_a_chain_gets_names_that_nobody_has() -> None:
-    text = 'g (float[2] x, float[2] "y.Add") => (float[2] y) { y = Sum(x, "y.Add", x) }'
-    proto = model(text.replace('"y.Add"', "other"))
-    proto.graph.input[1].name = proto.graph.node[0].input[1] = "y.Add"
+    text = 'g (float[2] x, float[2] "y.add") => (float[2] y) { y = Sum(x, "y.add", x) }'
+    proto = model(text.replace('"y.add"', "other"))
+    proto.graph.input[1].name = proto.graph.node[0].input[1] = "y.add"
     graph = from_onnx(proto)
     check(graph)
-    assert [value.name for value in graph.values] == ["x", "y.Add", "y.Add.0", "y"]
+    assert [value.name for value in graph.values] == ["x", "y.add", "y.add.0", "y"]
 
 
 def test_origin_is_the_torch_module() -> None:
@@ -110,7 +110,7 @@ def test_local_functions_are_inlined() -> None:
         <domain: "own", opset_import: ["" : 20]>
         twice (a) => (b) { b = Add(a, a) }
     """)
-    assert [op.kind for op in from_onnx(proto).ops] == ["Add"]
+    assert [op.kind for op in from_onnx(proto).ops] == ["aten.add.Tensor"]
 
 
 def test_a_function_of_onnx_behind_an_unknown_operator_is_refused() -> None:
@@ -286,12 +286,12 @@ def test_dims_that_no_input_has_are_refused() -> None:
 def test_shapes_fix_inputs_whatever_their_dims_are_called() -> None:
     """silero-vad has dims without a name, PaddleOCR calls all of them "?", and writes -1 for a number."""
     text = "g (float[?, -1] x, float[?, m] y) => (float[?, m] z) { z = Add(x, y) }"
-    assert ops(text, shapes={"x": (2, 3), "y": (2, 3)}) == '%2 "z": float32[2, 3] = Add(%0, %1)'
+    assert ops(text, shapes={"x": (2, 3), "y": (2, 3)}) == '%2 "z": float32[2, 3] = aten.add.Tensor(%0, %1)'
 
 
 def test_a_shape_fixes_the_dims_that_it_names() -> None:
     text = "g (float[n, 4] x, float[n] y) => (float[n] z) { z = Neg(y) }"
-    assert ops(text, shapes={"x": (2, 4)}) == '%2 "z": float32[2] = Neg(%1)'
+    assert ops(text, shapes={"x": (2, 4)}) == '%2 "z": float32[2] = aten.neg.default(%1)'
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

@@ -96,7 +96,7 @@ def test_averages_and_norms_over_dilated_windows_are_convolutions_with_ones() ->
         const %1 "y.value": float32[3, 1, 2]
         const %3 "y.value.0": float32[1, 1, 2]
         %2 "y.Conv": float32[1, 3, 2] = Conv(%0, %1) {strides: [2], pads: [0, 0], dilations: [2], group: 3}
-        %4 "y": float32[1, 3, 2] = Div(%2, %3)
+        %4 "y": float32[1, 3, 2] = aten.div.Tensor(%2, %3)
         """
         )
         .replace("\n        ", "\n")
@@ -109,10 +109,10 @@ def test_averages_and_norms_over_dilated_windows_are_convolutions_with_ones() ->
         const %1 "y.value": float32[]
         const %2 "y.value.0": float32[]
         const %5 "y.value.1": float32[3, 1, 4]
-        %3 "y.Abs": float32[1, 3, 5] = Abs(%0)
-        %4 "y.Pow": float32[1, 3, 5] = Pow(%3, %1)
+        %3 "y.abs": float32[1, 3, 5] = aten.abs.default(%0)
+        %4 "y.pow": float32[1, 3, 5] = aten.pow.Tensor_Tensor(%3, %1)
         %6 "y.Conv": float32[1, 3, 2] = Conv(%4, %5) {strides: [3], pads: [0, 2], dilations: [1], group: 3}
-        %7 "y": float32[1, 3, 2] = Pow(%6, %2)
+        %7 "y": float32[1, 3, 2] = aten.pow.Tensor_Tensor(%6, %2)
         """
         )
         .replace("\n        ", "\n")

@@ -53,20 +53,20 @@ def test_every_argument_has_its_name() -> None:
     assert_ops(
         graph,
         """
-        %3 "clamp": float32[2, 4] = "aten.clamp.Tensor"(%0, %1) {self: $0, max: $1}
-        %4 "layer_norm": float32[2, 4] = "aten.layer_norm.default"(%0, %1) \
+        %3 "clamp": float32[2, 4] = aten.clamp.Tensor(%0, %1) {self: $0, max: $1}
+        %4 "layer_norm": float32[2, 4] = aten.layer_norm.default(%0, %1) \
 {input: $0, normalized_shape: [4], bias: $1, eps: 1e-05, cudnn_enable: false}
-        %5 "unsqueeze": float32[1, 2, 4] = "aten.unsqueeze.default"(%0) {self: $0, dim: 0}
-        %6 "unsqueeze_1": float32[1, 2, 4] = "aten.unsqueeze.default"(%0) {self: $0, dim: 0}
-        %7 "unsqueeze_2": float32[1, 2, 4] = "aten.unsqueeze.default"(%0) {self: $0, dim: 0}
-        %8 "scaled_dot_product_attention": float32[1, 2, 4] = "aten.scaled_dot_product_attention.default"(%5, %6, %7) \
+        %5 "unsqueeze": float32[1, 2, 4] = aten.unsqueeze.default(%0) {self: $0, dim: 0}
+        %6 "unsqueeze_1": float32[1, 2, 4] = aten.unsqueeze.default(%0) {self: $0, dim: 0}
+        %7 "unsqueeze_2": float32[1, 2, 4] = aten.unsqueeze.default(%0) {self: $0, dim: 0}
+        %8 "scaled_dot_product_attention": float32[1, 2, 4] = aten.scaled_dot_product_attention.default(%5, %6, %7) \
 {query: $0, key: $1, value: $2, scale: 0.5}
-        %9 "sum_1": float64[2] = "aten.sum.dim_IntList"(%0) {self: $0, dim: [1], dtype: word("dtype", "float64")}
-        %10 "index": float32[2, 2] = "aten.index.Tensor"(%0, %2) {self: $0, indices: [none, $1]}
-        %11 "cat": float32[2, 8] = "aten.cat.default"(%0, %0) {tensors: [$0, $1], dim: 1}
-        %12 "full": float32[2] = "aten.full.default"() \
+        %9 "sum_1": float64[2] = aten.sum.dim_IntList(%0) {self: $0, dim: [1], dtype: word("dtype", "float64")}
+        %10 "index": float32[2, 2] = aten.index.Tensor(%0, %2) {self: $0, indices: [none, $1]}
+        %11 "cat": float32[2, 8] = aten.cat.default(%0, %0) {tensors: [$0, $1], dim: 1}
+        %12 "full": float32[2] = aten.full.default() \
 {size: [2], fill_value: -inf, device: word("device", "cpu"), pin_memory: false}
-        %13 "unbind_0": float32[4], %14 "unbind_1": float32[4] = "aten.unbind.int"(%0) {self: $0}
+        %13 "unbind_0": float32[4], %14 "unbind_1": float32[4] = aten.unbind.int(%0) {self: $0}
         """,
     )
     assert graph.outputs == (3, 4, 8, 9, 10, 11, 12, 14)
@@ -92,13 +92,13 @@ def test_writes_become_values_and_updates() -> None:
     assert_ops(
         graph,
         """
-        %3 "add": int64[] = "aten.add.Tensor"(%1) {self: $0, other: 1}
-        %4 "select": float32[2] strides [4] = "aten.select.int"(%0) {self: $0, dim: 1, index: 1}
-        %5 "copy": float32[2] strides [4] = "aten.copy.default"(%4, %2) {self: $0, src: $1}
-        %6 "select_scatter": float32[2, 4] = "aten.select_scatter.default"(%0, %5) \
+        %3 "add": int64[] = aten.add.Tensor(%1) {self: $0, other: 1}
+        %4 "select": float32[2] strides [4] = aten.select.int(%0) {self: $0, dim: 1, index: 1}
+        %5 "copy": float32[2] strides [4] = aten.copy.default(%4, %2) {self: $0, src: $1}
+        %6 "select_scatter": float32[2, 4] = aten.select_scatter.default(%0, %5) \
 {self: $0, src: $1, dim: 1, index: 1}
-        %7 "mul": float32[2] = "aten.mul.Tensor"(%2) {self: $0, other: 2}
-        %8 "sum_1": float32[] = "aten.sum.default"(%6) {self: $0}
+        %7 "mul": float32[2] = aten.mul.Tensor(%2) {self: $0, other: 2}
+        %8 "sum_1": float32[] = aten.sum.default(%6) {self: $0}
         """,
     )
     assert [value.name for value in graph.with_role(Role.STATE)] == ["b_cache", "b_seen"]
@@ -147,11 +147,11 @@ def test_dims_keep_their_names_and_ranges() -> None:
     assert_ops(
         graph,
         """
-        %1 "reshape": float32["2*batch", 3] = "aten.reshape.default"(%0) {self: $0, shape: [size("2*batch"), 3]}
-        %2 "arange": int64["((batch//2)) + 1"] = "aten.arange.default"() \
+        %1 "reshape": float32["2*batch", 3] = aten.reshape.default(%0) {self: $0, shape: [size("2*batch"), 3]}
+        %2 "arange": int64["((batch//2)) + 1"] = aten.arange.default() \
 {end: size("((batch//2)) + 1"), device: word("device", "cpu"), pin_memory: false}
-        %3 "sum_1": int64[] = "aten.sum.default"(%2) {self: $0}
-        %4 "add": float32["2*batch", 3] = "aten.add.Tensor"(%1, %3) {self: $0, other: $1}
+        %3 "sum_1": int64[] = aten.sum.default(%2) {self: $0}
+        %4 "add": float32["2*batch", 3] = aten.add.Tensor(%1, %3) {self: $0, other: $1}
         """,
     )
     assert (graph.dims["batch"].least, graph.dims["batch"].most) == (2, 64)

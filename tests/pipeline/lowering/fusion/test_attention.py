@@ -17,13 +17,13 @@ graph "attention" (%0 "q": float32[1, 2, 3, 4], %1 "k": float32[1, 2, 4, 5], %2 
   const %4 "zero": float32[]
   const %5 "mask": float32[1, 1, 1, 5]
 
-  %6 "scaled": float32[1, 2, 3, 4] = Mul(%0, %3)
-  %7 "scores": float32[1, 2, 3, 5] = MatMul(%6, %1)
-  %8 "masked": float32[1, 2, 3, 5] = Add(%7, %5)
-  %9 "weights": float32[1, 2, 3, 5] = Softmax(%8) {axis: -1}
-  %10 "bad": bool[1, 2, 3, 5] = IsNaN(%9)
-  %11 "good": float32[1, 2, 3, 5] = Where(%10, %4, %9)
-  %12 "y": float32[1, 2, 3, 4] = MatMul(%11, %2)
+  %6 "scaled": float32[1, 2, 3, 4] = aten.mul.Tensor(%0, %3) {self: $0, other: $1}
+  %7 "scores": float32[1, 2, 3, 5] = aten.matmul.default(%6, %1) {self: $0, other: $1}
+  %8 "masked": float32[1, 2, 3, 5] = aten.add.Tensor(%7, %5) {self: $0, other: $1}
+  %9 "weights": float32[1, 2, 3, 5] = aten.softmax.int(%8) {self: $0, dim: -1}
+  %10 "bad": bool[1, 2, 3, 5] = aten.ne.Tensor(%9, %9) {self: $0, other: $1}
+  %11 "good": float32[1, 2, 3, 5] = aten.where.self(%10, %4, %9) {condition: $0, self: $1, other: $2}
+  %12 "y": float32[1, 2, 3, 4] = aten.matmul.default(%11, %2) {self: $0, other: $1}
 
   return %12
 }
@@ -60,9 +60,9 @@ def test_scale_mask_softmax_and_both_products_are_one_call(mask: torch.Tensor) -
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("axis: -1", "axis: 2"),
-        ("Where(%10, %4, %9)", "Where(%10, %3, %9)"),  # rows without a score are not 0
-        ("MatMul(%11, %2)", "MatMul(%9, %2)"),  # and are NaN
+        ("dim: -1", "dim: 2"),
+        ("aten.where.self(%10, %4, %9)", "aten.where.self(%10, %3, %9)"),  # rows without a score are not 0
+        ("aten.matmul.default(%11, %2)", "aten.matmul.default(%9, %2)"),  # and are NaN
         ("return %12", "return %12, %7"),
     ],
 )
@@ -91,10 +91,10 @@ def test_few_tokens_without_a_mask_keep_their_scores_in_the_plan() -> None:
         graph "small" (%0 "q": float32[1, 2, 3, 4], %1 "k": float32[1, 2, 4, 5], %2 "v": float32[1, 2, 5, 4]) {
           const %3 "two": float32[1]
 
-          %4 "scaled": float32[1, 2, 3, 4] = Mul(%0, %3)
-          %5 "scores": float32[1, 2, 3, 5] = MatMul(%4, %1)
-          %6 "weights": float32[1, 2, 3, 5] = Softmax(%5) {axis: -1}
-          %7 "t": float32[1, 2, 3, 4] = MatMul(%6, %2)
+          %4 "scaled": float32[1, 2, 3, 4] = aten.mul.Tensor(%0, %3) {self: $0, other: $1}
+          %5 "scores": float32[1, 2, 3, 5] = aten.matmul.default(%4, %1) {self: $0, other: $1}
+          %6 "weights": float32[1, 2, 3, 5] = aten.softmax.int(%5) {self: $0, dim: -1}
+          %7 "t": float32[1, 2, 3, 4] = aten.matmul.default(%6, %2) {self: $0, other: $1}
 
           return %7
         }

@@ -54,7 +54,7 @@ def test_a_graph_that_counts_through_memory_is_left_as_it_is() -> None:
         graph "strided" (%0 "x": float32[4]) {
           const %1 "at": int64[]
 
-          %2 "y": float32[2] = "aten.as_strided.default"(%0) {self: $0, size: [2], stride: [1]}
+          %2 "y": float32[2] = aten.as_strided.default(%0) {self: $0, size: [2], stride: [1]}
 
           return %2
         }

@@ -22,7 +22,7 @@ graph "layers" (%0 "x": float32[1, 128, 1024]) {
   %6 "t": float32[1, 128, 1024] = LinearPointwise(%5, %3, %4) {
     trans: true, add: false, bias: true, activation: "none", numbers: []
   }
-  %7 "y": float32[1, 128, 1024] = Add(%0, %6)
+  %7 "y": float32[1, 128, 1024] = aten.add.Tensor(%0, %6) {self: $0, other: $1}
 
   return %7
 }
@@ -60,7 +60,7 @@ graph "layers" (%0 "x": float32[128, 1024]) {
   %4 "h": float32[128, 2048] = LinearPointwise(%0, %1, %2) {
     trans: false, add: false, bias: true, activation: "relu", numbers: []
   }
-  %5 "y": float32[128, 512] = MatMul(%4, %3)
+  %5 "y": float32[128, 512] = aten.matmul.default(%4, %3) {self: $0, other: $1}
 
   return %5
 }
@@ -103,9 +103,9 @@ def test_plain_products_are_left_alone(old: str, new: str) -> None:
 
 def test_a_sum_with_another_shape_stays() -> None:
     """The result could not be written over it."""
-    graph = join_products(from_text(BEFORE.replace("Add(%0, %6)", "Add(%4, %6)")))
+    graph = join_products(from_text(BEFORE.replace("aten.add.Tensor(%0, %6)", "aten.add.Tensor(%4, %6)")))
     check(graph)
-    assert [(op.kind, op.attrs.get("add")) for op in graph.ops] == [("FeedForward", False), ("Add", None)]
+    assert [(op.kind, op.attrs.get("add")) for op in graph.ops] == [("FeedForward", False), ("aten.add.Tensor", None)]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_the_sum_of_two_pairs_belongs_to_the_first_and_a_third_product_stays() -
           %3 "t": float32[128, 1024] = LinearPointwise(%2, %1) {plain}
           %4 "i": float32[128, 1024] = LinearPointwise(%0, %1) {relu}
           %5 "u": float32[128, 1024] = LinearPointwise(%4, %1) {plain}
-          %6 "s": float32[128, 1024] = Add(%3, %5)
+          %6 "s": float32[128, 1024] = aten.add.Tensor(%3, %5) {{self: $0, other: $1}}
           %7 "a": float32[128, 1024] = LinearPointwise(%6, %1) {relu}
           %8 "b": float32[128, 1024] = LinearPointwise(%7, %1) {plain}
           %9 "y": float32[128, 1024] = LinearPointwise(%8, %1) {plain}

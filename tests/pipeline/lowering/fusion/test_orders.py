@@ -14,12 +14,12 @@ ROWS = '{self: $0, memory_format: word("memory_format", "contiguous_format")}'
 
 HEADS = f"""
 graph "heads" (%0 "x": float32[2, 3, 4, 5]) {{
-  %1 "y": float32[2, 3, 4, 5] = "aten.exp.default"(%0) {{self: $0}}
-  %2 "rows": float32[2, 3, 4, 5] = "aten.clone.default"(%1) {ROWS}
-  %3 "joined": float32[6, 4, 5] = "aten._unsafe_view.default"(%2) {{self: $0, size: [6, 4, 5]}}
-  %4 "turned": float32[4, 6, 5] = "aten.transpose.int"(%3) {{self: $0, dim0: 0, dim1: 1}}
-  %5 "copied": float32[4, 6, 5] = "aten.clone.default"(%4) {ROWS}
-  %6 "z": float32[4, 30] = "aten.view.default"(%5) {{self: $0, size: [4, 30]}}
+  %1 "y": float32[2, 3, 4, 5] = aten.exp.default(%0) {{self: $0}}
+  %2 "rows": float32[2, 3, 4, 5] = aten.clone.default(%1) {ROWS}
+  %3 "joined": float32[6, 4, 5] = aten._unsafe_view.default(%2) {{self: $0, size: [6, 4, 5]}}
+  %4 "turned": float32[4, 6, 5] = aten.transpose.int(%3) {{self: $0, dim0: 0, dim1: 1}}
+  %5 "copied": float32[4, 6, 5] = aten.clone.default(%4) {ROWS}
+  %6 "z": float32[4, 30] = aten.view.default(%5) {{self: $0, size: [4, 30]}}
 
   return %6
 }}
@@ -30,8 +30,8 @@ def test_a_result_is_stored_where_its_copies_would_be() -> None:
     """The view of a copy becomes one that would copy by itself, were the order another."""
     after = (
         HEADS.replace('"y": float32[2, 3, 4, 5]', '"y": float32[2, 3, 4, 5] strides [15, 5, 30, 1]')
-        .replace(f'"aten.clone.default"(%1) {ROWS}', '"aten.alias.default"(%1) {self: $0}')
-        .replace('"aten._unsafe_view.default"(%2) {self: $0, size:', '"aten.reshape.default"(%2) {self: $0, shape:')
+        .replace(f"aten.clone.default(%1) {ROWS}", "aten.alias.default(%1) {self: $0}")
+        .replace("aten._unsafe_view.default(%2) {self: $0, size:", "aten.reshape.default(%2) {self: $0, shape:")
     )
     assert_becomes(store_as_copied, HEADS, after)
     assert launches(HEADS) == 2
@@ -46,7 +46,7 @@ def launches(text: str) -> int:
     ("old", "new"),
     [
         ("return %6", "return %6, %1"),  # others read it in rows
-        ('"aten.exp.default"(%0)', '"aten.transpose.int"(%0)'),  # no result of its own
+        ("aten.exp.default(%0)", "aten.transpose.int(%0)"),  # no result of its own
     ],
 )
 def test_other_copies_stay(old: str, new: str) -> None:
@@ -63,11 +63,11 @@ IMAGES = f"""
 graph "images" (%0 "x": float32[2, 3, 4, 4]) {{
   param %1 "w": float32[6, 3, 3, 3]
 
-  %2 "a": float32[2, 6, 4, 4] = "aten.convolution.default"(%0, %1) {CONV}
-  %3 "b": float32[2, 6, 4, 4] = "aten.relu.default"(%2) {{self: $0}}
-  %4 "c": float32[2, 6, 1, 1] = "aten.mean.dim"(%3) {{self: $0, dim: [-1, -2], keepdim: true}}
-  %5 "d": float32[2, 6, 4, 4] = "aten.neg.default"(%3) {{self: $0}}
-  %6 "e": float32[2, 6, 4, 4] = "aten.threshold_backward.default"(%5, %3) {{grad_output: $0, self: $1, threshold: 0}}
+  %2 "a": float32[2, 6, 4, 4] = aten.convolution.default(%0, %1) {CONV}
+  %3 "b": float32[2, 6, 4, 4] = aten.relu.default(%2) {{self: $0}}
+  %4 "c": float32[2, 6, 1, 1] = aten.mean.dim(%3) {{self: $0, dim: [-1, -2], keepdim: true}}
+  %5 "d": float32[2, 6, 4, 4] = aten.neg.default(%3) {{self: $0}}
+  %6 "e": float32[2, 6, 4, 4] = aten.threshold_backward.default(%5, %3) {{grad_output: $0, self: $1, threshold: 0}}
 
   return %4, %6
 }}
@@ -84,14 +84,14 @@ def test_images_have_their_channels_last_from_the_feed_on() -> None:
         graph "images" (%0 "x": float32[2, 3, 4, 4] strides [48, 1, 12, 3]) {{
           param %1 "w": float32[6, 3, 3, 3]
 
-          %2 "a": float32[2, 6, 4, 4] {last} = "aten.convolution.default"(%0, %1) {CONV}
-          %3 "b": float32[2, 6, 4, 4] {last} = "aten.relu.default"(%2) {{self: $0}}
-          %4 "c": float32[2, 6, 1, 1] = "aten.mean.dim"(%3) {{self: $0, dim: [-1, -2], keepdim: true}}
-          %5 "d": float32[2, 6, 4, 4] = "aten.neg.default"(%3) {{self: $0}}
-          %7 "d channels last": float32[2, 6, 4, 4] {last} = "aten.clone.default"(%5) {{
+          %2 "a": float32[2, 6, 4, 4] {last} = aten.convolution.default(%0, %1) {CONV}
+          %3 "b": float32[2, 6, 4, 4] {last} = aten.relu.default(%2) {{self: $0}}
+          %4 "c": float32[2, 6, 1, 1] = aten.mean.dim(%3) {{self: $0, dim: [-1, -2], keepdim: true}}
+          %5 "d": float32[2, 6, 4, 4] = aten.neg.default(%3) {{self: $0}}
+          %7 "d channels last": float32[2, 6, 4, 4] {last} = aten.clone.default(%5) {{
             self: $0, memory_format: word("memory_format", "channels_last")
           }}
-          %6 "e": float32[2, 6, 4, 4] {last} = "aten.threshold_backward.default"(%7, %3) {{
+          %6 "e": float32[2, 6, 4, 4] {last} = aten.threshold_backward.default(%7, %3) {{
             grad_output: $0, self: $1, threshold: 0
           }}
 
@@ -102,4 +102,4 @@ def test_images_have_their_channels_last_from_the_feed_on() -> None:
 
 
 def test_images_that_no_convolution_makes_stay() -> None:
-    assert_stays(store_images_by_channel, IMAGES.replace('"aten.convolution.default"', '"mylib.convolution.default"'))
+    assert_stays(store_images_by_channel, IMAGES.replace("aten.convolution.default", "mylib.convolution.default"))

@@ -16,9 +16,9 @@ def test_a_product_takes_its_bias_and_its_activation() -> None:
           param %1 "w": float32[4, 8]
           param %2 "b": float32[8]
 
-          %3 "p": float32[2, 8] = MatMul(%0, %1)
-          %4 "s": float32[2, 8] = Add(%2, %3)
-          %5 "y": float32[2, 8] = Gelu(%4) {approximate: "none"} @"fc"
+          %3 "p": float32[2, 8] = aten.matmul.default(%0, %1) {self: $0, other: $1}
+          %4 "s": float32[2, 8] = aten.add.Tensor(%2, %3) {self: $0, other: $1}
+          %5 "y": float32[2, 8] = aten.gelu.default(%4) {self: $0, approximate: "none"} @"fc"
 
           return %5
         }
@@ -45,8 +45,8 @@ def test_torch_s_linear_and_the_bound_of_a_clamp() -> None:
           param %1 "w": float32[8, 4]
           param %2 "b": float32[8]
 
-          %3 "p": float32[2, 3, 8] = "aten.linear.default"(%0, %1, %2) {input: $0, weight: $1, bias: $2}
-          %4 "y": float32[2, 3, 8] = "aten.hardtanh.default"(%3) {self: $0, min_val: 0, max_val: 1.5}
+          %3 "p": float32[2, 3, 8] = aten.linear.default(%0, %1, %2) {input: $0, weight: $1, bias: $2}
+          %4 "y": float32[2, 3, 8] = aten.hardtanh.default(%3) {self: $0, min_val: 0, max_val: 1.5}
 
           return %4
         }
@@ -70,8 +70,8 @@ graph "kept" (%0 "x": float32[2, 4]) {
   param %1 "w": float32[4, 4]
   param %2 "b": float32[4]
 
-  %3 "p": float32[2, 4] = MatMul(%0, %1)
-  %4 "y": float32[2, 4] = Relu(%3)
+  %3 "p": float32[2, 4] = aten.matmul.default(%0, %1) {self: $0, other: $1}
+  %4 "y": float32[2, 4] = aten.relu.default(%3) {self: $0}
 
   return %4
 }
@@ -82,10 +82,13 @@ graph "kept" (%0 "x": float32[2, 4]) {
     ("old", "new"),
     [
         ("return %4", "return %4, %3"),  # the product itself is wanted
-        ("MatMul(%0, %1)", "Add(%0, %2)"),
-        ("Relu(%3)", "Softmax(%3) {axis: 1}"),
-        ("Relu(%3)", "Add(%3, %0)"),  # no bias, one number for each element
-        ("Relu(%3)", "Mul(%3, %3)"),
+        ("aten.matmul.default(%0, %1)", "aten.add.Tensor(%0, %2)"),
+        ("aten.relu.default(%3) {self: $0}", "aten.softmax.int(%3) {self: $0, dim: 1}"),
+        (
+            "aten.relu.default(%3) {self: $0}",
+            "aten.add.Tensor(%3, %0) {self: $0, other: $1}",
+        ),  # no bias, one number for each element
+        ("aten.relu.default(%3) {self: $0}", "aten.mul.Tensor(%3, %3) {self: $0, other: $1}"),
     ],
 )
 def test_what_does_not_fit_is_left_alone(old: str, new: str) -> None:
@@ -107,11 +110,14 @@ def test_a_convolution_takes_the_norm_the_sum_and_the_activation() -> None:
           param %6 "var": float32[4]
 
           %7 "a": float32[1, 4, 5, 5] = Conv(%0, %1) {strides: [1, 1], pads: [1, 1, 1, 1], dilations: [1, 1], group: 1}
-          %8 "n": float32[1, 4, 5, 5] = BatchNormalization(%7, %3, %4, %5, %6) {epsilon: 0.5}
+          %8 "n": float32[1, 4, 5, 5] = aten.batch_norm.default(%7, %3, %4, %5, %6) {
+            input: $0, weight: $1, bias: $2, running_mean: $3, running_var: $4, training: false,
+            momentum: 0.0, eps: 0.5, cudnn_enabled: false
+          }
           %9 "b": float32[1, 4, 5, 5] =
             Conv(%0, %2, %3) {strides: [1, 1], pads: [0, 0, 0, 0], dilations: [1, 1], group: 1}
-          %10 "s": float32[1, 4, 5, 5] = Add(%8, %9)
-          %11 "y": float32[1, 4, 5, 5] = Relu(%10)
+          %10 "s": float32[1, 4, 5, 5] = aten.add.Tensor(%8, %9) {self: $0, other: $1}
+          %11 "y": float32[1, 4, 5, 5] = aten.relu.default(%10) {self: $0}
 
           return %11
         }
@@ -148,8 +154,8 @@ def test_torch_s_convolution_with_one_number_for_both_dimensions() -> None:
           param %1 "w": float32[4, 3, 3, 3]
 
           %2 "c": float32[1, 4, 3, 3] =
-            "aten.conv2d.default"(%0, %1) {input: $0, weight: $1, bias: none, stride: [2], padding: [1, 1]}
-          %3 "y": float32[1, 4, 3, 3] = "aten.silu.default"(%2) {self: $0}
+            aten.conv2d.default(%0, %1) {input: $0, weight: $1, bias: none, stride: [2], padding: [1, 1]}
+          %3 "y": float32[1, 4, 3, 3] = aten.silu.default(%2) {self: $0}
 
           return %3
         }
@@ -174,8 +180,8 @@ def test_a_product_of_what_is_fed_is_left_alone() -> None:
         fuse_products,
         """
         graph "fed" (%0 "x": float32[2, 4], %1 "w": float32[4, 4]) {
-          %2 "p": float32[2, 4] = MatMul(%0, %1)
-          %3 "y": float32[2, 4] = Relu(%2)
+          %2 "p": float32[2, 4] = aten.matmul.default(%0, %1) {self: $0, other: $1}
+          %3 "y": float32[2, 4] = aten.relu.default(%2) {self: $0}
 
           return %3
         }

@@ -9,8 +9,8 @@ from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, asser
 
 FORWARD = """
 graph "forward" (%0 "x": float32[2, 3], %1 "w": float32[3, 4], %2 "b": float32[4]) {
-  %3 "product": float32[2, 4] = "aten.addmm.default"(%2, %0, %1) {self: $0, mat1: $1, mat2: $2}
-  %4 "y": float32[2, 4] = "aten.relu.default"(%3) {self: $0}
+  %3 "product": float32[2, 4] = aten.addmm.default(%2, %0, %1) {self: $0, mat1: $1, mat2: $2}
+  %4 "y": float32[2, 4] = aten.relu.default(%3) {self: $0}
 
   return %4
 }
@@ -18,8 +18,8 @@ graph "forward" (%0 "x": float32[2, 3], %1 "w": float32[3, 4], %2 "b": float32[4
 
 BACKWARD = """
 graph "backward" (%0 "dy": float32[2, 3], %1 "w": float32[3, 4], %2 "y": float32[2, 4]) {
-  %3 "product": float32[2, 4] = "aten.mm.default"(%0, %1) {self: $0, mat2: $1}
-  %4 "dx": float32[2, 4] = "aten.threshold_backward.default"(%3, %2) {grad_output: $0, self: $1, threshold: 0}
+  %3 "product": float32[2, 4] = aten.mm.default(%0, %1) {self: $0, mat2: $1}
+  %4 "dx": float32[2, 4] = aten.threshold_backward.default(%3, %2) {grad_output: $0, self: $1, threshold: 0}
 
   return %4
 }
@@ -60,7 +60,7 @@ def test_the_gradient_of_a_relu_behind_that_of_a_product() -> None:
         ("float32", "float64"),
         ("threshold: 0", "threshold: 1"),
         ("return %4", "return %3, %4"),
-        ('"aten.mm.default"(%0, %1) {self: $0, mat2: $1}', '"aten.mm.default"(%0, %1) {mat2: $1, self: $1}'),
+        ("aten.mm.default(%0, %1) {self: $0, mat2: $1}", "aten.mm.default(%0, %1) {mat2: $1, self: $1}"),
     ],
     ids=["float64", "another threshold", "the product is read elsewhere", "one operand twice"],
 )

@@ -17,7 +17,7 @@ graph "layer" (%0 "x": float32[2, 8, 16], %1 "r": float32[2, 8, 32]) {
   %4 "p": float32[2, 8, 32] = LinearPointwise(%0, %2, %3) {
     trans: false, add: false, bias: true, activation: "gelu", numbers: []
   }
-  %5 "y": float32[2, 8, 32] = Add(%1, %4)
+  %5 "y": float32[2, 8, 32] = aten.add.Tensor(%1, %4) {self: $0, other: $1}
 
   return %5
 }
@@ -51,10 +51,10 @@ def test_a_gemm_whose_rows_are_shown_otherwise_before_the_sum() -> None:
           const %2 "w": float32[32, 16]
           const %3 "b": float32[32]
 
-          %4 "p": float32[8, 32] = Gemm(%0, %2, %3) {alpha: 1.0, beta: 1.0, trans_a: false, trans_b: true}
+          %4 "p": float32[8, 32] = aten.linear.default(%0, %2, %3) {input: $0, weight: $1, bias: $2}
           %5 "rows": float32[8, 1, 32] = Reshape(%4) {shape: [8, 1, 32]}
           %6 "turned": float32[1, 8, 32] = Transpose(%5) {perm: [1, 0, 2]}
-          %7 "y": float32[1, 8, 32] = Add(%1, %6)
+          %7 "y": float32[1, 8, 32] = aten.add.Tensor(%1, %6) {self: $0, other: $1}
 
           return %7
         }
@@ -80,8 +80,8 @@ def test_a_gemm_whose_rows_are_shown_otherwise_before_the_sum() -> None:
     ("old", "new"),
     [
         ("return %5", "return %5, %4"),  # somebody else reads the product
-        ("Add(%1, %4)", "Mul(%1, %4)"),
-        ("Add(%1, %4)", "Add(%4, %4)"),  # the product is read twice
+        ("aten.add.Tensor(%1, %4)", "aten.mul.Tensor(%1, %4)"),
+        ("aten.add.Tensor(%1, %4)", "aten.add.Tensor(%4, %4)"),  # the product is read twice
         ('%1 "r": float32[2, 8, 32]', '%1 "r": float32[2, 1, 32]'),  # what is added is spread
     ],
 )
@@ -94,9 +94,9 @@ VIEWED = """
 graph "layer" (%0 "x": float32[8, 16], %1 "r": float32[8, 8], %2 "v": float32[16, 8]) {
   const %3 "w": float32[16, 8]
 
-  %4 "p": float32[8, 8] = MatMul(%0, %3)
+  %4 "p": float32[8, 8] = aten.matmul.default(%0, %3) {self: $0, other: $1}
   %5 "turned": float32[8, 8] = Transpose(%4) {perm: [0, 1]}
-  %6 "y": float32[8, 8] = Add(%1, %5)
+  %6 "y": float32[8, 8] = aten.add.Tensor(%1, %5) {self: $0, other: $1}
 
   return %6
 }
@@ -105,7 +105,7 @@ graph "layer" (%0 "x": float32[8, 16], %1 "r": float32[8, 8], %2 "v": float32[16
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("[0, 1]", "[1, 0]"), ("MatMul(%0, %3)", "MatMul(%0, %2)")],
+    [("[0, 1]", "[1, 0]"), ("aten.matmul.default(%0, %3)", "aten.matmul.default(%0, %2)")],
     ids=["the view moves elements", "the matrix changes from run to run"],
 )
 def test_other_products_are_left_alone(old: str, new: str) -> None:
@@ -119,9 +119,9 @@ def test_the_sum_of_two_products_belongs_to_the_first() -> None:
         graph "layer" (%0 "x": float32[8, 16]) {
           const %1 "w": float32[16, 16]
 
-          %2 "p": float32[8, 16] = MatMul(%0, %1)
-          %3 "q": float32[8, 16] = MatMul(%0, %1)
-          %4 "y": float32[8, 16] = Add(%2, %3)
+          %2 "p": float32[8, 16] = aten.matmul.default(%0, %1) {self: $0, other: $1}
+          %3 "q": float32[8, 16] = aten.matmul.default(%0, %1) {self: $0, other: $1}
+          %4 "y": float32[8, 16] = aten.add.Tensor(%2, %3) {self: $0, other: $1}
 
           return %4
         }
@@ -129,6 +129,6 @@ def test_the_sum_of_two_products_belongs_to_the_first() -> None:
     )
     check(graph)
     assert [(op.kind, graph.values[op.inputs[-1]].name) for op in graph.ops] == [
-        ("MatMul", "w"),
+        ("aten.matmul.default", "w"),
         ("LinearPointwise", "q"),
     ]

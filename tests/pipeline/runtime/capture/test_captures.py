@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from pipeline.errors import UsageError
-from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder
 from pipeline.runtime import SizedProgram, compile_graph
 from pipeline.runtime.capture import CaptureKey, CaptureWarning, FedTensor
 from tests.pipeline.runtime.capture.capture_programs import PAIR, negate, stored, sum_with
@@ -25,15 +24,15 @@ WIDTH = 256
 
 def sized_graph() -> Graph:
     """y = tanh(x · w + count), with x: [batch, 256]; count goes up by one."""
-    builder = Builder("sized", EMITTERS)
+    builder = GraphBuilder("sized")
     rows = TensorSpec(("batch", WIDTH), "float32")
     x, w = builder.input("x", rows), builder.param("w", TensorSpec((WIDTH,), "float32"), stored([2.0] * WIDTH))
     count = builder.state("count", TensorSpec((), "float32"), stored(0.0))
     one = builder.const("one", TensorSpec((), "float32"), stored(1.0))
-    (product,) = builder.emit("Mul", [x, w], [("product", rows)])
-    (total,) = builder.emit("Add", [product, count], [("total", rows)])
-    (y,) = builder.emit("Tanh", [total], [("y", rows)])
-    (after,) = builder.emit("Add", [count, one], [("after", TensorSpec((), "float32"))])
+    (product,) = builder.emit("aten.mul.Tensor", [x, w], [("product", rows)])
+    (total,) = builder.emit("aten.add.Tensor", [product, count], [("total", rows)])
+    (y,) = builder.emit("aten.tanh.default", [total], [("y", rows)])
+    (after,) = builder.emit("aten.add.Tensor", [count, one], [("after", TensorSpec((), "float32"))])
     return replace(builder.build([y]), updates={count: after})
 
 
@@ -66,11 +65,11 @@ def test_each_policy_has_a_capture_of_its_own() -> None:
 
 
 def many_weights(count: int) -> Graph:
-    builder = Builder("weights", EMITTERS)
+    builder = GraphBuilder("weights")
     value = builder.input("x", PAIR)
     for at in range(count):
         weight = builder.param(f"w{at}", PAIR)
-        (value,) = builder.emit("Add", [value, weight], [(f"v{at}", PAIR)])
+        (value,) = builder.emit("aten.add.Tensor", [value, weight], [(f"v{at}", PAIR)])
     return builder.build([value])
 
 
@@ -114,10 +113,10 @@ def test_every_size_is_captured_once_and_continues_the_same_states() -> None:
 
 
 def test_a_state_of_a_size_that_a_feed_decides_is_refused() -> None:
-    builder = Builder("cache", EMITTERS)
+    builder = GraphBuilder("cache")
     rows = TensorSpec(("batch", 2), "float32")
     x, cache = builder.input("x", rows), builder.state("cache", rows)
-    (after,) = builder.emit("Add", [x, cache], [("after", rows)])
+    (after,) = builder.emit("aten.add.Tensor", [x, cache], [("after", rows)])
     with pytest.raises(UsageError, match="the state 'cache' has a named dim"):
         SizedProgram(replace(builder.build([after]), updates={cache: after}))
     with pytest.raises(UsageError, match="nothing was run or captured yet"):

@@ -11,8 +11,8 @@ from torch import nn
 
 from pipeline.errors import UsageError
 from pipeline.importers import from_onnx
-from pipeline.ir import Builder, TensorSpec, as_states
-from pipeline.ops import EMITTERS
+from pipeline.ir import TensorSpec, as_states
+from pipeline.ops import GraphBuilder, emitter_of
 from pipeline.runtime import CompiledProgram, compile_graph
 from tests.support.onnx_models import model_of
 from tests.support.torch_programs import compile_module
@@ -97,7 +97,7 @@ def test_a_cache_that_onnx_takes_and_gives_back_is_written_where_it_lies() -> No
         y = ReduceSum <keepdims = 0> (present, axes)
     }
     """
-    graph = from_onnx(model_of(text, axes=np.array([1])), emitters=EMITTERS)
+    graph = from_onnx(model_of(text, axes=np.array([1])), emitter_of=emitter_of)
     program = compile_graph(as_states(graph, {"past": "present"}))
     assert [entry.name for entry in program.feed_signature] == ["new", "at"]
     assert caches_in_place(program) == [True]
@@ -142,7 +142,7 @@ def test_replays_with_a_cache_of_onnx_are_the_steps_of_its_reference(text: str, 
     model = onnx.parser.parse_model(text)
     onnx.checker.check_model(model)
     program = compile_graph(
-        as_states(from_onnx(model, emitters=EMITTERS), {"keys": "next_keys", "values": "next_values"})
+        as_states(from_onnx(model, emitter_of=emitter_of), {"keys": "next_keys", "values": "next_values"})
     )
     assert caches_in_place(program) == [in_place] * 2
     caches = {name: np.zeros((1, 2, 6, 4), np.float32) for name in ("keys", "values")}
@@ -165,7 +165,7 @@ def test_replays_with_a_cache_of_onnx_are_the_steps_of_its_reference(text: str, 
 
 
 def test_inputs_that_cannot_be_states_are_refused() -> None:
-    builder = Builder("step", EMITTERS)
+    builder = GraphBuilder("step")
     past, new = (builder.input(name, TensorSpec(shape, "float32")) for name, shape in (("past", (2,)), ("new", (1,))))
     (present,) = builder.emit("Concat", [past, new], [("present", TensorSpec((3,), "float32"))], {"axis": 0})
     graph = builder.build([present])

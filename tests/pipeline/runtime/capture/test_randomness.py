@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from pipeline.errors import UsageError
-from pipeline.ir.builder import Builder
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder
 from pipeline.runtime import CompiledProgram, compile_graph
 from tests.pipeline.runtime.capture.capture_programs import PAIR, negate
 from tests.support.torch_programs import compile_module
@@ -15,13 +14,15 @@ from tests.support.torch_programs import compile_module
 
 def draw_of_onnx() -> tuple[CompiledProgram, dict[str, torch.Tensor]]:
     """x plus two draws of the same seed, each from a generator of its own."""
-    builder = Builder("draw", EMITTERS)
+    builder = GraphBuilder("draw")
     x = builder.input("x", PAIR)
     attrs = {"mean": 0.0, "scale": 1.0, "seed": 3}
     (first,) = builder.emit("RandomNormal", [], [("first", PAIR)], attrs)
     (second,) = builder.emit("RandomNormal", [], [("second", PAIR)], attrs)
-    (both,) = builder.emit("Add", [first, second], [("both", PAIR)])
-    return compile_graph(builder.build(builder.emit("Add", [x, both], [("y", PAIR)]))), {"x": torch.zeros(2)}
+    (both,) = builder.emit("aten.add.Tensor", [first, second], [("both", PAIR)])
+    return compile_graph(builder.build(builder.emit("aten.add.Tensor", [x, both], [("y", PAIR)]))), {
+        "x": torch.zeros(2)
+    }
 
 
 def draw_of_torch() -> tuple[CompiledProgram, dict[str, torch.Tensor]]:

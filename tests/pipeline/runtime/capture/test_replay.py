@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError, UsageError
-from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder
 from pipeline.runtime import compile_graph
 from pipeline.runtime.capture import CapturePolicy
 from pipeline.runtime.capture.recorders import CallLoop
@@ -64,9 +63,9 @@ def test_a_replay_holds_nothing_of_its_feed() -> None:
 
 def test_the_storage_of_a_bound_weight_cannot_be_freed() -> None:
     """Torch's operators would read the freed memory without a check."""
-    builder, w = Builder("sum", EMITTERS), torch.tensor([10.0, 20.0])
+    builder, w = GraphBuilder("sum"), torch.tensor([10.0, 20.0])
     x, param = builder.input("x", PAIR), builder.param("w", PAIR)
-    program = compile_graph(builder.build(builder.emit("Add", [x, param], [("y", PAIR)])), {"w": w})
+    program = compile_graph(builder.build(builder.emit("aten.add.Tensor", [x, param], [("y", PAIR)])), {"w": w})
     program.capture({"x": torch.ones(2)})
     with pytest.raises(RuntimeError, match="not resizable"):
         w.untyped_storage().resize_(0)
@@ -79,9 +78,9 @@ def test_the_storage_of_a_bound_weight_cannot_be_freed() -> None:
 
 def test_a_bound_weight_that_was_given_other_memory_is_an_error_at_the_next_capture() -> None:
     """It would compute with the old numbers, and nobody could see them any more."""
-    builder, w = Builder("sum", EMITTERS), torch.nn.Parameter(torch.tensor([10.0, 20.0]))
+    builder, w = GraphBuilder("sum"), torch.nn.Parameter(torch.tensor([10.0, 20.0]))
     x, param = builder.input("x", PAIR), builder.param("w", PAIR)
-    graph = builder.build(builder.emit("Add", [x, param], [("y", PAIR)]))
+    graph = builder.build(builder.emit("aten.add.Tensor", [x, param], [("y", PAIR)]))
     program, other = compile_graph(graph, {"w": w}), compile_graph(graph, {"w": w.data.clone()})
     program.check_weights()
     w.data = torch.tensor([30.0, 40.0])
@@ -166,9 +165,9 @@ def test_a_feed_that_does_not_fit_is_refused_in_one_sentence() -> None:
 
 
 def test_only_what_changed_is_copied_on_request() -> None:
-    builder = Builder("sum", EMITTERS)
+    builder = GraphBuilder("sum")
     x, y = builder.input("x", PAIR), builder.input("y", PAIR)
-    program = compile_graph(builder.build(builder.emit("Sub", [x, y], [("d", PAIR)])))
+    program = compile_graph(builder.build(builder.emit("aten.sub.Tensor", [x, y], [("d", PAIR)])))
     one, two = torch.ones(2), torch.full((2,), 2.0)
     with pytest.raises(UsageError, match="there is no capture yet"):
         program.replay({"x": one}, changed=["x"])

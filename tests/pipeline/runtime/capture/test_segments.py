@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from pipeline.errors import DataError
-from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder
 from pipeline.runtime import compile_graph
 from pipeline.runtime.capture.segments import OBSTACLES
 from tests.pipeline.runtime.capture.capture_programs import negate
@@ -79,10 +78,10 @@ def test_the_report_as_text() -> None:
 
 
 def test_a_kind_that_waits_for_the_host_is_eager() -> None:
-    builder = Builder("gather", EMITTERS)
+    builder = GraphBuilder("gather")
     x, at = builder.input("x", TensorSpec((3,), "float32")), builder.input("at", TensorSpec((2, 1), "int64"))
     (picked,) = builder.emit("GatherND", [x, at], [("picked", TensorSpec((2,), "float32"))], {"batch_dims": 0})
-    (y,) = builder.emit("Neg", [picked], [("y", TensorSpec((2,), "float32"))])
+    (y,) = builder.emit("aten.neg.default", [picked], [("y", TensorSpec((2,), "float32"))])
     program, feed = compile_graph(builder.build([y])), {"x": X, "at": torch.tensor([[2], [0]])}
     report = program.capture(feed).report
     assert [(segment.first, segment.last, segment.is_captured) for segment in report.segments] == [

@@ -12,18 +12,23 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from pipeline.ir.builder import Builder
+from pipeline.importers.from_onnx import from_onnx
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.ops import EMITTERS
+from pipeline.lowering import with_kernels
+from pipeline.ops import KINDS, GraphBuilder
+from pipeline.ops.aten import TYPED
 
 TOLERANCE: Mapping[str, float] = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 """Absolute and relative. Both sides round after every step, in orders of their own, over sums of up to a few hundred
 terms: some tens of ulps (float32 1.2e-7, float16 1e-3, bfloat16 8e-3). Other dtypes have to be equal."""
 
 OPSET = 24
+
+OWN_KINDS = frozenset(row.kind.name for row in KINDS.values() if row.kind not in TYPED)
+"""The kinds of ops that are no calls of torch."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,30 @@ class Case:
 
 def expected(case: Case) -> list[np.ndarray]:
     """What the reference computes."""
-    arrays = {f"in{at}": array for at, array in enumerate((*case.inputs, *case.extra)) if array is not None}
+    arrays = arrays_of(case)
+    model = model_of(case)
+    if case.by_ort:
+        return _by_ort(model, arrays)
+    return [np.asarray(array) for array in ReferenceEvaluator(model).run(None, arrays)]
+
+
+def arrays_of(case: Case) -> dict[str, np.ndarray]:
+    """The inputs of the ONNX node by name."""
+    return {f"in{at}": array for at, array in enumerate((*case.inputs, *case.extra)) if array is not None}
+
+
+def model_of(case: Case, results: Sequence[np.ndarray] = (), through_tmp: Sequence[int] = ()) -> onnx.ModelProto:
+    """The case as a model of one ONNX node, and of copies of the inputs at the positions of `through_tmp`.
+
+    With `results` the inputs of `extra` are initializers, as an importer needs them.
+    """
+    arrays = arrays_of(case)
     names = [f"in{at}" for at in range(len(case.inputs) + len(case.extra))]
     if case.gap is not None:
         names.insert(case.gap, "")
     node = helper.make_node(
         case.op or case.kind,
-        [name if name in arrays else "" for name in names],
+        [f"tmp{at}" if at in through_tmp else name if name in arrays else "" for at, name in enumerate(names)],
         [f"out{at}" for at in range(case.outputs)],
         **case.node,
     )
@@ -66,17 +88,27 @@ def expected(case: Case) -> list[np.ndarray]:
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
         for name, array in arrays.items()
     ]
-    results = [helper.make_empty_tensor_value_info(f"out{at}") for at in range(case.outputs)]
-    graph = helper.make_graph([node], "one", infos, results)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", case.opset)], ir_version=10)
-    if case.by_ort:
-        return _by_ort(model, arrays)
-    return [np.asarray(array) for array in ReferenceEvaluator(model).run(None, arrays)]
+    outs = [helper.make_empty_tensor_value_info(f"out{at}") for at in range(case.outputs)]
+    fixed = list(arrays)[len(case.inputs) :] if results else []
+    stored = [numpy_helper.from_array(arrays[name], name) for name in fixed]
+    copies = []
+    for at in through_tmp:
+        stored.append(numpy_helper.from_array(np.ones(arrays[f"in{at}"].ndim, np.int64), f"repeats{at}"))
+        copies.append(helper.make_node("Tile", [f"in{at}", f"repeats{at}"], [f"tmp{at}"]))
+    graph = helper.make_graph(
+        [*copies, node], "one", [info for info in infos if info.name not in fixed], outs, initializer=stored
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", case.opset)], ir_version=10)
 
 
 def graph_of(case: Case, results: Sequence[np.ndarray], *, through_tmp: Sequence[int] = ()) -> Graph:
-    """The case as a Graph; the inputs at the positions of `through_tmp` are copied to a tmp value first."""
-    builder = Builder("one", EMITTERS)
+    """The case as a Graph; the inputs at the positions of `through_tmp` are copied to a tmp value first.
+
+    An operator that has no kind of its own comes through the importer of ONNX models.
+    """
+    if case.kind not in OWN_KINDS:
+        return with_kernels(from_onnx(model_of(case, results, through_tmp)))
+    builder = GraphBuilder("one")
     vids = [builder.input(f"in{at}", spec_of(array)) for at, array in enumerate(case.inputs)]
     for at in through_tmp:
         spec = builder.spec(vids[at])

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder
 from pipeline.runtime import compile_graph
 from pipeline.runtime.kernels.blocked import (
     HAS_SMALL_KERNELS,
@@ -225,11 +224,12 @@ def test_several_threads_share_a_product_of_matrices_instead() -> None:
 @needs_small_kernels
 @pytest.mark.usefixtures("one_thread")
 def test_runs_and_replays_of_a_plan_read_the_blocks() -> None:
-    builder, spec = Builder("product", EMITTERS), TensorSpec((32, 1024), "float32")
+    builder, spec = GraphBuilder("product"), TensorSpec((32, 1024), "float32")
     x, w = builder.input("x", spec), builder.param("w", TensorSpec((1024, 64), "float32"))
     weight = torch.randn(1024, 64) / 32
     program = compile_graph(
-        builder.build(builder.emit("MatMul", [x, w], [("y", TensorSpec((32, 64), "float32"))])), {"w": weight}
+        builder.build(builder.emit("aten.matmul.default", [x, w], [("y", TensorSpec((32, 64), "float32"))])),
+        {"w": weight},
     )
     assert program.packed_bytes == weight.nbytes
     for _ in range(3):

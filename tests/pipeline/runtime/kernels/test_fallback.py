@@ -9,7 +9,7 @@ from onnx.reference import ReferenceEvaluator
 
 from pipeline.errors import Unsupported
 from pipeline.importers import from_onnx
-from pipeline.ops import EMITTERS, KINDS, Kind
+from pipeline.ops import KINDS, Kind, emitter_of
 from pipeline.planning import to_json
 from pipeline.runtime import compile_graph
 from pipeline.runtime.tensors import to_numpy
@@ -38,11 +38,11 @@ def test_without_a_fallback_the_operator_is_refused() -> None:
 
 
 def test_the_node_is_an_op_of_the_plan() -> None:
-    graph = from_onnx(model(), emitters=EMITTERS, fallback=True)
+    graph = from_onnx(model(), emitter_of=emitter_of, fallback=True)
     assert [(op.kind, op.attrs.get("op")) for op in graph.ops] == [
-        ("Neg", None),
+        ("aten.neg.default", None),
         ("OnnxNode", "DeformConv"),
-        ("Relu", None),
+        ("aten.relu.default", None),
     ]
     program = compile_graph(graph)
     wanted = np.asarray(next(iter(ReferenceEvaluator(model()).run(None, {**feed()}))))
@@ -51,7 +51,7 @@ def test_the_node_is_an_op_of_the_plan() -> None:
 
 
 def test_the_plan_keeps_the_node_as_text() -> None:
-    plan = compile_graph(from_onnx(model(), emitters=EMITTERS, fallback=True)).plan
+    plan = compile_graph(from_onnx(model(), emitter_of=emitter_of, fallback=True)).plan
     assert [call.kind_id for call in plan.calls].count(Kind.OnnxNode) == 1
     assert "DeformConv" in str(to_json(plan))
 

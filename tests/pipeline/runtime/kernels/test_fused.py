@@ -12,7 +12,7 @@ from torch.nn import functional
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder
 from pipeline.ops.fused import ACTIVATIONS
 from pipeline.runtime import compile_graph
 from pipeline.runtime.capture.operator_calls import read_operator_calls
@@ -46,7 +46,7 @@ def compile_one(
     kind: str, out: Sequence[int], attrs: dict[str, Any], fed: Sequence[torch.Tensor], stored: dict[int, torch.Tensor]
 ) -> tuple[CompiledProgram, dict[str, torch.Tensor]]:
     """`kind` with operands in order: those in `stored`, by position, are weights, the others are fed."""
-    builder, rest = Builder("one", EMITTERS), list(fed)
+    builder, rest = GraphBuilder("one"), list(fed)
     vids, feed = [], {}
     for at in range(len(fed) + len(stored)):
         tensor = stored[at] if at in stored else rest.pop(0)
@@ -81,7 +81,7 @@ def test_a_product_with_a_bias_and_every_activation(activation: str, packed: boo
 
 def test_a_product_without_bias_and_the_rows_of_a_transposed_input() -> None:
     """No strides can show these rows, so the product is by torch, also where the weight is packed."""
-    builder = Builder("turned", EMITTERS)
+    builder = GraphBuilder("turned")
     x = builder.input("x", TensorSpec((64, 4, 256), "float32"))
     w = builder.param("w", TensorSpec((256, 256), "float32"))
     (turned,) = builder.emit("Transpose", [x], [("t", TensorSpec((4, 64, 256), "float32"))], {"perm": (1, 0, 2)})
@@ -115,12 +115,12 @@ def test_a_product_and_the_tensor_that_is_added_to_it(
 
 def test_a_sum_is_not_written_over_what_is_added() -> None:
     """Kernels write partial sums; `n` dies in the call, and would be lost before it is read."""
-    builder, spec = Builder("layer", EMITTERS), TensorSpec((16, 64), "float32")
+    builder, spec = GraphBuilder("layer"), TensorSpec((16, 64), "float32")
     x, w = builder.input("x", spec), builder.param("w", TensorSpec((64, 64), "float32"))
-    (negated,) = builder.emit("Neg", [x], [("n", spec)])
+    (negated,) = builder.emit("aten.neg.default", [x], [("n", spec)])
     attrs = {"trans": True, "add": True, "bias": False, **of_activation("none")}
     (sum_,) = builder.emit("LinearPointwise", [x, w, negated], [("sum", spec)], attrs)
-    (y,) = builder.emit("Neg", [sum_], [("y", spec)])
+    (y,) = builder.emit("aten.neg.default", [sum_], [("y", spec)])
     weight = torch.randn(64, 64)
     program, fed = compile_graph(builder.build([y]), {"w": weight}), torch.randn(16, 64)
     assert "sum" not in [program.plan.slots[vid].name for vid in program.plan.alias]
@@ -139,12 +139,12 @@ def feed_forward(
     turned: tuple[bool, bool] = (False, False),
 ) -> Graph:
     """Products of 256 and 64 columns; `other` is what is added: `dies`, `stays`, `x`, or nothing."""
-    builder, rows = Builder("layers", EMITTERS), TensorSpec(x, "float32")
+    builder, rows = GraphBuilder("layers"), TensorSpec(x, "float32")
     fed = builder.input("x", rows)
     hidden = TensorSpec((*x[:-1], 256), "float32")
     first = builder.param("first", TensorSpec((64, 256) if turned[0] else (256, 64), "float32"))
     second = builder.param("second", TensorSpec((256, 64) if turned[1] else (64, 256), "float32"))
-    (negated,) = builder.emit("Neg", [fed], [("n", rows)])
+    (negated,) = builder.emit("aten.neg.default", [fed], [("n", rows)])
     added = {"dies": [negated], "stays": [negated], "x": [fed], "": []}[other]
     params = [builder.param(f"b{size}", TensorSpec((size,), "float32")) for size in (256, 64)] if biases else []
     attrs = {
@@ -153,8 +153,8 @@ def feed_forward(
     }
     outs = [("sum", rows), ("hidden", hidden)]
     sum_, _ = builder.emit("FeedForward", [fed, first, second, *added, *params], outs, attrs)
-    (y,) = builder.emit("Add", [sum_, negated], [("both", rows)]) if other == "stays" else [sum_]
-    (y,) = builder.emit("Neg", [y], [("y", rows)])
+    (y,) = builder.emit("aten.add.Tensor", [sum_, negated], [("both", rows)]) if other == "stays" else [sum_]
+    (y,) = builder.emit("aten.neg.default", [y], [("y", rows)])
     return builder.build([y])
 
 
@@ -170,7 +170,7 @@ def test_no_bias_has_the_shape_of_the_result(
     rows: tuple[int, ...], bias: tuple[int, ...], hidden: tuple[int, ...], refusal: str
 ) -> None:
     """The result may be written over operand 3, which is the first bias where nothing is added."""
-    builder, spec = Builder("layers", EMITTERS), TensorSpec((*rows, 64), "float32")
+    builder, spec = GraphBuilder("layers"), TensorSpec((*rows, 64), "float32")
     x, w = builder.input("x", spec), builder.param("w", TensorSpec((64, 64), "float32"))
     attrs = {"trans_first": True, "trans_second": True, "add": False, "bias_first": True, "bias_second": False}
     ins = [x, w, w, builder.input("bias", TensorSpec(bias, "float32"))]
@@ -293,16 +293,16 @@ def test_a_convolution_with_norm_sum_and_activation(
 def test_a_convolution_is_added_in_place_to_what_dies(relu: bool) -> None:
     """The sum of a residual block, whose operand nobody reads afterwards."""
     image = TensorSpec((1, 12, 12, 32), "float32")
-    builder = Builder("block", EMITTERS)
+    builder = GraphBuilder("block")
     x, w = builder.input("x", image), builder.param("w", TensorSpec((32, 32, 3, 3), "float32"))
-    (other,) = builder.emit("Neg", [x], [("other", image)])
+    (other,) = builder.emit("aten.neg.default", [x], [("other", image)])
     attrs = {
         **{"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1, "epsilon": 0.0},
         **{"add": True, "bias": False, "norm": False, "channels_last": True},
         **of_activation("relu" if relu else "none"),
     }
     (sum_,) = builder.emit("ConvPointwise", [x, w, other], [("sum", image)], attrs)
-    (y,) = builder.emit("Neg", [sum_], [("y", image)])
+    (y,) = builder.emit("aten.neg.default", [sum_], [("y", image)])
     tensors = {"x": torch.randn(1, 12, 12, 32), "w": torch.randn(32, 32, 3, 3)}
     program = compile_graph(builder.build([y]), {"w": tensors["w"]})
     assert program.plan.alias[sum_] == other
@@ -324,7 +324,7 @@ def test_attention_with_and_without_a_mask(mask: torch.Tensor | None) -> None:
 
 def small_attention(batch: int, scores: tuple[int, ...]) -> tuple[Builder, list[int]]:
     """Of five queries and seven keys, in three heads of width eight."""
-    builder = Builder("attention", EMITTERS)
+    builder = GraphBuilder("attention")
     operands = [
         builder.input(name, TensorSpec((batch, 3, tokens, 8), "float32"))
         for name, tokens in (("q", 5), ("k", 7), ("v", 7))

@@ -64,7 +64,7 @@ def test_every_kind_has_a_kernel_in_its_family(kind: Kind) -> None:
 
 def test_every_kernel_has_a_case() -> None:
     modules = (elementwise, linear_conv, norm_reduce, recurrent, shape_index, vision)
-    shown = {case.kind for module in modules for case in module.CASES}
+    shown = {case.kind for module in modules for case in module.CASES} - {kind.name for kind in TYPED}
     assert {kind.name for kind in KERNELS} - shown == set(NO_CASE)
 
 

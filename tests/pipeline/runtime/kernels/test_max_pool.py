@@ -106,7 +106,7 @@ def test_a_large_window_and_another_order_of_axes_are_left_to_torch() -> None:
 
 POOL = """
 graph "pool" (%0 "x": float32[1, 1, 4, 4]) {{
-  %1 "y": float32[{out}] = "aten.max_pool2d.default"(%0) {{self: $0, kernel_size: [2], stride: []}}
+  %1 "y": float32[{out}] = aten.max_pool2d.default(%0) {{self: $0, kernel_size: [2], stride: []}}
 
   return %1
 }}

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import Unsupported
 from pipeline.importers import from_onnx
-from pipeline.ops import EMITTERS
+from pipeline.ops import emitter_of
 from pipeline.runtime import compile_graph
 
 N = 100_000
@@ -20,7 +20,7 @@ FAR = 5 / N**0.5
 
 def draw(text: str, runs: int = 1, opset: int = 22, **feeds: np.ndarray) -> list[dict[str, Any]]:
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]> {text}')
-    program = compile_graph(from_onnx(model, emitters=EMITTERS))
+    program = compile_graph(from_onnx(model, emitter_of=emitter_of))
     return [{name: value.float().numpy() for name, value in program.run(feeds).items()} for _ in range(runs)]
 
 

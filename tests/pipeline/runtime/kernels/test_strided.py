@@ -8,25 +8,47 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.ops import Kind
-from pipeline.runtime.kernels import KERNELS
+from pipeline.ops import Kind, unpack
+from pipeline.runtime.kernels import bind_attrs
+from pipeline.runtime.kernels.aten.call import AtenCall
+from pipeline.runtime.kernels.aten.fast_paths import matmul as multiply
+from pipeline.runtime.kernels.base import Launch
+from pipeline.runtime.kernels.launches import in_turn
 from pipeline.runtime.operands import SlotPointer, operands, storage_id, tensors_by_storage
-from pipeline.runtime.tensors import as_tensor, to_numpy
+from pipeline.runtime.tensors import as_tensor, to_numpy, torch_dtype
 from tests.pipeline.runtime.kernels import test_elementwise as elementwise
 from tests.pipeline.runtime.kernels import test_linear_conv as linear_conv
 from tests.pipeline.runtime.kernels import test_norm_reduce as norm_reduce
 from tests.pipeline.runtime.kernels import test_recurrent as recurrent
 from tests.pipeline.runtime.kernels import test_shape_index as shape_index
-from tests.pipeline.runtime.kernels.kernel_reference import Case, assert_close, expected
+from tests.pipeline.runtime.kernels.kernel_reference import Case, assert_close, expected, graph_of
 
 MODULES = (elementwise, linear_conv, norm_reduce, recurrent, shape_index)
 CASES = [case for module in MODULES for case in module.CASES]
 EXPANDABLE = [case for module in MODULES[:3] for case in module.CASES if case.inputs[0].ndim]
 
 
+def bind(case: Case, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> Launch:
+    """The kernels of the ops that the case is in the IR, one after the other."""
+    graph = graph_of(case, [to_numpy(out) for out in outs])
+    slots = dict(zip(graph.inputs, inputs, strict=True)) | dict(zip(graph.outputs, outs, strict=True))
+    for value in graph.values:
+        if value.vid in graph.payloads:
+            slots[value.vid] = as_tensor(graph.payloads[value.vid].numpy())
+        elif value.vid not in slots:
+            slots[value.vid] = torch.empty(value.spec.sizes, dtype=torch_dtype(value.spec.dtype))
+    launches = []
+    for op in graph.ops:
+        assert op.kernel is not None
+        attrs = unpack(op.kernel.attr_schema, op.kernel.attr_blob)
+        kernel = bind_attrs(Kind(op.kernel.kind_id), attrs)
+        launches.append(kernel([slots[vid] for vid in op.inputs], [slots[vid] for vid in op.outputs]))
+    return in_turn(*launches)
+
+
 def launched(case: Case, inputs: Sequence[torch.Tensor], like: Sequence[np.ndarray]) -> list[np.ndarray]:
     outs = [torch.full_like(as_tensor(np.array(array)), 77) for array in like]
-    KERNELS[Kind[case.kind]](inputs, outs, dict(case.attrs))()
+    bind(case, inputs, outs)()
     return [to_numpy(out) for out in outs]
 
 
@@ -62,7 +84,7 @@ def test_pointed_at_other_memory(case: Case) -> None:
     given = [as_tensor(np.array(array)) for array in case.inputs]
     slots = [torch.zeros_like(tensor) for tensor in given]
     outs = [torch.full_like(as_tensor(np.array(array)), 77) for array in results]
-    launch = KERNELS[Kind[case.kind]](slots, outs, dict(case.attrs))
+    launch = bind(case, slots, outs)
     found = [torch.full_like(out, 55) for out in outs]
     for slot, memory in zip([*slots, *outs], [*given, *found], strict=True):
         storage = storage_id(slot)
@@ -86,5 +108,5 @@ def test_products_of_views(view: Callable[[torch.Tensor], torch.Tensor], shared:
     a = view(torch.arange(96.0))
     b = torch.arange(20.0).view(5, 4).t() if shared else torch.rand(*a.shape[:-2], 5, 4).transpose(-1, -2)
     out = torch.empty(*a.shape[:-1], 5)
-    KERNELS[Kind.MatMul]([a, b], [out], {})()
+    multiply(AtenCall("aten.matmul.default", torch.ops.aten.matmul.default, {}, [a, b], {}), [out])()
     torch.testing.assert_close(out, a @ b)

@@ -29,10 +29,10 @@ def test_three_layers_of_which_two_were_traced() -> None:
     """The third has the second's ops, its own parameters and names, and reads the second."""
     graph = expect_traced_graph(Stack(3), (x(),), saved=1)
     assert [line.partition(" line ")[0] for line in to_text(graph).splitlines() if '@"layers.2' in line] == [
-        '  %18 "linear_3": float32[2, 4] = "aten.linear.default"(%17, %6, %7) {input: $0, weight: $1, bias: $2} '
+        '  %18 "linear_3": float32[2, 4] = aten.linear.default(%17, %6, %7) {input: $0, weight: $1, bias: $2} '
         '@"layers.2.fc" node "linear_3"',
-        '  %19 "relu_2": float32[2, 4] = "aten.relu.default"(%18) {self: $0} @"layers.2" node "relu_2"',
-        '  %20 "add_2": float32[2, 4] = "aten.add.Tensor"(%17, %19) {self: $0, other: $1} @"layers.2" node "add_2"',
+        '  %19 "relu_2": float32[2, 4] = aten.relu.default(%18) {self: $0} @"layers.2" node "relu_2"',
+        '  %20 "add_2": float32[2, 4] = aten.add.Tensor(%17, %19) {self: $0, other: $1} @"layers.2" node "add_2"',
     ]
 
 

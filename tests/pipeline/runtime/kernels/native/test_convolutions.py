@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder
 from pipeline.runtime import compile_graph
 from pipeline.runtime.kernels import NativeLibrary
 from pipeline.runtime.kernels.fused import conv, pack_conv
@@ -236,7 +235,7 @@ def test_a_norm_is_part_of_the_weight(library, size, with_bias):
 def test_a_residual_block_in_a_program(library):
     """As a run and as a replay: a convolution of the input, and one that is written over what is added."""
     image, wide = TensorSpec((1, 9, 9, 32), "float32"), TensorSpec((1, 9, 9, 48), "float32")
-    builder = Builder("block", EMITTERS)
+    builder = GraphBuilder("block")
     x, first = builder.input("x", image), builder.param("first", TensorSpec((32, 32, 3, 3), "float32"))
     second, third = (builder.param(name, TensorSpec((48, 32, 1, 1), "float32")) for name in ("second", "third"))
     fixed = {"strides": (1, 1), "dilations": (1, 1), "group": 1, "epsilon": 0.0, "bias": False, "norm": False}
@@ -245,7 +244,7 @@ def test_a_residual_block_in_a_program(library):
     (inner,) = builder.emit("ConvPointwise", [x, first], [("inner", image)], around)
     (other,) = builder.emit("ConvPointwise", [x, third], [("other", wide)], alone)
     (added,) = builder.emit("ConvPointwise", [inner, second, other], [("added", wide)], {**alone, "add": True})
-    (y,) = builder.emit("Neg", [added], [("y", wide)])
+    (y,) = builder.emit("aten.neg.default", [added], [("y", wide)])
     graph = builder.build([y])
     weights = {
         "first": torch.randn(32, 32, 3, 3),

@@ -10,26 +10,26 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipeline.ops import Kind
-from pipeline.runtime.kernels.native import KERNELS
-from tests.support.native import native_library
+from pipeline.runtime.kernels.base import Launch
+from tests.support.native import bind_native
 
 ATOL, RTOL = 1e-6, 1e-6
 """float32: a few roundings of numbers up to 1, and relative to larger ones."""
 
-FUNCTIONS: dict[tuple[Kind, str], Any] = {
-    (Kind.Relu, ""): torch.relu,
-    (Kind.Gelu, "none"): functional.gelu,
-    (Kind.Gelu, "tanh"): lambda x: functional.gelu(x, approximate="tanh"),
-    (Kind.Silu, ""): functional.silu,
-    (Kind.Sigmoid, ""): torch.sigmoid,
-    (Kind.Tanh, ""): torch.tanh,
-    (Kind.HardSwish, ""): functional.hardswish,
+FUNCTIONS: dict[tuple[str, str], Any] = {
+    ("relu", ""): torch.relu,
+    ("gelu", "none"): functional.gelu,
+    ("gelu", "tanh"): lambda x: functional.gelu(x, approximate="tanh"),
+    ("silu", ""): functional.silu,
+    ("sigmoid", ""): torch.sigmoid,
+    ("tanh", ""): torch.tanh,
+    ("hardswish", ""): functional.hardswish,
 }
 
 
-def attrs_of(approximate: str) -> dict[str, Any]:
-    return {"approximate": approximate} if approximate else {}
+def bind(name: str, x: torch.Tensor, out: torch.Tensor, approximate: str = "") -> Launch | None:
+    given = {"approximate": approximate} if approximate else {}
+    return bind_native(f"aten.{name}.default", [x], [out], **given)
 
 
 @contextmanager
@@ -42,34 +42,34 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("kind", "approximate"), FUNCTIONS, ids=lambda part: getattr(part, "name", part))
+@pytest.mark.parametrize(("name", "approximate"), FUNCTIONS)
 @pytest.mark.parametrize("count", [1, 4, 15, 16, 17, 63, 64, 65, 1000])
-def test_every_activation(kind: Kind, approximate: str, count: int) -> None:
+def test_every_activation(name: str, approximate: str, count: int) -> None:
     x = torch.linspace(-9, 9, count)
     out = torch.full((count + 1,), torch.nan)
-    launch = KERNELS[kind](native_library(), [x], [out[:count]], attrs_of(approximate))
+    launch = bind(name, x, out[:count], approximate)
     assert launch is not None
     launch()
-    wanted = FUNCTIONS[kind, approximate](x.double())
+    wanted = FUNCTIONS[name, approximate](x.double())
     torch.testing.assert_close(out[:count].double(), wanted, atol=ATOL, rtol=RTOL)
     assert out[count].isnan()  # nothing behind the result is written
-    launch = KERNELS[kind](native_library(), [x], [x], attrs_of(approximate))
+    launch = bind(name, x, x, approximate)
     assert launch is not None
     launch()
     assert torch.equal(x, out[:count])
 
 
 def test_other_operands_are_left_to_torch() -> None:
-    library, x = native_library(), torch.ones(4, 6)
+    x = torch.ones(4, 6)
     for operand in (x.double(), x.half(), x.int(), x.t(), x[:, :3], x[:0]):
-        assert KERNELS[Kind.Relu](library, [operand], [torch.empty(operand.shape, dtype=operand.dtype)], {}) is None
+        assert bind("relu", operand, torch.empty(operand.shape, dtype=operand.dtype)) is None
 
 
 def test_with_several_threads_torch_keeps_what_it_shares_among_them() -> None:
-    library, large, small = native_library(), torch.ones(2**15), torch.ones(2**15 - 1)
+    large, small = torch.ones(2**15), torch.ones(2**15 - 1)
     with threads(2):
-        assert KERNELS[Kind.Relu](library, [large], [large], {}) is None
-        assert KERNELS[Kind.Relu](library, [small], [small], {}) is not None
-        assert KERNELS[Kind.Softmax](library, [large.view(8, -1)], [large.view(8, -1)], {"axis": 1}) is None
+        assert bind("relu", large, large) is None
+        assert bind("relu", small, small) is not None
+        assert bind_native("aten.softmax.int", [large.view(8, -1)], [large.view(8, -1)], dim=1) is None
     with threads(1):
-        assert KERNELS[Kind.Relu](library, [large], [large], {}) is not None
+        assert bind("relu", large, large) is not None

@@ -14,6 +14,7 @@ from pipeline.runtime.kernels.native import KERNELS
 from pipeline.runtime.kernels.native.losses import launch_log_softmax, launch_row_sum, launch_threshold_gradient
 from pipeline.runtime.kernels.native.near import launch_near
 from pipeline.runtime.kernels.native.products import launch_any, pack_panels
+from tests.support.native import bind_native
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="protects a page by Linux's mprotect")
 
@@ -57,11 +58,11 @@ def test_products(library, columns, depth):
 @pytest.mark.parametrize("columns", SIZES)
 def test_rows(library, columns):
     x, scale, bias, out = (at_the_end(*sizes) for sizes in ((3, columns), (columns,), (columns,), (3, columns)))
-    KERNELS[Kind.LayerNormalization](library, [x, scale, bias], [out], {"axis": 1, "epsilon": 1e-5})()
+    bind_native("aten.layer_norm.default", [x, scale, bias], [out], normalized_shape=(columns,), eps=1e-5)()
     torch.testing.assert_close(out, torch.layer_norm(x, (columns,), scale, bias), atol=1e-5, rtol=1e-4)
-    KERNELS[Kind.Softmax](library, [x], [out], {"axis": 1})()
+    bind_native("aten.softmax.int", [x], [out], dim=1)()
     torch.testing.assert_close(out, x.softmax(1), atol=1e-6, rtol=1e-5)
-    KERNELS[Kind.Gelu](library, [x], [out], {"approximate": "none"})()
+    bind_native("aten.gelu.default", [x], [out], approximate="none")()
     torch.testing.assert_close(out, torch.nn.functional.gelu(x), atol=1e-6, rtol=1e-5)
     launch_log_softmax(library, x, 1, out)()
     torch.testing.assert_close(out, x.log_softmax(1), atol=1e-6, rtol=1e-5)

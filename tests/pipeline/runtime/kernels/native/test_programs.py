@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.ops import EMITTERS
+from pipeline.ops import GraphBuilder
 from pipeline.runtime import CompiledProgram, compile_graph, compile_graphs, compile_open_graph
 from tests.support.native import native_library
 
@@ -29,7 +28,7 @@ def one_thread() -> None:
 
 def layer(rows: int | str, width: int = 64, dtype: str = "float32") -> Graph:
     """Norm, product with GELU, product and sum, softmax of the rows: every call has a kernel in C++."""
-    builder = Builder("layer", EMITTERS)
+    builder = GraphBuilder("layer")
     spec, wide = TensorSpec((rows, width), dtype), TensorSpec((rows, 2 * width), dtype)
 
     def param(name: str, *sizes: int) -> int:
@@ -37,15 +36,15 @@ def layer(rows: int | str, width: int = 64, dtype: str = "float32") -> Graph:
 
     x = builder.input("x", spec)
     (n,) = builder.emit(
-        "LayerNormalization", [x, param("scale", width), param("shift", width)], [("n", spec)],
-        {"axis": 1, "epsilon": 1e-5},
+        "aten.layer_norm.default", [x, param("scale", width), param("shift", width)], [("n", spec)],
+        {"normalized_shape": (width,), "eps": 1e-5},
     )  # fmt: skip
     attrs = {"trans": True, "add": False, "bias": True, "activation": "gelu", "numbers": ()}
     ins = [n, param("first", 2 * width, width), param("b", 2 * width)]
     (h,) = builder.emit("LinearPointwise", ins, [("h", wide)], attrs)
     attrs = {"trans": True, "add": True, "bias": False, "activation": "none", "numbers": ()}
     (y,) = builder.emit("LinearPointwise", [h, param("second", width, 2 * width), x], [("y", spec)], attrs)
-    (weights,) = builder.emit("Softmax", [y], [("weights", spec)], {"axis": 1})
+    (weights,) = builder.emit("aten.softmax.int", [y], [("weights", spec)], {"dim": 1})
     return builder.build([y, weights])
 
 
@@ -98,14 +97,16 @@ def test_a_replay_has_the_same_bits_and_calls_no_python() -> None:
 
 
 def test_a_result_in_the_memory_of_its_operand() -> None:
-    builder, spec = Builder("chain", EMITTERS), TensorSpec((7, 33), "float32")
+    builder, spec = GraphBuilder("chain"), TensorSpec((7, 33), "float32")
     last = builder.input("x", spec)
     scale = builder.param("scale", TensorSpec((33,), "float32"))
-    (last,) = builder.emit("Neg", [last], [("negated", spec)])
-    (last,) = builder.emit("RMSNormalization", [last, scale], [("normed", spec)], {"axis": 1, "epsilon": 1e-6})
-    (last,) = builder.emit("Softmax", [last], [("weights", spec)], {"axis": 1})
-    (last,) = builder.emit("Gelu", [last], [("bent", spec)], {"approximate": "none"})
-    (last,) = builder.emit("Neg", [last], [("y", spec)])
+    (last,) = builder.emit("aten.neg.default", [last], [("negated", spec)])
+    (last,) = builder.emit(
+        "aten.rms_norm.default", [last, scale], [("normed", spec)], {"normalized_shape": spec.sizes[1:], "eps": 1e-6}
+    )
+    (last,) = builder.emit("aten.softmax.int", [last], [("weights", spec)], {"dim": 1})
+    (last,) = builder.emit("aten.gelu.default", [last], [("bent", spec)], {"approximate": "none"})
+    (last,) = builder.emit("aten.neg.default", [last], [("y", spec)])
     program, plain = both(builder.build([last]))
     assert program.native_calls == 3
     in_place = {program.plan.slots[vid].name for vid in program.plan.alias}
@@ -176,9 +177,9 @@ def test_several_entries_and_open_sizes_have_them_too() -> None:
 @pytest.mark.parametrize("dies", [True, False])
 def test_two_products_and_the_sum_after_them(width: int, dies: bool) -> None:
     """The sum is written over what is added where that dies, also where partial sums of 1200 numbers lie there."""
-    builder, rows, wide = Builder("layers", EMITTERS), TensorSpec((9, width), "float32"), 2 * width
+    builder, rows, wide = GraphBuilder("layers"), TensorSpec((9, width), "float32"), 2 * width
     x = builder.input("x", rows)
-    (added,) = builder.emit("Neg", [x], [("added", rows)])
+    (added,) = builder.emit("aten.neg.default", [x], [("added", rows)])
     first, second = (
         builder.param("first", TensorSpec((wide, width), "float32")),
         builder.param("second", TensorSpec((width, wide), "float32")),
@@ -187,7 +188,7 @@ def test_two_products_and_the_sum_after_them(width: int, dies: bool) -> None:
     outs = [("sum", rows), ("hidden", TensorSpec((9, wide), "float32"))]
     attrs = {**flags, "activation": "tanh", "numbers": ()}
     y, _ = builder.emit("FeedForward", [x, first, second, added], outs, attrs)
-    (y,) = builder.emit("Neg" if dies else "Sub", [y] if dies else [y, added], [("y", rows)])
+    (y,) = builder.emit("aten.neg.default" if dies else "aten.sub.Tensor", [y] if dies else [y, added], [("y", rows)])
     graph = builder.build([y])
     weights = {name: tensor / width**0.5 for name, tensor in weights_of(graph).items()}
     program, plain = compile_graph(graph, weights, native=True), compile_graph(graph, weights)

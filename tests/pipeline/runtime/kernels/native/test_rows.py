@@ -14,7 +14,7 @@ from torch.nn import functional
 from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import Launch
 from pipeline.runtime.kernels.native import KERNELS
-from tests.support.native import native_library
+from tests.support.native import bind_native, native_library
 
 COLUMNS = st.sampled_from((1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130, 513))
 ROWS = st.sampled_from((1, 2, 7, 33))
@@ -23,11 +23,14 @@ ATOL, RTOL = 2e-6, 2e-5
 """float32: each result is a few roundings (6e-8) from a row sum of up to 513 numbers near 1, in four partial sums."""
 
 
-def bind(kind: Kind, ins: list[torch.Tensor], outs: list[torch.Tensor], **attrs: Any) -> Launch | None:
+def bind(kind: Kind | str, ins: list[torch.Tensor], outs: list[torch.Tensor], **attrs: Any) -> Launch | None:
+    """A kind of ours, or an operator of torch."""
+    if isinstance(kind, str):
+        return bind_native(kind, ins, outs, **attrs)
     return KERNELS[kind](native_library(), ins, outs, attrs)
 
 
-def launch(kind: Kind, ins: list[torch.Tensor], outs: list[torch.Tensor], **attrs: Any) -> None:
+def launch(kind: Kind | str, ins: list[torch.Tensor], outs: list[torch.Tensor], **attrs: Any) -> None:
     found = bind(kind, ins, outs, **attrs)
     assert found is not None
     found()
@@ -44,7 +47,7 @@ def test_layer_normalisation(rows: int, columns: int, with_bias: bool, apart: bo
     x = (draw(seed, rows, columns + 5)[:, :columns] if apart else draw(seed, rows, columns)) + 10
     weights = [draw(seed + 1, columns), *([draw(seed + 2, columns)] if with_bias else [])]
     out = torch.full((rows, columns), torch.nan)
-    launch(Kind.LayerNormalization, [x, *weights], [out], axis=-1, epsilon=1e-5)
+    launch("aten.layer_norm.default", [x, *weights], [out], normalized_shape=tuple(x.shape[-1:]), eps=1e-5)
     wanted = functional.layer_norm(x.double(), (columns,), *(weight.double() for weight in weights), eps=1e-5)
     # A number near 10 has a last digit of 1e-6, and a row of one number a deviation of the root of epsilon.
     torch.testing.assert_close(out.double(), wanted, atol=1e-4, rtol=1e-4)
@@ -55,7 +58,7 @@ def test_layer_normalisation(rows: int, columns: int, with_bias: bool, apart: bo
 def test_normalisation_by_the_root_of_the_mean_square(rows: int, columns: int, seed: int) -> None:
     x, scale = draw(seed, 2, rows, columns), draw(seed + 1, columns)
     out = torch.full((2, rows, columns), torch.nan)
-    launch(Kind.RMSNormalization, [x, scale], [out], axis=2, epsilon=1e-6)
+    launch("aten.rms_norm.default", [x, scale], [out], normalized_shape=tuple(x.shape[2:]), eps=1e-6)
     wanted = functional.rms_norm(x.double(), (columns,), scale.double(), 1e-6)
     torch.testing.assert_close(out.double(), wanted, atol=ATOL, rtol=RTOL)
 
@@ -63,7 +66,7 @@ def test_normalisation_by_the_root_of_the_mean_square(rows: int, columns: int, s
 def test_a_normalisation_over_several_axes_and_in_place() -> None:
     x, scale, bias = draw(0, 5, 3, 7), draw(1, 3, 7), draw(2, 3, 7)
     wanted = functional.layer_norm(x.double(), (3, 7), scale.double(), bias.double(), 1e-5)
-    launch(Kind.LayerNormalization, [x, scale, bias], [x], axis=1, epsilon=1e-5)
+    launch("aten.layer_norm.default", [x, scale, bias], [x], normalized_shape=tuple(x.shape[1:]), eps=1e-5)
     torch.testing.assert_close(x.double(), wanted, atol=ATOL, rtol=RTOL)
 
 
@@ -73,7 +76,7 @@ def test_softmax(rows: int, columns: int, apart: bool, seed: int) -> None:
     x = draw(seed, rows, columns + 3)[:, :columns] if apart else draw(seed, rows, columns)
     x = x * 30
     out = torch.full((rows, columns), torch.nan)
-    launch(Kind.Softmax, [x], [out], axis=1)
+    launch("aten.softmax.int", [x], [out], dim=1)
     # The exponent of a number is off by its last digit, which is 8e-6 of what is near 100.
     torch.testing.assert_close(out.double(), x.double().softmax(1), atol=1e-6, rtol=2e-5)
 
@@ -91,7 +94,7 @@ def test_softmax_of_infinities_and_nan(columns: int, odd: list[float], place: st
     at = slice(None, len(numbers)) if place != "end" else slice(-len(numbers), None)
     x[0, at] = numbers
     wanted = x.double().softmax(1)
-    launch(Kind.Softmax, [x], [x], axis=-1)
+    launch("aten.softmax.int", [x], [x], dim=-1)
     torch.testing.assert_close(x.double(), wanted, atol=1e-6, rtol=2e-5, equal_nan=True)
 
 
@@ -196,14 +199,14 @@ def test_attention_with_large_scores(size: float, scale: float, keys: int) -> No
 
 def test_other_operands_are_left_to_torch() -> None:
     x, scale = draw(0, 4, 8), draw(1, 8)
-    narrow = draw(2, 8, 4).t()
-    assert bind(Kind.LayerNormalization, [x.double(), scale.double()], [x.double()], axis=1, epsilon=1e-5) is None
-    assert bind(Kind.LayerNormalization, [x, draw(0, 1)], [x.clone()], axis=1, epsilon=1e-5) is None
-    assert bind(Kind.LayerNormalization, [narrow, scale[:4]], [torch.empty(8, 4).t()], axis=1, epsilon=1e-5) is None
-    assert bind(Kind.Softmax, [x], [x.clone()], axis=0) is None
-    assert bind(Kind.Softmax, [narrow], [torch.empty(4, 8)], axis=1) is None
-    assert bind(Kind.Softmax, [x.half()], [x.half()], axis=1) is None
-    assert bind(Kind.Softmax, [x[:0]], [x[:0]], axis=1) is None
+    narrow, over = draw(2, 8, 4).t(), {"normalized_shape": (8,), "eps": 1e-5}
+    assert bind("aten.layer_norm.default", [x.double(), scale.double()], [x.double()], **over) is None
+    assert bind("aten.layer_norm.default", [x, draw(0, 1)], [x.clone()], **over) is None
+    assert bind("aten.layer_norm.default", [narrow, scale], [torch.empty(8, 4).t()], **over) is None
+    assert bind("aten.softmax.int", [x], [x.clone()], dim=0) is None
+    assert bind("aten.softmax.int", [narrow], [torch.empty(4, 8)], dim=1) is None
+    assert bind("aten.softmax.int", [x.half()], [x.half()], dim=1) is None
+    assert bind("aten.softmax.int", [x[:0]], [x[:0]], dim=1) is None
     heads = draw(3, 1, 2, 5, 8)
     outs = [torch.empty(1, 5, 2, 8), torch.empty(1, 2, 5, 5)]
     assert bind(Kind.SmallAttention, [heads, heads, heads.bfloat16()], outs, scale=1.0) is None

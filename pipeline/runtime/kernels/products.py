@@ -1,0 +1,61 @@
+"""Products of matrices: as one call of torch's BLAS over views, or in blocks where these are faster."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+
+from pipeline.runtime.kernels.base import Launch
+from pipeline.runtime.kernels.blocked import launch_in_blocks
+from pipeline.runtime.kernels.launches import in_turn
+
+
+def multiply_matrices(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> Launch:
+    """One product of matrices, in blocks where these are faster than torch's BLAS."""
+    in_blocks = launch_in_blocks(a, b, out)
+    if in_blocks is not None:
+        return in_turn(in_blocks, None if bias is None else partial(torch.add, out, bias, out=out))
+    return partial(torch.mm, a, b, out=out) if bias is None else partial(torch.addmm, bias, a, b, out=out)
+
+
+def multiply_batches(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, batch: torch.Size) -> Launch | None:
+    """As a single mm or bmm over views, which torch.matmul derives at each call; None where strides need a copy."""
+    (rows, inner), columns = a.shape[-2:], b.shape[-1]
+    count = math.prod(batch)
+    try:
+        if b.dim() == 2:
+            return multiply_matrices(a.view(count * rows, inner), b, None, out.view(count * rows, columns))
+        many_a = a.expand(*batch, rows, inner).view(count, rows, inner)
+        many_b = b.expand(*batch, inner, columns).view(count, inner, columns)
+        return partial(torch.bmm, many_a, many_b, out=out.view(count, rows, columns))
+    except RuntimeError:
+        return None
+
+
+def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> Launch:
+    """`x @ weight + bias` with a matrix on the right and a bias for each column, as one product where strides allow."""
+    try:
+        rows, result = x.view(-1, x.shape[-1]), out.view(-1, out.shape[-1])
+    except RuntimeError:
+        return partial(_multiply_rows, x, weight, bias, out)
+    if bias is None:
+        return partial(torch.mm, rows, weight, out=result)
+    return partial(torch.addmm, bias, rows, weight, out=result)
+
+
+def _multiply_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    torch.matmul(x, weight, out=out)
+    if bias is not None:
+        out.add_(bias)
+
+
+def flatten_rows(tensor: torch.Tensor, kept: int) -> torch.Tensor | None:
+    """All axes but the last `kept` as one; None where that takes a copy."""
+    if tensor.dim() <= kept or not tensor.numel():
+        return None
+    try:
+        return tensor.view(-1, *tensor.shape[tensor.dim() - kept :])
+    except RuntimeError:
+        return None
