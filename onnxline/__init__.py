@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from pipeline.config import RunConfig
     from pipeline.errors import CheckFailed, ConfigError, InternalError, SourceError, Unsupported, UsageError
     from pipeline.importers import from_onnx
-    from pipeline.ir import Builder, Graph, as_states
+    from pipeline.ir import Graph, as_states
+    from pipeline.ops import GraphBuilder
+    from pipeline.ops import GraphBuilder as Builder
     from pipeline.optimize import optimize, run
     from pipeline.planning import check_plan
     from pipeline.result import RunResult
@@ -57,6 +59,7 @@ __all__ = [
     "CompiledProgram",
     "ConfigError",
     "Graph",
+    "GraphBuilder",
     "InternalError",
     "ModelError",
     "NotFinite",
@@ -110,7 +113,8 @@ HOMES: Final = {
         "CheckFailed", "ConfigError", "InternalError", "SourceError", "Unsupported", "UsageError",
     ),
     "pipeline.importers": ("from_onnx",),
-    "pipeline.ir": ("Builder", "Graph", "as_states"),
+    "pipeline.ir": ("Graph", "as_states"),
+    "pipeline.ops": ("GraphBuilder",),
     "pipeline.optimize": ("optimize", "run"),
     "pipeline.planning": ("check_plan",),
     "pipeline.result": ("RunResult",),
@@ -122,7 +126,7 @@ HOMES: Final = {
     "pipeline.torch_ir": ("IR", "execute_ir", "extract_ir", "ir_to_mermaid", "verify_ir_with_state_dict"),
 }  # fmt: skip
 
-ALIASES: Final = {"diff": "compare_models"}
+ALIASES: Final = {"Builder": "GraphBuilder", "diff": "compare_models"}
 """Names that are shorter here than in their room."""
 
 # By path: `passes` may be a module of the script's. Decided once, so that nothing of ours is loaded twice.

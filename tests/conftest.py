@@ -19,7 +19,8 @@ from passes.worker.client import Worker
 from tests.support.one_of_each import ONE_OF_EACH
 from tests.support.paths import TESTS
 
-settings.register_profile("onnxline", deadline=None)  # no test asserts a time: other work may hold the machine
+settings.register_profile("all", deadline=None)  # no test asserts a time: other work may hold the machine
+settings.register_profile("onnxline", deadline=None, max_examples=50)
 settings.register_profile("fast", deadline=None, max_examples=25)
 
 
@@ -125,7 +126,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("fast" if config.getoption("fast") else "onnxline")
+    settings.load_profile("fast" if config.getoption("fast") else "all" if config.getoption("all") else "onnxline")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -11,7 +11,7 @@ from typing import Final
 ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
     # Over oneself and across; positions that are projected too; 1×1 Conv; Einsum; K and V from one latent matrix.
     "benchmarks/model_families/test_detect.py::test_finds_the_triples_that_torch_ran": (
-        "bert_decoder", "deberta_v2", "squeezebert", "xlnet", "deepseek_v3",
+        "bert_decoder", "squeezebert", "deepseek_v3",
     ),
     "examples/test_train_digits_qat.py::test_weights_of_4_bits_are_within_a_point_of_floats": ("4-1",),
     "fuzz/test_fuzz.py::test_broken_files_end_in_a_result_or_in_one_message": ("0",),
@@ -35,7 +35,7 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
     ),
     # Norms spelled out or not, rope, two stacks with a bias of positions, convolutions with and without BatchNorm.
     "passes/structures/test_exports.py::test_finds_what_the_tree_of_modules_has": (
-        "BERT", "ViT, opset 18", "Llama, opset 23", "T5", "ResNet", "ConvNext",
+        "ViT, opset 18", "Llama, opset 23", "T5", "ResNet",
     ),
     "passes/structures/test_exports.py::test_keeps_every_kind_of_a_model": (
         "ResNet-loses0-merging0", "ViT, opset 18-loses1-merging1", "Llama, opset 23-loses3-merging3",
@@ -48,14 +48,13 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
     ),
     "pipeline/authoring/test_training.py::test_a_training_that_was_stopped_goes_on_to_the_same_bits": ("2", "13"),
     "pipeline/export/static_cache/test_model_families.py::test_same_tokens_and_logits_as_the_whole_model": (
-        "GPT2-as_it_is", "Qwen3-as_it_is", "Mixtral-as_it_is", "DeepseekV3-as_it_is", "Mistral-as_it_is",
-        "Gemma3Text-as_it_is", "Llama-export_and_load", "DeepseekV3-export_and_load", "GPT2-in_onnxruntime",
+        "GPT2-as_it_is", "DeepseekV3-as_it_is", "Gemma3Text-as_it_is", "Llama-export_and_load", "GPT2-in_onnxruntime",
     ),
     "pipeline/export/test_exported_transformers.py::test_agrees_with_onnxruntime": (
         "BertModel", "LlamaForCausalLM", "ResNetModel",
     ),
     "pipeline/export/test_mixtures.py::test_each_token_goes_to_its_own_experts": (
-        "Qwen3MoeModel", "Llama4TextModel", "GptOssModel", "JambaModel",
+        "Qwen3MoeModel", "GptOssModel", "JambaModel",
     ),
     "pipeline/importers/from_torch/layer_dedup/test_transformers.py::test_a_model_of_transformers": (
         "BertModel-BertConfig-settings0", "LlamaForCausalLM-LlamaConfig-settings2",
@@ -88,20 +87,15 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
         "modes0-memory_format0-dtype0",
     ),
     "pipeline/training/test_native.py::test_a_hundred_steps": (
-        "mlp-SGD with momentum", "mlp-Adam", "mlp-Adam with AMSGrad", "mlp-AdamW", "cnn with BatchNorm-AdamW",
-        "transformer with dropout-AdamW",
+        "mlp-SGD with momentum", "mlp-Adam with AMSGrad", "cnn with BatchNorm-AdamW",
     ),
     "pipeline/training/test_qdq.py::test_training_lowers_the_loss_and_onnxruntime_runs_what_comes_back": (
         "int8/channel-uint8", "int4/block4-uint16",
     ),
     "pipeline/training/test_refusals.py::test_dropout_between_layers_that_torch_leaves_out_is_refused": ("LSTM", "RNN"),
     "pipeline/training/test_schedules.py::test_a_training_changes_between_torch_and_a_program": (
-        *(f"torch.float32-{name}LR" for name in (
-            "Lambda", "Multiplicative", "Step", "MultiStep", "Constant", "Linear", "Exponential", "Polynomial",
-            "CosineAnnealing", "Cyclic", "OneCycle", "Sequential",
-        )),
-        "torch.float32-CosineAnnealingWarmRestarts", "torch.float32-ReduceLROnPlateau",
-        "torch.float32-ChainedScheduler", "torch.float64-SequentialLR", "torch.float64-ReduceLROnPlateau",
+        *(f"torch.float32-{name}LR" for name in ("Lambda", "MultiStep", "OneCycle", "Sequential")),
+        "torch.float32-ReduceLROnPlateau", "torch.float32-ChainedScheduler", "torch.float64-SequentialLR",
     ),
     "whole_runs/test_bad_input.py::test_a_stopped_run_goes_on_where_it_was": (
         ".stages/lock-kill -9", ".stages/export.json-Ctrl-C", ".stages/passes.json-kill -9",
