@@ -122,7 +122,7 @@ def _check_fields(name: str, step_type: Any, options: Mapping[str, Any]) -> None
 
 
 def _has_type(value: object, expected: Any) -> bool:
-    """`isinstance`, for which true is no whole number."""
+    """`isinstance`, except that true is not an integer."""
     return isinstance(value, expected) and (not isinstance(value, bool) or expected is bool)
 
 
