@@ -92,7 +92,7 @@ def carry_encodings(
 
 
 class _EncodingCarrier:
-    """The state of one carrying: what was found so far, and why not."""
+    """The state while encodings are carried: the encodings found so far, and the reasons for those not found."""
 
     def __init__(
         self, versions: Sequence[ModelVersion], encodings: Mapping[str, Encoding], context: PassContext

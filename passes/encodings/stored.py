@@ -124,7 +124,7 @@ def _cut_axis(shape: tuple[int, ...], part: tuple[int, ...]) -> int | None:
 
 
 def _find_slices(whole: np.ndarray, part: np.ndarray, axis: int) -> list[int] | None:
-    """Which slices of `whole` along `axis` those of `part` are; neighbours where equal slices leave a choice."""
+    """For each slice of `part` along `axis`, its index in `whole`; neighbours where equal slices leave a choice."""
     rows, wanted = (np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in (whole, part))
     places: dict[bytes, list[int]] = {}
     for at, row in enumerate(rows):
@@ -233,7 +233,7 @@ def scale_encoding(array: Array, encoding: Encoding, scaled: Array) -> Encoding 
 
 
 def _find_factors(array: Array, scaled: Array, axis: int) -> Array | None:
-    """The factor of each slice along `axis`; that of a slice of zeros is one."""
+    """The factor of each slice along `axis`; 1 for a slice of zeros."""
     olds, news = (
         np.moveaxis(matrix, axis, 0).reshape(matrix.shape[axis], -1).astype(np.float64) for matrix in (array, scaled)
     )

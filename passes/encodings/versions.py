@@ -195,7 +195,7 @@ OTHER, PART, SAME = range(3)
 """What the numbers of one tensor are to those of another."""
 
 TOLERANCES: Final = {"float32": Tolerance(0.0, 1e-4), "float16": Tolerance(0.0, 1e-2)}
-"""As those of outputs, without the absolute part: a tensor of small numbers has small scales."""
+"""The tolerances of outputs without the absolute part: a tensor of small numbers has small scales."""
 
 
 def find_same(
@@ -238,7 +238,7 @@ def measure_same(
 
 
 class _TensorReader:
-    """Reads tensors of a model: inputs, stored tensors, and what nodes compute."""
+    """Reads tensors of a model: inputs, stored tensors, and outputs of nodes."""
 
     def __init__(self, model: MappedModel, names: Sequence[str]) -> None:
         graph, weights = model.model().graph, model.map_weights()

@@ -44,7 +44,7 @@ from passes.weights.sharing import portable
 from passes.worker.client import Worker
 
 LOADING_S: Final = 120.0
-"""Seconds for loading a pass, to see what it is."""
+"""Time limit in seconds for loading a pass to read its facts."""
 
 
 @dataclass(frozen=True, slots=True)

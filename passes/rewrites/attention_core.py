@@ -66,7 +66,7 @@ class AttentionCore:
     joined_present: str = ""
     """The output for both of them, stacked along a new first axis."""
     masks: tuple[tuple[str, float], ...] = ()
-    """Bools, true where a score counts, and what is added to it where they are false."""
+    """Bools, true where a score counts, and the number added to a score where they are false."""
     biases: tuple[str, ...] = ()
     """Values that are added to the scores."""
     causal: bool = False
@@ -84,7 +84,7 @@ class AttentionCore:
 
     @property
     def total(self) -> Dim:
-        """How many keys there are, with those of the past."""
+        """The number of keys, including the keys of the past."""
         if self.past is None:
             return self.key.length
         both = isinstance(self.past_length, int) and isinstance(self.key.length, int)
@@ -221,7 +221,7 @@ def _mask(core: AttentionCore, query: str, key: str, writer: NodeWriter) -> tupl
 
 
 def _rows_without(seen: str, writer: NodeWriter) -> str:
-    """The rows in which the booleans `seen` are all false. No number is read, so a pass may change that of the mask."""
+    """The rows in which the booleans `seen` are all false. No number is read, so a pass may change the mask."""
     numbers = writer.add("Cast", seen, label="seen", to=TensorProto.INT32)
     most = writer.add("ReduceMax", numbers, writer.ints([-1], "last_axis"), label="most_seen", keepdims=1)
     return writer.add("Not", writer.add("Cast", most, label="rows_seen", to=TensorProto.BOOL), label="hidden_rows")

@@ -326,4 +326,4 @@ READERS: Final[Mapping[tuple[str, str], Callable[[NodeProto, NodeWriter, GraphTy
     (CONTRIB, "MultiHeadAttention"): _read_multi_head,
     (CONTRIB, "GroupQueryAttention"): _read_grouped_query,
 }
-"""Domain and operator → what reads it."""
+"""Domain and operator → the function that reads it."""

@@ -107,7 +107,7 @@ class ChannelLayout:
         return self._with(axes, lambda array: array.transpose(order))
 
     def squeeze(self, axes: Sequence[int]) -> ChannelLayout | None:
-        """Without axes of size 1; without all of them if none are named."""
+        """Without the named axes of size 1; without all axes of size 1 if none are named."""
         gone = {at % len(self.axes) for at in axes} or {at for at, axis in enumerate(self.axes) if not axis}
         if any(self.axes[at] for at in gone):
             return None

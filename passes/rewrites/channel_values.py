@@ -33,7 +33,7 @@ class ChannelOp:
 
 @dataclass(frozen=True, slots=True)
 class ChannelValue:
-    """A value made of the product's channels: `layout` says which, `ops` what was done to each on the way."""
+    """A value computed from the product's channels: `layout` says which channels, `ops` the operators on the way."""
 
     name: str
     layout: ChannelLayout
@@ -41,7 +41,7 @@ class ChannelValue:
     node: NodeProto | None = None
     """What makes it; None for the product's own output."""
     nexts: tuple[ChannelValue, ...] = ()
-    """The values that are made of it."""
+    """The values computed from this value."""
     readers: tuple[NodeProto, ...] = ()
     """The nodes that read it and do something else."""
 
@@ -287,4 +287,4 @@ RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys((*sorted(WITH_PARAMS), "Clip", "Cast", "Neg", "QuantizeLinear", "DequantizeLinear"), _elementwise),
     "BatchNormalization": _batch_norm,
 }
-"""Op → what it makes of the channels."""
+"""Op → the function that gives the layouts of its outputs."""

@@ -127,7 +127,7 @@ def _norm_params(view: GraphView, norm: NodeProto) -> tuple[Array, ...]:
 
 
 def _affine(norm: NodeProto, params: Sequence[Array]) -> tuple[Array, Array]:
-    """The factor of each channel, and what is added to it."""
+    """The factor and the shift of each channel."""
     scale, shift, mean, variance = params
     factor = scale / np.sqrt(variance + attribute_of(norm, "epsilon", 1e-5))
     return factor, shift - mean * factor

@@ -1,4 +1,4 @@
-"""Compute what depends on nothing but constants, once, with onnxruntime; in the worker, and a few weights at a time."""
+"""Compute values that depend only on constants once, with onnxruntime; in the worker, and a few weights at a time."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(slots=True)
 class GraphEdit:
-    """What is removed from the graph of `view`, and what comes in its place. Names are free ones, in a fixed order."""
+    """The removals from the graph of `view` and their replacements. New names are free names, in a fixed order."""
 
     view: GraphView
     removed: set[int] = field(default_factory=set)
@@ -55,7 +55,7 @@ class GraphEdit:
             setattr(self, name, value)
 
     def model(self) -> DetachedModel:
-        """The model of `view` with all changes, without what nothing reads any more."""
+        """The model of `view` with all changes, without the nodes and tensors that nothing reads any more."""
         source = self.view.model
         proto = source.copy_proto()
         graph = proto.graph

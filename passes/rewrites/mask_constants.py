@@ -118,7 +118,7 @@ class MaskedGraph:
             yield slot, -factor if node.op_type == "Sub" and slot == 1 else factor
 
     def _scale_factors(self, node: NodeProto, factor: float) -> Iterator[tuple[int, float]]:
-        """A product of a mask with a number, or of a mask constant with what is 0 or 1."""
+        """A product of a mask with a number, or of a mask constant with values of 0 or 1."""
         arrays = [self.constant(name) for name in node.input]
         for slot in (0, 1) if node.op_type == "Mul" else (0,):
             array = arrays[1 - slot]

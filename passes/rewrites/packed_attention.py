@@ -35,7 +35,7 @@ class UnpackedModel:
 
 
 def unpack_attentions(model: DetachedModel, left: Collection[str] = ()) -> UnpackedModel:
-    """`model` with packed attention operators written out, but for those whose output is in `left`."""
+    """`model` with packed attention operators written out, except the operators with an output in `left`."""
     view = GraphView(model)
     packed = [node for node in view.own if op_of(node) in RULES and node.output[0] not in left]
     replaced: dict[int, _UnpackedOperator] = {}
@@ -90,7 +90,7 @@ class _UnpackedOperator:
         return int(attribute_of(self.node, attribute, 0))
 
     def refuse(self, inputs: Mapping[str, int], attributes: Sequence[str] = (), outputs: int = 1) -> None:
-        """Raise where the operator has an input, an attribute or an output that the other operator has no place for."""
+        """Raise where the operator has an input, an attribute or an output that the new operator does not take."""
         for what, at in inputs.items():
             if self.input(at):
                 raise _NotWrittenOut(f"with {what}, which is not taken apart{self.advice()}")

@@ -28,7 +28,7 @@ from passes.weights.sharing import MappedModel, portable
 Array = np.ndarray[Any, np.dtype[Any]]
 
 Factors = dict[str, Array]
-"""Output of a product → what each channel of its data is multiplied by."""
+"""Output of a product → the factor for each channel of its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class SmoothQuant(Step):
 
 
 def find_factors(model: MappedModel, feeds: Sequence[Mapping[str, np.ndarray]], alpha: float) -> Factors:
-    """In the worker: let onnxsim smooth the model, and read its factors from what it made."""
+    """In the worker: let onnxsim smooth the model, and read its factors from the smoothed model."""
     from onnxsim.quark_smoothquant import smooth_quant
 
     proto, weights = model.model(), model.map_weights()
@@ -122,7 +122,7 @@ class _Smoother:
             self.smoothed += len(products)
 
     def describe(self) -> Iterator[str]:
-        """What was done, and what was not."""
+        """What the step did, and what it left."""
         if self.smoothed:
             yield f"smoothed {plural(self.smoothed, 'product')}"
         if self.left:

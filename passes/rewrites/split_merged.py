@@ -52,7 +52,7 @@ class SplitGateUp(Step):
 
 
 def split_qkv(model: DetachedModel) -> SplitModel:
-    """Take apart each product that makes several of Q, K and V of one attention, in a copy of `model`."""
+    """Take apart each product that makes several of Q, K and V of one attention; `model` itself does not change."""
     unpacked = unpack_attentions(model)
     result = _split_attentions(unpacked.model)
     left = _not_split(result.model, unpacked.unpacked)
@@ -69,7 +69,7 @@ def _split_attentions(model: DetachedModel) -> SplitModel:
 
 
 def _not_split(model: DetachedModel, unpacked: Mapping[str, str]) -> tuple[str, ...]:
-    """The outputs of those operators whose parts are still taken from one product."""
+    """The outputs of the unpacked operators with parts that are still taken from one product."""
     made = GraphIndex(model.proto.graph).producers
     return tuple(
         output for output, marker in unpacked.items() if marker in made and made[marker].op_type in ("Split", "Gather")
@@ -98,7 +98,7 @@ def find_merged_qkv(view: GraphView) -> dict[str, Roles]:
 
 
 def split_gate_up(model: DetachedModel) -> SplitModel:
-    """Take apart each product that makes both factors of a gated MLP, in a copy of `model`."""
+    """Take apart each product that makes both factors of a gated MLP; `model` itself does not change."""
     view = GraphView(model)
     return split_products(view, find_merged_gates(view))
 

@@ -1,4 +1,4 @@
-"""Take a product apart by the roles of its channels: a product for each role, and what layout its readers need."""
+"""Take a product apart by the roles of its channels: a product for each role, and the layout its consumers need."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ class _Splitter:
                 groups = list(step.groups)
 
     def _shape(self, before: Sequence[Group], after: Sequence[Group], name: str) -> str:
-        """The sizes for a Reshape; those that are not fixed are copied, inferred, or read from another tensor."""
+        """The sizes for a Reshape; sizes that are not fixed are copied, inferred, or read from another tensor."""
         sizes: list[int | tuple[str, int]] = []
         for at, group in enumerate(after):
             if all(isinstance(factor.size, int) for factor in group):
