@@ -86,7 +86,8 @@ def _replaced_by(same: NodeMatching, share: set[int]) -> ReplacedNodes:
 def _products_among(same: NodeMatching, replacement: ReplacedNodes) -> list[ReplacedNodes]:
     """The new products of weights, each with the lost nodes that used only these weights.
 
-    The other new nodes of the clump replace the nodes before and behind it: a Reshape replaces the Reshape in front.
+    The other new nodes of `replacement` replace the lost nodes before and after the product: a Reshape before the new
+    product replaces the Reshape before the old product.
     """
     products = []
     for new in sorted(replacement.news):

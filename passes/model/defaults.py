@@ -15,7 +15,7 @@ from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
 FREE_INITIALIZERS: Final = 4
-"""The IR version from which on an initializer need not be an input, too."""
+"""The first IR version in which an initializer need not be a graph input as well."""
 
 NAMED: Final = 3
 

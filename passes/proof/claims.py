@@ -25,8 +25,8 @@ from passes.model.canonical import CanonicalGraph, ValueDigests
 from passes.weights.detached import DetachedModel
 
 SMALL_ELEMENTS: Final = 2**14
-"""Floating-point values of a known size up to this are held; whole numbers and bools always, as they are mostly shapes,
-positions and masks."""
+"""Floating-point values of a known size up to this number of elements are held; integers and bools always are, as they
+are mostly shapes, positions and masks."""
 
 
 @dataclass(frozen=True, slots=True)

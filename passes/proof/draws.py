@@ -80,7 +80,7 @@ BROUGHT_DOWN: Final = (
 class DrawnInput:
     """One input, with its shape, dtype and range.
 
-    Floats are uniform in [low, high], whole numbers and bools from low up to, and without, high. A text in `shape` is a
+    Floats are uniform in [low, high]; integers and bools go from low up to, and without, high. A string in `shape` is a
     named dim.
     """
 
@@ -206,7 +206,7 @@ def _fit(example: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 MOST_FRACTION: Final = 100
-"""Ranges that end above it, such as steps of diffusion, are drawn as whole numbers in floats too."""
+"""Floats whose range ends above this number, such as steps of diffusion, are drawn as integers too."""
 
 
 def _put_zeros(array: np.ndarray, most: float) -> None:
@@ -324,10 +324,10 @@ class DrawPlan:
         return replace(self, second=self.second[-1:], further=(), is_plain=True)
 
     def with_rows(self, rows: Mapping[str, int], *, has_loops: bool = False) -> DrawPlan:
-        """The plan with inputs known to index tables: name of the input → number of rows of the smallest of them.
+        """The plan after learning which inputs index tables. `rows`: name of the input → rows of its smallest table.
 
-        An input stays in its range if the caller has given one. Where the model has loops, a whole number may be how
-        often one runs, so that it stays small.
+        An input with a range from the caller keeps that range. Where the model has loops, an integer input may be the
+        trip count of a loop, so its range stays small.
         """
         known_rows = (_with_rows(known, rows.get(known.name)) for known in self.inputs)
         default = FEW_TURNS if has_loops else WHOLE_NUMBERS
@@ -390,13 +390,13 @@ def _with_wide(known: DrawnInput, whole_numbers: tuple[float, float]) -> DrawnIn
 
 
 WHOLE_NUMBERS: Final = (0.0, 1000.0)
-"""The range of whole numbers that index no table, and of which nobody has said anything: it has the steps of
-diffusion, and token ids that a model compares."""
+"""The range of integer inputs that index no table and have no range from the caller or from their name: it includes the
+steps of diffusion, and token ids that a model compares."""
 
 FEW_TURNS: Final = (0.0, 8.0)
 
 NARROW: Final = 2
-"""Ranges of so many whole numbers have nothing between their ends."""
+"""A range of this many integers has no integer between its ends."""
 
 BLOCK: Final = 2**24 + 43
 """Elements that are drawn one by one; a larger array repeats them. To draw 2²⁷ takes seconds, and to copy them a
@@ -406,7 +406,7 @@ tenth of one. The number is prime, so that no two rows of an array are alike."""
 def draw_array(identity: str, shape: Sequence[int], dtype: str, low: float, high: float) -> np.ndarray:
     """An array of a dtype by its numpy name (or `bfloat16`), drawn by `identity` alone.
 
-    Floats are uniform in [low, high]; whole numbers and bools go from low up to, and without, high; where low equals
+    Floats are uniform in [low, high]; integers and bools go from low up to, and without, high; where low equals
     high every element is low.
 
     Raises:

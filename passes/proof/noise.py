@@ -272,7 +272,7 @@ def _cast(steps: _NoiseSteps, value: str, node: NodeProto, output: str = "") -> 
 
 
 def _shape_attribute(node: NodeProto) -> list[int]:
-    return next((list(one.ints) for one in node.attribute if one.type == AttributeProto.INTS), [])
+    return next((list(attribute.ints) for attribute in node.attribute if attribute.type == AttributeProto.INTS), [])
 
 
 def _write_bernoulli(steps: _NoiseSteps, node: NodeProto, noise: Noise) -> None:

@@ -66,7 +66,7 @@ NOT_COMPARED: Final = Errors(math.nan, math.nan, math.nan, math.nan, math.nan, m
 
 def only_compared(errors: Mapping[str, Errors]) -> dict[str, Errors]:
     """The errors of values whose numbers were compared."""
-    return {name: one for name, one in errors.items() if one.judged_as != DRAWN}
+    return {name: error for name, error in errors.items() if error.judged_as != DRAWN}
 
 
 def compare(
@@ -94,7 +94,7 @@ def compare(
     is_stepped = computed_in in STEPS.values() and expected.dtype.kind in "iu"
     judged_as = least_precise(own, computed_in) if own in ROUNDING or is_stepped else own
     tolerance = tolerance_for(judged_as, tolerances, own)
-    if is_stepped:  # a whole number of steps
+    if is_stepped:  # an integer number of steps
         tolerance = replace(tolerance, atol=max(1.0, tolerance.atol))
     tolerance = replace(tolerance, atol=tolerance.atol * share)
     errors = _compare_values(expected, got, tolerance, is_equal_only=not is_stepped)
@@ -191,7 +191,7 @@ def _group_scales(magnitude: np.ndarray) -> np.ndarray:
 
 
 def _may_leave_a_gap(magnitude: np.ndarray) -> bool:
-    """Whether there are powers of two, one behind the other, in which nothing lies; far quicker than to sort."""
+    """Whether consecutive powers of two hold no magnitude; far quicker than sorting the magnitudes."""
     exponents = np.frexp(magnitude)[1][magnitude > 0]
     if exponents.size < 2:
         return False

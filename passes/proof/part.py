@@ -313,14 +313,14 @@ def _add(side: str, node: NodeProto, sides: _ClaimSides) -> NodeProto:
 
 
 def can_be_distinct(wanted: Iterable[Distinct]) -> bool:
-    """Whether each dtype has more distinct whole numbers than all arrays together have elements."""
+    """Whether each dtype represents more distinct integers than all arrays together have elements."""
     every = list(wanted)
     elements = sum(math.prod(spec.shape) for spec in every)
     return all(elements < DISTINCT.get(spec.dtype, 0) for spec in every)
 
 
 def distinct_arrays(wanted: Mapping[str, Distinct]) -> dict[str, np.ndarray]:
-    """Arrays of whole numbers, of which none occurs twice, in one array or in two."""
+    """Arrays of integers; no integer occurs twice, within an array or in two arrays."""
     arrays: dict[str, np.ndarray] = {}
     start = 1
     for name, spec in wanted.items():
@@ -331,4 +331,4 @@ def distinct_arrays(wanted: Mapping[str, Distinct]) -> dict[str, np.ndarray]:
 
 
 DISTINCT: Final[Mapping[str, int]] = {"float32": 2**24, "float64": 2**53, "int32": 2**31, "int64": 2**53}
-"""Dtype → the limit up to which it represents every whole number."""
+"""Dtype → the limit up to which it represents every integer."""

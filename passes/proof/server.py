@@ -213,8 +213,8 @@ class ProofServer:
     def plant(self, part: MappedModel, cuts: Sequence[str], zeroed: Sequence[str], seen: Sequence[str]) -> None:
         """Begin to measure how far the values called `seen` move when the weights `zeroed` are zero.
 
-        It uses the first draw; `cuts` names expected inner values that `part` reads. It runs in a thread beside later
-        questions.
+        It uses the first draw; `cuts` names expected inner values that `part` reads. The measurement runs in a thread
+        while later questions are answered.
         """
         self._excess = self._beside.submit(self._moved_by, part, cuts, zeroed, seen)
 

@@ -1,4 +1,4 @@
-"""Weak blocks: residual branches so small beside what they are added to that a fault in them stays within tolerance.
+"""Weak blocks: residual branches so small next to the value they are added to that a fault in them stays in tolerance.
 
 A LayerScale of 1e-5, as in the first epochs of a vision transformer, hides its whole block. Such branches are found by
 the norms of both operands of each residual Add, and then their own values are compared, before the scale and after it.

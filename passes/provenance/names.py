@@ -69,8 +69,8 @@ def _map_weights(source: ModelProto, final: ModelProto) -> Names:
     for tensor in final.graph.initializer:
         for name in dict.fromkeys((*annotations_of(tensor).replaced, tensor.name)):
             found[name][tensor.name] = None
-    weights = (one for one in source.graph.initializer if one.data_type in FLOATS and prod(one.dims) > 1)
-    return _without_unchanged((one.name, tuple(found.get(one.name, ()))) for one in weights)
+    weights = (weight for weight in source.graph.initializer if weight.data_type in FLOATS and prod(weight.dims) > 1)
+    return _without_unchanged((weight.name, tuple(found.get(weight.name, ()))) for weight in weights)
 
 
 def _without_unchanged(pairs: Iterable[tuple[str, tuple[str, ...]]]) -> Names:

@@ -135,12 +135,12 @@ def _find_gated(view: GraphView, x: str, curve: tuple[NodeProto, ...]) -> Iterat
         if gate is None or up is None or other == x or view.source(gate.input[0]) != view.source(up.input[0]):
             continue
         products = (gate,) if gate.output[0] == up.output[0] else (gate, up)
-        pins = (*(one.output[0] for one in products), curve[0].output[0], product.output[0])
+        pins = (*(node.output[0] for node in products), curve[0].output[0], product.output[0])
         yield Candidate(product, (*products, *curve, product), pins, allow_gaps=True)
 
 
 def _product_behind(view: GraphView, name: str) -> NodeProto | None:
-    """The product with a constant matrix behind `name`, seen through a bias and the selection of a part."""
+    """The product with a constant matrix that computes `name`, up to a bias and the selection of a part."""
     for node in view.upstream(name, BETWEEN):
         if op_of(node) in PRODUCTS:
             return node if node.input[1] in view.folded and node.input[0] not in view.folded else None

@@ -97,7 +97,7 @@ def instances_of(kind: str, candidates: Iterable[Candidate], view: GraphView) ->
 
 
 def _unique_names(names: Sequence[str]) -> list[str]:
-    """`names`, with a number behind the second and later of equal ones: `layers.0`, `layers.0 #2`."""
+    """`names`, with a number after the second and later of equal names: `layers.0`, `layers.0 #2`."""
     count: Counter[str] = Counter()
     unique = []
     for name in names:
@@ -153,7 +153,7 @@ class _InstanceBuilder:
     def _far_members(self, node: NodeProto, members: Mapping[str, NodeProto]) -> list[NodeProto]:
         seen, reached, front = {node.output[0]}, [], [node]
         for _ in range(MOST_HOPS):
-            names = [self._before_pairs(name, members) for each in front for name in each.input]
+            names = [self._before_pairs(name, members) for reader in front for name in reader.input]
             front = []
             for maker in map(self._view.producers.get, names):
                 if maker is None or maker.output[0] in seen:

@@ -138,7 +138,7 @@ class CoreIndex:
         return any(self._matches(wanted, maker) for maker in makers)
 
     def _upstream(self, index: int) -> dict[str, list[int]]:
-        """The nodes at most `MOST_HOPS` before a node, by op, nearest first; none behind a product of two values."""
+        """The nodes at most `MOST_HOPS` before a node, by op, nearest first; none before a product of two values."""
         if index not in self._before:
             seen, front = {index}, [index]
             by_op: dict[str, list[int]] = defaultdict(list)
@@ -151,13 +151,14 @@ class CoreIndex:
         return self._before[index]
 
     def _hop(self, front: Sequence[int], seen: set[int]) -> list[int]:
-        """The makers of what `front` reads that are not among `seen`, which they join.
+        """The nodes that make the inputs of `front` and are not in `seen`; adds them to `seen`.
 
-        What only rounds a value, a quantization and what undoes it, is no hop: what is behind it comes along.
+        Nodes that only round a value, such as QuantizeLinear and DequantizeLinear, are no hop: their own makers are
+        returned as well.
         """
         reached: list[int] = []
         while front:
-            new = list({maker for each in front for maker in self._makers_of[each]} - seen)
+            new = list({maker for reader in front for maker in self._makers_of[reader]} - seen)
             seen.update(new)
             reached += new
             front = [maker for maker in new if self._ops[maker] in ROUNDING]
@@ -168,7 +169,7 @@ class CoreIndex:
         return self._ops[index] in BARRIERS and not any(map(self._digest, self._inputs[index]))
 
     def _makers_behind(self, name: str) -> Iterator[int]:
-        """The maker of `name`, and those behind it through layout ops and quantization, the nearest first."""
+        """The maker of `name`, and the makers before it through layout ops and quantization, nearest first."""
         maker = self._makers.get(name)
         while maker is not None:
             yield maker
@@ -178,14 +179,14 @@ class CoreIndex:
             maker = self._makers.get(self._inputs[maker][0])
 
     def _is_bound(self, index: int) -> bool:
-        """Whether a node keeps a value within the numbers of a format, in front of a quantization."""
+        """Whether a node clips a value to the range of a quantized format, before its quantization."""
         uses = self._live.uses[self._outputs[index]]
         return self._ops[index] == "Clip" and all(self._ops[reader] in QUANTIZING for reader, _ in uses)
 
     def _digest(self, name: str) -> str:
-        """The digest of the stored tensor behind `name`, up to its shape, with the types that it is cast to.
+        """The digest of the stored tensor that `name` is made of, up to its shape, with the types that it is cast to.
 
-        For a computed constant, that of its numbers. Empty for a value computed from data.
+        For a computed constant, the digest of its values. Empty for a value computed from data.
         """
         if name not in self._digests:
             self._digests[name] = self._digest_of(name)

@@ -52,7 +52,7 @@ def find_merged_products(
         parts = [frozenset(digest for digest in group if digest in digests) for digests in joined]
         parts += [_parts_of(matrix, group, before) for matrix in wide]
         for digests in parts:
-            if len(digests) > 1 and not any(digests <= other for other in (*found, *known)):
+            if len(digests) > 1 and not any(digests <= earlier for earlier in (*found, *known)):
                 names = tuple(_name_of(group[digest]) for digest in group if digest in digests)
                 found[digests] = MergedProducts(names, digests)
     return tuple(found.values())

@@ -171,7 +171,7 @@ def _operands(scope: _GraphScope, model: DetachedModel) -> Iterator[_ProductOper
 
 
 def packing_suffix(node: NodeProto, stored: Mapping[str, TensorProto], model: DetachedModel) -> str:
-    """What belongs to the matrix of a MatMulNBits beside its packed numbers; empty for other products."""
+    """The end of the digest of a MatMulNBits matrix: its scales, zero points, bits and block size; else empty."""
     if node.op_type != "MatMulNBits":
         return ""
     beside = [model.digest(stored[name]) if name in stored else "" for name in node.input[2:5]]

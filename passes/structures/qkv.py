@@ -1,7 +1,7 @@
-"""Find separate Q, K and V projections: three products, each with its own matrix, in front of one attention.
+"""Find separate Q, K and V projections: three products, each with its own matrix, before one attention.
 
-The search goes through the graphs inside of nodes too: branches of If, bodies of Loop and Scan. Where a model has none,
-a sentence says which attention has no separate Q, K and V, what would give it these, and what came nearest.
+The search goes through the graphs inside of nodes too: branches of If, bodies of Loop and Scan. Where a model has no
+separate projections, a sentence says which attention lacks them, what would separate them, and what came nearest.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def find_separate_qkv(view: GraphView) -> SearchResult:
     instances: list[Instance] = []
     merged = [*find_packed(whole)]
     others = 0
-    for each in (whole, *inner_views(whole)):
-        candidates = _search(each)
-        instances += _instances(each, candidates.triples, view.producers.keys())
+    for graph in (whole, *inner_views(whole)):
+        candidates = _search(graph)
+        instances += _instances(graph, candidates.triples, view.producers.keys())
         merged += candidates.merged
         others += candidates.others
     named = tuple(replace(instance, name=instance.name or f"attention {at}") for at, instance in enumerate(instances))

@@ -23,7 +23,7 @@ class KeptWeight:
     rounded: Sums | None = None
     """For a matrix computed from stored tensors: sums that identify it up to rounding, as folding may round."""
     is_exact: bool = False
-    """Whether rounding counts too, as it does for whole numbers times a scale."""
+    """Whether a difference in rounding counts too, as it does for integers times a scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A value that crosses a boundary: its name where it is computed, and where it is read, behind layout ops only."""
+    """A value that crosses a boundary: its name where it is computed, and where it is read, after layout ops only."""
 
     value: str
     read_as: tuple[str, ...]
