@@ -203,7 +203,8 @@ def find_weight_readers(same: NodeMatching, item: Item, among: AbstractSet[int] 
     """The lost nodes that read the weights of `item`, a node after the pass; empty where that is ambiguous.
 
     A weight with one reader, under all its names, is certain. Layers may share a weight, and a pass merges equal
-    ones, such as biases of zeros: of several readers the right one is a neighbour of those that are certain. With
+    weights, such as biases of zeros: of several readers, the right reader is the only neighbour of
+    the certain readers. With
     `among`, only these nodes count.
     """
     weights = (same.value_of[value] for value in item.needs if value in same.after.weights)

@@ -58,12 +58,12 @@ class CanonicalGraph:
 
         Every value is identified by its computation, so names and order do not count. Dead nodes and unused
         initializers do count, since removing them is a change; so does how often each value is read, since reading one
-        of two equal values in place of the other may leave that one dead.
+        of two equal values in place of the other may leave the other value dead.
         """
         return _mix(self.header, _walk(self.graph, {}, False, _as_it_is))
 
     def meanings(self, substitute: Substitute = _as_it_is) -> ValueDigests:
-        """The digest of every value; `substitute` may replace one by that of a value known to be equal."""
+        """The digest of every value; `substitute` may replace a digest by that of a value known to be equal."""
         meaning: dict[str, str] = {}
         whole = _walk(self.graph, meaning, True, substitute)
         return ValueDigests(meaning, _mix(self.header, whole))
@@ -135,7 +135,7 @@ class NodeReading(NamedTuple):
     """In the order of the attributes' names."""
     is_identity: bool
     constant: str
-    """The digest of what a Constant holds; empty for other nodes."""
+    """The digest of the value of a Constant; empty for other nodes."""
     draw: str
     """Distinguishes random nodes that look the same; empty for other nodes."""
 

@@ -1,4 +1,4 @@
-"""Claims that values of a changed model equal values of the model before it, so that only those have to be computed.
+"""Claims that values of a changed model equal values of the model before it; only these are computed.
 
 After most changes a model differs in a few places. If the values at those places are equal, the operators after them
 run on equal values. So each place becomes a claim, `new is old`. Assuming the claims, the outputs of both models must
@@ -245,7 +245,7 @@ class Refinement:
     visits: int = 0
 
     def smallest_pairs(self) -> dict[str, str]:
-        """New value → the old one that it has to equal."""
+        """New value → the old value that it has to equal."""
         pairs: dict[str, str] = {}
         visited: set[tuple[str, str]] = set()
         stack = [(claim.new, claim.old) for claim in reversed(self.claims.claims)]

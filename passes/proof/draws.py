@@ -25,7 +25,7 @@ FURTHER_SIZES: Final = (1, 8)
 """Further sizes of every named dim: batch 1 is what is deployed, and 8 is larger than the first sizes."""
 
 INNER_SIZES: Final = (7, 13)
-"""Further sizes of dims that are no first axis: an odd one, and one above the others."""
+"""Further sizes of dims that are no first axis: an odd size, and a size above all others."""
 
 BATCH_SIZES: Final = (4, 7, 9)
 """Further sizes of first axes, where the inputs stay small: large batches cost time."""
@@ -96,11 +96,11 @@ class DrawnInput:
     is_assumed: bool = False
     """Whether the range is a default, and not given."""
     is_padding: bool = False
-    """Whether it is a padding mask for which the caller has said so: it is never all zeros."""
+    """Whether the caller has declared this input a padding mask: such a mask is never all zeros."""
     wide: tuple[float, float] | None = None
     """The range of a number that indexes nothing, and is drawn as 0 or 1 at first: `Trait.WIDE` draws all of it."""
     example: np.ndarray | None = field(default=None, compare=False)
-    """Whole numbers of the caller's own example, which are drawn where no trait asks for others."""
+    """Integers of the caller's own example, which are drawn where no trait asks for other values."""
     first: np.ndarray | None = field(default=None, compare=False)
     """The value in the first draw of a plan, such as the first state of a cache; None: it is drawn there too."""
 
@@ -337,7 +337,7 @@ class DrawPlan:
         """The inputs of one draw.
 
         Raises:
-            ModelError: they are larger than any that a proof needs.
+            ModelError: the inputs are larger than any that a proof needs.
         """
         shapes = {known.name: known.sizes_in(draw) for known in self.inputs}
         for name, shape in shapes.items():
@@ -399,8 +399,8 @@ NARROW: Final = 2
 """A range of this many integers has no integer between its ends."""
 
 BLOCK: Final = 2**24 + 43
-"""Elements that are drawn one by one; a larger array repeats them. To draw 2²⁷ takes seconds, and to copy them a
-tenth of one. The number is prime, so that no two rows of an array are alike."""
+"""Elements that are drawn one by one; a larger array repeats them. Drawing 2²⁷ elements takes
+seconds, copying them a tenth of a second. The number is prime, so that no two rows of an array are alike."""
 
 
 def draw_array(identity: str, shape: Sequence[int], dtype: str, low: float, high: float) -> np.ndarray:

@@ -78,12 +78,12 @@ def compare(
 ) -> Errors:
     """Measure `got` against `expected`; integers, booleans and strings have to be equal.
 
-    Floats are judged as their own type, or as the less precise one that they were `computed_in`. For `DRAWN` values
+    Floats are judged as their own type, or as the less precise type that they were `computed_in`. For `DRAWN` values
     only shape and dtype are compared.
 
     Elements are judged by the scale of their group. Values of one computation fill their range; where the sorted
-    magnitudes leave a gap of `GAP` or more, those above are another group, such as the -3.4e38 that masks a logit.
-    Without groups one such value would hide any error in the others.
+    magnitudes leave a gap of `GAP` or more, the magnitudes above it are another group, such as the -3.4e38
+    that masks a logit. Without groups a single -3.4e38 would hide any error in the other values.
 
     Args:
         share: a factor on `atol`, for values that are as much smaller than those of the rest of the model.
@@ -242,10 +242,10 @@ STEPS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("int4", "uint4"), "4-bit steps"),
     **dict.fromkeys(("int2", "uint2"), "2-bit steps"),
 }
-"""Type that a quantizer rounds to → what stands in place of a floating type for what is computed from its result.
+"""Type that a quantizer rounds to → name of the tolerance for values computed from its result.
 
-Where a number lies between two steps, correct programs round it to either, so that all that is computed from it moves:
-by one step of the scale of the tensor, that is its range over the number of steps."""
+Correct programs may round a number between two steps to either step. Every value computed from that number may move by
+one step of the scale of its tensor, which is the range of the tensor over the number of steps."""
 
 TOLERANCES: Final[Mapping[str, Tolerance]] = {
     "float64": Tolerance(1e-12, 1e-10),

@@ -1,7 +1,7 @@
 """Extract from two models the parts that have to be run to decide whether claims hold.
 
 A Reshape, a Transpose or a Slice moves elements and does not depend on them. So where both sides of a claim apply such
-ops to the same values, only the shapes of those values have to be known: both sides are run on distinct numbers, and if
+ops to the same values, only the shapes of these values have to be known: both sides are run on distinct numbers, and if
 the results are equal, each element came from the same place (`Mover`).
 """
 
@@ -227,7 +227,7 @@ class Mover:
         return True
 
     def part(self) -> ProofPart | None:
-        """The part that decides the claims taken; None if some dtype has too few distinct numbers."""
+        """The part that decides the claims taken; None if some dtype has too few distinct integers."""
         distinct: Mapping[str, Distinct] = {name: self._base.shapes[name] for name in sorted(self._all.cuts)}
         computed = computed_values(self._all.nodes.values()).keys()
         # One claim may compute what another moves, or read it as indices; such a value cannot be any number.

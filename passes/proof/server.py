@@ -84,7 +84,7 @@ class ProofServer:
         gauges: Gauges,
         plan: DrawPlan | None,
     ) -> BaselineRun:
-        """`run` the exported model with gauges, or without where it does not run with them.
+        """`run` the exported model with gauges, or without gauges where the model does not run with them.
 
         Args:
             computed_in: see `judge`.
@@ -278,7 +278,7 @@ def _type_inputs(graph: onnx.GraphProto, fed: Arrays) -> None:
 def ask(desk: dict[str, Any], owner: str, question: Callable[..., Any], **arguments: Any) -> Any:
     """Call one method of the server of `owner`; the class itself makes a new server. `desk` is the worker's state.
 
-    With a new server come the `owners` that still exist; what is held for others goes.
+    A new server comes with the `owners` that still exist; the state of other owners is dropped.
     """
     servers: dict[str, ProofServer] = desk.setdefault(SERVERS, {})
     if question is ProofServer:

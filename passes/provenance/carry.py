@@ -142,7 +142,7 @@ def _carry_model(before: DetachedModel, after: DetachedModel) -> None:
 
 
 REMEMBERED: Final = 4
-"""Models whose index is kept: the current one, and the attempts at it with one and with the other pins."""
+"""Models whose index is kept: the current model, and the results of trying a step on it under each set of pins."""
 
 
 def restore_names(survivors: Iterable[tuple[NodeProto, str]], made: Iterable[NodeProto]) -> None:

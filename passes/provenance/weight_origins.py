@@ -85,7 +85,7 @@ class _Chain:
 def trace_weights(
     same: NodeMatching, models: tuple[DetachedModel, DetachedModel], author: str, replaced: Iterable[ReplacedNodes]
 ) -> None:
-    """Write on each new initializer after a step what it was made of; the others get their annotations back."""
+    """Annotate each new initializer after a step with its origin; other initializers get their annotations back."""
     lost_by = {new: replacement.lost for replacement in replaced for new in replacement.news}
     chains: dict[int, _Chain] | None = None
     for value, tensor in same.after.tensors.items():
@@ -132,7 +132,7 @@ def _give_back(tensor: TensorProto, old: TensorProto) -> None:
 def _sources_of(
     same: NodeMatching, value: int, lost_by: Mapping[int, tuple[int, ...]], chains: Mapping[int, _Chain]
 ) -> _Chain:
-    """The weights that a new tensor replaces: those that its readers read there, else those of lost nodes around."""
+    """The weights that a new tensor replaces: those that its consumers read before, else those of lost nodes nearby."""
     before, beside = same.before, []
     known = same.value_of[value]
     olds = [known] if known in before.constants and known != ABSENT else []

@@ -27,7 +27,7 @@ def find_gelus(view: GraphView) -> Iterator[Candidate]:
 
 
 def _spelled_out(view: GraphView, curve: NodeProto) -> Iterator[Candidate]:
-    """The first value after `curve` that is a GELU of a value before it, in whatever order it is computed."""
+    """The first value after `curve` that is a GELU of a value before it, in any order of its operators."""
     before = [curve.input[0], *(name for node in view.upstream(curve.input[0], POINTWISE) for name in node.input)]
     sources = [name for name in dict.fromkeys(map(view.source, before)) if name not in view.folded][:MOST_VALUES]
     for last, _ in list(view.downstream(curve.output[0], POINTWISE))[:MOST_VALUES]:
@@ -43,10 +43,10 @@ def _spelled_out(view: GraphView, curve: NodeProto) -> Iterator[Candidate]:
 
 
 def _values_at(view: GraphView, name: str, known: Mapping[str, Array], values: dict[str, Array | None]) -> Array | None:
-    """The numbers that `name` has where those in `known` are given; None if it depends on something else.
+    """The elements of `name`, computed from the values in `known`; None if `name` depends on any other value.
 
     Args:
-        values: takes up the numbers of all values on the way.
+        values: filled in with the elements of all values on the way.
     """
     name = view.source(name)
     if name in known:

@@ -268,7 +268,7 @@ STATE: Final = BETWEEN | {
     "ScatterND",
     "ScatterElements",
 }
-"""Ops that may also be between the two: what sums products of keys and values, at once or by steps."""
+"""Further ops allowed between the two products: they sum products of keys and values, at once or by steps."""
 
 MIXERS: Final = frozenset({"MatMul", "Einsum"})
 """Products with weights that mix heads, as talking heads do."""

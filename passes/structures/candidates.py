@@ -36,8 +36,8 @@ PRODUCTS: Final = MATRIX_PRODUCTS | {"Conv", "com.microsoft.FusedMatMul"}
 class Candidate:
     """One structure as a finder sees it.
 
-    `nodes` define it; the `last` of them makes its value. `pins` names the values to pin. `computed` is how many inputs
-    of `last` must not be constant. `allow_gaps`: other nodes may be between the core nodes.
+    `nodes` define the structure; the `last` node makes its value. `pins` names the values to pin. `computed` is how
+    many inputs of `last` must not be constant. `allow_gaps`: other nodes may be between the core nodes.
     """
 
     last: NodeProto
@@ -47,7 +47,7 @@ class Candidate:
     computed: int = 0
     allow_gaps: bool = False
     may_be_constant: bool = False
-    """Whether it has to stay even where it computes a constant."""
+    """Whether the structure has to stay even where it computes a constant."""
 
     @property
     def value(self) -> str:
@@ -217,7 +217,7 @@ class _InstanceBuilder:
     def _computed_digests(self, name: str, may_turn: bool) -> Iterator[str]:
         """The digest that a small computed constant, such as `1 + w`, will have once it is folded.
 
-        A quantized weight has, whatever its size, one of how it is computed too.
+        A quantized weight of any size also has a digest of how it is computed.
         """
         quantized = quantized_weight(self._view, name)
         if quantized is not None:

@@ -26,7 +26,7 @@ from passes.weights.stand_ins import digest_of
 
 
 def with_copies(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
-    """`instances` of the exported `model`, each with how many nodes there look like its last core node."""
+    """`instances` of the exported `model`, each with the number of nodes that look like its last core node."""
     if not instances:
         return ()
     index = CoreIndex(model)
@@ -39,10 +39,10 @@ def with_copies(instances: Sequence[Instance], model: DetachedModel) -> tuple[In
 
 
 def find_lost_cores(instances: Sequence[Instance], model: DetachedModel) -> dict[tuple[str, str], str]:
-    """(kind, name) → why it is lost, of the `instances` that have a core.
+    """(kind, name) → why the instance is lost, for the `instances` with a core.
 
-    An instance is kept if a node like the exported one still makes its value. Of the others, whose values were renamed,
-    as many are kept as there are such nodes left over.
+    An instance is kept if a node like the exported node still makes its value. Instances whose values were renamed are
+    kept up to the number of matching nodes that remain.
     """
     index = CoreIndex(model)
     groups: dict[tuple[str, CoreNode], list[tuple[Instance, Core]]] = defaultdict(list)
@@ -210,8 +210,8 @@ class CoreIndex:
         return self._whole.folded
 
     def _computed_digest(self, name: str) -> str:
-        """The digest of a computed constant: that of its numbers if it is small enough; of a larger one, which is
-        quantized, that of how it is computed, else `LARGE`."""
+        """The digest of a computed constant: of its values if the constant is small enough; of its computation if it is
+        large and quantized; else `LARGE`."""
         if name not in self._constants:
             return ""
         if _most_numbers(name, self._whole.producers, self._stored) > MOST_COMPUTED:
@@ -220,7 +220,7 @@ class CoreIndex:
         return LARGE if values is None else digest_of(values)
 
     def _quantized_digest(self, name: str) -> str:
-        """The digest of a tensor that is stored quantized, by what it is computed from; empty for another one."""
+        """The digest of the computation of a tensor that is stored quantized; empty for other tensors."""
         nodes: list[NodeProto] = []
         while (node := self._whole.producers.get(name)) is not None and node.op_type != "Constant":
             if node.op_type in ("DequantizeLinear", "QuantizeLinear"):
@@ -270,10 +270,10 @@ BARRIERS: Final = frozenset({"MatMul", "Einsum", "Gemm", "Softmax"})
 QUANTIZING: Final = frozenset({"QuantizeLinear", "com.microsoft.QuantizeLinear"})
 
 ROUNDING: Final = QUANTIZING | {"DequantizeLinear", "com.microsoft.DequantizeLinear"}
-"""Ops that only round a value between them."""
+"""Ops that together only round a value."""
 
 LARGE: Final = "constant"
-"""The digest of a constant whose numbers are not read."""
+"""The digest of a constant whose values are not read."""
 
 LAYOUT: Final = PASSING_OPS | {"Expand"}
 """Ops that may be between two core nodes."""

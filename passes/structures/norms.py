@@ -85,8 +85,8 @@ def find_norm_patterns(view: GraphView) -> Iterator[NormPattern]:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A mean square of x, or with `centred` of x - mean(x), and the nodes that compute it; of its root where that is
-    ReduceL2, with the `size` that its square has to be divided by still."""
+    """A mean square of x, or with `centred` of x - mean(x), and the nodes that compute it. For a ReduceL2, which is the
+    root of a sum of squares, `size` is the number that the square of the root still has to be divided by."""
 
     x: str
     centred: bool
@@ -117,7 +117,7 @@ def _spread(view: GraphView, name: str) -> Spread | None:
 
 
 def _factor(view: GraphView, node: NodeProto) -> float:
-    """What a Mul or Div by a constant divides by; 0 where the number is computed, from sizes say."""
+    """The divisor of a Mul or Div by a constant; 0 where the divisor is computed, for example from sizes."""
     constant = next(name for name in node.input if name in view.folded)
     number = view.scalar(constant)
     if number is None or number == 0.0:
@@ -221,7 +221,7 @@ def _divisions(view: GraphView, root: NodeProto, spread: Spread) -> Iterator[lis
 
 
 def _root_of_size(view: GraphView, quotient: NodeProto, size: int) -> list[NodeProto] | None:
-    """The product with √n after a vector was divided by its length; None where there has to be one and is none."""
+    """The product with √n after a vector was divided by its length; None where that product is needed and missing."""
     if size == 1:
         return []
     for node in view.readers(quotient.output[0], "Mul"):
@@ -232,7 +232,7 @@ def _root_of_size(view: GraphView, quotient: NodeProto, size: int) -> list[NodeP
 
 
 def _sums(view: GraphView, name: str) -> Iterator[tuple[str, list[NodeProto]]]:
-    """`name`, and what it becomes by adding a number, by a bound, or by a factor, with the nodes that do that."""
+    """`name`, and the values made from it by an added number, a bound or a factor; each with the nodes between."""
     front: list[tuple[str, list[NodeProto]]] = [(name, [])]
     for value, nodes in front:
         yield value, nodes
@@ -294,7 +294,7 @@ def _without_mean(view: GraphView, name: str) -> tuple[str, list[NodeProto]]:
 
 
 def scale_and_bias(view: GraphView, last: NodeProto) -> list[NodeProto]:
-    """The product with a weight, and the sum with one, that are the only readers."""
+    """The product with a weight, and then the sum with a weight, each the only consumer of the value before."""
     ends = []
     for op in ("Mul", "Add"):
         readers = view.readers(last.output[0])

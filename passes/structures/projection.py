@@ -18,7 +18,7 @@ from passes.structures.view import GraphView
 @dataclass(frozen=True, slots=True)
 class Operand:
     """A value that enters attention. `feature` is the axis of its features, which scores sum over and V keeps; `other`
-    is its second axis, of positions. None: not known."""
+    is its second axis, of positions. None: unknown axis."""
 
     name: str
     feature: int | None = None

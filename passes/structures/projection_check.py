@@ -29,7 +29,7 @@ from passes.weights.stand_ins import digest_of
 
 
 def find_lost_projections(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
-    """Instance name → why it is lost. An instance is kept when each of its matrices has its own product node.
+    """Instance name → why the instance is lost. An instance is kept when each of its matrices has its own product node.
 
     Layers may share a matrix. If there are fewer products with it than instances, those instances are kept whose pinned
     value is still such a product.

@@ -1,8 +1,8 @@
 """A read-only index over a graph, for finders: the maker and consumers of a value, and the constant it is made of.
 
 A weight may be stored as integers with scales; checkers read such weights with code of their own. In ONNX's form
-DequantizeLinear makes the weight, for the tensor as a whole, for each channel or for each block. In that of onnxruntime
-MatMulNBits reads it packed.
+DequantizeLinear makes the weight, for the tensor as a whole, for each channel or for each block. In onnxruntime's form
+MatMulNBits reads the packed weight.
 """
 
 from __future__ import annotations
