@@ -77,7 +77,7 @@ class OnnxRuntimeFusions(CompositeStep):
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> OnnxRuntimeFusions:
-        """From a recipe, where the flags stand beside the other options."""
+        """From a recipe, where the flags stand next to the other options."""
         own = {
             name: options[name] for name in ("model_type", "num_heads", "hidden_size", "opt_level") if name in options
         }

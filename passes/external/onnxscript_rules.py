@@ -21,7 +21,7 @@ FUSIONS: Final[Mapping[str, tuple[str, str]]] = {
 """Fusion set → module and function: attention and its kin as operators of onnxruntime, or as those of ONNX opset 23."""
 
 PATTERNS: Final = "ORT_PATTERN_REWRITE_RULES"
-"""A list of rules that `optimize_for_ort` applies behind its fusions."""
+"""A list of rules that `optimize_for_ort` applies after its fusions."""
 
 Rules = list[tuple[str, Any]]
 

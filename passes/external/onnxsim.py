@@ -33,7 +33,7 @@ STAGES: Final[Mapping[str, str]] = {
     "constant_folding": "skip_constant_folding",
     "shape_inference": "skip_shape_inference",
 }
-"""What simplify does beside its listed passes, by the option that leaves it out; inner passes like the others."""
+"""Stage of simplify outside its listed passes → the option that leaves it out. Stages are inner passes too."""
 
 RUN_UNLISTED: Final = frozenset({"fuse_matmul_add_bias_into_gemm_batched"})
 """Passes that simplify always runs although onnxsim lists them among those that have to be asked for."""

@@ -36,7 +36,7 @@ from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, detach
 from passes.weights.stand_ins import TYPED_FIELDS, clear_data, inline
 
 LARGE: Final = 2**18
-"""Bytes from which a weight stays behind."""
+"""Size in bytes. A smaller weight is sent to onnxsim, unless its data is unread; a larger one may be kept back."""
 
 COMPARING: Final = ("eliminate_duplicate_initializer", "eliminate_common_subexpression")
 

@@ -25,7 +25,7 @@ from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel
 
 SHAPES: Final = "shape_inference"
-"""What slim does beside its listed optimizations; `no_shape_infer` leaves it out."""
+"""The work of slim that is not among its listed optimizations; `no_shape_infer` leaves it out."""
 
 ALL_PATTERNS: Final = "graph_fusion"
 """The optimization that applies the fusion patterns. Each pattern is an inner pass, so this one is not."""

@@ -130,7 +130,7 @@ class GraphPieces:
 
     @cached_property
     def _crossing(self) -> list[int]:
-        """How many computed values are made before each place and read there or behind it."""
+        """For each place, the number of values computed before it and read at it or later."""
         changes = Counter[int]()
         for name, maker in self._makers.items():
             readers = self._readers.get(name)
@@ -281,8 +281,8 @@ class _Groups:
 
     def link(self, places: Iterable[int]) -> None:
         first, *others = places
-        for other in others:
-            self._parent[self._root(other)] = self._root(first)
+        for place in others:
+            self._parent[self._root(place)] = self._root(first)
         self._parent.setdefault(first, first)
 
     def pack(self, size: int) -> list[list[int]]:

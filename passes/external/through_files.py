@@ -54,9 +54,9 @@ def through_files(
 
 
 def write(model: onnx.ModelProto, target: str) -> None:
-    """Write `model` to `target`, with every tensor of 1 KiB or more in a file beside it; `model` is used up.
+    """Write `model` to `target`, with every tensor of 1 KiB or more in a file next to it; `model` is used up.
 
-    Always so, and not only above protobuf's 2 GiB: past those a message cannot even tell its own size.
+    Weights always go to that file, not only above protobuf's 2 GiB: a larger message cannot even compute its own size.
     """
     save_model(model, target, save_as_external_data=True, location=f"{Path(target).name}.data", size_threshold=1024)
 
