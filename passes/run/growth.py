@@ -161,7 +161,7 @@ def _sharing(sources: list[dict[str, TensorProto]]) -> Iterator[list[int]]:
             if index not in seen:
                 seen.add(index)
                 members.append(index)
-                waiting += [other for name in sources[index] for other in readers[name]]
+                waiting += [reader for name in sources[index] for reader in readers[name]]
         if members:
             yield members
 

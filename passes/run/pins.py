@@ -96,6 +96,6 @@ def build_pin_probe(
 
 
 def _layouts(nodes: Sequence[NodeProto], made_by: dict[str, NodeProto]) -> list[NodeProto]:
-    """The nodes of one input, such as Transpose, in front of the second operands."""
+    """The nodes with one input, such as Transpose, that produce the second operands."""
     before = [made_by[node.input[1]] for node in nodes if len(node.input) > 1 and node.input[1] in made_by]
     return [node for node in before if len(node.input) == 1]

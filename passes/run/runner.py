@@ -1,4 +1,4 @@
-"""The loop: try a step, accept its model or go on with the one from before, and record why."""
+"""The loop: try a step, accept its model or continue with the previous model, and record why."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Observer = Callable[[str, int, int, PassRow | None], None]
 
 
 ChangeObserver = Callable[[int, PassRow, AnalyzedModel, AnalyzedModel], None]
-"""Called as (place of the row, the row without its time, the model before, the one that the step made)."""
+"""Called as (place of the row, the row without its time, the model before the step, the model that the step made)."""
 
 
 def run_passes(

@@ -107,7 +107,7 @@ def _first(pins: Sequence[ValueInfoProto], computed: Set[str]) -> ValueInfoProto
 
 
 def _gives_room(site: PinSite, at: int, computed: Set[str]) -> bool:
-    """Whether there is something between the tight pin and the one `at` a place that the one before excludes."""
+    """Whether pinning at `at` frees any node that the next tighter pin would hold."""
     return {site.tight.name, site[at].name} <= computed and site[at].name != site[at - 1].name
 
 
@@ -121,7 +121,7 @@ def find_structures(
         later: kinds that a step of the recipe makes, so that the exported model need not have them.
 
     Raises:
-        PolicyError: a `keep` that matches nothing, with what is there instead.
+        PolicyError: a `keep` that matches nothing; the message says what was found instead.
     """
     kept = policy.kept_kinds()
     enforced = dict.fromkeys((*kept, *policy.watched_kinds(names)))
@@ -143,7 +143,7 @@ def refuse_unmatched(tracked: TrackedStructures, policy: Policy, model: Detached
     """Refuse a required `keep` that matches nothing after the steps that could have made it; `model` is the last.
 
     Raises:
-        PolicyError: naming what is there instead.
+        PolicyError: the message says what was found instead.
     """
     for kind, required in policy.kept_kinds().items():
         if required and not tracked.instances[kind]:

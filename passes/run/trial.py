@@ -301,7 +301,7 @@ class Trial:
         )
         authors = dict.fromkeys(attempt.lost, f"{step.name}/{author}")
         if len(culprits) > 1:
-            alone = {name: without(tuple(other for other in culprits if other != name)).lost for name in culprits}
+            alone = {name: without(tuple(culprit for culprit in culprits if culprit != name)).lost for name in culprits}
             for key in attempt.lost:
                 doers = [name for name in culprits if key in alone[name]]
                 if doers and author not in doers:
@@ -327,7 +327,7 @@ class Trial:
     def find_held(self, step: Step, known: Collection[tuple[str, str]]) -> tuple[str, Lost]:
         """What `step` breaks of the kept structures, apart from `known`, where nothing holds their values, and the name
         of the inner pass that does. Only of a step that is known to do such things; nothing of it is accepted."""
-        held = {(kind, one.name) for kind in self.watched.pinned for one in self.watched.instances[kind]}
+        held = {(kind, instance.name) for kind in self.watched.pinned for instance in self.watched.instances[kind]}
         suspects = merging(self.watched.pinned).intersection(step.inner(self.context) or (step.name,))
         if not suspects or held <= {*known, *self.gone}:
             return "", {}

@@ -35,7 +35,7 @@ def save(
     referring: bool = False,
     source: tuple[DetachedModel, Path] | None = None,
 ) -> None:
-    """Write `model` to `path`; above `external_from` bytes its weights go to a `.data` file beside it.
+    """Write `model` to `path`; above `external_from` bytes its weights go to a `.data` file next to it.
 
     Weights are streamed from their files, never collected in memory, and equal ones are written once. The data file is
     named by its content and written before the model that refers to it; the old data file is removed last. So `path` is
@@ -45,7 +45,7 @@ def save(
         check: called with the written model before it takes its place; if it raises, the old files do not change.
         referring: weights in files of the model's own folder stay there, and the model points to them. Only the others
             are written, to the `.data` file; and the model's metadata asks readers to leave its weights unread.
-        source: a model as it was read, with its path beside `path`. If its weights are in files, it is rewritten to
+        source: a model as it was read, with its path next to `path`. If its weights are in files, it is rewritten to
             point into the `.data` file of `path` for those that both have, and keeps only the others in its own file.
 
     Raises:
@@ -107,7 +107,7 @@ def _drop(files: set[Path]) -> None:
 
 
 def _refer(model: DetachedModel, proto: onnx.ModelProto, path: Path) -> None:
-    """Point initializers of `proto` to the files beside `path` that already hold their data."""
+    """Point initializers of `proto` to the files next to `path` that already hold their data."""
     folder, own = str(path.parent.resolve()), f"{path.name}."
     for tensor in proto.graph.initializer:
         weight = model.weight(tensor)
@@ -163,7 +163,7 @@ def _files_of(places: Mapping[str, _DataRange], folder: Path) -> set[Path]:
 
 @contextlib.contextmanager
 def replace_when_done(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it takes `path`'s place, otherwise it is removed.
+    """Yield a temporary path next to `path`; on success it takes `path`'s place, otherwise it is removed.
 
     The path is unique to this process and thread. A device or a pipe, such as /dev/stdout, is written as it is.
     """

@@ -146,7 +146,7 @@ def taken_names() -> list[str]:
 
 
 def find_rivals(folder: str) -> list[str]:
-    """The files in `folder` that have our names and are not ours; code beside them means these."""
+    """The files in `folder` that have our names and are not ours; code in that folder imports these files."""
     specs = (importlib.machinery.PathFinder.find_spec(name, [folder]) for name in PACKAGES)
     return [spec.origin for spec in specs if spec is not None and spec.origin and not _is_at_root(spec)]
 

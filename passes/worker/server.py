@@ -30,7 +30,7 @@ def serve(channel: Channel, *, lifeline: int = -1, alone: bool = False) -> None:
     yields is sent as it comes, but for None: there it can be stopped, and has nothing to say.
 
     Args:
-        lifeline: the file descriptor that a fork closes, beside the pipe.
+        lifeline: the file descriptor that a fork closes, as well as the pipe.
         alone: make each call in a fork of this process.
     """
     desk: dict[str, Any] = {}
