@@ -243,7 +243,7 @@ def _numbers(left: np.ndarray, right: np.ndarray, rtol: float | None, atol: floa
 
 
 def _texts(array: np.ndarray) -> list[str]:
-    return [one.decode() if isinstance(one, bytes) else str(one) for one in array.ravel().tolist()]
+    return [value.decode() if isinstance(value, bytes) else str(value) for value in array.ravel().tolist()]
 
 
 KEY: Final = "onnxline.audit"

@@ -85,10 +85,10 @@ def rows_of(step: Step, context: PassContext) -> list[CatalogEntry]:
         inner, extras = step.inner(context), step.extras(context)
     except PolicyError as error:
         return [replace(_step_entry(step), runs="missing", note=str(error))]
-    rows = [_inner_entry(step, each, "default") for each in inner]
+    rows = [_inner_entry(step, name, "default") for name in inner]
     destroys = tuple(dict.fromkeys(kind for row in rows if row.runs == "default" for kind in row.destroys))
     own = replace(_step_entry(step), destroys=destroys)
-    return [own, *rows, *(_inner_entry(step, each, "extra") for each in extras if each not in inner)]
+    return [own, *rows, *(_inner_entry(step, extra, "extra") for extra in extras if extra not in inner)]
 
 
 def _user_entries() -> list[CatalogEntry]:

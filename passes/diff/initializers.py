@@ -82,8 +82,8 @@ def _forms(
 ) -> dict[int, tuple[str, tuple[int, ...]]]:
     """New tensors that hold weights of the first model in another form, as (form, the weights).
 
-    A reshaped or transposed tensor is found by its content: the one that is `paired` with it, or any of its size. For a
-    merged or folded tensor its annotations say so, if onnxline has made it.
+    The weight of a reshaped or transposed tensor is found by its content: it is the tensor `paired` with the new one or
+    any tensor of its size. The weights of a merged or folded tensor are read from its annotations, if onnxline made it.
     """
     before, after = matched.same.before, matched.same.after
     by_name = _tensors_by_name(before)

@@ -301,9 +301,9 @@ def pair_values(matched: ModelMatching) -> ValuePairs:
                 certain[new].add(old)
     news: dict[int, dict[int, None]] = defaultdict(dict)
     for new, old in enumerate(same.value_of):
-        for one in (old, *sorted(read_as[new])):
-            if one >= 0:
-                news[same.representative(one)][new] = None
+        for value in (old, *sorted(read_as[new])):
+            if value >= 0:
+                news[same.representative(value)][new] = None
     return ValuePairs(dict(read_as), dict(certain), dict(news))
 
 
@@ -315,7 +315,7 @@ def _read_in_same_place(same: NodeMatching, item: Item, old_item: Item) -> Itera
 
     Operands of a commutative op that are not known stand for all that are not known: their numbers tell them apart.
     """
-    news, olds = ([need for need in one.needs if need != ABSENT] for one in (item, old_item))
+    news, olds = ([need for need in node.needs if need != ABSENT] for node in (item, old_item))
     pairs = list(zip(news, map(same.representative, olds), strict=False)) if len(news) == len(olds) else []
     if item.op[1] in COMMUTATIVE:
         both = list(itertools.product(news, map(same.representative, olds)))

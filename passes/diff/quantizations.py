@@ -31,7 +31,7 @@ class Quantizations:
     nodes: frozenset[int]
     """Places of the new nodes."""
     added: frozenset[str]
-    """Stored tensors of the second model: whole numbers, scales, zero points."""
+    """Stored tensors of the second model: integers, scales, zero points."""
     removed: frozenset[str]
     """Stored tensors of the first model that are stored quantized now."""
 
@@ -252,8 +252,8 @@ def find_requantizations(matched: ModelMatching) -> Requantizations:
 
 
 def _read_quantizers(model: DetachedModel, index: FlatGraph) -> dict[int, _Quantizer]:
-    """The quantizers of a model, by the place of QuantizeLinear, or DequantizeLinear of a stored tensor. What has no
-    encoding of whole numbers, such as an 8-bit float, is left to the comparison of nodes."""
+    """The quantizers of a model, by the place of QuantizeLinear, or DequantizeLinear of a stored tensor. A quantizer
+    without an integer encoding, such as an 8-bit float, is left to the comparison of nodes."""
     reader = QdqReader(model)
     found: dict[int, _Quantizer] = {}
     for place, item in enumerate(index.items):
@@ -271,7 +271,7 @@ def _read_quantizers(model: DetachedModel, index: FlatGraph) -> dict[int, _Quant
 
 
 def _beside(index: FlatGraph, place: int) -> Iterator[int]:
-    """The Clip in front of a QuantizeLinear, and the DequantizeLinear behind it."""
+    """The Clip before a QuantizeLinear, and the DequantizeLinear after it."""
     item = index.items[place]
     if item.op[1] == "QuantizeLinear":
         yield from (user for user, _ in index.users[item.makes[0]] if index.items[user].op[1] == "DequantizeLinear")
