@@ -66,12 +66,12 @@ def optimize(
     """Run `recipe` over `model` and prove after every change that it computes what it did before.
 
     Args:
-        model: left as it is; a path may have external data beside it.
+        model: left as it is; a path may have external data next to it.
         proof: `structure` runs nothing and compares no numbers, and leaves external weights unread: for a model that is
             too large to run. Give it as a path. What is not proven then: docs/how-to/weight-free.md.
         feeds: inputs to compare on; seeded draws when there are none. Open dims are drawn as 2, or larger where the
             model does not run so, and then, where it runs, each as another size.
-        sizes: what every open dim is drawn as beside that, where the model runs so.
+        sizes: further sizes to draw every open dim as, where the model runs so.
         timeout_s: seconds for one call of native code.
         memory_gib: what one worker process may allocate; see `passes.context.worker_memory`.
         reproducers: a folder for the smallest model that still brings a step down; none is saved by default.
@@ -217,7 +217,7 @@ def plan_draws(
     """The draws to try on a model that is its own reference.
 
     Args:
-        sizes: what open dims are drawn as beside the first size and the one after it.
+        sizes: sizes to draw open dims as, in addition to the first size and the size after the first.
         inputs: a model with the inputs to draw, where other dims of them are fixed than in `model`.
 
     Raises:

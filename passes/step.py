@@ -22,7 +22,7 @@ class PassResult:
 
     model: DetachedModel
     changed: bool = True
-    """Whether it may be another model than the one that the step was given."""
+    """Whether it may differ from the model that the step was given."""
     why: str | None = None
     """Why the step did its work in another way than it was asked to; it stands in the report."""
 
@@ -94,7 +94,7 @@ class Step:
     """Whether it makes constants of initializers that are inputs, too; other steps are shown the inputs alone."""
 
     makes_structures: ClassVar[tuple[str, ...]] = ()
-    """Kinds of structures that it makes: they are looked for in its result, and what is new counts from there on."""
+    """Kinds of structures that the step makes: its result is searched for them; new instances count after the step."""
 
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     """Pass of the step's library → the kinds of structures that it destroys."""

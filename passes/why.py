@@ -138,7 +138,7 @@ def why_merged(model: str | Path, module: str) -> tuple[MergedNode, ...]:
     """The nodes of a torch module that the final model of a run has no more, and what stands in their place.
 
     Args:
-        model: the folder of a run or its `model.onnx`; empty where no `exported.onnx` is beside it.
+        model: the folder of a run or its `model.onnx`; empty where no `exported.onnx` is next to it.
         module: the path of the module, or a glob.
 
     Raises:
@@ -171,7 +171,7 @@ def _proto_of(model: onnx.ModelProto | DetachedModel | str | Path) -> onnx.Model
 
 
 class _Nodes:
-    """All nodes of a model, inner ones behind the node that holds them, each with the nodes that contain it."""
+    """All nodes of a model, inner nodes after the node that holds them, each with the nodes that contain it."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self._proto = proto
@@ -194,8 +194,8 @@ class _Nodes:
 
     def heirs_of(self, name: str) -> tuple[tuple[str, ...], str]:
         """What stands in the place of a node of the source: nodes and initializers, and the pass that made them."""
-        entries = [(f"{one.op_type} {known_as(one)}", annotations_of(one)) for one, _ in self._all]
-        entries += [(f"initializer {one.name}", annotations_of(one)) for one in self.stored]
+        entries = [(f"{node.op_type} {known_as(node)}", annotations_of(node)) for node, _ in self._all]
+        entries += [(f"initializer {tensor.name}", annotations_of(tensor)) for tensor in self.stored]
         heirs = [(heir, marks.author) for heir, marks in entries if name in marks.replaced]
         return tuple(heir for heir, _ in heirs), heirs[0][1] if heirs else ""
 
@@ -267,7 +267,7 @@ class _Nodes:
         )
 
     def _readers(self, name: str, through: tuple[str, ...] = ()) -> Iterator[str]:
-        """The nodes that read a value; where these only quantize or dequantize it, those behind them."""
+        """The consumers of a value. A consumer that only quantizes or dequantizes is replaced by its own consumers."""
         for node, _ in self._all:
             if name in node.input:
                 label = f"{node.op_type} {known_as(node)}"

@@ -25,7 +25,7 @@ Entry = TypeVar("Entry", bound=Message)
 
 
 class GraphIndex:
-    """Who makes and who reads each value of a graph, and what it stores.
+    """The producer and the consumers of each value of a graph, and the tensors that the graph stores.
 
     An index describes the graph at the time of each first question: after an edit, make another one.
 

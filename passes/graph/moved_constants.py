@@ -30,7 +30,7 @@ class MovedConstant:
 def find_moved_constants(
     graph: GraphProto, sources: Mapping[str, Shape], shapes: Mapping[str, Shape | None]
 ) -> dict[str, MovedConstant]:
-    """The values of `graph` that are `sources`, or such with layout operators behind them alone.
+    """Values of `graph` that are a source tensor, or a source tensor followed only by layout operators.
 
     Args:
         sources: stored tensors with their shapes.

@@ -61,7 +61,7 @@ def _from_outside(graph: GraphProto) -> list[str]:
 
 
 def live_nodes(graph: GraphProto, *, by_numbers: bool = False) -> list[NodeProto]:
-    """The nodes that an output depends on, last first. onnxoptimizer's fusions leave the others behind.
+    """The nodes that an output depends on, last first. onnxoptimizer's fusions do not remove the others.
 
     Args:
         by_numbers: leave out nodes of which only the shape matters, or whose result does not (times zero).
@@ -94,8 +94,10 @@ def _zeros(graph: GraphProto) -> set[str]:
     found = set()
     for node in graph.node:
         if node.op_type in ("Constant", "ConstantOfShape") and node.domain in ONNX_DOMAINS:
-            tensors += [(node.output[0], one.t) for one in node.attribute if one.HasField("t")]
-            found.update(node.output[0] for one in node.attribute if one.name == "value_float" and one.f == 0)
+            tensors += [(node.output[0], attribute.t) for attribute in node.attribute if attribute.HasField("t")]
+            found.update(
+                node.output[0] for attribute in node.attribute if attribute.name == "value_float" and attribute.f == 0
+            )
     for name, tensor in tensors:
         is_known = tensor.data_location != TensorProto.EXTERNAL and tensor.data_type in NUMBERS
         if is_known and prod(tensor.dims) <= SMALL and not numpy_helper.to_array(tensor).any():
@@ -142,7 +144,7 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def topological_order(nodes: Sequence[NodeProto]) -> list[int]:
-    """The indices of `nodes` in topological order, smallest first; nodes on or behind a cycle are left out."""
+    """The indices of `nodes` in topological order, smallest first; nodes on a cycle or after one are left out."""
     makers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
     needs = [{makers[name] for name in reads_of(node) if name in makers} for node in nodes]
     if all(max(before, default=-1) < place for place, before in enumerate(needs)):
