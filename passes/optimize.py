@@ -193,16 +193,16 @@ def _choose_prover(
 
 
 def open_dims(model: onnx.ModelProto) -> tuple[str, ...]:
-    """The names of dims of inputs without a fixed size; all that have no name count as one, which is empty."""
+    """The names of the dims of inputs without a fixed size; all dims without a name share the empty name."""
     dims = [dim for info in required_inputs(model.graph) for dim in info.type.tensor_type.shape.dim]
     return tuple(dict.fromkeys(dim.dim_param for dim in dims if not dim.HasField("dim_value")))
 
 
 def second_sizes(names: Sequence[str]) -> tuple[Mapping[str, int], ...]:
-    """What to draw open dims as, where they were drawn as FIRST_SIZE before; those that show most come first.
+    """Sizes to draw open dims as after FIRST_SIZE; the sizes that reveal most faults come first.
 
-    A size that a pass has taken for a constant shows at another size, and one dim taken for another where they differ.
-    But a model may ask for equal ones, or for just that size.
+    A size that a pass took for a constant shows at another size. A dim that a pass took for another dim shows where the
+    two sizes differ. But a model may need equal sizes, or exactly FIRST_SIZE.
     """
     distinct = {name: FIRST_SIZE + 1 + index for index, name in enumerate(names)}
     alike, same = dict.fromkeys(names, FIRST_SIZE + 1), dict.fromkeys(names, FIRST_SIZE)

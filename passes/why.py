@@ -40,7 +40,7 @@ NEAREST: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """One node, and what is known of where it comes from."""
+    """One node, and what is known of its origin."""
 
     op: str
     """Op type, with its domain where that is not ONNX's own: `com.microsoft::Attention`."""
@@ -66,7 +66,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class WeightOrigin:
-    """One initializer, and what is known of where it comes from."""
+    """One initializer, and what is known of its origin."""
 
     name: str
     type: str
@@ -80,9 +80,9 @@ class WeightOrigin:
     made_by: str
     """The pass that made it; empty where it is the source's own."""
     readers: tuple[str, ...]
-    """The nodes that read it, as `OP NAME`; of a quantized one those that read its numbers, `… through OP NAME`."""
+    """Consumers, as `OP NAME`; for a quantized initializer the consumers of its values, as `… through OP NAME`."""
     part: str = ""
-    """Which part of a merged weight it is, such as `q`; empty for a whole one."""
+    """Which part of a merged weight it is, such as `q`; empty for a whole weight."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def unsafe_names(tables: Sequence[AuditTable], versions: Mapping[str, str]) -> f
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Cases in which a pass does what is not accepted; a case of which only the mark is known is called `#MARK`."""
+    """Cases in which a pass has an effect that is not accepted; a case known only by its mark is called `#MARK`."""
 
     entry: AuditEntry
     cases: tuple[str, ...]
@@ -136,11 +136,11 @@ def quarantined_by_entry(skip: Iterable[str]) -> dict[str, list[str]]:
 
 
 def check_quarantine(entry: str, used: Iterable[str], installed: Mapping[str, str] | None = None) -> None:
-    """Refuse to go on without an audit of what is to be used.
+    """Refuse to run passes that no audit covers.
 
     Args:
         used: the steps of a recipe, or passes inside of steps.
-        installed: library → version; by default what is installed here.
+        installed: library → version; by default the installed libraries.
 
     Raises:
         PolicyError: no table of the installed release covers a pass; names the releases whose tables do.

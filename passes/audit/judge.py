@@ -47,9 +47,9 @@ READY: Final = "ready"
 
 
 def judge(case: Case, results: Sequence[Result], start: int, numbers: bool) -> Generator[str | tuple[int, Verdict]]:
-    """Judge `results` from `start` on; with `numbers`, those that have changed are run.
+    """Judge `results` from `start` on; with `numbers`, changed models are run.
 
-    First comes "ready", or why the numbers cannot be judged; then the place of each result, with its verdict.
+    Yields "ready" first, or why the numbers cannot be judged; then the place of each result, with its verdict.
     """
     valid = not _invalid(case.model)
     standard = _find_standard(case) if numbers else ""

@@ -71,7 +71,7 @@ class Fault(ABC):
         return None
 
     def of_one_step(self, before: DetachedModel, outcome: StepOutcome) -> Self:
-        """The part of the fault that one step shows, whose outcome on `before` is given."""
+        """The part of the fault that one step shows; `outcome` is the result of the step on `before`."""
         return self
 
     def place(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:

@@ -52,8 +52,8 @@ def find_guilty(blocks: Sequence[Repeat], source: DetachedModel, fault: Fault, r
     """The first step after which the model shows `fault`.
 
     Groups of steps run in order, those that can be joined in one call. A group that shows the fault is
-    halved until a single pass is left, which then has to show it alone. If no group shows it, or a call with several
-    passes is no evidence, all steps run one at a time.
+    halved until a single pass is left, which then has to show the fault alone. If no group shows the fault, or a call
+    with several passes is no evidence, all steps run one at a time.
     """
     note = ""
     try:

@@ -51,7 +51,7 @@ def initializer_changes(matched: ModelMatching, changed: Sequence[Stored]) -> It
 def _pairs(
     before: FlatGraph, after: FlatGraph, gone: Sequence[int], come: Sequence[int], changed: Sequence[Stored]
 ) -> list[Stored]:
-    """Tensors that changed: those that matched nodes read in one place, and others of one name."""
+    """Tensors that changed: pairs that matched nodes read in the same place, and other pairs of the same name."""
     pairs = [pair for pair in changed if pair[0] in before.tensors and pair[1] in after.tensors]
     paired = {old for old, _ in pairs} | {new for _, new in pairs}
     names = {before.names[old]: old for old in gone}

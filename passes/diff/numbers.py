@@ -52,7 +52,7 @@ class ValueErrors:
 class Numbers:
     """`values` are in the order in which the second model computes them; empty if they were not asked for.
 
-    `draws` are those on which both models ran; `not_run` says why the second model does not run on the others.
+    `draws` are the draws on which both models ran; `not_run` says why the second model does not run on the rest.
     """
 
     outputs: Mapping[str, Errors]
@@ -179,7 +179,7 @@ def measure_pairs(
 def _common_values(matched: ModelMatching) -> Iterator[Pair]:
     """The values that matched nodes of the main graphs make, without graph outputs.
 
-    A value that matched nodes read in the place of another is the other one: it is left out.
+    A value that matched nodes read instead of another value stands for that value: it is left out.
     """
     same, inner = matched.same, [_inner_values(model) for model in (matched.before, matched.after)]
     read_as = pair_values(matched).read_as

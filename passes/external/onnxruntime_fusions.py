@@ -182,7 +182,7 @@ def fuse(source: str, target: str, options: dict[str, Any]) -> None:
 
 
 def call_optimizer(source: str, model_type: str, flags: Mapping[str, Any], **options: Any) -> onnx.ModelProto:
-    """In the worker: what the library makes of the file `source`, as it is."""
+    """In the worker: the result of the library on the unchanged file `source`."""
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 

@@ -121,7 +121,7 @@ def facts(level: str) -> dict[str, list[str]]:
     transformers = [name for name in logged if name not in fixed]
     rules = [rule for group in RULES if group in transformers for rule in RULES[group]]
     groups = [name for name in transformers if name in RULES]
-    # Groups last: the search for what is at fault takes the first that does, and a rule says more than its group.
+    # Groups last: the search for the culprit takes the first match, and a rule is more specific than its group.
     return {"passes": [*dict.fromkeys(rules), *(name for name in transformers if name not in RULES), *groups]}
 
 

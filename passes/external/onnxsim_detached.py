@@ -1,14 +1,14 @@
-"""onnxsim without the weights: each large one is a reference to external data that nobody opens.
+"""onnxsim without the weights: each large weight is a reference to external data that nobody opens.
 
-onnxsim leaves alone what it cannot read, so it folds no constant with such a weight, and everything else it does as
-always. What it would have folded is folded afterwards by `FoldConstants`, with the real values and a weight at a time;
-and since two references look alike to it, its two passes that compare tensors are left to onnxoptimizer, which tells
-stand-ins apart. This goes round until nothing changes, as onnxsim itself does inside.
+onnxsim folds no constant computed from a weight that it cannot read; all its other work is the same. Afterwards,
+`FoldConstants` folds these constants with the real values, a weight at a time. Two references look equal to onnxsim, so
+onnxoptimizer, which distinguishes stand-ins, runs the two passes of onnxsim that compare tensors. The rounds repeat
+until nothing changes, as onnxsim's own rounds do.
 
-Weights that some pass of onnxsim may read for itself go with the model: those that are more than a factor in a product
-or a table to gather from, and those of three products of one value, which fuse_attention joins in its own memory.
-Of unread weights nothing else goes, however small it is, and what is computed from more than `LARGE` of one stays
-computed.
+Weights whose values a pass of onnxsim may read are sent with the model: weights that are more than a factor in a
+product or a table to gather from, and the weights of three products of one value, which fuse_attention joins in its own
+memory. No other unread weight is sent, however small, and a value computed from more than `LARGE` bytes of an unread
+weight is not folded.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ OPTIONAL: Final = ("torch", "sympy")
 def simplify_detached(
     model: DetachedModel, context: PassContext, options: Mapping[str, Any], skipped: Collection[str]
 ) -> DetachedModel:
-    """What `onnxsim.simplify` makes of `model`, without giving it all the weights.
+    """Run `onnxsim.simplify` on `model` without sending all the weights.
 
     Args:
         options: arguments of simplify, with `skipped` among them as `skipped_optimizers`.
@@ -102,7 +102,7 @@ def simplify_references(model: bytes, folder: str, options: dict[str, Any]) -> b
 
 
 def call_simplify(model: onnx.ModelProto | str, options: Mapping[str, Any]) -> onnx.ModelProto:
-    """In the worker: what `onnxsim.simplify` makes of a model or of a file, as it is."""
+    """In the worker: the result of `onnxsim.simplify` on an unchanged model or file."""
     simplified, _ = import_onnxsim().simplify(model, **options)
     return simplified
 
@@ -176,10 +176,10 @@ def _leave_unread_again(proto: onnx.ModelProto, model: DetachedModel) -> None:
 
 
 def _weights_to_send(model: DetachedModel, *, attention: bool) -> frozenset[str]:
-    """Initializers whose values a pass of onnxsim may read; with `attention`, those that fuse_attention would join.
+    """Initializers whose values a pass of onnxsim may read; with `attention`, also those that fuse_attention joins.
 
     Raises:
-        StepFailed: they are to stay unread, and too large to send.
+        StepFailed: these weights must stay unread, and are too large to send.
     """
     graph, unread = model.proto.graph, frozenset(model.unread())
     names = _names_to_send(graph, attention=attention, skips_concat=bool(unread))

@@ -159,7 +159,7 @@ def slim(source: str, target: str, options: dict[str, Any]) -> None:
 
 
 def call_slim(model: onnx.ModelProto | str, options: Mapping[str, Any]) -> onnx.ModelProto:
-    """In the worker: what `onnxslim.slim` makes of a model or of a file, as it is.
+    """In the worker: the result of `onnxslim.slim` on an unchanged model or file.
 
     `options` are those of `onnxslim.slim`, and `left_out`, names of either kind.
     """

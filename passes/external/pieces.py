@@ -63,7 +63,7 @@ class GraphPieces:
 
     Args:
         model: left as it is.
-        optimize: the library: a serialized model and names of passes → what they make of it.
+        optimize: the library: a serialized model and names of passes → the result.
         cuts: places between which the windows lie; chosen here by default.
     """
 
@@ -78,7 +78,7 @@ class GraphPieces:
         self._inputs, self._outputs = index.inputs, index.outputs
 
     def run(self, names: Sequence[str]) -> GraphPieces | None:
-        """Run passes one after the other on each piece; returns the new graph, or None when they change nothing."""
+        """Run passes in order on each piece; returns the new graph, or None when they change nothing."""
         now = self
         for cut in (_windows, _seams):
             pieces = now._pieces(cut, live=DEAD_END in names, borrows=EXTRACT not in names)

@@ -31,7 +31,7 @@ def through_files(
     weights are memory-mapped, and its file stays until the context is cleared away.
 
     Args:
-        worker: the one to call it in, where that is not the context's for libraries.
+        worker: the worker that runs `function`; by default the context's worker for libraries.
 
     Raises:
         StepFailed: weights are to stay unread, or the function raised, crashed or timed out.

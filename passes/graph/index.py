@@ -27,7 +27,7 @@ Entry = TypeVar("Entry", bound=Message)
 class GraphIndex:
     """The producer and the consumers of each value of a graph, and the tensors that the graph stores.
 
-    An index describes the graph at the time of each first question: after an edit, make another one.
+    An index describes the graph at the time of each first question: after an edit, make a new index.
 
     The bodies of If, Loop and Scan are graphs of their own, so their nodes are not among `nodes`. What a body reads
     from outside counts in `reads` alone. The index of a body knows the values around it as well if it gets `outer`.

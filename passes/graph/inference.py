@@ -22,7 +22,7 @@ FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
 """The types of tensors that can be quantized."""
 
 EVERY_FLOAT: Final = (*FLOATS, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-"""With those that no quantizer takes."""
+"""`FLOATS`, and the float types that no quantizer takes."""
 
 Dims = tuple[int | str | None, ...]
 """A shape: sizes that are known, names of symbolic ones, and None for dims with neither."""

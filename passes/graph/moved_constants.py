@@ -15,9 +15,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class MovedConstant:
-    """A value that holds the numbers of the stored tensor `source`, each once; the source itself is one too.
+    """A value that holds the elements of the stored tensor `source`, each once; `source` itself is such a value too.
 
-    axes: for each axis of the value, the axis of the source along which its numbers lie; None where there is none.
+    axes: for each axis of the value, the axis of the source with the same elements; None for a new axis.
     """
 
     source: str

@@ -17,7 +17,7 @@ from passes.graph.op_facts import ONNX_DOMAINS, SIZES
 
 
 def bodies_of(attribute: AttributeProto) -> tuple[GraphProto, ...]:
-    """The graphs that one attribute holds; none of most."""
+    """The graphs that one attribute holds; most attributes hold none."""
     graphs = attribute.graphs
     if attribute.HasField("g"):
         return (attribute.g, *graphs)

@@ -83,7 +83,7 @@ class Policy:
 
         Args:
             names: all pass names that this installation has.
-            used: those that run, each step of a recipe say: `unsafe` has to know them.
+            used: names of the passes that run, such as each step of a recipe; `unsafe` has to know them.
 
         Raises:
             PolicyError: an unknown pass or structure, with the nearest name; or `unsafe` without an audit of the

@@ -117,7 +117,7 @@ def _sweep(model: DetachedModel, fails: Callable[[DetachedModel], bool], deadlin
 
 def bypass_nodes(model: DetachedModel) -> Iterator[DetachedModel]:
     """Valid models that lack one node of `model`, or two in a row such as a Reshape and a Transpose: the consumers of
-    the last one read an input of the first one.
+    the last node read an input of the first node.
 
     The types of outputs are inferred again, and values that nothing reads any more are removed.
     """

@@ -115,7 +115,7 @@ def _refer(model: DetachedModel, proto: onnx.ModelProto, path: Path) -> None:
         if place is None:
             continue
         parent, name = os.path.split(place.path)
-        if parent == folder and not (name.startswith(own) and name.endswith(".data")):  # that one will be removed
+        if parent == folder and not (name.startswith(own) and name.endswith(".data")):  # saving removes that file
             point_to(tensor, name, place.offset, place.nbytes)
     if all(entry.key != UNREAD for entry in proto.metadata_props):
         proto.metadata_props.add(key=UNREAD, value="weights lie in files of others; they are known by their places")
@@ -185,7 +185,7 @@ def write_model(model: DetachedModel, path: str | os.PathLike[str]) -> None:
     """Write `model` to a place that a user has named.
 
     Raises:
-        UsageError: it is no path of a file, or nothing can be written there; what was there before is as it was.
+        UsageError: it is no path of a file, or nothing can be written there; an existing file is unchanged.
     """
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"found {type(path).__name__}, expected the path of a file, such as 'model.onnx'")
