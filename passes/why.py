@@ -87,7 +87,7 @@ class WeightOrigin:
 
 @dataclass(frozen=True, slots=True)
 class MergedNode:
-    """A node of the source that the final model has no more."""
+    """A node of the source that the final model no longer has."""
 
     name: str
     op: str
@@ -135,7 +135,7 @@ def why_weights(model: onnx.ModelProto | DetachedModel | str | Path, name: str) 
 
 
 def why_merged(model: str | Path, module: str) -> tuple[MergedNode, ...]:
-    """The nodes of a torch module that the final model of a run has no more, and what stands in their place.
+    """The nodes of a torch module that the final model of a run no longer has, and their replacements.
 
     Args:
         model: the folder of a run or its `model.onnx`; empty where no `exported.onnx` is next to it.
@@ -193,7 +193,7 @@ class _Nodes:
         return any(name == known_as(node) for node, _ in self._all)
 
     def heirs_of(self, name: str) -> tuple[tuple[str, ...], str]:
-        """What stands in the place of a node of the source: nodes and initializers, and the pass that made them."""
+        """The replacements of a node of the source: nodes and initializers, and the pass that made them."""
         entries = [(f"{node.op_type} {known_as(node)}", annotations_of(node)) for node, _ in self._all]
         entries += [(f"initializer {tensor.name}", annotations_of(tensor)) for tensor in self.stored]
         heirs = [(heir, marks.author) for heir, marks in entries if name in marks.replaced]

@@ -173,7 +173,7 @@ def _folder(entry: str) -> str:
 
 
 def _tables(entry: str) -> Sequence[AuditTable]:
-    """The tables of the folder that `entry` names, and ours for the passes that those do not cover."""
+    """The tables of the folder that `entry` names, and our own tables for passes that the folder's do not cover."""
     folder = _folder(entry)
     if not folder:
         return own_tables()

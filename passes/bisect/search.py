@@ -23,7 +23,7 @@ HIDDEN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class GuiltyStep:
-    """The step that shows the fault, which `before` does not show yet. `failed` are earlier ones, left out."""
+    """The step that shows the fault, which `before` does not show yet. `failed` are earlier steps, left out."""
 
     step: Step
     place: int

@@ -175,7 +175,7 @@ def _surplus(first: FlatGraph, other: FlatGraph) -> list[int]:
         copies[first.value_meanings[value]].append(value)
     surplus = []
     for meaning, values in copies.items():
-        # Among copies, those without a namesake are surplus.
+        # Among copies, the tensors without a namesake are surplus.
         ordered = sorted(values, key=lambda value: (first.names[value], meaning) not in namesakes)
         surplus.extend(ordered[counts[meaning] :])
     return surplus

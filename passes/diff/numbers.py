@@ -89,15 +89,15 @@ def draw_inputs(matched: ModelMatching, context: PassContext, most: int | None =
 
 
 def _with_fixed_dims(matched: ModelMatching) -> ModelProto:
-    """The inputs of the first model, with the fixed sizes of those of the second model."""
+    """The inputs of the first model, with the fixed sizes of the second model's inputs."""
     inputs = ModelProto()
     inputs.graph.input.extend(matched.before.proto.graph.input)
     inputs.graph.initializer.extend(TensorProto(name=tensor.name) for tensor in matched.before.proto.graph.initializer)
     fixed = {matched.inputs.get(info.name): info.type.tensor_type.shape.dim for info in matched.after.proto.graph.input}
     for info in inputs.graph.input:
-        for dim, other in zip(info.type.tensor_type.shape.dim, fixed.get(info.name, ()), strict=False):
-            if other.HasField("dim_value") and not dim.HasField("dim_value"):
-                dim.dim_value = other.dim_value
+        for dim, new_dim in zip(info.type.tensor_type.shape.dim, fixed.get(info.name, ()), strict=False):
+            if new_dim.HasField("dim_value") and not dim.HasField("dim_value"):
+                dim.dim_value = new_dim.dim_value
     return inputs
 
 
@@ -235,7 +235,7 @@ def measure_distances(
         except StepFailed as failure:
             distances.append(" ".join(str(failure).split()))
             continue
-        values = ((name, old[name], new[other]) for name, other in pairs)
+        values = ((name, old[name], new[new_name]) for name, new_name in pairs)
         if may_collapse:
             values = (
                 (name, left, right.reshape(_expand_shape(right.shape, left.shape))) for name, left, right in values
@@ -313,7 +313,7 @@ QUANTIZING: Final = frozenset({"QuantizeLinear", "DequantizeLinear"})
 def _read_in_same_place(same: NodeMatching, item: Item, old_item: Item) -> Iterator[tuple[int, int]]:
     """The values but constants that two matched nodes read in the same place.
 
-    Operands of a commutative op that are not known stand for all that are not known: their numbers tell them apart.
+    An unmatched operand of a commutative op pairs with every unmatched operand: their numbers decide which is which.
     """
     news, olds = ([need for need in node.needs if need != ABSENT] for node in (item, old_item))
     pairs = list(zip(news, map(same.representative, olds), strict=False)) if len(news) == len(olds) else []
@@ -327,7 +327,7 @@ def _read_in_same_place(same: NodeMatching, item: Item, old_item: Item) -> Itera
 
 
 def _read_same_constants(same: NodeMatching, item: Item, old_item: Item) -> bool:
-    """Whether two nodes read the same constants, but for weights that were quantized."""
+    """Whether two nodes read the same constants, except weights that were quantized."""
     before, after = same.before, same.after
     olds = Counter(
         before.value_meanings[need] for need in old_item.needs if need != ABSENT and need in before.constants

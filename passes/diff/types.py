@@ -188,7 +188,7 @@ class Renaming:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """The differences of a second model from a first. Nodes are named as in the second, lost ones as in the first.
+    """The differences of a second model from a first. Nodes have their names in the second, lost nodes in the first.
 
     `renamed` does not count as a difference: nodes are matched by what they compute.
     """

@@ -1,4 +1,4 @@
-"""Names for as long as a library works on a model: short ones for values, and numbers for nodes."""
+"""Names for a model while a library works on it: short names for values, and numbers for nodes."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class ModelAssembler:
                 self._infos[info.name] = info
 
     def read_instead(self, stays: Mapping[str, str]) -> None:
-        """Read other initializers, and drop those that were read before."""
+        """Read other initializers, and drop the initializers that were read before."""
         self._read.update(stays)
         self._dropped |= stays.keys()
 

@@ -238,5 +238,5 @@ RULES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Level2_RuleBasedTransformer": ("ClipQuantRewrite", "ReluQuantRewrite", "GemmTransposeFusion"),
 }
-"""Transformer → the rewrite rules that it applies. No release tells them: the names are those in onnxruntime's sources,
+"""Transformer → the rewrite rules that it applies. No release lists them: the names come from onnxruntime's sources,
 and a name that a release does not have is without effect."""

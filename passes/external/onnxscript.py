@@ -290,7 +290,7 @@ def through_ir(
 
 
 def _delete(entries: Any, names: Collection[str]) -> None:
-    """Delete those of a graph's inputs or initializers that have one of `names`."""
+    """Delete a graph's inputs or initializers that have one of `names`."""
     for place in reversed([place for place, entry in enumerate(entries) if entry.name in names]):
         del entries[place]
 
@@ -299,7 +299,7 @@ def edit_model(
     model: MappedModel, function: Callable[[Any, Mapping[str, Any]], None], options: dict[str, Any], folder: str
 ) -> bytes:
     """In the worker: let `function` edit the model; returns it serialized, with stand-ins for the weights that it had,
-    and large new ones in a file in `folder`."""
+    and large new weights in a file in `folder`."""
     import onnx_ir
 
     edited = onnx_ir.from_proto(model.model())

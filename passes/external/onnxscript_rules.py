@@ -18,7 +18,7 @@ FUSIONS: Final[Mapping[str, tuple[str, str]]] = {
     "ort_fusions": ("onnxscript.rewriter.ort_fusions", "optimize_for_ort"),
     "onnx_fusions": ("onnxscript.rewriter.onnx_fusions", "fuse"),
 }
-"""Fusion set → module and function: attention and its kin as operators of onnxruntime, or as those of ONNX opset 23."""
+"""Fusion set → module and function: attention and its kin as operators of onnxruntime, or of ONNX opset 23."""
 
 PATTERNS: Final = "ORT_PATTERN_REWRITE_RULES"
 """A list of rules that `optimize_for_ort` applies after its fusions."""
@@ -112,7 +112,7 @@ def _module_of(entry: str) -> ModuleType:
 
 
 def _names_in(value: Any, module: ModuleType) -> tuple[str, ...]:
-    """The names that a function of `module` uses, and those inside of it."""
+    """The names that a function of `module` and its inner functions use."""
     code = getattr(value, "__code__", None)
     return code.co_names if code is not None and value.__module__ == module.__name__ else ()
 

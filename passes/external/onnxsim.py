@@ -141,7 +141,7 @@ OWN_ARGUMENTS: Final = frozenset({"model", "output_path", "custom_rewriter", "fu
 
 @dataclass(frozen=True, slots=True)
 class OnnxSim(CompositeStep):
-    """Run `onnxsim.simplify` with any of its options; those in `left_out` do not run."""
+    """Run `onnxsim.simplify` with any of its options; passes in `left_out` do not run."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()

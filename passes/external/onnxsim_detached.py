@@ -7,8 +7,8 @@ until nothing changes, as onnxsim's own rounds do.
 
 Weights whose values a pass of onnxsim may read are sent with the model: weights that are more than a factor in a
 product or a table to gather from, and the weights of three products of one value, which fuse_attention joins in its own
-memory. No other unread weight is sent, however small, and a value computed from more than `LARGE` bytes of an unread
-weight is not folded.
+memory. No other unread weight is sent, however small, and a value computed from an unread weight of more than `LARGE`
+bytes is not folded.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ UNREAD: Final = frozenset(
     {(kind, at) for kind in ("MatMul", "Gemm", "Einsum") for at in (0, 1)}
     | {(kind, 0) for kind in ("Gather", "GatherND", "GatherElements")}
 )
-"""Where a weight is read by nothing but the op itself. Elsewhere a pass may ask whether it is all zero, say, and a
-reference looks as if it were."""
+"""Operands where only the op itself reads a weight. Elsewhere a pass may ask, for example, whether the weight is all
+zero, and a reference looks as if it were."""
 
 LAYOUT: Final = ARRANGING - {"Flatten"}
 
@@ -123,7 +123,7 @@ def import_onnxsim() -> ModuleType:
 
 
 def _with_references(model: DetachedModel, with_data: Collection[str]) -> onnx.ModelProto:
-    """A copy of `model` with its large weights as references, but for those in `with_data`, which hold their data."""
+    """A copy of `model` with its large weights as references, except weights in `with_data`, which hold their data."""
     proto = model.copy_proto()
     for node in proto.graph.node:
         del node.metadata_props[:]
@@ -216,7 +216,7 @@ def _names_to_send(graph: GraphProto, *, attention: bool, skips_concat: bool) ->
 
 
 def _unpinned_values(graph: GraphProto) -> frozenset[str]:
-    """Values of which neither themselves nor a sum with a bias is an output of the graph."""
+    """Values that are no output of the graph, and whose sum with a bias is no output either."""
     index = GraphIndex(graph)
     held = {
         name

@@ -140,7 +140,7 @@ class GraphPieces:
         return list(itertools.accumulate(changes[place] for place in range(len(self._nodes) + 1)))
 
     def _nodes_alive(self, live: bool) -> Collection[int]:
-        """The nodes whose reading of a value counts; with `live` only those that an output depends on."""
+        """The nodes that count as consumers of a value; with `live` only nodes that an output depends on."""
         if not live:
             return range(len(self._nodes))
         alive: set[int] = set()
@@ -250,7 +250,7 @@ class GraphPieces:
 
 @dataclass(slots=True)
 class _Piece:
-    """One piece: `places` are those of its nodes in the graph, `names` those of all its values."""
+    """One piece: `places` are the places of its nodes in the graph, `names` the names of all its values."""
 
     source: bytes
     places: tuple[int, ...]
@@ -286,7 +286,7 @@ class _Groups:
         self._parent.setdefault(first, first)
 
     def pack(self, size: int) -> list[list[int]]:
-        """The groups, small ones together up to `size` nodes."""
+        """The groups; small groups are joined up to `size` nodes."""
         groups: dict[int, list[int]] = defaultdict(list)
         for place in sorted(self._parent):
             groups[self._root(place)].append(place)

@@ -64,7 +64,7 @@ def write(model: onnx.ModelProto, target: str) -> None:
 def give_back_inputs(source: str, model: onnx.ModelProto) -> None:
     """Put back, in order, the inputs that `model` has no more: they belong to the signature of the file `source`.
 
-    Libraries drop inputs that nothing reads; some also those that are read only inside of an If or a Loop.
+    Libraries drop inputs that nothing reads; some also drop inputs that are read only inside of an If or a Loop.
     """
     before = onnx.load(source, load_external_data=False).graph
     has = {info.name: info for info in model.graph.input}

@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 class MovedConstant:
     """A value that holds the elements of the stored tensor `source`, each once; `source` itself is such a value too.
 
-    axes: for each axis of the value, the axis of the source with the same elements; None for a new axis.
+    axes: for each axis of the value, the source axis with the same elements; None for a merged, split or new axis.
     """
 
     source: str

@@ -38,7 +38,7 @@ def every_graph(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def every_node(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
-    """The nodes of `graph`, each followed by those of its bodies."""
+    """The nodes of `graph`, each followed by the nodes of its bodies."""
     for node in graph.node:
         yield node
         for body in bodies_in(node):
@@ -46,7 +46,7 @@ def every_node(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
 
 
 def reads_of(node: NodeProto) -> list[str]:
-    """Names that `node` reads; for If, Loop and Scan also those that its bodies read from outside."""
+    """Names that `node` reads; for If, Loop and Scan also the names that its bodies read from outside."""
     names = [name for name in node.input if name]
     for body in bodies_in(node):
         names.extend(_from_outside(body))
@@ -112,7 +112,7 @@ NUMBERS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.F
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Sort the nodes of `graph`, and those of its subgraphs, in place; nodes that are in order keep their order.
+    """Sort the nodes of `graph` and of its subgraphs in place; nodes that are in order keep their order.
 
     A circle is left as it is: onnxruntime refuses it by name.
     """

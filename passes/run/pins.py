@@ -75,7 +75,7 @@ def build_pin_probe(
 ) -> DetachedModel | None:
     """A model of the nodes that make `first` and `second` pins, and lay out their weights; pinned at the second.
 
-    A step that does not change it does no more to the whole model with the second pins than with the first. None when
+    If a step leaves this probe unchanged, the second pins allow no further change in the whole model. None when
     a value that is read from outside has no known type; then the step has to be tried.
     """
     index = GraphIndex(model.proto.graph)

@@ -99,7 +99,7 @@ def _bypass_repeatedly(model: DetachedModel, fails: Callable[[DetachedModel], bo
 
 def _sweep(model: DetachedModel, fails: Callable[[DetachedModel], bool], deadline: float) -> DetachedModel:
     """`smallest`, by taking whole runs of nodes away, shorter and shorter ones. Of several places that fail, the first
-    one stays, since the last nodes go first."""
+    stays, since the last nodes are removed first."""
     types = types_of(model.proto)
     nodes, length = list(model.proto.graph.node), len(model.proto.graph.node)
     count = 0

@@ -1,4 +1,4 @@
-"""The structures that a run tracks: those that no step may break, and those that are only observed."""
+"""The structures that a run tracks: structures that no step may break, and structures that are only observed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Lost = Mapping[tuple[str, str], str]
 class TrackedStructures:
     """The structures of the exported model, by kind.
 
-    Kinds in `enforced` may not be broken by any step; those in `pinned` (the kept ones) are also held visible across
+    Kinds in `enforced` may not be broken by any step; kinds in `pinned` (the kept kinds) are also held visible across
     each pass. The others are only observed, so that the report can say who broke them.
     """
 
@@ -59,7 +59,7 @@ class TrackedStructures:
     def relaxed_pins(self, computed: Set[str]) -> list[ValueInfoProto]:
         """The pins to try second: empty where they would not give a pass more room than the first ones.
 
-        A boundary has second pins only for where its first ones are gone.
+        A boundary has second pins only for the case that its first pins are gone.
         """
         return self._further_pins(computed, 1)
 

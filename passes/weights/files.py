@@ -37,16 +37,16 @@ def save(
 ) -> None:
     """Write `model` to `path`; above `external_from` bytes its weights go to a `.data` file next to it.
 
-    Weights are streamed from their files, never collected in memory, and equal ones are written once. The data file is
+    Weights are streamed from their files, not collected in memory, and equal weights are written once. The data file is
     named by its content and written before the model that refers to it; the old data file is removed last. So `path` is
     a complete, valid model at every moment.
 
     Args:
         check: called with the written model before it takes its place; if it raises, the old files do not change.
-        referring: weights in files of the model's own folder stay there, and the model points to them. Only the others
-            are written, to the `.data` file; and the model's metadata asks readers to leave its weights unread.
+        referring: weights in files of the model's own folder stay there, and the model points to them. Only other
+            weights are written, to the `.data` file; and the model's metadata asks readers to leave its weights unread.
         source: a model as it was read, with its path next to `path`. If its weights are in files, it is rewritten to
-            point into the `.data` file of `path` for those that both have, and keeps only the others in its own file.
+            point into the `.data` file of `path` for shared weights, and keeps only its other weights in its own file.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the old files do not change.

@@ -66,7 +66,7 @@ def collapse(model: DetachedModel) -> tuple[DetachedModel, Stacks]:
         return model, {}
     made = {stack.node.output[0] for stack in stacks.values()}
     return DetachedModel(
-        _with(model.proto, [one for name, one in stored.items() if name not in gone], made), weights
+        _with(model.proto, [initializer for name, initializer in stored.items() if name not in gone], made), weights
     ), stacks
 
 

@@ -83,8 +83,8 @@ def memory_limit(system: Path = Path("/")) -> int:
 
 
 def _group_limits(system: Path) -> Iterator[int]:
-    """Limits of the control groups of this process and of those around them. Without one the file says `max`, or in
-    version 1 a number that no machine has."""
+    """Limits of the control groups of this process and of the enclosing groups. Without a limit the file says `max`, or
+    in version 1 a number that no machine has."""
     for line in _read_text(system / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):

@@ -233,7 +233,7 @@ class InProcessStep(CompositeStep):
     """Its inner passes."""
     run: Callable[[str, str, Sequence[str]], None]
     narrows: bool = False
-    """Whether the caller gave it other input shapes than those that the model declares."""
+    """Whether the caller gave input shapes that differ from the model's declared shapes."""
     left_out: tuple[str, ...] = ()
     suspects: ClassVar[tuple[str, ...]] = ("constant_folding", "shape_inference")
     annotates: ClassVar[bool] = True  # the caller gets the shapes that it infers, also where no node changes
