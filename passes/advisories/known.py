@@ -136,7 +136,7 @@ def quarantined_by_entry(skip: Iterable[str]) -> dict[str, list[str]]:
 
 
 def check_quarantine(entry: str, used: Iterable[str], installed: Mapping[str, str] | None = None) -> None:
-    """Refuse to run passes that no audit covers.
+    """Refuse passes whose audits are all of other releases than the installed one.
 
     Args:
         used: the steps of a recipe, or passes inside of steps.
