@@ -59,6 +59,6 @@ class _LazyPackage(ModuleType):
 
 sys.modules[__name__].__class__ = _LazyPackage
 
-# onnxruntime sends telemetry, and reads this when it is imported, by us or by a library that we call; children inherit
-# it. All of our code, in each process, comes through here first. A user who has set it keeps it.
+# onnxruntime sends telemetry, and reads this variable when it is imported, by us or by a library that we call; child
+# processes inherit it. All of our code, in each process, comes through here first. A value that the user set is kept.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

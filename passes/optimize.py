@@ -66,12 +66,12 @@ def optimize(
     """Run `recipe` over `model` and prove after every change that it computes what it did before.
 
     Args:
-        model: left as it is; a path may have external data beside it.
+        model: left as it is; a path may have external data next to it.
         proof: `structure` runs nothing and compares no numbers, and leaves external weights unread: for a model that is
             too large to run. Give it as a path. What is not proven then: docs/how-to/weight-free.md.
         feeds: inputs to compare on; seeded draws when there are none. Open dims are drawn as 2, or larger where the
             model does not run so, and then, where it runs, each as another size.
-        sizes: what every open dim is drawn as beside that, where the model runs so.
+        sizes: further sizes to draw every open dim as, where the model runs so.
         timeout_s: seconds for one call of native code.
         memory_gib: what one worker process may allocate; see `passes.context.worker_memory`.
         reproducers: a folder for the smallest model that still brings a step down; none is saved by default.
@@ -193,16 +193,16 @@ def _choose_prover(
 
 
 def open_dims(model: onnx.ModelProto) -> tuple[str, ...]:
-    """The names of dims of inputs without a fixed size; all that have no name count as one, which is empty."""
+    """The names of the dims of inputs without a fixed size; all dims without a name share the empty name."""
     dims = [dim for info in required_inputs(model.graph) for dim in info.type.tensor_type.shape.dim]
     return tuple(dict.fromkeys(dim.dim_param for dim in dims if not dim.HasField("dim_value")))
 
 
 def second_sizes(names: Sequence[str]) -> tuple[Mapping[str, int], ...]:
-    """What to draw open dims as, where they were drawn as FIRST_SIZE before; those that show most come first.
+    """Sizes to draw open dims as after FIRST_SIZE; the sizes that reveal most faults come first.
 
-    A size that a pass has taken for a constant shows at another size, and one dim taken for another where they differ.
-    But a model may ask for equal ones, or for just that size.
+    A size that a pass took for a constant shows at another size. A dim that a pass took for another dim shows where the
+    two sizes differ. But a model may need equal sizes, or exactly FIRST_SIZE.
     """
     distinct = {name: FIRST_SIZE + 1 + index for index, name in enumerate(names)}
     alike, same = dict.fromkeys(names, FIRST_SIZE + 1), dict.fromkeys(names, FIRST_SIZE)
@@ -217,7 +217,7 @@ def plan_draws(
     """The draws to try on a model that is its own reference.
 
     Args:
-        sizes: what open dims are drawn as beside the first size and the one after it.
+        sizes: sizes to draw open dims as, in addition to the first size and the size after the first.
         inputs: a model with the inputs to draw, where other dims of them are fixed than in `model`.
 
     Raises:

@@ -22,9 +22,9 @@ class PassResult:
 
     model: DetachedModel
     changed: bool = True
-    """Whether it may be another model than the one that the step was given."""
+    """Whether it may differ from the model that the step was given."""
     why: str | None = None
-    """Why the step did its work in another way than it was asked to; it stands in the report."""
+    """Why the step did its work in another way than requested; shown in the report."""
 
 
 Reads = Literal["structure", "values"]
@@ -71,7 +71,7 @@ class Step:
     """The inner passes that `without` took out."""
 
     is_composite: ClassVar[bool] = False
-    """Whether it runs passes of its own inside, and can leave named ones out."""
+    """Whether the step runs inner passes, and can leave named inner passes out."""
 
     annotates: ClassVar[bool] = False
     """Whether the types, names and metadata that it writes are a result, also where no operator changes. Native
@@ -84,7 +84,7 @@ class Step:
     """Inner passes that the library lists and never runs, with the reason."""
 
     joins_weights: ClassVar[tuple[str, ...]] = ()
-    """Inner passes that read weights by the gigabyte, to make new ones of them."""
+    """Inner passes that read gigabytes of weights to compute new weights."""
 
     writes_contrib: ClassVar[tuple[str, ...]] = ()
     """Inner passes known to do nothing else than to write operators that ONNX does not have; they are left out where
@@ -94,7 +94,7 @@ class Step:
     """Whether it makes constants of initializers that are inputs, too; other steps are shown the inputs alone."""
 
     makes_structures: ClassVar[tuple[str, ...]] = ()
-    """Kinds of structures that it makes: they are looked for in its result, and what is new counts from there on."""
+    """Kinds of structures that the step makes: its result is searched for them; new instances count after the step."""
 
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     """Pass of the step's library → the kinds of structures that it destroys."""
@@ -128,7 +128,7 @@ class Step:
     """The shapes that it was asked to give the model's inputs, by name."""
 
     narrows: bool = False
-    """Whether it was asked to give the model's inputs other shapes than those that they declare."""
+    """Whether the step was asked to change the declared shapes of the model's inputs."""
 
     @property
     def may_grow(self) -> bool:
@@ -168,7 +168,7 @@ class Step:
         return f"{self.name}, without {', '.join(self.left_out)}" if self.left_out else self.name
 
     def join(self, following: Sequence[Step]) -> Step:
-        """One step that runs this one and those `following` it, all of this class, in one call."""
+        """One step that runs this step and the steps `following` it, all of this class, in one call."""
         raise NotImplementedError
 
     def check(self, context: PassContext) -> None:
@@ -204,7 +204,7 @@ class Step:
 
 
 class CompositeStep(Step):
-    """A step that runs passes of its own inside; those in its field `left_out` do not run."""
+    """A step that runs inner passes; the inner passes in its field `left_out` do not run."""
 
     __slots__ = ()
 
@@ -224,5 +224,5 @@ class Repeat:
 
 
 def flatten(recipe: Sequence[Step | Repeat]) -> list[Step]:
-    """The steps of a recipe, those of a fixed point once."""
+    """The steps of a recipe; the steps of a fixed point count once."""
     return [step for item in recipe for step in (item.steps if isinstance(item, Repeat) else (item,))]

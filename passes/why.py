@@ -40,7 +40,7 @@ NEAREST: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """One node, and what is known of where it comes from."""
+    """One node, and what is known of its origin."""
 
     op: str
     """Op type, with its domain where that is not ONNX's own: `com.microsoft::Attention`."""
@@ -66,7 +66,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class WeightOrigin:
-    """One initializer, and what is known of where it comes from."""
+    """One initializer, and what is known of its origin."""
 
     name: str
     type: str
@@ -80,14 +80,14 @@ class WeightOrigin:
     made_by: str
     """The pass that made it; empty where it is the source's own."""
     readers: tuple[str, ...]
-    """The nodes that read it, as `OP NAME`; of a quantized one those that read its numbers, `… through OP NAME`."""
+    """Consumers, as `OP NAME`; for a quantized initializer the consumers of its values, as `… through OP NAME`."""
     part: str = ""
-    """Which part of a merged weight it is, such as `q`; empty for a whole one."""
+    """Which part of a merged weight it is, such as `q`; empty for a whole weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergedNode:
-    """A node of the source that the final model has no more."""
+    """A node of the source that the final model no longer has."""
 
     name: str
     op: str
@@ -135,10 +135,10 @@ def why_weights(model: onnx.ModelProto | DetachedModel | str | Path, name: str) 
 
 
 def why_merged(model: str | Path, module: str) -> tuple[MergedNode, ...]:
-    """The nodes of a torch module that the final model of a run has no more, and what stands in their place.
+    """The nodes of a torch module that the final model of a run no longer has, and their replacements.
 
     Args:
-        model: the folder of a run or its `model.onnx`; empty where no `exported.onnx` is beside it.
+        model: the folder of a run or its `model.onnx`; empty where no `exported.onnx` is next to it.
         module: the path of the module, or a glob.
 
     Raises:
@@ -171,7 +171,7 @@ def _proto_of(model: onnx.ModelProto | DetachedModel | str | Path) -> onnx.Model
 
 
 class _Nodes:
-    """All nodes of a model, inner ones behind the node that holds them, each with the nodes that contain it."""
+    """All nodes of a model, inner nodes after the node that holds them, each with the nodes that contain it."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self._proto = proto
@@ -193,9 +193,9 @@ class _Nodes:
         return any(name == known_as(node) for node, _ in self._all)
 
     def heirs_of(self, name: str) -> tuple[tuple[str, ...], str]:
-        """What stands in the place of a node of the source: nodes and initializers, and the pass that made them."""
-        entries = [(f"{one.op_type} {known_as(one)}", annotations_of(one)) for one, _ in self._all]
-        entries += [(f"initializer {one.name}", annotations_of(one)) for one in self.stored]
+        """The replacements of a node of the source: nodes and initializers, and the pass that made them."""
+        entries = [(f"{node.op_type} {known_as(node)}", annotations_of(node)) for node, _ in self._all]
+        entries += [(f"initializer {tensor.name}", annotations_of(tensor)) for tensor in self.stored]
         heirs = [(heir, marks.author) for heir, marks in entries if name in marks.replaced]
         return tuple(heir for heir, _ in heirs), heirs[0][1] if heirs else ""
 
@@ -267,7 +267,7 @@ class _Nodes:
         )
 
     def _readers(self, name: str, through: tuple[str, ...] = ()) -> Iterator[str]:
-        """The nodes that read a value; where these only quantize or dequantize it, those behind them."""
+        """The consumers of a value. A consumer that only quantizes or dequantizes is replaced by its own consumers."""
         for node, _ in self._all:
             if name in node.input:
                 label = f"{node.op_type} {known_as(node)}"

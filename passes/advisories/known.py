@@ -55,8 +55,10 @@ def _text(content: bytes, file: Path) -> str:
 
 def known_table(tables: Iterable[AuditTable], library: str, version: str) -> AuditTable | None:
     """The table of this release; else of the latest release before it; else of the first one after it."""
-    of_library = sorted((one for one in tables if one.distribution == library), key=lambda one: _order(one.version))
-    before = [one for one in of_library if _order(one.version) <= _order(version)]
+    of_library = sorted(
+        (table for table in tables if table.distribution == library), key=lambda one: _order(one.version)
+    )
+    before = [table for table in of_library if _order(table.version) <= _order(version)]
     return (before[-1:] or of_library[:1] or [None])[0]
 
 
@@ -69,14 +71,14 @@ def unsafe_names(tables: Sequence[AuditTable], versions: Mapping[str, str]) -> f
 
     What the library does to every model is no pass's fault, and no skip list can leave it out.
     """
-    installed = [one for one in tables if versions.get(one.distribution) == one.version]
-    entries = (entry for one in installed for entry in one.entries if entry.kind in UNSAFE)
+    installed = [table for table in tables if versions.get(table.distribution) == table.version]
+    entries = (entry for table in installed for entry in table.entries if entry.kind in UNSAFE)
     return frozenset(entry.name for entry in entries if not is_round_trip(entry.name))
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Cases in which a pass does what is not accepted; a case of which only the mark is known is called `#MARK`."""
+    """Cases in which a pass has an effect that is not accepted; a case known only by its mark is called `#MARK`."""
 
     entry: AuditEntry
     cases: tuple[str, ...]
@@ -85,9 +87,10 @@ class News:
 
 
 def find_news(tables: Iterable[AuditTable], accepted: Sequence[AuditTable]) -> tuple[News, ...]:
-    """Compare each table with the accepted one of its release, or of the one before: that is what an upgrade changes.
+    """Compare each table with the accepted table of its release, or else of the last release before it.
 
-    Reasons are not compared, since libraries reword their messages. Fewer cases than accepted are no news.
+    The differences are what an upgrade changes. Reasons are not compared, since libraries reword their messages. Fewer
+    cases than accepted are no news.
     """
     return tuple(
         found for table in tables for found in _news_of(table, known_table(accepted, table.distribution, table.version))
@@ -97,8 +100,8 @@ def find_news(tables: Iterable[AuditTable], accepted: Sequence[AuditTable]) -> t
 def _news_of(table: AuditTable, accepted: AuditTable | None) -> Iterator[News]:
     named = f"{accepted.distribution} {accepted.version}" if accepted else ""
     for entry in table.entries:
-        alike = [one for one in accepted.entries if _covers(one, entry)] if accepted else []
-        known = {mark for one in alike for mark in one.marks}
+        alike = [old_entry for old_entry in accepted.entries if _covers(old_entry, entry)] if accepted else []
+        known = {mark for old_entry in alike for mark in old_entry.marks}
         cases = [(mark_of(case), case) for case in entry.cases] or [(mark, f"#{mark}") for mark in entry.marks]
         new = tuple(case for mark, case in cases if mark not in known)
         if new:
@@ -133,20 +136,20 @@ def quarantined_by_entry(skip: Iterable[str]) -> dict[str, list[str]]:
 
 
 def check_quarantine(entry: str, used: Iterable[str], installed: Mapping[str, str] | None = None) -> None:
-    """Refuse to go on without an audit of what is to be used.
+    """Refuse passes whose audits are all of other releases than the installed one.
 
     Args:
         used: the steps of a recipe, or passes inside of steps.
-        installed: library → version; by default what is installed here.
+        installed: library → version; by default the installed libraries.
 
     Raises:
         PolicyError: no table of the installed release covers a pass; names the releases whose tables do.
     """
     tables, installed = _tables(entry), library_versions() if installed is None else installed
     for name in used:
-        covering = [one for one in tables if one.covers(name) and one.distribution in installed]
-        if covering and all(installed[one.distribution] != one.version for one in covering):
-            library, known = covering[0].distribution, ", ".join(one.version for one in covering)
+        covering = [table for table in tables if table.covers(name) and table.distribution in installed]
+        if covering and all(installed[table.distribution] != table.version for table in covering):
+            library, known = covering[0].distribution, ", ".join(table.version for table in covering)
             raise PolicyError(
                 f"skip: {entry} goes by audits, and of {name} there is none for {library} {installed[library]}, only "
                 f"for {known}; run `onnxline audit --only {library} --out DIR`, review its table, and write "
@@ -170,18 +173,18 @@ def _folder(entry: str) -> str:
 
 
 def _tables(entry: str) -> Sequence[AuditTable]:
-    """The tables of the folder that `entry` names, and ours for the passes that those do not cover."""
+    """The tables of the folder that `entry` names, and our own tables for passes that the folder's do not cover."""
     folder = _folder(entry)
     if not folder:
         return own_tables()
     listed = tables_in(Path(folder))
     if not listed:
         raise PolicyError(f"{entry}: no table of an audit in {folder!r}; `onnxline audit --out DIR` writes them")
-    return (*listed, *(_without_passes_of(listed, one) for one in own_tables()))
+    return (*listed, *(_without_passes_of(listed, own_table) for own_table in own_tables()))
 
 
 def _without_passes_of(listed: Sequence[AuditTable], own: AuditTable) -> AuditTable:
     """Our table, without the passes that `listed` tables of the same release cover."""
-    alike = [one for one in listed if (one.distribution, one.version) == (own.distribution, own.version)]
-    names = tuple(name for name in own.names if not any(one.covers(name) for one in alike))
+    alike = [table for table in listed if (table.distribution, table.version) == (own.distribution, own.version)]
+    names = tuple(name for name in own.names if not any(table.covers(name) for table in alike))
     return replace(own, names=names, entries=tuple(entry for entry in own.entries if entry.name in names))

@@ -86,17 +86,19 @@ def table_of(
     What `nop` does on a case too is the library's round trip, and is listed once, under `nop`.
     """
     tried = set(names)
-    mine = {one for one in findings if one.name in tried or one.name.partition("/")[0] in tried}
-    by_round_trip = {(one.name, one.kind, one.case) for one in mine if is_round_trip(one.name)}
+    mine = {finding for finding in findings if finding.name in tried or finding.name.partition("/")[0] in tried}
+    by_round_trip = {(finding.name, finding.kind, finding.case) for finding in mine if is_round_trip(finding.name)}
     grouped: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for one in sorted(mine):
-        same = ((name, one.kind, one.case) for name in round_trips(one.name))
-        if is_round_trip(one.name) or by_round_trip.isdisjoint(same):
-            grouped[one.name, one.kind, one.why].append(one.case)
+    for finding in sorted(mine):
+        same = ((name, finding.kind, finding.case) for name in round_trips(finding.name))
+        if is_round_trip(finding.name) or by_round_trip.isdisjoint(same):
+            grouped[finding.name, finding.kind, finding.why].append(finding.case)
     entries = tuple(entry_of(*key, cases=found) for key, found in sorted(grouped.items()))
     facts = dict(sorted(cases.items())), dict(sorted(judges.items()))
     left = tuple(sorted(set(unjudged))), tuple(sorted(set(unread)))
-    return AuditTable(library, version, tuple(sorted(tried | {one.name for one in mine})), *facts, *left, entries)
+    return AuditTable(
+        library, version, tuple(sorted(tried | {finding.name for finding in mine})), *facts, *left, entries
+    )
 
 
 def is_round_trip(name: str) -> bool:
@@ -252,11 +254,11 @@ def _parse_lines(lines: Sequence[str]) -> AuditTable:
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    return [(name, value) for name, _, value in (one.partition(" ") for one in text.split(", ") if one)]
+    return [(name, value) for name, _, value in (pair.partition(" ") for pair in text.split(", ") if pair)]
 
 
 def _lines_below(lines: Sequence[str], head: str) -> list[str]:
-    """The indented lines below the one that begins with `head`."""
+    """The indented lines below the line that begins with `head`."""
     start = next((place for place, line in enumerate(lines) if line.startswith(head)), len(lines))
     return _first_block(lines[start + 1 :])
 
@@ -268,9 +270,9 @@ def _entries(lines: Sequence[str]) -> Iterator[AuditEntry]:
             continue
         name, kind = head.groups()
         body = _first_block(lines[number + 1 :])
-        cases = [_from_one_line(one.removeprefix(CASE)) for one in body if one.startswith(CASE)]
-        marks = [mark for one in body if one.startswith(MARKS) for mark in one.removeprefix(MARKS).split()]
-        why = "".join(one for one in body if not one.startswith((CASE, MARKS)))
+        cases = [_from_one_line(text.removeprefix(CASE)) for text in body if text.startswith(CASE)]
+        marks = [mark for text in body if text.startswith(MARKS) for mark in text.removeprefix(MARKS).split()]
+        why = "".join(text for text in body if not text.startswith((CASE, MARKS)))
         yield entry_of(name, kind, why, cases) if cases else AuditEntry(name, kind, why, tuple(marks))
 
 

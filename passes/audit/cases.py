@@ -147,7 +147,7 @@ def load_picture(source: str, name: str) -> Case:
 
 
 def load_package(name: str) -> Case:
-    """Load one of the models in the onnx package, with the test inputs and outputs stored beside it, if any."""
+    """Load one of the models in the onnx package, with the test inputs and outputs stored next to it, if any."""
     case = load_file("package", PACKAGE, name)
     data = (PACKAGE / name).parent / "test_data_set_0"
     if not data.is_dir():

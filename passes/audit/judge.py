@@ -47,9 +47,9 @@ READY: Final = "ready"
 
 
 def judge(case: Case, results: Sequence[Result], start: int, numbers: bool) -> Generator[str | tuple[int, Verdict]]:
-    """Judge `results` from `start` on; with `numbers`, those that have changed are run.
+    """Judge `results` from `start` on; with `numbers`, changed models are run.
 
-    First comes "ready", or why the numbers cannot be judged; then the place of each result, with its verdict.
+    Yields "ready" first, or why the numbers cannot be judged; then the place of each result, with its verdict.
     """
     valid = not _invalid(case.model)
     standard = _find_standard(case) if numbers else ""
@@ -243,7 +243,7 @@ def _numbers(left: np.ndarray, right: np.ndarray, rtol: float | None, atol: floa
 
 
 def _texts(array: np.ndarray) -> list[str]:
-    return [one.decode() if isinstance(one, bytes) else str(one) for one in array.ravel().tolist()]
+    return [value.decode() if isinstance(value, bytes) else str(value) for value in array.ravel().tolist()]
 
 
 KEY: Final = "onnxline.audit"

@@ -27,7 +27,7 @@ class AuditTarget:
     """A call to try. `distribution` is the library's name in pip, `step` its name in a recipe.
 
     `passes` are what one call runs of those that a recipe names one by one; `left_out` are the passes that a composite
-    step leaves out, and `options` its other options. `inner` are the passes of a step that are searched for the one at
+    step leaves out, and `options` its other options. `inner` are the passes of a step that are searched for the pass at
     fault. `data` and `AuditTarget(**data)` convert to JSON and back.
     """
 

@@ -150,7 +150,11 @@ def attribute_to_inner(
         own = round_trip.isdisjoint((name, finding.kind) for name in round_trips(finding.name))
         if own and finding.name not in at_fault and by_name[finding.name].inner:
             at_fault[finding.name] = _culprits(by_name[finding.name], findings_of)
-    return tuple(blamed for each in findings for blamed in _blame_inner(each, at_fault.get(each.name, ())))
+    return tuple(
+        blamed
+        for step_finding in findings
+        for blamed in _blame_inner(step_finding, at_fault.get(step_finding.name, ()))
+    )
 
 
 def _culprits(subject: AuditTarget, findings_of: Callable[[AuditTarget], Sequence[AuditFinding]]) -> tuple[str, ...]:

@@ -154,7 +154,7 @@ def _describe_smallest(model: DetachedModel, outcome: StepOutcome, fault: Fault)
 
 
 def _live(model: DetachedModel) -> DetachedModel:
-    """`model` without dead nodes, which some passes leave behind for another one to remove."""
+    """`model` without dead nodes, which some passes leave for another pass to remove."""
     proto = copy_of(model.proto)
     nodes = live_nodes(model.proto.graph)[::-1]
     del proto.graph.node[:]

@@ -71,7 +71,7 @@ class Fault(ABC):
         return None
 
     def of_one_step(self, before: DetachedModel, outcome: StepOutcome) -> Self:
-        """The part of the fault that one step shows, whose outcome on `before` is given."""
+        """The part of the fault that one step shows; `outcome` is the result of the step on `before`."""
         return self
 
     def place(self, before: DetachedModel, outcome: StepOutcome) -> Collection[str]:
@@ -361,9 +361,9 @@ def _reference(source: DetachedModel, context: PassContext) -> tuple[Feeds, Outp
 def _distance(expected: Outputs, got: Outputs) -> Distance:
     """The largest absolute error of all outputs, and where it is."""
     worst = Distance(0.0)
-    for draw, other in zip(expected, got, strict=True):
-        for name, value in draw.items():
-            errors = compare(value, other[name])
+    for expected_draw, result in zip(expected, got, strict=True):
+        for name, value in expected_draw.items():
+            errors = compare(value, result[name])
             if errors.max_abs > worst.error:
                 reason = f"is off by {errors.max_abs:.3g}" if math.isfinite(errors.max_abs) else errors.why
                 worst = Distance(errors.max_abs, f"output {name}: {reason}")

@@ -18,9 +18,9 @@ from passes.weights.detached import DetachedModel
 class Culprit:
     """The pass at fault.
 
-    `inner` is the pass inside of a composite step; those in `others` do the same once it is left out. `place` counts
-    the recipe's steps from 1, `turn` the rounds of a repeat. `lost` are the structures that this step loses. The errors
-    are those of the whole model, before and after the step, if the fault has numbers.
+    `inner` is the pass inside of a composite step; `others` are passes that are at fault once `inner` is left out.
+    `place` counts the recipe's steps from 1, `turn` the rounds of a repeat. `lost` are the structures that this step
+    loses. The errors are the errors of the whole model, before and after the step, if the fault has numbers.
     """
 
     step: str

@@ -23,7 +23,7 @@ HIDDEN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class GuiltyStep:
-    """The step that shows the fault, which `before` does not show yet. `failed` are earlier ones, left out."""
+    """The step that shows the fault, which `before` does not show yet. `failed` are earlier steps, left out."""
 
     step: Step
     place: int
@@ -52,8 +52,8 @@ def find_guilty(blocks: Sequence[Repeat], source: DetachedModel, fault: Fault, r
     """The first step after which the model shows `fault`.
 
     Groups of steps run in order, those that can be joined in one call. A group that shows the fault is
-    halved until a single pass is left, which then has to show it alone. If no group shows it, or a call with several
-    passes is no evidence, all steps run one at a time.
+    halved until a single pass is left, which then has to show the fault alone. If no group shows the fault, or a call
+    with several passes is no evidence, all steps run one at a time.
     """
     note = ""
     try:

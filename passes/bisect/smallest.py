@@ -81,7 +81,7 @@ class _Search:
     runs: Runs
     deadline: float
     budget_s: float = 0
-    """Seconds from the beginning to the deadline; 0 where there is none."""
+    """Seconds from the beginning to the deadline; 0 without a deadline."""
     last: Reproduction | None = None
 
     def shows(self, part: DetachedModel) -> bool:

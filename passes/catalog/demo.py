@@ -44,10 +44,10 @@ class Demo:
 
 
 def find_entries(name: str, rows: Sequence[CatalogEntry]) -> tuple[CatalogEntry, ...]:
-    """The entries that `name` means: the one with this full name, or else those of this name inside steps.
+    """The entries that `name` means: the entry with this full name, or else the entries with this name inside steps.
 
     Raises:
-        PolicyError: there is none, with the nearest name.
+        PolicyError: no entry has this name; the message has the nearest name.
     """
     found = [row for row in rows if row.name == name] or [row for row in rows if row.bare == name]
     if found:

@@ -24,7 +24,7 @@ class CatalogEntry:
     """One pass, with its `name` as a recipe or a skip list writes it; a pass inside a step is called `STEP/NAME`.
 
     `does` is one sentence; `destroys` are the kinds of structures that the pass is known to break; for a composite
-    step, those that any of its default passes breaks. `note` says why a pass never runs, or what to install.
+    step, the kinds that any of its default passes breaks. `note` says why a pass never runs, or what to install.
     """
 
     name: str
@@ -47,7 +47,7 @@ class CatalogEntry:
 
 
 def catalog(context: PassContext, *, steps: Collection[str] | None = None) -> tuple[CatalogEntry, ...]:
-    """All passes: those that a recipe names one by one, then each step with its inner passes as `STEP/NAME`.
+    """All passes: the passes that a recipe names one by one, then each step with its inner passes as `STEP/NAME`.
 
     Args:
         steps: whose inner passes to list; None for all. Asking a library starts the worker and takes seconds.
@@ -85,10 +85,10 @@ def rows_of(step: Step, context: PassContext) -> list[CatalogEntry]:
         inner, extras = step.inner(context), step.extras(context)
     except PolicyError as error:
         return [replace(_step_entry(step), runs="missing", note=str(error))]
-    rows = [_inner_entry(step, each, "default") for each in inner]
+    rows = [_inner_entry(step, name, "default") for name in inner]
     destroys = tuple(dict.fromkeys(kind for row in rows if row.runs == "default" for kind in row.destroys))
     own = replace(_step_entry(step), destroys=destroys)
-    return [own, *rows, *(_inner_entry(step, each, "extra") for each in extras if each not in inner)]
+    return [own, *rows, *(_inner_entry(step, extra, "extra") for extra in extras if extra not in inner)]
 
 
 def _user_entries() -> list[CatalogEntry]:

@@ -72,7 +72,7 @@ def compare_matched(matched: ModelMatching) -> Diff:
 def _replacements(
     matched: ModelMatching, stored: Sequence[Stored], dequantized: Collection[int], quantizing: Collection[int]
 ) -> Iterator[Replacement]:
-    """The nodes without a counterpart, but for old ones that are `dequantized`, and new ones that are `quantizing`."""
+    """The nodes without a counterpart, except old nodes that are `dequantized`, and new nodes that are `quantizing`."""
     before, after = matched.same.before, matched.same.after
     names: dict[int, dict[str, None]] = {}
     """Node that computed a constant → the initializers that hold it now."""

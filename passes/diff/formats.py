@@ -139,7 +139,7 @@ def numbers_text(numbers: Numbers | None, why: str = "", *, most: int | None = M
 
 
 def layers_text(layers: Sequence[LayerErrors], *, most: int | None = MOST) -> str:
-    """A table of the layers, in order; where it is cut, those with the largest errors stay."""
+    """A table of the layers, in order; if the table is cut, the layers with the largest errors stay."""
     if not layers:
         return "\nlayers\n  the models have no value in common at which a layer ends\n"
     places = range(len(layers))

@@ -51,7 +51,7 @@ def initializer_changes(matched: ModelMatching, changed: Sequence[Stored]) -> It
 def _pairs(
     before: FlatGraph, after: FlatGraph, gone: Sequence[int], come: Sequence[int], changed: Sequence[Stored]
 ) -> list[Stored]:
-    """Tensors that changed: those that matched nodes read in one place, and others of one name."""
+    """Tensors that changed: pairs that matched nodes read in the same place, and other pairs of the same name."""
     pairs = [pair for pair in changed if pair[0] in before.tensors and pair[1] in after.tensors]
     paired = {old for old, _ in pairs} | {new for _, new in pairs}
     names = {before.names[old]: old for old in gone}
@@ -82,8 +82,8 @@ def _forms(
 ) -> dict[int, tuple[str, tuple[int, ...]]]:
     """New tensors that hold weights of the first model in another form, as (form, the weights).
 
-    A reshaped or transposed tensor is found by its content: the one that is `paired` with it, or any of its size. For a
-    merged or folded tensor its annotations say so, if onnxline has made it.
+    The weight of a reshaped or transposed tensor is found by its content: it is the tensor `paired` with the new one or
+    any tensor of its size. The weights of a merged or folded tensor are read from its annotations, if onnxline made it.
     """
     before, after = matched.same.before, matched.same.after
     by_name = _tensors_by_name(before)
@@ -175,7 +175,7 @@ def _surplus(first: FlatGraph, other: FlatGraph) -> list[int]:
         copies[first.value_meanings[value]].append(value)
     surplus = []
     for meaning, values in copies.items():
-        # Among copies, those without a namesake are surplus.
+        # Among copies, the tensors without a namesake are surplus.
         ordered = sorted(values, key=lambda value: (first.names[value], meaning) not in namesakes)
         surplus.extend(ordered[counts[meaning] :])
     return surplus

@@ -56,7 +56,7 @@ def compare_layers(
     shape.
 
     Args:
-        most: compare at most so many values, those of the outermost layers.
+        most: compare at most so many values, taken from the outermost layers.
 
     Raises:
         StepFailed: onnxruntime refuses one of the models, or stops.

@@ -24,7 +24,7 @@ class ModelMatching:
     """Two models, with the counterparts of their nodes and values.
 
     `groups` are the nodes without a counterpart, as (places in the model before, places in the one after): nodes are in
-    one group with those that they replace.
+    one group with the nodes that they replace.
     """
 
     before: DetachedModel
@@ -89,7 +89,7 @@ def match_models(
 
 
 def _groups(same: NodeMatching) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Group unmatched nodes: new ones that replace some of the same old nodes are together."""
+    """Group unmatched nodes: new nodes that replace some of the same old nodes share a group."""
     replacements = [(set(replacement.lost), set(replacement.news)) for replacement in find_replacements(same)]
     merged: list[tuple[set[int], set[int]]] = []
     for olds, news in replacements:

@@ -52,7 +52,7 @@ class ValueErrors:
 class Numbers:
     """`values` are in the order in which the second model computes them; empty if they were not asked for.
 
-    `draws` are those on which both models ran; `not_run` says why the second model does not run on the others.
+    `draws` are the draws on which both models ran; `not_run` says why the second model does not run on the rest.
     """
 
     outputs: Mapping[str, Errors]
@@ -89,15 +89,15 @@ def draw_inputs(matched: ModelMatching, context: PassContext, most: int | None =
 
 
 def _with_fixed_dims(matched: ModelMatching) -> ModelProto:
-    """The inputs of the first model, with the fixed sizes of those of the second model."""
+    """The inputs of the first model, with the fixed sizes of the second model's inputs."""
     inputs = ModelProto()
     inputs.graph.input.extend(matched.before.proto.graph.input)
     inputs.graph.initializer.extend(TensorProto(name=tensor.name) for tensor in matched.before.proto.graph.initializer)
     fixed = {matched.inputs.get(info.name): info.type.tensor_type.shape.dim for info in matched.after.proto.graph.input}
     for info in inputs.graph.input:
-        for dim, other in zip(info.type.tensor_type.shape.dim, fixed.get(info.name, ()), strict=False):
-            if other.HasField("dim_value") and not dim.HasField("dim_value"):
-                dim.dim_value = other.dim_value
+        for dim, new_dim in zip(info.type.tensor_type.shape.dim, fixed.get(info.name, ()), strict=False):
+            if new_dim.HasField("dim_value") and not dim.HasField("dim_value"):
+                dim.dim_value = new_dim.dim_value
     return inputs
 
 
@@ -179,7 +179,7 @@ def measure_pairs(
 def _common_values(matched: ModelMatching) -> Iterator[Pair]:
     """The values that matched nodes of the main graphs make, without graph outputs.
 
-    A value that matched nodes read in the place of another is the other one: it is left out.
+    A value that matched nodes read instead of another value stands for that value: it is left out.
     """
     same, inner = matched.same, [_inner_values(model) for model in (matched.before, matched.after)]
     read_as = pair_values(matched).read_as
@@ -235,7 +235,7 @@ def measure_distances(
         except StepFailed as failure:
             distances.append(" ".join(str(failure).split()))
             continue
-        values = ((name, old[name], new[other]) for name, other in pairs)
+        values = ((name, old[name], new[new_name]) for name, new_name in pairs)
         if may_collapse:
             values = (
                 (name, left, right.reshape(_expand_shape(right.shape, left.shape))) for name, left, right in values
@@ -301,9 +301,9 @@ def pair_values(matched: ModelMatching) -> ValuePairs:
                 certain[new].add(old)
     news: dict[int, dict[int, None]] = defaultdict(dict)
     for new, old in enumerate(same.value_of):
-        for one in (old, *sorted(read_as[new])):
-            if one >= 0:
-                news[same.representative(one)][new] = None
+        for value in (old, *sorted(read_as[new])):
+            if value >= 0:
+                news[same.representative(value)][new] = None
     return ValuePairs(dict(read_as), dict(certain), dict(news))
 
 
@@ -313,9 +313,9 @@ QUANTIZING: Final = frozenset({"QuantizeLinear", "DequantizeLinear"})
 def _read_in_same_place(same: NodeMatching, item: Item, old_item: Item) -> Iterator[tuple[int, int]]:
     """The values but constants that two matched nodes read in the same place.
 
-    Operands of a commutative op that are not known stand for all that are not known: their numbers tell them apart.
+    An unmatched operand of a commutative op pairs with every unmatched operand: their numbers decide which is which.
     """
-    news, olds = ([need for need in one.needs if need != ABSENT] for one in (item, old_item))
+    news, olds = ([need for need in node.needs if need != ABSENT] for node in (item, old_item))
     pairs = list(zip(news, map(same.representative, olds), strict=False)) if len(news) == len(olds) else []
     if item.op[1] in COMMUTATIVE:
         both = list(itertools.product(news, map(same.representative, olds)))
@@ -327,7 +327,7 @@ def _read_in_same_place(same: NodeMatching, item: Item, old_item: Item) -> Itera
 
 
 def _read_same_constants(same: NodeMatching, item: Item, old_item: Item) -> bool:
-    """Whether two nodes read the same constants, but for weights that were quantized."""
+    """Whether two nodes read the same constants, except weights that were quantized."""
     before, after = same.before, same.after
     olds = Counter(
         before.value_meanings[need] for need in old_item.needs if need != ABSENT and need in before.constants

@@ -31,7 +31,7 @@ class Quantizations:
     nodes: frozenset[int]
     """Places of the new nodes."""
     added: frozenset[str]
-    """Stored tensors of the second model: whole numbers, scales, zero points."""
+    """Stored tensors of the second model: integers, scales, zero points."""
     removed: frozenset[str]
     """Stored tensors of the first model that are stored quantized now."""
 
@@ -135,7 +135,7 @@ def _largest_error(
     zero: np.ndarray | None,
     settings: dict[str, int],
 ) -> str:
-    """How far the dequantized numbers are from those of the first model; empty where they are not compared."""
+    """The distance of the dequantized values from the first model's values; empty where they are not compared."""
     tensor = matched.same.before.tensors[old]
     is_read = not matched.before.is_unread(tensor) and not matched.after.is_unread(whole)
     if scale is None or not is_read or list(tensor.dims) != list(whole.dims) or tensor.data_type == TensorProto.STRING:
@@ -152,7 +152,7 @@ def _largest_error(
 
 
 def _spread(parameter: np.ndarray, shape: tuple[int, ...], settings: dict[str, int]) -> np.ndarray:
-    """A scale or a zero point of a tensor, a channel or a block in a shape that broadcasts to that of the numbers."""
+    """A scale or a zero point of a tensor, a channel or a block in a shape that broadcasts to the values."""
     if parameter.size == 1:
         return np.asarray(parameter.item())
     axis = settings.get("axis", 1) % len(shape)
@@ -208,7 +208,7 @@ class Requantizations:
 
 @dataclass(frozen=True, slots=True)
 class _Quantizer:
-    """How one model quantizes a tensor: by the nodes at `places`; `numbers` are those of a stored one."""
+    """How one model quantizes a tensor: by the nodes at `places`; `numbers` are the values of a stored tensor."""
 
     name: str
     encoding: Encoding
@@ -217,7 +217,7 @@ class _Quantizer:
 
 
 def find_requantizations(matched: ModelMatching) -> Requantizations:
-    """Compare the quantizers of both models: those at matched nodes, and else those of one tensor by name."""
+    """Compare the quantizers of both models: at matched nodes, else of tensors with the same name."""
     same = matched.same
     befores = _read_quantizers(matched.before, same.before)
     afters = _read_quantizers(matched.after, same.after)
@@ -252,8 +252,8 @@ def find_requantizations(matched: ModelMatching) -> Requantizations:
 
 
 def _read_quantizers(model: DetachedModel, index: FlatGraph) -> dict[int, _Quantizer]:
-    """The quantizers of a model, by the place of QuantizeLinear, or DequantizeLinear of a stored tensor. What has no
-    encoding of whole numbers, such as an 8-bit float, is left to the comparison of nodes."""
+    """The quantizers of a model, by the place of QuantizeLinear, or DequantizeLinear of a stored tensor. A quantizer
+    without an integer encoding, such as an 8-bit float, is left to the comparison of nodes."""
     reader = QdqReader(model)
     found: dict[int, _Quantizer] = {}
     for place, item in enumerate(index.items):
@@ -271,7 +271,7 @@ def _read_quantizers(model: DetachedModel, index: FlatGraph) -> dict[int, _Quant
 
 
 def _beside(index: FlatGraph, place: int) -> Iterator[int]:
-    """The Clip in front of a QuantizeLinear, and the DequantizeLinear behind it."""
+    """The Clip before a QuantizeLinear, and the DequantizeLinear after it."""
     item = index.items[place]
     if item.op[1] == "QuantizeLinear":
         yield from (user for user, _ in index.users[item.makes[0]] if index.items[user].op[1] == "DequantizeLinear")
@@ -338,7 +338,9 @@ def _number_change(matched: ModelMatching, old: TensorProto | None, new: TensorP
         or matched.after.is_unread(new)
     ):
         return
-    before, after = (model.array(one).astype(np.int64) for model, one in ((matched.before, old), (matched.after, new)))
+    before, after = (
+        model.array(tensor).astype(np.int64) for model, tensor in ((matched.before, old), (matched.after, new))
+    )
     apart = np.abs(before - after)
     if apart.any():
         yield f"{int((apart > 0).sum())} of {apart.size} whole numbers differ, by up to {apart.max()}"

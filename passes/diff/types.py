@@ -94,7 +94,7 @@ class InputChange:
 
 @dataclass(frozen=True, slots=True)
 class InitializerChange:
-    """A stored tensor: `before` or `after`, such as `float32[768,768]`, is empty where there is none.
+    """A stored tensor: `before` or `after`, such as `float32[768,768]`, is empty if that model does not store it.
 
     `what` is the distance of two tensors of one type; or the form in which the second model holds weights of the first,
     whose names are `was`. `computed_by` is the node that makes the value in the other model.
@@ -129,7 +129,7 @@ SHOWN: Final = 6
 class QuantizedValue:
     """A tensor of the first model, by its name there, that the second model quantizes and dequantizes.
 
-    `how` says with how many scales, and with which if it is one. `what` is the distance of a stored tensor's numbers.
+    `how` is the number of scales, or the scale if there is one. `what` is the distance of a stored tensor's values.
     """
 
     name: str
@@ -188,7 +188,7 @@ class Renaming:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """The differences of a second model from a first. Nodes are named as in the second, lost ones as in the first.
+    """The differences of a second model from a first. Nodes have their names in the second, lost nodes in the first.
 
     `renamed` does not count as a difference: nodes are matched by what they compute.
     """

@@ -1,4 +1,4 @@
-"""Quantization encodings: how a float tensor becomes whole numbers, in files and carried through passes.
+"""Quantization encodings: how a float tensor becomes integers, in files and carried through passes.
 
 encoding.py     the format of a tensor, its scales and zero points, and the tensors that share them by moves
 aimet.py        files of AIMET's encodings, in both directions

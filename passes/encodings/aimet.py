@@ -83,7 +83,7 @@ def from_aimet(data: Mapping[str, Any]) -> dict[str, Encoding]:
     """The encodings of a file of AIMET's, by tensor.
 
     Raises:
-        UsageError: another version, or an encoding that is none of whole numbers with a scale.
+        UsageError: another version, or an encoding that is not integers with a scale.
     """
     version = data.get("version")
     if version not in get_args(AimetVersion):

@@ -1,9 +1,9 @@
 """The encodings of the final model of a run, from those of its source. Read `carry_encodings` first.
 
-A tensor keeps its encoding only where it is a fact that it has the same numbers: it is computed in the same way, or a
-matching of nodes says which tensor of the source it is and the draws of the run agree; or it is stored, and its numbers
-are those of stored tensors that were turned, cut or joined, or whose channels were multiplied by factors, which go into
-their scales. All else is listed with the reason: as lines for people, as data for programs.
+A tensor keeps its encoding only with evidence of equal numbers. A computed tensor is computed in the same way, or
+matched nodes name its tensor of the source and the draws of the run agree. A stored tensor has the numbers of stored
+tensors that were transposed, cut or joined, or whose channels were multiplied by factors; the factors go into the
+scales. Every other tensor is listed with the reason: as lines for people, as data for programs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from passes.weights.detached import DetachedModel
 class LostEncoding:
     """An encoding of the source that the final model does not have.
 
-    kind: `gone` for a tensor that is not in the model any more; `stale` for one whose numbers are others; `unproven`
-        where nothing shows that they are the same.
-    by: the step that did it; empty where none is known.
+    kind: `gone` for a tensor that is not in the model any more; `stale` for a tensor with other numbers; `unproven`
+        for a tensor without evidence that its numbers are the same.
+    by: the step that lost the encoding; empty where no such step is known.
     """
 
     tensor: str
@@ -92,7 +92,7 @@ def carry_encodings(
 
 
 class _EncodingCarrier:
-    """The state of one carrying: what was found so far, and why not."""
+    """The state while encodings are carried: the encodings found so far, and the reasons for those not found."""
 
     def __init__(
         self, versions: Sequence[ModelVersion], encodings: Mapping[str, Encoding], context: PassContext
@@ -102,16 +102,16 @@ class _EncodingCarrier:
         self.floats = _float_names(self.final)
         self.traced: TracedTensors = trace_tensors(versions)
         self.known = share_by_moves(self.source.proto.graph, encodings)
-        """The encodings of the source, and those that follow from them."""
+        """The encodings of the source, and the encodings of tensors that share them through layout operators."""
         self.before, self.after = GraphIndex(self.source.proto.graph), GraphIndex(self.final.proto.graph)
         self.made, self.stored = self.after.producers, self.after.initializers
         self.found: dict[str, Encoding] = {}
         self.sources: dict[str, tuple[str, ...]] = {}
         self.refusals: dict[str, str] = {}
-        """Final tensor → why it has none of the encodings that it could have."""
+        """Final tensor → why it does not get an encoding of its sources."""
 
     def carry_stored(self) -> None:
-        """Carry the encodings of stored tensors: by their content, or by the rule that made them of others."""
+        """Carry the encodings of stored tensors: by content, or by the rule that derived the tensor from others."""
         stored = self.before.initializers
         weights = {name: tensor for name, tensor in stored.items() if name in self.known}
         by_digest: dict[str, list[str]] = {}
@@ -123,33 +123,33 @@ class _EncodingCarrier:
                 continue
             origins = (*annotations_of(tensor).replaced, *self.traced.candidates[-1].get(name, ()))
             same = by_digest.get(self.final.digest(tensor), ())
-            same = [one for one in same if tuple(weights[one].dims) == tuple(tensor.dims)]
+            same = [source_name for source_name in same if tuple(weights[source_name].dims) == tuple(tensor.dims)]
             if same:
                 chosen = min(same, key=lambda one: (one != name, one not in origins))
                 self._take(name, self.known[chosen], (chosen,))
             else:
-                self._derive(name, tensor, [weights[one] for one in dict.fromkeys(origins) if one in weights])
+                self._derive(name, tensor, [weights[origin] for origin in dict.fromkeys(origins) if origin in weights])
 
     def _derive(self, name: str, tensor: TensorProto, sources: Sequence[TensorProto]) -> None:
-        """Give a stored tensor the encoding that follows from those of the weights that it was made of."""
+        """Give a stored tensor the encoding derived from the encodings of its source weights."""
         if not sources:
             return
         if any(map(self.source.is_unread, sources)) or self.final.is_unread(tensor):
             self.refusals[name] = "its weights stay unread"
             return
-        arrays = [EncodedArray(one.name, self.source.array(one), self.known[one.name]) for one in sources]
+        arrays = [EncodedArray(source.name, self.source.array(source), self.known[source.name]) for source in sources]
         try:
             self._take(name, *derive_encoding(self.final.array(tensor), arrays))
         except NoEncoding as why:
             form = form_of(tensor)
-            of = ", ".join(repr(one.name) for one in sources)
+            of = ", ".join(repr(source.name) for source in sources)
             self.refusals[name] = f"{CHANGED}: {form or 'made'} of {of}" if str(why) == CHANGED else str(why)
 
     def carry_computed(self) -> None:
         """Carry the encodings of tensors with the same numbers as one of the source."""
         candidates = self.traced.candidates[-1]
         for name in self.floats:
-            chosen = next((one for one in self.traced.equal.get(name, ()) if one in self.known), None)
+            chosen = next((candidate for candidate in self.traced.equal.get(name, ()) if candidate in self.known), None)
             if name not in self.found and chosen is not None:
                 self._take_known(name, chosen)
         pairs = [
@@ -198,7 +198,8 @@ class _EncodingCarrier:
         return True
 
     def _take_known(self, name: str, source: str) -> None:
-        """Take an encoding of the source; one that only follows there is left to follow here where it does so still."""
+        """Take an encoding of the source. An encoding that the source tensor shares through layout operators stays
+        shared if the final tensor still passes through them."""
         node = self.made.get(name)
         if source in self.given or node is None or not moved_inputs(node):
             self._take(name, self.known[source], (source,))
@@ -256,7 +257,7 @@ class _EncodingCarrier:
 
     def _describe_stored(self, tensor: TensorProto) -> LostEncoding:
         """Why a stored tensor of the source has no place in the final model."""
-        heirs = [one for one in self.stored.values() if tensor.name in annotations_of(one).replaced]
+        heirs = [stored for stored in self.stored.values() if tensor.name in annotations_of(stored).replaced]
         for heir in heirs:
             reason = self.refusals.get(heir.name)
             if reason is not None:
@@ -264,11 +265,12 @@ class _EncodingCarrier:
         digest = self.source.digest(tensor)
         for version in self.versions[1:]:
             if not any(
-                self._is_content(version.model, one, tensor, digest) for one in version.model.proto.graph.initializer
+                self._is_content(version.model, initializer, tensor, digest)
+                for initializer in version.model.proto.graph.initializer
             ):
                 reason = f"its numbers are in {heirs[0].name!r} now" if heirs else "nothing reads it any more"
                 return LostEncoding(tensor.name, "gone", version.author, reason)
-        twin = next(one for one in self.stored.values() if self._is_content(self.final, one, tensor, digest))
+        twin = next(stored for stored in self.stored.values() if self._is_content(self.final, stored, tensor, digest))
         return LostEncoding(tensor.name, "gone", "", _twin_reason(twin.name))
 
     @staticmethod
@@ -276,8 +278,8 @@ class _EncodingCarrier:
         return one.dims == tensor.dims and one.data_type == tensor.data_type and model.digest(one) == digest
 
     def _follow(self, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-        """Tensor of the source → the step from which on nothing has its numbers. Where there is no such step: tensor of
-        the source → the tensor of the final model that has them."""
+        """Tensor of the source → the first step after which no tensor has its numbers. Where there is no such step:
+        tensor of the source → the tensor of the final model with the same numbers."""
         changed_by: dict[str, str] = {}
         twins: dict[str, str] = {}
         open_names = set(names) if self.context.draws() else set[str]()
@@ -295,7 +297,7 @@ class _EncodingCarrier:
         return changed_by, twins
 
     def describe_uncovered(self) -> Iterable[UncoveredTensor]:
-        """The float tensors of the final model without an encoding; those that share one by a move are covered."""
+        """The float tensors of the final model without an encoding, neither their own nor one shared by a move."""
         implied = share_by_moves(self.final.proto.graph, self.found)
         in_source = self.traced.candidates[0]
         for name in self.floats:
@@ -316,7 +318,7 @@ class _EncodingCarrier:
                 yield UncoveredTensor(name, by, "no tensor of the source with an encoding has its numbers", False)
 
     def _author(self, name: str) -> str:
-        """The step that made a tensor of the final model; the last one that changed it for one of the source."""
+        """The step that made a tensor of the final model; for a tensor of the source, the last step that changed it."""
         thing: NodeProto | TensorProto | None = self.made.get(name) or self.stored.get(name)
         if thing is None:
             return ""

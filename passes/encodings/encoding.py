@@ -1,4 +1,4 @@
-"""How a float tensor becomes whole numbers: their format, and the scales and zero points.
+"""How a float tensor becomes integers: their format, and the scales and zero points.
 
 An encoding also holds for a tensor that only has elements of another one, such as after a Reshape. One scale for a
 whole tensor does not depend on where its elements are. Scales of channels and blocks do, so these are not passed on.
@@ -32,7 +32,7 @@ class NoEncoding(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """A format of whole numbers, or of floats of 8 bits.
+    """A format of integers, or of floats of 8 bits.
 
     A symmetric one has its zero point in the middle; then a signed format leaves its lowest number unused, as
     onnxruntime does, so that -x and x are equally exact. Floats are symmetric.
@@ -45,7 +45,7 @@ class Precision:
     block: int = 0
     """Elements that share a scale, where `granularity` is "block"."""
     float_type: FloatType | None = None
-    """The ONNX dtype of floats; None for whole numbers."""
+    """The ONNX dtype of floats; None for integers."""
 
     @property
     def lowest(self) -> int:
@@ -94,7 +94,7 @@ BIAS: Final = Precision(32, signed=True, symmetric=True)
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """scale: float32, of shape [] for one scale, [channels], or that of the tensor with `axis` divided into blocks.
+    """scale: float32, of shape [] for one scale, [channels], or the tensor's shape with `axis` divided into blocks.
     zero_point: int64, of the same shape.
     axis: of the channels or blocks; None for one scale.
     """
@@ -127,7 +127,7 @@ def encode_bias(data: Encoding, weight: Encoding) -> Encoding:
 
 
 def share_by_moves(graph: GraphProto, encodings: Mapping[str, Encoding]) -> dict[str, Encoding]:
-    """`encodings`, and those that follow from them for other tensors of `graph`."""
+    """`encodings`, and the encodings that other tensors of `graph` share with them through layout operators."""
     known = dict(encodings)
     count = -1
     while count < len(known):
@@ -135,7 +135,11 @@ def share_by_moves(graph: GraphProto, encodings: Mapping[str, Encoding]) -> dict
         for node in graph.node:
             sources = [known.get(name) for name in moved_inputs(node)]
             first = sources[0] if sources else None
-            if first is None or first.axis is not None or any(not is_same_encoding(first, one) for one in sources):
+            if (
+                first is None
+                or first.axis is not None
+                or any(not is_same_encoding(first, encoding) for encoding in sources)
+            ):
                 continue
             for name in filter(None, node.output):
                 known.setdefault(name, first)
@@ -148,7 +152,7 @@ def share_by_moves(graph: GraphProto, encodings: Mapping[str, Encoding]) -> dict
 
 
 def is_same_encoding(one: Encoding, other: Encoding | None) -> bool:
-    """Whether both make the same whole numbers of the same floats."""
+    """Whether both encodings turn the same floats into the same integers."""
     return (
         other is not None
         and one.precision == other.precision

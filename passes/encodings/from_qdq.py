@@ -1,7 +1,7 @@
 """The encodings of a model with QuantizeLinear and DequantizeLinear, by the names of the float tensors.
 
-Tools name the values around these operators in their own ways. The float tensor has the name of the value that is
-quantized, of the model's output that is dequantized, or that of stored whole numbers without what the tool adds.
+Tools name the values around these operators in their own ways. The float tensor has the name of the quantized value,
+of the dequantized output of the model, or of the stored integers without the affix that the tool adds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def read_qdq(model: DetachedModel) -> dict[str, Encoding]:
     """The encodings of `model` by float tensor.
 
     Raises:
-        UsageError: it has none, or one that is none of whole numbers with constant scales, or two for one tensor.
+        UsageError: no encodings, an encoding that is not integers with constant scales, or two for one tensor.
     """
     reader = QdqReader(model)
     found: dict[str, Encoding] = {}
@@ -71,7 +71,7 @@ class QdqReader:
         return output or _float_name(value), encoding
 
     def read_stored(self, node: NodeProto) -> tuple[str, Encoding] | None:
-        """The tensor whose whole numbers are stored in front of a DequantizeLinear; None where they are computed."""
+        """The tensor whose stored integers a DequantizeLinear reads; None where the integers are computed."""
         tensor = self._stored.get(node.input[0])
         if tensor is None:
             return None
@@ -84,7 +84,7 @@ class QdqReader:
         return name if name != node.input[0] else _float_name(node.output[0]), encoding
 
     def _type_of(self, node: NodeProto, default: int) -> int:
-        """The type of the whole numbers that a QuantizeLinear makes."""
+        """The dtype of the integers that a QuantizeLinear makes."""
         if len(node.input) > 2 and node.input[2]:
             tensor = self._stored.get(node.input[2])
             return default if tensor is None else tensor.data_type

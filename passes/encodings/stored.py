@@ -38,10 +38,10 @@ class EncodedArray:
 
 
 def derive_encoding(array: np.ndarray, sources: Sequence[EncodedArray]) -> tuple[Encoding, tuple[str, ...]]:
-    """The encoding by which `array` becomes the whole numbers that its sources become, and the sources that it is of.
+    """The encoding that quantizes `array` to the same integers as its sources, and the names of those sources.
 
     Raises:
-        NoEncoding: the numbers are not those of the sources, or no encoding of the same format does that.
+        NoEncoding: `array` does not have the numbers of the sources, or no encoding of the same format does that.
     """
     why: list[str] = []
     for source in sources:
@@ -119,13 +119,13 @@ def _cut_axis(shape: tuple[int, ...], part: tuple[int, ...]) -> int | None:
     """The only axis along which `part` is shorter."""
     if len(shape) != len(part):
         return None
-    axes = [at for at, (size, other) in enumerate(zip(shape, part, strict=True)) if size != other]
+    axes = [at for at, (size, cut_size) in enumerate(zip(shape, part, strict=True)) if size != cut_size]
     return axes[0] if len(axes) == 1 and part[axes[0]] < shape[axes[0]] else None
 
 
 def _find_slices(whole: np.ndarray, part: np.ndarray, axis: int) -> list[int] | None:
-    """Which slices of `whole` along `axis` those of `part` are; neighbours where equal slices leave a choice."""
-    rows, wanted = (np.moveaxis(one, axis, 0).reshape(one.shape[axis], -1) for one in (whole, part))
+    """For each slice of `part` along `axis`, its index in `whole`; neighbours where equal slices leave a choice."""
+    rows, wanted = (np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in (whole, part))
     places: dict[bytes, list[int]] = {}
     for at, row in enumerate(rows):
         places.setdefault(row.tobytes(), []).append(at)
@@ -190,36 +190,37 @@ def _piece_at(array: np.ndarray, axis: int, place: int, sources: Sequence[Encode
 def _concatenate(pieces: Sequence[EncodedArray], axis: int) -> Encoding:
     first = pieces[0].encoding
     names = ", ".join(repr(piece.name) for piece in pieces)
-    if any((one.encoding.precision, one.encoding.axis) != (first.precision, first.axis) for one in pieces):
+    if any((piece.encoding.precision, piece.encoding.axis) != (first.precision, first.axis) for piece in pieces):
         raise NoEncoding(f"it is joined of {names}, which have other formats")
     is_along = first.axis is not None and (first.precision.granularity == "block" or axis == first.axis)
     if not is_along:
-        if any(not is_same_encoding(first, one.encoding) for one in pieces):
+        if any(not is_same_encoding(first, piece.encoding) for piece in pieces):
             raise NoEncoding(f"it is joined of {names}, which have other scales")
         return first
     block = first.precision.block
-    if block and axis == first.axis and any(one.array.shape[axis] % block for one in pieces[:-1]):
+    if block and axis == first.axis and any(piece.array.shape[axis] % block for piece in pieces[:-1]):
         raise NoEncoding(f"it is joined of {names}, which end inside of a block")
     along = 0 if first.precision.granularity == "channel" else axis
-    scale = np.concatenate([one.encoding.scale for one in pieces], axis=along)
-    zero = np.concatenate([one.encoding.zero_point for one in pieces], axis=along)
+    scale = np.concatenate([piece.encoding.scale for piece in pieces], axis=along)
+    zero = np.concatenate([piece.encoding.zero_point for piece in pieces], axis=along)
     return replace(first, scale=scale, zero_point=zero)
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LEAST_NUMBERS: Final = 2
-"""The fewest numbers of a slice that show a factor; of one number alone any other is a multiple."""
+"""The fewest numbers of a slice that show a factor: with a single number, every other number is a multiple."""
 
 ROUNDING: Final = 4
 """Units of the last place: both the factor and the product are rounded, in either model."""
 
 
 def scale_encoding(array: Array, encoding: Encoding, scaled: Array) -> Encoding | None:
-    """The encoding by which `scaled` becomes the whole numbers that `array` becomes; None if it is no multiple of it.
+    """The encoding that quantizes `scaled` to the same integers as `encoding` does `array`; None if `scaled` is not a
+    multiple of `array`.
 
     Raises:
-        NoEncoding: it is one, and no encoding of the same format does that.
+        NoEncoding: `scaled` is a multiple of `array`, and no encoding of the same format gives the same integers.
     """
     if array.shape != scaled.shape or array.dtype != scaled.dtype:
         return None
@@ -232,12 +233,14 @@ def scale_encoding(array: Array, encoding: Encoding, scaled: Array) -> Encoding 
 
 
 def _find_factors(array: Array, scaled: Array, axis: int) -> Array | None:
-    """The factor of each slice along `axis`; that of a slice of zeros is one."""
-    olds, news = (np.moveaxis(one, axis, 0).reshape(one.shape[axis], -1).astype(np.float64) for one in (array, scaled))
+    """The factor of each slice along `axis`; 1 for a slice of zeros."""
+    olds, news = (
+        np.moveaxis(matrix, axis, 0).reshape(matrix.shape[axis], -1).astype(np.float64) for matrix in (array, scaled)
+    )
     if olds.shape[1] < LEAST_NUMBERS or not (np.isfinite(olds).all() and np.isfinite(news).all()):
         return None
     at = np.abs(olds).argmax(axis=1)[:, None]
-    largest, made = (np.take_along_axis(one, at, axis=1)[:, 0] for one in (olds, news))
+    largest, made = (np.take_along_axis(rows, at, axis=1)[:, 0] for rows in (olds, news))
     factors = np.divide(made, largest, out=np.ones_like(made), where=largest != 0)
     limits = np.finfo(array.dtype)
     wanted = olds * factors[:, None]
@@ -273,7 +276,9 @@ def _mirror(array: Array, encoding: Encoding, is_mirrored: Array) -> Array:
     precision = encoding.precision
     if not precision.symmetric:
         return np.where(is_mirrored, precision.lowest + precision.highest - encoding.zero_point, encoding.zero_point)
-    zero, scale, marked = (encoding.spread(array, one) for one in (encoding.zero_point, encoding.scale, is_mirrored))
+    zero, scale, marked = (
+        encoding.spread(array, param) for param in (encoding.zero_point, encoding.scale, is_mirrored)
+    )
     mirrored = zero - np.rint(array.astype(np.float64) / scale)
     if (np.broadcast_to(marked, array.shape) & ((mirrored < precision.lowest) | (mirrored > precision.highest))).any():
         raise NoEncoding("a negative factor turns its lowest number into one that its format does not have")

@@ -1,8 +1,8 @@
 """The models of a run in order, and which tensors of the source a tensor of a later model may be.
 
-Nodes are matched from version to version, as provenance matches them. That gives candidates, generously. Whether one of
-them has the same values is decided by the draws of the run, in the proof worker. A tensor may also be a part of another
-one, such as Q of a product for Q, K and V: then it fits into the range of that tensor.
+Nodes are matched from version to version, as provenance matches them. The matching gives many candidates; the draws of
+the run decide in the proof worker which candidates have the same values. A tensor may also be a part of another tensor,
+such as Q of a product for Q, K and V: then the part fits into the range of the whole.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _index(version: ModelVersion, meanings: NodeMeanings) -> FlatGraph:
 
 
 def _main_values(index: FlatGraph) -> dict[str, int]:
-    """The values of the main graph by name: those of bodies come behind them in the index."""
+    """The values of the main graph by name: in the index the values of bodies come after them."""
     found: dict[str, int] = {}
     for value, name in enumerate(index.names):
         if name:
@@ -110,7 +110,7 @@ def _sources_of(olds: Sequence[str], known: Mapping[str, tuple[str, ...]]) -> tu
 def _candidates(
     same: NodeMatching, value: int, before_names: Mapping[str, int], replaced: Mapping[int, Sequence[int]]
 ) -> list[int]:
-    """The values before a step that one after it may be."""
+    """The values before a step that may be the value `value` after the step."""
     before, after = same.before, same.after
     found = _namesake(same, value, before_names)
     if same.value_of[value] >= 0:
@@ -139,7 +139,7 @@ def _kept_names(same: NodeMatching, value: int, before_names: Mapping[str, int])
 
 
 def _replaced_values(same: NodeMatching) -> dict[int, list[int]]:
-    """New node → what the nodes made that it replaces."""
+    """New node → the outputs of the nodes that it replaces."""
     found: dict[int, list[int]] = {}
     for entry in find_replacements(same):
         made = [value for old in reversed(entry.lost) for value in same.before.items[old].makes]
@@ -150,7 +150,7 @@ def _replaced_values(same: NodeMatching) -> dict[int, list[int]]:
 def _describe_fates(
     same: NodeMatching, alive: Mapping[str, tuple[str, ...]], lost: set[str]
 ) -> Iterator[tuple[str, str]]:
-    """Tensor of the source that a step has removed → what became of the node that made it."""
+    """Each tensor of the source that a step has removed, and what became of its producer."""
     news: dict[int, str] = {}
     for entry in find_replacements(same):
         made = " and ".join(
@@ -195,7 +195,7 @@ OTHER, PART, SAME = range(3)
 """What the numbers of one tensor are to those of another."""
 
 TOLERANCES: Final = {"float32": Tolerance(0.0, 1e-4), "float16": Tolerance(0.0, 1e-2)}
-"""As those of outputs, without the absolute part: a tensor of small numbers has small scales."""
+"""The tolerances of outputs without the absolute part: a tensor of small numbers has small scales."""
 
 
 def find_same(
@@ -233,12 +233,12 @@ def measure_same(
     grades = [SAME] * len(pairs)
     for feeds in draws:
         old, new = (reader.read(feeds) for reader in readers)
-        grades = [min(grade, _grade(old[one], new[other])) for grade, (one, other) in zip(grades, pairs, strict=True)]
+        grades = [min(grade, _grade(old[name], new[heir])) for grade, (name, heir) in zip(grades, pairs, strict=True)]
     return grades
 
 
 class _TensorReader:
-    """Reads tensors of a model: inputs, stored tensors, and what nodes compute."""
+    """Reads tensors of a model: inputs, stored tensors, and outputs of nodes."""
 
     def __init__(self, model: MappedModel, names: Sequence[str]) -> None:
         graph, weights = model.model().graph, model.map_weights()
@@ -257,13 +257,13 @@ class _TensorReader:
 def _grade(old: np.ndarray, new: np.ndarray) -> int:
     if old.dtype != new.dtype or not new.size or new.size > old.size:
         return OTHER
-    one, other = old.reshape(-1), new.reshape(-1)
+    olds, news = old.reshape(-1), new.reshape(-1)
     if new.size < old.size:  # bit by bit: many numbers lie near to any other
-        is_part = new.size > 1 and bool(np.isin(other, one).all())
+        is_part = new.size > 1 and bool(np.isin(news, olds).all())
         return PART if is_part or _is_cut(old, new) else OTHER
-    if compare(one, other, TOLERANCES).ok:
+    if compare(olds, news, TOLERANCES).ok:
         return SAME
-    is_moved = old.shape != new.shape and compare(np.sort(one), np.sort(other), TOLERANCES).ok
+    is_moved = old.shape != new.shape and compare(np.sort(olds), np.sort(news), TOLERANCES).ok
     return SAME if is_moved else OTHER
 
 
@@ -272,7 +272,7 @@ def _is_cut(old: np.ndarray, new: np.ndarray) -> bool:
     axes = [at for at, (size, part) in enumerate(zip(old.shape, new.shape, strict=False)) if size != part]
     if old.ndim != new.ndim or len(axes) != 1:
         return False
-    rows, wanted = (np.moveaxis(one, axes[0], 0).reshape(one.shape[axes[0]], -1) for one in (old, new))
+    rows, wanted = (np.moveaxis(array, axes[0], 0).reshape(array.shape[axes[0]], -1) for array in (old, new))
     if rows.shape[1] < LEAST_COMPARED:
         return False
     marks = rows[:, :LEAST_COMPARED]

@@ -76,8 +76,8 @@ def rotate(source: str, target: str, options: Mapping[str, Any]) -> None:
 def name_after_modules(model: onnx.ModelProto) -> dict[str, str]:
     """Name each node by its module, `/layers/0/self_attn/v_proj/MatMul_7`, by which AIMET knows what it projects.
 
-    Without a module, the name of a weight tells it; and no node stays without a name. Returns the new names with those
-    that the nodes had.
+    Without a module, the name of a weight shows the projection; every node gets a name. Returns each new name with the
+    old name of the node.
     """
     stored = initializers_of(model.graph)
     names: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Names for as long as a library works on a model: short ones for values, and numbers for nodes."""
+"""Names for a model while a library works on it: short names for values, and numbers for nodes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from passes.graph.traversal import every_graph
 
 
 class ShortNames:
-    """Renames the values of `graph`, and of the graphs inside of it, in place; later gives them their names back, in
-    whatever passes have made of it one after the other.
+    """Renames the values of `graph` and of its inner graphs in place; later restores the full names in the graphs that
+    passes made from it.
 
-    One name becomes one name wherever it is used, so scopes stay what they are.
+    A name becomes the same short name wherever it is used, so scopes do not change.
     """
 
     def __init__(self, graph: GraphProto) -> None:

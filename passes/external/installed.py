@@ -82,7 +82,7 @@ def refuse_wrong_values(
 
 
 def find_wrong_value(hints: Callable[[], Mapping[str, Any]], options: Mapping[str, Any]) -> str:
-    """In the worker: what is wrong with the first value of a wrong type; empty for nothing. Options without a type
+    """In the worker: describe the first value of a wrong type; empty if all types are right. Options without a type
     take any value."""
     from pydantic import TypeAdapter, ValidationError
 

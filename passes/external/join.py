@@ -47,7 +47,7 @@ class ModelAssembler:
         self._source = source
         graph = source.graph
         self._nodes: list[list[NodeProto]] = [[node] for node in graph.node]
-        """By place in the source, the nodes that are there now."""
+        """Place in the source → the nodes that take that place in the result."""
         index = GraphIndex(graph)
         self._stored = dict(index.initializers)
         self._dropped: set[str] = set()
@@ -57,9 +57,9 @@ class ModelAssembler:
         self._known |= self._fixed
         self._outputs = index.outputs.keys()
         self._read: dict[str, str] = {}
-        """Value of the source → the one that is read in its place."""
+        """Value of the source → the value that nodes read instead."""
         self._called: dict[str, str] = {}
-        """Value of the source → what its maker calls it now."""
+        """Value of the source → its name as the output of its producer."""
 
     def replace(self, places: Sequence[int], names: frozenset[str], optimized: ModelProto) -> None:
         """Put `optimized` in the place of the nodes at `places`, which had values of these `names`."""
@@ -92,7 +92,7 @@ class ModelAssembler:
                 self._infos[info.name] = info
 
     def read_instead(self, stays: Mapping[str, str]) -> None:
-        """Read other initializers, and drop those that were read before."""
+        """Read other initializers, and drop the initializers that were read before."""
         self._read.update(stays)
         self._dropped |= stays.keys()
 
@@ -137,16 +137,16 @@ class ModelAssembler:
         return before is not None and before.SerializeToString() != tensor.SerializeToString()
 
     def place_of(self, place: int) -> int:
-        """Where the node now stands that is the first one behind a place in the source."""
+        """The place in the result of the first node at or after `place` in the source."""
         return sum(map(len, self._nodes[:place]))
 
     def _leave(self, name: str, inside: str) -> None:
-        """What left a piece as `name` is `inside` now."""
+        """Rename the piece's output `name` to `inside`."""
         if inside != name:
             self._read[name] = inside
 
     def _enter(self, source: str, inside: str, nodes: list[NodeProto]) -> None:
-        """What enters a piece as `source` is called `inside` there now; an output of the graph keeps its name."""
+        """Connect the piece's input `inside` to the value `source`; an output of the graph keeps its name."""
         if inside == source:
             return
         if inside not in self._outputs:

@@ -213,7 +213,7 @@ class PassOutput:
 
 
 def optimize(desk: dict[str, Any], model: bytes, names: Sequence[str]) -> PassOutput | None:
-    """In the worker: what `names` make of a serialized `model` with numbered nodes, in one call; None for no change."""
+    """In the worker: run passes `names` on a serialized `model` with numbered nodes in one call; None: no change."""
     remembered: dict[bytes, _PreparedModel] = desk.setdefault(NAME, {})
     prepared = remembered.pop(model, None) or _PreparedModel.read(model)
     remembered[model] = prepared
@@ -229,14 +229,14 @@ def optimize(desk: dict[str, Any], model: bytes, names: Sequence[str]) -> PassOu
 
 
 def call_optimize(model: onnx.ModelProto, names: Sequence[str], *, fixed_point: bool = False) -> onnx.ModelProto:
-    """In the worker: what `onnxoptimizer.optimize` makes of a model, as its users call it."""
+    """In the worker: the result of `onnxoptimizer.optimize` on a model, called as its users call it."""
     import onnxoptimizer
 
     return onnxoptimizer.optimize(model, list(names), fixed_point)
 
 
 class _PreparedModel:
-    """A model as the library is given it: with short names, in bytes."""
+    """A serialized model with short names, ready for the library."""
 
     def __init__(self, source: bytes, short: ShortNames, proto: onnx.ModelProto, *, is_written: bool) -> None:
         self.source = source
@@ -253,7 +253,7 @@ class _PreparedModel:
         return cls(source, ShortNames(proto.graph), proto, is_written=False)
 
     def run(self, names: Sequence[str]) -> bytes | None:
-        """What passes make, one after the other; None when that is the same model."""
+        """Run passes in order; None if the result is the same model."""
         if self._pieces is not None:
             pieces = self._pieces.run(names)
             return None if pieces is None else pieces.model.SerializeToString()

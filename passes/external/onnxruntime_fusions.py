@@ -77,7 +77,7 @@ class OnnxRuntimeFusions(CompositeStep):
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> OnnxRuntimeFusions:
-        """From a recipe, where the flags stand beside the other options."""
+        """From a recipe, where the flags stand next to the other options."""
         own = {
             name: options[name] for name in ("model_type", "num_heads", "hidden_size", "opt_level") if name in options
         }
@@ -182,7 +182,7 @@ def fuse(source: str, target: str, options: dict[str, Any]) -> None:
 
 
 def call_optimizer(source: str, model_type: str, flags: Mapping[str, Any], **options: Any) -> onnx.ModelProto:
-    """In the worker: what the library makes of the file `source`, as it is."""
+    """In the worker: the result of the library on the unchanged file `source`."""
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 

@@ -121,7 +121,7 @@ def facts(level: str) -> dict[str, list[str]]:
     transformers = [name for name in logged if name not in fixed]
     rules = [rule for group in RULES if group in transformers for rule in RULES[group]]
     groups = [name for name in transformers if name in RULES]
-    # Groups last: the search for what is at fault takes the first that does, and a rule says more than its group.
+    # Groups last: the search for the culprit takes the first match, and a rule is more specific than its group.
     return {"passes": [*dict.fromkeys(rules), *(name for name in transformers if name not in RULES), *groups]}
 
 
@@ -238,5 +238,5 @@ RULES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Level2_RuleBasedTransformer": ("ClipQuantRewrite", "ReluQuantRewrite", "GemmTransposeFusion"),
 }
-"""Transformer → the rewrite rules that it applies. No release tells them: the names are those in onnxruntime's sources,
+"""Transformer → the rewrite rules that it applies. No release lists them: the names come from onnxruntime's sources,
 and a name that a release does not have is without effect."""

@@ -1,9 +1,9 @@
 """onnxscript as steps: its optimizer (folding, rules, inlining, common subexpressions), and its rewrite rules alone.
 
 The worker gives onnxscript an `onnx_ir.Model` with its weights mapped from their files. Nothing is copied: a tool reads
-the weights that it looks at, and those that it leaves alone come back as stand-ins. Large new ones (a transposed weight
-is a view until then) go to a file, one after the other. Weights that are to stay unread become inputs of the graph for
-the time of the call, so no tool can look at them.
+the weights that it needs, and untouched weights come back as stand-ins. Large new weights (a transposed weight is a
+view until it is written) go to a file one by one. Weights that must stay unread become inputs of the graph during the
+call, so no tool can read them.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def option_names() -> list[str]:
 
 
 def hints() -> dict[str, Any]:
-    """In the worker: option → the type that optimize declares; those of the simple types, since the others are names
+    """In the worker: option → the type that optimize declares. Only options of simple types: the other types are names
     that only a type checker imports."""
     import onnxscript.optimizer
 
@@ -290,7 +290,7 @@ def through_ir(
 
 
 def _delete(entries: Any, names: Collection[str]) -> None:
-    """Delete those of a graph's inputs or initializers that have one of `names`."""
+    """Delete a graph's inputs or initializers that have one of `names`."""
     for place in reversed([place for place, entry in enumerate(entries) if entry.name in names]):
         del entries[place]
 
@@ -299,7 +299,7 @@ def edit_model(
     model: MappedModel, function: Callable[[Any, Mapping[str, Any]], None], options: dict[str, Any], folder: str
 ) -> bytes:
     """In the worker: let `function` edit the model; returns it serialized, with stand-ins for the weights that it had,
-    and large new ones in a file in `folder`."""
+    and large new weights in a file in `folder`."""
     import onnx_ir
 
     edited = onnx_ir.from_proto(model.model())

@@ -18,10 +18,10 @@ FUSIONS: Final[Mapping[str, tuple[str, str]]] = {
     "ort_fusions": ("onnxscript.rewriter.ort_fusions", "optimize_for_ort"),
     "onnx_fusions": ("onnxscript.rewriter.onnx_fusions", "fuse"),
 }
-"""Fusion set → module and function: attention and its kin as operators of onnxruntime, or as those of ONNX opset 23."""
+"""Fusion set → module and function: attention and its kin as operators of onnxruntime, or of ONNX opset 23."""
 
 PATTERNS: Final = "ORT_PATTERN_REWRITE_RULES"
-"""A list of rules that `optimize_for_ort` applies behind its fusions."""
+"""A list of rules that `optimize_for_ort` applies after its fusions."""
 
 Rules = list[tuple[str, Any]]
 
@@ -30,7 +30,7 @@ Rules = list[tuple[str, Any]]
 def rule_sets() -> dict[str, Rules]:
     """Set → (name, rule), in order: `default`, and every export of `onnxscript.rewriter.rules.common` alone.
 
-    A rule goes by the name that it is exported under, since half of them have no name of their own.
+    A rule is named by its export, since half of the rules have no name of their own.
     """
     from onnxscript import rewriter
     from onnxscript.rewriter.rules import common
@@ -68,7 +68,7 @@ def fusion_sets() -> dict[str, dict[str, tuple[ModuleType, str]]]:
 
 @contextmanager
 def fusions_without(entry: str, left_out: frozenset[str]) -> Iterator[Callable[[Any], Any]]:
-    """The function of a fusion set, which inside the block does not do what is `left_out`."""
+    """The function of a fusion set; inside the block it skips the fusions and rules in `left_out`."""
     module, parts = _module_of(entry), fusion_sets()[entry]
     names: list[tuple[ModuleType, str, Any]] = []
     names += [(*where, _nothing) for name, where in parts.items() if name in left_out and where[1] != PATTERNS]
@@ -112,7 +112,7 @@ def _module_of(entry: str) -> ModuleType:
 
 
 def _names_in(value: Any, module: ModuleType) -> tuple[str, ...]:
-    """The names that a function of `module` uses, and those inside of it."""
+    """The names that a function of `module` and its inner functions use."""
     code = getattr(value, "__code__", None)
     return code.co_names if code is not None and value.__module__ == module.__name__ else ()
 

@@ -33,10 +33,10 @@ STAGES: Final[Mapping[str, str]] = {
     "constant_folding": "skip_constant_folding",
     "shape_inference": "skip_shape_inference",
 }
-"""What simplify does beside its listed passes, by the option that leaves it out; inner passes like the others."""
+"""Stage of simplify outside its listed passes → the option that leaves it out. Stages are inner passes too."""
 
 RUN_UNLISTED: Final = frozenset({"fuse_matmul_add_bias_into_gemm_batched"})
-"""Passes that simplify always runs although onnxsim lists them among those that have to be asked for."""
+"""Passes that simplify always runs although onnxsim lists them among its optional passes."""
 
 NEVER_RUN: Final[Mapping[str, str]] = {
     "eliminate_shape_gather": "it is listed, but never run: onnxsim folds shapes in another way",
@@ -111,8 +111,8 @@ DESCRIPTIONS: Final[Mapping[str, Description]] = {
     "rewrite_bool_where": structure("Select among bools as among int32, for runtimes without Where on bool"),
     "shape_inference": structure("Write the inferred type and shape of every value into the model; a stage of its own"),
 }
-"""Most of onnxoptimizer's passes, some in versions of its own, and the others that run by default. What runs only where
-it is named is listed without words."""
+"""Most of onnxoptimizer's passes, some in onnxsim's own version, and the other passes that run by default. Passes that
+run only when they are named are listed without a description."""
 
 SHAPES: Final = ("overwrite_input_shapes", "input_shapes")
 """Options that fix the shapes of inputs."""
@@ -141,7 +141,7 @@ OWN_ARGUMENTS: Final = frozenset({"model", "output_path", "custom_rewriter", "fu
 
 @dataclass(frozen=True, slots=True)
 class OnnxSim(CompositeStep):
-    """Run `onnxsim.simplify` with any of its options; those in `left_out` do not run."""
+    """Run `onnxsim.simplify` with any of its options; passes in `left_out` do not run."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
@@ -269,9 +269,9 @@ def _facts(context: PassContext) -> dict[str, list[str]]:
 
 
 def every_pass() -> list[str]:
-    """In the worker: every pass of the installed release, those that have to be asked for included.
+    """In the worker: every pass of the installed release, also its optional passes.
 
-    Of onnxsim only the extension module is loaded, which takes milliseconds in place of 0.4 s.
+    Only the extension module of onnxsim is loaded, which takes milliseconds instead of 0.4 s.
     """
     if NATIVE not in sys.modules:
         package = importlib.machinery.PathFinder.find_spec("onnxsim")

@@ -1,14 +1,14 @@
-"""onnxsim without the weights: each large one is a reference to external data that nobody opens.
+"""onnxsim without the weights: each large weight is a reference to external data that nobody opens.
 
-onnxsim leaves alone what it cannot read, so it folds no constant with such a weight, and everything else it does as
-always. What it would have folded is folded afterwards by `FoldConstants`, with the real values and a weight at a time;
-and since two references look alike to it, its two passes that compare tensors are left to onnxoptimizer, which tells
-stand-ins apart. This goes round until nothing changes, as onnxsim itself does inside.
+onnxsim folds no constant computed from a weight that it cannot read; all its other work is the same. Afterwards,
+`FoldConstants` folds these constants with the real values, a weight at a time. Two references look equal to onnxsim, so
+onnxoptimizer, which distinguishes stand-ins, runs the two passes of onnxsim that compare tensors. The rounds repeat
+until nothing changes, as onnxsim's own rounds do.
 
-Weights that some pass of onnxsim may read for itself go with the model: those that are more than a factor in a product
-or a table to gather from, and those of three products of one value, which fuse_attention joins in its own memory.
-Of unread weights nothing else goes, however small it is, and what is computed from more than `LARGE` of one stays
-computed.
+Weights whose values a pass of onnxsim may read are sent with the model: weights that are more than a factor in a
+product or a table to gather from, and the weights of three products of one value, which fuse_attention joins in its own
+memory. No other unread weight is sent, however small, and a value computed from an unread weight of more than `LARGE`
+bytes is not folded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, detach
 from passes.weights.stand_ins import TYPED_FIELDS, clear_data, inline
 
 LARGE: Final = 2**18
-"""Bytes from which a weight stays behind."""
+"""Size in bytes. A smaller weight is sent to onnxsim, unless its data is unread; a larger one may be kept back."""
 
 COMPARING: Final = ("eliminate_duplicate_initializer", "eliminate_common_subexpression")
 
@@ -44,8 +44,8 @@ UNREAD: Final = frozenset(
     {(kind, at) for kind in ("MatMul", "Gemm", "Einsum") for at in (0, 1)}
     | {(kind, 0) for kind in ("Gather", "GatherND", "GatherElements")}
 )
-"""Where a weight is read by nothing but the op itself. Elsewhere a pass may ask whether it is all zero, say, and a
-reference looks as if it were."""
+"""Operands where only the op itself reads a weight. Elsewhere a pass may ask, for example, whether the weight is all
+zero, and a reference looks as if it were."""
 
 LAYOUT: Final = ARRANGING - {"Flatten"}
 
@@ -62,7 +62,7 @@ OPTIONAL: Final = ("torch", "sympy")
 def simplify_detached(
     model: DetachedModel, context: PassContext, options: Mapping[str, Any], skipped: Collection[str]
 ) -> DetachedModel:
-    """What `onnxsim.simplify` makes of `model`, without giving it all the weights.
+    """Run `onnxsim.simplify` on `model` without sending all the weights.
 
     Args:
         options: arguments of simplify, with `skipped` among them as `skipped_optimizers`.
@@ -102,7 +102,7 @@ def simplify_references(model: bytes, folder: str, options: dict[str, Any]) -> b
 
 
 def call_simplify(model: onnx.ModelProto | str, options: Mapping[str, Any]) -> onnx.ModelProto:
-    """In the worker: what `onnxsim.simplify` makes of a model or of a file, as it is."""
+    """In the worker: the result of `onnxsim.simplify` on an unchanged model or file."""
     simplified, _ = import_onnxsim().simplify(model, **options)
     return simplified
 
@@ -123,7 +123,7 @@ def import_onnxsim() -> ModuleType:
 
 
 def _with_references(model: DetachedModel, with_data: Collection[str]) -> onnx.ModelProto:
-    """A copy of `model` with its large weights as references, but for those in `with_data`, which hold their data."""
+    """A copy of `model` with its large weights as references, except weights in `with_data`, which hold their data."""
     proto = model.copy_proto()
     for node in proto.graph.node:
         del node.metadata_props[:]
@@ -176,10 +176,10 @@ def _leave_unread_again(proto: onnx.ModelProto, model: DetachedModel) -> None:
 
 
 def _weights_to_send(model: DetachedModel, *, attention: bool) -> frozenset[str]:
-    """Initializers whose values a pass of onnxsim may read; with `attention`, those that fuse_attention would join.
+    """Initializers whose values a pass of onnxsim may read; with `attention`, also those that fuse_attention joins.
 
     Raises:
-        StepFailed: they are to stay unread, and too large to send.
+        StepFailed: these weights must stay unread, and are too large to send.
     """
     graph, unread = model.proto.graph, frozenset(model.unread())
     names = _names_to_send(graph, attention=attention, skips_concat=bool(unread))
@@ -216,7 +216,7 @@ def _names_to_send(graph: GraphProto, *, attention: bool, skips_concat: bool) ->
 
 
 def _unpinned_values(graph: GraphProto) -> frozenset[str]:
-    """Values of which neither themselves nor a sum with a bias is an output of the graph."""
+    """Values that are no output of the graph, and whose sum with a bias is no output either."""
     index = GraphIndex(graph)
     held = {
         name

@@ -25,7 +25,7 @@ from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel
 
 SHAPES: Final = "shape_inference"
-"""What slim does beside its listed optimizations; `no_shape_infer` leaves it out."""
+"""The work of slim that is not among its listed optimizations; `no_shape_infer` leaves it out."""
 
 ALL_PATTERNS: Final = "graph_fusion"
 """The optimization that applies the fusion patterns. Each pattern is an inner pass, so this one is not."""
@@ -159,7 +159,7 @@ def slim(source: str, target: str, options: dict[str, Any]) -> None:
 
 
 def call_slim(model: onnx.ModelProto | str, options: Mapping[str, Any]) -> onnx.ModelProto:
-    """In the worker: what `onnxslim.slim` makes of a model or of a file, as it is.
+    """In the worker: the result of `onnxslim.slim` on an unchanged model or file.
 
     `options` are those of `onnxslim.slim`, and `left_out`, names of either kind.
     """

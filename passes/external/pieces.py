@@ -63,7 +63,7 @@ class GraphPieces:
 
     Args:
         model: left as it is.
-        optimize: the library: a serialized model and names of passes → what they make of it.
+        optimize: the library: a serialized model and names of passes → the result.
         cuts: places between which the windows lie; chosen here by default.
     """
 
@@ -78,7 +78,7 @@ class GraphPieces:
         self._inputs, self._outputs = index.inputs, index.outputs
 
     def run(self, names: Sequence[str]) -> GraphPieces | None:
-        """Run passes one after the other on each piece; returns the new graph, or None when they change nothing."""
+        """Run passes in order on each piece; returns the new graph, or None when they change nothing."""
         now = self
         for cut in (_windows, _seams):
             pieces = now._pieces(cut, live=DEAD_END in names, borrows=EXTRACT not in names)
@@ -130,7 +130,7 @@ class GraphPieces:
 
     @cached_property
     def _crossing(self) -> list[int]:
-        """How many computed values are made before each place and read there or behind it."""
+        """For each place, the number of values computed before it and read at it or later."""
         changes = Counter[int]()
         for name, maker in self._makers.items():
             readers = self._readers.get(name)
@@ -140,7 +140,7 @@ class GraphPieces:
         return list(itertools.accumulate(changes[place] for place in range(len(self._nodes) + 1)))
 
     def _nodes_alive(self, live: bool) -> Collection[int]:
-        """The nodes whose reading of a value counts; with `live` only those that an output depends on."""
+        """The nodes that count as consumers of a value; with `live` only nodes that an output depends on."""
         if not live:
             return range(len(self._nodes))
         alive: set[int] = set()
@@ -250,7 +250,7 @@ class GraphPieces:
 
 @dataclass(slots=True)
 class _Piece:
-    """One piece: `places` are those of its nodes in the graph, `names` those of all its values."""
+    """One piece: `places` are the places of its nodes in the graph, `names` the names of all its values."""
 
     source: bytes
     places: tuple[int, ...]
@@ -281,12 +281,12 @@ class _Groups:
 
     def link(self, places: Iterable[int]) -> None:
         first, *others = places
-        for other in others:
-            self._parent[self._root(other)] = self._root(first)
+        for place in others:
+            self._parent[self._root(place)] = self._root(first)
         self._parent.setdefault(first, first)
 
     def pack(self, size: int) -> list[list[int]]:
-        """The groups, small ones together up to `size` nodes."""
+        """The groups; small groups are joined up to `size` nodes."""
         groups: dict[int, list[int]] = defaultdict(list)
         for place in sorted(self._parent):
             groups[self._root(place)].append(place)

@@ -31,7 +31,7 @@ def through_files(
     weights are memory-mapped, and its file stays until the context is cleared away.
 
     Args:
-        worker: the one to call it in, where that is not the context's for libraries.
+        worker: the worker that runs `function`; by default the context's worker for libraries.
 
     Raises:
         StepFailed: weights are to stay unread, or the function raised, crashed or timed out.
@@ -54,9 +54,9 @@ def through_files(
 
 
 def write(model: onnx.ModelProto, target: str) -> None:
-    """Write `model` to `target`, with every tensor of 1 KiB or more in a file beside it; `model` is used up.
+    """Write `model` to `target`, with every tensor of 1 KiB or more in a file next to it; `model` is used up.
 
-    Always so, and not only above protobuf's 2 GiB: past those a message cannot even tell its own size.
+    Weights always go to that file, not only above protobuf's 2 GiB: a larger message cannot even compute its own size.
     """
     save_model(model, target, save_as_external_data=True, location=f"{Path(target).name}.data", size_threshold=1024)
 
@@ -64,7 +64,7 @@ def write(model: onnx.ModelProto, target: str) -> None:
 def give_back_inputs(source: str, model: onnx.ModelProto) -> None:
     """Put back, in order, the inputs that `model` has no more: they belong to the signature of the file `source`.
 
-    Libraries drop inputs that nothing reads; some also those that are read only inside of an If or a Loop.
+    Libraries drop inputs that nothing reads; some also drop inputs that are read only inside of an If or a Loop.
     """
     before = onnx.load(source, load_external_data=False).graph
     has = {info.name: info for info in model.graph.input}

@@ -99,7 +99,7 @@ FORMATTERS: Final[Mapping[int, Callable[[AttributeProto], str]]] = {
 COLUMNS: Final = 100
 
 SHORT: Final = 24
-"""Tensors of up to this many characters are printed, such as pads and axes; longer ones are weights."""
+"""Tensors of up to this many characters are printed, such as pads and axes; longer tensors are weights."""
 
 STORED: Final = re.compile(r" =  \{([^{}]*)\}")
 CONSTANT: Final = re.compile(r"\{([-+0-9.einfa,]+)\}", re.IGNORECASE)

@@ -25,9 +25,9 @@ Entry = TypeVar("Entry", bound=Message)
 
 
 class GraphIndex:
-    """Who makes and who reads each value of a graph, and what it stores.
+    """The producer and the consumers of each value of a graph, and the tensors that the graph stores.
 
-    An index describes the graph at the time of each first question: after an edit, make another one.
+    An index describes the graph at the time of each first question: after an edit, make a new index.
 
     The bodies of If, Loop and Scan are graphs of their own, so their nodes are not among `nodes`. What a body reads
     from outside counts in `reads` alone. The index of a body knows the values around it as well if it gets `outer`.
@@ -47,11 +47,11 @@ class GraphIndex:
         self.graph = graph
         self.outer = outer
         self.own: list[NodeProto] = list(graph.node if nodes is None else nodes)
-        """The nodes of this graph, without those around it."""
+        """The nodes of this graph, without the nodes of the graphs around it."""
 
     @cached_property
     def nodes(self) -> list[NodeProto]:
-        """All nodes, those of the graphs around this one first."""
+        """All nodes; the nodes of the graphs around this graph come first."""
         return [*self.outer.nodes, *self.own] if self.outer is not None else self.own
 
     @cached_property
@@ -110,7 +110,7 @@ class GraphIndex:
 
     @cached_property
     def folded(self) -> set[str]:
-        """Stored values and those computed from them alone, which an optimizer may fold; and "", an input left out."""
+        """Stored values, and values computed only from them, which an optimizer may fold; and "", an input left out."""
         folded = {"", *self.initializers}
         for node in self.nodes:
             if folded.issuperset(node.input) and not is_opaque(node):
@@ -124,7 +124,7 @@ class GraphIndex:
 
     @cached_property
     def required_inputs(self) -> dict[str, ValueInfoProto]:
-        """The inputs that must be fed: those without an initializer."""
+        """The inputs that must be fed: the inputs without an initializer."""
         return {name: info for name, info in self.inputs.items() if name not in self.initializers}
 
     @cached_property
@@ -182,7 +182,7 @@ def initializers_of(graph: GraphProto) -> dict[str, TensorProto]:
 
 
 def required_inputs(graph: GraphProto) -> list[ValueInfoProto]:
-    """The inputs of `graph` that must be fed: those without an initializer."""
+    """The inputs of `graph` that must be fed: the inputs without an initializer."""
     return list(GraphIndex(graph).required_inputs.values())
 
 

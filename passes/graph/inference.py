@@ -22,10 +22,10 @@ FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
 """The types of tensors that can be quantized."""
 
 EVERY_FLOAT: Final = (*FLOATS, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-"""With those that no quantizer takes."""
+"""`FLOATS`, and the float types that no quantizer takes."""
 
 Dims = tuple[int | str | None, ...]
-"""A shape: sizes that are known, names of symbolic ones, and None for dims with neither."""
+"""A shape: known sizes, names of symbolic sizes, and None for dims with neither."""
 
 
 def infer_types(model: onnx.ModelProto, *, data_prop: bool = False) -> GraphProto:
@@ -68,7 +68,7 @@ def float_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...] | None]:
 def find_floats(
     model: onnx.ModelProto, types: Collection[int], *, in_bodies: bool = False
 ) -> dict[str, tuple[int, tuple[int, ...] | None]]:
-    """The values of one of `types`, each with its type and its shape; those of bodies too if `in_bodies`."""
+    """The values of one of `types`, each with its type and its shape; values of bodies too if `in_bodies`."""
     inferred = infer_types(model)
     graphs = every_graph(inferred) if in_bodies else (inferred,)
     infos = (info for graph in graphs for info in GraphIndex(graph).types.values())

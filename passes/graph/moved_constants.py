@@ -15,9 +15,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class MovedConstant:
-    """A value that holds the numbers of the stored tensor `source`, each once; the source itself is one too.
+    """A value that holds the elements of the stored tensor `source`, each once; `source` itself is such a value too.
 
-    axes: for each axis of the value, the axis of the source along which its numbers lie; None where there is none.
+    axes: for each axis of the value, the source axis with the same elements; None for a merged, split or new axis.
     """
 
     source: str
@@ -30,7 +30,7 @@ class MovedConstant:
 def find_moved_constants(
     graph: GraphProto, sources: Mapping[str, Shape], shapes: Mapping[str, Shape | None]
 ) -> dict[str, MovedConstant]:
-    """The values of `graph` that are `sources`, or such with layout operators behind them alone.
+    """Values of `graph` that are a source tensor, or a source tensor followed only by layout operators.
 
     Args:
         sources: stored tensors with their shapes.

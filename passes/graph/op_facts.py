@@ -79,7 +79,7 @@ def moved_inputs(node: NodeProto) -> list[str]:
 
 def has_body(node: NodeProto) -> bool:
     """Whether `node` has a graph as an attribute."""
-    return any(one.HasField("g") or one.graphs for one in node.attribute)
+    return any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
 
 
 def is_opaque(node: NodeProto) -> bool:

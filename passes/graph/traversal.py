@@ -17,7 +17,7 @@ from passes.graph.op_facts import ONNX_DOMAINS, SIZES
 
 
 def bodies_of(attribute: AttributeProto) -> tuple[GraphProto, ...]:
-    """The graphs that one attribute holds; none of most."""
+    """The graphs that one attribute holds; most attributes hold none."""
     graphs = attribute.graphs
     if attribute.HasField("g"):
         return (attribute.g, *graphs)
@@ -38,7 +38,7 @@ def every_graph(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def every_node(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
-    """The nodes of `graph`, each followed by those of its bodies."""
+    """The nodes of `graph`, each followed by the nodes of its bodies."""
     for node in graph.node:
         yield node
         for body in bodies_in(node):
@@ -46,7 +46,7 @@ def every_node(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
 
 
 def reads_of(node: NodeProto) -> list[str]:
-    """Names that `node` reads; for If, Loop and Scan also those that its bodies read from outside."""
+    """Names that `node` reads; for If, Loop and Scan also the names that its bodies read from outside."""
     names = [name for name in node.input if name]
     for body in bodies_in(node):
         names.extend(_from_outside(body))
@@ -61,7 +61,7 @@ def _from_outside(graph: GraphProto) -> list[str]:
 
 
 def live_nodes(graph: GraphProto, *, by_numbers: bool = False) -> list[NodeProto]:
-    """The nodes that an output depends on, last first. onnxoptimizer's fusions leave the others behind.
+    """The nodes that an output depends on, last first. onnxoptimizer's fusions do not remove the others.
 
     Args:
         by_numbers: leave out nodes of which only the shape matters, or whose result does not (times zero).
@@ -94,8 +94,10 @@ def _zeros(graph: GraphProto) -> set[str]:
     found = set()
     for node in graph.node:
         if node.op_type in ("Constant", "ConstantOfShape") and node.domain in ONNX_DOMAINS:
-            tensors += [(node.output[0], one.t) for one in node.attribute if one.HasField("t")]
-            found.update(node.output[0] for one in node.attribute if one.name == "value_float" and one.f == 0)
+            tensors += [(node.output[0], attribute.t) for attribute in node.attribute if attribute.HasField("t")]
+            found.update(
+                node.output[0] for attribute in node.attribute if attribute.name == "value_float" and attribute.f == 0
+            )
     for name, tensor in tensors:
         is_known = tensor.data_location != TensorProto.EXTERNAL and tensor.data_type in NUMBERS
         if is_known and prod(tensor.dims) <= SMALL and not numpy_helper.to_array(tensor).any():
@@ -110,7 +112,7 @@ NUMBERS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.F
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Sort the nodes of `graph`, and those of its subgraphs, in place; nodes that are in order keep their order.
+    """Sort the nodes of `graph` and of its subgraphs in place; nodes that are in order keep their order.
 
     A circle is left as it is: onnxruntime refuses it by name.
     """
@@ -142,7 +144,7 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def topological_order(nodes: Sequence[NodeProto]) -> list[int]:
-    """The indices of `nodes` in topological order, smallest first; nodes on or behind a cycle are left out."""
+    """The indices of `nodes` in topological order, smallest first; nodes on a cycle or after one are left out."""
     makers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
     needs = [{makers[name] for name in reads_of(node) if name in makers} for node in nodes]
     if all(max(before, default=-1) < place for place, before in enumerate(needs)):

@@ -1,7 +1,8 @@
-"""Find the Python processes below this one that run without the guard, and warn of each.
+"""Find the Python descendants of this process that run without the guard, and warn of each.
 
-A guarded process registers itself (`startup/hooks.py`). A thread looks through /proc for the others many times a
-second: a process must live far longer than that to import an optimizer. Linux only; elsewhere nothing is found."""
+A guarded process registers itself (`startup/hooks.py`). A thread searches /proc for the unguarded processes many
+times a second: importing an optimizer takes far longer than one search interval.
+Linux only; elsewhere nothing is found."""
 
 from __future__ import annotations
 

@@ -48,7 +48,11 @@ class Settings:
 
     def kinds(self) -> tuple[str, ...]:
         """The kinds of structures that this guard enforces: the kept ones, and those that a skip watches."""
-        suspects = [name for each in DESTROYS for name in (each, *(f"{library}/{each}" for library in LIBRARIES))]
+        suspects = [
+            name
+            for inner_name in DESTROYS
+            for name in (inner_name, *(f"{library}/{inner_name}" for library in LIBRARIES))
+        ]
         watched = Policy(self.skip, (), self.watch).watched_kinds(suspects)
         return tuple(dict.fromkeys((*Policy((), self.keep).kept_kinds(), *watched)))
 
@@ -68,8 +72,8 @@ class CombinedPolicy:
     def merge(self) -> Policy:
         """The policy to enforce on one model. Each kind may be absent, since not every model of a script has it.
 
-        It has no skips: skipped passes are removed from the steps beforehand, since a name may belong to another
-        library than the one that is called. The kinds that skips watch are enforced like kept ones.
+        It has no skips: skipped passes are removed from the steps beforehand, since the same name may belong to a
+        library that is not called. The kinds that skips watch are enforced like kept ones.
         """
         kinds = dict.fromkeys(kind for settings in self.guards for kind in settings.kinds())
         return Policy((), tuple(f"{kind}?" for kind in kinds), watch=False)

@@ -101,7 +101,7 @@ def check_model(
         check_text(function.name, "the name of a function")
         check_text(function.domain, f"the domain of the function {function.name!r}")
         own = _versions(function.opset_import, f"the function {function.name!r}")
-        parameters = frozenset((*function.attribute, *(one.name for one in function.attribute_proto)))
+        parameters = frozenset((*function.attribute, *(attribute.name for attribute in function.attribute_proto)))
         operators = OperatorScope({**versions, **own}, functions, parameters)
         GraphCheck(operators, folder, may_be_empty).check_function(function)
     root = None if folder is None else folder.resolve()

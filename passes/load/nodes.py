@@ -84,10 +84,10 @@ def load_schema(op_type: str, version: int, domain: str) -> NodeSchema | None:
     return NodeSchema(
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
-        tuple(one.option == single for one in schema.inputs if one.option != variadic),
-        any(one.option == variadic for one in schema.inputs),
-        {name: number_of(one.type) for name, one in schema.attributes.items()},
-        tuple(name for name, one in schema.attributes.items() if one.required),
+        tuple(parameter.option == single for parameter in schema.inputs if parameter.option != variadic),
+        any(parameter.option == variadic for parameter in schema.inputs),
+        {name: number_of(attribute.type) for name, attribute in schema.attributes.items()},
+        tuple(name for name, attribute in schema.attributes.items() if attribute.required),
     )
 
 

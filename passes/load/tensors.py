@@ -105,7 +105,7 @@ def field_of(dtype: str) -> str:
 
 
 def _entries(tensor: TensorProto, name: str) -> int:
-    """Entries of the typed field: a complex number takes two, and what is packed is counted by the byte."""
+    """Entries of the typed field: a complex number takes two entries, and packed types are counted in bytes."""
     if name in PACKED_BITS:
         return byte_count(tensor)
     return _elements(tensor) * (2 if name.startswith("COMPLEX") else 1)

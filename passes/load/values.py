@@ -134,7 +134,7 @@ def seconds_to_run(nbytes: int) -> float:
 
 
 def element_count(dims: Sequence[int]) -> int:
-    """The product of `dims`, without a dim of 0: numpy and native code multiply the others too, and overflow."""
+    """The product of `dims`, without a dim of 0: numpy and native code multiply the other dims too, and overflow."""
     return math.prod(dim for dim in dims if dim)
 
 

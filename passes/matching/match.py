@@ -155,9 +155,9 @@ def _values_read_in_same_place(same: NodeMatching, item: Item, old_item: Item) -
     # Operands in any order: known ones are paired by value, the others by the kind of their maker.
     both = itertools.product(item.needs, old_item.needs)
     pairs = [(new, old) for new, old in both if same.counterpart(new) == same.representative(old) != ABSENT]
-    paired = {other for _, other in pairs}
+    paired = {old for _, old in pairs}
     news = [value for value in item.needs if same.counterpart(value) < 0]
-    olds = [other for other in old_item.needs if other not in paired]
+    olds = [value for value in old_item.needs if value not in paired]
     if len(news) == len(olds) == 1:
         return [*pairs, (news[0], olds[0])]
     kinds = index_unique(news, lambda value: _kind(same.after, value))

@@ -86,7 +86,8 @@ def _replaced_by(same: NodeMatching, share: set[int]) -> ReplacedNodes:
 def _products_among(same: NodeMatching, replacement: ReplacedNodes) -> list[ReplacedNodes]:
     """The new products of weights, each with the lost nodes that used only these weights.
 
-    The other new nodes of the clump replace the nodes before and behind it: a Reshape replaces the Reshape in front.
+    The other new nodes of `replacement` replace the lost nodes before and after the product: a Reshape before the new
+    product replaces the Reshape before the old product.
     """
     products = []
     for new in sorted(replacement.news):
@@ -202,7 +203,8 @@ def find_weight_readers(same: NodeMatching, item: Item, among: AbstractSet[int] 
     """The lost nodes that read the weights of `item`, a node after the pass; empty where that is ambiguous.
 
     A weight with one reader, under all its names, is certain. Layers may share a weight, and a pass merges equal
-    ones, such as biases of zeros: of several readers the right one is a neighbour of those that are certain. With
+    weights, such as biases of zeros: of several readers, the right reader is the only neighbour of
+    the certain readers. With
     `among`, only these nodes count.
     """
     weights = (same.value_of[value] for value in item.needs if value in same.after.weights)

@@ -58,12 +58,12 @@ class CanonicalGraph:
 
         Every value is identified by its computation, so names and order do not count. Dead nodes and unused
         initializers do count, since removing them is a change; so does how often each value is read, since reading one
-        of two equal values in place of the other may leave that one dead.
+        of two equal values in place of the other may leave the other value dead.
         """
         return _mix(self.header, _walk(self.graph, {}, False, _as_it_is))
 
     def meanings(self, substitute: Substitute = _as_it_is) -> ValueDigests:
-        """The digest of every value; `substitute` may replace one by that of a value known to be equal."""
+        """The digest of every value; `substitute` may replace a digest by that of a value known to be equal."""
         meaning: dict[str, str] = {}
         whole = _walk(self.graph, meaning, True, substitute)
         return ValueDigests(meaning, _mix(self.header, whole))
@@ -85,7 +85,9 @@ def read(model: DetachedModel, tensor_key: TensorKey = _content) -> CanonicalGra
     opsets = sorted((entry.domain, entry.version) for entry in model.proto.opset_import)
     own = frozenset((function.domain, function.name) for function in model.proto.functions)
     reader = _GraphReader(model, own, "", tensor_key)
-    bodies = tuple(GraphReading((), (), reader.nodes(one.node), tuple(one.output)) for one in model.proto.functions)
+    bodies = tuple(
+        GraphReading((), (), reader.nodes(function.node), tuple(function.output)) for function in model.proto.functions
+    )
     functions = sorted(_function_digest(*pair) for pair in zip(model.proto.functions, bodies, strict=True))
     graph = replace(reader, bodies=_hash(functions) if functions else "").graph(model.proto.graph)
     return CanonicalGraph(_hash(opsets, functions), graph, bodies)
@@ -105,7 +107,7 @@ def _function_digest(function: FunctionProto, body: GraphReading) -> str:
     """Digest of a function; the names of its values and nodes do not count."""
     meaning = {name: _hash("input", place) for place, name in enumerate(function.input)}
     _walk(body, meaning, True, _as_it_is)
-    defaults = sorted(one.SerializeToString(deterministic=True).hex() for one in function.attribute_proto)
+    defaults = sorted(attribute.SerializeToString(deterministic=True).hex() for attribute in function.attribute_proto)
     opsets = sorted((entry.domain, entry.version) for entry in function.opset_import)
     computed = [meaning.get(name, "missing") for name in function.output]
     called = (function.domain, function.name, getattr(function, "overload", ""))
@@ -133,7 +135,7 @@ class NodeReading(NamedTuple):
     """In the order of the attributes' names."""
     is_identity: bool
     constant: str
-    """The digest of what a Constant holds; empty for other nodes."""
+    """The digest of the value of a Constant; empty for other nodes."""
     draw: str
     """Distinguishes random nodes that look the same; empty for other nodes."""
 
@@ -298,4 +300,4 @@ def _small_values_key(model: DetachedModel, tensor: TensorProto) -> str:
     if math.prod(tensor.dims) >= SMALL or tensor.data_type == TensorProto.STRING:
         return ""
     values = model.array(tensor).ravel().tolist()
-    return " ".join(f"{one:.{DIGITS}g}" if isinstance(one, float) else str(one) for one in values)
+    return " ".join(f"{value:.{DIGITS}g}" if isinstance(value, float) else str(value) for value in values)

@@ -1,7 +1,7 @@
-"""Initializers that are graph inputs, too.
+"""Initializers that are graph inputs as well.
 
-Before IR version 4 every initializer had to be one, and onnxruntime takes it for a constant all the same. Since then it
-is a default that callers may override, so no pass may fold it or drop it.
+Before IR version 4 every initializer had to be a graph input, and onnxruntime still treats it as a constant. Since IR
+version 4 it is a default that callers may override, so no pass may fold it or drop it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
 FREE_INITIALIZERS: Final = 4
-"""The IR version from which on an initializer need not be an input, too."""
+"""The first IR version in which an initializer need not be a graph input as well."""
 
 NAMED: Final = 3
 

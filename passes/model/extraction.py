@@ -24,7 +24,7 @@ def extract_nodes(
 ) -> DetachedModel | None:
     """`nodes` as a model; None when an input or output of it has no known type.
 
-    Values that they only read become inputs, values that they only compute become outputs.
+    Values that the nodes only read become inputs; values that they only compute become outputs.
     """
     index = GraphIndex(model.proto.graph)
     read = {name for node in nodes for name in reads_of(node)}
@@ -39,7 +39,7 @@ def extract_nodes(
 def lead_in(part: onnx.ModelProto, info: ValueInfoProto) -> None:
     """Add an input to `part`, and a node that computes the value `info` from it, as a node did in the source model.
 
-    Not as an input itself: onnxoptimizer's fuse_qkv aborts where three products read one.
+    `info` itself does not become an input: onnxoptimizer's fuse_qkv aborts where three products read one input.
     """
     entry = part.graph.input.add()
     entry.CopyFrom(info)

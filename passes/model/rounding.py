@@ -42,7 +42,7 @@ def sums_of(array: np.ndarray) -> Sums:
         # Sorted, since the transposed matrix has the two in the other order.
         weighed += sorted((float(left @ rows @ below), float(right @ rows @ above)))
     unit = float(np.finfo(array.dtype).eps) if array.dtype.kind == "f" else UNIT
-    return Sums(array.size, norm, tuple(each / norm if norm else 0.0 for each in weighed), unit)
+    return Sums(array.size, norm, tuple(value / norm if norm else 0.0 for value in weighed), unit)
 
 
 def _factors(seed: int, count: int) -> np.ndarray:

@@ -66,7 +66,7 @@ def _advice(node: NodeProto) -> str:
 
 
 REWRITTEN_BY: Final = {"QAttention": "split-qkv and decompose-attention"}
-"""Operator → the steps after which it is gone, beside attention."""
+"""Operator → the steps after which it is gone, for operators other than attention."""
 
 
 def _names(nodes: Sequence[NodeProto]) -> str:

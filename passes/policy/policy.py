@@ -44,11 +44,11 @@ class Skip:
 class Policy:
     """The user's wishes, as written.
 
-    `skip` holds pass names, groups and globs; `keep` kinds of structures, or selectors such as `op:Softmax`, with `?`
-    behind one that may be absent. `watch` lets
-    the skip of a pass that destroys a structure watch that structure. A kept structure is pinned and proven; a
-    watched one is proven; in both cases a step that breaks it is reverted. Where `contrib` is `refuse`, so is a step
-    that brings in operators that ONNX does not have.
+    `skip` holds pass names, groups and globs; `keep` kinds of structures, or selectors such as `op:Softmax`; a
+    trailing `?` says that the structure may be absent. With `watch`, the skip of a pass that destroys a structure also
+    watches that structure. A kept structure is pinned and proven; a watched structure is proven; in both cases a step
+    that breaks the structure is reverted. Where `contrib` is `refuse`, a step that brings in operators that ONNX does
+    not have is reverted too.
     """
 
     skip: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Policy:
 
         Args:
             names: all pass names that this installation has.
-            used: those that run, each step of a recipe say: `unsafe` has to know them.
+            used: names of the passes that run, such as each step of a recipe; `unsafe` has to know them.
 
         Raises:
             PolicyError: an unknown pass or structure, with the nearest name; or `unsafe` without an audit of the

@@ -1,4 +1,4 @@
-"""Claims that values of a changed model equal values of the model before it, so that only those have to be computed.
+"""Claims that values of a changed model equal values of the model before it; only these are computed.
 
 After most changes a model differs in a few places. If the values at those places are equal, the operators after them
 run on equal values. So each place becomes a claim, `new is old`. Assuming the claims, the outputs of both models must
@@ -25,8 +25,8 @@ from passes.model.canonical import CanonicalGraph, ValueDigests
 from passes.weights.detached import DetachedModel
 
 SMALL_ELEMENTS: Final = 2**14
-"""Floating-point values of a known size up to this are held; whole numbers and bools always, as they are mostly shapes,
-positions and masks."""
+"""Floating-point values of a known size up to this number of elements are held; integers and bools always are, as they
+are mostly shapes, positions and masks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class Refinement:
     visits: int = 0
 
     def smallest_pairs(self) -> dict[str, str]:
-        """New value → the old one that it has to equal."""
+        """New value → the old value that it has to equal."""
         pairs: dict[str, str] = {}
         visited: set[tuple[str, str]] = set()
         stack = [(claim.new, claim.old) for claim in reversed(self.claims.claims)]

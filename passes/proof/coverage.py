@@ -71,7 +71,7 @@ class Coverage:
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Named dim → its sizes; dims without a name are under the empty one."""
     masks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Input that holds zeros and ones → `mixed`, `ones`, `zeros`."""
+    """Input of zeros and ones → `mixed`, `ones`, `zeros`."""
     outliers: tuple[str, ...] = ()
     """Inputs that were drawn at ten times their range."""
     tables: tuple[TableCoverage, ...] = ()

@@ -30,7 +30,7 @@ class ChosenDraw:
     feeds: Feeds
     results: Mapping[str, np.ndarray]
     is_optional: bool
-    """Whether nobody asked for it, so that an export may leave it out: it may hold for other sizes only."""
+    """Whether nobody asked for this draw. An export may leave such a draw out, as it may hold for other sizes only."""
     inputs: tuple[DrawnInput, ...] = ()
     """The inputs with the ranges on which the reference runs."""
 

@@ -25,7 +25,7 @@ FURTHER_SIZES: Final = (1, 8)
 """Further sizes of every named dim: batch 1 is what is deployed, and 8 is larger than the first sizes."""
 
 INNER_SIZES: Final = (7, 13)
-"""Further sizes of dims that are no first axis: an odd one, and one above the others."""
+"""Further sizes of dims that are no first axis: an odd size, and a size above all others."""
 
 BATCH_SIZES: Final = (4, 7, 9)
 """Further sizes of first axes, where the inputs stay small: large batches cost time."""
@@ -80,7 +80,7 @@ BROUGHT_DOWN: Final = (
 class DrawnInput:
     """One input, with its shape, dtype and range.
 
-    Floats are uniform in [low, high], whole numbers and bools from low up to, and without, high. A text in `shape` is a
+    Floats are uniform in [low, high]; integers and bools go from low up to, and without, high. A string in `shape` is a
     named dim.
     """
 
@@ -96,11 +96,11 @@ class DrawnInput:
     is_assumed: bool = False
     """Whether the range is a default, and not given."""
     is_padding: bool = False
-    """Whether it is a padding mask for which the caller has said so: it is never all zeros."""
+    """Whether the caller has declared this input a padding mask: such a mask is never all zeros."""
     wide: tuple[float, float] | None = None
     """The range of a number that indexes nothing, and is drawn as 0 or 1 at first: `Trait.WIDE` draws all of it."""
     example: np.ndarray | None = field(default=None, compare=False)
-    """Whole numbers of the caller's own example, which are drawn where no trait asks for others."""
+    """Integers of the caller's own example, which are drawn where no trait asks for other values."""
     first: np.ndarray | None = field(default=None, compare=False)
     """The value in the first draw of a plan, such as the first state of a cache; None: it is drawn there too."""
 
@@ -206,7 +206,7 @@ def _fit(example: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 MOST_FRACTION: Final = 100
-"""Ranges that end above it, such as steps of diffusion, are drawn as whole numbers in floats too."""
+"""Floats whose range ends above this number, such as steps of diffusion, are drawn as integers too."""
 
 
 def _put_zeros(array: np.ndarray, most: float) -> None:
@@ -324,10 +324,10 @@ class DrawPlan:
         return replace(self, second=self.second[-1:], further=(), is_plain=True)
 
     def with_rows(self, rows: Mapping[str, int], *, has_loops: bool = False) -> DrawPlan:
-        """The plan with inputs known to index tables: name of the input → number of rows of the smallest of them.
+        """The plan after learning which inputs index tables. `rows`: name of the input → rows of its smallest table.
 
-        An input stays in its range if the caller has given one. Where the model has loops, a whole number may be how
-        often one runs, so that it stays small.
+        An input with a range from the caller keeps that range. Where the model has loops, an integer input may be the
+        trip count of a loop, so its range stays small.
         """
         known_rows = (_with_rows(known, rows.get(known.name)) for known in self.inputs)
         default = FEW_TURNS if has_loops else WHOLE_NUMBERS
@@ -337,7 +337,7 @@ class DrawPlan:
         """The inputs of one draw.
 
         Raises:
-            ModelError: they are larger than any that a proof needs.
+            ModelError: the inputs are larger than any that a proof needs.
         """
         shapes = {known.name: known.sizes_in(draw) for known in self.inputs}
         for name, shape in shapes.items():
@@ -390,23 +390,23 @@ def _with_wide(known: DrawnInput, whole_numbers: tuple[float, float]) -> DrawnIn
 
 
 WHOLE_NUMBERS: Final = (0.0, 1000.0)
-"""The range of whole numbers that index no table, and of which nobody has said anything: it has the steps of
-diffusion, and token ids that a model compares."""
+"""The range of integer inputs that index no table and have no range from the caller or from their name: it includes the
+steps of diffusion, and token ids that a model compares."""
 
 FEW_TURNS: Final = (0.0, 8.0)
 
 NARROW: Final = 2
-"""Ranges of so many whole numbers have nothing between their ends."""
+"""A range of this many integers has no integer between its ends."""
 
 BLOCK: Final = 2**24 + 43
-"""Elements that are drawn one by one; a larger array repeats them. To draw 2²⁷ takes seconds, and to copy them a
-tenth of one. The number is prime, so that no two rows of an array are alike."""
+"""Elements that are drawn one by one; a larger array repeats them. Drawing 2²⁷ elements takes
+seconds, copying them a tenth of a second. The number is prime, so that no two rows of an array are alike."""
 
 
 def draw_array(identity: str, shape: Sequence[int], dtype: str, low: float, high: float) -> np.ndarray:
     """An array of a dtype by its numpy name (or `bfloat16`), drawn by `identity` alone.
 
-    Floats are uniform in [low, high]; whole numbers and bools go from low up to, and without, high; where low equals
+    Floats are uniform in [low, high]; integers and bools go from low up to, and without, high; where low equals
     high every element is low.
 
     Raises:

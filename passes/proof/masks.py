@@ -1,7 +1,7 @@
-"""What the name and the dtype of an input suggest: masks, whole numbers over a range, noise levels.
+"""What the name and the dtype of an input suggest: masks, integers over a range, noise levels.
 
-A mask of an attention holds zeros and ones, or 0 and a number far below zero, and no row of it hides everything: of
-attention to nothing each program makes what it likes. A sliding window sees a few positions only. So one of two
+An attention mask holds zeros and ones, or 0 and a number far below zero. No row of a mask hides every position, since
+runtimes differ in the result of attention to no position. A sliding window sees a few positions only. So one of two
 neighbouring positions is visible, and in a mask of queries by keys each query sees itself and nothing later.
 """
 
@@ -76,7 +76,7 @@ def mask_of(name: str, dtype: str, rank: int, low: float, high: float, *, is_ass
 
 
 def suggested_range(name: str, dtype: str) -> tuple[float, float] | None:
-    """The range that the name of an input suggests; whole numbers end before its end. None where it suggests none."""
+    """The range that the name of an input suggests, or None; integers exclude the upper end of the range."""
     words = words_of(name)
     if dtype in ("bool", "int8", "uint8"):
         return None

@@ -1,11 +1,11 @@
 """Fixed noise: a model whose random nodes are replaced by nodes that compute the same numbers in every run.
 
-Two models can be compared after a RandomNormal only if both get the same numbers there. So each random node becomes a
+Two models can be compared after a RandomNormal only if both draw the same numbers. So each random node becomes a
 few operators that read numbers from a pool, at places that follow from the node's key. Nothing is fed: shapes are those
 that the model computes, and nodes in If and Loop are replaced in place. In a Loop the numbers differ in each turn.
 
-The key of a node is the name of its result in the source. A pass that renames a random node leaves one of the same
-operator and attributes, and these are matched in their order. What a pass merges or copies has one key where it had
+The key of a node is the name of its result in the source. If a pass renames random nodes, nodes of the same
+operator and attributes are matched in their order. Random nodes that a pass merges or copies have one key instead of
 two, or a key that the source does not have, so that the numbers differ.
 """
 
@@ -40,7 +40,7 @@ NOISE: Final = "onnxline.noise/"
 
 @dataclass(frozen=True, slots=True)
 class _RandomNode:
-    """What tells random nodes apart: the name of the result, and operator and attributes."""
+    """The key that distinguishes random nodes: the name of the result, and operator and attributes."""
 
     name: str
     op: str
@@ -50,7 +50,7 @@ class _RandomNode:
 
 @dataclass(frozen=True, slots=True)
 class FixedNoise:
-    """The random nodes of a source, in its order; `apply` fixes the noise of a model that passes have made of it."""
+    """The random nodes of a source, in order; `apply` fixes the noise of a model that passes made of the source."""
 
     nodes: tuple[_RandomNode, ...]
 
@@ -272,7 +272,7 @@ def _cast(steps: _NoiseSteps, value: str, node: NodeProto, output: str = "") -> 
 
 
 def _shape_attribute(node: NodeProto) -> list[int]:
-    return next((list(one.ints) for one in node.attribute if one.type == AttributeProto.INTS), [])
+    return next((list(attribute.ints) for attribute in node.attribute if attribute.type == AttributeProto.INTS), [])
 
 
 def _write_bernoulli(steps: _NoiseSteps, node: NodeProto, noise: Noise) -> None:

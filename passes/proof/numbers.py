@@ -66,7 +66,7 @@ NOT_COMPARED: Final = Errors(math.nan, math.nan, math.nan, math.nan, math.nan, m
 
 def only_compared(errors: Mapping[str, Errors]) -> dict[str, Errors]:
     """The errors of values whose numbers were compared."""
-    return {name: one for name, one in errors.items() if one.judged_as != DRAWN}
+    return {name: error for name, error in errors.items() if error.judged_as != DRAWN}
 
 
 def compare(
@@ -78,12 +78,12 @@ def compare(
 ) -> Errors:
     """Measure `got` against `expected`; integers, booleans and strings have to be equal.
 
-    Floats are judged as their own type, or as the less precise one that they were `computed_in`. For `DRAWN` values
+    Floats are judged as their own type, or as the less precise type that they were `computed_in`. For `DRAWN` values
     only shape and dtype are compared.
 
     Elements are judged by the scale of their group. Values of one computation fill their range; where the sorted
-    magnitudes leave a gap of `GAP` or more, those above are another group, such as the -3.4e38 that masks a logit.
-    Without groups one such value would hide any error in the others.
+    magnitudes leave a gap of `GAP` or more, the magnitudes above it are another group, such as the -3.4e38
+    that masks a logit. Without groups a single -3.4e38 would hide any error in the other values.
 
     Args:
         share: a factor on `atol`, for values that are as much smaller than those of the rest of the model.
@@ -94,7 +94,7 @@ def compare(
     is_stepped = computed_in in STEPS.values() and expected.dtype.kind in "iu"
     judged_as = least_precise(own, computed_in) if own in ROUNDING or is_stepped else own
     tolerance = tolerance_for(judged_as, tolerances, own)
-    if is_stepped:  # a whole number of steps
+    if is_stepped:  # an integer number of steps
         tolerance = replace(tolerance, atol=max(1.0, tolerance.atol))
     tolerance = replace(tolerance, atol=tolerance.atol * share)
     errors = _compare_values(expected, got, tolerance, is_equal_only=not is_stepped)
@@ -191,7 +191,7 @@ def _group_scales(magnitude: np.ndarray) -> np.ndarray:
 
 
 def _may_leave_a_gap(magnitude: np.ndarray) -> bool:
-    """Whether there are powers of two, one behind the other, in which nothing lies; far quicker than to sort."""
+    """Whether consecutive powers of two hold no magnitude; far quicker than sorting the magnitudes."""
     exponents = np.frexp(magnitude)[1][magnitude > 0]
     if exponents.size < 2:
         return False
@@ -242,10 +242,10 @@ STEPS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("int4", "uint4"), "4-bit steps"),
     **dict.fromkeys(("int2", "uint2"), "2-bit steps"),
 }
-"""Type that a quantizer rounds to → what stands in place of a floating type for what is computed from its result.
+"""Type that a quantizer rounds to → name of the tolerance for values computed from its result.
 
-Where a number lies between two steps, correct programs round it to either, so that all that is computed from it moves:
-by one step of the scale of the tensor, that is its range over the number of steps."""
+Correct programs may round a number between two steps to either step. Every value computed from that number may move by
+one step of the scale of its tensor, which is the range of the tensor over the number of steps."""
 
 TOLERANCES: Final[Mapping[str, Tolerance]] = {
     "float64": Tolerance(1e-12, 1e-10),

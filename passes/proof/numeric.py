@@ -94,7 +94,7 @@ class NumericProver:
         self._weak: tuple[ResidualBranch, ...] = ()
         """Residual branches in which a fault would stay within the tolerance of what they are added to."""
         self._shares: dict[str, float] = {}
-        """What such a branch adds → its norm beside that of what it is added to."""
+        """The value that such a branch adds → its norm relative to the norm of the value it is added to."""
 
     @classmethod
     def of_itself(

@@ -1,7 +1,7 @@
 """Extract from two models the parts that have to be run to decide whether claims hold.
 
 A Reshape, a Transpose or a Slice moves elements and does not depend on them. So where both sides of a claim apply such
-ops to the same values, only the shapes of those values have to be known: both sides are run on distinct numbers, and if
+ops to the same values, only the shapes of these values have to be known: both sides are run on distinct numbers, and if
 the results are equal, each element came from the same place (`Mover`).
 """
 
@@ -227,7 +227,7 @@ class Mover:
         return True
 
     def part(self) -> ProofPart | None:
-        """The part that decides the claims taken; None if some dtype has too few distinct numbers."""
+        """The part that decides the claims taken; None if some dtype has too few distinct integers."""
         distinct: Mapping[str, Distinct] = {name: self._base.shapes[name] for name in sorted(self._all.cuts)}
         computed = computed_values(self._all.nodes.values()).keys()
         # One claim may compute what another moves, or read it as indices; such a value cannot be any number.
@@ -313,14 +313,14 @@ def _add(side: str, node: NodeProto, sides: _ClaimSides) -> NodeProto:
 
 
 def can_be_distinct(wanted: Iterable[Distinct]) -> bool:
-    """Whether each dtype has more distinct whole numbers than all arrays together have elements."""
+    """Whether each dtype represents more distinct integers than all arrays together have elements."""
     every = list(wanted)
     elements = sum(math.prod(spec.shape) for spec in every)
     return all(elements < DISTINCT.get(spec.dtype, 0) for spec in every)
 
 
 def distinct_arrays(wanted: Mapping[str, Distinct]) -> dict[str, np.ndarray]:
-    """Arrays of whole numbers, of which none occurs twice, in one array or in two."""
+    """Arrays of integers; no integer occurs twice, within an array or in two arrays."""
     arrays: dict[str, np.ndarray] = {}
     start = 1
     for name, spec in wanted.items():
@@ -331,4 +331,4 @@ def distinct_arrays(wanted: Mapping[str, Distinct]) -> dict[str, np.ndarray]:
 
 
 DISTINCT: Final[Mapping[str, int]] = {"float32": 2**24, "float64": 2**53, "int32": 2**31, "int64": 2**53}
-"""Dtype → the limit up to which it represents every whole number."""
+"""Dtype → the limit up to which it represents every integer."""

@@ -84,7 +84,7 @@ class ProofServer:
         gauges: Gauges,
         plan: DrawPlan | None,
     ) -> BaselineRun:
-        """`run` the exported model with gauges, or without where it does not run with them.
+        """`run` the exported model with gauges, or without gauges where the model does not run with them.
 
         Args:
             computed_in: see `judge`.
@@ -213,8 +213,8 @@ class ProofServer:
     def plant(self, part: MappedModel, cuts: Sequence[str], zeroed: Sequence[str], seen: Sequence[str]) -> None:
         """Begin to measure how far the values called `seen` move when the weights `zeroed` are zero.
 
-        It uses the first draw; `cuts` names expected inner values that `part` reads. It runs in a thread beside later
-        questions.
+        It uses the first draw; `cuts` names expected inner values that `part` reads. The measurement runs in a thread
+        while later questions are answered.
         """
         self._excess = self._beside.submit(self._moved_by, part, cuts, zeroed, seen)
 
@@ -278,7 +278,7 @@ def _type_inputs(graph: onnx.GraphProto, fed: Arrays) -> None:
 def ask(desk: dict[str, Any], owner: str, question: Callable[..., Any], **arguments: Any) -> Any:
     """Call one method of the server of `owner`; the class itself makes a new server. `desk` is the worker's state.
 
-    With a new server come the `owners` that still exist; what is held for others goes.
+    A new server comes with the `owners` that still exist; the state of other owners is dropped.
     """
     servers: dict[str, ProofServer] = desk.setdefault(SERVERS, {})
     if question is ProofServer:

@@ -41,7 +41,8 @@ class Cover:
 class Match:
     """The parts of old tables that a new table contains. `changed` names rows that differ; empty for none.
 
-    `is_unknown` if it contains none, unless it holds whole numbers, which mostly compute shapes.
+    `is_unknown` if the new table contains no part of an old one. A table of integers is never unknown, as integers
+    mostly compute shapes.
     """
 
     covers: tuple[Cover, ...] = ()
@@ -82,7 +83,7 @@ def match_table(
             return Match((Cover(index, 0, 0, len(old)),))
     equal = [alignment for alignment in alignments if not alignment.differing]
     for nearest in sorted(alignments, key=lambda alignment: -alignment.votes):
-        if nearest.differing and not any(_overlap(nearest, other) for other in equal):
+        if nearest.differing and not any(_overlap(nearest, alignment) for alignment in equal):
             return Match((), _describe_differing(nearest))
     covers = tuple(dict.fromkeys(alignment.cover for alignment in equal))
     return Match(covers, "", not equal and new.dtype.kind not in "biu")

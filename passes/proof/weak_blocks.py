@@ -1,4 +1,4 @@
-"""Weak blocks: residual branches so small beside what they are added to that a fault in them stays within tolerance.
+"""Weak blocks: residual branches so small next to the value they are added to that a fault in them stays in tolerance.
 
 A LayerScale of 1e-5, as in the first epochs of a vision transformer, hides its whole block. Such branches are found by
 the norms of both operands of each residual Add, and then their own values are compared, before the scale and after it.
@@ -22,7 +22,7 @@ from passes.weights.detached import DetachedModel
 
 @dataclass(frozen=True, slots=True)
 class ResidualBranch:
-    """A residual branch: `added` is what it adds to `trunk`, and `value` is that before constant factors."""
+    """A residual branch: `added` is the value that it adds to `trunk`; `value` is `added` before constant factors."""
 
     name: str
     """The torch module that computes it; else the node."""
@@ -38,7 +38,7 @@ class ResidualBranch:
     def share(self, ratio: float) -> float:
         """The factor on the absolute tolerance of `added`, whose norm is `ratio` of that of `trunk`.
 
-        A branch without a constant factor may be small since large numbers cancel, whose rounding errors remain.
+        A branch without a constant factor may be small because large numbers cancel; their rounding errors remain.
         """
         return ratio if self.value != self.added else max(ratio, CANCELLED)
 

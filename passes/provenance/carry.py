@@ -64,9 +64,9 @@ def carry(before: DetachedModel, after: DetachedModel, author: str) -> DetachedM
 
     A node that survived gets its metadata, its name and its doc string back, and is annotated as changed if the pass
     changed its attributes or constants. A new node is annotated with the pass and the nodes that it replaces. Its
-    module path, in torch's own keys, is the innermost module that holds all of these; if it replaces none, the one that
-    holds the nodes around it. A stored tensor that the pass made is annotated with the initializers of the source that
-    it was made of. Changes `after.proto`.
+    module path, in torch's own keys, is the innermost module that holds all replaced nodes; if the new node replaces
+    none, the module that holds the nodes around it. A stored tensor that the pass made is annotated with the
+    initializers of the source that it was made of. Changes `after.proto`.
     """
     Carrier().carry(AnalyzedModel(before), AnalyzedModel(after), author)
     return after
@@ -75,17 +75,17 @@ def carry(before: DetachedModel, after: DetachedModel, author: str) -> DetachedM
 def _mark_new(same: NodeMatching, author: str, found: Sequence[ReplacedNodes]) -> set[int]:
     """Annotate the nodes that the pass made, and return them."""
     root = _root(same) if found else None
-    for one in found:
-        replaced = [same.before.items[old].node for old in one.lost]
-        around = [same.before.items[old].node for old in one.around]
+    for replacement in found:
+        replaced = [same.before.items[old].node for old in replacement.lost]
+        around = [same.before.items[old].node for old in replacement.around]
         inside, beside, marks = _common(replaced), _common(around), join_annotations(author, replaced)
-        for node in (same.after.items[new].node for new in one.news):
+        for node in (same.after.items[new].node for new in replacement.news):
             # A tool may have copied the metadata of one replaced node; all of them together say more.
             place = inside or _common([node]) or beside or root
             write_annotations(node, marks)
             if place is not None:
                 write_module_path(node, place, author)
-    return {new for one in found for new in one.news}
+    return {new for replacement in found for new in replacement.news}
 
 
 def _common(nodes: Iterable[NodeProto]) -> ModulePath | None:
@@ -96,7 +96,8 @@ def _root(same: NodeMatching) -> ModulePath | None:
     """The module path of the model itself; None if no node has one."""
     places = (module_path_of(item.node) for item in same.before.items)
     return next(
-        (ModulePath(one.paths[:1], one.classes[:1], ()) for one in places if one is not None and one.paths), None
+        (ModulePath(place.paths[:1], place.classes[:1], ()) for place in places if place is not None and place.paths),
+        None,
     )
 
 
@@ -141,7 +142,7 @@ def _carry_model(before: DetachedModel, after: DetachedModel) -> None:
 
 
 REMEMBERED: Final = 4
-"""Models whose index is kept: the current one, and the attempts at it with one and with the other pins."""
+"""Models whose index is kept: the current model, and the results of trying a step on it under each set of pins."""
 
 
 def restore_names(survivors: Iterable[tuple[NodeProto, str]], made: Iterable[NodeProto]) -> None:

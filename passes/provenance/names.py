@@ -19,9 +19,9 @@ Names = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class NameMap:
-    """What is not called in a final model as it was in the source; a name that stays alone is left out.
+    """Source name → its names in a final model; names that map only to themselves are left out.
 
-    Inputs and outputs of the model are in none of them, since these names never change.
+    Inputs and outputs of the model are left out, since their names never change.
     """
 
     nodes: Names = field(default_factory=dict)
@@ -29,7 +29,7 @@ class NameMap:
     values: Names = field(default_factory=dict)
     """What nodes compute. A value is another one by name only if its node is still there."""
     weights: Names = field(default_factory=dict)
-    """Stored float tensors of two numbers or more, with what was made of them: `w.q`, `w_transposed`."""
+    """Stored float tensors of two numbers or more, with the tensors made of them: `w.q`, `w_transposed`."""
 
 
 def map_names(source: ModelProto, final: ModelProto) -> NameMap:
@@ -69,8 +69,8 @@ def _map_weights(source: ModelProto, final: ModelProto) -> Names:
     for tensor in final.graph.initializer:
         for name in dict.fromkeys((*annotations_of(tensor).replaced, tensor.name)):
             found[name][tensor.name] = None
-    weights = (one for one in source.graph.initializer if one.data_type in FLOATS and prod(one.dims) > 1)
-    return _without_unchanged((one.name, tuple(found.get(one.name, ()))) for one in weights)
+    weights = (weight for weight in source.graph.initializer if weight.data_type in FLOATS and prod(weight.dims) > 1)
+    return _without_unchanged((weight.name, tuple(found.get(weight.name, ()))) for weight in weights)
 
 
 def _without_unchanged(pairs: Iterable[tuple[str, tuple[str, ...]]]) -> Names:

@@ -85,8 +85,8 @@ class _Chain:
 def trace_weights(
     same: NodeMatching, models: tuple[DetachedModel, DetachedModel], author: str, replaced: Iterable[ReplacedNodes]
 ) -> None:
-    """Write on each new initializer after a step what it was made of; the others get their annotations back."""
-    lost_by = {new: one.lost for one in replaced for new in one.news}
+    """Annotate each new initializer after a step with its origin; other initializers get their annotations back."""
+    lost_by = {new: replacement.lost for replacement in replaced for new in replacement.news}
     chains: dict[int, _Chain] | None = None
     for value, tensor in same.after.tensors.items():
         old = _find_unchanged(same, value)
@@ -132,7 +132,7 @@ def _give_back(tensor: TensorProto, old: TensorProto) -> None:
 def _sources_of(
     same: NodeMatching, value: int, lost_by: Mapping[int, tuple[int, ...]], chains: Mapping[int, _Chain]
 ) -> _Chain:
-    """The weights that a new tensor replaces: those that its readers read there, else those of lost nodes around."""
+    """The weights that a new tensor replaces: those that its consumers read before, else those of lost nodes nearby."""
     before, beside = same.before, []
     known = same.value_of[value]
     olds = [known] if known in before.constants and known != ABSENT else []
@@ -143,14 +143,14 @@ def _sources_of(
             beside.extend(_lost_beside(same, old))
         else:
             beside.extend(lost_by.get(user, ()))
-    known_chains = [chains[one] for one in dict.fromkeys(olds) if one in chains]
+    known_chains = [chains[constant] for constant in dict.fromkeys(olds) if constant in chains]
     weights = [tensor for chain in known_chains for tensor in chain.weights]
     if len(weights) == 1:
         tensor, form = weights[0], known_chains[0].form
         if math.prod(tensor.dims) == math.prod(same.after.tensors[value].dims) and form not in ("", "folded"):
             return _Chain((tensor,), form)
     read = (need for old in dict.fromkeys(beside) for need in before.items[old].needs if need in chains)
-    weights.extend(tensor for one in read for tensor in chains[one].weights)
+    weights.extend(tensor for constant in read for tensor in chains[constant].weights)
     if any(same.after.items[user].op[1] in PRODUCTS and position == BIAS for user, position in same.after.users[value]):
         weights.sort(key=lambda tensor: not "".join(_names_of(tensor)[:1]).endswith("bias"))  # a bias goes first
     return _Chain(tuple({tensor.name: tensor for tensor in weights}.values()))
@@ -173,7 +173,7 @@ def _lost_beside(same: NodeMatching, old: int) -> list[int]:
     item = before.items[old]
     readers = [user for value in item.makes if value != ABSENT for user, _ in before.users[value]]
     makers = [before.makers[value] for value in item.needs if value != ABSENT and value not in before.constants]
-    return [one for one in (*readers, *makers) if one >= 0 and same.is_lost(one)]
+    return [index for index in (*readers, *makers) if index >= 0 and same.is_lost(index)]
 
 
 def _chains(before: FlatGraph) -> dict[int, _Chain]:
@@ -219,23 +219,23 @@ def _compare(
     """The form of `tensor` relative to some of `weights`, and these weights, judged by shape and content."""
     before, after = models
     size = math.prod(tensor.dims)
-    of_size = [one for one in weights if math.prod(one.dims) == size]
+    of_size = [candidate for candidate in weights if math.prod(candidate.dims) == size]
     digest = after.digest(tensor) if of_size else ""
-    for weight in (one for one in of_size if one.data_type == tensor.data_type):
+    for weight in (candidate for candidate in of_size if candidate.data_type == tensor.data_type):
         if before.digest(weight) == digest:
             return "reshaped", [weight]
         is_turned = len(weight.dims) == 2 and list(weight.dims) == list(tensor.dims)[::-1]
         if is_turned and before.turned_digest(weight, (1, 0)) == digest:
             return "transposed", [weight]
-    of_type = [one for one in weights if one.data_type == tensor.data_type]
+    of_type = [candidate for candidate in weights if candidate.data_type == tensor.data_type]
     for kind_of in (_dims_of, _rank_of):  # Q, K and V may have different widths
         for kind in dict.fromkeys(map(kind_of, of_type)):
-            pieces = [one for one in of_type if kind_of(one) == kind]
-            if len(pieces) > 1 and sum(math.prod(one.dims) for one in pieces) == size:
+            pieces = [candidate for candidate in of_type if kind_of(candidate) == kind]
+            if len(pieces) > 1 and sum(math.prod(candidate.dims) for candidate in pieces) == size:
                 return "merged", pieces
     if _is_uniform(after, tensor):
         return "", []
-    return "folded", [*of_size, *(one for one in weights if one not in of_size)]
+    return "folded", [*of_size, *(candidate for candidate in weights if candidate not in of_size)]
 
 
 def _dims_of(tensor: TensorProto) -> Hashable:

@@ -1,5 +1,5 @@
-"""Recipes: the steps that there are, and those of the user. The recipes that run where none is named stand here, where
-a configuration finds them without loading onnx."""
+"""Recipes: our steps and the user's. The default recipes are defined here, so that a configuration reads them without
+loading onnx."""
 
 from __future__ import annotations
 

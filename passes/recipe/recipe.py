@@ -1,4 +1,4 @@
-"""From names and options to steps: what `passes.recipe` of a configuration means."""
+"""Make steps of the names and options in `passes.recipe` of a configuration."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _repeats(name: str, options: Mapping[str, Any]) -> bool:
 
 
 def names_of(recipe: Sequence[RecipeItem]) -> tuple[str, ...]:
-    """The names in a recipe, as written, with those inside of sequences."""
+    """The names in a recipe, as written, including the names inside of sequences."""
     names: list[str] = []
     for item in recipe:
         name, options = _name_and_options(item)
@@ -122,7 +122,7 @@ def _check_fields(name: str, step_type: Any, options: Mapping[str, Any]) -> None
 
 
 def _has_type(value: object, expected: Any) -> bool:
-    """`isinstance`, for which true is no whole number."""
+    """`isinstance`, except that true is not an integer."""
     return isinstance(value, expected) and (not isinstance(value, bool) or expected is bool)
 
 

@@ -1,4 +1,4 @@
-"""The steps that a recipe can name, one row each, and what is asked of all of them: passes and versions."""
+"""The steps that a recipe can name, one row each, and queries over all steps: passes and versions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OWN_STEPS: Final[Mapping[str, type[Step]]] = {
 }
 
 STEP_TYPES: Final[Sequence[type[Step]]] = (*OWN_STEPS.values(), onnxoptimizer.OnnxOptimizerPass)
-"""The class of each step; the last has the passes that a recipe names one by one."""
+"""The class of each step; the last class stands for the passes that a recipe names one by one."""
 
 SINGLE_PASS_LIBRARY: Final = onnxoptimizer.NAME
 """The library whose passes a recipe names one by one."""

@@ -47,7 +47,7 @@ class AdoptedStep(Step):
 
     Args:
         step: an object with `name`, `source` and `apply(model, context)`, which returns a PassResult, or a
-            DetachedModel: the one that it was given for no change.
+            DetachedModel: its argument `model` for no change.
     """
 
     def __init__(self, step: Any) -> None:
@@ -99,7 +99,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class StepReference:
-    """A full step of the user's: what to load, the options of its class, and the inner passes that it leaves out."""
+    """A full step of the user's: the reference to load, the options of its class, and the inner passes to leave out."""
 
     reference: str
     options: Mapping[str, Any]
@@ -119,7 +119,7 @@ class StepOutput:
 
 
 def describe(reference: str, options: Mapping[str, Any]) -> PassFacts | Refusal:
-    """Load the pass, and say what it is, or why it is none."""
+    """Load the pass and return its facts, or the reason why it is not a pass."""
     try:
         loaded = _load_pass(reference, options)
         step = AdoptedStep(loaded.owner) if loaded.takes_context else None
@@ -142,7 +142,7 @@ FIELDS: Final = (
 
 
 def files_of(reference: str) -> tuple[Path, ...] | Refusal:
-    """The file of a pass, and those beside it that it has imported."""
+    """The file of a pass, and the files in the same folder that it has imported."""
     try:
         load(reference)
     except PolicyError as error:
@@ -304,7 +304,7 @@ def load(reference: str) -> Any:
 
 
 def _clash_beside(reference: str) -> str:
-    """The sentence about a file beside the user's that has the name of a package of ours; empty where none has."""
+    """The sentence about a file next to the user's with the name of a package of ours; empty without such a file."""
     place = reference.rpartition(":")[0]
     clash = describe_clash(str(Path(place).resolve().parent)) if place.endswith(".py") else ""
     return f"{clash}; rename it" if clash else ""
@@ -336,9 +336,9 @@ def _module(place: str, reference: str) -> ModuleType:
         return call_user_code(lambda: importlib.import_module(place), f"the pass {reference}: importing {place} raises")
     path = Path(place)
     if not path.is_file():
-        beside = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        others = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise PolicyError(
-            f"the pass {reference}: no file {place!r}{nearest(path.name, beside)}; in a configuration, relative paths "
+            f"the pass {reference}: no file {place!r}{nearest(path.name, others)}; in a configuration, relative paths "
             "are relative to its folder"
         )
     return call_user_code(

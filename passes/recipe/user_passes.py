@@ -44,7 +44,7 @@ from passes.weights.sharing import portable
 from passes.worker.client import Worker
 
 LOADING_S: Final = 120.0
-"""Seconds for loading a pass, to see what it is."""
+"""Time limit in seconds for loading a pass to read its facts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,8 @@ def user_step(reference: str, options: Mapping[str, Any], worker: Worker) -> Ste
 
 
 def code_digest(names: Iterable[str]) -> str:
-    """A digest of the code of the user's passes among `names`: their files with what these imported from beside them,
-    and the releases of their packages. Names of other passes do not count.
+    """A digest of the code of the user's passes among `names`: their files with the modules these imported from the
+    same folder, and the releases of their packages. Names of other passes do not count.
 
     Raises:
         PolicyError: a pass cannot be loaded.
@@ -181,7 +181,7 @@ def _raise(answer: Any) -> Any:
 
 @contextmanager
 def _kept_files(folder: Path) -> Iterator[None]:
-    """Put back the files of `folder` that a pass has deleted: the steps after it need the weights that are in them."""
+    """Put back the files of `folder` that a pass has deleted: later steps need the weights in these files."""
     with ExitStack() as stack:
         held = {path: stack.enter_context(path.open("rb")) for path in folder.rglob("*") if path.is_file()}
         folders = [folder, *(path for path in folder.rglob("*") if path.is_dir())]

@@ -38,7 +38,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Tables of cosine and sine by position; `positions` is [batch, length], or empty for those behind the past."""
+    """Tables of cosine and sine by position; `positions` is [batch, length], or empty for positions after the past."""
 
     cosine: str
     sine: str
@@ -66,7 +66,7 @@ class AttentionCore:
     joined_present: str = ""
     """The output for both of them, stacked along a new first axis."""
     masks: tuple[tuple[str, float], ...] = ()
-    """Bools, true where a score counts, and what is added to it where they are false."""
+    """Bools, true where a score counts, and the number added to a score where they are false."""
     biases: tuple[str, ...] = ()
     """Values that are added to the scores."""
     causal: bool = False
@@ -79,12 +79,12 @@ class AttentionCore:
     rotary: Rotary | None = None
     softmax_dtype: int = 0
     scores: str = ""
-    """The output for scores, taken at `scores_at`: 0 scaled, 1 capped, 2 masked, 3 behind Softmax."""
+    """The output for scores, taken at `scores_at`: 0 scaled, 1 capped, 2 masked, 3 after Softmax."""
     scores_at: int = 0
 
     @property
     def total(self) -> Dim:
-        """How many keys there are, with those of the past."""
+        """The number of keys, including the keys of the past."""
         if self.past is None:
             return self.key.length
         both = isinstance(self.past_length, int) and isinstance(self.key.length, int)
@@ -188,7 +188,7 @@ def _softmax(core: AttentionCore, scores: str, hidden_rows: str, writer: NodeWri
 
 
 def _mask(core: AttentionCore, query: str, key: str, writer: NodeWriter) -> tuple[str, str]:
-    """What is added to the scores, and the rows that it hides whole, as booleans; empty where there is nothing."""
+    """The bias added to the scores, and booleans for the rows that it hides whole; "" for each that is not needed."""
     masks = list(core.masks)
     biases = list(core.biases)
     causal = _constant_causal(core) if core.causal else None
@@ -203,25 +203,25 @@ def _mask(core: AttentionCore, query: str, key: str, writer: NodeWriter) -> tupl
     zero = writer.scalar(0.0, core.dtype, "zero_score") if masks else ""
     seen = ""
     for fill in dict.fromkeys(fill for _, fill in masks):
-        allowed = [mask for mask, each in masks if each == fill]
+        allowed = [mask for mask, mask_fill in masks if mask_fill == fill]
         both = allowed[0]
-        for other in allowed[1:]:
-            both = writer.add("And", both, other, label="allowed")
+        for condition in allowed[1:]:
+            both = writer.add("And", both, condition, label="allowed")
         hidden = writer.scalar(fill, core.dtype, "hidden")
         biases.append(writer.add("Where", both, zero, hidden, label="bias"))
         seen = both if fill == core.masked else seen
     if not biases:
         return "", ""
     bias = biases[0]
-    for other in biases[1:]:
-        bias = writer.add("Add", bias, other, label="biases")
+    for addend in biases[1:]:
+        bias = writer.add("Add", bias, addend, label="biases")
     if not core.zero_rows or not (core.masks or core.biases):
         return bias, ""
     return bias, _rows_without(seen, writer) if seen and len(biases) == 1 else _rows_at(core, bias, writer)
 
 
 def _rows_without(seen: str, writer: NodeWriter) -> str:
-    """The rows in which the booleans `seen` are all false. No number is read, so a pass may change that of the mask."""
+    """The rows in which the booleans `seen` are all false. No number is read, so a pass may change the mask."""
     numbers = writer.add("Cast", seen, label="seen", to=TensorProto.INT32)
     most = writer.add("ReduceMax", numbers, writer.ints([-1], "last_axis"), label="most_seen", keepdims=1)
     return writer.add("Not", writer.add("Cast", most, label="rows_seen", to=TensorProto.BOOL), label="hidden_rows")

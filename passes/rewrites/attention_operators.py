@@ -175,11 +175,11 @@ def _grouped_heads(
         key = _heads(types, node.input[1], True, kv_count, "key")
         return query, key, _heads(types, node.input[2], True, kv_count, "value")
     whole = _heads(types, node.input[0], True, count + 2 * kv_count, "query")
-    sizes = writer.ints([each * whole.size for each in (count, kv_count, kv_count)], "sizes")
+    sizes = writer.ints([number * whole.size for number in (count, kv_count, kv_count)], "sizes")
     parts = writer.add_many("Split", [whole.value, sizes], ["q", "k", "v"], axis=-1)
     counts = (count, kv_count, kv_count)
     query, key, value = (
-        Heads(part, True, each, whole.size, whole.length) for part, each in zip(parts, counts, strict=True)
+        Heads(part, True, number, whole.size, whole.length) for part, number in zip(parts, counts, strict=True)
     )
     return query, key, value
 
@@ -251,7 +251,7 @@ def _shows_each_row(mask: np.ndarray | None) -> bool:
 
 
 def _is_as_wide(types: GraphTypes, mask: str, core: AttentionCore) -> bool:
-    """Whether a mask has a column for each key; one that lacks some hides those."""
+    """Whether a mask has a column for each key; a mask with fewer columns hides the keys it lacks."""
     shape, total = types.shape(mask), core.total
     if not shape:
         return False
@@ -259,7 +259,7 @@ def _is_as_wide(types: GraphTypes, mask: str, core: AttentionCore) -> bool:
 
 
 def _below(columns: str, ends: str, writer: NodeWriter) -> str:
-    """Bools [batch, 1, 1, keys]: which keys lie in front of the end of their batch entry."""
+    """Bools [batch, 1, 1, keys]: which keys come before the end of their batch entry."""
     wide = writer.add("Unsqueeze", ends, writer.ints([1, 2, 3], "mask_axes"), label="ends")
     return writer.add("Less", columns, wide, label="before_end")
 
@@ -326,4 +326,4 @@ READERS: Final[Mapping[tuple[str, str], Callable[[NodeProto, NodeWriter, GraphTy
     (CONTRIB, "MultiHeadAttention"): _read_multi_head,
     (CONTRIB, "GroupQueryAttention"): _read_grouped_query,
 }
-"""Domain and operator → what reads it."""
+"""Domain and operator → the function that reads it."""

@@ -1,8 +1,8 @@
-"""Where the output channels of one product are in a value that is made of it by layout ops alone.
+"""Where the output channels of one product are in a value computed from its output by layout ops alone.
 
 Each axis is a product of factors, as in einops. A factor belongs to positions (batch, sequence, height), whose size may
 be unknown, or to channels, whose numbers are known one by one: `channels` is an index array over all channel factors.
-So a layout op is done on a few small arrays, and an interleaving of heads is found as the permutation that it is.
+So a layout op is done on a few small arrays, and interleaved heads show as a permutation.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ Group = tuple[AxisFactor, ...]
 class ChannelLayout:
     """The axes of a value, in factors.
 
-    `base` are the axes of the product itself in the factors of now; that of its channels, `channel_axis`, is empty.
-    `channels` and each of `params`, numbers that belong to one channel each, have one axis for each channel factor.
+    `base`: axes of the product's output in the current factorization; the channel axis, `channel_axis`, is left empty.
+    `channels` and each array of `params`, with one number for each channel, have one axis for each channel factor.
     """
 
     axes: tuple[Group, ...]
@@ -67,7 +67,7 @@ class ChannelLayout:
         if not isinstance(count, int):
             raise ValueError("the number of channels is not known")
         factors = [AxisFactor(size or f"?{at}", (at,), at == place) for at, size in enumerate(dims)]
-        axes = tuple(() if one.size == 1 else (one,) for one in factors)
+        axes = tuple(() if factor.size == 1 else (factor,) for factor in factors)
         base = tuple(() if at == place else axis for at, axis in enumerate(axes))
         return cls(axes, base, place, np.arange(count).reshape(() if count == 1 else (count,)))
 
@@ -77,12 +77,12 @@ class ChannelLayout:
 
     def flat_order(self) -> tuple[Group, ...]:
         """The axes of a product that makes these channels in this order."""
-        own = tuple(one for one in self.factors if one.is_channel)
+        own = tuple(factor for factor in self.factors if factor.is_channel)
         return tuple(own if at == self.channel_axis else axis for at, axis in enumerate(self.base))
 
     def is_channel_axis(self, axis: int) -> bool:
         """Whether an axis has all channels, and nothing but channels."""
-        return set(self.axes[axis]) == {one for one in self.factors if one.is_channel} and bool(self.axes[axis])
+        return set(self.axes[axis]) == {part for part in self.factors if part.is_channel} and bool(self.axes[axis])
 
     def with_param(self, param: Array) -> ChannelLayout | None:
         """This layout with numbers that broadcast to it; None if they differ between positions."""
@@ -92,7 +92,7 @@ class ChannelLayout:
         given = param.reshape((1,) * (rank - param.ndim) + param.shape)
         shape: list[int] = []
         for axis, size in zip(self.axes, given.shape, strict=True):
-            own = [int(one.size) for one in axis if one.is_channel]
+            own = [int(factor.size) for factor in axis if factor.is_channel]
             if size != 1 and (len(own) != len(axis) or prod(own) != size):
                 return None
             shape += own if size != 1 else [1] * len(own)
@@ -100,14 +100,14 @@ class ChannelLayout:
         return replace(self, params=(*self.params, spread))
 
     def transpose(self, perm: Sequence[int]) -> ChannelLayout:
-        before = [one for one in self.factors if one.is_channel]
+        before = [factor for factor in self.factors if factor.is_channel]
         axes = tuple(self.axes[at] for at in perm)
-        after = [one for axis in axes for one in axis if one.is_channel]
-        order = [before.index(one) for one in after]
+        after = [factor for axis in axes for factor in axis if factor.is_channel]
+        order = [before.index(factor) for factor in after]
         return self._with(axes, lambda array: array.transpose(order))
 
     def squeeze(self, axes: Sequence[int]) -> ChannelLayout | None:
-        """Without axes of size 1; without all of them if none are named."""
+        """Without the named axes of size 1; without all axes of size 1 if none are named."""
         gone = {at % len(self.axes) for at in axes} or {at for at, axis in enumerate(self.axes) if not axis}
         if any(self.axes[at] for at in gone):
             return None
@@ -122,12 +122,12 @@ class ChannelLayout:
         """Some of an axis, as Gather takes them; None if the axis has positions, or the indices several axes."""
         axis %= len(self.axes)
         group = self.axes[axis]
-        count = prod(int(one.size) for one in group if one.is_channel)
-        if not all(one.is_channel for one in group) or indices.ndim > 1 or not indices.size:
+        count = prod(int(factor.size) for factor in group if factor.is_channel)
+        if not all(factor.is_channel for factor in group) or indices.ndim > 1 or not indices.size:
             return None
         if int(indices.min()) < -count or int(indices.max()) >= count:
             return None
-        ahead = [one for other in self.axes[:axis] for one in other if one.is_channel]
+        ahead = [factor for earlier in self.axes[:axis] for factor in earlier if factor.is_channel]
         place, wide = len(ahead), len(group)
 
         def taken_from(array: Array) -> Array:
@@ -149,26 +149,26 @@ class ChannelLayout:
         sizes = [self._resolve_size(size) for size in dims]
         if None in sizes:
             return None
-        grouped = _regroup(self.factors, [one for one in sizes if one is not None], source)
+        grouped = _regroup(self.factors, [resolved for resolved in sizes if resolved is not None], source)
         if grouped is None:
             return None
         axes, splits = grouped
-        base = tuple(tuple(part for one in axis for part in _parts_of(one, splits)) for axis in self.base)
-        shape = [int(one.size) for axis in axes for one in axis if one.is_channel]
+        base = tuple(tuple(part for factor in axis for part in _parts_of(factor, splits)) for axis in self.base)
+        shape = [int(factor.size) for axis in axes for factor in axis if factor.is_channel]
         return replace(self, base=base)._with(axes, lambda array: array.reshape(shape))
 
     def _resolve_size(self, size: Size) -> Size | None:
         if not (isinstance(size, str) and size.startswith("=")):
             return size
         group = self.axes[int(size[1:])]
-        sizes = [one.size for one in group]
+        sizes = [factor.size for factor in group]
         if len(sizes) == 1:
             return sizes[0]
-        return prod(int(one) for one in sizes) if all(isinstance(one, int) for one in sizes) else None
+        return prod(int(dim) for dim in sizes) if all(isinstance(dim, int) for dim in sizes) else None
 
     def _with(self, axes: tuple[Group, ...], change: Callable[[Array], Array]) -> ChannelLayout:
         return replace(
-            self, axes=axes, channels=change(self.channels), params=tuple(change(one) for one in self.params)
+            self, axes=axes, channels=change(self.channels), params=tuple(change(param) for param in self.params)
         )
 
 
@@ -177,7 +177,7 @@ Splits = Mapping[AxisFactor, Group]
 
 def _parts_of(factor: AxisFactor, splits: Splits) -> Group:
     parts = splits.get(factor)
-    return (factor,) if parts is None else tuple(each for part in parts for each in _parts_of(part, splits))
+    return (factor,) if parts is None else tuple(leaf for part in parts for leaf in _parts_of(part, splits))
 
 
 def _regroup(factors: Group, dims: Sequence[Size], source: str) -> tuple[tuple[Group, ...], Splits] | None:
@@ -205,7 +205,7 @@ def _regroup(factors: Group, dims: Sequence[Size], source: str) -> tuple[tuple[G
         if len(rest) != 1 or rest[0].is_channel or isinstance(rest[0].size, int):
             return None
         middle = [(_part_at(rest[0], at, dims[at], source),) if dims[at] != 1 else () for at in left]
-        splits[rest[0]] = tuple(one for group in middle for one in group)
+        splits[rest[0]] = tuple(part for group in middle for part in group)
     elif rest:
         return None
     return (*front, *middle, *reversed(back)), splits
@@ -254,8 +254,8 @@ class LayoutStep:
 
 def layout_steps(before: Sequence[Group], after: Sequence[Group]) -> list[LayoutStep]:
     """What makes axes `after` of axes `before`, which have the same factors: a Reshape, a Transpose, a Reshape."""
-    order = [one for axis in before for one in axis]
-    wanted = [one for axis in after for one in axis]
+    order = [factor for axis in before for factor in axis]
+    wanted = [factor for axis in after for factor in axis]
     if list(before) == list(after):
         return []
     if order == wanted:

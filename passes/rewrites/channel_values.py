@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class ChannelOp:
-    """An operator that treats each channel by itself, so that it can as well run on the product's own output.
+    """An operator that treats each channel by itself, so that the operator can also run on the product's own output.
 
     `params` maps the positions of inputs with one number per channel to places in the layout's `params`.
     """
@@ -33,7 +33,7 @@ class ChannelOp:
 
 @dataclass(frozen=True, slots=True)
 class ChannelValue:
-    """A value made of the product's channels: `layout` says which, `ops` what was done to each on the way."""
+    """A value computed from the product's channels: `layout` says which channels, `ops` the operators on the way."""
 
     name: str
     layout: ChannelLayout
@@ -41,14 +41,14 @@ class ChannelValue:
     node: NodeProto | None = None
     """What makes it; None for the product's own output."""
     nexts: tuple[ChannelValue, ...] = ()
-    """The values that are made of it."""
+    """The values computed from this value."""
     readers: tuple[NodeProto, ...] = ()
     """The nodes that read it and do something else."""
 
     def walk(self) -> Iterator[ChannelValue]:
         yield self
-        for one in self.nexts:
-            yield from one.walk()
+        for following in self.nexts:
+            yield from following.walk()
 
 
 def channel_values(view: GraphView, product: MergedProduct) -> ChannelValue:
@@ -67,7 +67,7 @@ def _expand(view: GraphView, value: ChannelValue) -> ChannelValue:
         if made is None:
             readers.append(node)
         else:
-            nexts += [_expand(view, one) for one in made]
+            nexts += [_expand(view, result) for result in made]
     return replace(value, nexts=tuple(nexts), readers=tuple(readers))
 
 
@@ -77,7 +77,7 @@ def _follow(view: GraphView, node: NodeProto, value: ChannelValue) -> list[Chann
     if rule is None or list(node.input).count(value.name) != 1:
         return None
     layouts = rule(view, node, value)
-    return None if layouts is None or any(one.layout is None for one in layouts) else _channel_values(layouts, node)
+    return None if layouts is None or any(out.layout is None for out in layouts) else _channel_values(layouts, node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ class _NodeOutput:
 
 def _channel_values(results: Sequence[_NodeOutput], node: NodeProto) -> list[ChannelValue]:
     return [
-        ChannelValue(one.name, one.layout, one.ops, one.node or node)
-        for one in results
-        if one.name and one.layout is not None
+        ChannelValue(result.name, result.layout, result.ops, result.node or node)
+        for result in results
+        if result.name and result.layout is not None
     ]
 
 
@@ -120,12 +120,12 @@ def _reshape(view: GraphView, node: NodeProto, layout: ChannelLayout) -> Channel
     known = view.dims(node.output[0])
     written = view.numbers(node.input[1]) if node.op_type == "Reshape" else None
     if written is not None:
-        sizes: list[Size] = [int(one) for one in written]
+        sizes: list[Size] = [int(size) for size in written]
         if attribute_of(node, "allowzero", 0) and 0 in sizes:
             return None
-        dims = [f"={at}" if one == 0 else "" if one == -1 else one for at, one in enumerate(sizes)]
+        dims = [f"={at}" if size == 0 else "" if size == -1 else size for at, size in enumerate(sizes)]
         if known is not None:
-            dims = [own if one == "" else one for one, own in zip(dims, known, strict=True)]
+            dims = [own if dim == "" else dim for dim, own in zip(dims, known, strict=True)]
         return layout.reshape(dims, node.input[1])
     return None if known is None else layout.reshape(known, node.input[1] if node.op_type == "Reshape" else "")
 
@@ -172,9 +172,9 @@ def _slice(view: GraphView, node: NodeProto, layout: ChannelLayout) -> ChannelLa
 
 def _slice_axis(layout: ChannelLayout, part: slice, axis: int) -> ChannelLayout | None:
     group = layout.axes[axis]
-    if not all(one.is_channel for one in group) or not group:
+    if not all(factor.is_channel for factor in group) or not group:
         return None
-    count = int(np.prod([int(one.size) for one in group]))
+    count = int(np.prod([int(factor.size) for factor in group]))
     end = None if part.stop < -count and part.step < 0 else part.stop
     return layout.take(axis, np.arange(count)[slice(part.start, end, part.step)])
 
@@ -183,9 +183,9 @@ def _split(view: GraphView, node: NodeProto, value: ChannelValue) -> list[_NodeO
     """Split; and SplitToSequence, if the list is only read at known places."""
     axis = attribute_of(node, "axis", 0)
     group = value.layout.axes[axis]
-    if not group or not all(one.is_channel for one in group):
+    if not group or not all(factor.is_channel for factor in group):
         return None
-    count = int(np.prod([int(one.size) for one in group]))
+    count = int(np.prod([int(factor.size) for factor in group]))
     reads = _reads_of_sequence(view, node) if node.op_type == "SplitToSequence" else list(enumerate(node.output))
     sizes = None if reads is None else _split_sizes(view, node, count)
     if reads is None or sizes is None or sum(sizes) != count:
@@ -267,7 +267,7 @@ def _is_single(view: GraphView, name: str) -> bool:
 
 
 def constant_array(view: GraphView, name: str) -> Array | None:
-    """The numbers of a stored tensor, behind layout ops and casts; None where they are computed or unread."""
+    """The numbers of a stored tensor, after layout ops and casts; None where the numbers are computed or unread."""
     matrix = matrix_of(view, name)
     return matrix_values(view, matrix) if matrix is not None and matrix.is_plain else None
 
@@ -287,4 +287,4 @@ RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys((*sorted(WITH_PARAMS), "Clip", "Cast", "Neg", "QuantizeLinear", "DequantizeLinear"), _elementwise),
     "BatchNormalization": _batch_norm,
 }
-"""Op → what it makes of the channels."""
+"""Op → the function that gives the layouts of its outputs."""

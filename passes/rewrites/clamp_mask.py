@@ -39,7 +39,7 @@ LONGEST_ROW: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class ClampMask(Step):
-    """Raise the mask constants in front of each Softmax to a finite bound.
+    """Raise the mask constants added before each Softmax to a finite bound.
 
     By default the bound is chosen: the first multiple of ten under which, on the draws of the proof, all masked scores
     of a row together are lost in the rounding of its weights. `bound` sets it, also for a model that is not run.
@@ -178,7 +178,7 @@ def _select_scores(graph: MaskedGraph) -> MaskedGraph:
 
 
 def _observation(graph: MaskedGraph) -> tuple[DetachedModel, list[tuple[str, str, int]]]:
-    """A model that computes the scores with their masks, and beside them with masks of 0; and what `observe` takes."""
+    """A model that computes the scores with their masks as well as with masks of 0; and the argument for `observe`."""
     proto, taken = graph.model.copy_proto(), graph.value_names()
     uses = graph.all_uses()
     zero = {name: _fresh(f"{name}_zero", taken) for name in sorted({graph.constant_name(use) for use in uses})}
@@ -216,7 +216,7 @@ def _gap(graph: MaskedGraph) -> float:
 
 
 def _clamp(graph: MaskedGraph, bound: float) -> DetachedModel:
-    """The model with `bound` for its mask constants; a constant that others read too stays beside the new one."""
+    """The model with `bound` for its mask constants; a constant with other consumers stays next to the new one."""
     proto, taken = graph.model.copy_proto(), graph.value_names()
     by_name = defaultdict[str, list[MaskUse]](list)
     for use in graph.all_uses():
@@ -230,13 +230,13 @@ def _clamp(graph: MaskedGraph, bound: float) -> DetachedModel:
         for place, slot in spots:
             proto.graph.node[place].input[slot] = new
         if not is_shared:
-            proto.graph.initializer.remove(next(each for each in proto.graph.initializer if each.name == name))
+            proto.graph.initializer.remove(next(tensor for tensor in proto.graph.initializer if tensor.name == name))
         proto.graph.initializer.append(_raise(graph, name, new, bound / min(abs(use.factor) for use in uses)))
     return detach(proto, known=graph.model.weights)
 
 
 def _raise(graph: MaskedGraph, name: str, new: str, limit: float) -> TensorProto:
-    """The constant `name` under the name `new`, where what masks is at `limit`."""
+    """The constant `name` under the name `new`, with its masking numbers at `limit`."""
     array = graph.stored_values(name)
     wide = array.astype(np.float32)
     low, high = np.asarray(limit, array.dtype), np.asarray(-limit, array.dtype)

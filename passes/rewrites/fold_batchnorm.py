@@ -1,8 +1,8 @@
-"""Put each BatchNormalization into the weight and the bias of the product in front of it.
+"""Put each BatchNormalization into the weight and the bias of the product before it.
 
-In the inference form it multiplies each channel by a factor and adds a shift, both of them constants. The product keeps
-its name and its weight keeps its name; the result has the name of what the BatchNormalization made, as it has its
-numbers.
+In the inference form a BatchNormalization multiplies each channel by a constant factor and adds a constant shift. The
+product keeps its name and its weight keeps its name; the result has the numbers of the BatchNormalization's output, and
+so takes the name of that output.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class FoldBatchnorm(Step):
-    """Fold BatchNormalization behind Conv, ConvTranspose, Gemm and MatMul, also behind its Add and layout operators."""
+    """Fold BatchNormalization after Conv, ConvTranspose, Gemm or MatMul, also after their Add and layout operators."""
 
     name: str = field(default="fold-batchnorm", init=False)
     source: str = field(default="onnxline", init=False)
@@ -41,7 +41,7 @@ class FoldBatchnorm(Step):
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         current = model
-        while True:  # of two in a row, the second is behind the product once the first is folded
+        while True:  # of two in a row, the second follows the product once the first is folded
             folded, reasons = _fold_all(current)
             if folded is current:
                 break
@@ -92,7 +92,7 @@ def _refuse_training(model: DetachedModel, node: NodeProto) -> None:
 
 
 def _path_to_product(view: GraphView, norm: NodeProto, fixed: Mapping[str, str]) -> list[NodeProto]:
-    """The nodes from the one in front of `norm` back to the product, which nothing else reads than `norm`."""
+    """The nodes from the producer of `norm`'s input back to the product; only this path and `norm` read them."""
     path: list[NodeProto] = []
     value = norm.input[0]
     while True:
@@ -101,7 +101,7 @@ def _path_to_product(view: GraphView, norm: NodeProto, fixed: Mapping[str, str])
             raise _NotFolded(
                 f"follows {'an input' if node is None else op_of(node)}, which is no product with a weight"
             )
-        readers = [one for one in view.consumers.get(value, ()) if op_of(one) != "Shape"]
+        readers = [reader for reader in view.consumers.get(value, ()) if op_of(reader) != "Shape"]
         if value in fixed or len(readers) > 1:
             raise _NotFolded(f"follows a value that {fixed.get(value) or 'others'} read{'s' * (value in fixed)} too")
         path.append(node)
@@ -120,14 +120,14 @@ BETWEEN: Final = LAYOUT_OPS | {"Add"}
 def _norm_params(view: GraphView, norm: NodeProto) -> tuple[Array, ...]:
     """Scale, shift, mean and variance."""
     arrays = [None if name in view.inputs else constant_array(view, name) for name in norm.input[1:5]]
-    found = [one.astype(np.float64) for one in arrays if one is not None]
+    found = [array.astype(np.float64) for array in arrays if array is not None]
     if len(found) != 4:
         raise _NotFolded("has numbers that are computed, fed, or unread")
     return tuple(found)
 
 
 def _affine(norm: NodeProto, params: Sequence[Array]) -> tuple[Array, Array]:
-    """The factor of each channel, and what is added to it."""
+    """The factor and the shift of each channel."""
     scale, shift, mean, variance = params
     factor = scale / np.sqrt(variance + attribute_of(norm, "epsilon", 1e-5))
     return factor, shift - mean * factor
@@ -164,13 +164,13 @@ def _fold_into_matrix(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto
     """Scale the columns of a MatMul or a Gemm, whose channels layout operators may have moved since."""
     node, view = path[-1], edit.view
     product = read_product(view, node)
-    value = next((one for one in channel_values(view, product).walk() if one.node is norm), None)
+    value = next((result for result in channel_values(view, product).walk() if result.node is norm), None)
     if value is None:
         raise _NotFolded(f"has other channels than the {op_of(node)} in front of it")
     *adds, own = value.ops
     (at, stored), *_ = product.weights.items()
     count, channels = stored.tensor.dims[stored.axis], value.layout.channels.reshape(-1)
-    if len(channels) != count or any(op_of(one.node) != "Add" for one in adds):
+    if len(channels) != count or any(op_of(channel_op.node) != "Add" for channel_op in adds):
         raise _NotFolded(f"has other channels than the {op_of(node)} in front of it")
     _norm_params(view, norm)  # refuses what is fed
 
@@ -184,7 +184,9 @@ def _fold_into_matrix(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto
     inputs = {id(node): list(node.input)}
     _refuse_other_nodes(stored)
     inputs[id(node)][at] = _scaled_weight(edit, stored, lambda array: array * _along(factor, array.ndim, stored.axis))
-    layouts = {id(one.node): one.layout for one in channel_values(view, product).walk() if one.node is not None}
+    layouts = {
+        id(result.node): result.layout for result in channel_values(view, product).walk() if result.node is not None
+    }
     for place, add in enumerate(adds):
         more = shift if place == len(adds) - 1 else np.zeros(count)
         inputs[id(add.node)] = _scaled_add(edit, add, layouts[id(add.node)], factor, more)
@@ -208,7 +210,7 @@ def _fold_into_matrix(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto
 
 
 def _end(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto], inputs: Mapping[int, Sequence[str]]) -> None:
-    """Remove `norm`; the node in front of it makes the value that the readers know."""
+    """Remove `norm`; the node before `norm` now makes the value that the consumers read."""
     edit.removed.add(id(norm))
     for place, node in enumerate(path):
         if place == 0 or id(node) in inputs:
@@ -238,7 +240,7 @@ def _refuse_other_nodes(stored: StoredChannels) -> None:
 
 
 def _scaled_weight(edit: GraphEdit, stored: StoredChannels, scale: Callable[[Array], Array]) -> str:
-    """The weight with other numbers, as the product reads it: under its own name if nothing else reads it."""
+    """Store the scaled weight, and return the name for the product to read: the same name if no other node reads it."""
     view, tensor = edit.view, stored.tensor
     if view.model.is_unread(tensor):
         raise _NotFolded(f"follows a product with {tensor.name}, which stays unread")
@@ -279,7 +281,7 @@ def _bias(edit: GraphEdit, norm: NodeProto, node: NodeProto, dtype: np.dtype[Any
 
 
 def _scaled_add(edit: GraphEdit, add: ChannelOp, layout: ChannelLayout, factor: Array, more: Array) -> list[str]:
-    """The inputs of an Add of constants, where channels behind it are multiplied by `factor` and `more` is added."""
+    """The inputs of an Add of constants, once its output channels are multiplied by `factor` and `more` is added."""
     node, view = add.node, edit.view
     at = 1 - add.data
     array = constant_array(view, node.input[at])
@@ -299,9 +301,9 @@ def _laid_out(layout: ChannelLayout, numbers: Array) -> Array:
     """One number for each channel, as they broadcast to a value of this layout."""
     shape: list[int] = []
     for axis in layout.axes:
-        if any(one.is_channel for one in axis) and not all(one.is_channel for one in axis):
+        if any(factor.is_channel for factor in axis) and not all(factor.is_channel for factor in axis):
             raise _NotFolded("has its channels and places along one axis")
-        shape.append(prod(int(one.size) for one in axis if one.is_channel))
+        shape.append(prod(int(factor.size) for factor in axis if factor.is_channel))
     first = next((at for at, size in enumerate(shape) if size > 1), len(shape) - 1)
     return numbers[layout.channels].reshape(shape[first:])
 
@@ -312,4 +314,4 @@ FOLDERS: Final[Mapping[str, Callable[[GraphEdit, NodeProto, Sequence[NodeProto]]
     "Gemm": _fold_into_matrix,
     "MatMul": _fold_into_matrix,
 }
-"""Product → what folds a BatchNormalization behind it."""
+"""Product → the function that folds a BatchNormalization after that product."""

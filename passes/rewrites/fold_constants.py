@@ -1,4 +1,4 @@
-"""Compute what depends on nothing but constants, once, with onnxruntime; in the worker, and a few weights at a time."""
+"""Compute values that depend only on constants once, with onnxruntime; in the worker, and a few weights at a time."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _groups(nodes: Sequence[NodeProto]) -> list[list[NodeProto]]:
 
 
 def _part(model: DetachedModel, group: Sequence[NodeProto], read: Collection[str]) -> tuple[DetachedModel, list[str]]:
-    """`group` as a model of its own, and those of its values that others read."""
+    """`group` as a model of its own, and the outputs of `group` that are in `read`."""
     part = extract(model.proto, group)
     return model.with_proto(part), [name for node in group for name in node.output if name in read]
 
@@ -210,7 +210,7 @@ def _replace_nodes(model: DetachedModel, nodes: Sequence[NodeProto], folded: Seq
 
 
 def _transposed_digests(model: DetachedModel, nodes: Sequence[NodeProto]) -> dict[str, str]:
-    """The digests of unread weights that are only transposed, by which the kept ones among them are known again."""
+    """Transposed tensor → its digest, for unread weights that are only transposed: it identifies a kept tensor."""
     stored = initializers_of(model.proto.graph)
     digests = {}
     for node in nodes:

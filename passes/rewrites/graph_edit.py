@@ -1,4 +1,4 @@
-"""Nodes and tensors that replace others in a graph: collected one by one, put into a copy of the model at the end."""
+"""Collect new nodes and tensors for a graph one by one, and put them into a copy of the model at the end."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(slots=True)
 class GraphEdit:
-    """What is removed from the graph of `view`, and what comes in its place. Names are free ones, in a fixed order."""
+    """The removals from the graph of `view` and their replacements. New names are free names, in a fixed order."""
 
     view: GraphView
     removed: set[int] = field(default_factory=set)
     """The nodes that go, by their ids."""
     place: int = 0
-    """The place in the graph in front of which nodes are added."""
+    """The place in the graph before which nodes are added."""
     nodes: list[tuple[int, NodeProto]] = field(default_factory=list)
     tensors: list[TensorProto] = field(default_factory=list)
     replaced: set[str] = field(default_factory=set)
@@ -48,14 +48,14 @@ class GraphEdit:
 
     def state(self) -> dict[str, object]:
         """A copy of all that was collected, for `restore`."""
-        return {one.name: copy(getattr(self, one.name)) for one in fields(self) if one.name != "view"}
+        return {entry.name: copy(getattr(self, entry.name)) for entry in fields(self) if entry.name != "view"}
 
     def restore(self, state: dict[str, object]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
 
     def model(self) -> DetachedModel:
-        """The model of `view` with all changes, without what nothing reads any more."""
+        """The model of `view` with all changes, without the nodes and tensors that nothing reads any more."""
         source = self.view.model
         proto = source.copy_proto()
         graph = proto.graph
@@ -65,7 +65,10 @@ class GraphEdit:
         stays = [(at, 1, same) for at, (same, node) in own if id(node) not in self.removed]
         placed = sorted([*((at, 0, node) for at, node in self.nodes), *stays], key=lambda entry: entry[:2])
         replace_entries(graph.node, [node for _, _, node in placed])
-        replace_entries(graph.initializer, [one for one in graph.initializer if one.name not in self.replaced])
+        replace_entries(
+            graph.initializer,
+            [initializer for initializer in graph.initializer if initializer.name not in self.replaced],
+        )
         graph.initializer.extend(self.tensors)
         sort_nodes(graph)
         alive = {name for node in live_nodes(graph) for name in node.output}
@@ -87,13 +90,14 @@ class GraphEdit:
         self._store_array(array, name, None, "")
 
     def renew_tensor(self, name: str, numbers: Array, behind: Sequence[str] = ()) -> str:
-        """Store other numbers for the tensor `name`, and return its name: the same one if it has no other reader.
+        """Store other numbers for the tensor `name`, and return the name of the stored tensor: `name` if the old tensor
+        has no other consumer.
 
         Args:
-            behind: values that are made of it on the way to the reader that wants the numbers.
+            behind: values computed from the tensor on the way to the consumer of the new numbers.
         """
         view = self.view
-        shared = any(len(view.consumers.get(one, ())) > 1 or one in view.outputs for one in (name, *behind))
+        shared = any(len(view.consumers.get(value, ())) > 1 or value in view.outputs for value in (name, *behind))
         if shared or name not in view.initializers or name in self.replaced:
             return self.store(numbers, name)
         self.replace_tensor(name, numbers)
@@ -130,7 +134,7 @@ class GraphEdit:
         return self.made[key]
 
     def copy_node(self, node: NodeProto, inputs: Sequence[str], output: str, role: str, **sizes: int) -> str:
-        """Add `node` once more, on other inputs; `sizes` are attributes that change with them."""
+        """Add a copy of `node` on other inputs; `sizes` are the attributes with new values."""
         same = copy_of(node)
         for attribute in same.attribute:
             if attribute.name in sizes:
@@ -168,7 +172,7 @@ class GraphEdit:
         self.nodes.append((self.place, onnx.helper.make_node(op, inputs, [output], **attributes)))
 
     def free(self, name: str) -> str:
-        """`name`, or the next one like it that is free; it is taken from now on."""
+        """Return `name`, or the next free name derived from it, and mark the result as taken."""
         name = free_name(name, self.names)
         self.names.add(name)
         return name
@@ -178,7 +182,7 @@ class GraphEdit:
 
 
 def outside_readers(view: GraphView) -> dict[str, str]:
-    """The values that others than nodes of this graph read, with who reads them."""
+    """The values with consumers other than the nodes of this graph → a description of those consumers."""
     fixed = dict.fromkeys(view.outputs, "the model's output")
     for node in view.own:
         if bodies_in(node):

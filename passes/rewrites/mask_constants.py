@@ -57,7 +57,7 @@ class MaskedGraph:
         return {place: uses for place, uses in kept.items() if uses}
 
     def all_uses(self) -> list[MaskUse]:
-        """The uses in front of every Softmax, each once, in the order of the graph."""
+        """The uses before every Softmax, each use once, in the order of the graph."""
         return sorted({use for uses in self.uses.values() for use in uses}, key=lambda use: (use.node, use.slot))
 
     def constant_name(self, use: MaskUse) -> str:
@@ -82,7 +82,7 @@ class MaskedGraph:
         )
 
     def _trace(self, value: str) -> Iterator[MaskUse]:
-        """The mask constants that a value is computed from, backward through what keeps them recognizable."""
+        """The mask constants that a value is computed from, backward through nodes that keep a mask recognizable."""
         pending, seen = [(value, 1.0)], set[tuple[str, float]]()
         while pending:
             state = pending.pop()
@@ -99,7 +99,7 @@ class MaskedGraph:
                     yield MaskUse(place, slot, scale)
 
     def _inputs_to_follow(self, node: NodeProto, factor: float) -> Iterator[tuple[int, float]]:
-        """The inputs of `node` that may bring a mask, each with the factor from there on."""
+        """The inputs of `node` that may bring a mask, each with the factor between that input and Softmax."""
         if node.domain not in ONNX_DOMAINS:
             return
         slots = [slot for slot, name in enumerate(node.input) if name]
@@ -118,7 +118,7 @@ class MaskedGraph:
             yield slot, -factor if node.op_type == "Sub" and slot == 1 else factor
 
     def _scale_factors(self, node: NodeProto, factor: float) -> Iterator[tuple[int, float]]:
-        """A product of a mask with a number, or of a mask constant with what is 0 or 1."""
+        """A product of a mask with a number, or of a mask constant with values of 0 or 1."""
         arrays = [self.constant(name) for name in node.input]
         for slot in (0, 1) if node.op_type == "Mul" else (0,):
             array = arrays[1 - slot]
@@ -139,7 +139,9 @@ class MaskedGraph:
     def _ends_in_softmax(self, use: MaskUse, found: Mapping[int, Collection[MaskUse]]) -> bool:
         """Whether no other reader sees the values between the constant and the Softmax."""
         spot = (use.node, use.slot)
-        reached = {place for place, uses in found.items() if spot in {(each.node, each.slot) for each in uses}}
+        reached = {
+            place for place, uses in found.items() if spot in {(mask_use.node, mask_use.slot) for mask_use in uses}
+        }
         pending, seen = list(self.nodes[use.node].output), set[str]()
         while pending:
             value = pending.pop()

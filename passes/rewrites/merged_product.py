@@ -30,7 +30,7 @@ class StoredChannels:
     nodes: tuple[tuple[NodeProto, int], ...] = ()
     """Each node with the axis of the channels in its output; the one nearest to the product is the first."""
     width: int = 1
-    """How many numbers of a channel lie beside each other along the axis: those of its blocks."""
+    """How many numbers of a channel are adjacent along the axis: the numbers of its blocks."""
 
     def places(self, channels: Array) -> Array:
         """The places along the axis of the numbers of some channels."""
@@ -69,11 +69,13 @@ def read_product(view: GraphView, node: NodeProto) -> MergedProduct:
     if product is None or op_of(node) not in SPLIT_OPS:
         raise NotSplit(f"is read by a {op_of(node)}, which is not taken apart")
     sides: tuple[Side, Side] = (1, 0)
-    side: Side | None = next((one for one in sides if product.operands[one] in view.folded), None)
+    side: Side | None = next((candidate for candidate in sides if product.operands[candidate] in view.folded), None)
     if side is None or ("Conv" in node.op_type and side == 0):
         raise NotSplit("multiplies two computed values")
     axis = product.free_axis(side)
-    letters = [one for one in product.terms[side] if one in product.out and one not in product.terms[1 - side]]
+    letters = [
+        letter for letter in product.terms[side] if letter in product.out and letter not in product.terms[1 - side]
+    ]
     if axis is None or len(letters) != 1:
         raise NotSplit("has its channels along more than one axis")
     if "Conv" in node.op_type and attribute_of(node, "group", 1) != 1:
@@ -137,7 +139,7 @@ def _packed_channels(view: GraphView, node: NodeProto, name: str, count: int) ->
 
 
 def stored_channels(view: GraphView, name: str, axis: int) -> StoredChannels:
-    """The stored tensor behind a constant, through ops that leave its channels whole.
+    """The stored tensor that a constant is computed from, through ops that leave its channels whole.
 
     Raises:
         NotSplit: it is computed by another operator, or it is an input of the model.

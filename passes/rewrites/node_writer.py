@@ -95,12 +95,12 @@ class NodeWriter:
     node: NodeProto
     taken: set[str]
     constants: dict[str, TensorProto]
-    """Constants by content: nodes that need an equal one share it."""
+    """Constants by content: nodes with equal constants share one tensor."""
     nodes: list[NodeProto] = field(default_factory=list)
     _own: set[str] = field(default_factory=set)
 
     def add(self, op_type: str, *inputs: str, label: str, **attributes: Any) -> str:
-        """Write one node of ONNX's own operators with one output, and return the name of that."""
+        """Write one node of ONNX's own operators with one output, and return the name of the output."""
         return self.add_many(op_type, inputs, (label,), **attributes)[0]
 
     def add_many(self, op_type: str, inputs: Sequence[str], labels: Sequence[str], **attributes: Any) -> list[str]:
@@ -132,8 +132,8 @@ class NodeWriter:
         return self.add("Range", zero, count, one, label=label)
 
     def give(self, value: str, output: str) -> str:
-        """Make `value` the node's own output `output`, by renaming it; an Identity where it is the node's input or has
-        another output's name already. Returns the name that readers are to use."""
+        """Make `value` the node's own output `output`, by renaming it; write an Identity where `value` is an input of
+        the node or already has the name of another output. Returns the name for the consumers."""
         if value not in self._own:
             self.nodes.append(helper.make_node("Identity", [value], [output], name=self._unique(f"{output}/copy")))
             return value
@@ -150,7 +150,7 @@ class NodeWriter:
 
     def _unique(self, name: str) -> str:
         numbered = (name if count == 0 else f"{name}_{count}" for count in range(len(self.taken) + 1))
-        unique = next(each for each in numbered if each not in self.taken)
+        unique = next(candidate for candidate in numbered if candidate not in self.taken)
         self.taken.add(unique)
         self._own.add(unique)
         return unique

@@ -1,7 +1,7 @@
-"""Write onnxruntime's attention operators that take Q, K and V as one with the parts beside each other.
+"""Rewrite onnxruntime's attention operators that take packed Q, K and V as operators with separate inputs.
 
 A packed input becomes three by the layout ops that the operator stands for, and a weight inside of `Attention` and
-`QAttention` becomes a product in front of `MultiHeadAttention`. What is merged in this graph is taken apart elsewhere.
+`QAttention` becomes a product before `MultiHeadAttention`. Products merged in the graph itself are split elsewhere.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class UnpackedModel:
 
 
 def unpack_attentions(model: DetachedModel, left: Collection[str] = ()) -> UnpackedModel:
-    """`model` with packed attention operators written out, but for those whose output is in `left`."""
+    """`model` with packed attention operators written out, except the operators with an output in `left`."""
     view = GraphView(model)
     packed = [node for node in view.own if op_of(node) in RULES and node.output[0] not in left]
     replaced: dict[int, _UnpackedOperator] = {}
@@ -90,7 +90,7 @@ class _UnpackedOperator:
         return int(attribute_of(self.node, attribute, 0))
 
     def refuse(self, inputs: Mapping[str, int], attributes: Sequence[str] = (), outputs: int = 1) -> None:
-        """Raise where the operator has an input, an attribute or an output that the other operator has no place for."""
+        """Raise where the operator has an input, an attribute or an output that the new operator does not take."""
         for what, at in inputs.items():
             if self.input(at):
                 raise _NotWrittenOut(f"with {what}, which is not taken apart{self.advice()}")
@@ -101,17 +101,17 @@ class _UnpackedOperator:
             raise _NotWrittenOut(f"with a second output, which is not taken apart{self.advice()}")
 
     def advice(self) -> str:
-        """What takes the operator apart, where it is one that has such a step."""
+        """The end of a message: the step that takes the operator apart; empty for an operator without such a step."""
         return "; decompose-attention in front of split-qkv does" if is_attention(self.node) else ""
 
     def add(self, op: str, inputs: Sequence[str], *outputs: str, domain: str = "", **attributes: Any) -> list[str]:
-        names = [self.free(one) for one in outputs]
+        names = [self.free(output) for output in outputs]
         made = onnx.helper.make_node(op, inputs, names, domain=domain, **attributes)
         self._append(made, op.lower())
         return names
 
     def give(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> None:
-        """A node that computes an output of the operator beside the first one."""
+        """Add a node that computes an output of the operator other than the first output."""
         self._append(onnx.helper.make_node(op, inputs, [output], **attributes), op.lower())
 
     def constant(self, array: np.ndarray[Any, Any], name: str) -> str:
@@ -136,7 +136,7 @@ class _UnpackedOperator:
         while inputs and not inputs[-1]:
             inputs = inputs[:-1]
         made = onnx.helper.make_node(op, inputs, outputs or list(self.node.output), domain=DOMAIN)
-        made.attribute.extend(one for one in self.node.attribute if not keep or one.name in keep)
+        made.attribute.extend(attribute for attribute in self.node.attribute if not keep or attribute.name in keep)
         self._append(made, "")
 
     def _append(self, node: NodeProto, ending: str) -> None:
@@ -242,4 +242,4 @@ RULES: Final[Mapping[str, Callable[[_UnpackedOperator], None]]] = {
     f"{DOMAIN}.Attention": _attention,
     f"{DOMAIN}.QAttention": _quantized_attention,
 }
-"""Operator → what writes it out; nothing, where it is not packed."""
+"""Operator → the function that writes it with separate inputs; it adds no nodes if no input is packed."""

@@ -1,7 +1,7 @@
-"""SmoothQuant as preparation: outlier channels of activations move into the weights behind them, by onnxsim's factors.
+"""SmoothQuant as preparation: outlier channels of activations move into the weights after them, by onnxsim's factors.
 
 A product stays the same if a channel of its data is multiplied by a factor and the row of its weight divided by it. The
-norm in front of the product takes the factors, so that what a quantizer sees between the two has no outliers.
+norm before the product takes the factors, so that the value a quantizer sees between norm and product has no outliers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from passes.weights.sharing import MappedModel, portable
 Array = np.ndarray[Any, np.dtype[Any]]
 
 Factors = dict[str, Array]
-"""Output of a product → what each channel of its data is multiplied by."""
+"""Output of a product → the factor for each channel of its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class SmoothQuant(Step):
 
     Args:
         alpha: how much of the outliers goes into the weights, from 0 to 1.
-        add_nodes: whether products that are not behind a norm get a Mul of their own in front.
+        add_nodes: whether a product that does not follow a norm gets a Mul of its own before it.
     """
 
     alpha: int | float = 0.5
@@ -68,7 +68,7 @@ class SmoothQuant(Step):
 
 
 def find_factors(model: MappedModel, feeds: Sequence[Mapping[str, np.ndarray]], alpha: float) -> Factors:
-    """In the worker: let onnxsim smooth the model, and read its factors from what it made."""
+    """In the worker: let onnxsim smooth the model, and read its factors from the smoothed model."""
     from onnxsim.quark_smoothquant import smooth_quant
 
     proto, weights = model.model(), model.map_weights()
@@ -76,7 +76,7 @@ def find_factors(model: MappedModel, feeds: Sequence[Mapping[str, np.ndarray]], 
         if tensor.name in weights:
             tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name].array(), tensor.name))
     data = {node.output[0]: node.input[0] for node in proto.graph.node if op_of(node) == "MatMul"}
-    smoothed = smooth_quant(proto, [dict(one) for one in feeds], alpha=alpha).graph
+    smoothed = smooth_quant(proto, [dict(feed) for feed in feeds], alpha=alpha).graph
     stored = initializers_of(smoothed)
     made = {node.output[0]: node for node in smoothed.node if node.op_type == "Mul"}
     products = [node for node in smoothed.node if op_of(node) == "MatMul" and node.input[0] != data[node.output[0]]]
@@ -122,7 +122,7 @@ class _Smoother:
             self.smoothed += len(products)
 
     def describe(self) -> Iterator[str]:
-        """What was done, and what was not."""
+        """What the step did, and what it left."""
         if self.smoothed:
             yield f"smoothed {plural(self.smoothed, 'product')}"
         if self.left:
@@ -189,7 +189,7 @@ def _common_factor(factors: Sequence[Array]) -> Array | None:
 
     None where a factor is no number, or none is left to be applied.
     """
-    wide = np.max([one.astype(np.float64) for one in factors], axis=0)
+    wide = np.max([array.astype(np.float64) for array in factors], axis=0)
     found = np.where(wide >= UNSEEN, 1.0, wide)
     return found if np.isfinite(found).all() and (found > 0).all() and not np.allclose(found, 1.0) else None
 

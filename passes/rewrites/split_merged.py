@@ -52,7 +52,7 @@ class SplitGateUp(Step):
 
 
 def split_qkv(model: DetachedModel) -> SplitModel:
-    """`model` with each product that makes several of Q, K and V of one attention taken apart; it does not change."""
+    """Take apart each product that makes several of Q, K and V of one attention; `model` itself does not change."""
     unpacked = unpack_attentions(model)
     result = _split_attentions(unpacked.model)
     left = _not_split(result.model, unpacked.unpacked)
@@ -69,7 +69,7 @@ def _split_attentions(model: DetachedModel) -> SplitModel:
 
 
 def _not_split(model: DetachedModel, unpacked: Mapping[str, str]) -> tuple[str, ...]:
-    """The outputs of those operators whose parts are still taken from one product."""
+    """The outputs of the unpacked operators with parts that are still taken from one product."""
     made = GraphIndex(model.proto.graph).producers
     return tuple(
         output for output, marker in unpacked.items() if marker in made and made[marker].op_type in ("Split", "Gather")
@@ -77,7 +77,7 @@ def _not_split(model: DetachedModel, unpacked: Mapping[str, str]) -> tuple[str, 
 
 
 def find_merged_qkv(view: GraphView) -> dict[str, Roles]:
-    """Each product that makes two or three of Q, K and V of one attention, and the values by which it does."""
+    """Each product that makes two or three of Q, K and V of one attention → role → the values on the way to it."""
     found: dict[str, dict[str, frozenset[str]]] = {}
     for readings in attention_operands(view):
         for reading in readings:
@@ -85,7 +85,7 @@ def find_merged_qkv(view: GraphView) -> dict[str, Roles]:
                 view, projections_behind(view, reading.query), projections_behind(view, reading.key)
             )
             made = {"q": queries, "k": keys, "v": projections_behind(view, reading.value)}
-            values = {role: dict.fromkeys(one.value for one in own) for role, own in made.items()}
+            values = {role: dict.fromkeys(projection.value for projection in own) for role, own in made.items()}
             count = Counter(value for own in values.values() for value in own)
             operands = {"q": reading.query, "k": reading.key, "v": reading.value}
             for role, own in values.items():
@@ -98,26 +98,26 @@ def find_merged_qkv(view: GraphView) -> dict[str, Roles]:
 
 
 def split_gate_up(model: DetachedModel) -> SplitModel:
-    """`model` with each product that makes both factors of a gated MLP taken apart; it does not change."""
+    """Take apart each product that makes both factors of a gated MLP; `model` itself does not change."""
     view = GraphView(model)
     return split_products(view, find_merged_gates(view))
 
 
 def find_merged_gates(view: GraphView) -> dict[str, Roles]:
-    """Each product of which one part goes through an activation and is multiplied with the other."""
+    """Each product with one part that goes through an activation and is then multiplied with the other part."""
     found: dict[str, dict[str, frozenset[str]]] = {}
     for node in view.by_op.get("Mul", ()):
         first, second = node.input
         for gate, up in ((first, second), (second, first)) if view.folded.isdisjoint(node.input) else ():
             plain, curved = _values_behind(view, gate, BETWEEN), _values_behind(view, gate, GATING)
-            beside = _values_behind(view, up, BETWEEN)
-            if not beside - curved:
+            ups = _values_behind(view, up, BETWEEN)
+            if not ups - curved:
                 continue  # x · sigmoid(x), or a GELU in several ops: one activation of one value
-            for value in sorted((curved & beside) - plain):
+            for value in sorted((curved & ups) - plain):
                 if _is_projection(view, value):
                     roles = found.setdefault(value, {"gate": frozenset(), "up": frozenset()})
                     roles["gate"] |= curved
-                    roles["up"] |= beside
+                    roles["up"] |= ups
     return dict(found)
 
 
@@ -128,7 +128,7 @@ def _is_projection(view: GraphView, value: str) -> bool:
 
 
 def _values_behind(view: GraphView, name: str, through: frozenset[str]) -> frozenset[str]:
-    """`name`, and the values that it is computed from through ops in `through`, and those that end the walk."""
+    """`name`, the values that it is computed from through ops in `through`, and the values where the walk ends."""
     seen: set[str] = set()
     front = [name]
     while front:

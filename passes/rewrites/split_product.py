@@ -1,4 +1,4 @@
-"""Take a product apart by the roles of its channels: a product for each role, and what layout its readers need."""
+"""Take a product apart by the roles of its channels: a product for each role, and the layout its consumers need."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from passes.weights.stand_ins import Weight, derived_digest
 Array = np.ndarray[Any, np.dtype[Any]]
 
 Roles = Mapping[str, frozenset[str]]
-"""Role, such as `q` or `gate` → the names of all values that it is made of."""
+"""Role, such as `q` or `gate` → the names of all values that the role is computed from."""
 
 REST: Final = "rest"
 """The role of channels that have none: a matrix may be merged with more than Q, K and V."""
@@ -117,12 +117,12 @@ def _find_parts(
 
 
 def _behind_squeeze(value: ChannelValue, fixed: Mapping[str, str]) -> ChannelValue:
-    """The value behind a Squeeze or an Identity that is the only reader of `value`."""
+    """The output of a Squeeze or an Identity that is the only consumer of `value`."""
     while len(value.nexts) == 1 and not value.readers and value.name not in fixed:
-        (behind,) = value.nexts
-        if behind.node is None or behind.node.op_type not in ("Squeeze", "Identity"):
+        (following,) = value.nexts
+        if following.node is None or following.node.op_type not in ("Squeeze", "Identity"):
             break
-        value = behind
+        value = following
     return value
 
 
@@ -189,9 +189,12 @@ class _Splitter:
         self.edit.add_node("Concat", pieces, name, node, "", axis=0)
 
     def _add_role(self, product: MergedProduct, role: str, parts: Sequence[ChannelPart]) -> None:
-        """The product of one role, what was done to each of its channels, and the layout that each reader takes."""
+        """Add the product of one role, the ops on each of its channels, and the layout that each consumer takes."""
         ops = parts[0].value.ops
-        if any([one.node for one in part.value.ops] != [one.node for one in ops] for part in parts):
+        if any(
+            [channel_op.node for channel_op in part.value.ops] != [channel_op.node for channel_op in ops]
+            for part in parts
+        ):
             raise NotSplit("has parts of one role that are not computed alike")
         pieces = list({part.channels.tobytes(): part for part in parts}.values())
         channels = np.concatenate([part.channels for part in pieces])
@@ -263,7 +266,7 @@ class _Splitter:
         for at, step in enumerate(steps):
             name = part.value.name if at == len(steps) - 1 else self.edit.free(f"{part.value.name}.{STEP_NAMES[at]}")
             if step.perm:
-                groups = [groups[one] for one in step.perm]
+                groups = [groups[axis] for axis in step.perm]
                 source = self.edit.add_node("Transpose", [source], name, template, role, perm=list(step.perm))
             else:
                 shape = self._shape(groups, step.groups, name)
@@ -271,11 +274,11 @@ class _Splitter:
                 groups = list(step.groups)
 
     def _shape(self, before: Sequence[Group], after: Sequence[Group], name: str) -> str:
-        """The sizes for a Reshape; those that are not fixed are copied, inferred, or read from another tensor."""
+        """The sizes for a Reshape; sizes that are not fixed are copied, inferred, or read from another tensor."""
         sizes: list[int | tuple[str, int]] = []
         for at, group in enumerate(after):
-            if all(isinstance(one.size, int) for one in group):
-                sizes.append(prod(int(one.size) for one in group))
+            if all(isinstance(factor.size, int) for factor in group):
+                sizes.append(prod(int(factor.size) for factor in group))
             elif at < len(before) and before[at] == group:
                 sizes.append(0)
             else:
@@ -345,10 +348,10 @@ class _Splitter:
 
 
 def _unread_rows(weight: Weight, axis: int, channels: Array) -> Weight:
-    """Some rows of an unread weight, which are a place in its file, as long as they are one behind the other.
+    """Some consecutive rows of an unread weight, as a place in its file.
 
     Raises:
-        NotSplit: they are not, so that the weight would have to be read.
+        NotSplit: the rows are not consecutive or in no file, so that the weight would have to be read.
     """
     first, count = int(channels[0]), len(channels)
     if axis or not weight.data.flags.c_contiguous or not np.array_equal(channels, np.arange(first, first + count)):
@@ -363,7 +366,7 @@ def _unread_rows(weight: Weight, axis: int, channels: Array) -> Weight:
 
 
 SPLIT_TAKES_SIZES: Final = 13
-"""The opset from which on the sizes of Split are an input."""
+"""The first opset where the sizes of Split are an input."""
 
 
 def _maker(part: ChannelPart) -> NodeProto:
@@ -375,14 +378,14 @@ def _positions_first(order: Sequence[Group], product: MergedProduct) -> tuple[Gr
     """A matrix of positions and channels, as BatchNormalization takes it."""
     if product.axis != -1:
         raise NotSplit("comes with a BatchNormalization over another axis than its own")
-    return tuple(one for axis in order[:-1] for one in axis), order[-1]
+    return tuple(factor for axis in order[:-1] for factor in axis), order[-1]
 
 
 STEP_NAMES: Final = ("heads", "turned", "whole")
 
 
 def _nodes_between(root: ChannelValue, ends: set[str]) -> Iterator[NodeProto]:
-    """The nodes behind `root`, up to those that make `ends`."""
+    """The nodes after `root`, up to the producers of `ends`."""
     for value in root.nexts:
         if value.node is not None:
             yield value.node
@@ -391,7 +394,7 @@ def _nodes_between(root: ChannelValue, ends: set[str]) -> Iterator[NodeProto]:
 
 
 def _shapes_between(root: ChannelValue, ends: set[str]) -> Iterator[NodeProto]:
-    """The readers of the sizes of values behind `root`, up to `ends`."""
+    """The consumers of the sizes of `root` and of the values after `root`, up to `ends`."""
     yield from (node for node in root.readers if node.op_type == "Shape")
     for value in root.nexts:
         if value.name not in ends:

@@ -52,7 +52,7 @@ def fix_input_shapes(steps: Sequence[Step], model: onnx.ModelProto) -> onnx.Mode
     A named dim that is fixed in one input is fixed in all.
 
     Raises:
-        PolicyError: there is no such input, or its declared shape contradicts the one that is asked for.
+        PolicyError: there is no such input, or its declared shape contradicts the requested shape.
     """
     asked = {name: (step, shape) for step in steps for name, shape in step.input_shapes.items()}
     if not asked:

@@ -33,7 +33,7 @@ NAMED: Final = 3
 
 
 def stored_bytes(model: DetachedModel) -> int:
-    """Bytes of all stored tensors, those of bodies and Constants too; a tensor stored under two names counts twice."""
+    """Bytes of all stored tensors, also of bodies and Constants; a tensor stored under two names counts twice."""
     stored = [tensor for graph in every_graph(model.proto.graph) for tensor in graph.initializer]
     held = [
         attribute.t for node in every_node(model.proto.graph) for attribute in node.attribute if attribute.HasField("t")
@@ -42,7 +42,7 @@ def stored_bytes(model: DetachedModel) -> int:
 
 
 def count_nodes(model: DetachedModel) -> int:
-    """The nodes of the model, those of bodies and of its own functions too."""
+    """The nodes of the model, also of bodies and of its own functions."""
     graphs = (model.proto.graph, *model.proto.functions)
     return sum(1 for graph in graphs for _ in every_node(graph))
 
@@ -161,7 +161,7 @@ def _sharing(sources: list[dict[str, TensorProto]]) -> Iterator[list[int]]:
             if index not in seen:
                 seen.add(index)
                 members.append(index)
-                waiting += [other for name in sources[index] for other in readers[name]]
+                waiting += [reader for name in sources[index] for reader in readers[name]]
         if members:
             yield members
 

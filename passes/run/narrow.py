@@ -25,9 +25,9 @@ def minimal_culprits(names: Sequence[str], suspects: Sequence[str], is_good: IsG
 
 
 def primary_culprit(culprits: Sequence[str], does_the_same: IsGood) -> str:
-    """The one of several culprits that made the change: without all the others the result is the same."""
+    """The culprit that made the change: without all the other culprits the result is the same."""
     for name in culprits:
-        others = tuple(other for other in culprits if other != name)
+        others = tuple(culprit for culprit in culprits if culprit != name)
         if others and does_the_same(others):
             return name
     return culprits[0]

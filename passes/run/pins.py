@@ -75,7 +75,7 @@ def build_pin_probe(
 ) -> DetachedModel | None:
     """A model of the nodes that make `first` and `second` pins, and lay out their weights; pinned at the second.
 
-    A step that does not change it does no more to the whole model with the second pins than with the first. None when
+    If a step leaves this probe unchanged, the second pins allow no further change in the whole model. None when
     a value that is read from outside has no known type; then the step has to be tried.
     """
     index = GraphIndex(model.proto.graph)
@@ -96,6 +96,6 @@ def build_pin_probe(
 
 
 def _layouts(nodes: Sequence[NodeProto], made_by: dict[str, NodeProto]) -> list[NodeProto]:
-    """The nodes of one input, such as Transpose, in front of the second operands."""
+    """The nodes with one input, such as Transpose, that produce the second operands."""
     before = [made_by[node.input[1]] for node in nodes if len(node.input) > 1 and node.input[1] in made_by]
     return [node for node in before if len(node.input) == 1]

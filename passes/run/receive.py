@@ -1,4 +1,4 @@
-"""Run a step and check its result: a model that can be read, and that loads where the one before did."""
+"""Run a step and check its result: it can be read, and it loads if the model before the step loads."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def _bypass_repeatedly(model: DetachedModel, fails: Callable[[DetachedModel], bo
 
 def _sweep(model: DetachedModel, fails: Callable[[DetachedModel], bool], deadline: float) -> DetachedModel:
     """`smallest`, by taking whole runs of nodes away, shorter and shorter ones. Of several places that fail, the first
-    one stays, since the last nodes go first."""
+    stays, since the last nodes are removed first."""
     types = types_of(model.proto)
     nodes, length = list(model.proto.graph.node), len(model.proto.graph.node)
     count = 0
@@ -117,7 +117,7 @@ def _sweep(model: DetachedModel, fails: Callable[[DetachedModel], bool], deadlin
 
 def bypass_nodes(model: DetachedModel) -> Iterator[DetachedModel]:
     """Valid models that lack one node of `model`, or two in a row such as a Reshape and a Transpose: the consumers of
-    the last one read an input of the first one.
+    the last node read an input of the first node.
 
     The types of outputs are inferred again, and values that nothing reads any more are removed.
     """

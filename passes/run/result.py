@@ -69,7 +69,7 @@ class PassRow:
 
     @property
     def words(self) -> str:
-        """The reason and the remarks, as they stand beside the row."""
+        """The reason and the remarks, as they stand next to the row."""
         return "; ".join(filter(None, (self.reason, *self.remarks)))
 
 
@@ -107,10 +107,10 @@ class OptimizeResult(ABC):
 
     @abstractmethod
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the final model; above 100 MB its weights go to a file beside it.
+        """Write the final model; above 100 MB its weights go to a file next to it.
 
         Raises:
-            UsageError: the file cannot be written; what was there before is as it was.
+            UsageError: the file cannot be written; an existing file is unchanged.
         """
 
     @abstractmethod

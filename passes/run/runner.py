@@ -1,4 +1,4 @@
-"""The loop: try a step, accept its model or go on with the one from before, and record why."""
+"""The loop: try a step, accept its model or continue with the previous model, and record why."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Observer = Callable[[str, int, int, PassRow | None], None]
 
 
 ChangeObserver = Callable[[int, PassRow, AnalyzedModel, AnalyzedModel], None]
-"""Called as (place of the row, the row without its time, the model before, the one that the step made)."""
+"""Called as (place of the row, the row without its time, the model before the step, the model that the step made)."""
 
 
 def run_passes(
@@ -135,7 +135,7 @@ class _PassLoop:
         return self.current.model
 
     def step(self, step: Step, policy: Policy, turn: int) -> list[PassRow]:
-        """Try one step; returns its row, after those of the inner passes that had to be taken out of it."""
+        """Try one step; returns its row, after the rows of the inner passes that had to be taken out of it."""
         first, begun = len(self.rows), time.perf_counter()
         skip = policy.skips(step.name)
         if skip is not None:
@@ -156,7 +156,7 @@ class _PassLoop:
         """Run the final model, if its proof was that it computes the same as one that was run.
 
         Should it be wrong all the same (onnxruntime refuses a type that a step has declared, say), the first step whose
-        model is wrong is reverted, and those after it are tried again without it.
+        model is wrong is reverted, and the steps after it are tried again without it.
         """
         while self.accepted and self._fault_of(self.current):
             wrong, right = len(self.accepted) - 1, -1
@@ -173,7 +173,7 @@ class _PassLoop:
             return str(failure)
 
     def _revert_accepted(self, place: int) -> None:
-        """Revert one of the accepted steps, and try those after it again."""
+        """Revert one of the accepted steps, and try the steps after it again."""
         guilty, later = self.accepted[place], self.accepted[place + 1 :]
         why = self._fault_of(guilty.after)
         self.rows[guilty.row] = replace(

@@ -1,4 +1,4 @@
-"""The structures that a run tracks: those that no step may break, and those that are only observed."""
+"""The structures that a run tracks: structures that no step may break, and structures that are only observed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Lost = Mapping[tuple[str, str], str]
 class TrackedStructures:
     """The structures of the exported model, by kind.
 
-    Kinds in `enforced` may not be broken by any step; those in `pinned` (the kept ones) are also held visible across
+    Kinds in `enforced` may not be broken by any step; kinds in `pinned` (the kept kinds) are also held visible across
     each pass. The others are only observed, so that the report can say who broke them.
     """
 
@@ -59,7 +59,7 @@ class TrackedStructures:
     def relaxed_pins(self, computed: Set[str]) -> list[ValueInfoProto]:
         """The pins to try second: empty where they would not give a pass more room than the first ones.
 
-        A boundary has second pins only for where its first ones are gone.
+        A boundary has second pins only for the case that its first pins are gone.
         """
         return self._further_pins(computed, 1)
 
@@ -107,7 +107,7 @@ def _first(pins: Sequence[ValueInfoProto], computed: Set[str]) -> ValueInfoProto
 
 
 def _gives_room(site: PinSite, at: int, computed: Set[str]) -> bool:
-    """Whether there is something between the tight pin and the one `at` a place that the one before excludes."""
+    """Whether pinning at `at` frees any node that the next tighter pin would hold."""
     return {site.tight.name, site[at].name} <= computed and site[at].name != site[at - 1].name
 
 
@@ -121,7 +121,7 @@ def find_structures(
         later: kinds that a step of the recipe makes, so that the exported model need not have them.
 
     Raises:
-        PolicyError: a `keep` that matches nothing, with what is there instead.
+        PolicyError: a `keep` that matches nothing; the message says what was found instead.
     """
     kept = policy.kept_kinds()
     enforced = dict.fromkeys((*kept, *policy.watched_kinds(names)))
@@ -143,7 +143,7 @@ def refuse_unmatched(tracked: TrackedStructures, policy: Policy, model: Detached
     """Refuse a required `keep` that matches nothing after the steps that could have made it; `model` is the last.
 
     Raises:
-        PolicyError: naming what is there instead.
+        PolicyError: the message says what was found instead.
     """
     for kind, required in policy.kept_kinds().items():
         if required and not tracked.instances[kind]:

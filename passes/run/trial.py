@@ -274,7 +274,7 @@ class Trial:
     def narrow(self, step: Step, attempt: Attempt) -> NarrowedStep:
         """Find the inner passes that are at fault for `attempt`.
 
-        Those that broke what must hold are taken out; those that only broke what is observed are named.
+        Passes that broke a required structure are taken out; passes that only broke an observed structure are named.
         """
         # To wait for many more time limits would cost more than the name is worth.
         if not step.is_composite or attempt.status is Status.TIMED_OUT:
@@ -301,7 +301,7 @@ class Trial:
         )
         authors = dict.fromkeys(attempt.lost, f"{step.name}/{author}")
         if len(culprits) > 1:
-            alone = {name: without(tuple(other for other in culprits if other != name)).lost for name in culprits}
+            alone = {name: without(tuple(culprit for culprit in culprits if culprit != name)).lost for name in culprits}
             for key in attempt.lost:
                 doers = [name for name in culprits if key in alone[name]]
                 if doers and author not in doers:
@@ -325,9 +325,9 @@ class Trial:
         return find_merged_products(self.model, attempt.model, tracked)
 
     def find_held(self, step: Step, known: Collection[tuple[str, str]]) -> tuple[str, Lost]:
-        """What `step` breaks of the kept structures, apart from `known`, where nothing holds their values, and the name
-        of the inner pass that does. Only of a step that is known to do such things; nothing of it is accepted."""
-        held = {(kind, one.name) for kind in self.watched.pinned for one in self.watched.instances[kind]}
+        """The kept structures, apart from `known`, that `step` breaks when their values are not pinned, and the name of
+        the inner pass that breaks them. Only for a step that is known to merge; its result is never accepted."""
+        held = {(kind, instance.name) for kind in self.watched.pinned for instance in self.watched.instances[kind]}
         suspects = merging(self.watched.pinned).intersection(step.inner(self.context) or (step.name,))
         if not suspects or held <= {*known, *self.gone}:
             return "", {}

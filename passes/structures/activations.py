@@ -27,7 +27,7 @@ def find_gelus(view: GraphView) -> Iterator[Candidate]:
 
 
 def _spelled_out(view: GraphView, curve: NodeProto) -> Iterator[Candidate]:
-    """The first value after `curve` that is a GELU of a value before it, in whatever order it is computed."""
+    """The first value after `curve` that is a GELU of a value before it, in any order of its operators."""
     before = [curve.input[0], *(name for node in view.upstream(curve.input[0], POINTWISE) for name in node.input)]
     sources = [name for name in dict.fromkeys(map(view.source, before)) if name not in view.folded][:MOST_VALUES]
     for last, _ in list(view.downstream(curve.output[0], POINTWISE))[:MOST_VALUES]:
@@ -43,10 +43,10 @@ def _spelled_out(view: GraphView, curve: NodeProto) -> Iterator[Candidate]:
 
 
 def _values_at(view: GraphView, name: str, known: Mapping[str, Array], values: dict[str, Array | None]) -> Array | None:
-    """The numbers that `name` has where those in `known` are given; None if it depends on something else.
+    """The elements of `name`, computed from the values in `known`; None if `name` depends on any other value.
 
     Args:
-        values: takes up the numbers of all values on the way.
+        values: filled in with the elements of all values on the way.
     """
     name = view.source(name)
     if name in known:
@@ -135,12 +135,12 @@ def _find_gated(view: GraphView, x: str, curve: tuple[NodeProto, ...]) -> Iterat
         if gate is None or up is None or other == x or view.source(gate.input[0]) != view.source(up.input[0]):
             continue
         products = (gate,) if gate.output[0] == up.output[0] else (gate, up)
-        pins = (*(one.output[0] for one in products), curve[0].output[0], product.output[0])
+        pins = (*(node.output[0] for node in products), curve[0].output[0], product.output[0])
         yield Candidate(product, (*products, *curve, product), pins, allow_gaps=True)
 
 
 def _product_behind(view: GraphView, name: str) -> NodeProto | None:
-    """The product with a constant matrix behind `name`, seen through a bias and the selection of a part."""
+    """The product with a constant matrix that computes `name`, up to a bias and the selection of a part."""
     for node in view.upstream(name, BETWEEN):
         if op_of(node) in PRODUCTS:
             return node if node.input[1] in view.folded and node.input[0] not in view.folded else None

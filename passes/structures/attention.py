@@ -106,14 +106,14 @@ def attention_operands(view: GraphView) -> Iterator[tuple[Operands, ...]]:
             found.append((view.positions[node.output[0]], (Operands(*features),)))
         elif node.op_type in WEIGHTINGS:
             joints = list(_find_weighted(view, node))
-            taken.update(value for one in joints for value in (one.inner.value, one.outer.value))
-            readings = tuple(dict.fromkeys(one.as_scores() for one in joints))
+            taken.update(value for joint in joints for value in (joint.inner.value, joint.outer.value))
+            readings = tuple(dict.fromkeys(joint.as_scores() for joint in joints))
             if readings:
                 found.append((view.positions[node.output[0]], readings))
     for product in _joins(view):
         if product.value in own and product.value not in taken:
             read = (_read_linear(view, joint) for joint in _behind(view, product, taken))
-            readings = tuple(one for one in read if one is not None)
+            readings = tuple(operands for operands in read if operands is not None)
             if readings:
                 found.append((view.positions[product.value], readings))
     for node in view.own:
@@ -126,13 +126,13 @@ def attention_operands(view: GraphView) -> Iterator[tuple[Operands, ...]]:
 
 
 def _find_weighted(view: GraphView, node: NodeProto) -> Iterator[_Joint]:
-    """The products before a weighting, each with the product behind it that reads the weights."""
+    """The products before a weighting, each with the product after the weighting that reads the weights."""
     before, after = (BEFORE, AFTER) if node.op_type in SOFTMAXES else (BEFORE - MIXERS, AFTER - MIXERS)
 
     def ends(one: NodeProto) -> bool:
         return join_of(view, one) is not None
 
-    inner = {one.output[0] for one in view.upstream(node.input[0], before, until=ends) if ends(one)}
+    inner = {maker.output[0] for maker in view.upstream(node.input[0], before, until=ends) if ends(maker)}
     if not inner:
         return
     through = before | after | WEIGHTINGS
@@ -178,11 +178,11 @@ def _summands(view: GraphView, name: str) -> Iterator[NodeProto]:
 
 def _joins(view: GraphView) -> list[Product]:
     products = (join_of(view, node) for node in view.own)
-    return [one for one in products if one is not None]
+    return [product for product in products if product is not None]
 
 
 def _behind(view: GraphView, outer: Product, taken: set[str]) -> Iterator[_Joint]:
-    """The products behind an operand of `outer`, seen through a scale, a mask or a norm."""
+    """The products that compute an operand of `outer`, up to a scale, a mask or a norm."""
     for side in _SIDES:
         for inner, axis in _trace(view, outer.operands[side], outer.contracted_axis(side), STATE):
             if inner.value not in taken:
@@ -207,7 +207,7 @@ def _trace(
             yield join, axis
         elif product is not None and node.op_type in through:  # heads are mixed
             front.extend((product.operands[side], at) for side, at in product.sources(axis))
-            front.extend((one, None) for one in product.operands)
+            front.extend((operand, None) for operand in product.operands)
         elif node.op_type in through:
             front.extend(inputs_with_axis(view, node, axis))
 
@@ -221,11 +221,13 @@ def _read_linear(view: GraphView, joint: _Joint) -> Operands | None:
     summed, dims = joint.inner.contracted_axis(0), view.dims(joint.inner.operands[0])
     is_outer = summed is None or (dims is not None and dims[summed] == 1)
     if not is_outer and all(
-        projections_behind(view, Operand(one.name, one.feature, one.feature)) for one in (scores.query, scores.key)
+        projections_behind(view, Operand(operand.name, operand.feature, operand.feature))
+        for operand in (scores.query, scores.key)
     ):
         return scores
     if all(
-        projections_behind(view, Operand(one.name, one.feature, one.feature)) for one in (context.key, context.value)
+        projections_behind(view, Operand(operand.name, operand.feature, operand.feature))
+        for operand in (context.key, context.value)
     ):
         return context
     return None
@@ -266,7 +268,7 @@ STATE: Final = BETWEEN | {
     "ScatterND",
     "ScatterElements",
 }
-"""Ops that may also be between the two: what sums products of keys and values, at once or by steps."""
+"""Further ops allowed between the two products: they sum products of keys and values, at once or by steps."""
 
 MIXERS: Final = frozenset({"MatMul", "Einsum"})
 """Products with weights that mix heads, as talking heads do."""

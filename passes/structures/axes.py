@@ -198,10 +198,10 @@ def _through_squeeze(view: GraphView, node: NodeProto, name: str, axis: int) -> 
     before, after = view.dims(name), view.dims(node.output[0])
     axes = axes_of(view, node)
     if before is None or after is None:
-        return axis if axes and all(-axis < -one for one in axes if one < 0) and min(axes) < 0 else None
+        return axis if axes and all(-axis < -place for place in axes if place < 0) and min(axes) < 0 else None
     inserted = node.op_type == "Unsqueeze"
     longer, shorter = (len(after), len(before)) if inserted else (len(before), len(after))
-    gone = {one % longer for one in axes} if axes else {at for at, dim in enumerate(before) if dim == 1}
+    gone = {place % longer for place in axes} if axes else {at for at, dim in enumerate(before) if dim == 1}
     stay = [at for at in range(longer) if at not in gone]
     if len(stay) != shorter:
         return None
@@ -280,7 +280,7 @@ def _through_reduction(view: GraphView, node: NodeProto, name: str, axis: int) -
         return None
     if attribute_of(node, "keepdims", 1):
         return axis
-    stay = [at for at in range(len(dims)) if at not in {one % len(dims) for one in axes}]
+    stay = [at for at in range(len(dims)) if at not in {place % len(dims) for place in axes}]
     return stay[axis] - len(dims) if -axis <= len(stay) else None
 
 

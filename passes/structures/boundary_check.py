@@ -27,10 +27,10 @@ def with_sources(instances: Sequence[Instance], model: DetachedModel) -> tuple[I
 
 
 def find_lost_boundaries(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
-    """Name → why it is lost, of the `instances` that have a boundary.
+    """Instance name → why the instance is lost, for the `instances` with a boundary.
 
-    A boundary is kept when its values are still there, as they were computed or as they were read, and its outputs
-    are computed only from its inputs.
+    A boundary is kept when the model still has its values, as they were computed or as they were read, and the outputs
+    of the boundary are computed only from its inputs.
     """
     index = GraphIndex(model.proto.graph, live_nodes(model.proto.graph))
     values = {*index.producers, *index.inputs, *index.initializers}

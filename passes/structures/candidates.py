@@ -36,8 +36,8 @@ PRODUCTS: Final = MATRIX_PRODUCTS | {"Conv", "com.microsoft.FusedMatMul"}
 class Candidate:
     """One structure as a finder sees it.
 
-    `nodes` define it; the `last` of them makes its value. `pins` names the values to pin. `computed` is how many inputs
-    of `last` must not be constant. `allow_gaps`: other nodes may be between the core nodes.
+    `nodes` define the structure; the `last` node makes its value. `pins` names the values to pin. `computed` is how
+    many inputs of `last` must not be constant. `allow_gaps`: other nodes may be between the core nodes.
     """
 
     last: NodeProto
@@ -47,7 +47,7 @@ class Candidate:
     computed: int = 0
     allow_gaps: bool = False
     may_be_constant: bool = False
-    """Whether it has to stay even where it computes a constant."""
+    """Whether the structure has to stay even where it computes a constant."""
 
     @property
     def value(self) -> str:
@@ -97,7 +97,7 @@ def instances_of(kind: str, candidates: Iterable[Candidate], view: GraphView) ->
 
 
 def _unique_names(names: Sequence[str]) -> list[str]:
-    """`names`, with a number behind the second and later of equal ones: `layers.0`, `layers.0 #2`."""
+    """`names`, with a number after the second and later of equal names: `layers.0`, `layers.0 #2`."""
     count: Counter[str] = Counter()
     unique = []
     for name in names:
@@ -153,7 +153,7 @@ class _InstanceBuilder:
     def _far_members(self, node: NodeProto, members: Mapping[str, NodeProto]) -> list[NodeProto]:
         seen, reached, front = {node.output[0]}, [], [node]
         for _ in range(MOST_HOPS):
-            names = [self._before_pairs(name, members) for each in front for name in each.input]
+            names = [self._before_pairs(name, members) for reader in front for name in reader.input]
             front = []
             for maker in map(self._view.producers.get, names):
                 if maker is None or maker.output[0] in seen:
@@ -217,7 +217,7 @@ class _InstanceBuilder:
     def _computed_digests(self, name: str, may_turn: bool) -> Iterator[str]:
         """The digest that a small computed constant, such as `1 + w`, will have once it is folded.
 
-        A quantized weight has, whatever its size, one of how it is computed too.
+        A quantized weight of any size also has a digest of how it is computed.
         """
         quantized = quantized_weight(self._view, name)
         if quantized is not None:

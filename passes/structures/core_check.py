@@ -26,7 +26,7 @@ from passes.weights.stand_ins import digest_of
 
 
 def with_copies(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
-    """`instances` of the exported `model`, each with how many nodes there look like its last core node."""
+    """`instances` of the exported `model`, each with the number of nodes that look like its last core node."""
     if not instances:
         return ()
     index = CoreIndex(model)
@@ -39,10 +39,10 @@ def with_copies(instances: Sequence[Instance], model: DetachedModel) -> tuple[In
 
 
 def find_lost_cores(instances: Sequence[Instance], model: DetachedModel) -> dict[tuple[str, str], str]:
-    """(kind, name) → why it is lost, of the `instances` that have a core.
+    """(kind, name) → why the instance is lost, for the `instances` with a core.
 
-    An instance is kept if a node like the exported one still makes its value. Of the others, whose values were renamed,
-    as many are kept as there are such nodes left over.
+    An instance is kept if a node like the exported node still makes its value. Instances whose values were renamed are
+    kept up to the number of matching nodes that remain.
     """
     index = CoreIndex(model)
     groups: dict[tuple[str, CoreNode], list[tuple[Instance, Core]]] = defaultdict(list)
@@ -138,7 +138,7 @@ class CoreIndex:
         return any(self._matches(wanted, maker) for maker in makers)
 
     def _upstream(self, index: int) -> dict[str, list[int]]:
-        """The nodes at most `MOST_HOPS` before a node, by op, nearest first; none behind a product of two values."""
+        """The nodes at most `MOST_HOPS` before a node, by op, nearest first; none before a product of two values."""
         if index not in self._before:
             seen, front = {index}, [index]
             by_op: dict[str, list[int]] = defaultdict(list)
@@ -151,13 +151,14 @@ class CoreIndex:
         return self._before[index]
 
     def _hop(self, front: Sequence[int], seen: set[int]) -> list[int]:
-        """The makers of what `front` reads that are not among `seen`, which they join.
+        """The nodes that make the inputs of `front` and are not in `seen`; adds them to `seen`.
 
-        What only rounds a value, a quantization and what undoes it, is no hop: what is behind it comes along.
+        Nodes that only round a value, such as QuantizeLinear and DequantizeLinear, are no hop: their own makers are
+        returned as well.
         """
         reached: list[int] = []
         while front:
-            new = list({maker for each in front for maker in self._makers_of[each]} - seen)
+            new = list({maker for reader in front for maker in self._makers_of[reader]} - seen)
             seen.update(new)
             reached += new
             front = [maker for maker in new if self._ops[maker] in ROUNDING]
@@ -168,7 +169,7 @@ class CoreIndex:
         return self._ops[index] in BARRIERS and not any(map(self._digest, self._inputs[index]))
 
     def _makers_behind(self, name: str) -> Iterator[int]:
-        """The maker of `name`, and those behind it through layout ops and quantization, the nearest first."""
+        """The maker of `name`, and the makers before it through layout ops and quantization, nearest first."""
         maker = self._makers.get(name)
         while maker is not None:
             yield maker
@@ -178,14 +179,14 @@ class CoreIndex:
             maker = self._makers.get(self._inputs[maker][0])
 
     def _is_bound(self, index: int) -> bool:
-        """Whether a node keeps a value within the numbers of a format, in front of a quantization."""
+        """Whether a node clips a value to the range of a quantized format, before its quantization."""
         uses = self._live.uses[self._outputs[index]]
         return self._ops[index] == "Clip" and all(self._ops[reader] in QUANTIZING for reader, _ in uses)
 
     def _digest(self, name: str) -> str:
-        """The digest of the stored tensor behind `name`, up to its shape, with the types that it is cast to.
+        """The digest of the stored tensor that `name` is made of, up to its shape, with the types that it is cast to.
 
-        For a computed constant, that of its numbers. Empty for a value computed from data.
+        For a computed constant, the digest of its values. Empty for a value computed from data.
         """
         if name not in self._digests:
             self._digests[name] = self._digest_of(name)
@@ -209,8 +210,8 @@ class CoreIndex:
         return self._whole.folded
 
     def _computed_digest(self, name: str) -> str:
-        """The digest of a computed constant: that of its numbers if it is small enough; of a larger one, which is
-        quantized, that of how it is computed, else `LARGE`."""
+        """The digest of a computed constant: of its values if the constant is small enough; of its computation if it is
+        large and quantized; else `LARGE`."""
         if name not in self._constants:
             return ""
         if _most_numbers(name, self._whole.producers, self._stored) > MOST_COMPUTED:
@@ -219,7 +220,7 @@ class CoreIndex:
         return LARGE if values is None else digest_of(values)
 
     def _quantized_digest(self, name: str) -> str:
-        """The digest of a tensor that is stored quantized, by what it is computed from; empty for another one."""
+        """The digest of the computation of a tensor that is stored quantized; empty for other tensors."""
         nodes: list[NodeProto] = []
         while (node := self._whole.producers.get(name)) is not None and node.op_type != "Constant":
             if node.op_type in ("DequantizeLinear", "QuantizeLinear"):
@@ -269,10 +270,10 @@ BARRIERS: Final = frozenset({"MatMul", "Einsum", "Gemm", "Softmax"})
 QUANTIZING: Final = frozenset({"QuantizeLinear", "com.microsoft.QuantizeLinear"})
 
 ROUNDING: Final = QUANTIZING | {"DequantizeLinear", "com.microsoft.DequantizeLinear"}
-"""Ops that only round a value between them."""
+"""Ops that together only round a value."""
 
 LARGE: Final = "constant"
-"""The digest of a constant whose numbers are not read."""
+"""The digest of a constant whose values are not read."""
 
 LAYOUT: Final = PASSING_OPS | {"Expand"}
 """Ops that may be between two core nodes."""

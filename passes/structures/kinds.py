@@ -93,7 +93,7 @@ def _gated(kind: str, what: str, candidates: Callable[[GraphView], Iterable[Cand
 
     def find(view: GraphView) -> SearchResult:
         result = find_by_shape(view, kind, what, candidates(view), _CURVES)
-        products = [[weight for weight in one.weights if weight.role in PRODUCTS] for one in result.instances]
+        products = [[weight for weight in instance.weights if weight.role in PRODUCTS] for instance in result.instances]
         merged = [weights[0].name for weights in products if len(weights) == 1]
         if not merged:
             return result

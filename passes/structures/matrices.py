@@ -1,6 +1,6 @@
-"""The constant matrix that a product reads: a stored tensor, possibly behind layout ops, or computed from several.
+"""The constant matrix that a product reads: a stored tensor, possibly after layout ops, or computed from several.
 
-Computed, it may be a slice of a stack, a tensor of integers with its scales, or a direction times a length (weight
+A computed matrix may be a slice of a stack, a tensor of integers with its scales, or a direction times a length (weight
 norm).
 """
 
@@ -22,9 +22,10 @@ from passes.weights.stand_ins import digest_of
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The constant called `value`, made from `stored`, the largest tensor behind it.
+    """The constant called `value`, made from `stored`, the largest tensor that it is computed from.
 
-    It `is_plain` if only layout ops and casts are between the two. `tensors` are all tensors that it is computed from.
+    The matrix `is_plain` if only layout ops and casts are between `stored` and `value`. `tensors` are all tensors that
+    `value` is computed from.
     """
 
     value: str
@@ -48,7 +49,7 @@ def matrix_of(view: GraphView, name: str) -> Matrix | None:
 
 
 def matrix_values(view: GraphView, matrix: Matrix) -> np.ndarray | None:
-    """The numbers of a matrix as the product reads it; None where weights are unread, or it cannot be computed."""
+    """The values of a matrix as the product reads it; None where weights are unread, or it cannot be computed."""
     if any(view.model.is_unread(tensor) for tensor in matrix.tensors):
         return None
     nodes = view.ancestors([matrix.value], within=view.folded)

@@ -37,8 +37,8 @@ class MergedProducts:
 def find_merged_products(
     before: DetachedModel, after: DetachedModel, known: Sequence[frozenset[str]] = ()
 ) -> tuple[MergedProducts, ...]:
-    """The products of `before` that `after` has merged, less those whose matrices are all in one set of `known`
-    digests: a structure speaks of these."""
+    """The products of `before` that `after` has merged, without products whose matrices are all in one set
+    of `known` digests: a structure reports these."""
     old = set(_matrices(before))
     new = [tensor for digest, tensor in _matrices(after).items() if digest not in old and not after.is_unread(tensor)]
     joined = set(_concats(after)) - set(_concats(before))
@@ -52,7 +52,7 @@ def find_merged_products(
         parts = [frozenset(digest for digest in group if digest in digests) for digests in joined]
         parts += [_parts_of(matrix, group, before) for matrix in wide]
         for digests in parts:
-            if len(digests) > 1 and not any(digests <= other for other in (*found, *known)):
+            if len(digests) > 1 and not any(digests <= earlier for earlier in (*found, *known)):
                 names = tuple(_name_of(group[digest]) for digest in group if digest in digests)
                 found[digests] = MergedProducts(names, digests)
     return tuple(found.values())
@@ -90,7 +90,7 @@ def _products_of_one_input(model: DetachedModel) -> list[dict[str, Projection]]:
 
 
 def _parts_of(wide: _WideMatrix, group: dict[str, Projection], model: DetachedModel) -> frozenset[str]:
-    """The digests of those matrices of a group that are parts of `wide`."""
+    """The digests of the matrices in a group that are parts of `wide`."""
     stored = {digest: projection.weight for digest, projection in group.items()}
     fits = [
         digest

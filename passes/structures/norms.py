@@ -79,14 +79,14 @@ def find_norm_patterns(view: GraphView) -> Iterator[NormPattern]:
             ends = scale_and_bias(view, division[-1])
             differences = [node for node in division if node.op_type == "Sub"]
             nodes = dict.fromkeys(node.output[0] for node in (*differences, *spread.nodes, root, *division, *ends))
-            makers = tuple(view.producers[name] for name in nodes if name not in {one.output[0] for one in ends})
+            makers = tuple(view.producers[name] for name in nodes if name not in {end.output[0] for end in ends})
             yield NormPattern(spread.x, spread.centred, (*makers, *ends), division[-1].output[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A mean square of x, or with `centred` of x - mean(x), and the nodes that compute it; of its root where that is
-    ReduceL2, with the `size` that its square has to be divided by still."""
+    """A mean square of x, or with `centred` of x - mean(x), and the nodes that compute it. For a ReduceL2, which is the
+    root of a sum of squares, `size` is the number that the square of the root still has to be divided by."""
 
     x: str
     centred: bool
@@ -106,7 +106,7 @@ def _spread(view: GraphView, name: str) -> Spread | None:
             return _mean_square(view, node, nodes, count)
         if node.op_type == "Sub":
             return _difference_of_moments(view, node, nodes)
-        data = [other for other in node.input if other and other not in view.folded]
+        data = [operand for operand in node.input if operand and operand not in view.folded]
         if node.op_type not in SCALARS or len(data) != 1 or (node.op_type == "Div" and data[0] != node.input[0]):
             return None
         if node.op_type in ("Mul", "Div"):
@@ -117,7 +117,7 @@ def _spread(view: GraphView, name: str) -> Spread | None:
 
 
 def _factor(view: GraphView, node: NodeProto) -> float:
-    """What a Mul or Div by a constant divides by; 0 where the number is computed, from sizes say."""
+    """The divisor of a Mul or Div by a constant; 0 where the divisor is computed, for example from sizes."""
     constant = next(name for name in node.input if name in view.folded)
     number = view.scalar(constant)
     if number is None or number == 0.0:
@@ -186,7 +186,7 @@ def _mean_of(view: GraphView, name: str) -> tuple[str, tuple[NodeProto, ...]] | 
     last: tuple[NodeProto, ...] = ()
     if node is not None and node.op_type in ("Div", "Mul") and not view.folded.isdisjoint(node.input):
         count = _factor(view, node)
-        data = next((one for one in node.input if one not in view.folded), None)
+        data = next((operand for operand in node.input if operand not in view.folded), None)
         last, node = (node,), None if data is None else _maker(view, data)
         if node is None or node.op_type != "ReduceSum":
             return None
@@ -221,7 +221,7 @@ def _divisions(view: GraphView, root: NodeProto, spread: Spread) -> Iterator[lis
 
 
 def _root_of_size(view: GraphView, quotient: NodeProto, size: int) -> list[NodeProto] | None:
-    """The product with √n after a vector was divided by its length; None where there has to be one and is none."""
+    """The product with √n after a vector was divided by its length; None where that product is needed and missing."""
     if size == 1:
         return []
     for node in view.readers(quotient.output[0], "Mul"):
@@ -232,13 +232,13 @@ def _root_of_size(view: GraphView, quotient: NodeProto, size: int) -> list[NodeP
 
 
 def _sums(view: GraphView, name: str) -> Iterator[tuple[str, list[NodeProto]]]:
-    """`name`, and what it becomes by adding a number, by a bound, or by a factor, with the nodes that do that."""
+    """`name`, and the values made from it by an added number, a bound or a factor; each with the nodes between."""
     front: list[tuple[str, list[NodeProto]]] = [(name, [])]
     for value, nodes in front:
         yield value, nodes
         if len(nodes) < 2:
             for node in _readers(view, value, *SCALARS):
-                if sum(one not in view.folded for one in node.input if one) == 1 and (
+                if sum(operand not in view.folded for operand in node.input if operand) == 1 and (
                     node.op_type != "Div" or _reads(view, node.input[0], value)
                 ):
                     front.append((node.output[0], [*nodes, node]))
@@ -273,7 +273,7 @@ def _numerator(view: GraphView, name: str, spread: Spread) -> list[NodeProto] | 
     None for another value.
     """
     scale = view.maker(name, "Mul")
-    weights = [] if scale is None else [one for one in scale.input if one in view.folded]
+    weights = [] if scale is None else [operand for operand in scale.input if operand in view.folded]
     if scale is not None and len(weights) == 1 and view.source(name) != spread.x:
         inner = _numerator(view, view.other_operand(scale, view.source(weights[0])), spread)
         if inner is not None:
@@ -285,7 +285,7 @@ def _numerator(view: GraphView, name: str, spread: Spread) -> list[NodeProto] | 
 
 
 def _without_mean(view: GraphView, name: str) -> tuple[str, list[NodeProto]]:
-    """The x behind x - mean(x), and the nodes of that difference; otherwise `name` itself."""
+    """If `name` is x - mean(x), x and the nodes of the difference; otherwise `name` and no nodes."""
     difference = view.maker(name, "Sub")
     mean = _mean_of(view, difference.input[1]) if difference is not None else None
     if difference is None or mean is None or view.source(difference.input[0]) != mean[0]:
@@ -294,7 +294,7 @@ def _without_mean(view: GraphView, name: str) -> tuple[str, list[NodeProto]]:
 
 
 def scale_and_bias(view: GraphView, last: NodeProto) -> list[NodeProto]:
-    """The product with a weight, and the sum with one, that are the only readers."""
+    """The product with a weight, and then the sum with a weight, each the only consumer of the value before."""
     ends = []
     for op in ("Mul", "Add"):
         readers = view.readers(last.output[0])
@@ -309,9 +309,9 @@ def scale_and_bias(view: GraphView, last: NodeProto) -> list[NodeProto]:
 
 
 def reshape_back(view: GraphView, x: str, last: NodeProto) -> NodeProto | None:
-    """The Reshape after the `last` node of a norm that undoes the one before `x`, which put channels into groups.
+    """The Reshape after the `last` node of a norm that undoes the Reshape before `x`, which put channels into groups.
 
-    Axis 1 has fewer elements there. None where nothing is grouped.
+    Axis 1 of `x` has fewer elements than there are channels. None where channels are not grouped.
     """
     into, readers = view.maker(x, "Reshape"), view.readers(last.output[0])
     if into is None or len(readers) != 1 or readers[0].op_type != "Reshape":

@@ -1,4 +1,4 @@
-"""Projections, which are products of data with a constant matrix: find those behind an operand of attention."""
+"""Projections, which are products of data with a constant matrix: find those that compute an operand of attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from passes.structures.view import GraphView
 @dataclass(frozen=True, slots=True)
 class Operand:
     """A value that enters attention. `feature` is the axis of its features, which scores sum over and V keeps; `other`
-    is its second axis, of positions. None: not known."""
+    is its second axis, of positions. None: unknown axis."""
 
     name: str
     feature: int | None = None
@@ -80,7 +80,7 @@ def projections_behind(view: GraphView, operand: Operand) -> list[Projection]:
 def without_shared_rotation(
     view: GraphView, first: list[Projection], second: list[Projection]
 ) -> tuple[list[Projection], list[Projection]]:
-    """Both sides, with a matrix that they share replaced by the projections behind it, if these are distinct.
+    """Both sides, with a matrix that they share replaced by the projections before it, if these are distinct.
 
     Q and K may be rotated by one matrix, which does not change the scores: by a rotary embedding written as a product.
     """
@@ -116,12 +116,12 @@ def _behind_shared(view: GraphView, projections: Iterable[Projection], shared: s
     for projection in projections:
         is_shared = matrix_digest(view, projection.matrix) in shared
         behind = _reach(view, projection.data, projection.contracted.feature, HEAD_OPS) if is_shared else [projection]
-        distinct.update((each.value, each) for each in behind or [projection])
+        distinct.update((source.value, source) for source in behind or [projection])
     yield from distinct.values()
 
 
 def _reach(view: GraphView, name: str, axis: int | None, through: frozenset[str]) -> list[Projection]:
-    """The projections that make the `axis` of `name`; for one that rotates heads, the projections behind it."""
+    """The projections that make the `axis` of `name`; for a rotation of heads, the projections before it."""
     projections: dict[str, Projection] = {}
     seen: set[tuple[str, int | None]] = set()
     front = deque([(name, axis, 0)])
@@ -147,9 +147,9 @@ def _reach(view: GraphView, name: str, axis: int | None, through: frozenset[str]
 
 
 def _turned_heads(view: GraphView, projection: Projection) -> list[Projection]:
-    """The projections whose heads `projection` rotates, each head by itself; none if it is no such rotation.
+    """The projections whose heads `projection` rotates, each head by itself; none if it rotates no heads.
 
-    Its matrix is smaller than the width of the projections behind it, since heads are split off in between.
+    Its matrix is smaller than the width of the projections before it, since heads are split off in between.
     """
     size = view.dims(projection.matrix.value)
     if size is None or len(size) < 2 or size[-1] != size[-2] or not isinstance(size[-1], int):
@@ -183,10 +183,10 @@ def _carries(node: NodeProto, value: str) -> bool:
 
 def _is_chain(view: GraphView, projections: list[Projection]) -> bool:
     return any(
-        computed_from(view, projection.node, other.node)
+        computed_from(view, projection.node, source.node)
         for projection in projections
-        for other in projections
-        if projection is not other
+        for source in projections
+        if projection is not source
     )
 
 
@@ -235,7 +235,7 @@ CURVE_OPS: Final = frozenset(
         *("Tanh", "Softplus", "Softsign", "Exp", "Erf", "Cos", "Sin", "Abs", "Softmax", "Max", "Min", "Swish"),
     }
 )
-"""Curves behind a projection, such as the feature maps of linear attention."""
+"""Curves after a projection, such as the feature maps of linear attention."""
 
 HEAD_OPS: Final = frozenset(
     {

@@ -29,7 +29,7 @@ from passes.weights.stand_ins import digest_of
 
 
 def find_lost_projections(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
-    """Instance name → why it is lost. An instance is kept when each of its matrices has its own product node.
+    """Instance name → why the instance is lost. An instance is kept when each of its matrices has its own product node.
 
     Layers may share a matrix. If there are fewer products with it than instances, those instances are kept whose pinned
     value is still such a product.
@@ -171,7 +171,7 @@ def _operands(scope: _GraphScope, model: DetachedModel) -> Iterator[_ProductOper
 
 
 def packing_suffix(node: NodeProto, stored: Mapping[str, TensorProto], model: DetachedModel) -> str:
-    """What belongs to the matrix of a MatMulNBits beside its packed numbers; empty for other products."""
+    """The end of the digest of a MatMulNBits matrix: its scales, zero points, bits and block size; else empty."""
     if node.op_type != "MatMulNBits":
         return ""
     beside = [model.digest(stored[name]) if name in stored else "" for name in node.input[2:5]]

@@ -1,7 +1,7 @@
-"""Find separate Q, K and V projections: three products, each with its own matrix, in front of one attention.
+"""Find separate Q, K and V projections: three products, each with its own matrix, before one attention.
 
-The search goes through the graphs inside of nodes too: branches of If, bodies of Loop and Scan. Where a model has none,
-a sentence says which attention has no separate Q, K and V, what would give it these, and what came nearest.
+The search goes through the graphs inside of nodes too: branches of If, bodies of Loop and Scan. Where a model has no
+separate projections, a sentence says which attention lacks them, what would separate them, and what came nearest.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def find_separate_qkv(view: GraphView) -> SearchResult:
     instances: list[Instance] = []
     merged = [*find_packed(whole)]
     others = 0
-    for each in (whole, *inner_views(whole)):
-        candidates = _search(each)
-        instances += _instances(each, candidates.triples, view.producers.keys())
+    for graph in (whole, *inner_views(whole)):
+        candidates = _search(graph)
+        instances += _instances(graph, candidates.triples, view.producers.keys())
         merged += candidates.merged
         others += candidates.others
     named = tuple(replace(instance, name=instance.name or f"attention {at}") for at, instance in enumerate(instances))
@@ -91,8 +91,8 @@ def _search(view: GraphView) -> QkvCandidates:
 def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | MergedProjection | None:
     """The triple that one attention reads; or the product that merges several of the three; or None.
 
-    Where scores are a sum, the K that has the source of V is chosen, and if possible a Q of that source. The others are
-    projections of positions (DeBERTa, XLNet), or of the output of an adapter.
+    Where scores are a sum, the K with the source of V is chosen, and if possible a Q with the same source. Other
+    projections read positions (DeBERTa, XLNet), or the output of an adapter.
     """
     triples: list[tuple[int, Triple]] = []
     merged: MergedProjection | None = None
@@ -114,7 +114,7 @@ def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | MergedProje
 
 
 def _in_turn(view: GraphView, triple: Triple) -> bool:
-    """Whether one of the three is computed from another: then they are in sequence, not parallel."""
+    """Whether one of the three projections is computed from another: then they are in sequence, not parallel."""
     return any(computed_from(view, a.node, b.node) for a in triple for b in triple if a is not b)
 
 
@@ -172,7 +172,8 @@ def _behind_bias(view: GraphView, name: str) -> str:
 def _behind_reshape(view: GraphView, name: str) -> str:
     """The output of the Reshape that is the only reader of `name`, else `name`.
 
-    A Gemm takes matrices. For other ranks a pass puts it between two reshapes, and may merge the second with this one.
+    A Gemm takes matrices. For other ranks a pass puts the Gemm between two Reshapes, and may merge the
+    second with this Reshape.
     """
     readers = view.consumers.get(name, [])
     if len(readers) == 1 and readers[0].op_type == "Reshape" and view.dims(readers[0].output[0]) is not None:

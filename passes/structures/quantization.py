@@ -1,4 +1,4 @@
-"""Find the structure `qdq`: tensors that are quantized and dequantized, in front of the operators that read them."""
+"""Find the structure `qdq`: tensors that are quantized and dequantized before the operators that read them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def find_pairs(view: GraphView) -> Iterator[Candidate]:
     """Each product with the quantized operands that it reads, and each quantized tensor that no product reads.
 
     A tensor is quantized where QuantizeLinear and DequantizeLinear form a pair, or DequantizeLinear reads a constant.
-    Devices compute products in whole numbers, so there the pair has to stay in front of that very product. Other
-    readers may be fused with their neighbours behind the pair.
+    Devices compute products in integers, so the pair has to stay directly before its product. Other consumers may
+    be fused with the nodes that follow the pair.
     """
     read: set[str] = set()
     for product in view.nodes:
@@ -43,8 +43,8 @@ def _end_before(view: GraphView, name: str) -> NodeProto | None:
 
 
 def _pair_of(view: GraphView, end: NodeProto) -> tuple[NodeProto, ...]:
-    """The pair that a DequantizeLinear ends, behind the product whose result it rounds; the node alone where it reads
-    a constant, and none where another operator makes its whole numbers."""
+    """The pair that a DequantizeLinear ends, after the product whose result the pair rounds. The DequantizeLinear alone
+    where it reads a constant; no nodes where another operator makes the integers that it reads."""
     start = view.quantizer_of(end)
     if start is None:
         return (end,) if end.input[0] in view.folded else ()
@@ -53,10 +53,10 @@ def _pair_of(view: GraphView, end: NodeProto) -> tuple[NodeProto, ...]:
 
 
 def _ends_of_pair(view: GraphView, end: NodeProto) -> tuple[str, ...]:
-    """The floats before and behind a pair. The whole numbers between may be of a type that no output can have."""
+    """The floats before and after a pair. The integers between may have a type that no output can have."""
     start = view.quantizer_of(end)
     return (end.output[0],) if start is None else (start.input[0], end.output[0])
 
 
 MULTIPLYING: Final = PRODUCTS | {"ConvTranspose", "Einsum", NBITS}
-"""Products that devices compute in whole numbers."""
+"""Products that devices compute in integers."""

@@ -58,9 +58,9 @@ class _Ancestry:
                 self._bit[name], self._past[name] = bit, past
 
     def start(self, skip: str, branch: str, begun: Mapping[str, str]) -> str | None:
-        """The value behind `skip` from which a sublayer computes `branch`; None if there is no such value.
+        """The value, `skip` or before it, from which a sublayer computes `branch`; None if there is no such value.
 
-        `begun` maps each residual so far to its start: two sublayers may be parallel.
+        `begun` maps each residual found so far to its start: two sublayers may be parallel.
         """
         view = self._view
         for _ in range(MOST_SHORTCUTS):
@@ -130,7 +130,7 @@ SHORTCUT: Final = frozenset(
     {*("Conv", "BatchNormalization", "AveragePool", "MaxPool", "Pad", "Slice", "Transpose", "Reshape", "Mul", "Div")}
     | {*("LayerNormalization", "Squeeze", "Unsqueeze", "Concat", "Add", "Sub")}
 )
-"""Ops of the short branch, with weights beside the data: a projection to another width, pooling, a scale."""
+"""Ops of the short branch, which may read weights as well as data: a projection to another width, pooling, a scale."""
 
 SCORE: Final = frozenset(
     {*("Add", "Sub", "Mul", "Div", "Where", "Cast", "CastLike", "Reshape", "Identity", "Min", "Max", "Clip", "Tanh")}

@@ -99,7 +99,7 @@ def _crossings(view: GraphView, values: Iterable[str], inside: set[str], *, inwa
 
 
 def _reads(view: GraphView, name: str, inside: set[str]) -> Iterator[tuple[str, bool]]:
-    """The values behind layout ops as which nodes read `name`, each with whether the reader is inside the part."""
+    """`name` after layout ops, in each form that a node reads, each with whether the reader is inside the part."""
     if name in view.outputs:
         yield name, False
     for reader in view.consumers.get(name, []):
@@ -110,7 +110,7 @@ def _reads(view: GraphView, name: str, inside: set[str]) -> Iterator[tuple[str, 
 
 
 def _pin_sites(view: GraphView, boundary: Boundary) -> tuple[PinSite, ...]:
-    """For each value that crosses the boundary, where it is computed and, behind layout ops, where it is read."""
+    """For each value that crosses the boundary, where it is computed and, after layout ops, where it is read."""
     pairs = [(crossing.value, read) for crossing in (*boundary.inputs, *boundary.outputs) for read in crossing.read_as]
     known = [pair for pair in pairs if len(pins_at(pair, view)) == len(set(pair))]
     return tuple(PinSite(view.types[value], view.types[value], view.types[read]) for value, read in known)

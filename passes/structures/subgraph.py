@@ -84,7 +84,7 @@ def _core(core: CoreNode, node: NodeProto | None, view: GraphView) -> list[NodeP
 
 
 def _meeting(starts: list[NodeProto], view: GraphView) -> list[NodeProto]:
-    """The first node that depends on all of `starts`, with the layout ops behind it; none if it is far away."""
+    """The first node that depends on all of `starts`, with the layout ops after it; none if it is far away."""
     if len(starts) < 2:
         return []
     reached = [set(_reach([start], lambda node: _readers(node, view), HOPS)) for start in starts]

@@ -12,9 +12,9 @@ from passes.model.rounding import Sums
 
 @dataclass(frozen=True, slots=True)
 class KeptWeight:
-    """A weight matrix that the final model must contain, bit for bit; `name` is that of the stored tensor.
+    """A weight matrix that the final model must contain, bit for bit; `name` is the name of the stored tensor.
 
-    `digests` are those of the matrix and of its transpose: an optimizer may fold a Transpose into it.
+    `digests` are the digests of the matrix and of its transpose: an optimizer may fold a Transpose into the matrix.
     """
 
     role: str
@@ -23,7 +23,7 @@ class KeptWeight:
     rounded: Sums | None = None
     """For a matrix computed from stored tensors: sums that identify it up to rounding, as folding may round."""
     is_exact: bool = False
-    """Whether rounding counts too, as it does for whole numbers times a scale."""
+    """Whether a difference in rounding counts too, as it does for integers times a scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Core:
     """The nodes of an instance that a model must keep.
 
     `value` is the output of the last core node. `copies`, which the checker fills in, counts the nodes of the exported
-    model that look like `last`: one for each instance with such a core, and others that look alike by chance.
+    model that look like `last`: one for each instance with an equal core, and nodes that look alike by chance.
     """
 
     last: CoreNode
@@ -58,7 +58,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A value that crosses a boundary: its name where it is computed, and where it is read, behind layout ops only."""
+    """A value that crosses a boundary: its name where it is computed, and where it is read, after layout ops only."""
 
     value: str
     read_as: tuple[str, ...]
@@ -81,8 +81,9 @@ class Boundary:
 class Wiring:
     """How the kept matrices of an instance reach the products of two computed values, in the exported model.
 
-    For each matrix, and each operand of such a product that it reaches, `company` counts the matrices of no instance
-    that reach it too. `strangers` counts the operands in the whole model that no kept matrix reaches.
+    `company`: for each matrix, and each operand of such a product that the matrix reaches, the number of matrices
+    outside every instance that also reach the operand. `strangers`: the number of operands in the whole model that no
+    kept matrix reaches.
     """
 
     company: tuple[tuple[int, ...], ...]
@@ -95,7 +96,7 @@ class PinSite(NamedTuple):
     tight: onnx.ValueInfoProto
     """The value itself, the first choice."""
     after_bias: onnx.ValueInfoProto
-    """The second choice: with it a pass may do more, and also too much."""
+    """The second choice: it leaves a pass more room, including room to break the structure."""
     after_reshape: onnx.ValueInfoProto
     """For a step without the passes that are known to break this kind."""
 
@@ -148,14 +149,14 @@ MOST_HOPS: Final = 10
 """The most nodes between two core nodes that allow gaps."""
 
 MOST_COMPUTED: Final = 2**16
-"""The largest tensor, in numbers, from which a constant is computed to be digested: scales and biases."""
+"""The most elements of a tensor from which a constant is computed for its digest: enough for scales and biases."""
 
 CAST_TO: Final = ">"
 """Precedes, in a digest, the ONNX dtype that the tensor is cast to."""
 
 QUANTIZED: Final = "quantized "
-"""Begins the digest of a tensor that DequantizeLinear makes: the digest of what is stored, then for each of the one or
-two nodes on the way the digests of scale and zero point, the axis and the block size, separated by slashes."""
+"""Begins the digest of a tensor that DequantizeLinear makes: the digest of the stored tensor, then for each of the one
+or two nodes after it the digests of scale and zero point, the axis and the block size, separated by slashes."""
 
 PACKED: Final = " packed "
 """Follows the digest of the matrix of a MatMulNBits: the digests of scales, zero points and group indices, the bits and

@@ -1,8 +1,8 @@
-"""A read-only index over a graph, for finders: the maker and readers of a value, and the constant behind it.
+"""A read-only index over a graph, for finders: the maker and consumers of a value, and the constant it is made of.
 
 A weight may be stored as integers with scales; checkers read such weights with code of their own. In ONNX's form
-DequantizeLinear makes the weight, for the tensor as a whole, for each channel or for each block. In that of onnxruntime
-MatMulNBits reads it packed.
+DequantizeLinear makes the weight, for the tensor as a whole, for each channel or for each block. In onnxruntime's form
+MatMulNBits reads the packed weight.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ DEQUANTIZE = "DequantizeLinear"
 
 
 class GraphView(GraphIndex):
-    """The index of `model.proto.graph`, with inferred types, walks and constants behind layout operators.
+    """The index of `model.proto.graph`, with inferred types, walks, and constants through layout operators.
 
-    With `body`, a graph inside of one of the nodes of `outer`, it indexes that together with all graphs around it: a
-    body may read outer values. `entries` are nodes that stand for how the node around a body hands its inputs to it.
+    With `body`, a graph inside of a node of `outer`, the view indexes `body` together with all graphs around it: a body
+    may read outer values. `entries` are nodes that stand for how the node around a body hands its inputs to it.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class GraphView(GraphIndex):
         return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims)
 
     def weight_behind(self, name: str) -> TensorProto | None:
-        """The initializer that `name` is, behind layout ops only; None if it is computed."""
+        """The initializer that `name` is, after layout ops at most; None if `name` is computed."""
         return self.initializers.get(self.origin_of(name, ARRANGING))
 
     def is_constant(self, name: str) -> bool:
@@ -129,12 +129,12 @@ class GraphView(GraphIndex):
         return self.tensor_at(name) is not None
 
     def source(self, name: str) -> str:
-        """The value behind `name`, seen through Identity, Cast, Dropout and pairs that quantize and dequantize."""
+        """The value that Identity, Cast, Dropout and pairs that quantize and dequantize turn into `name`."""
         return self.origin_of(name, SAME_OPS, pairs=True)
 
     def origin_of(self, name: str, ops: Collection[str], *, pairs: bool = False) -> str:
-        """The value behind `name`, seen through the first inputs of nodes whose type is in `ops`; with `pairs` also
-        through pairs of QuantizeLinear and DequantizeLinear."""
+        """The first value of the chain that ends in `name` and goes through the first inputs of nodes whose type is in
+        `ops`; with `pairs` also through pairs of QuantizeLinear and DequantizeLinear."""
         while True:
             node = self.producers.get(name)
             before = self.before_pair(name) if pairs else None
@@ -145,7 +145,7 @@ class GraphView(GraphIndex):
             name = before
 
     def before_pair(self, name: str) -> str | None:
-        """The value that a pair of QuantizeLinear and DequantizeLinear rounds to `name`, or that a Clip in front of the
+        """The value that a pair of QuantizeLinear and DequantizeLinear rounds to `name`, or that a Clip before the
         pair reads; None if no pair makes `name`."""
         quantizer = self.quantizer_of(self.producers.get(name))
         if quantizer is None:
@@ -163,7 +163,7 @@ class GraphView(GraphIndex):
         return start if is_pair else None
 
     def _is_bound_of_pair(self, node: NodeProto) -> bool:
-        """Whether a Clip only keeps a value within the numbers of the format that it is quantized to."""
+        """Whether a Clip only keeps a value within the range of the format that it is quantized to."""
         readers = self.consumers.get(node.output[0], [])
         return (
             op_of(node) == "Clip"
@@ -185,7 +185,7 @@ class GraphView(GraphIndex):
         return node.input[0] if self.source(node.input[1]) == name else node.input[1]
 
     def maker(self, name: str, *ops: str) -> NodeProto | None:
-        """The node behind `name`, if it is one of `ops` of the default domain."""
+        """The node that makes `self.source(name)`, if its op is in `ops` of the default domain."""
         node = self.producers.get(self.source(name))
         return node if node is not None and op_of(node) in ops else None
 
@@ -233,7 +233,7 @@ class GraphView(GraphIndex):
     def upstream(self, name: str, through: frozenset[str], until: Stop = lambda _: False) -> Iterator[NodeProto]:
         """Nodes that `name` is computed from, nearest first.
 
-        The walk goes on behind nodes of a type in `through`, but not behind those where `until` says stop.
+        The walk passes through nodes of a type in `through`, but stops at a node where `until` is true.
         """
         seen: set[str] = set()
         front = [name]
@@ -303,12 +303,12 @@ def modules_of(node: NodeProto) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A constant that DequantizeLinear makes of `stored`: of whole numbers, or of floats that are quantized first."""
+    """A constant that DequantizeLinear makes of `stored`: of integers, or of floats that are quantized first."""
 
     name: str
     stored: TensorProto
     digest: str
-    """Of how the constant is computed, `types.QUANTIZED`, and not of its numbers."""
+    """Digest of how the constant is computed, `types.QUANTIZED`, and not of its values."""
 
 
 def quantized_weight(view: GraphView, name: str) -> QuantizedWeight | None:

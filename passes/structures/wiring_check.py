@@ -2,9 +2,9 @@
 
 A product that is computed but has no effect keeps its matrix in the model, so its presence does not prove that
 attention reads it. So this check starts from each *join*, a product of two computed values or an attention operator,
-and finds the matrices that its operands were multiplied with last. In the exported model that gives the number of
-others that each kept matrix meets there, nearly always none. A merged product beside the old one is one more; a join
-that reads only a merged product is one more operand without any kept matrix.
+and finds the matrices that its operands were multiplied with last. In the exported model the check counts the
+other matrices that each kept matrix meets at a join, nearly always none. A merged product next to the old product adds
+to this count; a join that reads only a merged product adds an operand without any kept matrix.
 
 It shares no code with the finders, and knows only that attention multiplies two computed values.
 """
@@ -216,9 +216,9 @@ class _Joins:
         return self._model.digest(tensor) + packing_suffix(node, self._stored, self._model) if mixes else ""
 
     def _digest_of_quantized(self, name: str) -> str:
-        """The digest of how a matrix is dequantized; that of its numbers where a kept one was computed in another way.
+        """The digest of how a matrix is dequantized; that of its values where a kept matrix is computed differently.
 
-        A scale counts: bits are compared, since whole numbers times a scale are not rounded one way or the other.
+        A scale counts: bits are compared, since integers times a scale leave no choice of rounding.
         """
         meaning = self._meanings.get(name, "")
         if meaning in self._wanted:

@@ -4,7 +4,7 @@
     stand_ins.py      the few numbers left in place of a weight, made from its digest
     mapped.py         files mapped into memory; external data in a model's folder
     sharing.py        models whose weights other processes map without a copy
-    files.py          write a model, with its weights in a file beside it
+    files.py          write a model, with its weights in a file next to it
     sessions.py       run a model on onnxruntime, on weights that are already mapped
     weight_stacks.py  collapse stacks of unread weights into one weight for the time of a run
 

@@ -35,18 +35,18 @@ def save(
     referring: bool = False,
     source: tuple[DetachedModel, Path] | None = None,
 ) -> None:
-    """Write `model` to `path`; above `external_from` bytes its weights go to a `.data` file beside it.
+    """Write `model` to `path`; above `external_from` bytes its weights go to a `.data` file next to it.
 
-    Weights are streamed from their files, never collected in memory, and equal ones are written once. The data file is
+    Weights are streamed from their files, not collected in memory, and equal weights are written once. The data file is
     named by its content and written before the model that refers to it; the old data file is removed last. So `path` is
     a complete, valid model at every moment.
 
     Args:
         check: called with the written model before it takes its place; if it raises, the old files do not change.
-        referring: weights in files of the model's own folder stay there, and the model points to them. Only the others
-            are written, to the `.data` file; and the model's metadata asks readers to leave its weights unread.
-        source: a model as it was read, with its path beside `path`. If its weights are in files, it is rewritten to
-            point into the `.data` file of `path` for those that both have, and keeps only the others in its own file.
+        referring: weights in files of the model's own folder stay there, and the model points to them. Only other
+            weights are written, to the `.data` file; and the model's metadata asks readers to leave its weights unread.
+        source: a model as it was read, with its path next to `path`. If its weights are in files, it is rewritten to
+            point into the `.data` file of `path` for shared weights, and keeps only its other weights in its own file.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the old files do not change.
@@ -107,7 +107,7 @@ def _drop(files: set[Path]) -> None:
 
 
 def _refer(model: DetachedModel, proto: onnx.ModelProto, path: Path) -> None:
-    """Point initializers of `proto` to the files beside `path` that already hold their data."""
+    """Point initializers of `proto` to the files next to `path` that already hold their data."""
     folder, own = str(path.parent.resolve()), f"{path.name}."
     for tensor in proto.graph.initializer:
         weight = model.weight(tensor)
@@ -115,7 +115,7 @@ def _refer(model: DetachedModel, proto: onnx.ModelProto, path: Path) -> None:
         if place is None:
             continue
         parent, name = os.path.split(place.path)
-        if parent == folder and not (name.startswith(own) and name.endswith(".data")):  # that one will be removed
+        if parent == folder and not (name.startswith(own) and name.endswith(".data")):  # saving removes that file
             point_to(tensor, name, place.offset, place.nbytes)
     if all(entry.key != UNREAD for entry in proto.metadata_props):
         proto.metadata_props.add(key=UNREAD, value="weights lie in files of others; they are known by their places")
@@ -163,7 +163,7 @@ def _files_of(places: Mapping[str, _DataRange], folder: Path) -> set[Path]:
 
 @contextlib.contextmanager
 def replace_when_done(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it takes `path`'s place, otherwise it is removed.
+    """Yield a temporary path next to `path`; on success it takes `path`'s place, otherwise it is removed.
 
     The path is unique to this process and thread. A device or a pipe, such as /dev/stdout, is written as it is.
     """
@@ -185,7 +185,7 @@ def write_model(model: DetachedModel, path: str | os.PathLike[str]) -> None:
     """Write `model` to a place that a user has named.
 
     Raises:
-        UsageError: it is no path of a file, or nothing can be written there; what was there before is as it was.
+        UsageError: it is no path of a file, or nothing can be written there; an existing file is unchanged.
     """
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"found {type(path).__name__}, expected the path of a file, such as 'model.onnx'")

@@ -83,7 +83,7 @@ def _address(array: np.ndarray) -> int:
 
 
 class ExternalFiles:
-    """The data files beside one model.
+    """The data files next to one model.
 
     Args:
         base_dir: the model's folder; None if it is not known.

@@ -49,7 +49,7 @@ class Session:
     Args:
         proto: changed on the way; its initializers named in `weights` hold no data of their own.
         weights: by initializer name.
-        extra_outputs: values to return beside the model's outputs.
+        extra_outputs: values to return with the model's outputs.
         may_evaluate: whether ONNX's own evaluator may run it where onnxruntime has no kernel.
 
     Raises:
@@ -175,7 +175,7 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
 def _put_fixed_first(graph: onnx.GraphProto) -> None:
     """Let nodes that depend on no input, such as the Transpose of a weight, run when they are needed.
 
-    onnxruntime walks from the outputs back, and of a node's producers it first runs the one that is last in the graph.
+    onnxruntime walks from the outputs back, and of a node's producers it first runs the last in graph order.
     It would transpose all weights before anything else, and hold a second copy of them.
     """
     fixed = {"", *initializers_of(graph)}

@@ -113,7 +113,7 @@ class MappedModel:
 
     def map_weights(self) -> dict[str, Weight]:
         maps = FileMaps()
-        return {one.name: one.weight(maps=maps) for one in self.weights}
+        return {reference.name: reference.weight(maps=maps) for reference in self.weights}
 
 
 def portable(model: DetachedModel, spill: WeightFile) -> MappedModel:

@@ -4,9 +4,9 @@ Optimizers compare and hash tensors by those numbers, so two stand-ins are equal
 and the stand-in of a tensor of only 0 or only 1 is all 0 or all 1. Other stand-ins hold numbers that no format reads as
 NaN, 0 or 1, since a NaN would make a tensor unequal to itself.
 
-**Unread** weights are identified by their place instead: their digest is that of file, offset and length. Equal places
-are equal tensors; but two copies of one tensor count as different, and a tensor of only 0 or 1 is not recognized. So a
-model of terabytes is detached without reading any of its numbers.
+**Unread** weights are identified by their place instead: their digest is computed from file, offset and length. Equal
+places are equal tensors; but two copies of one tensor count as different, and a tensor of only 0 or 1 is not
+recognized. So a model of terabytes is detached without reading any of its numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Weight:
     data: np.ndarray
     digest: str
     unread: bool = False
-    """Whether its digest is that of its place, and not of its content."""
+    """Whether its digest is computed from its place, and not from its content."""
 
     def array(self) -> np.ndarray:
         """The tensor as numpy, without copying (bfloat16 as `ml_dtypes.bfloat16`)."""

@@ -37,7 +37,7 @@ Stacks = Mapping[str, Stack]
 def collapse(model: DetachedModel) -> tuple[DetachedModel, Stacks]:
     """`model` with one unread weight in place of each Concat of unread weights that no other node reads.
 
-    It returns `model` itself if there is none.
+    Returns `model` itself if no such Concat exists.
     """
     graph = model.proto.graph
     index = GraphIndex(graph)
@@ -66,7 +66,7 @@ def collapse(model: DetachedModel) -> tuple[DetachedModel, Stacks]:
         return model, {}
     made = {stack.node.output[0] for stack in stacks.values()}
     return DetachedModel(
-        _with(model.proto, [one for name, one in stored.items() if name not in gone], made), weights
+        _with(model.proto, [initializer for name, initializer in stored.items() if name not in gone], made), weights
     ), stacks
 
 
@@ -92,7 +92,7 @@ def _stand_in(model: DetachedModel, node: NodeProto, pieces: Sequence[TensorProt
 
 
 def expand(model: DetachedModel, stacks: Stacks, source: DetachedModel) -> DetachedModel:
-    """`model` with every stack as it was in `source`: pieces and a Concat; `model` itself if there are none."""
+    """`model` with every stack as it was in `source`: pieces and a Concat; `model` itself if it has no stacks."""
     if not stacks:
         return model
     proto = model.copy_proto()

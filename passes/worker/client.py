@@ -296,7 +296,7 @@ class Worker:
 def _environment(own: Mapping[str, str], count: int) -> dict[str, str]:
     """The worker finds the same modules as we do, and not others in the folder that it is started from.
 
-    More threads of numpy than that would spin beside onnxruntime's.
+    Numpy gets `count` threads: more would spin while onnxruntime's threads work.
     """
     path = os.pathsep.join(path for path in sys.path if path)
     threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(count))
@@ -304,6 +304,6 @@ def _environment(own: Mapping[str, str], count: int) -> dict[str, str]:
 
 
 MALLOC: Final = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20)}
-"""For glibc: bytes from which on a value is given back to the system as soon as it is dropped, and how many may stay
-behind at the end of the heap. By default these are so few that most operators of a model fault in all of their output
-afresh."""
+"""For glibc: size in bytes of the smallest value whose memory is given back to the system as soon as it is dropped, and
+how many free bytes may remain at the end of the heap. The defaults are so small that most operators of a model fault in
+all of their output afresh."""

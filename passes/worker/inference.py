@@ -81,7 +81,7 @@ class _LimitedProcess:
 
 @cache
 def _process_of(process: int) -> _LimitedProcess:
-    """The one of the process with this id: a fork must not use that of its parent."""
+    """The limited process for the process with this id: a fork must not use the limited process of its parent."""
     limited = _LimitedProcess()
     atexit.register(lambda: limited.close() if os.getpid() == process else None)
     return limited

@@ -61,7 +61,7 @@ class Channel:
         self._pipe = pipe
 
     def send(self, number: int, content: bytes) -> None:
-        """Send a pickled message; `number` is that of the request, which its answers bear too."""
+        """Send a pickled message; `number` is the number of the request; its answers have the same number."""
         self._pipe.send_bytes(HEADER.pack(MARK, number, len(content)))
         self._pipe.send_bytes(content)
 

@@ -6,7 +6,7 @@ Only the standard library is used, since this file is also loaded by path, befor
 - `claim_names()` is for a process that is ours: `passes` and `pipeline` are then our packages;
 - `add_private_names()` is for a process that is a script's: `_onnxline.passes` is our package there, and `passes` is
   whatever the script would get without us;
-- `choose_prefix()` is for `import onnxline` and the command: private names only where the public ones are taken, or a
+- `choose_prefix()` is for `import onnxline` and the command: private names only where the public names are taken, or a
   file in the command's working directory has them.
 """
 
@@ -146,7 +146,7 @@ def taken_names() -> list[str]:
 
 
 def find_rivals(folder: str) -> list[str]:
-    """The files in `folder` that have our names and are not ours; code beside them means these."""
+    """The files in `folder` that have our names and are not ours; code in that folder imports these files."""
     specs = (importlib.machinery.PathFinder.find_spec(name, [folder]) for name in PACKAGES)
     return [spec.origin for spec in specs if spec is not None and spec.origin and not _is_at_root(spec)]
 

@@ -1,6 +1,7 @@
 """What operating systems have in different forms: locks, limits of memory, cores, and a worker's ties to its owner.
 
-Linux has all of it, and is what is tested. Elsewhere what is missing is left out, and `missing_here` says so in a line.
+Linux has all of these forms, and is tested. Other systems leave out what they lack, and `missing_here` lists it in a
+line.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def memory_limit(system: Path = Path("/")) -> int:
 
 
 def _group_limits(system: Path) -> Iterator[int]:
-    """Limits of the control groups of this process and of those around them. Without one the file says `max`, or in
-    version 1 a number that no machine has."""
+    """Limits of the control groups of this process and of the enclosing groups. Without a limit the file says `max`, or
+    in version 1 a number that no machine has."""
     for line in _read_text(system / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
@@ -97,7 +98,7 @@ def _group_limits(system: Path) -> Iterator[int]:
 
 
 def _read_text(path: Path) -> str:
-    """What a file says; nothing where there is none."""
+    """The text of a file; empty if it cannot be read."""
     try:
         return path.read_text()
     except OSError:
@@ -175,7 +176,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _descendants(process: int) -> Iterator[int]:
-    """The processes that `process` has started, and those that they have; on Linux, and nothing elsewhere."""
+    """The descendants of `process`; Linux only, empty elsewhere."""
     for file in Path("/proc", str(process), "task").glob("*/children"):
         for child in map(int, _read_text(file).split()):
             yield child

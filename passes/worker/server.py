@@ -30,7 +30,7 @@ def serve(channel: Channel, *, lifeline: int = -1, alone: bool = False) -> None:
     yields is sent as it comes, but for None: there it can be stopped, and has nothing to say.
 
     Args:
-        lifeline: the file descriptor that a fork closes, beside the pipe.
+        lifeline: the file descriptor that a fork closes, as well as the pipe.
         alone: make each call in a fork of this process.
     """
     desk: dict[str, Any] = {}
@@ -97,8 +97,8 @@ def _stream(items: Generator[Any, None, Any], channel: Channel, number: int) -> 
 def _forget_output() -> None:
     """Empty the file that our output goes to.
 
-    That is done before each call, and before each round of a generator, which may be a pass of its own: a crash report
-    quotes what is in the file, and that has to be from the pass that crashed.
+    The file is emptied before each call, and before each round of a generator, which may be a pass of its own: a crash
+    report quotes the file, so its content must come from the pass that crashed.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -62,7 +62,7 @@ class InterceptedCall(Protocol):
 
     @property
     def source(self) -> str:
-        """The model's path; empty for one in memory."""
+        """The model's path; empty for a model in memory."""
         ...
 
     @property
@@ -204,12 +204,12 @@ def with_weights(model: DetachedModel) -> onnx.ModelProto:
 
 
 def write(model: DetachedModel, path: str, external_from: int) -> None:
-    """Write to `path`; above `external_from` bytes the weights go to `<name>.data` beside it, as in the optimizers."""
+    """Write to `path`; above `external_from` bytes the weights go to `<name>.data` next to it, as in the optimizers."""
     proto, data = with_weights(model), Path(f"{path}.data")
     if model.nbytes() <= min(external_from, PROTOBUF_LIMIT):
         onnx.save(proto, path)
         return
-    data.unlink(missing_ok=True)  # onnx appends to what is there
+    data.unlink(missing_ok=True)  # onnx appends to an existing file
     onnx.save(proto, path, save_as_external_data=True, all_tensors_to_one_file=True, location=data.name)
 
 
@@ -233,7 +233,7 @@ class InProcessStep(CompositeStep):
     """Its inner passes."""
     run: Callable[[str, str, Sequence[str]], None]
     narrows: bool = False
-    """Whether the caller gave it other input shapes than those that the model declares."""
+    """Whether the caller gave input shapes that differ from the model's declared shapes."""
     left_out: tuple[str, ...] = ()
     suspects: ClassVar[tuple[str, ...]] = ("constant_folding", "shape_inference")
     annotates: ClassVar[bool] = True  # the caller gets the shapes that it infers, also where no node changes
@@ -258,6 +258,8 @@ class InProcessStep(CompositeStep):
 
 def plan_without(step: Step, inner: Sequence[str], skips: Skips, notes: tuple[str, ...]) -> CallPlan:
     """The plan of one composite step, less what is skipped of its passes `inner`."""
-    skipped = {name: skip.reason for name in (f"{step.name}/{each}" for each in inner) if (skip := skips(name))}
+    skipped = {
+        name: skip.reason for name in (f"{step.name}/{inner_name}" for inner_name in inner) if (skip := skips(name))
+    }
     left_out = [name.partition("/")[2] for name in skipped]
     return CallPlan((step.without(left_out),), skipped, notes)

@@ -105,7 +105,7 @@ def read_paths(
 
     def write(result: DetachedModel) -> None:
         beside = Path(target).parent / data
-        beside.unlink(missing_ok=True)  # onnx appends to what is there
+        beside.unlink(missing_ok=True)  # onnx appends to an existing file
         onnx.save(with_weights(result), target, save_as_external_data=True, location=data, convert_attribute=True)
 
     return OnnxOptimizerCall(open_model(source), _pass_names(names, None), fixed_point, write, source)

@@ -196,8 +196,8 @@ def _own_patterns() -> list[str]:
     patterns = {name: known if isinstance(known, list) else [known] for name, known in _patterns().items()}
     return [
         name
-        for name, each in patterns.items()
-        if any(not type(pattern).__module__.startswith("onnxslim.") for pattern in each)
+        for name, named_patterns in patterns.items()
+        if any(not type(pattern).__module__.startswith("onnxslim.") for pattern in named_patterns)
     ]
 
 

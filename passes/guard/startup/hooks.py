@@ -31,7 +31,7 @@ PROCESSES = "ONNXLINE_GUARD_PROCESSES"
 PATH = "PYTHONPATH"
 
 FOLDER = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120 - pathlib is slow to load
-"""The folder that is put in front of PYTHONPATH: Python imports `sitecustomize.py` from there."""
+"""The folder that is put first in PYTHONPATH: Python imports `sitecustomize.py` from it."""
 
 OUR_PROGRAM = os.fsencode(os.path.join(os.path.dirname(os.path.dirname(FOLDER)), "worker", "own_names.py"))  # noqa: PTH118, PTH120
 """The program of our own worker processes, in which nothing is guarded."""
