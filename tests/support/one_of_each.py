@@ -11,7 +11,7 @@ from typing import Final
 ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
     # Over oneself and across; positions that are projected too; 1×1 Conv; Einsum; K and V from one latent matrix.
     "benchmarks/model_families/test_detect.py::test_finds_the_triples_that_torch_ran": (
-        "bert_decoder", "squeezebert", "deepseek_v3",
+        "squeezebert", "deepseek_v3",
     ),
     "examples/test_train_digits_qat.py::test_weights_of_4_bits_are_within_a_point_of_floats": ("4-1",),
     "fuzz/test_fuzz.py::test_broken_files_end_in_a_result_or_in_one_message": ("0",),
@@ -25,9 +25,7 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
         "BertModel", "LlamaForCausalLM",
     ),
     "passes/provenance/test_models.py::test_whatever_the_nodes_are_called": (
-        "BertModel-same graph-drop_everything", "BertModel-same graph-number_afresh",
-        "BertModel-same graph-permute_names", "BertModel-another input-drop_everything",
-        "BertModel-another input-number_afresh", "BertModel-another input-permute_names",
+        "BertModel-same graph-drop_everything", "BertModel-another input-number_afresh",
         "LlamaForCausalLM-another input-permute_names",
     ),
     "passes/provenance/test_shared_weights.py::test_a_product_belongs_to_the_module_that_owns_its_weight": (
@@ -35,7 +33,7 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
     ),
     # Norms spelled out or not, rope, two stacks with a bias of positions, convolutions with and without BatchNorm.
     "passes/structures/test_exports.py::test_finds_what_the_tree_of_modules_has": (
-        "ViT, opset 18", "Llama, opset 23", "T5", "ResNet",
+        "Llama, opset 23", "T5", "ResNet",
     ),
     "passes/structures/test_exports.py::test_keeps_every_kind_of_a_model": (
         "ResNet-loses0-merging0", "ViT, opset 18-loses1-merging1", "Llama, opset 23-loses3-merging3",
@@ -48,16 +46,16 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
     ),
     "pipeline/authoring/test_training.py::test_a_training_that_was_stopped_goes_on_to_the_same_bits": ("2", "13"),
     "pipeline/export/static_cache/test_model_families.py::test_same_tokens_and_logits_as_the_whole_model": (
-        "GPT2-as_it_is", "DeepseekV3-as_it_is", "Gemma3Text-as_it_is", "Llama-export_and_load", "GPT2-in_onnxruntime",
+        "DeepseekV3-as_it_is", "Llama-export_and_load", "GPT2-in_onnxruntime",
     ),
     "pipeline/export/test_exported_transformers.py::test_agrees_with_onnxruntime": (
-        "BertModel", "LlamaForCausalLM", "ResNetModel",
+        "LlamaForCausalLM", "ResNetModel",
     ),
     "pipeline/export/test_mixtures.py::test_each_token_goes_to_its_own_experts": (
-        "Qwen3MoeModel", "GptOssModel", "JambaModel",
+        "Qwen3MoeModel", "JambaModel",
     ),
     "pipeline/importers/from_torch/layer_dedup/test_transformers.py::test_a_model_of_transformers": (
-        "BertModel-BertConfig-settings0", "LlamaForCausalLM-LlamaConfig-settings2",
+        "LlamaForCausalLM-LlamaConfig-settings2",
         "DeepseekV3ForCausalLM-DeepseekV3Config-settings4",
     ),
     "pipeline/importers/from_torch/layer_dedup/test_transformers.py::test_both_stacks_of_a_model": (
@@ -69,7 +67,7 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
     "pipeline/runtime/test_onnx_cases.py::test_what_was_right_stays_right": ("each fourth",),
     "pipeline/torch_ir/test_caches.py::test_numbers_of_python_inside_a_cache_are_those_of_the_trace": ("None",),
     "pipeline/torch_ir/test_model_families.py::test_from_meta_to_numbers": (
-        "BERT", "Llama", "T5", "Whisper", "ViT", "LSTM", "CNN that trains",
+        "Llama", "T5", "LSTM", "CNN that trains",
     ),
     "pipeline/torch_ir/test_view_writes.py::test_a_write_through_a_view_reaches_what_is_behind_it": (
         "out=", "setitem", "masked_fill_",
@@ -87,7 +85,7 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
         "modes0-memory_format0-dtype0",
     ),
     "pipeline/training/test_native.py::test_a_hundred_steps": (
-        "mlp-SGD with momentum", "mlp-Adam with AMSGrad", "cnn with BatchNorm-AdamW",
+        "mlp-Adam with AMSGrad", "cnn with BatchNorm-AdamW",
     ),
     "pipeline/training/test_qdq.py::test_training_lowers_the_loss_and_onnxruntime_runs_what_comes_back": (
         "int8/channel-uint8", "int4/block4-uint16",
@@ -103,7 +101,7 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
     "whole_runs/test_model_families.py::test_separate_projections_survive": ("Bert", "Llama"),
     # Branches, a sequence, half precision, without branches; detection, recognition, and a classifier of bytes.
     "whole_runs/test_packaged_models.py::test_it_runs_as_on_onnxruntime": (
-        "silero_vad", "silero_vad_half", "silero_vad_op18_ifless", "PP-OCRv6_rec_small", "model",
+        "silero_vad", "silero_vad_half", "PP-OCRv6_rec_small",
     ),
 }  # fmt: skip
 """Test → its parameters, as pytest writes them."""
