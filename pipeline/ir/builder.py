@@ -94,7 +94,7 @@ class Builder:
                 f"op {kind} {name!r} reads vids {unknown}, but the graph has {plural(len(self._values), 'value')}"
             )
         oid = len(self._ops)
-        attrs = dict(attrs or {})
+        attrs = self.complete_arguments(kind, len(inputs), attrs or {})
         created = tuple(self._add(label, spec, Role.TMP) for label, spec in outputs)
         emitter = self._emitter_of(kind) if self._emitter_of else None
         kernel = None
@@ -102,6 +102,10 @@ class Builder:
             kernel = emitter(attrs, [self._values[vid].spec for vid in inputs], [spec for _, spec in outputs])
         self._ops.append(Op(oid, kind, tuple(inputs), created, attrs, kernel, constraints or {}, name, origin))
         return created
+
+    def complete_arguments(self, kind: str, operands: int, given: Mapping[str, Attr]) -> dict[str, Attr]:
+        """The attributes of an op with so many operands; a builder that knows the table of operators adds some."""
+        return dict(given)
 
     def spec(self, vid: int) -> TensorSpec:
         return self._values[vid].spec

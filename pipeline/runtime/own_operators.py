@@ -13,11 +13,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from torch import library
 
 from pipeline.runtime.tensors import NOT_IN_NUMPY, torch_dtype
 
 
-@torch.library.custom_op("onnxline::unsigned", mutates_args=())
+@library.custom_op("onnxline::unsigned", mutates_args=())
 def unsigned(self: torch.Tensor, other: torch.Tensor, function: str) -> torch.Tensor:
     """Arithmetic of unsigned integers of 16 bits and more, which torch's CPU lacks; numpy computes it.
 
@@ -59,7 +60,7 @@ UNSIGNED_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 """The functions of `onnxline::unsigned`, by torch's names; what torch computes itself is not among them."""
 
 
-@torch.library.custom_op("onnxline::cast_float8", mutates_args=())
+@library.custom_op("onnxline::cast_float8", mutates_args=())
 def cast_float8(self: torch.Tensor, to: str, saturate: bool = True) -> torch.Tensor:
     """A conversion of floats to a float8 type, as ONNX's table for `saturate` has it.
 

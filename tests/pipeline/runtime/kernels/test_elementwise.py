@@ -156,3 +156,10 @@ def test_bfloat16_like_ml_dtypes() -> None:
     np.testing.assert_array_equal(
         program.run({"a": a, "b": b})["y"].float().numpy(), np.multiply(a, b).astype(np.float32)
     )
+
+
+def test_the_gradient_of_a_cast_to_float8_is_that_of_its_result() -> None:
+    x = torch.tensor([0.3, -2.0, 1e6], requires_grad=True)
+    (torch.ops.onnxline.cast_float8(x, "float8_e4m3fn").float() * torch.tensor([1.0, 2.0, 4.0])).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [1.0, 2.0, 4.0]
