@@ -81,16 +81,19 @@ class NameScope:
         inputs: Sequence[int],
         outputs: Sequence[tuple[str, TensorSpec]],
         attrs: Mapping[str, Attr],
-        **source: str,
+        *,
+        name: str = "",
+        node_type: str = "",
+        origin: str = "",
     ) -> tuple[int, ...]:
-        """Add an op; `source` as in `Builder.emit`. An output whose name is a value of the model is bound to it."""
+        """Add an op; `name`, `node_type` and `origin` as in `Builder.emit`. An output whose name is a value of the model is bound to it."""
         if is_call(kind):
             attrs = call_attrs(kind, len(inputs), attrs)
         labelled = [(self._labels.get(label, label), spec) for label, spec in outputs]
         try:
-            made = self._builder.emit(kind, inputs, labelled, attrs, **source)
+            made = self._builder.emit(kind, inputs, labelled, attrs, name=name, node_type=node_type, origin=origin)
         except InternalError as error:  # a rule of the kind that ONNX's inference does not check
-            first = source.get("name") or outputs[0][0]
+            first = name or outputs[0][0]
             raise SourceError(f"node {first!r} cannot be a {error}; check its inputs and attributes") from error
         for (label, _), (written, _), vid in zip(outputs, labelled, made, strict=True):
             self._bind_new(label, vid, written)
