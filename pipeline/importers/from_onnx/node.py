@@ -86,7 +86,10 @@ class NameScope:
         node_type: str = "",
         origin: str = "",
     ) -> tuple[int, ...]:
-        """Add an op; `name`, `node_type` and `origin` as in `Builder.emit`. An output whose name is a value of the model is bound to it."""
+        """Add an op. An output whose name is a value of the model is bound to it.
+
+        name, node_type, origin: the fields of Op with these names.
+        """
         if is_call(kind):
             attrs = call_attrs(kind, len(inputs), attrs)
         labelled = [(self._labels.get(label, label), spec) for label, spec in outputs]
