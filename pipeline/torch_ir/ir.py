@@ -152,6 +152,7 @@ class IR:
             files.save(path, self._sections(), self.constants, threshold)
 
     @classmethod
+    @pause_collector()
     def load(cls, path: str | Path) -> IR:
         """The IR of a file of `save`, or of pytorch-ir.
 
