@@ -40,7 +40,7 @@ Names: TypeAlias = Mapping[StrictStr, StrictStr]
 
 
 @dataclass(frozen=True)
-class Head:
+class DocumentHead:
     """The keys of the JSON that are read as soon as a file is loaded. Constants and the signature are still data."""
 
     graph_inputs: tuple[Any, ...]
@@ -61,7 +61,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Document(Head):
+class Document(DocumentHead):
     """All keys."""
 
     graph_inputs: tuple[TensorMeta, ...]
@@ -73,7 +73,7 @@ class Document(Head):
     tied: Mapping[str, tuple[StrictStr, ...]] = field(default_factory=dict)
 
 
-def read_head(data: Any, what: str) -> Head:
+def read_head(data: Any, what: str) -> DocumentHead:
     """The head of the file `what`, whose JSON is `data`.
 
     Raises:
@@ -91,12 +91,12 @@ def read_head(data: Any, what: str) -> Head:
     if missing := [key for key in ("graph_inputs", "graph_outputs", "weights", "nodes") if key not in data]:
         said = f"the key {missing[0]} is" if len(missing) == 1 else f"the keys {', '.join(missing)} are"
         raise SerializationError(f"{what}: {said} missing; expected what IR.save writes")
-    head = parse(Head, data)
+    head = parse(DocumentHead, data)
     check_guards(head)
     return head
 
 
-def check_guards(head: Head) -> None:
+def check_guards(head: DocumentHead) -> None:
     """
     Raises:
         Unexpected: a guard is no expression, or one of other dims.

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import StrictStr
 
-from pipeline.torch_ir.document.document import Head
+from pipeline.torch_ir.document.document import DocumentHead
 from pipeline.torch_ir.document.parse import found, parse, place
 from pipeline.torch_ir.errors import Unexpected
 from pipeline.torch_ir.tree import Branch, CallSignature, Leaf, Tree, leaves
@@ -42,7 +42,7 @@ def write_signature(signature: CallSignature) -> dict[str, Any]:
     return {side: _write_tree(tree) for side, tree in sides.items() if tree is not None}
 
 
-def read_signature(head: Head) -> CallSignature:
+def read_signature(head: DocumentHead) -> CallSignature:
     """The signature of an IR.
 
     Raises:
