@@ -26,7 +26,6 @@ from pipeline.ir.json import FORMAT_VERSION as IR_VERSION
 from pipeline.ir.json import READERS, SINGULARS
 from pipeline.lowering import lower
 from pipeline.ops.attrs import CODES
-from pipeline.ops.kinds import Kind
 from pipeline.ops.tagged import TAGS
 from pipeline.planning import make_plan
 from pipeline.planning import to_json as plan_to_json
@@ -35,6 +34,7 @@ from pipeline.planning.json import FORMAT_VERSION as PLAN_VERSION
 from pipeline.quantsim.report import FORMAT_VERSION as QUANTSIM_VERSION
 from pipeline.report import REPORT_VERSION, BackendReport, ExportReport, Report, RuntimeReport
 from pipeline.report.training import TrainingReport
+from tests.support.kinds_header import HEADER, kinds_header
 from tests.support.pages import blocks, rows
 from tests.support.paths import ROOT
 
@@ -168,8 +168,7 @@ def test_plan_bin() -> None:
     assert f'#define ONNXLINE_PLAN_MAGIC "{MAGIC.decode()}"' in header
     assert f"`{MAGIC.decode()}`" in page
     assert [f"{at} {role}" for at, role in enumerate(Role) if f"{at} {role}" not in page] == []
-    kinds = (ROOT / "examples/plan_reader/onnxline_kinds.h").read_text(encoding="utf-8")
-    assert dict(re.findall(r"    KIND\((\w+), (\d+)\)", kinds)) == {kind.name: str(int(kind)) for kind in Kind}
+    assert HEADER.read_text(encoding="utf-8") == kinds_header(), "python -m tests.support.kinds_header writes it anew"
     roles = ", ".join(f"ONNXLINE_{role.name}" for role in Role)
     assert f"enum onnxline_role {{ {roles} }};" in header
 
