@@ -34,6 +34,7 @@ from pipeline.planning.json import FORMAT_VERSION as PLAN_VERSION
 from pipeline.quantsim.report import FORMAT_VERSION as QUANTSIM_VERSION
 from pipeline.report import REPORT_VERSION, BackendReport, ExportReport, Report, RuntimeReport
 from pipeline.report.training import TrainingReport
+from tests.support.kinds_header import HEADER, kinds_header
 from tests.support.pages import blocks, rows
 from tests.support.paths import ROOT
 
@@ -167,6 +168,7 @@ def test_plan_bin() -> None:
     assert f'#define ONNXLINE_PLAN_MAGIC "{MAGIC.decode()}"' in header
     assert f"`{MAGIC.decode()}`" in page
     assert [f"{at} {role}" for at, role in enumerate(Role) if f"{at} {role}" not in page] == []
+    assert HEADER.read_text(encoding="utf-8") == kinds_header(), "python -m tests.support.kinds_header writes it anew"
     roles = ", ".join(f"ONNXLINE_{role.name}" for role in Role)
     assert f"enum onnxline_role {{ {roles} }};" in header
 
