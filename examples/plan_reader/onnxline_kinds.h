@@ -16,24 +16,14 @@
     KIND(Resize, 307) \
     KIND(Reshape, 601) \
     KIND(Transpose, 602) \
-    KIND(Concat, 603) \
     KIND(Split, 604) \
     KIND(Slice, 605) \
     KIND(Expand, 606) \
-    KIND(Tile, 607) \
-    KIND(Pad, 608) \
     KIND(Select, 609) \
     KIND(Unbind, 610) \
     KIND(Diagonal, 611) \
     KIND(Unfold, 612) \
     KIND(Contiguous, 613) \
-    KIND(Gather, 701) \
-    KIND(GatherElements, 702) \
-    KIND(GatherND, 703) \
-    KIND(ScatterND, 704) \
-    KIND(TopK, 705) \
-    KIND(ScatterElements, 706) \
-    KIND(GridSample, 707) \
     KIND(LSTM, 801) \
     KIND(Aten, 901) \
     KIND(HigherOrder, 902) \
@@ -136,14 +126,14 @@
     KIND(Topk, 1881) \
     KIND(Cat, 1882) \
     KIND(Stack, 1883) \
-    KIND(AtenPad, 1884) \
+    KIND(Pad, 1884) \
     KIND(Repeat, 1885) \
     KIND(RepeatInterleave, 1886) \
     KIND(Roll, 1887) \
     KIND(Embedding, 1888) \
     KIND(Index, 1889) \
     KIND(IndexSelect, 1890) \
-    KIND(AtenGather, 1891) \
+    KIND(Gather, 1891) \
     KIND(IndexCopy, 1892) \
     KIND(Scatter, 1893) \
     KIND(ScatterValue, 1894) \
@@ -167,6 +157,10 @@
     KIND(Logsumexp, 2011) \
     KIND(Flip, 2012) \
     KIND(Cumprod, 2013) \
+    KIND(ConstantPad, 2017) \
+    KIND(IndexPut, 2018) \
+    KIND(ScatterReduce, 2019) \
+    KIND(Sort, 2020) \
     KIND(CastFloat8, 2101) \
     KIND(Unsigned, 2102)
 
