@@ -17,12 +17,6 @@ class Kind(IntEnum):
     Cast = 102
 
     # conv
-    Conv = 301
-    ConvTranspose = 302
-    MaxPool = 303
-    AveragePool = 304
-    GlobalAveragePool = 305
-    GlobalMaxPool = 306
     Resize = 307
 
     # shape
@@ -197,6 +191,9 @@ class Kind(IntEnum):
     Logsumexp = 2011
     Flip = 2012
     Cumprod = 2013
+    Conv3d = 2014
+    ConvTranspose1d = 2015
+    ConvTranspose3d = 2016
 
     # operators of our own
     CastFloat8 = 2101

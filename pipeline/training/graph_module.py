@@ -340,7 +340,8 @@ CARRIERS = frozenset(
         "Tile",
         "Gather",
         "Identity",
-        "MaxPool",
+        *(f"aten.max_pool{axes}d.default" for axes in (1, 2, 3)),
+        "aten.pad.default",
     }
 )
 """Kinds that pass whole numbers on as they are, also where these travel as floats."""

@@ -129,10 +129,15 @@ def _is_float(value: Value) -> bool:
     return value.spec.dtype in ("float16", "bfloat16", "float32", "float64")
 
 
+CONVOLUTIONS: Final = (
+    *(f"aten.conv{axes}d.default" for axes in (1, 2, 3)),
+    *("aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input"),
+)
+
 WEIGHTS: Final[Mapping[str, Sequence[int]]] = {
     "aten.matmul.default": (0, 1), "aten.mm.default": (0, 1), "aten.linear.default": (0, 1, 2),
     "aten.addmm.default": (0, 1, 2), "aten.einsum.default": range(9),
-    "Conv": (1, 2), "ConvTranspose": (1, 2), "LSTM": (1, 2, 3), "Recurrent": (1, 2, 3, 7),
+    **dict.fromkeys(CONVOLUTIONS, (1, 2)), "LSTM": (1, 2, 3), "Recurrent": (1, 2, 3, 7),
     "aten.layer_norm.default": (1, 2), "aten.rms_norm.default": (1,), "aten.batch_norm.default": (1, 2),
     "aten.group_norm.default": (1, 2), "Gather": (0,),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.importers.from_onnx.conv import conv_attrs
+from pipeline.importers.from_onnx.conv import convolution, kernel_of, read_window
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr, TensorSpec
 
@@ -144,7 +144,8 @@ def integer_conv(node: Node, x: int, w: int, x_zero: int, w_zero: int) -> int:
     """The convolution of integers in float64. Zeros are padded after the zero point was taken off."""
     column = (node.spec(w).sizes[0], *(1,) * (node.spec(w).rank - 1))
     operands = [subtract_zero_point(node, x, x_zero), subtract_zero_point(node, w, w_zero, column)]
-    return node.step("Conv", operands, spec_of(node.output(), "float64"), conv_attrs(node, w))
+    operator, tensors, attrs = convolution(node, operands, read_window(node, kernel_of(node, w)))
+    return node.step(operator, tensors, spec_of(node.output(), "float64"), attrs)
 
 
 def q_linear_conv(node: Node) -> None:

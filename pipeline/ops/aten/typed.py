@@ -42,6 +42,12 @@ SIGNATURES: Final[Mapping[Kind, str]] = {
     "i[] stride=(1,), s padding='valid', i[] dilation=(1,), i groups=1)",
     Kind.ConvTranspose2d: "conv_transpose2d.input(T input, T weight, T? bias, "
     "i[] stride=(1,), i[] padding=(0,), i[] output_padding=(0,), i groups=1, i[] dilation=(1,))",
+    Kind.Conv3d: "conv3d.default(T input, T weight, T? bias, "
+    "i[] stride=(1,), i[] padding=(0,), i[] dilation=(1,), i groups=1)",
+    Kind.ConvTranspose1d: "conv_transpose1d.default(T input, T weight, T? bias, "
+    "i[] stride=(1,), i[] padding=(0,), i[] output_padding=(0,), i groups=1, i[] dilation=(1,))",
+    Kind.ConvTranspose3d: "conv_transpose3d.input(T input, T weight, T? bias, "
+    "i[] stride=(1,), i[] padding=(0,), i[] output_padding=(0,), i groups=1, i[] dilation=(1,))",
     Kind.MaxPool2d: "max_pool2d.default(T self, i[] kernel_size, "
     "i[] stride=(), i[] padding=(0,), i[] dilation=(1,), ? ceil_mode=False)",
     Kind.AvgPool2d: "avg_pool2d.default(T self, i[] kernel_size, "

@@ -59,7 +59,7 @@ FAMILIES = (
 
 KERNELS: Mapping[Kind, Kernel] = join(family.KERNELS for family in FAMILIES)
 
-PACKERS: Mapping[Kind, Packer] = join(family.PACKERS for family in (conv, fused, aten))
+PACKERS: Mapping[Kind, Packer] = join(family.PACKERS for family in (fused, aten))
 """The kinds whose kernels take packed weights, as the attribute `packed`."""
 
 

@@ -59,7 +59,10 @@ def test_an_emitter_fixes_the_call() -> None:
     assert unpack(kernel.attr_schema, kernel.attr_blob) == attrs
 
 
-CONV = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1}
+CONV = {
+    **{"strides": (1, 1), "pads": (0, 0), "dilations": (1, 1), "group": 1, "add": False, "bias": False, "norm": False},
+    **{"epsilon": 0.0, "channels_last": False, "activation": "none", "numbers": ()},
+}
 SLICE = {"starts": (0,), "ends": (1,), "axes": (0,), "steps": (1,)}
 
 
@@ -75,8 +78,14 @@ SLICE = {"starts": (0,), "ends": (1,), "axes": (0,), "steps": (1,)}
         ("Cast", {"to": "float16"}, [f32(3)], [f32(3)], "the output is float32"),
         ("Pad", {"pads": (1, 1), "mode": "quick", "value": 0.0}, [f32(3)], [f32(5)], "mode='quick'; expected one of"),
         ("Concat", {"axis": 2}, [f32(3, 4)], [f32(3, 4)], "axis=2 .*out of range for rank 2"),
-        ("Conv", CONV | {"pads": (0, 0)}, [f32(1, 2, 5, 5), f32(3, 2, 1, 1)], [f32(1, 3, 5, 5)], "pads=.*expected 4"),
-        ("Conv", CONV, [f32(1, 2), f32(3, 2)], [f32(1, 3)], "1 to 3 more"),
+        (
+            "ConvPointwise",
+            CONV | {"pads": (0,)},
+            [f32(1, 2, 5, 5), f32(3, 2, 1, 1)],
+            [f32(1, 3, 5, 5)],
+            "pads=.*expected 2",
+        ),
+        ("ConvPointwise", CONV, [f32(1, 2), f32(3, 2)], [f32(1, 3)], "1 to 3 more"),
         ("Reshape", {"shape": (2, 2)}, [f32(3)], [f32(2, 2)], "3 elements into"),
         ("Transpose", {"perm": (0, 0)}, [f32(3, 4)], [f32(3, 4)], "no permutation"),
         ("Split", {"axis": 0, "sizes": (1,)}, [f32(3)], [f32(1), f32(2)], "sizes=.*expected 2 items"),

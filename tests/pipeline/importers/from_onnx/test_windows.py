@@ -95,7 +95,7 @@ def test_averages_and_norms_over_dilated_windows_are_convolutions_with_ones() ->
             """
         const %1 "y.value": float32[3, 1, 2]
         const %3 "y.value.0": float32[1, 1, 2]
-        %2 "y.Conv": float32[1, 3, 2] = Conv(%0, %1) {strides: [2], pads: [0, 0], dilations: [2], group: 3}
+        %2 "y.conv1d": float32[1, 3, 2] = aten.conv1d.default(%0, %1) {stride: [2], dilation: [2], groups: 3}
         %4 "y": float32[1, 3, 2] = aten.div.Tensor(%2, %3)
         """
         )
@@ -106,13 +106,12 @@ def test_averages_and_norms_over_dilated_windows_are_convolutions_with_ones() ->
         ops(f"{x} {{ y = LpPool <kernel_shape = [4], strides = [3], ceil_mode = 1> (x) }}", 19)
         == (
             """
-        const %1 "y.value": float32[]
-        const %2 "y.value.0": float32[]
-        const %5 "y.value.1": float32[3, 1, 4]
-        %3 "y.abs": float32[1, 3, 5] = aten.abs.default(%0)
-        %4 "y.pow": float32[1, 3, 5] = aten.pow.Tensor_Tensor(%3, %1)
-        %6 "y.Conv": float32[1, 3, 2] = Conv(%4, %5) {strides: [3], pads: [0, 2], dilations: [1], group: 3}
-        %7 "y": float32[1, 3, 2] = aten.pow.Tensor_Tensor(%6, %2)
+        const %3 "y.value": float32[3, 1, 4]
+        %1 "y.abs": float32[1, 3, 5] = aten.abs.default(%0)
+        %2 "y.pow": float32[1, 3, 5] = aten.pow.Tensor_Scalar(%1) {exponent: 2}
+        %4 "y.pad": float32[1, 3, 7] = aten.pad.default(%2) {pad: [0, 2], value: 0.0}
+        %5 "y.conv1d": float32[1, 3, 2] = aten.conv1d.default(%4, %3) {stride: [3], groups: 3}
+        %6 "y": float32[1, 3, 2] = aten.pow.Tensor_Scalar(%5) {exponent: 0.5}
         """
         )
         .replace("\n        ", "\n")

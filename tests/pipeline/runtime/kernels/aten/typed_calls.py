@@ -89,6 +89,21 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
         (P, K),
         "has_bias=False stride=(2, 2) padding=(0, 0) output_padding=(1, 1) groups=1 dilation=(1,)",
     ),
+    "Conv3d": (
+        lambda p, k: f.conv3d(p, k, dilation=(2, 1, 1)),
+        (P[:, :, None].expand(2, 4, 5, 6, 6).contiguous(), K[:, :, None].expand(4, 4, 2, 3, 3).contiguous()),
+        "has_bias=False stride=(1, 1, 1) padding=(0, 0, 0) dilation=(2, 1, 1) groups=1",
+    ),
+    "ConvTranspose1d": (
+        lambda p, k, v: f.conv_transpose1d(p, k, v, padding=1),
+        (P[:, :, 0].contiguous(), K[..., 0].contiguous(), V),
+        "has_bias=True stride=(1,) padding=(1,) output_padding=(0,) groups=1 dilation=(1,)",
+    ),
+    "ConvTranspose3d": (
+        lambda p, k: f.conv_transpose3d(p, k, stride=2, output_padding=(0, 1, 1)),
+        (P[:, :, None].contiguous(), K[:, :, None].contiguous()),
+        "has_bias=False stride=(2, 2, 2) padding=(0, 0, 0) output_padding=(0, 1, 1) groups=1 dilation=(1,)",
+    ),
     "MaxPool2d": (
         lambda p: f.max_pool2d(p, 3, 2, 1, ceil_mode=True),
         (P,),
