@@ -10,14 +10,11 @@ from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """`Kind["Resize"]` by the op's kind, `Kind(307)` by the number."""
+    """`Kind["Dropout"]` by the op's kind, `Kind(1005)` by the number."""
 
     # elementwise
     Identity = 101
     Cast = 102
-
-    # conv
-    Resize = 307
 
     # shape
     Reshape = 601

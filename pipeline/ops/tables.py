@@ -10,7 +10,6 @@ from pipeline.errors import InternalError
 from pipeline.ir.builder import Emitter
 from pipeline.ops import (
     aten,
-    conv,
     elementwise,
     fallback,
     fused,
@@ -48,7 +47,6 @@ def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
 
 FAMILIES = (
     elementwise,
-    conv,
     shape,
     index,
     recurrent,

@@ -341,7 +341,7 @@ CARRIERS = frozenset(
         "Gather",
         "Identity",
         *(f"aten.max_pool{axes}d.default" for axes in (1, 2, 3)),
-        "aten.pad.default",
+        "aten.constant_pad_nd.default",
     }
 )
 """Kinds that pass whole numbers on as they are, also where these travel as floats."""

@@ -219,7 +219,7 @@ def pad_sides(node: Node, vid: int, window: Window, value: float) -> int:
         return vid
     sizes = (size + sum(pair) for size, pair in zip(spec.sizes[2:], pairs, strict=True))
     attrs: dict[str, Attr] = {"pad": tuple(side for pair in reversed(pairs) for side in pair), "value": value}
-    return node.step("aten.pad.default", [vid], TensorSpec((*spec.sizes[:2], *sizes), spec.dtype), attrs)
+    return node.step("aten.constant_pad_nd.default", [vid], TensorSpec((*spec.sizes[:2], *sizes), spec.dtype), attrs)
 
 
 def over_images(operator: str) -> Importer:

@@ -28,7 +28,7 @@ POINTWISE = frozenset(
 )
 
 
-AS_STORED = ("aten.max_pool2d.default", "aten.pad.default")
+AS_STORED = ("aten.max_pool2d.default", "aten.constant_pad_nd.default")
 """Operators of torch that read images with their channels last as they are, and make such."""
 
 

@@ -14,14 +14,14 @@ from pipeline.ir import Graph, Op
 from pipeline.ops import Kind
 from pipeline.ops.aten import TYPED
 from pipeline.ops.tables import join
-from pipeline.runtime.functional import conv, elementwise, fallback, index, random, recurrent, shape
+from pipeline.runtime.functional import elementwise, fallback, index, random, recurrent, shape
 from pipeline.runtime.functional.base import Form
 from pipeline.runtime.functional.fallback import NODES
 from pipeline.runtime.tensors import torch_dtype
 
 __all__ = ["FAMILIES", "FORMS", "REFUSED", "functional_operators", "why_not_differentiable"]
 
-FAMILIES = (elementwise, conv, shape, index, recurrent, random, fallback)
+FAMILIES = (elementwise, shape, index, recurrent, random, fallback)
 
 FORMS: Mapping[Kind, Form] = join(family.FORMS for family in FAMILIES)
 

@@ -8,7 +8,6 @@ from pipeline.ops import Kind
 from pipeline.ops.tables import join
 from pipeline.runtime.kernels import (
     aten,
-    conv,
     elementwise,
     fallback,
     fused,
@@ -45,7 +44,6 @@ __all__ = [
 
 FAMILIES = (
     elementwise,
-    conv,
     shape,
     index,
     recurrent,

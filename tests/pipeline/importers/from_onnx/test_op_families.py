@@ -115,8 +115,7 @@ CONV = {
     ),
     ("y = GlobalAveragePool(x)", "2, 3, 1, 1"): "aten.mean.dim(%0) {dim: [2, 3], keepdim: true}",
     ("s = Constant <value_floats = [1.0, 1.0, 2.0, 0.5]> () y = Resize(x, , s)", "2, 3, 16, 4"): (
-        'Resize(%0) {mode: "nearest", scales: [1.0, 1.0, 2.0, 0.5], '
-        'coordinates: "half_pixel", nearest: "round_prefer_floor"}'
+        "aten.upsample_nearest2d.default(%0) {output_size: [16, 4]}"
     ),
 }
 
@@ -130,11 +129,11 @@ def test_conv(case: tuple[str, str]) -> None:
 
 PADDED = {
     ('y = Conv <auto_pad = "SAME_UPPER", strides = [2, 2]> (x, w, b)', "2, 5, 4, 4"): """
-        %4 "y.pad": float32[2, 3, 9, 9] = aten.pad.default(%0) {pad: [0, 1, 0, 1], value: 0.0}
+        %4 "y.constant_pad_nd": float32[2, 3, 9, 9] = aten.constant_pad_nd.default(%0) {pad: [0, 1, 0, 1], value: 0.0}
         %5 "y": float32[2, 5, 4, 4] = aten.conv2d.default(%4, %1, %2) {stride: [2, 2]}
     """,
     ('y = Conv <auto_pad = "SAME_LOWER", strides = [2, 2]> (x, w)', "2, 5, 4, 4"): """
-        %4 "y.pad": float32[2, 3, 9, 9] = aten.pad.default(%0) {pad: [1, 0, 1, 0], value: 0.0}
+        %4 "y.constant_pad_nd": float32[2, 3, 9, 9] = aten.constant_pad_nd.default(%0) {pad: [1, 0, 1, 0], value: 0.0}
         %5 "y": float32[2, 5, 4, 4] = aten.conv2d.default(%4, %1) {stride: [2, 2]}
     """,
     ('y = ConvTranspose <strides = [2, 2], auto_pad = "SAME_UPPER"> (x, v)', "2, 5, 16, 16"): """
@@ -147,16 +146,16 @@ PADDED = {
         %5 "y": float32[2, 5, 17, 16] = aten.slice.Tensor(%4) {dim: 3, start: 1, end: 17}
     """,
     ("y = MaxPool <kernel_shape = [2, 2], pads = [0, 0, 2, 0]> (x)", "2, 3, 9, 7"): """
-        %4 "y.pad": float32[2, 3, 10, 8] = aten.pad.default(%0) {pad: [0, 0, 0, 2], value: -inf}
+        %4 "y.constant_pad_nd": float32[2, 3, 10, 8] = aten.constant_pad_nd.default(%0) {pad: [0, 0, 0, 2], value: -inf}
         %5 "y": float32[2, 3, 9, 7] = aten.max_pool2d.default(%4) {kernel_size: [2, 2], stride: [1, 1]}
     """,
     ("y = AveragePool <kernel_shape = [2, 2], pads = [1, 1, 0, 0], count_include_pad = 1> (x)", "2, 3, 8, 8"): """
-        %4 "y.pad": float32[2, 3, 9, 9] = aten.pad.default(%0) {pad: [1, 0, 1, 0], value: 0.0}
+        %4 "y.constant_pad_nd": float32[2, 3, 9, 9] = aten.constant_pad_nd.default(%0) {pad: [1, 0, 1, 0], value: 0.0}
         %5 "y": float32[2, 3, 8, 8] = aten.avg_pool2d.default(%4) {kernel_size: [2, 2], stride: [1, 1]}
     """,
     ("y = AveragePool <kernel_shape = [2, 2], pads = [1, 1, 0, 0]> (x)", "2, 3, 8, 8"): """
         const %6 "y.value": float32[1, 1, 8, 8]
-        %4 "y.pad": float32[2, 3, 9, 9] = aten.pad.default(%0) {pad: [1, 0, 1, 0], value: 0.0}
+        %4 "y.constant_pad_nd": float32[2, 3, 9, 9] = aten.constant_pad_nd.default(%0) {pad: [1, 0, 1, 0], value: 0.0}
         %5 "y.avg_pool2d": float32[2, 3, 8, 8] = aten.avg_pool2d.default(%4) {kernel_size: [2, 2], stride: [1, 1]}
         %7 "y": float32[2, 3, 8, 8] = aten.mul.Tensor(%5, %6)
     """,

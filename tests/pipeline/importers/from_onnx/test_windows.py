@@ -109,7 +109,7 @@ def test_averages_and_norms_over_dilated_windows_are_convolutions_with_ones() ->
         const %3 "y.value": float32[3, 1, 4]
         %1 "y.abs": float32[1, 3, 5] = aten.abs.default(%0)
         %2 "y.pow": float32[1, 3, 5] = aten.pow.Tensor_Scalar(%1) {exponent: 2}
-        %4 "y.pad": float32[1, 3, 7] = aten.pad.default(%2) {pad: [0, 2], value: 0.0}
+        %4 "y.constant_pad_nd": float32[1, 3, 7] = aten.constant_pad_nd.default(%2) {pad: [0, 2], value: 0.0}
         %5 "y.conv1d": float32[1, 3, 2] = aten.conv1d.default(%4, %3) {stride: [3], groups: 3}
         %6 "y": float32[1, 3, 2] = aten.pow.Tensor_Scalar(%5) {exponent: 0.5}
         """

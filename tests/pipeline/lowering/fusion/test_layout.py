@@ -21,7 +21,7 @@ def test_what_stands_between_two_convolutions_follows() -> None:
           %2 "a": float32[1, 6, 4, 4] = ConvPointwise(%0, %1) {CONV}
           %3 "b": float32[1, 6, 4, 4] = aten.silu.default(%2) {{self: $0}}
           %4 "c": float32[1, 12, 4, 4] = Concat(%3, %2) {{axis: 1}}
-          %5 "d": float32[1, 12, 3, 4] = aten.pad.default(%4) {{self: $0, pad: [0, 0, 0, -1], value: 0.0}}
+          %5 "d": float32[1, 12, 3, 4] = aten.constant_pad_nd.default(%4) {{self: $0, pad: [0, 0, 0, -1], value: 0.0}}
           %6 "y": float32[12, 3, 4] = aten.sum.dim_IntList(%5) {{self: $0, dim: [0], keepdim: false}}
 
           return %6
@@ -36,7 +36,7 @@ def test_what_stands_between_two_convolutions_follows() -> None:
           %7 "b channels last": float32[1, 4, 4, 6] = aten.silu.default(%6) {{self: $0}}
           %8 "c channels last": float32[1, 4, 4, 12] = Concat(%7, %6) {{axis: 3}}
           %2 "c": float32[1, 12, 4, 4] = Transpose(%8) {{perm: [0, 3, 1, 2]}}
-          %9 "d channels last": float32[1, 3, 4, 12] = aten.pad.default(%2) {{
+          %9 "d channels last": float32[1, 3, 4, 12] = aten.constant_pad_nd.default(%2) {{
             self: $0, pad: [0, 0, 0, -1], value: 0.0, "orders of axes": [[0, 3, 1, 2]]
           }}
           %3 "d": float32[1, 12, 3, 4] = Transpose(%9) {{perm: [0, 3, 1, 2]}}
