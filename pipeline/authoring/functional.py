@@ -309,7 +309,7 @@ def dropout(x: IRTensor, p: float = 0.5) -> IRTensor:
         return x
     attrs: dict[str, Attr] = {"ratio": float(p), "seed": 0}
     outputs = {"dropout": x.spec, "kept": TensorSpec(x.shape, "bool")}
-    return x.builder.emit_several("Dropout", [_floating(x)], outputs, attrs)[0]
+    return x.builder.emit_several("onnxline.dropout.default", [_floating(x)], outputs, attrs)[0]
 
 
 @typed

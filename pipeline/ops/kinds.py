@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """`Kind["Dropout"]` by the op's kind, `Kind(1005)` by the number."""
+    """`Kind["Dropout"]` by the op's kind, `Kind(2109)` by the number."""
 
     # elementwise
     Identity = 101
@@ -40,22 +40,8 @@ class Kind(IntEnum):
     ScatterElements = 706
     GridSample = 707
 
-    # random
-    RandomNormal = 1001
-    RandomUniform = 1002
-    Bernoulli = 1003
-    Multinomial = 1004
-    Dropout = 1005
-
     # fallback
     OnnxNode = 1101
-
-    # vision
-    RoiAlign = 1201
-
-    # recurrent
-    LSTM = 801
-    Recurrent = 1301
 
     # optimizer
     SGD = 1401
@@ -195,3 +181,10 @@ class Kind(IntEnum):
     # operators of our own
     CastFloat8 = 2101
     Unsigned = 2102
+    Recurrent = 2103
+    RoiAlign = 2104
+    RandomNormal = 2105
+    RandomUniform = 2106
+    Bernoulli = 2107
+    Multinomial = 2108
+    Dropout = 2109

@@ -15,10 +15,7 @@ from pipeline.ops import (
     fused,
     index,
     optimizer,
-    random,
-    recurrent,
     shape,
-    vision,
 )
 from pipeline.ops.attrs import template_of
 from pipeline.ops.kinds import Kind
@@ -49,9 +46,6 @@ FAMILIES = (
     elementwise,
     shape,
     index,
-    recurrent,
-    vision,
-    random,
     optimizer,
     fused,
     fallback,

@@ -137,7 +137,7 @@ CONVOLUTIONS: Final = (
 WEIGHTS: Final[Mapping[str, Sequence[int]]] = {
     "aten.matmul.default": (0, 1), "aten.mm.default": (0, 1), "aten.linear.default": (0, 1, 2),
     "aten.addmm.default": (0, 1, 2), "aten.einsum.default": range(9),
-    **dict.fromkeys(CONVOLUTIONS, (1, 2)), "LSTM": (1, 2, 3), "Recurrent": (1, 2, 3, 7),
+    **dict.fromkeys(CONVOLUTIONS, (1, 2)), "onnxline.recurrent.default": (1, 2, 3, 6, 7),
     "aten.layer_norm.default": (1, 2), "aten.rms_norm.default": (1,), "aten.batch_norm.default": (1, 2),
     "aten.group_norm.default": (1, 2), "Gather": (0,),
 }  # fmt: skip
@@ -145,7 +145,7 @@ WEIGHTS: Final[Mapping[str, Sequence[int]]] = {
 
 VECTORS: Final = frozenset(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div"))
 
-OPTIONAL: Final[Mapping[str, Sequence[int]]] = {"LSTM": (3,), "Recurrent": (3, 7)}
+OPTIONAL: Final[Mapping[str, Sequence[int]]] = {"onnxline.recurrent.default": (3,)}
 """kind → the weights that the importer fills in with zeros where a model has none."""
 
 MOVES: Final = frozenset(

@@ -27,6 +27,8 @@ OBSTACLES: Mapping[str, str] = {
     "ScatterND": HOST_SYNC,
     "HigherOrder": HIGHER_ORDER,
     "OnnxNode": "another runtime computes it, on the host",
+    "RoiAlign": HOST_SYNC,
+    "Unsigned": "numpy computes it, on the host",
 }
 """Why calls of a kind cannot be captured, by its name; a kind without a row can."""
 

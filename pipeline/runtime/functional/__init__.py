@@ -14,14 +14,14 @@ from pipeline.ir import Graph, Op
 from pipeline.ops import Kind
 from pipeline.ops.aten import TYPED
 from pipeline.ops.tables import join
-from pipeline.runtime.functional import elementwise, fallback, index, random, recurrent, shape
+from pipeline.runtime.functional import elementwise, fallback, index, shape
 from pipeline.runtime.functional.base import Form
 from pipeline.runtime.functional.fallback import NODES
 from pipeline.runtime.tensors import torch_dtype
 
 __all__ = ["FAMILIES", "FORMS", "REFUSED", "functional_operators", "why_not_differentiable"]
 
-FAMILIES = (elementwise, shape, index, recurrent, random, fallback)
+FAMILIES = (elementwise, shape, index, fallback)
 
 FORMS: Mapping[Kind, Form] = join(family.FORMS for family in FAMILIES)
 
@@ -32,7 +32,6 @@ REFUSED: Mapping[Kind, str] = {
     Kind.Adam: "it is the update of a train step, which has no gradient",
     Kind.NotFinite: "it decides about the update of a train step, which has no gradient",
     Kind.CountStep: "it counts the updates of a train step, which has no gradient",
-    Kind.RoiAlign: "how many samples a region takes is read off its corners, and a form may look at no number",
     Kind.LinearPointwise: FUSED,
     Kind.ConvPointwise: FUSED,
     Kind.ScaledDotProductAttention: FUSED,

@@ -13,10 +13,7 @@ from pipeline.runtime.kernels import (
     fused,
     index,
     optimizer,
-    random,
-    recurrent,
     shape,
-    vision,
 )
 from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
 from pipeline.runtime.kernels.native import KERNELS as NATIVE
@@ -46,9 +43,6 @@ FAMILIES = (
     elementwise,
     shape,
     index,
-    recurrent,
-    vision,
-    random,
     optimizer,
     fused,
     fallback,

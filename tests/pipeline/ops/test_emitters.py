@@ -74,7 +74,6 @@ SLICE = {"starts": (0,), "ends": (1,), "axes": (0,), "steps": (1,)}
         ("Gather", {"axis": 0}, [f32(3)], [f32(3)], "1 inputs; expected 2"),
         ("Concat", {"axis": 0}, [], [f32(3)], "0 inputs; expected at least 1"),
         ("Concat", {"axis": 0}, [f32(3), i64(3)], [f32(6)], r"dtypes \['float32', 'int64'\]"),
-        ("LSTM", {"direction": "forward"}, [i64(2, 1, 1)] * 6, [i64(2, 1, 1, 1)] * 3, "expected floating point"),
         ("Cast", {"to": "float16"}, [f32(3)], [f32(3)], "the output is float32"),
         ("Pad", {"pads": (1, 1), "mode": "quick", "value": 0.0}, [f32(3)], [f32(5)], "mode='quick'; expected one of"),
         ("Concat", {"axis": 2}, [f32(3, 4)], [f32(3, 4)], "axis=2 .*out of range for rank 2"),

@@ -29,13 +29,9 @@ NO_CASE: dict[str, str] = {
     ),
     **dict.fromkeys(
         (kind.name for kind in TYPED),
-        "it is a call of one operator of torch; runtime/kernels/aten/test_typed.py has a case of each",
+        "it is a call of one operator; runtime/kernels/aten/test_typed.py has a case of each, or names one",
     ),
     "OnnxNode": "it holds any node; test_fallback.py compares some with ONNX's evaluator",
-    **dict.fromkeys(
-        ("RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "Dropout"),
-        "it draws numbers of its own; test_random.py looks at their distribution",
-    ),
     **dict.fromkeys(
         ("SGD", "Adam", "NotFinite", "CountStep"),
         "tests/pipeline/training compares a hundred steps with torch's optimizers",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as f
 
-aten = torch.ops.aten
+aten, onnxline = torch.ops.aten, torch.ops.onnxline
 
 X = torch.linspace(-2, 2, 24).reshape(2, 3, 4)
 Y = torch.linspace(3, -1, 24).reshape(2, 3, 4)
@@ -266,6 +266,12 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
         "to='float8_e4m3fn' saturate=True",
     ),
     "Unsigned": (lambda i: torch.ops.onnxline.unsigned(i.to(U16), (i * 3).to(U16), "add"), (I,), "function='add'"),
+    "Recurrent": (
+        lambda x, w, r, b, h: onnxline.recurrent(x, w, r, b, h, kind="GRU", direction="reverse", clip=1.5)[0],
+        (X, X.reshape(1, 6, 4), X.reshape(2, 6, 2)[:1], X.reshape(2, 12)[1:], X.reshape(4, 3, 2)[1:2]),
+        "has_cell=False has_lengths=False has_peepholes=False kind='GRU' direction='reverse' activations='' "
+        "has_alphas=False alphas=() has_betas=False betas=() clip=1.5 input_forget=False reset_after=False",
+    ),
     "Sum": (lambda x: x.sum((0, -1), keepdim=True), (X,), "has_dim=True dim=(0, -1) keepdim=True dtype=''"),
     "Mean": (lambda x: x.mean(1), (X,), "has_dim=True dim=(1,) keepdim=False dtype=''"),
     "Amax": (lambda x: x.amax((0, 1)), (X,), "dim=(0, 1) keepdim=False"),
