@@ -89,13 +89,13 @@ def lstm_step(x: torch.Tensor, states: States, cell: Cell, size: int) -> States:
     """Gates in ONNX's order: input, output, forget, cell; peepholes: input, output, forget."""
     (hidden, kept), (gate, squash, last) = states, cell.squashes
     enter, leave, forget, candidate = (torch.addmm(x, hidden, cell.of_state) + cell.bias).split(size, 1)
-    if cell.peepholes is not None:
-        see_enter, see_leave, see_forget = cell.peepholes.split(size)
-        enter, forget = enter + see_enter * kept, forget + see_forget * kept
+    sees = None if cell.peepholes is None else cell.peepholes.split(size)
+    if sees is not None:
+        enter, forget = enter + sees[0] * kept, forget + sees[2] * kept
     enter = gate(enter)
     kept = (1 - enter if cell.flag else gate(forget)) * kept + enter * squash(candidate)
-    if cell.peepholes is not None:
-        leave = leave + see_leave * kept
+    if sees is not None:
+        leave = leave + sees[1] * kept
     return gate(leave) * last(kept), kept
 
 
