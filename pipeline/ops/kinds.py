@@ -188,3 +188,5 @@ class Kind(IntEnum):
     Bernoulli = 2107
     Multinomial = 2108
     Dropout = 2109
+    Quantize = 2110
+    Dequantize = 2111

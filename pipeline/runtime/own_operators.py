@@ -16,6 +16,7 @@ import torch
 from torch import library
 
 from pipeline.runtime import own_layers
+from pipeline.runtime.own_quantize import dequantize, quantize
 from pipeline.runtime.own_random import DRAWS
 from pipeline.runtime.tensors import NOT_IN_NUMPY, torch_dtype
 
@@ -95,7 +96,7 @@ def cast_back(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, Non
 cast_float8.register_autograd(cast_back, setup_context=save_dtype)
 
 
-COMPOSED = (own_layers.recurrent, own_layers.roi_align)
+COMPOSED = (own_layers.recurrent, own_layers.roi_align, quantize, dequantize)
 """Functions of torch's own operators: torch sees through them, so they need no fake and no gradient."""
 
 LIBRARY: Final = library.Library("onnxline", "FRAGMENT")

@@ -73,7 +73,7 @@ def scales_of(graph: Graph) -> Mapping[int, Op]:
     """{vid of a stored scale: the first QuantizeLinear that divides by it}."""
     found: dict[int, Op] = {}
     for op in graph.ops:
-        if op.attrs.get("op") == "QuantizeLinear" and graph.values[op.inputs[1]].producer is None:
+        if op.kind == QUANTIZER and graph.values[op.inputs[1]].producer is None:
             found.setdefault(op.inputs[1], op)
     return found
 
@@ -115,7 +115,7 @@ def _readers(graph: Graph, value: Value) -> Iterator[tuple[Op, int]]:
                 if vid != current.vid:
                     continue
                 yield op, place
-                if place == 0 and (op.kind in MOVES or op.attrs.get("op") in ("QuantizeLinear", "DequantizeLinear")):
+                if place == 0 and (op.kind in MOVES or op.kind in (QUANTIZER, DEQUANTIZER)):
                     todo += [graph.values[out] for out in op.outputs]
 
 
@@ -128,6 +128,8 @@ def _is_weight(graph: Graph, op: Op, place: int, value: Value) -> bool:
 def _is_float(value: Value) -> bool:
     return value.spec.dtype in ("float16", "bfloat16", "float32", "float64")
 
+
+QUANTIZER, DEQUANTIZER = "onnxline.quantize.default", "onnxline.dequantize.default"
 
 CONVOLUTIONS: Final = (
     *(f"aten.conv{axes}d.default" for axes in (1, 2, 3)),

@@ -126,6 +126,9 @@ SIGNATURES: Final[Mapping[Kind, str]] = {
     # what ONNX means and torch cannot say in a few calls (runtime/own_operators.py)
     Kind.CastFloat8: "onnxline.cast_float8.default(T self, s to, ? saturate=True)",
     Kind.Unsigned: "onnxline.unsigned.default(T self, T other, s function)",
+    Kind.Quantize: "onnxline.quantize.default(T self, T scale, T? zero_point, s to, i axis=1, i block_size=0, "
+    "i? low=None, i? high=None, ? saturate=True, = as_floats=False)",
+    Kind.Dequantize: "onnxline.dequantize.default(T self, T scale, T? zero_point, s to, i axis=1, i block_size=0)",
     Kind.Recurrent: "onnxline.recurrent.default(T input, T w, T r, T b, T hidden, T? cell, T? lengths, T? peepholes, "
     "s kind, s direction='forward', s activations='', f[]? alphas=None, f[]? betas=None, f clip=0.0, "
     "? input_forget=False, ? reset_after=False)",

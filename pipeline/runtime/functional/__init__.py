@@ -14,14 +14,13 @@ from pipeline.ir import Graph, Op
 from pipeline.ops import Kind
 from pipeline.ops.aten import TYPED
 from pipeline.ops.tables import join
-from pipeline.runtime.functional import elementwise, fallback, index, shape
+from pipeline.runtime.functional import elementwise, index, shape
 from pipeline.runtime.functional.base import Form
-from pipeline.runtime.functional.fallback import NODES
 from pipeline.runtime.tensors import torch_dtype
 
 __all__ = ["FAMILIES", "FORMS", "REFUSED", "functional_operators", "why_not_differentiable"]
 
-FAMILIES = (elementwise, shape, index, fallback)
+FAMILIES = (elementwise, shape, index)
 
 FORMS: Mapping[Kind, Form] = join(family.FORMS for family in FAMILIES)
 
@@ -38,6 +37,7 @@ REFUSED: Mapping[Kind, str] = {
     Kind.SmallAttention: FUSED,
     Kind.FeedForward: FUSED,
     Kind.ReluProduct: FUSED,
+    Kind.OnnxNode: "it is run by another runtime, outside of torch",
     **dict.fromkeys(
         (Kind.Aten, Kind.HigherOrder, *TYPED), "the ops of torch's graphs are run by torch's own operators"
     ),
@@ -50,7 +50,7 @@ def why_not_differentiable(op: Op) -> str:
     if op.kind not in Kind.__members__:
         return ""
     kind = Kind[op.kind]
-    if kind is Kind.OnnxNode and op.attrs["op"] not in NODES:
+    if kind is Kind.OnnxNode:
         return f"{op.attrs['op']} is run by another runtime, outside of torch"
     return REFUSED.get(kind, "")
 
@@ -60,7 +60,7 @@ def functional_operators(
 ) -> dict[str, Callable[[Op, Sequence[torch.Tensor]], list[torch.Tensor]]]:
     """The forms of the kinds of `graph`, as `run_eager(own=…)` takes them.
 
-    Without `keep_dtypes` the results of QuantizeLinear are floats, which have a gradient.
+    Without `keep_dtypes` whole numbers may travel as floats, which have a gradient.
     """
 
     def run(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -266,6 +266,16 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
         "to='float8_e4m3fn' saturate=True",
     ),
     "Unsigned": (lambda i: torch.ops.onnxline.unsigned(i.to(U16), (i * 3).to(U16), "add"), (I,), "function='add'"),
+    "Quantize": (
+        lambda x, v: onnxline.quantize(x, v, to="uint8", axis=2, low=0, high=15),
+        (X, V),
+        "has_zero_point=False to='uint8' axis=2 block_size=0 has_low=True low=0 has_high=True high=15 saturate=True",
+    ),
+    "Dequantize": (
+        lambda i, v: onnxline.dequantize(i, v[:1], i[:1, 0], to="float64"),
+        (I, V),
+        "has_zero_point=True to='float64' axis=1 block_size=0",
+    ),
     "Recurrent": (
         lambda x, w, r, b, h: onnxline.recurrent(x, w, r, b, h, kind="GRU", direction="reverse", clip=1.5)[0],
         (X, X.reshape(1, 6, 4), X.reshape(2, 6, 2)[:1], X.reshape(2, 12)[1:], X.reshape(4, 3, 2)[1:2]),
