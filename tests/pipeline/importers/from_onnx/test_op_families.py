@@ -342,10 +342,23 @@ def test_an_lstm_has_all_inputs_and_outputs() -> None:
     text = f"g ({LSTM}) => (float[1, 2, 4] last) {{ , last = LSTM <hidden_size = 4> (x, w, r, b, , h, h) }}"
     assert ops(text) == (
         '%5 "last.Y": float32[5, 1, 2, 4], %6 "last": float32[1, 2, 4], %7 "last.Y_c": float32[1, 2, 4] = '
-        'LSTM(%0, %1, %2, %3, %4, %4) {direction: "forward"}'
+        'onnxline.recurrent.default(%0, %1, %2, %3, %4, %4) {kind: "LSTM", direction: "forward"}'
     )
     text = f"g ({LSTM}) => (float[5, 1, 2, 4] y) {{ y = LSTM <hidden_size = 4> (x, w, r) }}"
-    assert 'LSTM(%0, %1, %2, %5, %6, %7) {direction: "forward"}' in ops(text)
+    assert 'onnxline.recurrent.default(%0, %1, %2, %5, %6, %7) {kind: "LSTM", direction: "forward"}' in ops(text)
+
+
+def test_the_lengths_of_sequences_come_after_the_state() -> None:
+    text = """g (float[5, 2, 3] x, float[1, 12, 3] w, float[1, 12, 4] r, int32[2] n) => (float[5, 1, 2, 4] y) {
+        y = GRU <hidden_size = 4, linear_before_reset = 1> (x, w, r, , n) }"""
+    call = 'onnxline.recurrent.default(%0, %1, %2, %4, %5, %3) {kind: "GRU", direction: "forward", reset_after: true}'
+    assert ops(text).endswith(call)
+
+
+def test_weights_of_another_shape_are_refused() -> None:
+    text = f"g ({LSTM}) => (float[5, 1, 2, 4] y) {{ y = GRU <hidden_size = 4> (x, w, r) }}"
+    with pytest.raises(Unsupported, match=r"its input 'w' has the shape \[1, 16, 3\], expected \[1, 12, 3\]"):
+        ops(text)
 
 
 REFUSED = {
