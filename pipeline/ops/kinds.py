@@ -12,33 +12,19 @@ from enum import IntEnum
 class Kind(IntEnum):
     """`Kind["Dropout"]` by the op's kind, `Kind(2109)` by the number."""
 
-    # elementwise
+    # what views and copies of torch become
     Identity = 101
     Cast = 102
-
-    # shape
     Reshape = 601
     Transpose = 602
-    Concat = 603
     Split = 604
     Slice = 605
     Expand = 606
-    Tile = 607
-    Pad = 608
     Select = 609
     Unbind = 610
     Diagonal = 611
     Unfold = 612
     Contiguous = 613
-
-    # index
-    Gather = 701
-    GatherElements = 702
-    GatherND = 703
-    ScatterND = 704
-    TopK = 705
-    ScatterElements = 706
-    GridSample = 707
 
     # fallback
     OnnxNode = 1101
@@ -145,14 +131,14 @@ class Kind(IntEnum):
     Topk = 1881
     Cat = 1882
     Stack = 1883
-    AtenPad = 1884
+    Pad = 1884
     Repeat = 1885
     RepeatInterleave = 1886
     Roll = 1887
     Embedding = 1888
     Index = 1889
     IndexSelect = 1890
-    AtenGather = 1891
+    Gather = 1891
     IndexCopy = 1892
     Scatter = 1893
     ScatterValue = 1894
@@ -177,6 +163,10 @@ class Kind(IntEnum):
     Conv3d = 2014
     ConvTranspose1d = 2015
     ConvTranspose3d = 2016
+    ConstantPad = 2017
+    IndexPut = 2018
+    ScatterReduce = 2019
+    Sort = 2020
 
     # operators of our own
     CastFloat8 = 2101

@@ -10,10 +10,8 @@ from pipeline.errors import InternalError
 from pipeline.ir.builder import Emitter
 from pipeline.ops import (
     aten,
-    elementwise,
     fallback,
     fused,
-    index,
     optimizer,
     shape,
 )
@@ -43,9 +41,7 @@ def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
 
 
 FAMILIES = (
-    elementwise,
     shape,
-    index,
     optimizer,
     fused,
     fallback,
@@ -60,7 +56,7 @@ def emitter_of(kind: str) -> Emitter | None:
     if aten.is_call(kind):
         return aten.emitter_of(kind)
     row = KINDS.get(kind)
-    return row.emit if row and row.kind not in aten.TYPED else None
+    return row.emit if row and row.kind not in aten.CALL_KINDS else None
 
 
 def wrong_schema(kind_id: int, schema: str) -> str:

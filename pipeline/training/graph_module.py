@@ -20,7 +20,7 @@ from pipeline.importers import from_onnx
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dims_of
 from pipeline.runtime.eager import apply
-from pipeline.runtime.functional import functional_operators, why_not_differentiable
+from pipeline.runtime.functional import refuse_kinds, why_not_differentiable
 from pipeline.runtime.tensors import as_tensor, dtype_name
 from pipeline.training.qdq import has_quantizers, read_quantizers, trainable_form
 from pipeline.training.trained import DEQUANTIZER, QUANTIZER, find_candidates, find_trained, scales_of
@@ -147,7 +147,7 @@ class GraphModule(nn.Module):
         slots |= bound.constants
         slots |= {vid: self._tensor(name) for name, vid in vids.items()}
         own = {
-            **functional_operators(graph, keep_dtypes=False),
+            **refuse_kinds(graph),
             BATCH_NORM: normalize_by_statistics,
             QUANTIZER: quantize_to_floats,
         }
@@ -336,22 +336,13 @@ BATCH_NORM = "aten.batch_norm.default"
 RELATIVE = "relative"
 """How the names of the factors of scales begin."""
 
-CARRIERS = frozenset(
-    {
-        "aten.clamp.default",
-        "Reshape",
-        "Transpose",
-        "Slice",
-        "Split",
-        "Concat",
-        "Expand",
-        "Tile",
-        "Gather",
-        "Identity",
-        *(f"aten.max_pool{axes}d.default" for axes in (1, 2, 3)),
-        "aten.constant_pad_nd.default",
-    }
-)
+MOVES = """
+cat.default clamp.default clone.default constant_pad_nd.default expand.default flip.default index.Tensor
+max_pool1d.default max_pool2d.default max_pool3d.default permute.default repeat.default reshape.default slice.Tensor
+split_with_sizes.default
+"""
+
+CARRIERS = frozenset(f"aten.{name}" for name in MOVES.split())
 """Kinds that pass whole numbers on as they are, also where these travel as floats."""
 
 

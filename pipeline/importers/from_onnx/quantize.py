@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.importers.from_onnx.conv import convolution, kernel_of, read_window
+from pipeline.importers.from_onnx.moves import reshape
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr, TensorSpec
 
@@ -66,7 +67,7 @@ def subtract_zero_point(node: Node, operand: int, zero: int | None, shape: Seque
     own = node.vid_spec(point)
     wanted = tuple(shape) if shape is not None and own.numel > 1 else () if own.numel == 1 else own.sizes
     if wanted != own.sizes:
-        point = node.step("Reshape", [point], TensorSpec(wanted, "float64"), {"shape": wanted})
+        point = reshape(node, point, wanted)
     return node.step("aten.sub.Tensor", [x, point], TensorSpec(spec.shape, "float64"))
 
 
@@ -103,8 +104,7 @@ def q_linear_conv(node: Node) -> None:
     spec = node.vid_spec(product)
     column = (1, spec.sizes[1], *(1,) * (spec.rank - 2))
     if node.has(8):
-        bias = node.convert(node.operand(8), "float64")
-        bias = node.step("Reshape", [bias], TensorSpec(column, "float64"), {"shape": column})
+        bias = reshape(node, node.convert(node.operand(8), "float64"), column)
         product = node.step("aten.add.Tensor", [product, bias], spec)
     requantize(node, product, (1, 4, 6), 7, column)
 
@@ -123,10 +123,9 @@ def requantize(
     left, right, result = (node.convert(node.operand(place), "float64") for place in scales)
     spec = node.vid_spec(product)
     if channels is not None and node.vid_spec(right).numel > 1:
-        right = node.step("Reshape", [right], TensorSpec(channels, "float64"), {"shape": channels})
+        right = reshape(node, right, channels)
     if node.vid_spec(left).rank == 1 and node.vid_spec(left).numel > 1:
-        column = (*node.vid_spec(left).sizes, 1)
-        left = node.step("Reshape", [left], TensorSpec(column, "float64"), {"shape": column})
+        left = reshape(node, left, (*node.vid_spec(left).sizes, 1))
     for factor in (left, right):
         product = node.step("aten.mul.Tensor", [product, factor], spec)
     node.emit("onnxline.quantize.default", [product, result, node.operand(zero)], {"to": node.output().dtype})

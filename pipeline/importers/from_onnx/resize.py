@@ -13,6 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from pipeline.importers.from_onnx.moves import by_places, move, reshape
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr, TensorSpec
 
@@ -179,7 +180,7 @@ def along_axis(node: Node, vid: int, axis: int, how: Resampling, places: np.ndar
             if how.coordinates in PLAIN
             else np.clip(ROUNDING[how.nearest](places), 0, size - 1).astype(np.int64)
         )
-        return select(node, vid, picked, axis, result)
+        return move(node, vid, by_places(node, spec.sizes, axis, picked))
     near, shares = taps(how, places, size, float(scale))
     if near.shape[1] > MOST_TAPS:
         matrix = np.zeros((count, size))
@@ -189,7 +190,7 @@ def along_axis(node: Node, vid: int, axis: int, how: Resampling, places: np.ndar
     column = [-1 if at == axis else 1 for at in range(spec.rank)]
     total: int | None = None
     for picked, share in zip(near.T, shares.T, strict=True):
-        part = select(node, vid, picked, axis, result)
+        part = move(node, vid, by_places(node, spec.sizes, axis, picked))
         factor = node.constant_operand(share.astype(spec.dtype).reshape(column))
         part = node.step("aten.mul.Tensor", [part, factor], result)
         total = part if total is None else node.step("aten.add.Tensor", [total, part], result)
@@ -197,19 +198,14 @@ def along_axis(node: Node, vid: int, axis: int, how: Resampling, places: np.ndar
     return total
 
 
-def select(node: Node, vid: int, places: np.ndarray, axis: int, result: TensorSpec) -> int:
-    return node.step("aten.index_select.default", [vid, node.constant_operand(places)], result, {"dim": axis})
-
-
 def multiply_along(node: Node, vid: int, axis: int, matrix: np.ndarray, result: TensorSpec) -> int:
     """The matrix times `vid` along one axis."""
     spec, (count, size) = node.vid_spec(vid), matrix.shape
     operand = node.constant_operand(matrix.astype(spec.dtype))
     outer, inner = math.prod(spec.sizes[:axis]), math.prod(spec.sizes[axis + 1 :])
-    flat, made = (TensorSpec((outer, length, inner), spec.dtype) for length in (size, count))
-    vid = node.step("Reshape", [vid], flat, {"shape": flat.sizes})
-    vid = node.step("aten.matmul.default", [operand, vid], made)
-    return node.step("Reshape", [vid], result, {"shape": result.sizes})
+    made = TensorSpec((outer, count, inner), spec.dtype)
+    vid = node.step("aten.matmul.default", [operand, reshape(node, vid, (outer, size, inner))], made)
+    return reshape(node, vid, result.sizes)
 
 
 def source_places(coordinates: str, size: int, new_size: int, scale: float, region: tuple[float, float]) -> np.ndarray:

@@ -8,10 +8,8 @@ from pipeline.ops import Kind
 from pipeline.ops.tables import join
 from pipeline.runtime.kernels import (
     aten,
-    elementwise,
     fallback,
     fused,
-    index,
     optimizer,
     shape,
 )
@@ -40,9 +38,7 @@ __all__ = [
 ]
 
 FAMILIES = (
-    elementwise,
     shape,
-    index,
     optimizer,
     fused,
     fallback,

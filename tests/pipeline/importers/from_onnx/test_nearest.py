@@ -85,12 +85,12 @@ def test_what_torch_s_operators_do_not_take_is_selected() -> None:
     )
     assert ops(f'{image} {{ {size} y = Resize <{nearest} = "ceil"> (x, , , s) }}', 19).splitlines() == [
         'const %1 "y.value": int64[8]',
-        '%2 "y.index_select": float32[1, 2, 8] = aten.index_select.default(%0, %1) {dim: 2}',
+        '%2 "y.index": float32[1, 2, 8] = aten.index.Tensor(%0, %1) {indices: [none, none, $1]}',
         '%3 "y": float32[1, 2, 8] = aten.clone.default(%2)',
     ]
     assert ops(resize(7, None, 9, "half_pixel", "floor"), 19).splitlines() == [
         'const %1 "y.value": int64[9]',
-        '%2 "y.index_select": float32[1, 9] = aten.index_select.default(%0, %1) {dim: 1}',
+        '%2 "y.index": float32[1, 9] = aten.index.Tensor(%0, %1) {indices: [none, $1]}',
         '%3 "y": float32[1, 9] = aten.clone.default(%2)',
     ]
 
