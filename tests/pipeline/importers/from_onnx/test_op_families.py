@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from textwrap import dedent
-
 import pytest
 
 from pipeline.errors import SourceError, Unsupported
@@ -125,49 +123,6 @@ def test_conv(case: tuple[str, str]) -> None:
     node, shape = case
     inputs = f"{X}, float[5, 3, 3, 3] w, float[5] b, float[3, 5, 3, 3] v"
     assert one(node, inputs, f"float[{shape}] y") == CONV[case]
-
-
-PADDED = {
-    ('y = Conv <auto_pad = "SAME_UPPER", strides = [2, 2]> (x, w, b)', "2, 5, 4, 4"): """
-        %4 "y.constant_pad_nd": float32[2, 3, 9, 9] = aten.constant_pad_nd.default(%0) {pad: [0, 1, 0, 1], value: 0.0}
-        %5 "y": float32[2, 5, 4, 4] = aten.conv2d.default(%4, %1, %2) {stride: [2, 2]}
-    """,
-    ('y = Conv <auto_pad = "SAME_LOWER", strides = [2, 2]> (x, w)', "2, 5, 4, 4"): """
-        %4 "y.constant_pad_nd": float32[2, 3, 9, 9] = aten.constant_pad_nd.default(%0) {pad: [1, 0, 1, 0], value: 0.0}
-        %5 "y": float32[2, 5, 4, 4] = aten.conv2d.default(%4, %1) {stride: [2, 2]}
-    """,
-    ('y = ConvTranspose <strides = [2, 2], auto_pad = "SAME_UPPER"> (x, v)', "2, 5, 16, 16"): """
-        %4 "y.conv_transpose2d": float32[2, 5, 17, 17] = aten.conv_transpose2d.input(%0, %3) {stride: [2, 2]}
-        %5 "y.slice": float32[2, 5, 16, 17] = aten.slice.Tensor(%4) {dim: 2, start: 0, end: 16}
-        %6 "y": float32[2, 5, 16, 16] = aten.slice.Tensor(%5) {dim: 3, start: 0, end: 16}
-    """,
-    ("y = ConvTranspose <strides = [2, 2], pads = [0, 1, 0, 0]> (x, v)", "2, 5, 17, 16"): """
-        %4 "y.conv_transpose2d": float32[2, 5, 17, 17] = aten.conv_transpose2d.input(%0, %3) {stride: [2, 2]}
-        %5 "y": float32[2, 5, 17, 16] = aten.slice.Tensor(%4) {dim: 3, start: 1, end: 17}
-    """,
-    ("y = MaxPool <kernel_shape = [2, 2], pads = [0, 0, 2, 0]> (x)", "2, 3, 9, 7"): """
-        %4 "y.constant_pad_nd": float32[2, 3, 10, 8] = aten.constant_pad_nd.default(%0) {pad: [0, 0, 0, 2], value: -inf}
-        %5 "y": float32[2, 3, 9, 7] = aten.max_pool2d.default(%4) {kernel_size: [2, 2], stride: [1, 1]}
-    """,
-    ("y = AveragePool <kernel_shape = [2, 2], pads = [1, 1, 0, 0], count_include_pad = 1> (x)", "2, 3, 8, 8"): """
-        %4 "y.constant_pad_nd": float32[2, 3, 9, 9] = aten.constant_pad_nd.default(%0) {pad: [1, 0, 1, 0], value: 0.0}
-        %5 "y": float32[2, 3, 8, 8] = aten.avg_pool2d.default(%4) {kernel_size: [2, 2], stride: [1, 1]}
-    """,
-    ("y = AveragePool <kernel_shape = [2, 2], pads = [1, 1, 0, 0]> (x)", "2, 3, 8, 8"): """
-        const %6 "y.value": float32[1, 1, 8, 8]
-        %4 "y.constant_pad_nd": float32[2, 3, 9, 9] = aten.constant_pad_nd.default(%0) {pad: [1, 0, 1, 0], value: 0.0}
-        %5 "y.avg_pool2d": float32[2, 3, 8, 8] = aten.avg_pool2d.default(%4) {kernel_size: [2, 2], stride: [1, 1]}
-        %7 "y": float32[2, 3, 8, 8] = aten.mul.Tensor(%5, %6)
-    """,
-}
-"""Pads that torch's operators do not take: of one side alone, and of more than half a window."""
-
-
-@pytest.mark.parametrize("case", PADDED, ids=lambda case: case[0])
-def test_pads_that_differ_between_the_sides(case: tuple[str, str]) -> None:
-    node, shape = case
-    inputs = f"{X}, float[5, 3, 3, 3] w, float[5] b, float[3, 5, 3, 3] v"
-    assert ops(f"g ({inputs}) => (float[{shape}] y) {{ {node} }}") == dedent(PADDED[case]).strip()
 
 
 NORM = {
