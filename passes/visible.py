@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from html import escape
 from typing import Any, Final
 
 HIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -25,6 +26,11 @@ def visible_line(text: str) -> str:
     return visible(text).replace("\n", "\\n")
 
 
+def visible_markup(text: str) -> str:
+    """`visible_line` for a text in HTML or SVG: XML has no characters that command a terminal."""
+    return escape(visible_line(text))
+
+
 def visible_data(data: Any) -> Any:
     """Plain data in which each string, keys included, is `visible`."""
     match data:
@@ -39,7 +45,11 @@ def visible_data(data: Any) -> Any:
 
 def json_text(data: Any, indent: int | None = 2, **settings: Any) -> str:
     """JSON that reads back to `data`, with each character of `HIDDEN` as JSON escapes it: `\\u001b`."""
-    text = json.dumps(data, indent=indent, ensure_ascii=False, **settings)
+    return visible_json(json.dumps(data, indent=indent, ensure_ascii=False, **settings))
+
+
+def visible_json(text: str) -> str:
+    """The JSON in `text`, with each character of `HIDDEN` as JSON escapes it; it reads back to the same data."""
     return HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

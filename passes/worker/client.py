@@ -178,7 +178,7 @@ class Worker:
             raise
         if answer is None:
             self._stop()
-            raise StepTimedOut(f"ran past {limit:g} s and was stopped (timeout_s)")
+            raise StepTimedOut(f"ran past {round(limit, 1):g} s and was stopped (timeout_s)")
         if answer.outcome is CallOutcome.ITEM:
             self._waits_since = time.monotonic()
         elif answer.outcome is CallOutcome.DIED:
