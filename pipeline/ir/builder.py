@@ -81,9 +81,12 @@ class Builder:
         *,
         constraints: Mapping[str, Plain] | None = None,
         name: str = "",
+        node_type: str = "",
         origin: str = "",
     ) -> tuple[int, ...]:
         """Add one op and its outputs. Returns the vids of `outputs`.
+
+        name, node_type, origin: the fields of Op with these names.
 
         Raises:
             InternalError: an input vid that no earlier call returned.
@@ -100,7 +103,9 @@ class Builder:
         kernel = None
         if emitter is not None:
             kernel = emitter(attrs, [self._values[vid].spec for vid in inputs], [spec for _, spec in outputs])
-        self._ops.append(Op(oid, kind, tuple(inputs), created, attrs, kernel, constraints or {}, name, origin))
+        self._ops.append(
+            Op(oid, kind, tuple(inputs), created, attrs, kernel, constraints or {}, name, node_type, origin)
+        )
         return created
 
     def complete_arguments(self, kind: str, operands: int, given: Mapping[str, Attr]) -> dict[str, Attr]:

@@ -203,6 +203,9 @@ class Op:
     """Facts for the planner, e.g. `inplace: (0,)`: output 0 may reuse the storage of that input."""
     name: str = ""
     """The source's name of the node, for messages."""
+    node_type: str = ""
+    """The type that the source gives the node, where that is another than `kind`: ONNX's `Gemm`, of which an
+    `aten.addmm.default` is a part."""
     origin: str = ""
     """The torch module path that the node came from, where it is known."""
     line: str = ""
@@ -213,6 +216,11 @@ class Op:
     def __post_init__(self) -> None:
         object.__setattr__(self, "attrs", MappingProxyType(dict(self.attrs)))
         object.__setattr__(self, "constraints", MappingProxyType(dict(self.constraints)))
+
+    @property
+    def operator(self) -> str:
+        """The operator that messages name: the one that a user reads in the source."""
+        return self.node_type or self.kind
 
     def __reduce__(self) -> tuple[type[Op], tuple[Any, ...]]:
         """For pickle and copy, which cannot handle a MappingProxyType."""

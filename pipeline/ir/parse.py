@@ -4,7 +4,7 @@ graph     = "graph" STRING "(" [declare {"," declare}] ")" "{" {stored | op | fa
 stored    = ("param" | "state" | "const") declare ["from" STRING {"," STRING}]
 op        = (declare {"," declare} | "(" ")") "=" word "(" [vids] ")" {detail}
 fact      = "update" VID "=" VID | "dim" word ":" INT ".." [INT] | "guard" STRING
-detail    = table | "@" STRING | "node" STRING | "line" STRING | "where" table | "kernel" INT STRING HEX
+detail    = table | "@" STRING | "node" STRING | "of" STRING | "line" STRING | "where" table | "kernel" INT STRING HEX
           | "with" "[" graph {"," graph} "]"
 declare   = VID STRING ":" WORD sizes ["on" STRING] ["strides" sizes]
 sizes     = "[" [dim {"," dim}] "]"
@@ -152,10 +152,10 @@ class Parser:
         outputs = [self._add(token, replace(decl, role=Role.TMP)) for token, decl in decls]
         attrs: dict[str, Attr] = {}
         constraints: dict[str, Any] = {}
-        name = origin = line = ""
+        name = node_type = origin = line = ""
         kernel = None
         bodies: list[Graph] = []
-        while self._next.text in ("{", "@", "node", "line", "where", "kernel", "with"):
+        while self._next.text in ("{", "@", "node", "of", "line", "where", "kernel", "with"):
             if self._next.text == "{":
                 attrs = self._table()
                 continue
@@ -164,6 +164,8 @@ class Parser:
                     origin = self._string("the origin of an op")
                 case "node":
                     name = self._string("the source's name of an op")
+                case "of":
+                    node_type = self._string("the type of a node")
                 case "line":
                     line = self._string("a line as file:line")
                 case "where":
@@ -173,7 +175,7 @@ class Parser:
                 case _:
                     kernel = self._kernel()
         ops = self._partial.ops
-        details = (attrs, kernel, constraints, name, origin, line, tuple(bodies))
+        details = (attrs, kernel, constraints, name, node_type, origin, line, tuple(bodies))
         ops.append(Op(len(ops), kind, tuple(inputs), tuple(outputs), *details))
 
     def _declare(self, role: Role) -> int:

@@ -93,8 +93,8 @@ def _storage_message(graph: Graph, op: Op) -> str:
     source = graph.values[op.inputs[0]]
     lay = "began within another tensor" if source.strides is None else f"had the strides {list(source.strides)}"
     return (
-        f"op {op.name!r}, {op.kind}, counts through the memory of {source.name!r}, which {lay} in the trace; a plan "
-        "holds elements, and neither gaps nor neighbours: use slices in its place, or run "
+        f"op {op.name!r}, {op.operator}, counts through the memory of {source.name!r}, which {lay} in the trace; "
+        "a plan holds elements, and neither gaps nor neighbours: use slices in its place, or run "
         "the graph by the plain reference"
     )
 
@@ -122,7 +122,7 @@ def lower(graph: Graph) -> tuple[KernelCall, ...]:
 
 def _call(graph: Graph, op: Op, kernel: KernelSpec) -> KernelCall:
     if problem := wrong_schema(kernel.kind_id, kernel.attr_schema):
-        raise InternalError(f"op {op.kind} {op.name!r}: {problem}")
+        raise InternalError(f"op {op.operator} {op.name!r}: {problem}")
     facts: dict[str, Plain] = dict(op.constraints)
     inplace = _inplace(op)
     if inplace:
@@ -143,7 +143,7 @@ def _inplace(op: Op) -> tuple[int, ...]:
     asked = asked if isinstance(asked, tuple) else (asked,)
     beyond = [index for index in asked if index not in allowed]
     if beyond:
-        raise InternalError(f"op {op.kind} {op.name!r} asks for inplace={asked}; its kernel allows {allowed}")
+        raise InternalError(f"op {op.operator} {op.name!r} asks for inplace={asked}; its kernel allows {allowed}")
     return tuple(index for index in allowed if index in asked and index < len(op.inputs))
 
 

@@ -21,6 +21,8 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final
 
 from pipeline.errors import InternalError
@@ -33,7 +35,8 @@ Packed = Attr | Mapping[str, Attr]
 """What a field holds: an attribute, or arguments by name."""
 
 
-def fields(schema: str) -> dict[str, str]:
+@lru_cache(maxsize=1024)  # a graph has many calls and few schemas: 6 % of compiling a transformer
+def fields(schema: str) -> Mapping[str, str]:
     """Field name → code, in the order of the layout.
 
     Raises:
@@ -52,7 +55,7 @@ def fields(schema: str) -> dict[str, str]:
     codes = dict(pairs)
     if len(codes) != len(pairs) or any(len({*names}) != len(names) for names in map(_names, codes.values())):
         raise InternalError(f"attr schema {schema!r} names a field twice")
-    return codes
+    return MappingProxyType(codes)
 
 
 def template_of(schema: str) -> str:

@@ -35,7 +35,7 @@ def data_error(place: str, ins: Iterable[Named], error: Exception) -> DataError:
 
 def place_of(op: Op) -> str:
     """How messages name an op: `op 'index_copy' (aten.index_copy.default, model.py:5)`."""
-    return f"op {op.name!r} ({', '.join(filter(None, (op.kind, op.line)))})"
+    return f"op {op.name!r} ({', '.join(filter(None, (op.operator, op.line)))})"
 
 
 OF_DATA = ("out of range", "out of bounds")

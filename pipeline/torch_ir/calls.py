@@ -11,19 +11,17 @@ Calls without a schema (higher-order operators, the user's own that are not impo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import torch
-
 from pipeline.errors import SourceError
-from pipeline.ir import Attr, BodyRef, InputRef, Op, SymExpr, TorchConst
-from pipeline.ir.json import read_attr, write_attr
+from pipeline.ir import Attr, InputRef, Op, SymExpr, TorchConst
+from pipeline.ir.json import read_attr
 from pipeline.runtime.torch_args import find_operator
-from pipeline.torch_ir.fields import LIMIT, Unexpected
+from pipeline.torch_ir.errors import Unexpected
+from pipeline.torch_ir.spelling import KINDS, as_torch, to_plain, torch_const
 
 SIZES, MASKS = "_tensor_list_sizes", "_tensor_list_none_masks"
 
@@ -59,21 +57,21 @@ class Argument:
         return type(item) is not int or -LIMIT <= item < (LIMIT if "int" in self.type else 2 * LIMIT)
 
 
-def write_call(op: Op) -> dict[str, Any]:
-    """The keys `attrs` of a node and, where the call cannot be rebuilt from them, `call`."""
-    attrs = dict(format_attrs(op, _to_json))
+def needs_exact_call(op: Op) -> bool:
+    """Whether inputs and attributes of a node do not determine the call, as with `clamp(max=t)`."""
+    attrs = {name: to_plain(item) for name, item in format_attrs(op, as_torch)}
     known = op.kind.partition(".")[0] in TORCHS_OWN
     read = _read(op.kind, len(op.inputs), attrs) if known else _read_bare(attrs)
-    if read == dict(op.attrs):
-        return {"attrs": attrs}
-    return {"attrs": attrs, "call": {name: write_attr(item) for name, item in op.attrs.items()}}
+    return read != dict(op.attrs)
 
 
-def read_call(kind: str, inputs: int, node: Mapping[str, Any]) -> dict[str, Attr]:
-    """The attributes of an op of `kind` on so many `inputs`, from the node's keys `attrs` and `call`."""
-    if "call" in node:
-        return {name: _check_constant(read_attr(item)) for name, item in node["call"].items()}
-    return _read(kind, inputs, node.get("attrs") or {})
+def read_call(
+    kind: str, inputs: int, attrs: Mapping[str, Any], call: Mapping[str, Any] | None = None
+) -> dict[str, Attr]:
+    """The attributes of an op of `kind` on so many `inputs`, from a node's `attrs`, or from its exact `call`."""
+    if call is not None:
+        return {name: _check_constant(read_attr(item)) for name, item in call.items()}
+    return _read(kind, inputs, attrs)
 
 
 def format_attrs(op: Op, spell: Callable[[Attr], Any]) -> Iterator[tuple[str, Any]]:
@@ -136,27 +134,6 @@ def _inner(type_: str, outer: str) -> tuple[str, bool]:
     return (type_.removeprefix(outer)[:-1], True) if type_.startswith(outer) else (type_, False)
 
 
-def _to_json(item: Attr) -> Any:
-    """`item` as JSON; some information may be lost, which the exact call has."""
-    match item:
-        case bool() | int() | str() | None:
-            return item
-        case float():
-            return item if math.isfinite(item) else repr(item)
-        case tuple():
-            return [_to_json(part) for part in item]
-        case TorchConst("device", name):
-            return name
-        case TorchConst(kind, name):
-            return f"torch.{name}" if kind in KINDS else name
-        case SymExpr(expression):
-            return expression
-        case InputRef(index) | BodyRef(index):
-            return index
-        case complex():
-            return [_to_json(item.real), _to_json(item.imag)]
-
-
 def _read(kind: str, inputs: int, attrs: Mapping[str, Any]) -> dict[str, Attr]:
     if find_known_operator(kind) is None:
         return _read_bare(attrs)
@@ -184,7 +161,7 @@ def _build_tensor_list(places: Iterator[int], count: int, mask: Sequence[bool] |
 
 
 def _parse_item(kind: str, item: Any) -> Attr:
-    if isinstance(item, list):
+    if isinstance(item, list | tuple):
         return tuple(_parse_item(kind, part) for part in item)
     if kind in KINDS and isinstance(item, str | KINDS[kind]):
         return torch_const(kind, str(item))
@@ -208,42 +185,6 @@ SCHEMA_KINDS = {
     "MemoryFormat": "memory_format",
 }
 """Types of a schema's arguments, as torch names them (torch 2.13), optional or not."""
-
-
-@cache  # a model has many, and few that differ
-def torch_const(kind: str, name: str) -> TorchConst:
-    """The dtype, device, layout or memory format `name`, with or without `torch.`.
-
-    Raises:
-        ValueError: torch has no such constant.
-    """
-    name = name.removeprefix("torch.")
-    found = _device(name) if kind == "device" else getattr(torch, name, None)
-    if not isinstance(found, KINDS[kind]):
-        raise ValueError(f"torch has no {kind} {name!r}, expected one such as {EXAMPLES[kind]}")
-    return TorchConst(kind, name)
-
-
-def _device(name: str) -> torch.device | None:
-    try:
-        return torch.device(name)
-    except RuntimeError:
-        return None
-
-
-KINDS: dict[str, type] = {
-    "dtype": torch.dtype,
-    "device": torch.device,
-    "layout": torch.layout,
-    "memory_format": torch.memory_format,
-}
-
-EXAMPLES = {
-    "dtype": "'float32'",
-    "device": "'cpu' and 'cuda:0'",
-    "layout": "'strided'",
-    "memory_format": "'contiguous_format'",
-}
 
 
 def check_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collection[str], whole: bool) -> None:
@@ -286,6 +227,9 @@ def _format_item(item: Attr) -> str:
 
 
 LISTS = frozenset({SIZES, MASKS})
+
+LIMIT = 2**63
+"""torch's integers have 64 bits."""
 
 ANYTHING: frozenset[type] = frozenset({object})
 

@@ -42,6 +42,10 @@ class SerializationError(UsageError):
     """A file is no IR, or cannot be written."""
 
 
+class Unexpected(ValueError):
+    """A part of an IR's data is wrong; the message says what was found, and what was expected."""
+
+
 class NoIRFile(SerializationError, FileNotFoundError):
     """There is no such file."""
 

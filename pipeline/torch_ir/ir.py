@@ -1,12 +1,12 @@
-"""IR, the result of `extract_ir`: a thin view of a Graph, with pytorch-ir's names, its files, and the check of one."""
+"""IR, the result of `extract_ir`: a read-only view of a Graph with pytorch-ir's names, its files, and its check."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from copy import deepcopy
-from dataclasses import InitVar, dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,98 +15,51 @@ import torch
 from passes.run.gc_pause import pause_collector
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir import Graph, check
-from pipeline.torch_ir.document import files, writing
+from pipeline.torch_ir.document import files
 from pipeline.torch_ir.document.constants import THRESHOLD, read_constant, write_constant
-from pipeline.torch_ir.document.edits import apply_edits, is_identical
+from pipeline.torch_ir.document.document import FORMAT_VERSION, Document, read_head
 from pipeline.torch_ir.document.files import explain_errors, parse_json
-from pipeline.torch_ir.document.header import constants_in, read_head, write_tree
+from pipeline.torch_ir.document.parse import TEXT, parse, report_unexpected
 from pipeline.torch_ir.document.reader import read_graph
+from pipeline.torch_ir.document.signature import read_signature, write_signature
 from pipeline.torch_ir.errors import SerializationError
-from pipeline.torch_ir.fields import TEXT, report_unexpected
-from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, parts_of
+from pipeline.torch_ir.nodes import NodeList, OpNode, TensorMeta, key_of, meta_of, stored_values
 from pipeline.torch_ir.tree import CallSignature
 from pipeline.torch_ir.validation import a_number, mistaken, path_of
 
 Tensors = Mapping[str, torch.Tensor]
 
 
-@dataclass(slots=True)
-class GraphSource:
-    """The Graph behind an IR. `found` is the Graph, or the data of a file, which is read when the Graph is needed.
-
-    `shown` is the view that the Graph was read from; None where the view is made from the Graph, by `parts_of`.
-    `handed` are the nodes of the view that the user has, as objects, each with the name of its op.
-    """
-
-    found: Graph | Mapping[str, Any]
-    shown: Parts | None = None
-    handed: list[tuple[OpNode, str]] = field(default_factory=list)
-    what: str = TEXT
-    """The file that the data is of."""
-
-    def graph(self, constants: Tensors) -> Graph:
-        """
-        Raises:
-            SerializationError: the data is no IR.
-        """
-        if not isinstance(self.found, Graph):
-            with pause_collector(), report_unexpected(self.what):
-                self.found = read_graph(self.found, constants, whole="signature" in self.found)
-        return self.found
-
-    @pause_collector()
-    def apply_view(self, view: Parts, name: str, constants: Tensors, whole: bool) -> GraphSource:
-        """This source if `view` is unchanged; else the source of a new Graph, called `name`, with the edits of `view`.
-
-        Raises:
-            SerializationError: there is no such Graph; the message says where.
-        """
-        graph = self.graph(constants)
-        if is_identical(self.shown or parts_of(graph), view):
-            return self
-        with report_unexpected("IR, as it was put together", "change that part of it"):
-            graph = read_graph(apply_edits(graph, name, view, self.handed), constants, whole)
-        return GraphSource(graph, deepcopy(view), pair_with_names(view.nodes))
-
-    def rename(self, name: str, constants: Tensors) -> GraphSource:
-        """The source of the same Graph by another name."""
-        return replace(self, found=replace(self.graph(constants), name=name))
-
-
-def pair_with_names(nodes: Iterable[OpNode]) -> list[tuple[OpNode, str]]:
-    """Each node with the name that it has now."""
-    return [(node, node.name) for node in nodes]
-
-
-EMPTY = Graph("", (), (), (), ())
-
-
-@dataclass
+@dataclass(frozen=True, eq=False, repr=False)
 class IR:
-    """A model as a graph of aten operations.
+    """A model as a graph of aten operations. It cannot be changed; `dataclasses.replace(ir, nodes=…)` makes another.
 
-    The first five fields are a view of the Graph, made when one of them is first read; for an IR that is built by hand,
-    the Graph is made from them. Edits of these fields count: the Graph is updated when it is next needed.
-
-    `constants` holds the values of lifted constants and of non-persistent buffers by their names in the model, where
-    they are known; `unsaved` the names of all non-persistent buffers, which no checkpoint has.
+    nodes, graph_inputs, graph_outputs, weights: the graph's operations and tensors; the weights by their names in a
+        checkpoint.
+    weight_name_mapping: {name in the graph: name in a checkpoint}.
+    constants: the values of lifted constants and of non-persistent buffers by their names in the model, where they are
+        known.
+    signature: how arguments and results nest.
+    unsaved: the names of all non-persistent buffers, which no checkpoint has.
+    dims: {named dim: (least, most or None)}, the sizes that the graph holds for; `guards` are further conditions.
+    updates: {weight or input, by its name in the graph: the tensor that it is after a run}.
+    tied: {weight: its other names in a checkpoint}.
     """
 
-    nodes: list[OpNode] = field(default_factory=list)
-    graph_inputs: list[TensorMeta] = field(default_factory=list)
-    graph_outputs: list[TensorMeta] = field(default_factory=list)
-    weights: list[TensorMeta] = field(default_factory=list)
-    weight_name_mapping: dict[str, str] = field(default_factory=dict)
+    nodes: Sequence[OpNode] = field(default_factory=tuple)
+    graph_inputs: Sequence[TensorMeta] = field(default_factory=tuple)
+    graph_outputs: Sequence[TensorMeta] = field(default_factory=tuple)
+    weights: Sequence[TensorMeta] = field(default_factory=tuple)
+    weight_name_mapping: Mapping[str, str] = field(default_factory=dict)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     model_name: str = ""
     pytorch_version: str = ""
     signature: CallSignature = field(default_factory=CallSignature)
     unsaved: frozenset[str] = frozenset()
-    source: InitVar[GraphSource | None] = None
-    """What the view does not show, which `dataclasses.replace` hands on."""
-
-    def __post_init__(self, source: GraphSource | None) -> None:
-        vars(self)["source"] = source or GraphSource(EMPTY)  # where `replace` looks for it
+    dims: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    guards: Sequence[str] = field(default_factory=tuple)
+    updates: Mapping[str, str] = field(default_factory=dict)
+    tied: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -118,43 +71,62 @@ class IR:
         unsaved: frozenset[str] = frozenset(),
     ) -> IR:
         """The IR whose graph is `graph`."""
-        made = cls(
+        return cls._without_view(
+            graph=graph,
             constants={} if constants is None else constants,
             model_name=graph.name,
             pytorch_version=pytorch_version,
             signature=signature or CallSignature(),
             unsaved=unsaved,
-            source=GraphSource(graph),
         )
-        return made._forget_view()
 
-    @property
+    @classmethod
+    def _without_view(cls, **known: Any) -> IR:
+        """An IR whose view of its Graph is made when a part of it is first looked at."""
+        made = cls()
+        for name in VIEW:
+            del vars(made)[name]
+        vars(made).update(known)
+        return made
+
+    if not TYPE_CHECKING:  # a checker would take any name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in VIEW:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            with pause_collector():
+                vars(self).update(make_view(self.graph))
+            return vars(self)[name]
+
+    @cached_property
     def graph(self) -> Graph:
         """The static IR proper: values, ops, updates of states, named dims.
 
         Raises:
-            SerializationError: a file, or what was changed in the view, is no IR; the message says where.
+            SerializationError: a file, or the parts of an IR that was put together, are none; the message says where.
         """
-        if not PARTS.isdisjoint(vars(self)):
-            self._take_edits()
-        graph = self._source.graph(self.constants)
-        if graph.name == self.model_name:
-            return graph
-        vars(self)["source"] = self._source.rename(self.model_name, self.constants)
-        return self._source.graph(self.constants)
+        if "file" in vars(self):
+            data, what = vars(self).pop("file")
+            advice = "save the IR again"
+        else:
+            data, what = self._parts(), "IR, as it was put together"
+            advice = "change that part of it"
+        with pause_collector(), report_unexpected(what, advice):
+            document = parse(Document, data)
+            read_signature(document)
+            return read_graph(document, self.constants)
 
-    @property
-    def _source(self) -> GraphSource:
-        return vars(self)["source"]
-
-    def snapshot(self) -> IR:
-        """A copy of the IR as it is now; later edits of this one do not change it."""
-        return IR.of(self.graph, self.constants, self.signature, self.pytorch_version, self.unsaved)
+    def _parts(self) -> dict[str, Any]:
+        """The fields as a Document has them."""
+        parts = {name: getattr(self, name) for name in (*VIEW, "model_name", "pytorch_version")}
+        return {**parts, "unsaved": sorted(self.unsaved), "signature": write_signature(self.signature)}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data, as it is saved; constants of any size are in it."""
-        found = {key: list(part) if key == "nodes" else part for key, part in self._sections()}
-        return found | {"constants": {key: write_constant(key, tensor) for key, tensor in self.constants.items()}}
+        return {
+            **{key: list(part) if key == "nodes" else part for key, part in self._sections()},
+            "constants": {key: write_constant(key, tensor) for key, tensor in self.constants.items()},
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> IR:
@@ -163,11 +135,11 @@ class IR:
         Raises:
             SerializationError: the data is no IR, or of a later format.
         """
-        return cls._of_written(data, {})
+        return cls._read(data, {}, TEXT)
 
     @pause_collector()
     def save(self, path: str | Path, *, threshold: int = THRESHOLD) -> None:
-        """Write the IR as JSON, at once; `m.json.zst` is packed. Constants over `threshold` bytes lie in a file beside.
+        """Write the IR as JSON, at once; `m.json.zst` is packed. Constants over `threshold` bytes get another file.
 
         Raises:
             SerializationError: a file cannot be written, and what was there stays; or `threshold` is no number of 0
@@ -189,81 +161,78 @@ class IR:
             SerializationError: the file cannot be read, or is no IR; or the file of its constants is gone.
         """
         path = path_of("the IR", path, SerializationError)
-        return cls._of_written(*files.load(path), what=str(path))
+        return cls._read(*files.load(path), str(path))
+
+    @classmethod
+    def _read(cls, data: Any, held: Mapping[str, Tensors], what: str) -> IR:
+        with report_unexpected(what):
+            head = read_head(data, what)
+            return cls._without_view(
+                file=(data, what),
+                constants={key: read_constant(key, entry, held) for key, entry in head.constants.items()},
+                model_name=head.model_name,
+                pytorch_version=head.pytorch_version,
+                signature=read_signature(head),
+                unsaved=frozenset(head.unsaved),
+            )
 
     def __eq__(self, other: object) -> bool:
         """Whether the documents are the same, to the bit of each constant."""
         return self.to_dict() == other.to_dict() if isinstance(other, IR) else NotImplemented
 
+    __hash__ = None  # type: ignore[assignment]
+
     def __repr__(self) -> str:
-        view = parts_of(self.graph) if PARTS.isdisjoint(vars(self)) else self
         parts = {
-            "nodes": view.nodes,
-            "inputs": view.graph_inputs,
-            "outputs": view.graph_outputs,
-            "weights": view.weights,
+            "nodes": self.nodes,
+            "inputs": self.graph_inputs,
+            "outputs": self.graph_outputs,
+            "weights": self.weights,
         }
-        counts = (f"{name}={len(part) if isinstance(part, list) else repr(part)}" for name, part in parts.items())
+        counts = (f"{name}={len(part) if isinstance(part, Sequence) else repr(part)}" for name, part in parts.items())
         return f"IR(model_name={self.model_name!r}, {', '.join(counts)})"
 
-    if not TYPE_CHECKING:  # a checker would take any name for an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            """Make the view when one of its parts is first read."""
-            if name not in PARTS:
-                return object.__getattribute__(self, name)  # which raises AttributeError
-            self._make_view()
-            return vars(self)[name]
-
-    @pause_collector()
-    def _make_view(self) -> None:
-        made = parts_of(self._source.graph(self.constants))
-        if "nodes" not in vars(self):
-            self._source.handed = pair_with_names(made.nodes)
-        vars(self).update({name: getattr(made, name) for name in PARTS - vars(self).keys()})
-
-    def _forget_view(self) -> IR:
-        for name in PARTS:
-            delattr(self, name)
-        return self
-
-    def _take_edits(self) -> None:
-        view = Parts(self.nodes, self.graph_inputs, self.graph_outputs, self.weights, self.weight_name_mapping)
-        source = self._source.apply_view(view, self.model_name, self.constants, whole=self.signature != CallSignature())
-        if source is not self._source:
-            vars(self)["source"] = source
-            graph = source.graph(self.constants)
-            self.signature = self.signature.fitting(len(graph.inputs), len(graph.outputs))
-
-    @classmethod
-    def _of_written(
-        cls, data: Mapping[str, Any], held: Mapping[str, Mapping[str, torch.Tensor]], what: str = TEXT
-    ) -> IR:
-        head = read_head(data, what)
-        with report_unexpected(what):
-            constants = {key: read_constant(key, one, held) for key, one in constants_in(data, what).items()}
-        made = cls(
-            constants=constants,
-            model_name=head.model_name,
-            pytorch_version=head.pytorch_version,
-            signature=head.signature,
-            unsaved=head.unsaved,
-            source=GraphSource(data, what=what),
-        )
-        return made._forget_view()
-
     def _sections(self) -> Iterator[tuple[str, Any]]:
-        graph = self.graph
-        trees = {"inputs": self.signature.inputs, "outputs": self.signature.outputs}
-        yield "format_version", writing.FORMAT_VERSION
+        """The keys of the JSON in order, but for the constants; the nodes are made one after another."""
+        view = make_view(self.graph)
+        yield "format_version", FORMAT_VERSION
         yield "model_name", self.model_name
         yield "pytorch_version", self.pytorch_version
-        yield from writing.facts(graph).items()
-        if any(tree is not None for tree in trees.values()):
-            yield "signature", {side: write_tree(tree) for side, tree in trees.items() if tree is not None}
-        if self.unsaved:
-            yield "unsaved", sorted(self.unsaved)
-        yield "nodes", writing.nodes(graph)
+        yield from ((key, [meta.to_dict() for meta in view[key]]) for key in TENSORS)
+        yield "weight_name_mapping", view["weight_name_mapping"]
+        ours = {
+            "dims": {name: list(span) for name, span in view["dims"].items()},
+            "guards": list(view["guards"]),
+            "updates": view["updates"],
+            "tied": {key: list(others) for key, others in view["tied"].items()},
+            "signature": write_signature(self.signature),
+            "unsaved": sorted(self.unsaved),
+        }
+        yield from ((key, item) for key, item in ours.items() if item)
+        yield "nodes", (node.to_dict() for node in view["nodes"])
+
+
+TENSORS = ("graph_inputs", "graph_outputs", "weights")
+FACTS = ("weight_name_mapping", "dims", "guards", "updates", "tied")
+VIEW = frozenset({"nodes", *TENSORS, *FACTS})
+"""Fields of an IR that are a view of its Graph."""
+
+
+def make_view(graph: Graph) -> dict[str, Any]:
+    """The fields VIEW of an IR."""
+    values, weights = graph.values, list(stored_values(graph))
+    keys = {value.vid: key_of(graph, value) for value in weights}
+    return {
+        "nodes": NodeList(graph),
+        "graph_inputs": tuple(meta_of(graph, values[vid]) for vid in graph.inputs),
+        "graph_outputs": tuple(meta_of(graph, values[vid], with_producer=True) for vid in graph.outputs),
+        "weights": tuple(meta_of(graph, value, keys[value.vid]) for value in weights),
+        "weight_name_mapping": {value.name: keys[value.vid] for value in weights},
+        "dims": {name: (span.least, span.most) for name, span in graph.dims.items()},
+        "guards": graph.guards,
+        "updates": {values[vid].name: values[after].name for vid, after in graph.updates.items()},
+        "tied": {names[0]: names[1:] for vid, names in graph.sources.items() if vid in keys and names[1:]},
+    }
 
 
 def an_ir(given: Any, error: type[UsageError]) -> IR:
@@ -280,10 +249,6 @@ def an_ir(given: Any, error: type[UsageError]) -> IR:
         Mapping: "IR.from_dict reads one",
     }
     raise mistaken("ir", given, "an IR", error, hints)
-
-
-PARTS = frozenset(one.name for one in fields(Parts))
-"""The fields of an IR that are the view of its Graph."""
 
 
 def serialize_ir(ir: IR) -> str:

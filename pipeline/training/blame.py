@@ -37,7 +37,9 @@ def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor], random:
         return "no operator gave such a number when the step was run again, operator by operator with sums of their own"
     op = broken[0]
     place = " · ".join(filter(None, (op.origin, op.line)))
-    return f"the first operator that gave such a number is {op.name!r}, {op.kind}" + (f" ({place})" if place else "")
+    return f"the first operator that gave such a number is {op.name!r}, {op.operator}" + (
+        f" ({place})" if place else ""
+    )
 
 
 def _keep_operands(op: Op, ins: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

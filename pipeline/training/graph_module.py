@@ -295,13 +295,13 @@ def refuse_ops(graph: Graph) -> None:
         raise Unsupported(f"the graph changes {changed[0].role} {changed[0].name!r}; a module changes its states only")
     for op in graph.ops:
         if why := why_not_differentiable(op):
-            raise Unsupported(f"op {op.name!r}, {op.kind}, cannot be trained through: {why}")
+            raise Unsupported(f"op {op.name!r}, {op.operator}, cannot be trained through: {why}")
         if op.attrs.get("op") != "QuantizeLinear":
             continue
         for user in (graph.ops[oid] for vid in op.outputs for oid in graph.values[vid].users):
             if user.kind not in CARRIERS and user.attrs.get("op") != "DequantizeLinear":
                 raise Unsupported(
-                    f"op {user.name!r}, {user.kind}, computes with the whole numbers of {op.name!r}; expected a "
+                    f"op {user.name!r}, {user.operator}, computes with the whole numbers of {op.name!r}; expected a "
                     "DequantizeLinear behind each QuantizeLinear"
                 )
 

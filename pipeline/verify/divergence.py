@@ -220,7 +220,7 @@ def _describe(
     return Divergence(
         name,
         f"{one.dtype}{list(one.shape)}",
-        op.kind if op is not None else "",
+        op.operator if op is not None else "",
         op.name if op is not None else "",
         line,
         inputs,

@@ -204,7 +204,7 @@ def output_vid(scope: NameScope, name: str) -> int:
     vid = scope.vid(name)
     if scope.name(vid) == name:
         return vid
-    return scope.emit("Identity", [vid], [(name, scope.spec(vid))], {}, "", "")[0]
+    return scope.emit("Identity", [vid], [(name, scope.spec(vid))], {})[0]
 
 
 def value_names(scope: Scope, resolved: Resolved) -> set[str]:

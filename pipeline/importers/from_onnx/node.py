@@ -81,15 +81,20 @@ class NameScope:
         inputs: Sequence[int],
         outputs: Sequence[tuple[str, TensorSpec]],
         attrs: Mapping[str, Attr],
-        name: str,
-        origin: str,
+        *,
+        name: str = "",
+        node_type: str = "",
+        origin: str = "",
     ) -> tuple[int, ...]:
-        """Add an op. An output whose name is a value of the model is bound to it."""
+        """Add an op. An output whose name is a value of the model is bound to it.
+
+        name, node_type, origin: the fields of Op with these names.
+        """
         if is_call(kind):
             attrs = call_attrs(kind, len(inputs), attrs)
         labelled = [(self._labels.get(label, label), spec) for label, spec in outputs]
         try:
-            made = self._builder.emit(kind, inputs, labelled, attrs, name=name, origin=origin)
+            made = self._builder.emit(kind, inputs, labelled, attrs, name=name, node_type=node_type, origin=origin)
         except InternalError as error:  # a rule of the kind that ONNX's inference does not check
             first = name or outputs[0][0]
             raise SourceError(f"node {first!r} cannot be a {error}; check its inputs and attributes") from error
@@ -308,7 +313,11 @@ class Node:
         attrs: Mapping[str, Attr] | None = None,
     ) -> tuple[int, ...]:
         """Add an op with the given outputs (name, spec), and return their vids."""
-        return self.scope.emit(kind, inputs, outputs, attrs or {}, self.name, self._origin)
+        return self.scope.emit(kind, inputs, outputs, attrs or {}, **self._source(kind))
+
+    def _source(self, kind: str) -> dict[str, str]:
+        """What an op of this node says of it."""
+        return {"name": self.name, "node_type": "" if kind == self.kind else self.kind, "origin": self._origin}
 
     def constant_operand(self, array: np.ndarray) -> int:
         """The vid of a new const that holds `array`."""

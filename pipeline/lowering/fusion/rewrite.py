@@ -102,7 +102,17 @@ class Rewrite:
         ops: list[Op] = []
         for op in graph.ops:
             ops += [
-                Op(0, new.kind, new.inputs, new.outputs, new.attrs, None, new.constraints, op.name, op.origin, op.line)
+                Op(
+                    0,
+                    new.kind,
+                    new.inputs,
+                    new.outputs,
+                    new.attrs,
+                    constraints=new.constraints,
+                    name=op.name,
+                    origin=op.origin,
+                    line=op.line,
+                )
                 for new in self._new.get(op.oid, ())
             ] or [op]
         ops = self._without_unread(ops)

@@ -112,7 +112,7 @@ def _slot_of(vid: int, value: Value) -> Slot:
 
 def _call(op: Op, call: KernelCall) -> Iterator[str]:
     if op.kernel is None:
-        yield f"is of op {op.kind} {op.name!r}, which has no kernel"
+        yield f"is of op {op.operator} {op.name!r}, which has no kernel"
         return
     is_view = call.kind_id in VIEW_INDEX
     pairs = (

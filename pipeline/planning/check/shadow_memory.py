@@ -6,7 +6,7 @@ Intact values are indexed by byte, so that a write finds the values that it dest
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipeline.planning.plan import ExecutionPlan
@@ -68,17 +68,17 @@ def strides_of(plan: ExecutionPlan, vid: int) -> tuple[tuple[int, ...], int]:
     return (contiguous_strides(plan.slots[vid].spec.sizes), 0) if layout is None else (layout.strides, layout.offset)
 
 
-def address(plan: ExecutionPlan, vid: int, index: Sequence[int]) -> int:
-    """The position in the root's storage of the element at `index`."""
+def addresses(plan: ExecutionPlan, vid: int) -> Callable[[Sequence[int]], int]:
+    """A function of an index: the position in the root's storage of that element of `vid`."""
     strides, offset = strides_of(plan, vid)
-    return offset + sum(at * stride for at, stride in zip(index, strides, strict=True))
+    return lambda index: offset + sum(at * stride for at, stride in zip(index, strides, strict=True))
 
 
 def span(plan: ExecutionPlan, vid: int) -> tuple[int, int]:
     """The elements [first, end) of the root's storage that the value can touch."""
-    sizes = plan.slots[vid].spec.sizes
-    first = address(plan, vid, [0] * len(sizes))
-    return (first, address(plan, vid, [size - 1 for size in sizes]) + 1) if 0 not in sizes else (first, first)
+    sizes, address = plan.slots[vid].spec.sizes, addresses(plan, vid)
+    first = address([0] * len(sizes))
+    return (first, address([size - 1 for size in sizes]) + 1) if 0 not in sizes else (first, first)
 
 
 def place(plan: ExecutionPlan, vid: int, root: int) -> ByteRange:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.lowering import KernelCall
 from pipeline.ops import Kind, unpack
-from pipeline.planning.check.shadow_memory import address, contiguous_strides
+from pipeline.planning.check.shadow_memory import addresses
 from pipeline.planning.plan import ExecutionPlan
 
 Index = Sequence[int]
@@ -42,25 +42,19 @@ def shows_its_operand(plan: ExecutionPlan, call: KernelCall, out: int, source: i
     if index_in_source is None:
         return False
     attrs, output = unpack(call.attr_schema, call.attr_blob), call.out_vids.index(out)
+    address, source_address = addresses(plan, out), addresses(plan, source)
     try:
-        return all(
-            _shows(plan, index_in_source, ViewElement(attrs, output, index, sizes, source_sizes), (out, source))
-            for index in _sample_indices(sizes)
-        )
+        for index in _sample_indices(sizes):
+            found = index_in_source(ViewElement(attrs, output, index, sizes, source_sizes))
+            if not _is_inside(found, source_sizes) or address(index) != source_address(found):
+                return False
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return False  # attributes that mean nothing for these sizes, such as a step of 0, show nothing
+    return True
 
 
-def _shows(
-    plan: ExecutionPlan, index_in_source: Callable[[ViewElement], Index], view: ViewElement, vids: tuple[int, int]
-) -> bool:
-    """Whether one element of the view `vids[0]` is where its element of the operand `vids[1]` is."""
-    found = index_in_source(view)
-    if len(found) != len(view.source_sizes) or any(
-        not 0 <= item < size for item, size in zip(found, view.source_sizes, strict=True)
-    ):
-        return False
-    return address(plan, vids[0], view.index) == address(plan, vids[1], found)
+def _is_inside(index: Index, sizes: Sizes) -> bool:
+    return len(index) == len(sizes) and all(0 <= at < size for at, size in zip(index, sizes, strict=True))
 
 
 def _sample_indices(sizes: Sizes) -> Iterator[Index]:
@@ -83,11 +77,13 @@ def reshape(view: ViewElement) -> Index:
     """Reshape keeps the row-major number of each element."""
     if math.prod(view.sizes) != math.prod(view.source_sizes):
         return ()
-    count = sum(position * step for position, step in zip(view.index, contiguous_strides(view.sizes), strict=True))
-    return [
-        count // step % size
-        for step, size in zip(contiguous_strides(view.source_sizes), view.source_sizes, strict=True)
-    ]
+    count, found = 0, []
+    for position, size in zip(view.index, view.sizes, strict=True):
+        count = count * size + position
+    for size in reversed(view.source_sizes):
+        count, position = divmod(count, size)
+        found.append(position)
+    return found[::-1]
 
 
 def transpose(view: ViewElement) -> Index:

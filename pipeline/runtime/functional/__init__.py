@@ -66,7 +66,7 @@ def functional_operators(
 
     def run(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if why := why_not_differentiable(op):
-            raise Unsupported(f"{op.kind} {op.name!r} has no functional form: {why}")
+            raise Unsupported(f"{op.operator} {op.name!r} has no functional form: {why}")
         specs = [graph.values[vid].spec for vid in op.outputs]
         found = FORMS[Kind[op.kind]](ins, op.attrs, specs)
         results = [found] if isinstance(found, torch.Tensor) else list(found)

@@ -11,20 +11,44 @@ tensor whose elements overlap or leave gaps, the whole memory is written, and `v
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
 
 import torch
+from pydantic import Field, StrictInt, StrictStr
 
 from pipeline.importers.from_torch.tensors import holds_values
 from pipeline.ir.graph import DTYPE_BITS
 from pipeline.runtime.tensors import dtype_name, resolve_views
-from pipeline.torch_ir.errors import SerializationError
-from pipeline.torch_ir.fields import Unexpected, as_expected, is_text, text, whole_shape
+from pipeline.torch_ir.document.parse import expected, parse
+from pipeline.torch_ir.errors import SerializationError, Unexpected
 from pipeline.torch_ir.validation import a_type
 
 THRESHOLD = 4096
 """Bytes: larger constants go to a file of their own."""
+
+Shape: TypeAlias = Annotated[
+    tuple[Annotated[StrictInt, Field(ge=0, lt=2**63)], ...], expected("a list of sizes, each an integer of 0 or more")
+]
+
+
+@dataclass(frozen=True)
+class _ConstantData:
+    dtype: StrictStr
+    data: Any = None
+    bytes: Annotated[StrictStr, expected("a string of hexadecimal digits")] | None = None
+    file: StrictStr | None = None
+    key: StrictStr | None = None
+    shape: Shape | None = None
+    strides: Shape | None = None
+    view: Shape | None = None
+
+    @property
+    def required_shape(self) -> Sequence[int]:
+        if self.shape is None:
+            raise KeyError("shape")
+        return self.shape
 
 
 def write_constant(
@@ -62,41 +86,42 @@ def read_constant(key: str, data: Mapping[str, Any], files: Mapping[str, Mapping
         Unexpected: a dtype that torch has not, a file that lacks the constant, or data of another size.
     """
     try:
-        name = text(data, "dtype").removeprefix("torch.")
+        constant = parse(_ConstantData, data)
+        name = constant.dtype.removeprefix("torch.")
         if name not in DTYPE_BITS:
             raise Unexpected(f"unknown dtype {name!r}; known: {', '.join(DTYPE_BITS)}")
-        tensor = _values(data, getattr(torch, name), files)
-        if "view" in data:
-            return tensor.as_strided(data["view"], data["strides"])
-        return _restore_strides(tensor, data.get("strides"))
+        tensor = _values(constant, getattr(torch, name), files)
+        if constant.view is not None:
+            return tensor.as_strided(constant.view, constant.strides or ())
+        return _restore_strides(tensor, constant.strides)
     except (KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else error
         raise Unexpected(f"constant {key!r} cannot be read: {what}") from error
 
 
 def _values(
-    data: Mapping[str, Any], dtype: torch.dtype, files: Mapping[str, Mapping[str, torch.Tensor]]
+    constant: _ConstantData, dtype: torch.dtype, files: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> torch.Tensor:
-    if "file" in data:
-        return _of_bytes(files[data["file"]][data["key"]], dtype, data)
-    if "bytes" in data:
-        content = bytearray.fromhex(as_expected(data["bytes"], "bytes", "a string of hexadecimal digits", is_text))
+    if constant.file is not None:
+        return _of_bytes(files[constant.file][constant.key or ""], dtype, constant)
+    if constant.bytes is not None:
+        content = bytearray.fromhex(constant.bytes)
         raw = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
-        return _of_bytes(raw, dtype, data)
-    tensor = torch.tensor(data["data"], dtype=dtype)
-    return tensor.view(whole_shape(data)) if "shape" in data else tensor
+        return _of_bytes(raw, dtype, constant)
+    tensor = torch.tensor(constant.data, dtype=dtype)
+    return tensor if constant.shape is None else tensor.view(constant.shape)
 
 
-def _of_bytes(raw: torch.Tensor, dtype: torch.dtype, data: Mapping[str, Any]) -> torch.Tensor:
+def _of_bytes(raw: torch.Tensor, dtype: torch.dtype, constant: _ConstantData) -> torch.Tensor:
     """
     Raises:
         Unexpected: there are more or fewer bytes than the shape says.
     """
-    shape = whole_shape(data)
+    shape = constant.required_shape
     expected = math.prod(shape) * dtype.itemsize
     if raw.nbytes != expected:
-        raise Unexpected(f"found {raw.nbytes} bytes, expected {expected} of {data['dtype']}{list(shape)}")
-    return raw.view(dtype).view(shape)
+        raise Unexpected(f"found {raw.nbytes} bytes, expected {expected} of {constant.dtype}{list(shape)}")
+    return raw.view(dtype).view(tuple(shape))
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -149,7 +174,7 @@ def _spell_nonfinite(item: Any) -> Any:
     return repr(item) if isinstance(item, float) and not math.isfinite(item) else item
 
 
-def _restore_strides(tensor: torch.Tensor, strides: list[int] | None) -> torch.Tensor:
+def _restore_strides(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
     if strides is None:
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)

@@ -19,7 +19,6 @@ from blake3 import blake3
 
 from passes.weights.files import replace_when_done
 from pipeline.torch_ir.document.constants import write_constant
-from pipeline.torch_ir.document.header import constants_in
 from pipeline.torch_ir.errors import NoIRFile, SerializationError
 
 PACKED = ".zst"
@@ -68,12 +67,12 @@ def load(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, torch
     """
     data = _read_json(path)
     while True:
-        names = _files_in(data, str(path))
+        names = _files_in(data)
         try:
             return data, {name: _read_tensors(path, name) for name in names}
         except _MissingConstantsError:
             data = _read_json(path)
-            if _files_in(data, str(path)) == names:
+            if _files_in(data) == names:
                 raise
             # a save has put another JSON in place meanwhile, and removed what the first one named
 
@@ -105,9 +104,11 @@ def _prefix(path: Path) -> str:
     return f"{path.name}.constants."
 
 
-def _files_in(data: Mapping[str, Any], what: str) -> set[str]:
-    """The names of the files beside the JSON that hold its large constants."""
-    return {str(one["file"]) for one in constants_in(data, what).values() if "file" in one}
+def _files_in(data: Mapping[str, Any]) -> set[str]:
+    """The names of the files that hold large constants of the JSON; what is no constant is refused when it is read."""
+    constants = data.get("constants")
+    entries = constants.values() if isinstance(constants, Mapping) else ()
+    return {str(entry["file"]) for entry in entries if isinstance(entry, Mapping) and "file" in entry}
 
 
 def _files_of_replaced(path: Path) -> set[str]:
@@ -115,7 +116,7 @@ def _files_of_replaced(path: Path) -> set[str]:
     prefix = _prefix(path)
     with suppress(OSError, SerializationError):  # nothing is there, or it may not be listed or is damaged: that stays
         here = {file.name for file in path.parent.iterdir() if file.name.startswith(prefix)}
-        return here & _files_in(_read_json(path), str(path)) if here else set()
+        return here & _files_in(_read_json(path)) if here else set()
     return set()
 
 

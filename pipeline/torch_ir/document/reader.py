@@ -1,10 +1,10 @@
-"""Read tensors and nodes of an IR's JSON, ours or pytorch-ir's, into a Graph."""
+"""A document, ours or pytorch-ir's, → a Graph."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
 
 import torch
 
@@ -14,46 +14,42 @@ from pipeline.ir import Attr, Dim, Graph, Op, Payload, Role, SymExpr, TensorSpec
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import parts
 from pipeline.runtime.tensors import dtype_name
-from pipeline.torch_ir.calls import check_call, read_call, torch_const
+from pipeline.torch_ir.calls import check_call, format_attrs, read_call
 from pipeline.torch_ir.document.constants import read_constant
-from pipeline.torch_ir.document.header import dims_in, read_dims
-from pipeline.torch_ir.fields import (
-    Unexpected,
-    are_names,
-    as_expected,
-    mapping,
-    rows,
-    shape_of,
-    strides_of,
-    text,
-)
+from pipeline.torch_ir.document.document import Document, check_guards, names_of
+from pipeline.torch_ir.document.parse import found
+from pipeline.torch_ir.errors import Unexpected
+from pipeline.torch_ir.nodes import Body, OpNode, TensorMeta
+from pipeline.torch_ir.spelling import as_attr, as_torch, to_plain, torch_const
 
-Data = Mapping[str, Any]
+T = TypeVar("T", TensorMeta, OpNode, Body)
 
 
-def read_graph(data: Data, constants: Mapping[str, torch.Tensor], whole: bool) -> Graph:
-    """The Graph of an IR as `writing.py` writes it; `constants` are its values by checkpoint name.
+def read_graph(document: Document, constants: Mapping[str, torch.Tensor]) -> Graph:
+    """The Graph of an IR; `constants` are its values by checkpoint name.
 
-    The calls of a traced model, which has a signature, are `whole`; nodes that were built by hand may lack arguments,
+    The calls of a traced model, which has a signature, are whole; nodes that were built by hand may lack arguments,
     since they may only be meant as a picture.
 
     Raises:
-        Unexpected: the data is no IR, names a tensor that nothing makes, or breaks a rule of the Graph.
+        Unexpected: the document names a tensor that nothing makes, or breaks a rule of the Graph.
     """
-    reader = DocumentReader(whole)
+    check_guards(document)
+    reader = _GraphReader(bool(document.signature), _dims_of(document))
     with reader.locate_errors():
-        reader.meet_dims(data)
-        reader.weights(data)
-        inputs = [reader.declare(one, Role.INPUT) for one in reader.each(data, "graph_inputs")]
-        reader.nodes(data)
-        outputs = [reader.resolve(one) for one in reader.each(data, "graph_outputs")]
+        reader.weights(document)
+        inputs = [reader.declare(meta, Role.INPUT) for meta in reader.each("graph_inputs", document.graph_inputs)]
+        reader.nodes(document.nodes)
+        outputs = [reader.resolve(meta) for meta in reader.each("graph_outputs", document.graph_outputs)]
         payloads: dict[str, Payload] = {
-            stub.name: TensorPayload(constants[keys[0]])
+            reader.decls[vid].name: TensorPayload(constants[keys[0]])
             for vid, keys in reader.sources.items()
-            if keys[0] in constants and (stub := reader.stubs[vid])
+            if keys[0] in constants
         }
-        facts = reader.facts(data)
-        graph = assemble(data.get("model_name", ""), reader.stubs, reader.ops, inputs, outputs, payloads, facts=facts)
+        reader.where = "updates"
+        updates = {reader.vid(name): reader.vid(after) for name, after in document.updates.items()}
+        facts = GraphFacts(updates, reader.sources, document.ranges, document.guards)
+        graph = assemble(document.model_name, reader.decls, reader.ops, inputs, outputs, payloads, facts=facts)
     try:
         check(graph)
     except InternalError as error:
@@ -61,25 +57,35 @@ def read_graph(data: Data, constants: Mapping[str, torch.Tensor], whole: bool) -
     return graph
 
 
-class DocumentReader:
-    """Collects values and ops while it reads; `where` is the position in the document, for messages."""
+def _dims_of(document: Document) -> frozenset[str]:
+    """The dims that a shape may name: those with a range, and those in the shape of an input, which give a size."""
+    named = [
+        names_of(dim, f"graph_inputs[{index}]: shape")
+        for index, meta in enumerate(document.graph_inputs)
+        for dim in meta.shape
+        if isinstance(dim, str)
+    ]
+    return frozenset(document.dims).union(*named)
 
-    def __init__(self, whole: bool, dims: frozenset[str] = frozenset()) -> None:
+
+class _GraphReader:
+    """Collects values and ops; `where` is the position in the document, for messages."""
+
+    def __init__(self, whole: bool, dims: frozenset[str]) -> None:
         self.whole = whole
         self.where = "the top level"
         self.dims = dims
-        """The dims that a shape may name."""
-        self.stubs: list[ValueDecl] = []
+        self.decls: list[ValueDecl] = []
         self.ops: list[Op] = []
         self.sources: dict[int, tuple[str, ...]] = {}
         self._vids: dict[str, int] = {}
         self._nodes: set[str] = set()
-        """Names of the nodes so far, which have to be unique: messages and edits refer to nodes by name."""
-        self._keys: Data = {}
+        """Names of the nodes so far, which have to be unique: messages refer to nodes by name."""
+        self._keys: Mapping[str, str] = {}
         """{name of a placeholder: name of its weight}"""
         self._places: dict[str, int] = {}
         """{name of a value: its index among the results}, for ops with several results."""
-        self._specs: dict[tuple[Any, ...], TensorSpec] = {}
+        self._specs: dict[tuple[tuple[Dim, ...], str, str], TensorSpec] = {}
         """A cache: a model has many tensors and few different specs."""
 
     @contextmanager
@@ -93,63 +99,50 @@ class DocumentReader:
             what = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
             raise Unexpected(f"{self.where}: {what}; expected what IR.save writes") from error
 
-    def each(self, data: Data, key: str) -> Iterator[Data]:
-        """The objects in the list `data[key]`, with `where` at each."""
-        self.where = "the top level"
-        for index, one in enumerate(rows(data, key)):
+    def each(self, key: str, items: Iterable[T]) -> Iterator[T]:
+        """The items, with `where` at each."""
+        for index, item in enumerate(items):
             self.where = f"{key}[{index}]"
-            yield one
+            yield item
 
-    def meet_dims(self, data: Data) -> None:
-        """Collect the dims: those with a range, and those in the shape of an input, which gives them a size."""
-        named = [
-            dims_in(dim, "shape")
-            for one in self.each(data, "graph_inputs")
-            for dim in shape_of(one)
-            if isinstance(dim, str)
-        ]
-        self.dims = frozenset(mapping(data, "dims")).union(*named)
-
-    def weights(self, data: Data) -> None:
+    def weights(self, document: Document) -> None:
         """Declare the weights. Nodes use them by the names of their placeholders; without a mapping, by their own."""
-        self.where = "the top level"
-        updated, tied, self._keys = (mapping(data, key) for key in ("updates", "tied", "weight_name_mapping"))
+        self._keys = document.weight_name_mapping
         names = {key: name for name, key in self._keys.items()}
-        for weight in self.each(data, "weights"):
-            key: str = weight["name"]
-            name: str = names.get(key, key)
+        for weight in self.each("weights", document.weights):
+            name = names.get(weight.name, weight.name)
             param = name.startswith("p_") or not self._keys
-            role = Role.STATE if name in updated else Role.PARAM if param else Role.CONST
+            role = Role.STATE if name in document.updates else Role.PARAM if param else Role.CONST
             vid = self.declare(weight, role, name)
-            self.sources[vid] = (key, *tied.get(key, ()))
+            self.sources[vid] = (weight.name, *document.tied.get(weight.name, ()))
 
-    def declare(self, tensor: Data, role: Role, name: str | None = None) -> int:
-        name = str(name or tensor["name"])
+    def declare(self, meta: TensorMeta, role: Role, name: str = "") -> int:
+        name = name or meta.name
         if name in self._vids:
             raise Unexpected(f"{name!r} is declared twice")
-        look = (shape_of(tensor), text(tensor, "dtype").removeprefix("torch."), tensor.get("device", "cpu"))
+        look = (meta.shape, meta.dtype.removeprefix("torch."), meta.device)
         spec = self._specs.get(look)
         if spec is None:
-            spec = self._specs[look] = self._spec(*look)
-        strides = strides_of(tensor)
-        if strides is not None:
-            self._check_dims("strides", strides)
-        self.stubs.append(ValueDecl(name, spec, role, strides))
-        self._vids[name] = vid = len(self.stubs) - 1
+            self._check_dims("shape", meta.shape)
+            torch_const("device", meta.device)
+            spec = self._specs[look] = TensorSpec(*look)
+        if meta.strides is not None:
+            if len(meta.strides) != len(meta.shape):
+                raise Unexpected(
+                    f"strides: {found(list(meta.strides), f'a list of {len(meta.shape)}, as many as dims')}"
+                )
+            self._check_dims("strides", meta.strides)
+        self.decls.append(ValueDecl(name, spec, role, meta.strides))
+        self._vids[name] = vid = len(self.decls) - 1
         return vid
 
-    def _spec(self, shape: tuple[Dim, ...], dtype: str, device: str) -> TensorSpec:
-        self._check_dims("shape", shape)
-        torch_const("device", device)
-        return TensorSpec(shape, dtype, device)
-
-    def _check_dims(self, where: str, sizes: tuple[Dim, ...]) -> None:
+    def _check_dims(self, where: str, sizes: Iterable[Dim]) -> None:
         """
         Raises:
             Unexpected: a size names an unknown dim, or is no expression.
         """
         for size in sizes:
-            if isinstance(size, str) and (unknown := dims_in(size, where) - self.dims):
+            if isinstance(size, str) and (unknown := names_of(size, where) - self.dims):
                 known = f"one of {', '.join(sorted(self.dims))}" if self.dims else "only numbers, as there are no dims"
                 raise Unexpected(f"{where}: found {size!r} of the dim {min(unknown)!r}, expected {known}")
 
@@ -160,87 +153,99 @@ class DocumentReader:
             raise Unexpected(f"the tensor {name!r} is used, and nothing makes it{where}")
         return self._vids[name]
 
-    def resolve(self, tensor: Data) -> int:
-        """The vid of a tensor that is read, found by its name; a wrong `producer_output_idx` is refused."""
-        if place := tensor.get("producer_output_idx"):  # a model has many tensors, and few are not the first of theirs
-            name, expected = tensor["name"], self._places.get(tensor["name"], 0)
-            if place != expected:
-                raise Unexpected(f"{name!r}: producer_output_idx: found {place!r}, expected {expected}")
-        vid = self._vids.get(tensor["name"])
-        return self.vid(tensor["name"]) if vid is None else vid
+    def resolve(self, meta: TensorMeta) -> int:
+        """The vid of a tensor that is read, found by its name.
 
-    def nodes(self, data: Data) -> None:
-        for node in self.each(data, "nodes"):
-            if text(node, "op_type") == GETITEM:
-                self._vids[node["outputs"][0]["name"]] = self.vid(node["inputs"][node["attrs"]["index"]]["name"])
+        Raises:
+            Unexpected: nothing makes the tensor, or it is made with another shape, dtype or place among the results.
+        """
+        vid = self.vid(meta.name)
+        place = self._places.get(meta.name, 0)
+        if meta.producer_node is not None and meta.producer_output_idx != place:
+            raise Unexpected(f"{meta.name!r}: producer_output_idx: {found(meta.producer_output_idx, str(place))}")
+        spec = self.decls[vid].spec
+        if meta.shape != spec.shape or meta.dtype.removeprefix("torch.") != spec.dtype:
+            said = f"found {meta.dtype}{list(meta.shape)}, expected {spec.dtype}{list(spec.shape)}, as it is made"
+            raise Unexpected(f"{meta.name!r}: {said}")
+        return vid
+
+    def nodes(self, nodes: Iterable[OpNode]) -> None:
+        for node in self.each("nodes", nodes):
+            if node.op_type == GETITEM:
+                self._vids[node.outputs[0].name] = self.vid(node.inputs[node.attrs["index"]].name)
             else:
                 self._node(node)
 
-    def _node(self, node: Data) -> None:
-        name = text(node, "name")
-        if name in self._nodes:
-            raise Unexpected(f"name: found {name!r}, which an earlier node has, expected one of its own")
-        self._nodes.add(name)
-        inputs = tuple(self.resolve(one) for one in rows(node, "inputs"))
-        outputs = tuple(self.declare(one, Role.TMP) for one in rows(node, "outputs"))
+    def _node(self, node: OpNode) -> None:
+        if node.name in self._nodes:
+            raise Unexpected(f"name: found {node.name!r}, which an earlier node has, expected one of its own")
+        self._nodes.add(node.name)
+        inputs = tuple(map(self.resolve, node.inputs))
+        outputs = tuple(self.declare(meta, Role.TMP) for meta in node.outputs)
         if len(outputs) > 1:
-            self._places |= {self.stubs[vid].name: place for place, vid in enumerate(outputs)}
+            self._places |= {self.decls[vid].name: place for place, vid in enumerate(outputs)}
         self.ops.append(
             Op(
-                oid=len(self.ops),
-                kind=node["op_type"],
-                inputs=inputs,
-                outputs=outputs,
-                attrs=self._call(node, len(inputs)),
-                name=name,
-                origin=text(node, "module_path", ""),
-                line=text(node, "line", ""),
-                bodies=self._bodies(node, len(outputs)) if "bodies" in node else (),
+                len(self.ops),
+                node.op_type,
+                inputs,
+                outputs,
+                self._call(node, len(inputs)),
+                name=node.name,
+                origin=node.module_path,
+                line=node.line,
+                bodies=self._bodies(node),
             )
         )
 
-    def _call(self, node: Data, inputs: int) -> dict[str, Attr]:
-        kind, attrs = node["op_type"], mapping(node, "attrs")
-        call = read_call(kind, inputs, node)
-        if "call" in node:
+    def _call(self, node: OpNode, inputs: int) -> dict[str, Attr]:
+        kind, given = node.op_type, {name: as_attr(item) for name, item in node.attrs.items()}
+        call = read_call(kind, inputs, given, node.call)
+        if node.call is not None:
             for name, item in call.items():
-                self._check_dims(name, tuple(part.expression for part in parts(item) if type(part) is SymExpr))
-        check_call(kind, inputs, call, call if "call" in node else attrs, self.whole)
+                self._check_dims(name, (part.expression for part in parts(item) if type(part) is SymExpr))
+        check_call(kind, inputs, call, given if node.call is None else call, self.whole)
+        if node.call is not None:
+            _refuse_two_calls(node, call)
         return call
 
-    def _bodies(self, node: Data, results: int) -> tuple[Graph, ...]:
-        found: list[Graph] = []
+    def _bodies(self, node: OpNode) -> tuple[Graph, ...]:
+        made: list[Graph] = []
         at = self.where
-        for index, body in enumerate(rows(node, "bodies")):
+        for index, body in enumerate(node.bodies):
             self.where = f"{at}.bodies[{index}]"
-            reader = DocumentReader(self.whole, self.dims)
+            reader = _GraphReader(self.whole, self.dims)
             with reader.locate_errors():
-                found.append(reader.body(body))
-                if node["op_type"] == COND and len(found[-1].outputs) != results:
-                    raise Unexpected(f"found {len(found[-1].outputs)}, expected {results}, as its node has")
+                made.append(reader.body(body))
+                if node.op_type == COND and len(body.outputs) != len(node.outputs):
+                    raise Unexpected(f"found {len(body.outputs)}, expected {len(node.outputs)}, as its node has")
         self.where = at
-        return tuple(found)
+        return tuple(made)
 
-    def facts(self, data: Data) -> GraphFacts:
-        self.where = "updates"
-        return GraphFacts(
-            {self.vid(name): self.vid(after) for name, after in mapping(data, "updates").items()},
-            self.sources,
-            *read_dims(data),
-        )
-
-    def body(self, data: Data) -> Graph:
+    def body(self, body: Body) -> Graph:
         payloads: dict[str, Payload] = {}
-        inputs = [self.declare(one, Role.INPUT) for one in self.each(data, "inputs")]
-        for name, constant in mapping(data, "constants").items():
+        inputs = [self.declare(meta, Role.INPUT) for meta in self.each("inputs", body.inputs)]
+        for name, constant in body.constants.items():
             tensor = read_constant(name, constant, {})
-            shape, dtype = list(tensor.shape), dtype_name(tensor.dtype)
-            self.declare({"name": name, "shape": shape, "dtype": dtype}, Role.CONST)
+            self.declare(TensorMeta(name, tuple(tensor.shape), dtype_name(tensor.dtype)), Role.CONST)
             payloads[name] = TensorPayload(tensor)
-        self.nodes(data)
+        self.nodes(body.nodes)
         self.where = "outputs"
-        outputs = [self.vid(name) for name in as_expected(data["outputs"], "outputs", "a list of names", are_names)]
-        return assemble(text(data, "name"), self.stubs, self.ops, inputs, outputs, payloads)
+        outputs = [self.vid(name) for name in body.outputs]
+        return assemble(body.name, self.decls, self.ops, inputs, outputs, payloads)
+
+
+def _refuse_two_calls(node: OpNode, call: Mapping[str, Attr]) -> None:
+    """
+    Raises:
+        Unexpected: the exact call of a node has other arguments than its attributes.
+    """
+    op = Op(0, node.op_type, (), (), call)
+    exact = {name: to_plain(item) for name, item in format_attrs(op, as_torch)}
+    shown = {name: to_plain(item) for name, item in node.attrs.items()}
+    if wrong := [name for name in {**shown, **exact} if repr(shown.get(name)) != repr(exact.get(name))]:
+        name = wrong[0]
+        raise Unexpected(f"{node.op_type}: {name}: {found(shown.get(name), f'{exact.get(name)!r}, as `call` has it')}")
 
 
 GETITEM = "<built-in function getitem>"

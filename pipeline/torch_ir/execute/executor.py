@@ -85,7 +85,7 @@ class IRExecutor:
         strict_sizes: bool = True,
         registry: Registry = REGISTERED,
     ) -> None:
-        self.ir = ir = an_ir(ir, ExecutionError).snapshot()  # later edits of the caller's IR do not count
+        self.ir = ir = an_ir(ir, ExecutionError)
         self._weights = None if weights is None else by_name("weights", weights, ExecutionError)
         self._constants = _optional("constants", constants)
         self._strict_sizes = strict_sizes

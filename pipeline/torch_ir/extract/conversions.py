@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.errors import InternalError
@@ -10,10 +10,10 @@ from pipeline.ir import Graph, Op, TensorSpec, check
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import Attr, InputRef, parts
 from pipeline.torch_ir.calls import check_call, find_known_operator, format_attrs, read_call
-from pipeline.torch_ir.errors import ConversionError
-from pipeline.torch_ir.fields import Unexpected
-from pipeline.torch_ir.nodes import OpNode, TensorMeta, as_attr, as_torch, parts_of
+from pipeline.torch_ir.errors import ConversionError, Unexpected
+from pipeline.torch_ir.nodes import NodeList, OpNode, TensorMeta
 from pipeline.torch_ir.registry import NodeInfo, Registry, kinds_of, look_up
+from pipeline.torch_ir.spelling import as_attr, as_torch
 
 
 def apply_conversions(graph: Graph, registry: Registry) -> Graph:
@@ -36,7 +36,7 @@ def _convert_graph(graph: Graph, registry: Registry) -> Graph:
     vids = {value.name: value.vid for value in graph.values}
     specs = [value.spec for value in graph.values]
     ops: list[Op] = []
-    for op, node in zip(graph.ops, parts_of(graph).nodes, strict=True):
+    for op, node in zip(graph.ops, NodeList(graph), strict=True):
         bodies = tuple(_convert_graph(body, registry) for body in op.bodies)
         op = replace(op, bodies=bodies) if bodies else op
         ops.append(_convert_op(op, node, vids, specs, registry))
@@ -92,7 +92,7 @@ def _spec(whose: str, meta: TensorMeta, known: TensorSpec) -> TensorSpec:
 def _attrs(whose: str, op: Op, made: OpNode, inputs: tuple[int, ...]) -> dict[str, Attr]:
     """The attributes of a converted op. Unchanged inputs keep their arguments; else torch's schema assigns them."""
     if find_known_operator(made.op_type) is not None and (made.op_type, inputs) != (op.kind, op.inputs):
-        call = read_call(made.op_type, len(inputs), {"attrs": made.attrs})
+        call = read_call(made.op_type, len(inputs), made.attrs)
         try:
             check_call(made.op_type, len(inputs), call, made.attrs, whole=True)
         except Unexpected as error:
@@ -115,5 +115,5 @@ def _look(spec: TensorSpec) -> str:
     return f"{spec.dtype}{list(spec.shape)}"
 
 
-def _names(metas: list[TensorMeta]) -> list[str]:
+def _names(metas: Sequence[TensorMeta]) -> list[str]:
     return [meta.name for meta in metas]

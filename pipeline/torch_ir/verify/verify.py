@@ -145,7 +145,7 @@ class IRVerifier:
         kwargs: Mapping[str, Any] | None = None,
     ) -> Verdict:
         """See `verify_ir_with_state_dict`."""
-        ir, model = an_ir(ir, ExecutionError).snapshot(), a_module(model, ExecutionError)
+        ir, model = an_ir(ir, ExecutionError), a_module(model, ExecutionError)
         inputs = arguments("test_inputs", inputs, ExecutionError)
         kwargs = {} if kwargs is None else dict(by_name("kwargs", kwargs, ExecutionError))
         weights = by_name("weights", weights, ExecutionError)

@@ -66,7 +66,7 @@ def test_the_first_divergence(model: Path, tmp_path: Path) -> None:
     shown = call("onnxruntime", "plan", model, "--first-divergence", "--inputs", tmp_path / "in.npz")
     assert shown.exit_code == 1
     assert shown.output.splitlines() == [
-        "bent: float32[2, 4], made by aten.neg.default",
+        "bent: float32[2, 4], made by Neg",
         "  largest difference 16 at [1, 3]: -8.0 by onnxruntime, 8.0 by plan",
         "  max abs error 16 is over 0.00081",
         "  onnxruntime  least -8  largest 2  mean -1.0625  deviation 2.78879",

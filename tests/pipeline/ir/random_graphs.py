@@ -64,7 +64,7 @@ def graphs(draw: st.DrawFn) -> Graph:
         inputs = draw(st.lists(st.sampled_from(vids), max_size=3)) if vids else []
         outputs = [(next(names), draw(SPECS)) for _ in range(draw(st.integers(0, 2)))]
         kind = draw(st.sampled_from(["K", "Add", "return", "com.microsoft::Attention"]))
-        details = {"name": draw(st.text()), "origin": draw(st.text())}
+        details = {"name": draw(st.text()), "origin": draw(st.text()), "node_type": draw(st.text())}
         vids += b.emit(kind, inputs, outputs, draw(TABLES), constraints=draw(CONSTRAINTS), **details)
     built = b.build(draw(st.lists(st.sampled_from(vids), max_size=3)) if vids else [])
     return with_facts(draw, replace(built, ops=tuple(spell_call(draw, op) for op in built.ops)))

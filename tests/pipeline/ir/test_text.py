@@ -17,7 +17,7 @@ PICTURE = r"""graph "mlp" (%0 "x": float32[batch, 4], %1 "mask": bool["2*s0"]) {
   param %2 "fc.weight": float32[4, 8]
   state %4 "odd \"name\"\n": int64[] on "cuda:0"
 
-  %3 "h": float32[2, 4] = MatMul(%0, %2) @"layers.0.fc" node "node_MatMul_0"
+  %3 "h": float32[2, 4] = MatMul(%0, %2) @"layers.0.fc" node "node_MatMul_0" of "Gemm"
   %5 "a": float32[2, 4], %6 "b": float32[2, 4] = Split(%3) {axis: -1, sizes: [2, 2]}
   () = "odd kind"() {none: []}
   %7 "y": float32[2, 4] = Leaky(%5) {alpha: 0.01, top: inf, on: true, to: "x"} where {inplace: [0]} kernel 12 "f" 0x0ad7
@@ -32,7 +32,7 @@ def picture() -> Graph:
     x = b.input("x", TensorSpec(("batch", 4), "float32"))
     b.input("mask", TensorSpec(("2*s0",), "bool"))
     w = b.param("fc.weight", TensorSpec((4, 8), "float32"))
-    (h,) = b.emit("MatMul", [x, w], [("h", F32)], name="node_MatMul_0", origin="layers.0.fc")
+    (h,) = b.emit("MatMul", [x, w], [("h", F32)], name="node_MatMul_0", node_type="Gemm", origin="layers.0.fc")
     b.state('odd "name"\n', TensorSpec((), "int64", "cuda:0"))
     left, _ = b.emit("Split", [h], [("a", F32), ("b", F32)], {"axis": -1, "sizes": (2, 2)})
     b.emit("odd kind", [], [], {"none": ()})

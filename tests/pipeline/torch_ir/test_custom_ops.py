@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -245,7 +246,9 @@ def test_every_kind_of_result_has_a_view_that_can_be_changed(
     ir = extract_ir(model, (x,), strict=False)
     assert len(ir.nodes) == len(ir.graph.ops)
     assert ir_to_mermaid(ir) and repr(ir) and summary_text(summary(ir))
-    ir.nodes[-1].name = "last"
+    last = replace(ir.nodes[-1], name="last")
+    metas = [replace(meta, producer_node="last" if meta.producer_node else None) for meta in ir.graph_outputs]
+    ir = replace(ir, nodes=[*ir.nodes[:-1], last], graph_outputs=metas)
     ir.save(tmp_path / "m.json")
     loaded = IR.load(tmp_path / "m.json")
     assert loaded.nodes[-1].name == "last"

@@ -205,7 +205,9 @@ FOREIGN = """<ir_version: 10, opset_import: ["" : 21]> g (float[1, 1, 2, 2] x) =
 
 
 def test_what_cannot_be_trained_is_refused_in_one_sentence() -> None:
-    with pytest.raises(Unsupported, match="OnnxNode, cannot be trained through: DeformConv is run by another runtime"):
+    with pytest.raises(
+        Unsupported, match="DeformConv, cannot be trained through: DeformConv is run by another runtime"
+    ):
         as_module(onnx.parser.parse_model(FOREIGN))
     with pytest.raises(UsageError, match="train: found no float weight that 'wq' names or matches"):
         as_module(rule_model(), train=["wq"])

@@ -28,11 +28,14 @@ def graph_from(text: str, opset: int = 20, **options) -> Graph:
 def ops(text: str, opset: int = 20, **options) -> str:
     """The IR text of `text`, between the signature and the return, for comparing with a picture.
 
-    Where a call of torch has its operands in the order of its signature is left out: `aten.add.Tensor(%0, %1)`.
+    Left out are the types of the nodes, and operands that are in the order of a signature: `aten.add.Tensor(%0, %1)`.
     """
-    lines = [OPERANDS.sub("", line) for line in to_text(graph_from(text, opset, **options)).splitlines()]
+    lines = [
+        NODE_TYPE.sub("", OPERANDS.sub("", line)) for line in to_text(graph_from(text, opset, **options)).splitlines()
+    ]
     body = [line for line in lines[1:-1] if line and not line.startswith("  return")]
     return textwrap.dedent("\n".join(body))
 
 
+NODE_TYPE = re.compile(r' of "[^"]*"')
 OPERANDS = re.compile(r" \{(?:\w+: \$\d+(?:, )?)+\}|(?<=\{)(?:\w+: (?:\$\d+|\[\$[^]]*\]), )+")

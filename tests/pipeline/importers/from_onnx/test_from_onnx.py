@@ -33,9 +33,9 @@ def test_a_model_becomes_a_graph() -> None:
         '  param %1 "w": float32[3, 4]\n'
         '  const %3 "b": float32[4]\n'
         "\n"
-        '  %2 "h": float32[2, 4] = aten.matmul.default(%0, %1) {self: $0, other: $1}\n'
-        '  %4 "z": float32[2, 4] = aten.add.Tensor(%2, %3) {self: $0, other: $1}\n'
-        '  %5 "y": float32[2, 4] = aten.relu.default(%4) {self: $0}\n'
+        '  %2 "h": float32[2, 4] = aten.matmul.default(%0, %1) {self: $0, other: $1} of "MatMul"\n'
+        '  %4 "z": float32[2, 4] = aten.add.Tensor(%2, %3) {self: $0, other: $1} of "Add"\n'
+        '  %5 "y": float32[2, 4] = aten.relu.default(%4) {self: $0} of "Relu"\n'
         "\n"
         "  return %5\n"
         "}\n"

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_an_absent_tensor_is_said_in_the_words_of_pytorch_ir() -> None:
         "inputs: Expected 1 inputs, got 0: positional arguments: found tuple of 0, expected tuple of 1; "
         "the graph's own are x",
     )
-    ir.signature = CallSignature()
+    ir = replace(ir, signature=CallSignature())
     assert refusal(ir, (), state, constants={"mask": X[0]}) == absent
 
 

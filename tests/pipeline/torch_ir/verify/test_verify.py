@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from pipeline.torch_ir import (
     verify_ir,
     verify_ir_with_state_dict,
 )
-from pipeline.torch_ir.tree import Branch, Leaf, Tree
+from pipeline.torch_ir.tree import Branch, Leaf, Tree, leaves
 from pipeline.torch_ir.verify import _compare_tensors
 from pipeline.torch_ir.verify.comparison import compare
 from pipeline.torch_ir.verify.localize import first_divergence
@@ -113,7 +114,7 @@ WRONG_TREES: dict[str, tuple[Tree, str]] = {
         "more: the model gives a tuple, the IR a list",
     ),
     "a None": (
-        Branch("dict", ("sum", "more", "scale"), (Leaf(0), Branch("tuple", None, (Leaf(0), Leaf(1))), Leaf(None, 2.0))),
+        Branch("dict", ("sum", "more", "scale"), (Leaf(0), Branch("tuple", None, (Leaf(1), Leaf(2))), Leaf(None, 2.0))),
         "more.0: the model gives None, the IR a tensor",
     ),
     "a constant": (
@@ -128,7 +129,11 @@ def test_a_difference_of_structure_is_named_by_its_path(tree: Tree, said: str) -
     model = Cache()
     args, kwargs = cache_call()
     ir = extract_ir(model, args, kwargs=kwargs, strict=False)
-    ir.signature = type(ir.signature)(ir.signature.inputs, tree)
+    first, last = ir.graph_outputs
+    made = {1: [first], 2: [first, last], 3: [first, first, last]}[
+        sum(leaf.index is not None for _, leaf in leaves(tree))
+    ]
+    ir = replace(ir, signature=replace(ir.signature, outputs=tree), graph_outputs=made)
     ok, report = verify_ir_with_state_dict(ir, model.state_dict(), model, args, kwargs=kwargs)
     assert not ok
     assert said in str(report).splitlines()[-1].removeprefix("  Error: ")
