@@ -42,7 +42,9 @@ class Unsupported(UsageError):
         self.operators = tuple(operators)
 
 
-EXTRAS: Final[Mapping[str, str]] = dict.fromkeys(("torch", "transformers", "safetensors", "orjson", "zstandard"), "torch")
+EXTRAS: Final[Mapping[str, str]] = dict.fromkeys(
+    ("torch", "transformers", "safetensors", "orjson", "zstandard"), "torch"
+)
 """Module → the extra that installs it."""
 
 
