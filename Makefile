@@ -5,7 +5,7 @@ CONFIG ?= configs/vit_base_keep_qkv.yaml
 # Index of torch's wheels, e.g. TORCH_INDEX=https://download.pytorch.org/whl/cu130; empty: pip's own configuration.
 TORCH_INDEX ?=
 BIN := .venv/bin
-PIP := $(BIN)/pip install -q --progress-bar off --disable-pip-version-check --root-user-action ignore --no-warn-script-location
+PIP := $(BIN)/pip install -qq --progress-bar off --disable-pip-version-check --root-user-action ignore --no-warn-script-location
 
 .PHONY: run test test-all test-fast checks lint types site docs gallery bench clean
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -49,12 +50,24 @@ def milliseconds_text(seconds: float) -> str:
     return f"{milliseconds:.2f} ms" if milliseconds < 100 else f"{milliseconds:.0f} ms"
 
 
+def shorten_lines(lines: Iterable[str]) -> str:
+    """The lines as one text of ten lines at most: the first is a title, and lines that are left out are counted."""
+    rest = iter(lines)
+    shown = list(islice(rest, MOST_LINES))
+    if left := sum(1 for _ in rest):
+        shown[-1] = f"and {left + 1} more lines"
+    return "\n  ".join(shown)
+
+
 def describe_argument(item: object) -> str:
     """What a caller has given, in one line: a short value as it is written, of anything else its type."""
     if item is None or isinstance(item, bool | int | float | str | bytes):
         return repr(item) if len(repr(item)) <= MOST_LETTERS else f"a {type(item).__name__}"
     return f"the class {item.__name__}" if isinstance(item, type) else f"a {type(item).__name__}"
 
+
+MOST_LINES: Final = 10
+"""The longest summary that a result prints of itself."""
 
 MOST_LETTERS: Final = 60
 """The longest value that is shown as it is written."""

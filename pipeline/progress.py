@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Self
 
@@ -58,8 +59,8 @@ def show_progress(progress: bool | None, observer: Observer | None = None) -> It
     """Show the events of the block on stderr; the yielded observer hands each event on to `observer`.
 
     Args:
-        progress: True shows a bar in a notebook and on a terminal, and lines elsewhere; None shows the bar alone; False
-            shows nothing.
+        progress: None shows a bar on a terminal and in a notebook, where lines take its place without ipywidgets; True
+            shows lines elsewhere too; False shows nothing.
 
     Raises:
         UsageError: `progress` is something else.
@@ -67,13 +68,17 @@ def show_progress(progress: bool | None, observer: Observer | None = None) -> It
     if progress is not None and not isinstance(progress, bool):
         raise UsageError(f"progress is {progress!r}, expected True, False or None")
     console = Screen(stderr=True)
-    has_bar = progress is not False and (console.is_terminal or console.is_jupyter)
+    in_notebook = console.is_jupyter
+    draws_bar = find_spec("ipywidgets") is not None if in_notebook else console.is_terminal
+    has_bar = progress is not False and draws_bar
+    has_lines = not has_bar and (progress or (in_notebook and progress is None))
+    lines = Screen(stderr=True, force_jupyter=False)
     with StageBar(console, shown=has_bar) as bar:
 
         def observe(event: Event) -> None:
             bar.update(event)
-            if progress and not has_bar and isinstance(event, events.StageEnded | events.Note):
-                console.print_line(line_of(event))
+            if has_lines and isinstance(event, events.StageEnded | events.Note):
+                lines.print_line(line_of(event))
             if observer is not None:
                 observer(event)
 

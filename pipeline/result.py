@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from passes.proof.draws import InputSampler
 from passes.run.result import OptimizeResult, PassRow, StructureVerdict, summary_lines
-from passes.suggest import milliseconds_text
+from passes.suggest import milliseconds_text, shorten_lines
 from pipeline.report import ExportReport, PassesReport, Report, RuntimeReport
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class RunResult(OptimizeResult):
         )
         backends = (f"a run on {times}",) if times else ()
         lines = ("RunResult", *summary_lines(self.passes, self.structures), *backends, f"files: {self.folder}/")
-        return "\n  ".join(lines)
+        return shorten_lines(lines)
 
     @property
     def model(self) -> Path:

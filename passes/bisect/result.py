@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from passes.diff.types import NodeLabel
-from passes.suggest import plural
+from passes.suggest import plural, shorten_lines
 from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
 
@@ -78,6 +78,9 @@ class Bisection:
     seconds: float
     failed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return shorten_lines(("Bisection", *bisection_text(self).splitlines()))
 
 
 MOST: Final = 12

@@ -11,6 +11,7 @@ from onnx import NodeProto
 
 from passes.graph.op_facts import first_output, op_name
 from passes.provenance.annotations import module_path_of
+from passes.suggest import plural, shorten_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,9 @@ class Diff:
 
     def __len__(self) -> int:
         return len(list(self.entries()))
+
+    def __repr__(self) -> str:
+        return shorten_lines((f"Diff: {plural(len(self), 'difference')}", *map(str, self.entries())))
 
     def entries(self) -> Iterator[object]:
         """All differences, one by one."""

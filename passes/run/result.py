@@ -16,10 +16,10 @@ import onnx
 from passes.encodings.carry import CarriedEncodings
 from passes.graph.op_facts import op_name
 from passes.proof.coverage import Coverage
-from passes.proof.numbers import Errors
+from passes.proof.numbers import Errors, only_compared
 from passes.proof.types import Sensitivity
 from passes.run.tracked import TrackedStructures
-from passes.suggest import plural
+from passes.suggest import plural, shorten_lines
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.files import write_model
 
@@ -122,7 +122,7 @@ class OptimizeResult(ABC):
         """
 
     def __repr__(self) -> str:
-        return "\n  ".join((type(self).__name__, *summary_lines(self.passes, self.structures)))
+        return shorten_lines((type(self).__name__, *summary_lines(self.passes, self.structures)))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -174,29 +174,34 @@ class PassRun(OptimizeResult):
         return attach(self.model)
 
 
-SUMMARIZED: Final = 4
+SUMMARIZED: Final = 3
 """Changed steps, reverted steps, and kinds of structures that a summary lists at most."""
 
 
 def summary_lines(passes: Sequence[PassRow], structures: Sequence[StructureVerdict]) -> Iterator[str]:
-    """At most eight lines: steps that changed the model, or were reverted, and how many structures are kept."""
+    """At most seven lines: steps that changed the model, a remark, steps that were reverted, and what is kept."""
     changed = [row for row in passes if row.changed and not row.status.counts_as_reverted]
     reverted = [row for row in passes if row.status.counts_as_reverted]
     ends = (passes[0].nodes_before, passes[-1].nodes_after) if passes else (0, 0)
     yield f"{ends[0]} → {plural(ends[1], 'node')}, {plural(len(passes), 'step')}, {len(changed)} changed the model"
     for row in changed[: SUMMARIZED - 1]:
-        error = max((errors.max_abs for errors in row.errors.values()), default=None)
+        error = max((errors.max_abs for errors in only_compared(row.errors).values()), default=None)
         figures = "" if error is None else f", max error {error:.1e}"
         yield f"{row.name}: {row.nodes_before} → {plural(row.nodes_after, 'node')}{figures}"
     if len(changed) >= SUMMARIZED:
         yield f"and {len(changed) - SUMMARIZED + 1} more that changed the model"
+    remarks = [f"{row.name}: {remark}" for row in passes for remark in row.remarks]
+    if remarks:
+        yield remarks[0] + (f" (and {plural(len(remarks) - 1, 'more remark')})" if remarks[1:] else "")
     if reverted:
         names = ", ".join(row.name for row in reverted[:SUMMARIZED])
         yield f"reverted or failed: {names}" + (" …" if len(reverted) > SUMMARIZED else "")
     found = Counter(verdict.kind for verdict in structures)
     kept = Counter(verdict.kind for verdict in structures if verdict.kept)
+    culprits = dict.fromkeys(verdict.broken_by for verdict in structures if not verdict.kept and verdict.broken_by)
+    lost = f" (lost to {', '.join(culprits)})" if culprits else ""
     if found:
-        yield ", ".join(f"{kind}: {kept[kind]} of {count} kept" for kind, count in found.items())
+        yield ", ".join(f"{kind}: {kept[kind]} of {count} kept" for kind, count in found.items()) + lost
 
 
 def op_counts(model: DetachedModel) -> Counter[str]:

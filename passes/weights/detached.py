@@ -23,6 +23,7 @@ from passes.errors import ModelError
 from passes.graph.index import copy_of
 from passes.graph.traversal import bodies_of, sort_nodes
 from passes.load import check_model, check_payload, load_model, to_path
+from passes.suggest import plural
 from passes.weights.mapped import ExternalFiles, find_file_range, release
 from passes.weights.stand_ins import (
     DETACH_FROM_BYTES,
@@ -55,6 +56,9 @@ class DetachedModel:
 
     proto: onnx.ModelProto
     weights: WeightStore
+
+    def __repr__(self) -> str:
+        return f"DetachedModel({plural(len(self.proto.graph.node), 'node')})"
 
     def with_proto(self, proto: onnx.ModelProto) -> DetachedModel:
         return DetachedModel(proto, self.weights)

@@ -62,6 +62,10 @@ class TrainingHistory:
     records: tuple[StepRecord, ...] = ()
     phases: tuple[Phase, ...] = ()
 
+    def __repr__(self) -> str:
+        losses = f", loss {self.losses[0]:.4g} → {self.last_loss:.4g}" if self.records else ""
+        return f"TrainingHistory({plural(len(self.records), 'step')}{losses})"
+
     @property
     def losses(self) -> tuple[float, ...]:
         return tuple(record.loss for record in self.records)

@@ -65,6 +65,9 @@ class Model:
         self._loss: Loss | None = None
         self._compiled: dict[tuple[object, ...], CompiledProgram] = {}
 
+    def __repr__(self) -> str:
+        return f"Model({', '.join(map(str, self.inputs))}): {self.module!r}"
+
     def add(self, layer: Module) -> Self:
         """Put a layer behind the others; its shapes are checked at once.
 

@@ -90,13 +90,15 @@ def extract(
 
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Print warnings as one line each: the user of a command has no line of code to point to."""
+    """Print what warnings say of the model, a line each: the user of a command has no line of code to point to."""
+    from pipeline.export.captured_output import is_about_model
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         try:
             yield
         finally:
-            for warning in caught:
+            for warning in filter(is_about_model, caught):
                 print_line(f"onnxline: {warning.message}", err=True)
 
 

@@ -42,7 +42,7 @@ def quantsim(
     from pipeline.config import RunConfig
 
     config = RunConfig.from_source(source, overrides or (), wishes_of(recipe, keep, skip))
-    from pipeline.console import RunConsole
+    from pipeline.console import PAGE, RunConsole
     from pipeline.quantsim import QuantSim
     from pipeline.quantsim.report import report_text
 
@@ -52,8 +52,10 @@ def quantsim(
     if as_json:
         print_text(report_text(result.report))
         return
+    screen.show_passes()
     for line in _lines(result, verbose):
         screen.line(line)
+    screen.show_files("files", result.folder, (*result.files, PAGE))
 
 
 def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
@@ -81,7 +83,6 @@ def _lines(result: QuantSimResult, verbose: bool) -> Iterator[str]:
         yield suggestion_text(report.suggestion)
     before, after = bytes_text(report.weight_bytes), bytes_text(report.quantized_weight_bytes)
     yield f"weights: {before} → {after}; {report.quantized_tensors} of {report.tensors} tensors quantized"
-    yield f"files: {result.folder}/ ({', '.join(result.files)})"
 
 
 def _worst(report: QuantSimReport, most: int | None) -> Iterator[str]:

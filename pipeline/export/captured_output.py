@@ -19,6 +19,9 @@ ABOUT_LIBRARIES = {
 }
 """Loggers whose warnings say nothing of the user's model. An opset that was not reached is an error of its own."""
 
+ASSIGNED = "assigned during export"
+"""In torch's warning of each tensor that forward leaves in an attribute. `Watch.carried` has those that matter."""
+
 LOUD = ("torch", "transformers", "onnxscript", "onnx_ir", "huggingface_hub")
 
 
@@ -43,12 +46,15 @@ def capture_output() -> Iterator[list[str]]:
         finally:
             notes += [line for line in stream.getvalue().splitlines() if line.strip()]
             notes += dict.fromkeys(
-                f"{warning.category.__name__}: {warning.message}" for warning in caught if _is_of_user(warning)
+                f"{warning.category.__name__}: {warning.message}" for warning in caught if is_about_model(warning)
             )
 
 
-def _is_of_user(warning: warnings.WarningMessage) -> bool:
-    return not issubclass(warning.category, DEPRECATIONS) or is_user_code(warning.filename)
+def is_about_model(warning: warnings.WarningMessage) -> bool:
+    """Whether a warning says something of the user's model or code, and nothing else says it."""
+    if issubclass(warning.category, DEPRECATIONS):
+        return is_user_code(warning.filename)
+    return ASSIGNED not in str(warning.message)
 
 
 class _Collector(logging.Handler):

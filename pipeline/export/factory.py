@@ -44,7 +44,7 @@ def make_from_factory(model: ModelConfig, *, weightless: bool = False, keep_mode
         draw_biases(module, model.seed)
         weights += ", random biases"
     source = assemble(module, example, model, keep_mode=keep_mode)
-    return replace(source, notes=(*notes, *moved), weights=weights)
+    return replace(source, notes=(*notes, *moved, *source.notes), weights=weights)
 
 
 def call_factory(model: ModelConfig) -> tuple[Any, Example | None]:

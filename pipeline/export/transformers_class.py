@@ -63,7 +63,7 @@ def make_from_transformers(
     biases = ", random biases" if model.random_biases else ""
     return replace(
         source,
-        notes=(*(notes_on_experts(module) if is_set else ()), *notes),
+        notes=(*(notes_on_experts(module) if is_set else ()), *notes, *source.notes),
         weights=f"from {checkpoint}" if checkpoint else f"random, seed {model.seed}{biases}",
         dims={dim: sizes for dim in named_dims(source.inputs) if (sizes := filled.dims.get(dim))},
     )

@@ -63,6 +63,10 @@ class TensorSpec:
         if negative := [dim for dim in self.shape if isinstance(dim, int) and dim < 0]:
             raise ValueError(f"a size may not be negative: found {negative[0]} at axis {self.shape.index(negative[0])}")
 
+    def __str__(self) -> str:
+        place = "" if self.device == "cpu" else f" on {self.device}"
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]{place}"
+
     @property
     def rank(self) -> int:
         return len(self.shape)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from passes.suggest import plural, shorten_lines
 from pipeline.errors import SourceError
 from pipeline.ir.graph import Role, TensorSpec
 from pipeline.lowering import KernelCall
@@ -68,6 +69,10 @@ class PlanFile:
 
     entries: Mapping[str, ExecutionPlan]
     weights: Mapping[str, StoredBytes] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        entries = (f"{name}: {plan!r}" for name, plan in self.entries.items())
+        return shorten_lines((f"PlanFile: {plural(len(self.weights), 'weight')}", *entries))
 
 
 def encode_plans(content: PlanFile) -> bytes:

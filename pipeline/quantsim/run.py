@@ -18,7 +18,7 @@ from passes.errors import StepFailed
 from passes.graph.op_facts import opset_of
 from passes.load import load_model
 from passes.recipe.recipe import names_of
-from passes.suggest import plural
+from passes.suggest import bytes_text, plural, shorten_lines
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
 from pipeline.argument_checks import FUNCTION, PATH, a, expects
@@ -72,6 +72,19 @@ class QuantSimResult:
     folder: Path
     report: QuantSimReport
     files: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        report = self.report
+        before, after = bytes_text(report.weight_bytes), bytes_text(report.quantized_weight_bytes)
+        return shorten_lines(
+            (
+                "QuantSimResult",
+                f"weights: {before} → {after}, {report.quantized_tensors} of {report.tensors} tensors quantized",
+                f"files: {self.folder}/",
+                *(f"output {name}: {noise.sqnr_db:.2f} dB" for name, noise in report.outputs.items()),
+                *report.notes,
+            )
+        )
 
 
 def prepare_config(config: RunConfig) -> RunConfig:

@@ -17,6 +17,7 @@ from passes.proof.draws import Trait
 from passes.proof.numbers import DRAWN, Errors
 from passes.proof.numeric import NumericProver
 from passes.proof.types import Measurement, Reference
+from passes.run.growth import stored_bytes
 from passes.structures.view import module_of
 from passes.weights.detached import DetachedModel, read_model
 from pipeline.config import RunConfig, locate
@@ -74,7 +75,7 @@ def export_and_compare(config: RunConfig, source: Source, references: References
         origin="onnx" if isinstance(source, OnnxSource) else "torch",
         opset=opset_of(model.proto),
         nodes=len(model.proto.graph.node),
-        weight_bytes=sum(weight.data.nbytes for weight in model.weights.values()),
+        weight_bytes=stored_bytes(model),
         inputs=tuple(str(spec) for spec in source.inputs),
         outputs=tuple(info.name for info in model.proto.graph.output),
         draws=tuple(reference.label for reference in draws),

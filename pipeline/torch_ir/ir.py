@@ -17,13 +17,13 @@ from pipeline.errors import InternalError, UsageError
 from pipeline.ir import Graph, check
 from pipeline.torch_ir.document import files
 from pipeline.torch_ir.document.constants import THRESHOLD, read_constant, write_constant
-from pipeline.torch_ir.document.document import FORMAT_VERSION, Document, read_head
+from pipeline.torch_ir.document.document import FORMAT_VERSION, IRDocument, read_head
 from pipeline.torch_ir.document.files import explain_errors, parse_json
 from pipeline.torch_ir.document.parse import TEXT, parse, report_unexpected
 from pipeline.torch_ir.document.reader import read_graph
 from pipeline.torch_ir.document.signature import read_signature, write_signature
 from pipeline.torch_ir.errors import SerializationError
-from pipeline.torch_ir.nodes import NodeList, OpNode, TensorMeta, key_of, meta_of, stored_values
+from pipeline.torch_ir.nodes import NodeSequence, OpNode, TensorMeta, key_of, meta_of, stored_values
 from pipeline.torch_ir.tree import CallSignature
 from pipeline.torch_ir.validation import a_number, mistaken, path_of
 
@@ -112,12 +112,12 @@ class IR:
             data, what = self._parts(), "IR, as it was put together"
             advice = "change that part of it"
         with pause_collector(), report_unexpected(what, advice):
-            document = parse(Document, data)
+            document = parse(IRDocument, data)
             read_signature(document)
             return read_graph(document, self.constants)
 
     def _parts(self) -> dict[str, Any]:
-        """The fields as a Document has them."""
+        """The fields as a IRDocument has them."""
         parts = {name: getattr(self, name) for name in (*VIEW, "model_name", "pytorch_version")}
         return {**parts, "unsaved": sorted(self.unsaved), "signature": write_signature(self.signature)}
 
@@ -223,7 +223,7 @@ def make_view(graph: Graph) -> dict[str, Any]:
     values, weights = graph.values, list(stored_values(graph))
     keys = {value.vid: key_of(graph, value) for value in weights}
     return {
-        "nodes": NodeList(graph),
+        "nodes": NodeSequence(graph),
         "graph_inputs": tuple(meta_of(graph, values[vid]) for vid in graph.inputs),
         "graph_outputs": tuple(meta_of(graph, values[vid], with_producer=True) for vid in graph.outputs),
         "weights": tuple(meta_of(graph, value, keys[value.vid]) for value in weights),

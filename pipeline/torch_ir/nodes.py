@@ -63,7 +63,7 @@ class TensorView(list["TensorMeta"]):
         return TensorView, (list(self),)
 
 
-class _Part:
+class _DocumentPart:
     """A frozen dataclass that is a part of the JSON."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(revalidate_instances="always")
@@ -81,7 +81,7 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class TensorMeta(_Part):
+class TensorMeta(_DocumentPart):
     """One tensor: its name, shape (sizes, or expressions of named dims) and dtype (`float32`).
 
     producer_node: the node that makes the tensor (an input is its own producer, a weight has none).
@@ -111,7 +111,7 @@ class TensorMeta(_Part):
 
 
 @dataclass(frozen=True)
-class OpNode(_Part):
+class OpNode(_DocumentPart):
     """One operation. `inputs` are its tensors in the order of the call; `attrs` everything else, by argument name.
 
     For lists of tensors `attrs` has `_tensor_list_sizes`, the number of tensors in each, and where some are None
@@ -129,7 +129,7 @@ class OpNode(_Part):
     module_path: StrictStr = ""
     line: StrictStr = ""
     call: Mapping[str, Any] | None = None
-    bodies: tuple[Body, ...] = ()
+    bodies: tuple[NodeBody, ...] = ()
 
     def __post_init__(self) -> None:
         for name, kind in VIEWS.items():
@@ -155,7 +155,7 @@ class OpNode(_Part):
 
 
 @dataclass(frozen=True)
-class Body(_Part):
+class NodeBody(_DocumentPart):
     """A branch or a loop's body; `outputs` are names of tensors."""
 
     name: StrictStr
@@ -178,7 +178,7 @@ class Body(_Part):
 VIEWS = {"inputs": TensorView, "outputs": TensorView, "attrs": ArgumentView}
 
 
-class NodeList(Sequence[OpNode]):
+class NodeSequence(Sequence[OpNode]):
     """The nodes of a graph, each made when it is looked at: a graph may have 100,000."""
 
     def __init__(self, graph: Graph) -> None:
@@ -221,12 +221,12 @@ class NodeList(Sequence[OpNode]):
         )
 
 
-def _body_of(graph: Graph) -> Body:
-    return Body(
+def _body_of(graph: Graph) -> NodeBody:
+    return NodeBody(
         graph.name,
         tuple(meta_of(graph, graph.values[vid]) for vid in graph.inputs),
         tuple(graph.values[vid].name for vid in graph.outputs),
-        tuple(NodeList(graph)),
+        tuple(NodeSequence(graph)),
         {
             value.name: write_constant(value.name, payload.tensor)
             for value in graph.with_role(Role.CONST)

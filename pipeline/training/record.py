@@ -114,8 +114,7 @@ def _capture(compiled: CompiledProgram, feed: Mapping[str, torch.Tensor], record
     taken_back = f"{plural(len(compiled.plan.updates), 'state')} as before"
     recorder.end(Phase("Warmup", capture.warm_up_seconds, taken_back))
     recorder.begin("Capture")
-    detail = "; ".join(line.strip() for line in str(capture.report).splitlines())  # a phase is one line of a log
-    recorder.end(Phase("Capture", seconds - capture.warm_up_seconds, detail))
+    recorder.end(Phase("Capture", seconds - capture.warm_up_seconds, capture.report.summary))
     return capture
 
 

@@ -17,6 +17,8 @@ import onnxline
 import passes
 import pipeline
 from passes.worker.own_names import ROOT
+from pipeline.events import StageEnded
+from pipeline.progress import show_progress
 from tests.support.onnx_models import attention
 
 MINE = {"passes.py": "", "pipeline/__init__.py": "", "onnxline.py": ""}
@@ -96,6 +98,18 @@ def test_both_results_of_optimize_are_one_type_with_a_short_summary(tmp_path: Pa
         assert len(repr(result).splitlines()) <= 10
     assert repr(of_onnx).splitlines()[-1].strip() == "qkv: 1 of 1 kept"
     assert repr(of_module).splitlines()[-1].strip() == f"files: {tmp_path}/"
+
+
+def test_a_notebook_without_widgets_shows_lines_by_default(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    with show_progress(None) as show:
+        show(StageEnded("passes", 1.0, cached=False, detail=""))
+    with show_progress(False) as show:
+        show(StageEnded("passes", 1.0, cached=False, detail=""))
+    assert capsys.readouterr() == ("", "passes: 1.0 s\n")
 
 
 class Doubles(nn.Module):

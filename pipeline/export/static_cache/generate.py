@@ -199,6 +199,15 @@ class Generated:
     tokens: Tensor
     logits: Tensor
 
+    def __repr__(self) -> str:
+        first = ", ".join(str(token) for token in self.tokens[:SHOWN].tolist())
+        more = f", … {len(self.tokens) - SHOWN} more" if len(self.tokens) > SHOWN else ""
+        return f"Generated(tokens=[{first}{more}], logits of {tuple(self.logits.shape)})"
+
+
+SHOWN: Final = 16
+"""Tokens that a result prints of itself."""
+
 
 @torch.no_grad()
 def generate(

@@ -53,14 +53,20 @@ class TimelineRow:
     seconds: str
     changed: bool
     segments: tuple[Segment, ...]
+    has_remarks: bool = False
     ops: tuple[tuple[str, int], ...] = ()
     lost: tuple[str, ...] = ()
     reproducer: str = ""
     diff: PassDiff | None = None
 
     @property
-    def is_quiet(self) -> bool:
+    def is_idle(self) -> bool:
         return self.status == Status.RAN and not self.changed
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the page shows the row in a group of rows that did nothing."""
+        return self.is_idle and not self.has_remarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,7 @@ def _row(place: int, row: PassRow, mark: Mark, scale: _Scale, diff: PassDiff | N
         seconds=seconds_text(row.seconds),
         changed=row.changed,
         segments=scale.segments(mark),
+        has_remarks=bool(row.remarks),
         ops=tuple(sorted(row.diff.items(), key=lambda pair: (-abs(pair[1]), pair[0]))),
         lost=row.lost,
         reproducer=row.reproducer,

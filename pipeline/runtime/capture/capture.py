@@ -89,6 +89,9 @@ class Capture(ProcessBound):
         self._record([*launches, *further], segments, before)
         self.report = self._describe(key, segments)
 
+    def __repr__(self) -> str:
+        return f"Capture: {self.report!r}"
+
     @property
     def key(self) -> CaptureKey:
         return self.report.key

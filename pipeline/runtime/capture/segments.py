@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from passes.suggest import plural
+from passes.suggest import bytes_text, plural, shorten_lines
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import Kind
 from pipeline.runtime.capture.key import CaptureKey
@@ -88,16 +88,22 @@ class CaptureReport:
         """Whether the plan is one captured segment."""
         return not self.eager
 
-    def __str__(self) -> str:
-        key = self.key
-        return "\n".join(
-            [
-                f"captured for {key.mode}: {plural(len(self.segments) - len(self.eager), 'captured segment')}, "
-                f"{plural(len(self.eager), 'eager call')}, {self.buffer_bytes} bytes of buffers",
-                *(f"  {segment}" for segment in self.segments),
-                *(f"  by Python: {call}" for call in self.by_python),
-            ]
+    @property
+    def summary(self) -> str:
+        """One line: how many segments are captured, how many calls are not, and the bytes of its buffers."""
+        captured = plural(len(self.segments) - len(self.eager), "captured segment")
+        by_python = f", {plural(len(self.by_python), 'call')} by Python" if self.by_python else ""
+        return (
+            f"captured for {self.key.mode}: {captured}, {plural(len(self.eager), 'eager call')}{by_python}, "
+            f"{bytes_text(self.buffer_bytes)} of buffers"
         )
+
+    def __str__(self) -> str:
+        calls = (f"by Python: {call}" for call in self.by_python)
+        return "\n  ".join([self.summary, *map(str, self.segments), *calls])
+
+    def __repr__(self) -> str:
+        return shorten_lines(str(self).split("\n  "))
 
 
 def split_steps(program: UnboundProgram, steps: Sequence[LaunchStep], further: int = 0) -> tuple[CaptureSegment, ...]:

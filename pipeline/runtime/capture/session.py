@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from passes.suggest import bytes_text, plural
 from pipeline.errors import UsageError
 from pipeline.planning import FeedEntry
 from pipeline.runtime.binding import ProgramMemory
@@ -28,6 +29,10 @@ class Snapshot:
 
     states: Mapping[str, torch.Tensor] = field(default_factory=dict)
     random: RandomState = field(default_factory=RandomState)
+
+    def __repr__(self) -> str:
+        nbytes = sum(state.nbytes for state in self.states.values())
+        return f"Snapshot({plural(len(self.states), 'state')}, {bytes_text(nbytes)})"
 
 
 class CaptureSession:

@@ -61,7 +61,7 @@ class DocumentHead:
 
 
 @dataclass(frozen=True)
-class Document(DocumentHead):
+class IRDocument(DocumentHead):
     """All keys."""
 
     graph_inputs: tuple[TensorMeta, ...]

@@ -16,16 +16,16 @@ from pipeline.ir.graph import parts
 from pipeline.runtime.tensors import dtype_name
 from pipeline.torch_ir.calls import check_call, format_attrs, read_call
 from pipeline.torch_ir.document.constants import read_constant
-from pipeline.torch_ir.document.document import Document, check_guards, names_of
+from pipeline.torch_ir.document.document import IRDocument, check_guards, names_of
 from pipeline.torch_ir.document.parse import found
 from pipeline.torch_ir.errors import Unexpected
-from pipeline.torch_ir.nodes import Body, OpNode, TensorMeta
+from pipeline.torch_ir.nodes import NodeBody, OpNode, TensorMeta
 from pipeline.torch_ir.spelling import as_attr, as_torch, to_plain, torch_const
 
-T = TypeVar("T", TensorMeta, OpNode, Body)
+T = TypeVar("T", TensorMeta, OpNode, NodeBody)
 
 
-def read_graph(document: Document, constants: Mapping[str, torch.Tensor]) -> Graph:
+def read_graph(document: IRDocument, constants: Mapping[str, torch.Tensor]) -> Graph:
     """The Graph of an IR; `constants` are its values by checkpoint name.
 
     The calls of a traced model, which has a signature, are whole; nodes that were built by hand may lack arguments,
@@ -35,7 +35,7 @@ def read_graph(document: Document, constants: Mapping[str, torch.Tensor]) -> Gra
         Unexpected: the document names a tensor that nothing makes, or breaks a rule of the Graph.
     """
     check_guards(document)
-    reader = _GraphReader(bool(document.signature), _dims_of(document))
+    reader = _DocumentReader(bool(document.signature), _dims_of(document))
     with reader.locate_errors():
         reader.weights(document)
         inputs = [reader.declare(meta, Role.INPUT) for meta in reader.each("graph_inputs", document.graph_inputs)]
@@ -57,7 +57,7 @@ def read_graph(document: Document, constants: Mapping[str, torch.Tensor]) -> Gra
     return graph
 
 
-def _dims_of(document: Document) -> frozenset[str]:
+def _dims_of(document: IRDocument) -> frozenset[str]:
     """The dims that a shape may name: those with a range, and those in the shape of an input, which give a size."""
     named = [
         names_of(dim, f"graph_inputs[{index}]: shape")
@@ -68,7 +68,7 @@ def _dims_of(document: Document) -> frozenset[str]:
     return frozenset(document.dims).union(*named)
 
 
-class _GraphReader:
+class _DocumentReader:
     """Collects values and ops; `where` is the position in the document, for messages."""
 
     def __init__(self, whole: bool, dims: frozenset[str]) -> None:
@@ -105,7 +105,7 @@ class _GraphReader:
             self.where = f"{key}[{index}]"
             yield item
 
-    def weights(self, document: Document) -> None:
+    def weights(self, document: IRDocument) -> None:
         """Declare the weights. Nodes use them by the names of their placeholders; without a mapping, by their own."""
         self._keys = document.weight_name_mapping
         names = {key: name for name, key in self._keys.items()}
@@ -214,7 +214,7 @@ class _GraphReader:
         at = self.where
         for index, body in enumerate(node.bodies):
             self.where = f"{at}.bodies[{index}]"
-            reader = _GraphReader(self.whole, self.dims)
+            reader = _DocumentReader(self.whole, self.dims)
             with reader.locate_errors():
                 made.append(reader.body(body))
                 if node.op_type == COND and len(body.outputs) != len(node.outputs):
@@ -222,7 +222,7 @@ class _GraphReader:
         self.where = at
         return tuple(made)
 
-    def body(self, body: Body) -> Graph:
+    def body(self, body: NodeBody) -> Graph:
         payloads: dict[str, Payload] = {}
         inputs = [self.declare(meta, Role.INPUT) for meta in self.each("inputs", body.inputs)]
         for name, constant in body.constants.items():

@@ -11,7 +11,7 @@ from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import Attr, InputRef, parts
 from pipeline.torch_ir.calls import check_call, find_known_operator, format_attrs, read_call
 from pipeline.torch_ir.errors import ConversionError, Unexpected
-from pipeline.torch_ir.nodes import NodeList, OpNode, TensorMeta
+from pipeline.torch_ir.nodes import NodeSequence, OpNode, TensorMeta
 from pipeline.torch_ir.registry import NodeInfo, Registry, kinds_of, look_up
 from pipeline.torch_ir.spelling import as_attr, as_torch
 
@@ -36,7 +36,7 @@ def _convert_graph(graph: Graph, registry: Registry) -> Graph:
     vids = {value.name: value.vid for value in graph.values}
     specs = [value.spec for value in graph.values]
     ops: list[Op] = []
-    for op, node in zip(graph.ops, NodeList(graph), strict=True):
+    for op, node in zip(graph.ops, NodeSequence(graph), strict=True):
         bodies = tuple(_convert_graph(body, registry) for body in op.bodies)
         op = replace(op, bodies=bodies) if bodies else op
         ops.append(_convert_op(op, node, vids, specs, registry))

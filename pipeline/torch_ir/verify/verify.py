@@ -52,6 +52,9 @@ class VerificationReport:
             lines.append(_entry("First divergence", self.first_divergence))
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        return str(self)
+
 
 def _figure(difference: float) -> str:
     return f"{difference:.2e}" if math.isfinite(difference) else "none can be given"

@@ -34,6 +34,23 @@ def test_a_module_with_declared_inputs(factory: Factory) -> None:
     assert source.example.kwargs["input"].shape == (2, 6)
 
 
+def test_what_a_graph_cannot_hold_of_a_factorys_module_is_noted(factory: Factory) -> None:
+    code = """
+class Steps(nn.Module):
+    last = None
+
+    def forward(self, x, scale):
+        before, self.last = self.last, x
+        return x * scale if before is None else x + before
+
+def make():
+    return Steps(), (torch.ones(2), 3)
+"""
+    numbers, tensors = load(factory(code)).notes
+    assert numbers.startswith("the graph holds numbers of Python that forward is given: scale=3;")
+    assert tensors.startswith("forward keeps tensors in last for the next call:")
+
+
 def test_the_seed_decides_the_weights_and_leaves_torch_alone(factory: Factory) -> None:
     def weight(seed: int) -> torch.Tensor:
         return next(load(factory(LINEAR, seed=seed, inputs={"input": {"shape": [2, 4]}})).module.parameters())

@@ -67,6 +67,17 @@ def test_no_name_becomes_markup(tmp_path: Path) -> None:
     assert not [name for _, attributes in tags.tags for name in attributes if name.startswith("on")]
 
 
+def test_a_row_that_changed_nothing_and_remarks_something_stands_by_itself() -> None:
+    rows = [row("nop"), row("fuse_qkv", remarks=("would have lost qkv 0, which is kept",)), row("nop"), row("nop")]
+    groups = timeline(*rows).groups()
+    assert [(quiet, [shown.name for shown in group]) for quiet, group in groups][1:] == [
+        (True, ["nop"]),
+        (False, ["fuse_qkv"]),
+        (True, ["nop", "nop"]),
+    ]
+    assert groups[2][1][0].is_idle
+
+
 def test_the_same_report_is_the_same_page(tmp_path: Path) -> None:
     run_report, shown = report(row("fuse", after=7)), pictures(layers=3, nodes=9)
     assert html_of(run_report, shown, tmp_path) == html_of(run_report, shown, tmp_path)

@@ -70,11 +70,11 @@ def test_what_cannot_be_captured_runs_between_captured_segments(case: str) -> No
 def test_the_report_as_text() -> None:
     program, feed = compile_module(Around(choose), [X])
     lines = str(program.capture(feed).report).splitlines()
-    assert lines[0] == "captured for inference: 2 captured segments, 1 eager call, 12 bytes of buffers"
+    assert lines[0] == "captured for inference: 2 captured segments, 1 eager call, 12 B of buffers"
     assert lines[1].startswith("  captured: ")
     assert lines[2].startswith("  eager: op 'cond' (higher_order.cond")
     assert lines[3] == "  captured: 1 call"
-    assert str(negate(calls=2).capture({"x": X[:2]}).report).endswith("bytes of buffers\n  captured: 2 calls")
+    assert str(negate(calls=2).capture({"x": X[:2]}).report).endswith("B of buffers\n  captured: 2 calls")
 
 
 def test_a_kind_that_waits_for_the_host_is_eager() -> None:
