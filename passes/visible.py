@@ -7,6 +7,7 @@ sets a terminal's title, clears it or opens a link, or a mark that shows the tex
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from html import escape
@@ -14,6 +15,18 @@ from typing import Any, Final
 
 HIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0 but for tab and newline, DEL, C1, the marks of bidirectional text, separators of lines, and lone surrogates."""
+
+
+def open_standard_handles() -> None:
+    """Open /dev/null in place of each standard stream that the caller has closed.
+
+    Otherwise the next file or pipe that is opened gets its number, and what is printed goes into it.
+    """
+    for handle in range(3):
+        try:
+            os.fstat(handle)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def visible(text: str) -> str:
