@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from pipeline.errors import CheckFailed, ConfigError, InternalError, SourceError, Unsupported, UsageError
     from pipeline.importers import from_onnx
     from pipeline.ir import Graph, as_states
-    from pipeline.ops import GraphBuilder
-    from pipeline.ops import GraphBuilder as Builder
     from pipeline.optimize import optimize, run
     from pipeline.planning import check_plan
     from pipeline.result import RunResult
@@ -40,11 +38,13 @@ if TYPE_CHECKING:
         Capture,
         CaptureReport,
         CaptureWarning,
+        CheckedBuilder,
         CompiledProgram,
         SizedProgram,
         Snapshot,
         compile_graph,
     )
+    from pipeline.runtime import CheckedBuilder as Builder
     from pipeline.torch_ir import IR, execute_ir, extract_ir, ir_to_mermaid, verify_ir_with_state_dict
     from pipeline.training import NotFinite, TrainProgram, record_step
 
@@ -57,10 +57,10 @@ __all__ = [
     "CaptureReport",
     "CaptureWarning",
     "CheckFailed",
+    "CheckedBuilder",
     "CompiledProgram",
     "ConfigError",
     "Graph",
-    "GraphBuilder",
     "InternalError",
     "ModelError",
     "NotFinite",
@@ -115,19 +115,19 @@ HOMES: Final = {
     ),
     "pipeline.importers": ("from_onnx",),
     "pipeline.ir": ("Graph", "as_states"),
-    "pipeline.ops": ("GraphBuilder",),
     "pipeline.optimize": ("optimize", "run"),
     "pipeline.planning": ("check_plan",),
     "pipeline.result": ("RunResult",),
     "pipeline.run": ("Pipeline",),
     "pipeline.runtime": (
-        "Capture", "CaptureReport", "CaptureWarning", "CompiledProgram", "SizedProgram", "Snapshot", "compile_graph",
+        "Capture", "CaptureReport", "CaptureWarning", "CheckedBuilder", "CompiledProgram", "SizedProgram", "Snapshot",
+        "compile_graph",
     ),
     "pipeline.training": ("NotFinite", "TrainProgram", "record_step"),
     "pipeline.torch_ir": ("IR", "execute_ir", "extract_ir", "ir_to_mermaid", "verify_ir_with_state_dict"),
 }  # fmt: skip
 
-ALIASES: Final = {"Builder": "GraphBuilder", "diff": "compare_models"}
+ALIASES: Final = {"Builder": "CheckedBuilder", "diff": "compare_models"}
 """Names that are shorter here than in their room."""
 
 # By path: `passes` may be a module of the script's. Decided once, so that nothing of ours is loaded twice.

@@ -222,7 +222,7 @@ def _was_interrupted(error: BaseException | None) -> bool:
 
 def _report_error(error: Exception, *, is_shown: bool) -> int:
     if type(error) is ModuleNotFoundError and error.name in EXTRAS:
-        error = MissingExtra(error.name)
+        error = MissingExtra(str(error.name))
     show = getattr(error, "show", None)  # the parser's own complaints about the command line
     if show is not None:
         error.message = getattr(error, "message", "").replace("Value error, ", "")  # type: ignore[attr-defined] # pydantic's

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,9 +17,35 @@ from kimi_k25_text_local.rope import cos_and_sin
 
 @dataclass(frozen=True, slots=True)
 class CausalOutput:
-    """logits: (1, length, vocabulary), in the model's dtype."""
+    """logits: (1, length, vocabulary), in the model's dtype.
+
+    past_key_values: the cache that was given; else the keys and the values of each layer, of these tokens alone.
+    """
 
     logits: Tensor
+    past_key_values: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewStates:
+    """Stands for the cache that was not given: a row of (keys, values), one pair for each layer."""
+
+    pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def update(self, keys: Tensor, values: Tensor, _layer: int) -> tuple[Tensor, Tensor]:
+        self.pairs.append((keys, values))
+        return keys, values
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedCache:
+    """A cache that asks with each update where the new states go, as transformers 4 told it by `cache_kwargs`."""
+
+    cache: Any
+    cache_position: Tensor
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        return self.cache.update(keys, values, layer, {"cache_position": self.cache_position})
 
 
 class DecoderLayer(nn.Module):
@@ -61,11 +88,14 @@ class KimiK25TextForCausalLM(nn.Module):
     """The text model, for inference: in eval mode, no gradients, parameters uninitialized until weights are loaded.
 
     Args:
+        config: or the `text_config` of the checkpoint, as transformers loads it.
         device: "meta" makes the shapes of all 61 layers without a byte of weights.
     """
 
-    def __init__(self, config: KimiTextConfig, device: str = "meta") -> None:
+    def __init__(self, config: KimiTextConfig | Any, device: str = "meta") -> None:
         super().__init__()
+        if not isinstance(config, KimiTextConfig):
+            config = KimiTextConfig.from_mapping(config if isinstance(config, Mapping) else config.to_dict())
         place = Place(device, config.dtype)
         self.model = Decoder(config, place)
         self.lm_head = Linear(config.vocab_size, config.hidden_size, place=place)
@@ -78,12 +108,20 @@ class KimiK25TextForCausalLM(nn.Module):
         position_ids: Tensor,
         past_key_values: Any = None,
         use_cache: bool = True,
+        cache_position: Tensor | None = None,
     ) -> CausalOutput:
         """
         Args:
             input_ids, position_ids: int64 (1, length).
             attention_mask: float32 (1, 1, length, keys), additive.
-            past_key_values: has `update(keys, values, layer)`, as transformers' `Cache`; None without a cache.
+            past_key_values: has `update(keys, values, layer)`, as transformers' `Cache`.
+            use_cache: whether the result has the states of the layers; without, no cache is read either.
+            cache_position: int64 (length,), where the new states go: the cache gets it with each update.
         """
-        cache = past_key_values if use_cache else None
-        return CausalOutput(self.lm_head(self.model(input_ids, attention_mask, position_ids, cache)))
+        if not use_cache:
+            return CausalOutput(self.lm_head(self.model(input_ids, attention_mask, position_ids, None)))
+        new = NewStates()
+        cache = past_key_values if past_key_values is not None else new
+        reader = cache if cache_position is None or cache is new else PlacedCache(cache, cache_position)
+        logits = self.lm_head(self.model(input_ids, attention_mask, position_ids, reader))
+        return CausalOutput(logits, tuple(new.pairs) if cache is new else cache)

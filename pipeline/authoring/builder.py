@@ -53,7 +53,6 @@ class ModelBuilder(GraphBuilder):
         self._names: dict[ModuleTensor, tuple[str, ...]] = {}
         self._paths: dict[object, str] = {}
         self._tensors: dict[ModuleTensor, IRTensor] = {}
-        self._updates: dict[int, int] = {}
         self._scopes: list[tuple[str, str]] = []
         self._used: dict[str, int] = {}
 
@@ -86,9 +85,9 @@ class ModelBuilder(GraphBuilder):
             self._tensors[stored] = self._declare(stored)
         return self._tensors[stored]
 
-    def update(self, stored: ModuleTensor, after: IRTensor) -> None:
+    def update_stored(self, stored: ModuleTensor, after: IRTensor) -> None:
         """`stored` has the value of `after` when a step is done."""
-        self._updates[self.read(stored).vid] = after.vid
+        self.update(self.read(stored).vid, after.vid)
 
     def constant(self, data: torch.Tensor) -> IRTensor:
         """A constant of the graph."""
@@ -152,7 +151,7 @@ class ModelBuilder(GraphBuilder):
         sources = {
             tensor.vid: self._names[stored] for stored, tensor in self._tensors.items() if len(self._names[stored]) > 1
         }
-        facts = GraphFacts(updates=dict(self._updates), sources=sources)
+        facts = GraphFacts(updates=self._updates, sources=sources)
         return assemble(self.name, self._values, self._ops, self._inputs, outputs, self._payloads, facts)
 
     def _declare(self, stored: ModuleTensor) -> IRTensor:

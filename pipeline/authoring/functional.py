@@ -293,7 +293,7 @@ def batch_norm(
     kind = "aten._native_batch_norm_legit_functional.default"
     result, _, _, *after = builder.emit_several(kind, operands, outputs, attrs)
     for buffer, value in zip((mean, variance), after, strict=True):
-        builder.update(buffer, value)
+        builder.update_stored(buffer, value)
     return result
 
 

@@ -140,7 +140,7 @@ class BatchNorm2d(Module):
         result = functional.batch_norm(x, *statistics, self.weight, self.bias, self._momentum, self._eps)
         if x.builder.training:
             count = x.builder.read(self.num_batches_tracked)
-            x.builder.update(self.num_batches_tracked, count + 1)
+            x.builder.update_stored(self.num_batches_tracked, count + 1)
         return result
 
     def describe(self) -> str:

@@ -246,6 +246,57 @@ def translate_topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorte
     return op.Squeeze(values, axes), op.Squeeze(indices, axes)
 
 
+def translate_kthvalue(self: Any, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+    """`aten.kthvalue`: of equal elements the index may be another."""
+    return _take_kth(self, k, dim, keepdim) if self.shape else (op.Identity(self), op.Constant(value_int=0))
+
+
+def _take_kth(self: Any, k: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+    """The last of the k least elements along `dim`."""
+    last = op.Constant(value_ints=[-1])
+    count = op.Constant(value_ints=[k]) if isinstance(k, int) else op.Reshape(k, last)
+    pair = op.TopK(self, count, axis=dim, largest=0)
+    pair = [op.Slice(part, last, op.Constant(value_ints=[2**62]), op.Constant(value_ints=[dim])) for part in pair]
+    values, indices = pair if keepdim else [op.Squeeze(part, op.Constant(value_ints=[dim])) for part in pair]
+    return values, indices
+
+
+def translate_median(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+    """`aten.median.dim`: the lower one of two in the middle."""
+    size = self.shape[dim] if self.shape else 1
+    if isinstance(size, int):
+        return translate_kthvalue(self, (size + 1) // 2, dim, keepdim)
+    axis = dim % len(self.shape)
+    size = op.Add(op.Shape(self, start=axis, end=axis + 1), op.Constant(value_ints=[1]))
+    return translate_kthvalue(self, op.Div(size, op.Constant(value_ints=[2])), dim, keepdim)
+
+
+def translate_median_of_all(self: Any) -> Any:
+    """`aten.median`."""
+    half = op.Div(op.Add(op.Size(self), op.Constant(value_int=1)), op.Constant(value_int=2))
+    return _take_kth(op.Reshape(self, op.Constant(value_ints=[-1])), half, 0)[0]
+
+
+def translate_nonzero(self: Any) -> Any:
+    """`aten.nonzero`: a scalar has no index, so that as many empty ones as it is true come of it."""
+    if self.shape:
+        return op.Transpose(op.NonZero(self), perm=[1, 0])
+    zero, one = op.Constant(value_ints=[0]), op.Constant(value_ints=[1])
+    return op.Slice(op.Transpose(op.NonZero(op.Reshape(self, one)), perm=[1, 0]), zero, zero, one)
+
+
+def translate_cumprod(self: Any, dim: int, dtype: int | None = None) -> Any:
+    """`aten.cumprod`: in each step, times what stands 1, 2, 4 … places before."""
+    product = self if dtype in (None, -1) else op.Cast(self, to=dtype)
+    size = self.shape[dim] if self.shape else 1
+    if not isinstance(size, int):
+        raise NotImplementedError("a cumulative product along an open dim has no form in ONNX; expected a fixed size")
+    axis, one = op.Constant(value_ints=[dim]), op.CastLike(op.Constant(value_float=1.0), product)
+    for places in (2**step for step in range(max(size - 1, 0).bit_length())):
+        product = op.Mul(product, op.Pad(product, op.Constant(value_ints=[places, -places]), one, axis))
+    return op.Identity(product)
+
+
 def translate_unfold_backward(grad_in: Any, input_sizes: Any, dim: int, size: int, step: int) -> Any:
     """`aten.unfold_backward`, the sum of frames that overlap, as `istft` needs it: torch's own form has indices of 32
     bits, which ONNX's ScatterND does not take."""
@@ -309,4 +360,9 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     **SQUEEZE,
     **EXTREMES,
     "aten.unfold_backward.default": translate_unfold_backward,
+    "aten.kthvalue.default": translate_kthvalue,
+    "aten.median.default": translate_median_of_all,
+    "aten.median.dim": translate_median,
+    "aten.nonzero.default": translate_nonzero,
+    "aten.cumprod.default": translate_cumprod,
 }

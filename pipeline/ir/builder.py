@@ -53,6 +53,7 @@ class Builder:
         self._ops: list[Op] = []
         self._inputs: list[int] = []
         self._payloads: dict[str, Payload] = {}
+        self._updates: dict[int, int] = {}
 
     def input(self, name: str, spec: TensorSpec) -> int:
         """Declare the next graph input; the order of calls is the order of the signature. Returns its vid."""
@@ -72,21 +73,32 @@ class Builder:
         """Declare a constant. Returns its vid."""
         return self._add_stored(name, spec, Role.CONST, payload)
 
+    def value(self, name: str, spec: TensorSpec) -> int:
+        """Declare a value that a later `emit` makes. Returns its vid."""
+        return self._add(name, spec, Role.TMP)
+
+    def update(self, vid: int, after: int) -> None:
+        """Let the param, state or input `vid` be the value `after` when a run has ended."""
+        self._updates[vid] = after
+
     def emit(
         self,
         kind: str,
         inputs: Sequence[int],
-        outputs: Sequence[tuple[str, TensorSpec]],
+        outputs: Sequence[tuple[str, TensorSpec] | int],
         attrs: Mapping[str, Attr] | None = None,
         *,
         constraints: Mapping[str, Plain] | None = None,
+        hints: Mapping[str, Plain] | None = None,
+        saved: Sequence[int] = (),
         name: str = "",
         node_type: str = "",
         origin: str = "",
     ) -> tuple[int, ...]:
-        """Add one op and its outputs. Returns the vids of `outputs`.
+        """Add one op. Returns the vids of its outputs.
 
-        name, node_type, origin: the fields of Op with these names.
+        outputs: (name, spec) of each value that the op makes, or the vid of one that `value` declared.
+        constraints, hints, saved, name, node_type, origin: the fields of Op with these names.
 
         Raises:
             InternalError: an input vid that no earlier call returned.
@@ -98,13 +110,26 @@ class Builder:
             )
         oid = len(self._ops)
         attrs = self.complete_arguments(kind, len(inputs), attrs or {})
-        created = tuple(self._add(label, spec, Role.TMP) for label, spec in outputs)
+        created = tuple(item if isinstance(item, int) else self._add(*item, Role.TMP) for item in outputs)
         emitter = self._emitter_of(kind) if self._emitter_of else None
         kernel = None
         if emitter is not None:
-            kernel = emitter(attrs, [self._values[vid].spec for vid in inputs], [spec for _, spec in outputs])
+            kernel = emitter(attrs, *([self._values[vid].spec for vid in vids] for vids in (inputs, created)))
         self._ops.append(
-            Op(oid, kind, tuple(inputs), created, attrs, kernel, constraints or {}, name, node_type, origin)
+            Op(
+                oid,
+                kind,
+                tuple(inputs),
+                created,
+                attrs,
+                kernel,
+                constraints or {},
+                hints or {},
+                tuple(saved),
+                name,
+                node_type,
+                origin,
+            )
         )
         return created
 
@@ -117,7 +142,8 @@ class Builder:
 
     def build(self, outputs: Sequence[int]) -> Graph:
         """Freeze what was added. A computed value that leaves the graph gets the role `output`."""
-        return assemble(self.name, self._values, self._ops, self._inputs, outputs, self._payloads)
+        facts = GraphFacts(updates=self._updates)
+        return assemble(self.name, self._values, self._ops, self._inputs, outputs, self._payloads, facts)
 
     def _add_stored(self, name: str, spec: TensorSpec, role: Role, payload: Payload | None) -> int:
         vid = self._add(name, spec, role)

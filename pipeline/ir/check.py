@@ -143,9 +143,17 @@ def payload_bytes(graph: Graph) -> Iterator[str]:
 
 
 def attributes(graph: Graph) -> Iterator[str]:
-    """Attributes and constraints hold what `Attr` allows, so that every written form can carry them."""
+    """Attributes, constraints and hints hold what `Attr` allows, so that every written form can carry them."""
     for op in graph.ops:
-        for where, table, allowed in (("attribute", op.attrs, SCALARS), ("constraint", op.constraints, SCALARS[:4])):
+        places = len(op.inputs) + len(op.outputs)
+        if wrong := [place for place in op.saved if not 0 <= place < places]:
+            yield f"{describe_op(op)} saves the place {wrong[0]}; it has {places} inputs and outputs"
+        tables = (
+            ("attribute", op.attrs, SCALARS),
+            ("constraint", op.constraints, SCALARS[:4]),
+            ("hint", op.hints, SCALARS[:4]),
+        )
+        for where, table, allowed in tables:
             for key, item in table.items():
                 if not all(type(part) in allowed for part in parts(item)):
                     yield (
@@ -203,7 +211,8 @@ def updates(graph: Graph) -> Iterator[str]:
         if target.role not in (Role.PARAM, Role.STATE, Role.INPUT):
             yield f"{label(target)} has the role {target.role} and an update; only params, states and inputs change"
         if target.spec != value.spec:
-            yield f"{label(target)} is {target.spec}, and its update {label(value)} is {value.spec}"
+            was, becomes = (f"{one.spec.dtype}{list(one.spec.shape)}" for one in (target, value))
+            yield f"{label(target)} is {was}, and its update {label(value)} is {becomes}"
 
 
 def facts(graph: Graph) -> Iterator[str]:

@@ -205,6 +205,10 @@ class Op:
     """None while no emitter knows the kind; lowering lists such ops."""
     constraints: Mapping[str, Plain] = field(default_factory=dict)
     """Facts for the planner, e.g. `inplace: (0,)`: output 0 may reuse the storage of that input."""
+    hints: Mapping[str, Plain] = field(default_factory=dict)
+    """Advice for the caller's own passes (`optimize_ir`, `optimize_plan`); nothing here depends on it."""
+    saved: tuple[int, ...] = ()
+    """What a gradient of the op reads, as a training policy knows it: places among its inputs, then its outputs."""
     name: str = ""
     """The source's name of the node, for messages."""
     node_type: str = ""
@@ -220,6 +224,7 @@ class Op:
     def __post_init__(self) -> None:
         object.__setattr__(self, "attrs", MappingProxyType(dict(self.attrs)))
         object.__setattr__(self, "constraints", MappingProxyType(dict(self.constraints)))
+        object.__setattr__(self, "hints", MappingProxyType(dict(self.hints)))
 
     @property
     def operator(self) -> str:

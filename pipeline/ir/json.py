@@ -8,8 +8,8 @@
 
 The index of a tensor is its vid. `kernel` is null where no emitter knew the kind. Written only where they are
 not empty: of the graph `updates` {state: value after a run}, `sources` {stored value: names in a checkpoint},
-`dims` {name: [least, most or null]} and `guards`; of a tensor `strides`; of an op `node_type`, `line`
-and `bodies`, which are graphs like this one.
+`dims` {name: [least, most or null]} and `guards`; of a tensor `strides`; of an op `hints`, `saved`,
+`node_type`, `line` and `bodies`, which are graphs like this one.
 
 An attribute says its type: `{"float": 0.1}`, `{"ints": [0, 1]}`, `{"word": ["dtype", "bfloat16"]}`. A float that JSON
 cannot spell is the string "inf", "-inf" or "nan"; a complex number is a pair of floats. A tuple of ints, of floats or
@@ -161,6 +161,8 @@ def write_op(op: Op, names: list[str]) -> dict[str, Any]:
         "origin": op.origin,
         "kernel": kernel
         and {"kind_id": kernel.kind_id, "attr_schema": kernel.attr_schema, "attr_blob": kernel.attr_blob.hex()},
+        **({"hints": {key: write_attr(item) for key, item in op.hints.items()}} if op.hints else {}),
+        **({"saved": list(op.saved)} if op.saved else {}),
         **({"node_type": op.node_type} if op.node_type else {}),
         **({"line": op.line} if op.line else {}),
         **({"bodies": [write_graph(body) for body in op.bodies]} if op.bodies else {}),
@@ -177,6 +179,8 @@ def read_op(oid: int, data: Mapping[str, Any], vids: Mapping[str, int]) -> Op:
         {key: read_attr(item) for key, item in data["attrs"].items()},
         kernel and KernelSpec(kernel["kind_id"], kernel["attr_schema"], bytes.fromhex(kernel["attr_blob"])),
         {key: read_attr(item) for key, item in data["constraints"].items()},
+        {key: read_attr(item) for key, item in data.get("hints", {}).items()},
+        tuple(map(int_of, items_of(data.get("saved", ())))),
         text_of(data["name"]),
         text_of(data.get("node_type", "")),
         text_of(data["origin"]),

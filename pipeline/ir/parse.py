@@ -4,7 +4,8 @@ graph     = "graph" STRING "(" [declare {"," declare}] ")" "{" {stored | op | fa
 stored    = ("param" | "state" | "const") declare ["from" STRING {"," STRING}]
 op        = (declare {"," declare} | "(" ")") "=" word "(" [vids] ")" {detail}
 fact      = "update" VID "=" VID | "dim" word ":" INT ".." [INT] | "guard" STRING
-detail    = table | "@" STRING | "node" STRING | "of" STRING | "line" STRING | "where" table | "kernel" INT STRING HEX
+detail    = table | "@" STRING | "node" STRING | "of" STRING | "line" STRING | "where" table | "hints" table
+          | "saves" "[" INT {"," INT} "]" | "kernel" INT STRING HEX
           | "with" "[" graph {"," graph} "]"
 declare   = VID STRING ":" WORD sizes ["on" STRING] ["strides" sizes]
 sizes     = "[" [dim {"," dim}] "]"
@@ -152,10 +153,12 @@ class Parser:
         outputs = [self._add(token, replace(decl, role=Role.TMP)) for token, decl in decls]
         attrs: dict[str, Attr] = {}
         constraints: dict[str, Any] = {}
+        hints: dict[str, Any] = {}
+        saved: tuple[int, ...] = ()
         name = node_type = origin = line = ""
         kernel = None
         bodies: list[Graph] = []
-        while self._next.text in ("{", "@", "node", "of", "line", "where", "kernel", "with"):
+        while self._next.text in ("{", "@", "node", "of", "line", "where", "hints", "saves", "kernel", "with"):
             if self._next.text == "{":
                 attrs = self._table()
                 continue
@@ -170,12 +173,16 @@ class Parser:
                     line = self._string("a line as file:line")
                 case "where":
                     constraints = self._table()
+                case "hints":
+                    hints = self._table()
+                case "saves":
+                    saved = tuple(self._read_list("[", "]", self._natural))
                 case "with":
                     bodies = self._read_list("[", "]", self._graph)
                 case _:
                     kernel = self._kernel()
         ops = self._partial.ops
-        details = (attrs, kernel, constraints, name, node_type, origin, line, tuple(bodies))
+        details = (attrs, kernel, constraints, hints, saved, name, node_type, origin, line, tuple(bodies))
         ops.append(Op(len(ops), kind, tuple(inputs), tuple(outputs), *details))
 
     def _declare(self, role: Role) -> int:

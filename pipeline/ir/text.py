@@ -11,13 +11,13 @@
 
 A value is written with its vid, name and spec where it is declared, and as its vid afterwards. Stored values come
 first, in the order of their vids; `on "cuda:0"` follows a spec that is not on the CPU, `strides [1, 4]` one that was
-not contiguous in the source, `from "name", …` a stored value that has names in a checkpoint. An op has, where they
-are not empty, `{attributes}`, `@"origin"`, `node "its name in the source"`, `of "its type there"`, `line "file:line"`,
-`where {constraints}`, `kernel kind_id "attr_schema" 0xattr_blob` and `with [graph …, graph …]`, its bodies, whose vids
-are their own. Before `return` come `update %state = %value`, `dim name: 1 .. 64` and `guard "condition"`. Beside plain
-data an attribute is `none`, `$0` (the op's first input), `body(0)`, `size("2*batch")`, `complex(0.0, 1.0)` or a
-constant of torch by kind and name: `word("dtype", "bfloat16")`. Strings are escaped like JSON; line breaks mean
-nothing; `#` starts a comment. Payloads are not written.
+not contiguous in the source, `from "name", …` a stored value that has names in a checkpoint. An op has, where they are
+not empty, `{attributes}`, `@"origin"`, `node "its name in the source"`, `of "its type there"`, `line "file:line"`,
+`where {constraints}`, `hints {advice}`, `saves [0, 2]`, `kernel kind_id "attr_schema" 0xattr_blob` and `with [graph …,
+graph …]`, its bodies, whose vids are their own. Before `return` come `update %state = %value`, `dim name: 1 .. 64` and
+`guard "condition"`. Beside plain data an attribute is `none`, `$0` (the op's first input), `body(0)`,
+`size("2*batch")`, `complex(0.0, 1.0)` or a constant of torch by kind and name: `word("dtype", "bfloat16")`. Strings are
+escaped like JSON; line breaks mean nothing; `#` starts a comment. Payloads are not written.
 """
 
 from __future__ import annotations
@@ -80,6 +80,10 @@ def operation(graph: Graph, op: Op) -> str:
         parts.append(f"line {quote(op.line)}")
     if op.constraints:
         parts.append(f"where {table(op.constraints)}")
+    if op.hints:
+        parts.append(f"hints {table(op.hints)}")
+    if op.saved:
+        parts.append(f"saves {literal(op.saved)}")
     if op.kernel is not None:
         parts.append(kernel(op.kernel))
     if op.bodies:

@@ -308,7 +308,7 @@ class _Simulation:
                 if isinstance(error, ModuleNotFoundError):
                     if error.name not in EXTRAS:
                         raise
-                    error = MissingExtra(error.name, "it")
+                    error = MissingExtra(str(error.name), "it")
                 self._send(Note(f"quantsim: sensitivity is not estimated: {error}"))
                 return {}, str(error)
             details.append(plural(len(found), "layer"))

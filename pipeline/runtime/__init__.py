@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipeline.runtime.capture import Capture, CaptureReport, CaptureWarning, Snapshot
+from pipeline.runtime.checked_builder import CheckedBuilder
 from pipeline.runtime.compile import CompiledProgram, compile_graph
 from pipeline.runtime.entries import CompiledEntries, EntryPoint, compile_graphs
 from pipeline.runtime.open_dims import SizedProgram, compile_open_graph
@@ -11,6 +12,7 @@ __all__ = [
     "Capture",
     "CaptureReport",
     "CaptureWarning",
+    "CheckedBuilder",
     "CompiledEntries",
     "CompiledProgram",
     "EntryPoint",

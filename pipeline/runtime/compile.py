@@ -29,6 +29,7 @@ from pipeline.runtime.kernels import PackedMemory, load_library
 from pipeline.runtime.program import BoundProgram, UnboundProgram
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.torch_state import plain_state
+from pipeline.runtime.user_passes import GraphPass, PlanPass, run_graph_passes, run_plan_passes
 from pipeline.runtime.weights import Weights, with_weights
 
 A_GRAPH = a(Graph, "a Graph, as from_onnx makes; an IR of extract_ir has it as .graph")
@@ -185,7 +186,14 @@ class CompiledProgram(Replayable):
 
 
 @expects(graph=A_GRAPH, weights=MAPPING.or_none(), native=FLAG)
-def compile_graph(graph: Graph, weights: Weights | None = None, *, native: bool = False) -> CompiledProgram:
+def compile_graph(
+    graph: Graph,
+    weights: Weights | None = None,
+    *,
+    native: bool = False,
+    optimize_ir: Sequence[GraphPass] = (),
+    optimize_plan: Sequence[PlanPass] = (),
+) -> CompiledProgram:
     """Lower, plan, check and bind `graph`: everything before the first run.
 
     `weights` are tensors by value name or by name in a checkpoint. They are bound once, without a copy. Weights that
@@ -194,6 +202,9 @@ def compile_graph(graph: Graph, weights: Weights | None = None, *, native: bool 
     `native`: kernels in C++ compute what they can, in float32; the compiler of this machine builds them once. Their
     results differ from torch's by roundings.
 
+    `optimize_ir`, `optimize_plan`: the caller's own passes over the graph before it is lowered, and over the plan
+    before it is bound, as seed document 004 names them; each result is checked.
+
     Raises:
         Unsupported: ops without a kernel (all are listed), or a device other than the CPU.
         UsageError: dimensions that are still names, weights that the graph does not have, too little memory, or no
@@ -201,11 +212,17 @@ def compile_graph(graph: Graph, weights: Weights | None = None, *, native: bool 
         SourceError: a weight does not fit its declaration.
         InternalError: the graph breaks a rule of the IR, or the plan did not pass its checker.
     """
-    return CompiledProgram(bind_graph(graph, weights, native=native))
+    graph = run_graph_passes(graph, optimize_ir)
+    return CompiledProgram(bind_graph(graph, weights, native=native, optimize_plan=optimize_plan))
 
 
 def bind_graph(
-    graph: Graph, weights: Weights | None = None, memory: PackedMemory | None = None, *, native: bool = False
+    graph: Graph,
+    weights: Weights | None = None,
+    memory: PackedMemory | None = None,
+    *,
+    native: bool = False,
+    optimize_plan: Sequence[PlanPass] = (),
 ) -> BoundProgram:
     """The program of `graph` with its weights; see `compile_graph`. `memory` has packed weights of other programs."""
     check(graph, read_payloads=False)  # binding names bytes that do not fit
@@ -215,4 +232,5 @@ def bind_graph(
         plan = make_plan(graph, lower(graph))
         check_plan(plan)
         check_against(graph, plan)
+        plan = run_plan_passes(graph, plan, optimize_plan)
         return UnboundProgram.resolve(plan, graph, native=load_library() if native else None).bind(graph, memory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,6 +195,7 @@ class IR:
     def _sections(self) -> Iterator[tuple[str, Any]]:
         """The keys of the JSON in order, but for the constants; the nodes are made one after another."""
         view = make_view(self.graph)
+        view["graph_outputs"] = [replace(meta, producer_node=None) for meta in view["graph_outputs"]]
         yield "format_version", FORMAT_VERSION
         yield "model_name", self.model_name
         yield "pytorch_version", self.pytorch_version

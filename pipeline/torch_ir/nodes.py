@@ -126,9 +126,9 @@ class OpNode(_DocumentPart):
     inputs: list[TensorMeta] = field(default_factory=list)
     outputs: list[TensorMeta] = field(default_factory=list)
     attrs: Annotated[Mapping[str, Any], OR_NULL] = field(default_factory=dict)
-    module_path: StrictStr = ""
-    line: StrictStr = ""
-    call: Mapping[str, Any] | None = None
+    module_path: StrictStr = field(default="", compare=False)
+    line: StrictStr = field(default="", compare=False)
+    call: Mapping[str, Any] | None = field(default=None, compare=False)
     bodies: tuple[NodeBody, ...] = ()
 
     def __post_init__(self) -> None:

@@ -30,6 +30,7 @@ from pipeline.training.attributes import ModuleAttributes
 from pipeline.training.batch import Batch, BatchLayout, LossFunction
 from pipeline.training.frozen_numbers import CallLog, RandomGuard, RefusedCalls
 from pipeline.training.known_values import NO_PLACE, AskedForNumber, KnownValues, place_outside
+from pipeline.training.mixed_norms import MixedNorms
 from pipeline.training.refusals import refuse_module
 from pipeline.training.step_function import Clipping, StepFunction
 
@@ -298,7 +299,7 @@ def _functional_step(
     def call(*tensors: torch.Tensor) -> list[torch.Tensor | None]:
         for traced, (name, tensor) in zip(tensors[step.trained :], untrained, strict=False):
             known.add(traced, name, tensor)
-        with known, log or nullcontext(), RefusedCalls(name_of):
+        with known, log or nullcontext(), RefusedCalls(name_of), MixedNorms():
             return step(*tensors)
 
     return dispatch_functionalize(call, FunctionalTensorMode())

@@ -7,24 +7,20 @@ that do not run on meta are skipped.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from pipeline.errors import UsageError
 from pipeline.export.tree import not_dense
-from pipeline.ir import Graph, InputRef, Op, TensorSpec, Value
+from pipeline.ir import Graph, InputRef, Op, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.ir.graph import parts
 from pipeline.ops.aten.views import MOVES
-from pipeline.runtime.eager import apply
+from pipeline.runtime.result_check import find_mismatch
 from pipeline.runtime.run_errors import place_of
-from pipeline.runtime.tensors import dtype_name, torch_dtype
 from pipeline.runtime.torch_args import find_operator
-from pipeline.torch_ir.calls import arguments
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.execute.arguments import Inputs, feed
 from pipeline.torch_ir.execute.memory import find_other_strides, shared_and_written
@@ -129,9 +125,7 @@ def refuse_other_moves(graph: Graph) -> None:
     Raises:
         ExecutionError: one of them makes others.
     """
-    with torch.no_grad():
-        said = [*_find_mismatches(graph, (op for op in graph.ops if op.kind in MOVES))]
-    if said:
+    if said := [*_find_mismatches(graph, (op for op in graph.ops if op.kind in MOVES))]:
         raise ExecutionError("\n".join(_find_all_mismatches(graph) or said))  # list all: another node may be the cause
 
 
@@ -146,36 +140,12 @@ def explain_wrong_results(
 
 
 def _find_all_mismatches(graph: Graph, own: Container[str] = ()) -> list[str]:
-    with torch.no_grad(), torch.device("meta"), warnings.catch_warnings(action="ignore"):
-        return [*_find_mismatches(graph, (op for op in graph.ops if op.kind not in own))]
+    return [*_find_mismatches(graph, (op for op in graph.ops if op.kind not in own))]
 
 
 def _find_mismatches(graph: Graph, ops: Iterable[Op]) -> Iterator[str]:
     for op in ops:
-        if not op.bodies and not _on_a_device(op):
+        if not op.bodies:
             ins, outs = ([graph.values[vid].spec for vid in vids] for vids in (op.inputs, op.outputs))
-            if said := _wrong(op, ins, outs):
+            if said := find_mismatch(op.kind, op.attrs, ins, outs):
                 yield f"{place_of(op)}: {said}; correct the node, or extract the IR again"
-
-
-def _wrong(op: Op, ins: Sequence[TensorSpec], outs: Sequence[TensorSpec]) -> str:
-    if "device" in op.attrs:
-        op = replace(op, attrs={name: item for name, item in op.attrs.items() if name != "device"})
-    try:
-        made = apply(op, [torch.empty(one.sizes, dtype=torch_dtype(one.dtype), device="meta") for one in ins], {})
-    except NotImplementedError:
-        return ""
-    except (RuntimeError, IndexError, TypeError, ValueError, OverflowError, AssertionError) as error:
-        found = ", ".join(f"{one.dtype}{list(one.shape)}" for one in ins)
-        return f"torch refuses it on {found or 'no tensors'} ({str(error).partition(chr(10))[0]})"
-    shown = [f"{dtype_name(one.dtype)}{list(one.shape)}" for one in made]
-    expected = [f"{one.dtype}{list(one.shape)}" for one in outs]
-    if shown == expected:
-        return ""
-    return f"found {', '.join(expected)} in the IR for what it makes, expected {', '.join(shown)}"
-
-
-def _on_a_device(op: Op) -> bool:
-    """Whether the operator requires a device, as `to.device` does."""
-    device = arguments(op.kind).get("device")
-    return device is not None and device.required

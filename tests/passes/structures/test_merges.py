@@ -96,12 +96,29 @@ def pointwise(w: dict[str, np.ndarray]) -> onnx.ModelProto:
     )
 
 
+def scaled(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[dict[str, np.ndarray]], onnx.ModelProto]:
+    """a and b in one matrix that `change` makes, as a step that folds factors or quantizes; c stays."""
+
+    def merge(w: dict[str, np.ndarray]) -> onnx.ModelProto:
+        model = merged(
+            np.concatenate([w["wa"] * 0.35, w["wb"]], 1),
+            "m = MatMul (n, wide) a, b = Split <axis = -1, num_outputs = 2> (m) c = MatMul (n, wc)",
+        )
+        for tensor in model.graph.initializer:
+            if tensor.name == "wide":
+                tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor)), "wide"))
+        return model
+
+    return merge
+
+
 def not_folded(w: dict[str, np.ndarray]) -> onnx.ModelProto:
     joined = """wide = Concat <axis = 1> (wa, wb) m = MatMul (n, wide) sizes = Constant <value_ints = [8, 8]> ()
         a, b = Split <axis = -1> (m, sizes) c = MatMul (n, wc)"""
     return drawn(f"{HEAD} {{ n = LayerNormalization (x, gamma) {joined} {REST} }}")
 
 
+GAMMA = np.linspace(0.5, 2, 8, dtype=np.float32)[:, None]
 ALL, TWO = ("wa", "wb", "wc"), ("wa", "wb")
 WAYS: dict[str, tuple[Callable[[dict[str, np.ndarray]], onnx.ModelProto], tuple[str, ...]]] = {
     "side by side": (side_by_side, ALL),
@@ -110,6 +127,10 @@ WAYS: dict[str, tuple[Callable[[dict[str, np.ndarray]], onnx.ModelProto], tuple[
     "stacked": (stacked, TWO),
     "a 1×1 Conv": (pointwise, ALL),
     "a Concat that is not folded": (not_folded, TWO),
+    "a factor for one": (scaled(lambda wide: wide), TWO),
+    "factors of a norm, in half precision": (scaled(lambda wide: (wide * GAMMA).astype(np.float16)), TWO),
+    "int8": (scaled(lambda wide: np.rint(wide / np.abs(wide).max(0) * 127).astype(np.int8)), TWO),
+    "uint8": (scaled(lambda wide: np.rint(wide / np.abs(wide).max(0) * 127 + 128).astype(np.uint8)), TWO),
 }
 
 
@@ -143,7 +164,7 @@ def test_attention_of_onnxruntime_and_quantized_matrices() -> None:
     "change",
     [
         lambda w: merged(
-            np.concatenate([w["wa"], w["wb"] * 2], 1),
+            np.concatenate([w["wa"], w["wb"][::-1]], 1),
             "m = MatMul (n, wide) a, b = Split <axis = -1, num_outputs = 2> (m) c = MatMul (n, wc)",
         ),
         lambda w: merged(

@@ -28,6 +28,13 @@ def test_code_in_the_style_of_pytorch_ir_runs(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == ("all of it\n", 0), done.stderr
 
 
+def test_the_command_of_pytorch_ir_needs_no_path(tmp_path: Path) -> None:
+    assert os.access(COMPAT / "pytorch-ir", os.X_OK)
+    done = python(str(COMPAT / "pytorch-ir"), "info", "none.json", cwd=tmp_path, paths=())
+    assert (done.returncode, done.stderr) == (1, "Error: file not found: none.json\n"), done.stderr
+    assert python(str(COMPAT / "pytorch-ir"), "--version", cwd=tmp_path, paths=()).stdout == "pytorch-ir 0.2.3\n"
+
+
 def test_it_is_not_there_by_accident(tmp_path: Path) -> None:
     code = "import importlib.util as u, pipeline; print(u.find_spec('torch_ir'))"
     done = python("-c", code, cwd=tmp_path, paths=(ROOT,))

@@ -178,3 +178,24 @@ def test_extremes_of_any_rank(shape: tuple[int, ...]) -> None:
 
     x = torch.randn(shape)
     np.testing.assert_array_equal(run(exported(extremes, x), x), extremes(x))
+
+
+@pytest.mark.parametrize("shape", [(), (3, 6)])
+def test_ordered_elements_and_products_of_any_rank(shape: tuple[int, ...]) -> None:
+    def ordered(x: Tensor) -> Tensor:
+        last = max(x.ndim - 1, 0)
+        pairs = [*x.median(-1), *x.median(0, keepdim=True), *x.kthvalue(1), *x.kthvalue(1, 0, keepdim=True)]
+        products = [x.cumprod(-1), x.cumprod(0), (x > 0).cumprod(last)]
+        return torch.cat([part.reshape(-1).float() for part in (x.median(), *pairs, *products)])
+
+    x = torch.randn(shape)
+    np.testing.assert_allclose(run(exported(ordered, x), x), ordered(x), atol=1e-5)
+
+
+def test_nonzero_of_a_scalar_has_no_index() -> None:
+    def found(x: Tensor) -> Tensor:
+        return x.sum().nonzero()
+
+    model = exported(found, torch.ones(2))
+    for x in (torch.ones(2), torch.zeros(2)):
+        assert run(model, x).shape == found(x).shape

@@ -34,6 +34,7 @@ NAMED = st.one_of(
     st.builds(SymExpr, st.text()),
 )
 ATTRS = st.recursive(PLAIN | NAMED, lambda part: st.lists(part, max_size=3).map(tuple), max_leaves=5)
+SAVED = st.lists(st.integers(0, 3), max_size=2)
 CONSTRAINTS = st.dictionaries(st.text(), PLAIN, max_size=3)
 TABLES = st.dictionaries(st.text(), ATTRS, max_size=3)
 DIMS = st.dictionaries(st.text(), st.builds(DimRange, st.integers(0, 9), st.none() | st.integers(9, 2**40)), max_size=2)
@@ -65,7 +66,9 @@ def graphs(draw: st.DrawFn) -> Graph:
         outputs = [(next(names), draw(SPECS)) for _ in range(draw(st.integers(0, 2)))]
         kind = draw(st.sampled_from(["K", "Add", "return", "com.microsoft::Attention"]))
         details = {"name": draw(st.text()), "origin": draw(st.text()), "node_type": draw(st.text())}
-        vids += b.emit(kind, inputs, outputs, draw(TABLES), constraints=draw(CONSTRAINTS), **details)
+        saved = [place for place in draw(SAVED) if place < len(inputs)]
+        advice = {"constraints": draw(CONSTRAINTS), "hints": draw(CONSTRAINTS), "saved": saved}
+        vids += b.emit(kind, inputs, outputs, draw(TABLES), **advice, **details)
     built = b.build(draw(st.lists(st.sampled_from(vids), max_size=3)) if vids else [])
     return with_facts(draw, replace(built, ops=tuple(spell_call(draw, op) for op in built.ops)))
 

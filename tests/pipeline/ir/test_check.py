@@ -85,7 +85,7 @@ BROKEN = {
     "update of a result": (lambda g: replace(g, updates={2: 2}), "%2 'h' has the role tmp and an update"),
     "update of another size": (
         lambda g: replace(with_value(g, 2, spec=TensorSpec((2,), "float32")), updates={0: 2}),
-        "%0 'x' is float32[2, 3]",
+        "%0 'x' is float32[2, 3], and its update",
     ),
     "update by nothing": (lambda g: replace(g, updates={0: 9}), "an update of %0 by %9 names a value that does not"),
     "source of a tmp": (lambda g: replace(g, sources={2: ("h",)}), "checkpoint names for %2, which is not stored"),

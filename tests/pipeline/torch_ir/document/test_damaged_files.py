@@ -107,8 +107,8 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
         r"nodes\[1\]: 'linear': producer_output_idx: found 7, expected 0",
     ),
     "place of a result": (
-        ("graph_outputs", 0, "producer_output_idx"),
-        -1,
+        ("graph_outputs", 0),
+        {"name": "mul", "shape": [1, 4], "dtype": "float32", "producer_node": "mul", "producer_output_idx": -1},
         r"graph_outputs\[0\]: 'mul': producer_output_idx: found -1, expected 0",
     ),
     "device": (

@@ -91,7 +91,7 @@ def test_json_of_masked_linear() -> None:
     assert {key: actual[key] for key in seed_keys} == {
         "model_name": "MaskedLinear",
         "graph_inputs": [tensor("x", 1, 4)],
-        "graph_outputs": [tensor("mul", 1, 4) | {"producer_node": "mul", "producer_output_idx": 0}],
+        "graph_outputs": [tensor("mul", 1, 4)],
         "weights": [tensor("linear.weight", 4, 4), tensor("linear.bias", 4), tensor("mask", 4)],
         "weight_name_mapping": {
             "p_linear_weight": "linear.weight",

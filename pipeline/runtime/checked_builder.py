@@ -1,0 +1,79 @@
+"""The Builder for people: each op is held against its operator when it is emitted.
+
+builder = CheckedBuilder("g")
+x = builder.input("x", TensorSpec((2, 3), "float32"))
+(y,) = builder.emit("aten.mul.Tensor", [x], [("y", builder.spec(x))], {"other": 2})
+graph = builder.build([y])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from passes.suggest import nearest, plural
+from pipeline.errors import InternalError, SourceError, UsageError
+from pipeline.ir import Graph
+from pipeline.ir.check import violations
+from pipeline.ir.graph import Attr, Plain, TensorSpec
+from pipeline.ops import KINDS, GraphBuilder, emitter_of
+from pipeline.runtime.result_check import find_mismatch
+
+
+class CheckedBuilder(GraphBuilder):
+    """A GraphBuilder whose mistakes are the caller's: a UsageError says what is wrong where the op is emitted."""
+
+    def emit(
+        self,
+        kind: str,
+        inputs: Sequence[int],
+        outputs: Sequence[tuple[str, TensorSpec] | int],
+        attrs: Mapping[str, Attr] | None = None,
+        *,
+        constraints: Mapping[str, Plain] | None = None,
+        hints: Mapping[str, Plain] | None = None,
+        saved: Sequence[int] = (),
+        name: str = "",
+        node_type: str = "",
+        origin: str = "",
+    ) -> tuple[int, ...]:
+        """Add one op, as `Builder.emit`.
+
+        Raises:
+            UsageError: there is no such operator; the operator does not take these inputs or attributes; or it makes
+                other shapes or dtypes than `outputs` says.
+        """
+        label = f"op {kind} {name!r}" if name else f"op {kind}"
+        try:
+            if emitter_of(kind) is None:
+                raise UsageError(f"{label}: there is no operator of this name{nearest(kind, KINDS)}")
+            made = super().emit(
+                kind,
+                inputs,
+                outputs,
+                attrs,
+                constraints=constraints,
+                hints=hints,
+                saved=saved,
+                name=name,
+                node_type=node_type,
+                origin=origin,
+            )
+            emitted = self._ops[-1]
+            said = find_mismatch(kind, emitted.attrs, *(list(map(self.spec, vids)) for vids in (inputs, made)))
+        except (InternalError, SourceError) as error:
+            raise UsageError(f"{label}: {error}") from error
+        if said:
+            raise UsageError(f"{label}: {said.replace(' in the IR', '')}")
+        return made
+
+    def build(self, outputs: Sequence[int]) -> Graph:
+        """Freeze what was added.
+
+        Raises:
+            UsageError: the graph breaks a rule of the IR, such as a value that was declared and that no op makes.
+        """
+        graph = super().build(outputs)
+        if wrong := violations(graph):
+            lines = "\n".join(f"  - {violation}" for violation in wrong)
+            raise UsageError(f"graph {self.name!r} breaks {plural(len(wrong), 'rule')} of the IR:\n{lines}")
+        return graph
